@@ -1,0 +1,157 @@
+//! The value you hold.
+
+use std::any::TypeId;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::id::{FencingToken, HolderId};
+use crate::key::LockKey;
+use crate::lock::Grant;
+use crate::validity::{Lost, Validity};
+
+/// One grant of one key. Dropping it releases in the background; [`release`](LockGuard::release)
+/// tells whether the lock was held until the end.
+///
+/// A guard may move to another task or thread and be released there. One that is leaked
+/// (`std::mem::forget`) is held until its lock is closed or its process ends.
+#[must_use = "dropping a guard releases the lock"]
+pub struct LockGuard {
+    // `None` only while `release` or `into_grant` takes it out.
+    grant: Option<Arc<dyn Grant>>,
+}
+
+impl LockGuard {
+    /// Makes a guard of a grant, for those who build locks.
+    pub fn new(grant: Arc<dyn Grant>) -> Self {
+        Self { grant: Some(grant) }
+    }
+
+    /// Takes the grant out, for wrappers. The caller releases or abandons it.
+    #[must_use]
+    pub fn into_grant(mut self) -> Arc<dyn Grant> {
+        match self.grant.take() {
+            Some(grant) => grant,
+            None => unreachable!("a guard has its grant until it is consumed"),
+        }
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.grant().key()
+    }
+
+    /// The identity of this grant, as operators see it.
+    #[must_use]
+    pub fn holder(&self) -> HolderId {
+        self.grant().holder()
+    }
+
+    /// The fencing token, where the store gives one: greater than that of every earlier grant of the key.
+    #[must_use]
+    pub fn token(&self) -> Option<FencingToken> {
+        self.grant().token()
+    }
+
+    /// What is known of the grant now, computed from the clock.
+    #[must_use]
+    pub fn validity(&self) -> Validity {
+        self.grant().validity()
+    }
+
+    /// How much longer the grant is good without a further word from the store. `None`: it does not
+    /// end by itself. Zero once lost.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.grant().remaining()
+    }
+
+    /// Resolves when the grant is lost, never after a normal release.
+    pub fn lost(&self) -> Lost {
+        self.grant().lost()
+    }
+
+    /// A typed extra of the store, such as what ties a database transaction to the lease.
+    #[must_use]
+    pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
+        self.grant().extension(TypeId::of::<T>())?.downcast_ref()
+    }
+
+    /// Renews the lease now, for `ttl` from now on, or for the TTL it has. Renewal is automatic; this
+    /// is for changing the TTL or for making sure before a long step.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) when it is not held any more (an ended lease is never revived),
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may or may not have renewed; validity never claims more than was confirmed.
+    pub async fn renew(&self, ttl: Option<Duration>) -> Result<(), Error> {
+        self.grant().renew(ttl).await
+    }
+
+    /// Releases the lock and tells the truth about it: `Ok` means that it was held until now and is
+    /// free (or with the next waiter) from here on.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost): it was lost before, so the work under it may have overlapped
+    /// with another holder's. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) or
+    /// [`Unavailable`](crate::ErrorKind::Unavailable): the store did not confirm; the release is
+    /// retried in the background until it succeeds or the hold is over.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases in the background; only the answer is lost.
+    pub async fn release(self) -> Result<(), Error> {
+        self.into_grant().release().await
+    }
+
+    fn grant(&self) -> &dyn Grant {
+        match &self.grant {
+            Some(grant) => &**grant,
+            None => unreachable!("a guard has its grant until it is consumed"),
+        }
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if let Some(grant) = self.grant.take() {
+            grant.abandon();
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("key", self.key())
+            .field("holder", &self.holder())
+            .field("token", &self.token())
+            .field("validity", &self.validity())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Releases several guards, all of them even if one fails.
+///
+/// # Errors
+///
+/// The first failure, as [`LockGuard::release`]; the other guards have been released all the same.
+///
+/// # Cancel safety
+///
+/// Dropping the future releases the rest in the background; only the answer is lost.
+pub async fn release_all(guards: impl IntoIterator<Item = LockGuard>) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    for guard in guards.into_iter().collect::<Vec<_>>() {
+        let released = guard.release().await;
+        outcome = outcome.and(released);
+    }
+    outcome
+}

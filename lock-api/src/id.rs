@@ -1,0 +1,178 @@
+//! Who holds, and with which number: holder ids and fencing tokens.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind};
+
+/// The identity of one grant, minted before the attempt.
+///
+/// Two attempts never share one, also when two clients were configured alike; release, renewal and
+/// loss address the grant by it. It is written `1f…e0-17`: 32 hexadecimal digits for the engine that
+/// minted it, a dash, and a count.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderId {
+    instance: u128,
+    serial: u64,
+}
+
+impl HolderId {
+    /// Puts an id together: `instance` must be unique to the engine (random), `serial` unique within it.
+    #[must_use]
+    pub const fn from_parts(instance: u128, serial: u64) -> Self {
+        Self { instance, serial }
+    }
+
+    /// The part that names the engine.
+    #[must_use]
+    pub const fn instance(self) -> u128 {
+        self.instance
+    }
+
+    /// The part that counts attempts within the engine.
+    #[must_use]
+    pub const fn serial(self) -> u64 {
+        self.serial
+    }
+}
+
+impl fmt::Display for HolderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}-{}", self.instance, self.serial)
+    }
+}
+
+impl fmt::Debug for HolderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for HolderId {
+    type Err = Error;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let parts = text.split_once('-').filter(|(instance, serial)| {
+            instance.len() == 32
+                && instance.bytes().all(|b| b.is_ascii_hexdigit())
+                && !serial.is_empty()
+                && serial.bytes().all(|b| b.is_ascii_digit())
+        });
+        parts
+            .and_then(|(instance, serial)| {
+                Some(Self {
+                    instance: u128::from_str_radix(instance, 16).ok()?,
+                    serial: serial.parse().ok()?,
+                })
+            })
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "{text:?} is not a holder id: expected 32 hexadecimal digits, a dash and a number, as `leasehold list` prints them"
+                    ),
+                )
+            })
+    }
+}
+
+/// A number that grows with every grant of a key.
+///
+/// Send it along with each write that the lock protects, and let the resource refuse a number
+/// smaller than the largest it has seen: a holder that was paused and overtaken can then do no harm
+/// (Martin Kleppmann, *How to do distributed locking*, 2016).
+///
+/// Tokens compare as numbers. Gaps are normal. The value fits a signed 64-bit integer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// How many low bits count local grants that share one hold of the store.
+    ///
+    /// A store's own number is shifted left by this much, so that a process may hand one hold to
+    /// several of its tasks in turn and still give each a larger token. Part of every store's format.
+    pub const LOCAL_BITS: u32 = 10;
+
+    /// The largest number that a store may draw: the token must fit a signed 64-bit integer.
+    pub const MAX_STORE_NUMBER: u64 = (i64::MAX as u64) >> Self::LOCAL_BITS;
+
+    /// The first token of the block that belongs to the store's number `n`; `None` above
+    /// [`MAX_STORE_NUMBER`](Self::MAX_STORE_NUMBER).
+    #[must_use]
+    pub const fn from_store_number(n: u64) -> Option<Self> {
+        if n > Self::MAX_STORE_NUMBER { None } else { Some(Self(n << Self::LOCAL_BITS)) }
+    }
+
+    /// A token with exactly this value, for reading one back from where it was kept.
+    #[must_use]
+    pub const fn from_u64(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The value to store and compare.
+    #[must_use]
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+
+    /// The value as SQL's `bigint`. Never negative for tokens that a store drew.
+    #[must_use]
+    #[allow(clippy::cast_possible_wrap)]
+    pub const fn as_i64(self) -> i64 {
+        self.0 as i64
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FencingToken({})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holder_id_survives_text() {
+        for id in [
+            HolderId::from_parts(0, 0),
+            HolderId::from_parts(u128::MAX, u64::MAX),
+            HolderId::from_parts(0x1f, 17),
+        ] {
+            assert_eq!(id.to_string().parse::<HolderId>().unwrap(), id);
+        }
+    }
+
+    #[test]
+    fn foreign_text_is_not_a_holder_id() {
+        let digits = "0".repeat(32);
+        for bad in [
+            String::new(),
+            "17".into(),
+            format!("{digits}-"),
+            format!("{digits}-+1"),
+            format!("{digits}-18446744073709551616"),
+            format!("+{}-1", &digits[1..]),
+        ] {
+            assert!(bad.parse::<HolderId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tokens_order_as_numbers_and_fit_a_bigint() {
+        let nine = FencingToken::from_store_number(9).unwrap();
+        let ten = FencingToken::from_store_number(10).unwrap();
+        assert!(nine < ten);
+        let last = FencingToken::from_store_number(FencingToken::MAX_STORE_NUMBER).unwrap();
+        assert!(last.as_i64() > 0);
+        assert_eq!(FencingToken::from_store_number(FencingToken::MAX_STORE_NUMBER + 1), None);
+    }
+}

@@ -1,0 +1,260 @@
+//! What is locked: validated keys, composition and namespaces.
+
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use crate::error::{Error, ErrorKind};
+
+/// The longest key, in bytes of UTF-8.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// The name of a lock: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8 without NUL.
+///
+/// Case, spaces, separators and Unicode normalisation matter, and nothing is cut: `"a"`, `"A"` and
+/// `"a "` are three keys. Cloning is cheap; a key that is used often is best made once.
+///
+/// ```
+/// use leasehold_api::LockKey;
+///
+/// let key = LockKey::new("ledger:42")?;
+/// assert_eq!(key.as_str(), "ledger:42");
+///
+/// // Composition is unambiguous: a separator inside a part is escaped.
+/// assert_ne!(LockKey::of(["a:b", "c"])?, LockKey::of(["a", "b:c"])?);
+/// assert_eq!(LockKey::of(["ledger", "42"])?, key);
+///
+/// assert!(LockKey::new("").is_err());
+/// # Ok::<(), leasehold_api::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct LockKey {
+    text: Arc<str>,
+    // Every table a key passes through needs its hash, so it is computed once, with a seed of the
+    // process: outsiders who choose keys cannot choose collisions.
+    hash: u64,
+}
+
+impl LockKey {
+    /// Makes a key of `text`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidKey`] when `text` is empty, longer than [`MAX_KEY_BYTES`] or contains NUL.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
+        let text = text.as_ref();
+        let reason = if text.is_empty() {
+            "a key needs at least one character".to_owned()
+        } else if text.len() > MAX_KEY_BYTES {
+            format!(
+                "a key has at most {MAX_KEY_BYTES} bytes, this one has {}: use a shorter name, or a digest of it",
+                text.len()
+            )
+        } else if let Some(at) = text.find('\0') {
+            format!("a key cannot contain NUL; there is one at byte {at}")
+        } else {
+            return Ok(Self::from_valid(Arc::from(text)));
+        };
+        Err(Error::new(ErrorKind::InvalidKey, reason))
+    }
+
+    /// Makes one key of several parts, joined by `:`.
+    ///
+    /// A `:` or `%` inside a part is written `%3A` or `%25`, so two different lists of parts never
+    /// give the same key. A part may be empty; the list may not.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockKey::new`], for the joined text.
+    pub fn of<P: AsRef<str>>(parts: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+        let mut text = String::new();
+        for (i, part) in parts.into_iter().enumerate() {
+            if i > 0 {
+                text.push(':');
+            }
+            escape_into(part.as_ref(), &mut text);
+        }
+        Self::new(text)
+    }
+
+    /// This key inside the namespace `name`: `name`, escaped as in [`LockKey::of`], then `:`, then the key.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockKey::new`]: the two together may be too long.
+    pub fn in_namespace(&self, name: &str) -> Result<Self, Error> {
+        Self::new(namespace_prefix(name) + self.as_str())
+    }
+
+    /// The text of the key.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The key's 64-bit hash, computed when the key was made and seeded per process.
+    ///
+    /// For tables inside this process only: it differs from run to run.
+    #[must_use]
+    pub fn process_hash(&self) -> u64 {
+        self.hash
+    }
+
+    pub(crate) fn from_valid(text: Arc<str>) -> Self {
+        static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let hash = SEED.hash_one(&*text);
+        Self { text, hash }
+    }
+}
+
+/// What stands before every key of the namespace `name`.
+pub(crate) fn namespace_prefix(name: &str) -> String {
+    let mut text = String::with_capacity(name.len() + 1);
+    escape_into(name, &mut text);
+    text.push(':');
+    text
+}
+
+fn escape_into(part: &str, out: &mut String) {
+    for c in part.chars() {
+        match c {
+            ':' => out.push_str("%3A"),
+            '%' => out.push_str("%25"),
+            c => out.push(c),
+        }
+    }
+}
+
+impl PartialEq for LockKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.text == other.text
+    }
+}
+
+impl Eq for LockKey {}
+
+impl Hash for LockKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl PartialOrd for LockKey {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Byte order of the text: the order in which several keys are taken.
+impl Ord for LockKey {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl fmt::Display for LockKey {
+    /// Writes the key with control characters escaped, so that it is safe on a terminal and in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.text.chars() {
+            if c.is_control() {
+                write!(f, "{}", c.escape_default())?;
+            } else {
+                f.write_char(c)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.text, f)
+    }
+}
+
+impl TryFrom<&str> for LockKey {
+    type Error = Error;
+
+    fn try_from(text: &str) -> Result<Self, Error> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<String> for LockKey {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<&String> for LockKey {
+    type Error = Error;
+
+    fn try_from(text: &String) -> Result<Self, Error> {
+        Self::new(text)
+    }
+}
+
+impl From<&LockKey> for LockKey {
+    fn from(key: &LockKey) -> Self {
+        key.clone()
+    }
+}
+
+impl std::str::FromStr for LockKey {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::new(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_exact() {
+        assert!(LockKey::new("a".repeat(MAX_KEY_BYTES)).is_ok());
+        for bad in [String::new(), "a".repeat(MAX_KEY_BYTES + 1), "a\0b".into()] {
+            let error = LockKey::new(&bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidKey, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn length_counts_bytes_not_characters() {
+        assert!(LockKey::new("é".repeat(256)).is_ok());
+        assert!(LockKey::new("é".repeat(257)).is_err());
+    }
+
+    #[test]
+    fn composition_is_injective() {
+        let lists: &[&[&str]] = &[
+            &["a:b", "c"],
+            &["a", "b:c"],
+            &["a", "b", "c"],
+            &["a%3Ab", "c"],
+            &["a", "", "b"],
+            &["a", "b", ""],
+            &["ab", "c"],
+            &["a", "bc"],
+        ];
+        let keys: std::collections::BTreeSet<_> = lists.iter().map(|l| LockKey::of(*l).unwrap()).collect();
+        assert_eq!(keys.len(), lists.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn namespaces_do_not_meet() {
+        let of = |ns: &str, key: &str| LockKey::new(key).unwrap().in_namespace(ns).unwrap();
+        assert_ne!(of("a", "bc"), of("ab", "c"));
+        assert_ne!(of("a", "b:c"), of("a:b", "c"));
+    }
+
+    #[test]
+    fn display_is_safe_on_a_terminal() {
+        let key = LockKey::new("a\x1b[31m\nb").unwrap();
+        assert_eq!(key.to_string(), "a\\u{1b}[31m\\nb");
+    }
+}

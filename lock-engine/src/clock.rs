@@ -1,0 +1,133 @@
+//! The clock that validity is computed from.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A moment on one engine's clock: nanoseconds since an origin that is the clock's own. Moments of
+/// different clocks cannot be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Later than every other moment.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// `nanos` after the clock's origin.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the clock's origin.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// This moment and `duration` more; [`NEVER`](Self::NEVER) when that cannot be told.
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(nanos(duration)))
+    }
+
+    /// How long it is from `earlier` to this moment; zero if that is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A clock that never goes back.
+///
+/// The default, [`SystemClock`], also runs while the machine is suspended, so that a lease which ended
+/// meanwhile reads lost at the first look. Stores whose own time is virtual inject theirs.
+pub trait Clock: Debug + Send + Sync + 'static {
+    /// The moment now.
+    fn now(&self) -> Moment;
+}
+
+/// Time since boot, suspend included: `CLOCK_BOOTTIME` on Linux, elsewhere the clock of
+/// [`std::time::Instant`], which counts suspend on macOS and Windows as well.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl SystemClock {
+    /// The clock as an engine takes it.
+    #[must_use]
+    pub fn shared() -> Arc<dyn Clock> {
+        Arc::new(Self)
+    }
+}
+
+impl Clock for SystemClock {
+    #[cfg(target_os = "linux")]
+    fn now(&self) -> Moment {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+        Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn now(&self) -> Moment {
+        use std::sync::OnceLock;
+        use std::time::Instant;
+        static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        Moment(nanos(ORIGIN.get_or_init(Instant::now).elapsed()))
+    }
+}
+
+/// The clock of tokio's timers, which stands still and jumps under paused time. It does not run during
+/// suspend: for stores that live in this process, where nothing runs then.
+#[derive(Clone, Copy, Debug)]
+pub struct TokioClock {
+    origin: tokio::time::Instant,
+}
+
+impl TokioClock {
+    /// A clock whose origin is now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { origin: tokio::time::Instant::now() }
+    }
+}
+
+impl Default for TokioClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for TokioClock {
+    fn now(&self) -> Moment {
+        Moment(nanos(tokio::time::Instant::now().saturating_duration_since(self.origin)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_saturates() {
+        let late = Moment::from_nanos(u64::MAX - 1);
+        assert_eq!(late.after(Duration::MAX), Moment::NEVER);
+        assert_eq!(Moment::from_nanos(1).since(late), Duration::ZERO);
+    }
+
+    #[test]
+    fn system_clock_does_not_go_back() {
+        let clock = SystemClock;
+        let mut last = clock.now();
+        for _ in 0..10_000 {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+    }
+}

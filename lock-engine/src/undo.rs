@@ -1,0 +1,116 @@
+//! Freeing in the background: calls that were abandoned, releases that failed, holds that were lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use leasehold_api::{Error, ErrorKind};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::{Attempt, Backend, HoldRef, short_answer};
+use crate::counters::{Event, Tally};
+use crate::hold::Turn;
+use crate::queue::Queues;
+use crate::shared::{Call, Seat};
+
+/// What freeing needs of an engine, without keeping the engine alive.
+#[derive(Clone)]
+pub(crate) struct Means {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) queues: Arc<Queues<Seat>>,
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) closing: CancellationToken,
+    /// The limit of one call.
+    pub(crate) limit: Duration,
+}
+
+/// Finishes a call that nobody waits for, then has the store let go of `holds`, retrying until it has.
+pub(crate) struct Undo {
+    means: Means,
+    call: Option<Call>,
+    holds: Vec<HoldRef>,
+    turns: Vec<Turn>,
+}
+
+impl Undo {
+    pub(crate) fn new(means: Means, call: Option<Call>, holds: Vec<HoldRef>, turns: Vec<Turn>) -> Self {
+        Self { means, call, holds, turns }
+    }
+
+    pub(crate) async fn run(mut self) {
+        if let Some(call) = self.call.take() {
+            self.means.tally.count(Event::Undone);
+            // Answered "held" throughout, nothing is left to undo. Else, and also when no answer comes,
+            // the release by holder id settles it.
+            if let Ok(answers) = timeout(self.means.limit, call).await {
+                if answers.len() == self.holds.len()
+                    && answers.iter().all(|a| matches!(a, Ok(Attempt::Held(_))))
+                {
+                    return;
+                }
+            }
+        }
+        let mut pauses = ExponentialBuilder::default()
+            .with_jitter()
+            .with_min_delay(Duration::from_millis(50))
+            .with_max_delay(Duration::from_secs(5))
+            .without_max_times()
+            .build();
+        let mut lasted = Duration::ZERO;
+        while let Err(error) = self.run_once().await {
+            // One try keeps the key's turn; after that the next in line may ask the store itself.
+            self.turns.clear();
+            if error.kind() == ErrorKind::Closed || self.is_over(lasted) {
+                return;
+            }
+            self.means.tally.count(Event::ReleaseRetry);
+            let pause = pauses.next().unwrap_or(Duration::from_secs(5));
+            lasted = lasted.saturating_add(pause);
+            // A closing engine does not sleep over it: one more try, then it ends.
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.means.closing.cancelled() => lasted = Duration::MAX,
+            }
+        }
+    }
+
+    /// Asks the store once to free what is left; `Err` with the first failure.
+    pub(crate) async fn run_once(&mut self) -> Result<(), Error> {
+        if self.holds.is_empty() {
+            return Ok(());
+        }
+        let call = timeout(self.means.limit, self.means.backend.release(self.holds.clone()));
+        let mut answers = match call.await {
+            Ok(answers) => answers.into_iter(),
+            Err(_) => return Err(Error::new(ErrorKind::OutcomeUnknown, "no answer in time")),
+        };
+        let mut failure = None;
+        let mut freed = Vec::new();
+        self.holds.retain(|hold| match answers.next().unwrap_or_else(|| Err(short_answer())) {
+            Ok(_) => {
+                freed.push(hold.key.clone());
+                false
+            }
+            Err(error) => {
+                failure.get_or_insert(error);
+                true
+            }
+        });
+        self.turns.retain(|turn| !freed.contains(turn.key()));
+        // Whoever asks the store for these keys from here may have met the hold that has just gone.
+        for key in freed {
+            let nudge = self.means.queues.with(&key, |seat| seat.nudge.clone());
+            if let Some(nudge) = nudge.flatten() {
+                nudge.notify_one();
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Leases end by themselves: after twice their TTL there is nothing left to free.
+    fn is_over(&self, lasted: Duration) -> bool {
+        lasted == Duration::MAX
+            || self.holds.iter().all(|h| h.ttl.is_some_and(|ttl| lasted > ttl.saturating_mul(2)))
+    }
+}

@@ -1,0 +1,89 @@
+//! What the operating system says, in the words of the lock.
+
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+
+use leasehold_api::{Error, ErrorKind};
+
+/// The error for `doing` something to `path`.
+pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Error {
+    let (kind, advice) = judge(&error);
+    Error::new(kind, format!("cannot {doing} {}: {error}; {advice}", path.display())).with_source(error)
+}
+
+/// A file that is not what this store writes.
+pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("{} {why}; {advice}", path.display()))
+}
+
+fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
+    use io::ErrorKind as Io;
+    // These have no portable kind in the standard library.
+    if [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].iter().any(|e| e.raw_os_error() == code(error)) {
+        return (
+            ErrorKind::Capacity,
+            "no more files can be opened: raise the limit (`ulimit -n`) or hold fewer locks, each of which keeps two files open",
+        );
+    }
+    if rustix::io::Errno::NOLCK.raw_os_error() == code(error) {
+        return (ErrorKind::Capacity, "the kernel has no room for another file lock: hold fewer locks");
+    }
+    match error.kind() {
+        Io::PermissionDenied => (
+            ErrorKind::PermissionDenied,
+            "give this user write access to the directory or choose another directory",
+        ),
+        Io::ReadOnlyFilesystem => (
+            ErrorKind::PermissionDenied,
+            "the file system is read-only: choose a directory on a writable one",
+        ),
+        Io::StorageFull | Io::QuotaExceeded => {
+            (ErrorKind::Capacity, "free some space, or choose a directory on another file system")
+        }
+        Io::NotADirectory | Io::IsADirectory | Io::AlreadyExists | Io::InvalidInput | Io::InvalidFilename => {
+            (ErrorKind::InvalidOption, "choose a path that is a directory or does not exist yet")
+        }
+        Io::Unsupported => {
+            (ErrorKind::Unsupported, "this file system has no file locks: choose a directory on a local one")
+        }
+        Io::NotFound => (
+            ErrorKind::Unavailable,
+            "the directory was removed or replaced meanwhile: leave it alone while locks are in use, and try again",
+        ),
+        _ => (ErrorKind::Unavailable, "check the file system and try again"),
+    }
+}
+
+fn code(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn what_the_system_says_becomes_a_kind_and_an_advice() {
+        for (errno, kind, advice) in [
+            (Errno::NOSPC, ErrorKind::Capacity, "free some space"),
+            (Errno::DQUOT, ErrorKind::Capacity, "free some space"),
+            (Errno::MFILE, ErrorKind::Capacity, "ulimit -n"),
+            (Errno::NFILE, ErrorKind::Capacity, "ulimit -n"),
+            (Errno::NOLCK, ErrorKind::Capacity, "hold fewer"),
+            (Errno::ACCESS, ErrorKind::PermissionDenied, "write access"),
+            (Errno::PERM, ErrorKind::PermissionDenied, "write access"),
+            (Errno::ROFS, ErrorKind::PermissionDenied, "read-only"),
+            (Errno::NOTDIR, ErrorKind::InvalidOption, "is a directory"),
+            (Errno::NOTSUP, ErrorKind::Unsupported, "file locks"),
+            (Errno::IO, ErrorKind::Unavailable, "try again"),
+        ] {
+            let error = io_error(errno.into(), "write", Path::new("/store/x"));
+            assert_eq!(error.kind(), kind, "{errno:?}");
+            let text = error.to_string();
+            assert!(text.contains(advice) && text.contains("/store/x"), "{errno:?}: {text}");
+            assert!(std::error::Error::source(&error).is_some());
+        }
+    }
+}

@@ -1,0 +1,18 @@
+#![doc = include_str!("../README.md")]
+
+mod admin;
+mod backend;
+mod config;
+mod error;
+mod hold;
+mod layout;
+mod record;
+mod registry;
+mod store;
+mod token;
+mod turnstile;
+
+pub use backend::FileBackend;
+pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};
+pub use hold::HeldFile;
+pub use layout::FORMAT;

@@ -1,0 +1,203 @@
+//! The record of a key: who holds it, or held it last.
+
+use std::fs;
+use std::io;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, LockKey};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{corrupt, io_error};
+use crate::layout::{KeyFiles, replace};
+
+/// The latest grant of a key. Written by whoever has the key's lock, before the grant is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) key: String,
+    pub(crate) holder: String,
+    pub(crate) label: Option<String>,
+    pub(crate) pid: u32,
+    /// When it was granted, in milliseconds of Unix time.
+    pub(crate) since_ms: u64,
+    /// The fencing token.
+    pub(crate) token: u64,
+    /// The number from which the next grant draws.
+    pub(crate) next: u64,
+    /// The boot of the machine in which this was written.
+    pub(crate) boot: String,
+    /// No other grant before this long after `since_ms`.
+    pub(crate) cooldown_ms: Option<u64>,
+}
+
+/// What is found in the place of a record.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Nothing,
+    Damaged(serde_json::Error),
+    Record(Record),
+}
+
+impl Found {
+    pub(crate) fn record(&self) -> Option<&Record> {
+        match self {
+            Self::Record(record) => Some(record),
+            _ => None,
+        }
+    }
+}
+
+/// What the cooldown of the last grant says about now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cooldown {
+    /// There is none, or it has passed.
+    Over,
+    /// It lasts for another while.
+    Lasts(Duration),
+    /// The clock stands before the grant, so that nobody knows how much has passed.
+    ClockWentBack(Duration),
+}
+
+impl Record {
+    /// The record of any key, whose name is within.
+    pub(crate) fn read_any(files: &KeyFiles) -> Result<Found, Error> {
+        let path = files.record();
+        match fs::read(&path) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).map_or_else(Found::Damaged, Found::Record)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+            Err(e) => Err(io_error(e, "read", &path)),
+        }
+    }
+
+    /// The record of `key`; that of another key in its place is an error.
+    pub(crate) fn read(files: &KeyFiles, key: &LockKey) -> Result<Found, Error> {
+        let found = Self::read_any(files)?;
+        match found.record() {
+            Some(record) if record.key != key.as_str() => Err(corrupt(
+                &files.record(),
+                format_args!("belongs to the key {:?}, not to {:?}", record.key, key.as_str()),
+                "two keys have met in one file name, or files were copied: rename one of the keys, or remove that file if nothing uses the other",
+            )),
+            _ => Ok(found),
+        }
+    }
+
+    pub(crate) fn write(&self, files: &KeyFiles) -> Result<(), Error> {
+        let path = files.record();
+        let text = serde_json::to_vec(self).map_err(|e| {
+            Error::new(ErrorKind::Unavailable, "cannot write the record as JSON").with_source(e)
+        })?;
+        // Tokens are safe without it; a cooldown must outlive a crash of the machine.
+        let durable = self.cooldown_ms.is_some();
+        replace(files.dir(), &path, &text, durable).map_err(|e| io_error(e, "write", &path))
+    }
+
+    pub(crate) fn cooldown(&self, now_ms: u64) -> Cooldown {
+        let Some(window) = self.cooldown_ms else {
+            return Cooldown::Over;
+        };
+        let Some(passed) = now_ms.checked_sub(self.since_ms) else {
+            return Cooldown::ClockWentBack(Duration::from_millis(window));
+        };
+        // One more, because both times were rounded down.
+        let left = window.saturating_add(1).saturating_sub(passed);
+        if left == 0 { Cooldown::Over } else { Cooldown::Lasts(Duration::from_millis(left)) }
+    }
+
+    /// What operators see of it.
+    pub(crate) fn info(&self, now_ms: u64) -> Result<HoldInfo, Error> {
+        let mut info = HoldInfo::new(LockKey::new(&self.key)?);
+        info.holder = self.holder.parse::<HolderId>().ok();
+        info.token = Some(FencingToken::from_u64(self.token));
+        info.label = self.label.as_deref().map(Into::into);
+        info.since = UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
+        info.owner = Some(format!("pid {}", self.pid));
+        info.cooling_for = match self.cooldown(now_ms) {
+            Cooldown::Over => None,
+            Cooldown::Lasts(left) | Cooldown::ClockWentBack(left) => Some(left),
+        };
+        Ok(info)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests(key: &str, next: u64, boot: &str) -> Self {
+        Self {
+            key: key.to_owned(),
+            holder: HolderId::from_parts(1, 1).to_string(),
+            label: None,
+            pid: 1,
+            since_ms: 1_000,
+            token: 0,
+            next,
+            boot: boot.to_owned(),
+            cooldown_ms: None,
+        }
+    }
+}
+
+/// Milliseconds of Unix time; zero before 1970.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, whole_ms)
+}
+
+/// `duration` in milliseconds, rounded up.
+pub(crate) fn ceil_ms(duration: Duration) -> u64 {
+    let part = u64::from(!duration.subsec_nanos().is_multiple_of(1_000_000));
+    whole_ms(duration).saturating_add(part)
+}
+
+fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Names the time since the machine was started: what was written within it is still there, on disk or not.
+///
+/// Where the system has no such name, every process counts as a boot of its own, which costs one more
+/// write to disk when a key changes between processes.
+pub(crate) fn boot_id() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| {
+        let kernel = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        match kernel.trim() {
+            "" => format!("process-{}-{:016x}", std::process::id(), fastrand::u64(..)),
+            id => id.to_owned(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cooling(window_ms: u64) -> Record {
+        Record { cooldown_ms: Some(window_ms), ..Record::for_tests("k", 1, "b") }
+    }
+
+    #[test]
+    fn a_cooldown_never_ends_early() {
+        let record = cooling(500);
+        assert_eq!(record.cooldown(1_000), Cooldown::Lasts(Duration::from_millis(501)));
+        assert_eq!(record.cooldown(1_500), Cooldown::Lasts(Duration::from_millis(1)));
+        assert_eq!(record.cooldown(1_501), Cooldown::Over);
+        assert_eq!(Record::for_tests("k", 1, "b").cooldown(1_000), Cooldown::Over);
+        assert_eq!(ceil_ms(Duration::from_nanos(1)), 1);
+        assert_eq!(ceil_ms(Duration::from_millis(7)), 7);
+    }
+
+    #[test]
+    fn a_clock_before_the_grant_counts_the_whole_window() {
+        assert_eq!(cooling(500).cooldown(999), Cooldown::ClockWentBack(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn a_window_without_end_does_not_overflow() {
+        assert!(matches!(cooling(u64::MAX).cooldown(u64::MAX), Cooldown::Lasts(_)));
+        assert_eq!(ceil_ms(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn the_boot_has_a_name_that_stays() {
+        assert!(!boot_id().is_empty());
+        assert_eq!(boot_id(), boot_id());
+    }
+}

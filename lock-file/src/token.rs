@@ -1,0 +1,206 @@
+//! The numbers of the grants: drawn from blocks whose ceiling is on disk before the first of them is used.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{corrupt, io_error};
+use crate::layout::{KeyFiles, replace};
+use crate::record::Record;
+
+/// How many numbers one write to disk is good for.
+const BLOCK: u64 = 1024;
+
+/// Numbers for one grant: `first` is the token's, the next grant's begin at `next`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    pub(crate) token: FencingToken,
+    pub(crate) next: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Ceiling {
+    key: String,
+    ceiling: u64,
+}
+
+/// Draws numbers larger than all that were drawn for `key` before. Called by whoever has the key's lock.
+///
+/// `last` is the record of the latest grant. It is not on disk for certain, so it counts only within the
+/// boot that wrote it; after another boot, or without it, a new block begins above the ceiling. A new
+/// block also begins no lower than the time in milliseconds, so that tokens grow although the directory
+/// was removed or an old copy of it was brought back.
+pub(crate) fn draw(
+    files: &KeyFiles,
+    key: &LockKey,
+    last: Option<&Record>,
+    boot: &str,
+    now_ms: u64,
+    reserve: u16,
+) -> Result<Numbers, Error> {
+    let ceiling = read(&files.token(), key)?;
+    // One number has room for 1024 local grants.
+    let width = 1 + (u64::from(reserve) >> FencingToken::LOCAL_BITS);
+    let in_block = last.filter(|r| r.boot == boot).map(|r| r.next);
+    if let (Some(first), Some(ceiling)) = (in_block, ceiling)
+        && first.saturating_add(width - 1) <= ceiling
+    {
+        return numbers(first, width);
+    }
+    let above = ceiling.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
+    // A clock in the far future must not use the numbers up.
+    let first = if now_ms <= FencingToken::MAX_STORE_NUMBER / 2 { above.max(now_ms) } else { above };
+    let drawn = numbers(first, width)?;
+    write(files, key, first.saturating_add(BLOCK.max(width) - 1))?;
+    Ok(drawn)
+}
+
+fn numbers(first: u64, width: u64) -> Result<Numbers, Error> {
+    let next = first.saturating_add(width);
+    let within = next <= FencingToken::MAX_STORE_NUMBER;
+    FencingToken::from_store_number(first).filter(|_| within).map(|token| Numbers { token, next }).ok_or_else(
+        || Error::new(ErrorKind::Capacity, "the fencing tokens of this key are used up; use another key"),
+    )
+}
+
+fn read(path: &Path, key: &LockKey) -> Result<Option<u64>, Error> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io_error(e, "read", path)),
+    };
+    let damaged = |why: &str| {
+        corrupt(
+            path,
+            why,
+            "nothing was granted, because a token could repeat. If no resource remembers this key's tokens, or this machine's clock is right, remove that file: tokens go on from the time",
+        )
+    };
+    let ceiling: Ceiling =
+        serde_json::from_slice(&bytes).map_err(|e| damaged("is damaged or foreign").with_source(e))?;
+    if ceiling.key != key.as_str() {
+        return Err(damaged(&format!("belongs to the key {:?}, not to {:?}", ceiling.key, key.as_str())));
+    }
+    Ok(Some(ceiling.ceiling))
+}
+
+fn write(files: &KeyFiles, key: &LockKey, ceiling: u64) -> Result<(), Error> {
+    let path = files.token();
+    let ceiling = Ceiling { key: key.as_str().to_owned(), ceiling };
+    let text = serde_json::to_vec(&ceiling).map_err(|e| {
+        Error::new(ErrorKind::Unavailable, "cannot write the token ceiling as JSON").with_source(e)
+    })?;
+    replace(files.dir(), &path, &text, true).map_err(|e| io_error(e, "write", &path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Case {
+        _dir: tempfile::TempDir,
+        files: KeyFiles,
+        key: LockKey,
+    }
+
+    fn case() -> Case {
+        let dir = tempfile::tempdir().unwrap();
+        let key = LockKey::new("k").unwrap();
+        Case { files: KeyFiles::new(dir.path(), &key), _dir: dir, key }
+    }
+
+    impl Case {
+        fn draw(&self, last: Option<&Record>, boot: &str, now_ms: u64) -> Numbers {
+            draw(&self.files, &self.key, last, boot, now_ms, 0).unwrap()
+        }
+
+        fn record(&self, numbers: Numbers, boot: &str) -> Record {
+            Record::for_tests(self.key.as_str(), numbers.next, boot)
+        }
+
+        fn ceiling(&self) -> Option<u64> {
+            read(&self.files.token(), &self.key).unwrap()
+        }
+    }
+
+    fn number(n: Numbers) -> u64 {
+        n.token.as_u64() >> FencingToken::LOCAL_BITS
+    }
+
+    #[test]
+    fn one_write_is_good_for_a_block() {
+        let c = case();
+        let mut last = c.draw(None, "b", 5_000);
+        assert_eq!(number(last), 5_000);
+        assert_eq!(c.ceiling(), Some(5_000 + BLOCK - 1));
+        for i in 1..BLOCK {
+            let drawn = c.draw(Some(&c.record(last, "b")), "b", 9_000_000);
+            assert_eq!(number(drawn), 5_000 + i);
+            last = drawn;
+        }
+        assert_eq!(c.ceiling(), Some(5_000 + BLOCK - 1), "not written meanwhile");
+        let drawn = c.draw(Some(&c.record(last, "b")), "b", 0);
+        assert_eq!(number(drawn), 5_000 + BLOCK);
+        assert_eq!(c.ceiling(), Some(5_000 + 2 * BLOCK - 1));
+    }
+
+    #[test]
+    fn another_boot_or_no_record_goes_above_the_ceiling_whatever_the_clock_says() {
+        let c = case();
+        let first = c.draw(None, "b", 5_000);
+        let other = c.draw(Some(&c.record(first, "b")), "c", 0);
+        assert_eq!(number(other), 5_000 + BLOCK);
+        let lost = c.draw(None, "c", 0);
+        assert_eq!(number(lost), 5_000 + 2 * BLOCK);
+    }
+
+    #[test]
+    fn a_record_above_its_ceiling_is_believed() {
+        let c = case();
+        c.draw(None, "b", 5_000);
+        let ahead = Record::for_tests("k", 70_000, "b");
+        assert_eq!(number(c.draw(Some(&ahead), "b", 0)), 70_000);
+        assert_eq!(c.ceiling(), Some(70_000 + BLOCK - 1));
+    }
+
+    #[test]
+    fn a_clock_of_the_far_future_is_not_believed() {
+        let c = case();
+        assert_eq!(number(c.draw(None, "b", u64::MAX)), 1);
+    }
+
+    #[test]
+    fn a_reserve_beyond_one_number_takes_more() {
+        let c = case();
+        let wide = draw(&c.files, &c.key, None, "b", 5_000, 1024).unwrap();
+        assert_eq!((number(wide), wide.next), (5_000, 5_002));
+        let narrow = draw(&c.files, &c.key, None, "c", 50_000, 1023).unwrap();
+        assert_eq!((number(narrow), narrow.next), (50_000, 50_001));
+    }
+
+    #[test]
+    fn used_up_tokens_are_an_error() {
+        let c = case();
+        let last = Record::for_tests("k", FencingToken::MAX_STORE_NUMBER + 1, "b");
+        let error = draw(&c.files, &c.key, Some(&last), "b", 0, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Capacity);
+    }
+
+    #[test]
+    fn a_damaged_or_foreign_ceiling_grants_nothing() {
+        let c = case();
+        c.draw(None, "b", 5_000);
+        let whole = fs::read(c.files.token()).unwrap();
+        let foreign = br#"{"key":"other","ceiling":1}"#.to_vec();
+        for bad in [whole[..whole.len() / 2].to_vec(), Vec::new(), b"hello".to_vec(), foreign] {
+            fs::write(c.files.token(), &bad).unwrap();
+            let error = draw(&c.files, &c.key, None, "b", 6_000, 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
+            assert!(error.to_string().contains("remove that file"), "{error}");
+            assert_eq!(fs::read(c.files.token()).unwrap(), bad, "left as it was");
+        }
+    }
+}

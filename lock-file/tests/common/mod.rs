@@ -1,0 +1,76 @@
+//! What the tests of this crate share.
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{FencingToken, HolderId, LockKey};
+use leasehold_engine::{Attempt, Backend, Freed, Granted, Held, Request};
+use leasehold_file::{FileBackend, FileConfig};
+
+/// What no step of a test takes, on however slow a machine.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) fn open(dir: &Path) -> FileBackend {
+    FileConfig::new(dir).backend().unwrap()
+}
+
+pub(crate) fn key(text: &str) -> LockKey {
+    LockKey::new(text).unwrap()
+}
+
+/// A request for `key` under a holder id of its own.
+pub(crate) fn request(key: &str) -> Request {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    Request::new(self::key(key), HolderId::from_parts(u128::from(std::process::id()), serial))
+}
+
+pub(crate) async fn attempt(
+    backend: &FileBackend,
+    request: &Request,
+) -> Result<Attempt, leasehold_api::Error> {
+    backend.acquire(vec![request.clone()]).await.pop().unwrap()
+}
+
+pub(crate) async fn granted(backend: &FileBackend, request: &Request) -> Granted {
+    match attempt(backend, request).await.unwrap() {
+        Attempt::Granted(granted) => granted,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub(crate) async fn token(backend: &FileBackend, request: &Request) -> FencingToken {
+    granted(backend, request).await.token.unwrap()
+}
+
+pub(crate) async fn held(backend: &FileBackend, request: &Request) -> Held {
+    match attempt(backend, request).await.unwrap() {
+        Attempt::Held(held) => held,
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+pub(crate) async fn release(backend: &FileBackend, request: &Request) -> Freed {
+    backend.release(vec![request.hold()]).await.pop().unwrap().unwrap()
+}
+
+/// The only file of the directory with this extension.
+pub(crate) fn file(dir: &Path, extension: &str) -> PathBuf {
+    let mut found: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == extension))
+        .collect();
+    assert_eq!(found.len(), 1, "{extension}: {found:?}");
+    found.remove(0)
+}
+
+/// Changes the record of the directory's only key.
+pub(crate) fn edit_record(dir: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let path = file(dir, "json");
+    let mut record = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    edit(&mut record);
+    std::fs::write(&path, serde_json::to_vec(&record).unwrap()).unwrap();
+}

@@ -1,0 +1,192 @@
+//! The store behind an engine, as users have it.
+
+// The lint's exception for tests does not cover their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::LONG;
+use leasehold_api::{ErrorKind, Lock, LockExt as _, LossReason, Once, Requirements, Scope, Validity};
+use leasehold_file::{FileConfig, HeldFile};
+use tokio::time::timeout;
+
+fn connect(dir: &tempfile::TempDir) -> Arc<dyn Lock> {
+    Arc::new(leasehold_file::connect(dir.path()).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_clients_take_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (connect(&dir), connect(&dir));
+    let first = a.key("k").acquire().await.unwrap();
+    assert!(b.key("k").try_acquire().await.unwrap().is_none());
+    let timed_out = b.key("k").wait(Duration::from_millis(50)).acquire().await.unwrap_err();
+    assert_eq!(timed_out.kind(), ErrorKind::Timeout);
+    assert!(timed_out.store().unwrap().starts_with("file:///"));
+    let waiting = tokio::spawn({
+        let b = Arc::clone(&b);
+        async move { b.key("k").acquire().await }
+    });
+    let token = first.token();
+    first.release().await.unwrap();
+    let second = timeout(LONG, waiting).await.unwrap().unwrap().unwrap();
+    assert!(second.token() > token);
+    assert_eq!(second.validity(), Validity::Valid);
+    assert!(second.extension::<HeldFile>().unwrap().inheritable().is_ok());
+    second.release().await.unwrap();
+    a.key("k").try_acquire().await.unwrap().expect("free after the release").release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_counter_loses_no_increment() {
+    let dir = tempfile::tempdir().unwrap();
+    let counter = dir.path().join("counter");
+    let clients: Vec<_> = (0..4).map(|_| connect(&dir)).collect();
+    std::fs::write(&counter, "0").unwrap();
+    let tasks: Vec<_> = (0..16)
+        .map(|i| {
+            let (lock, counter) = (Arc::clone(&clients[i % 4]), counter.clone());
+            tokio::spawn(async move {
+                for _ in 0..10 {
+                    let guard = lock.key("counter").wait_forever().acquire().await.unwrap();
+                    let count: u64 = std::fs::read_to_string(&counter).unwrap().parse().unwrap();
+                    tokio::task::yield_now().await;
+                    std::fs::write(&counter, (count + 1).to_string()).unwrap();
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        timeout(LONG, task).await.unwrap().unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&counter).unwrap(), "160");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_directory_is_a_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = FileConfig::new(dir.path().join("store")).connect().unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let mut lost = guard.lost();
+    assert!(timeout(Duration::ZERO, &mut lost).await.is_err());
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    let started = Instant::now();
+    assert_eq!(timeout(LONG, lost).await.unwrap(), LossReason::Gone);
+    assert!(started.elapsed() < lock.capabilities().loss_detection);
+    assert_eq!(guard.validity(), Validity::Lost);
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    lock.key("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_what_was_taken_away_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = FileConfig::new(dir.path().join("store")).connect().unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    // At once: no beat has noticed it yet.
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_waits_and_guards_leave_the_key_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (connect(&dir), connect(&dir));
+    let bound = a.capabilities().undo;
+    for i in 0..40 {
+        let guard = a.key("k").acquire().await.unwrap();
+        // Abandoned at all kinds of moments, also while a thread is about to take the lock for it.
+        let waiting = timeout(Duration::from_micros(200 * i), b.key("k").acquire());
+        drop(guard);
+        drop(waiting.await);
+    }
+    let started = Instant::now();
+    let guard = timeout(LONG, a.key("k").wait_forever().acquire()).await.unwrap().unwrap();
+    assert!(started.elapsed() < bound, "{:?}", started.elapsed());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_most_once_per_window() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (connect(&dir), connect(&dir));
+    let ran = a.key("hourly").at_most_once_per(HOUR).run(async |_| 1).await.unwrap();
+    assert!(matches!(ran, Once::Ran(1)), "{ran:?}");
+    for lock in [&a, &b] {
+        let again = lock.key("hourly").at_most_once_per(HOUR).run(async |_| 2).await.unwrap();
+        assert!(matches!(again, Once::NotDue { .. }), "{again:?}");
+    }
+    let waited = b.key("hourly").wait(Duration::from_millis(50)).acquire().await.unwrap_err();
+    assert_eq!(waited.kind(), ErrorKind::Timeout);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cooldown_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (connect(&dir), connect(&dir));
+    let started = Instant::now();
+    let pause = Duration::from_millis(300);
+    a.key("k").min_hold(pause).acquire().await.unwrap().release().await.unwrap();
+    let guard = timeout(LONG, b.key("k").wait_forever().acquire()).await.unwrap().unwrap();
+    assert!(started.elapsed() >= pause, "{:?}", started.elapsed());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_frees_and_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (connect(&dir), connect(&dir));
+    let guard = a.key("k").acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let a = Arc::clone(&a);
+        async move { a.key("k").wait_forever().acquire().await }
+    });
+    a.close().await.unwrap();
+    assert_eq!(timeout(LONG, waiting).await.unwrap().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(guard.validity(), Validity::Lost);
+    b.key("k").try_acquire().await.unwrap().expect("free after the close").release().await.unwrap();
+    assert_eq!(a.key("k").try_acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+    a.close().await.unwrap();
+}
+
+#[test]
+fn a_runtime_that_goes_away_frees_what_it_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let guard = runtime.block_on(async { connect(&dir).key("k").acquire().await.unwrap() });
+    runtime.shutdown_timeout(LONG);
+    assert_eq!(guard.validity(), Validity::Lost);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let next = connect(&dir).key("k").try_acquire().await.unwrap();
+        next.expect("free although the guard is still there").release().await.unwrap();
+    });
+    drop(guard);
+}
+
+#[tokio::test]
+async fn declares_what_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = connect(&dir);
+    lock.require(&Requirements::new().scope(Scope::Machine).durable_fencing().cooldown()).unwrap();
+    for missing in [
+        Requirements::new().lease(),
+        Requirements::new().force_release(),
+        Requirements::new().scope(Scope::Network),
+    ] {
+        assert_eq!(lock.require(&missing).unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+    let lease = lock.key("k").ttl(LONG).acquire().await.unwrap_err();
+    assert_eq!(lease.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(leasehold_file::connect(dir.path()).unwrap_err().kind(), ErrorKind::Closed);
+}

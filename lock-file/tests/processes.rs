@@ -1,0 +1,341 @@
+//! Several processes on one directory. This test binary runs itself as the other process: its test
+//! `another_process` does what the environment tells it to.
+
+// The lint's exception for tests does not cover their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{LONG, attempt, granted, held, key, open, release, request, token};
+use leasehold_api::FencingToken;
+use leasehold_engine::{Attempt, Backend as _, Stop};
+use leasehold_file::HeldFile;
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use tokio::time::timeout;
+
+const ROLE: &str = "LEASEHOLD_FILE_TEST_ROLE";
+const DIR: &str = "LEASEHOLD_FILE_TEST_DIR";
+
+/// A process that does as its role says and answers on its standard output.
+struct Other {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+    orders: Option<ChildStdin>,
+}
+
+impl Other {
+    fn start(role: &str, dir: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "another_process", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(DIR, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let orders = child.stdin.take();
+        Self { child, answers, orders }
+    }
+
+    /// The next answer, which stands behind `>` to tell it from what the test harness writes.
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the other process ended");
+            if let Some((_, answer)) = line.split_once('>') {
+                return answer.trim().to_owned();
+            }
+        }
+    }
+
+    fn token(&mut self) -> FencingToken {
+        FencingToken::from_u64(self.answer().parse().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// SIGSTOP, and stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let pid = Pid::from_child(&self.child);
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+    }
+
+    /// SIGKILL, and gone.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Closes its standard input, at which it ends by itself.
+    fn end(mut self) {
+        drop(self.orders.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // So that a failed test leaves no process behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process whose parent was killed. It ends with this value, also when a test fails.
+struct Orphan(Pid);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        // Not there any more is as good.
+        let _ = rustix::process::kill_process(self.0, Signal::KILL);
+    }
+}
+
+/// What the other process does.
+#[tokio::test]
+async fn another_process() {
+    let (Ok(role), Ok(dir)) = (std::env::var(ROLE), std::env::var(DIR)) else {
+        assert!(std::env::var_os(DIR).is_none(), "a directory needs a role");
+        return;
+    };
+    let backend = open(Path::new(&dir));
+    match role.as_str() {
+        "hold" | "hold with cooldown" => {
+            let mut mine = request("k");
+            mine.cooldown = (role != "hold").then_some(Duration::from_secs(3600));
+            say(token(&backend, &mine).await);
+            wait_for_the_end();
+        }
+        "wait" => {
+            say("waiting");
+            let answer = backend.wait(request("k"), Stop::new()).await.unwrap();
+            let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
+            say(granted.token.unwrap());
+            wait_for_the_end();
+        }
+        "hand on to a child" => {
+            let granted = granted(&backend, &request("k")).await;
+            let file = granted.extension.unwrap().downcast::<HeldFile>().unwrap();
+            let inherited = file.inheritable().unwrap();
+            let mut child = Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap();
+            drop(inherited);
+            say(child.id());
+            wait_for_the_end();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        "hold all it can" => {
+            let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+            let mut holds = Vec::new();
+            let error = loop {
+                let mine = request(&format!("k{}", holds.len()));
+                match attempt(&backend, &mine).await {
+                    Ok(Attempt::Granted(_)) => holds.push(mine),
+                    Ok(other) => panic!("{other:?}"),
+                    Err(error) => break error,
+                }
+            };
+            assert!(holds.len() > 10, "{}", holds.len());
+            assert_eq!(error.kind(), leasehold_api::ErrorKind::Capacity, "{error}");
+            for hold in &holds {
+                assert!(release(&backend, hold).await.was_held);
+            }
+            granted(&backend, &request("after")).await;
+        }
+        "look" => {
+            let admin = backend.admin().unwrap();
+            say("looking");
+            let query = leasehold_api::ListQuery::new().include_ended();
+            while !std::fs::exists(Path::new(&dir).join("stop")).unwrap() {
+                admin.inspect(&key("k")).await.unwrap();
+                admin.list(&query).await.unwrap();
+            }
+        }
+        "count" => {
+            let file = Path::new(&dir).join("counter");
+            for _ in 0..50 {
+                let mine = request("k");
+                let answer = backend.wait(mine.clone(), Stop::new()).await.unwrap();
+                let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
+                let text = std::fs::read_to_string(&file).unwrap();
+                let token = granted.token.unwrap().as_u64();
+                std::fs::write(&file, format!("{text}{token}\n")).unwrap();
+                assert!(release(&backend, &mine).await.was_held);
+            }
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+fn say(answer: impl std::fmt::Display) {
+    println!(">{answer}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn wait_for_the_end() {
+    let mut line = String::new();
+    assert_eq!(std::io::stdin().read_line(&mut line).unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_killed_holder_frees_at_once_and_its_token_is_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let mut holder = Other::start("hold", dir.path());
+    let theirs = holder.token();
+    held(&backend, &request("k")).await;
+    let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap().unwrap();
+    assert_eq!(info.owner, Some(format!("pid {}", holder.child.id())));
+    assert_eq!(info.token, Some(theirs));
+    holder.kill();
+    // The very first attempt: the kernel let go before the process could be waited for.
+    assert!(token(&backend, &request("k")).await > theirs);
+    assert_ne!(backend.admin().unwrap().inspect(&key("k")).await.unwrap().unwrap().token, Some(theirs));
+}
+
+#[tokio::test]
+async fn a_cooldown_survives_the_kill_of_its_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let mut holder = Other::start("hold with cooldown", dir.path());
+    holder.token();
+    holder.kill();
+    assert!(held(&backend, &request("k")).await.cooling_for.is_some());
+}
+
+#[tokio::test]
+async fn a_killed_waiter_passes_its_turn_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let mine = request("k");
+    granted(&backend, &mine).await;
+    let mut waiter = Other::start("wait", dir.path());
+    assert_eq!(waiter.answer(), "waiting");
+    let started = Instant::now();
+    while !is_waiting(dir.path()) {
+        assert!(started.elapsed() < LONG);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    waiter.kill();
+    assert!(!release(&backend, &mine).await.waiters);
+    granted(&backend, &request("k")).await;
+}
+
+#[tokio::test]
+async fn a_stopped_waiter_shuts_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (backend, next) = (open(dir.path()), open(dir.path()));
+    let mine = request("k");
+    granted(&backend, &mine).await;
+    let mut waiter = Other::start("wait", dir.path());
+    assert_eq!(waiter.answer(), "waiting");
+    while !is_waiting(dir.path()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    waiter.stop();
+    release(&backend, &mine).await;
+    let wanted = request("k");
+    let answer = timeout(LONG, next.wait(wanted.clone(), Stop::new())).await.unwrap().unwrap();
+    let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
+    waiter.signal(Signal::CONT);
+    assert!(release(&next, &wanted).await.was_held);
+    assert!(waiter.token() > granted.token.unwrap(), "it goes on where it stood");
+}
+
+fn is_waiting(dir: &Path) -> bool {
+    let mut files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    files.any(|p| {
+        p.extension().is_some_and(|e| e == "next")
+            && std::fs::File::open(p).unwrap().try_lock_shared().is_err()
+    })
+}
+
+#[tokio::test]
+async fn a_waiter_of_another_process_is_granted_after_a_release_and_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let mine = request("k");
+    let first = token(&backend, &mine).await;
+    let mut waiter = Other::start("wait", dir.path());
+    assert_eq!(waiter.answer(), "waiting");
+    release(&backend, &mine).await;
+    let second = waiter.token();
+    assert!(second > first);
+    held(&backend, &request("k")).await;
+    let wanted = request("k");
+    let waiting = tokio::spawn(async move { (backend.wait(wanted, Stop::new()).await, backend) });
+    waiter.kill();
+    let (answer, _backend) = timeout(LONG, waiting).await.unwrap().unwrap();
+    let Attempt::Granted(granted) = answer.unwrap() else { panic!("not granted") };
+    assert!(granted.token > Some(second));
+}
+
+#[tokio::test]
+async fn the_lock_of_a_killed_parent_lasts_as_long_as_its_child() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let mut parent = Other::start("hand on to a child", dir.path());
+    let child = Orphan(Pid::from_raw(parent.answer().parse().unwrap()).unwrap());
+    parent.kill();
+    for _ in 0..20 {
+        held(&backend, &request("k")).await;
+    }
+    drop(child);
+    let answer = timeout(LONG, backend.wait(request("k"), Stop::new())).await.unwrap().unwrap();
+    assert!(matches!(answer, Attempt::Granted(_)));
+}
+
+#[tokio::test]
+async fn a_process_out_of_files_is_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    Other::start("hold all it can", dir.path()).end();
+}
+
+#[tokio::test]
+async fn looking_never_makes_a_try_fail_nor_a_free_key_look_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let (backend, mut onlookers) = (open(dir.path()), Vec::new());
+    for _ in 0..2 {
+        let mut onlooker = Other::start("look", dir.path());
+        assert_eq!(onlooker.answer(), "looking");
+        onlookers.push(onlooker);
+    }
+    let admin = backend.admin().unwrap();
+    for i in 0..4_000 {
+        let mine = request("k");
+        assert!(matches!(attempt(&backend, &mine).await, Ok(Attempt::Granted(_))), "try {i}");
+        assert!(release(&backend, &mine).await.was_held);
+        if i % 10 == 0 {
+            assert_eq!(admin.inspect(&key("k")).await.unwrap(), None, "look {i}");
+        }
+    }
+    std::fs::write(dir.path().join("stop"), "").unwrap();
+    onlookers.into_iter().for_each(Other::end);
+}
+
+#[tokio::test]
+async fn processes_take_turns_and_see_each_other_s_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let counter = dir.path().join("counter");
+    open(dir.path());
+    std::fs::write(&counter, "").unwrap();
+    let others: Vec<_> = (0..3).map(|_| Other::start("count", dir.path())).collect();
+    others.into_iter().for_each(Other::end);
+    let text = std::fs::read_to_string(&counter).unwrap();
+    let tokens: Vec<u64> = text.lines().map(|l| l.parse().unwrap()).collect();
+    assert_eq!(tokens.len(), 150, "no write was lost");
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}

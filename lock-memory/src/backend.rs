@@ -1,0 +1,248 @@
+//! One client of a store, as the engine drives it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey, LossReason};
+use leasehold_engine::{
+    Attempt, Backend, Clock, Events, Freed, Held, HoldRef, Moment, Renewed, Request, Stop, Timing, Waiting,
+};
+
+use crate::clock::ClientClock;
+use crate::config::{MemoryStore, Settings};
+use crate::faults::{Faults, Op, Reply};
+use crate::store::{PeerId, Store, Waiter};
+
+/// One client of a [`MemoryStore`]. Most users want [`MemoryStore::client`].
+pub struct MemoryBackend {
+    pub(crate) store: Arc<Store>,
+    pub(crate) peer: Arc<Peer>,
+    settings: Settings,
+    capabilities: Capabilities,
+}
+
+/// What the store knows of a client.
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    events: OnceLock<Events>,
+    pub(crate) clock: Arc<ClientClock>,
+    pub(crate) faults: Faults,
+    closed: AtomicBool,
+}
+
+impl Peer {
+    /// The moment now on this client's clock.
+    pub(crate) fn now(&self) -> Option<Moment> {
+        self.events.get().map(Events::now)
+    }
+
+    pub(crate) fn wake(&self, key: &LockKey) {
+        if let Some(events) = self.events.get().filter(|_| self.faults.hears_hints()) {
+            events.wake(key);
+        }
+    }
+
+    pub(crate) fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        if let Some(events) = self.events.get().filter(|_| self.faults.hears_losses()) {
+            events.lost(key, holder, reason);
+        }
+    }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn resync(&self) {
+        if let Some(events) = self.events.get() {
+            events.resync();
+        }
+    }
+}
+
+impl MemoryBackend {
+    /// A client whose clock is `skew` nanoseconds ahead of the store's.
+    pub(crate) fn new(store: &MemoryStore, skew: i64) -> Self {
+        let settings = store.settings.clone();
+        let store = Arc::clone(&store.store);
+        let peer = Arc::new(Peer {
+            id: store.join(),
+            events: OnceLock::new(),
+            clock: Arc::new(ClientClock::new(Arc::clone(&store.clock), skew)),
+            faults: Faults::default(),
+            closed: AtomicBool::new(false),
+        });
+        let mut peers = store.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.retain(|p| p.strong_count() > 0);
+        peers.push(Arc::downgrade(&peer));
+        drop(peers);
+        Self { store, peer, capabilities: settings.capabilities(), settings }
+    }
+
+    /// The client's clock, which the engine computes validity from.
+    pub(crate) fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.peer.clock) as _
+    }
+
+    fn has_queue(&self) -> bool {
+        self.settings.waiting == Waiting::Store
+    }
+
+    fn attempt(&self, request: &Request) -> Result<Attempt, Error> {
+        self.check_open()?;
+        // Where hints are off, nobody is noted for one.
+        self.store.acquire(request, &self.peer, self.has_queue() || !self.settings.hints)
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.peer.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    async fn enqueue_and_wait(&self, request: Request, stop: &Stop) -> Result<Attempt, Error> {
+        self.check_open()?;
+        let key = request.key.clone();
+        let waiter = match self.store.enqueue(request, Arc::clone(&self.peer))? {
+            Ok(attempt) => return Ok(attempt),
+            Err(waiter) => waiter,
+        };
+        let in_queue = InQueue { store: &self.store, waiter };
+        loop {
+            // Notified before the look, so that a change in between is not missed.
+            let moved = self.store.moved.notified();
+            let again = self.store.promote(&key);
+            tokio::select! {
+                biased;
+                () = in_queue.waiter.called.notified() => {}
+                () = stop.stopped() => self.store.leave(&in_queue.waiter),
+                () = sleep_for(again) => {}
+                () = moved => {}
+            }
+            if let Some(granted) = in_queue.waiter.take_answer() {
+                return Ok(Attempt::Granted(granted));
+            }
+            if stop.is_stopped() {
+                return Ok(Attempt::Held(Held::new()));
+            }
+        }
+    }
+}
+
+/// A place in the store's queue that is left when the wait is dropped.
+struct InQueue<'a> {
+    store: &'a Store,
+    waiter: Arc<Waiter>,
+}
+
+impl Drop for InQueue<'_> {
+    fn drop(&mut self) {
+        self.store.leave(&self.waiter);
+    }
+}
+
+async fn sleep_for(again: Option<Duration>) {
+    match again {
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[async_trait]
+impl Backend for MemoryBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn timing(&self) -> Timing {
+        self.settings.timing()
+    }
+
+    fn attach(&self, events: Events) {
+        // A backend belongs to one engine; a second one would find the first one's events.
+        let _ = self.peer.events.set(events);
+    }
+
+    fn try_now(&self, request: &Request) -> Option<Result<Attempt, Error>> {
+        self.peer.faults.is_clear(Op::Acquire).then(|| self.attempt(request))
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        let reply = match self.peer.faults.before(Op::Acquire).await {
+            Ok(reply) => reply,
+            Err(kind) => return requests.iter().map(|_| Err(scripted(kind))).collect(),
+        };
+        let mut answers: Vec<_> = requests.iter().map(|r| self.attempt(r)).collect();
+        self.after(reply, &mut answers).await;
+        answers
+    }
+
+    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
+        let reply = self.peer.faults.before(Op::Wait).await.map_err(scripted)?;
+        let mut answer = vec![self.enqueue_and_wait(request, &stop).await];
+        self.after(reply, &mut answer).await;
+        answer.pop().unwrap_or_else(|| Err(Error::closed()))
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        let reply = match self.peer.faults.before(Op::Renew).await {
+            Ok(reply) => reply,
+            Err(kind) => return holds.iter().map(|_| Err(scripted(kind))).collect(),
+        };
+        let mut answers: Vec<_> =
+            holds.iter().map(|h| self.check_open().map(|()| self.store.renew(h))).collect();
+        self.after(reply, &mut answers).await;
+        answers
+    }
+
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+        self.peer.faults.is_clear(Op::Release).then(|| Ok(self.store.release(key, holder)))
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        let reply = match self.peer.faults.before(Op::Release).await {
+            Ok(reply) => reply,
+            Err(kind) => return holds.iter().map(|_| Err(scripted(kind))).collect(),
+        };
+        let mut answers: Vec<_> = holds.iter().map(|h| Ok(self.store.release(&h.key, h.holder))).collect();
+        self.after(reply, &mut answers).await;
+        answers
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        Some(self)
+    }
+
+    async fn close(&self) {
+        self.sever();
+    }
+
+    fn sever(&self) {
+        self.peer.closed.store(true, Ordering::Release);
+        self.store.end_client(&self.peer);
+    }
+}
+
+impl MemoryBackend {
+    /// What becomes of answers on their way to a client under test.
+    async fn after<T>(&self, reply: Reply, answers: &mut [Result<T, Error>]) {
+        if let Err(kind) = self.peer.faults.after(reply).await {
+            for answer in answers {
+                *answer = Err(scripted(kind));
+            }
+        }
+    }
+}
+
+fn scripted(kind: leasehold_api::ErrorKind) -> Error {
+    Error::new(kind, "a failure that the test asked for")
+}
+
+impl fmt::Display for MemoryBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.store.name)
+    }
+}
+
+impl fmt::Debug for MemoryBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryBackend").field("store", &self.store).field("settings", &self.settings).finish()
+    }
+}

@@ -1,0 +1,75 @@
+//! The store's clock, and the clocks of clients that may be wrong about it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use leasehold_engine::{Clock, Moment, TokioClock};
+
+/// Tokio's time, and what a test added to it.
+#[derive(Debug, Default)]
+pub(crate) struct StoreClock {
+    base: TokioClock,
+    added: AtomicU64,
+    /// The latest moment told: a look from outside a paused runtime must not go back.
+    latest: AtomicU64,
+}
+
+impl StoreClock {
+    #[cfg(feature = "test-util")]
+    pub(crate) fn advance(&self, by: Duration) {
+        self.added.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX / 4), Ordering::AcqRel);
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        let added = Duration::from_nanos(self.added.load(Ordering::Acquire));
+        let now = self.base.now().after(added).as_nanos();
+        let latest = self.latest.load(Ordering::Acquire);
+        if now > latest {
+            self.latest.store(now, Ordering::Release);
+        }
+        Moment::from_nanos(now.max(latest))
+    }
+}
+
+/// The time of day, to a few milliseconds: what operators are shown, at a fraction of the precise clock's cost.
+#[cfg(target_os = "linux")]
+pub(crate) fn wall_clock() -> SystemTime {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+    SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos)
+}
+
+/// The time of day.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+/// The store's clock as one client reads it.
+#[derive(Debug)]
+pub(crate) struct ClientClock {
+    store: Arc<StoreClock>,
+    /// Nanoseconds that this client is ahead of the store.
+    skew: AtomicI64,
+}
+
+impl ClientClock {
+    pub(crate) fn new(store: Arc<StoreClock>, skew: i64) -> Self {
+        Self { store, skew: AtomicI64::new(skew) }
+    }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn skew(&self, nanos: i64) {
+        self.skew.store(nanos, Ordering::Release);
+    }
+}
+
+impl Clock for ClientClock {
+    fn now(&self) -> Moment {
+        // Far from the origin, so that a client may be behind.
+        let origin = 1_u64 << 61;
+        let now = origin + self.store.now().as_nanos();
+        Moment::from_nanos(now.saturating_add_signed(self.skew.load(Ordering::Acquire)))
+    }
+}

@@ -1,0 +1,199 @@
+//! What can go wrong between a client and the store, when a test asks for it.
+
+#[cfg(not(feature = "test-util"))]
+pub(crate) use imp::Op;
+#[cfg(feature = "test-util")]
+pub use imp::{Fault, Op};
+pub(crate) use imp::{Faults, Reply};
+
+/// Without the test double nothing goes wrong, and looking costs nothing.
+#[cfg(not(feature = "test-util"))]
+mod imp {
+    use leasehold_api::ErrorKind;
+
+    #[derive(Clone, Copy)]
+    pub(crate) enum Op {
+        Acquire,
+        Wait,
+        Renew,
+        Release,
+    }
+
+    pub(crate) struct Reply;
+
+    #[derive(Default)]
+    pub(crate) struct Faults;
+
+    impl Faults {
+        pub(crate) fn is_clear(&self, _: Op) -> bool {
+            true
+        }
+
+        pub(crate) fn hears_hints(&self) -> bool {
+            true
+        }
+
+        pub(crate) fn hears_losses(&self) -> bool {
+            true
+        }
+
+        pub(crate) async fn before(&self, _: Op) -> Result<Reply, ErrorKind> {
+            Ok(Reply)
+        }
+
+        pub(crate) async fn after(&self, Reply: Reply) -> Result<(), ErrorKind> {
+            Ok(())
+        }
+    }
+}
+
+#[cfg(feature = "test-util")]
+mod imp {
+    use std::collections::VecDeque;
+    use std::future::pending;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::time::Duration;
+
+    use leasehold_api::ErrorKind;
+    use tokio::sync::watch;
+
+    /// An operation of the store.
+    #[non_exhaustive]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Op {
+        /// One attempt.
+        Acquire,
+        /// A wait in the store's queue.
+        Wait,
+        /// A renewal.
+        Renew,
+        /// A release.
+        Release,
+    }
+
+    const OPS: usize = 4;
+
+    /// What happens to one call.
+    #[non_exhaustive]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Fault {
+        /// The store does nothing and answers with this error.
+        Error(ErrorKind),
+        /// The request takes this long to arrive.
+        Delay(Duration),
+        /// The request never arrives, and no answer comes.
+        Hang,
+        /// The store carries the request out; the client sees `OutcomeUnknown`.
+        LoseReply,
+        /// The store carries the request out; the client sees no answer.
+        LoseReplyHang,
+        /// The store carries the request out; the answer takes this long.
+        DelayReply(Duration),
+        /// Nothing: to let one call pass before the next fault.
+        Pass,
+    }
+
+    /// What happens to the answer.
+    pub(crate) struct Reply(Option<Fault>);
+
+    /// The faults of one client.
+    pub(crate) struct Faults {
+        script: [Mutex<VecDeque<Fault>>; OPS],
+        calls: [AtomicU64; OPS],
+        silent: watch::Sender<bool>,
+        muted: AtomicBool,
+    }
+
+    impl Default for Faults {
+        fn default() -> Self {
+            Self {
+                script: Default::default(),
+                calls: Default::default(),
+                silent: watch::Sender::new(false),
+                muted: AtomicBool::new(false),
+            }
+        }
+    }
+
+    impl Faults {
+        /// Whether a call of `op` would pass at once; counts it if so.
+        pub(crate) fn is_clear(&self, op: Op) -> bool {
+            let clear = !*self.silent.borrow() && self.script(op).is_empty();
+            if clear {
+                self.count(op);
+            }
+            clear
+        }
+
+        pub(crate) fn hears_hints(&self) -> bool {
+            self.hears_losses() && !self.muted.load(Ordering::Acquire)
+        }
+
+        pub(crate) fn hears_losses(&self) -> bool {
+            !*self.silent.borrow()
+        }
+
+        pub(crate) async fn before(&self, op: Op) -> Result<Reply, ErrorKind> {
+            self.count(op);
+            self.not_silent().await;
+            let fault = self.script(op).pop_front();
+            match fault {
+                None | Some(Fault::Pass) => return Ok(Reply(None)),
+                Some(Fault::Error(kind)) => return Err(kind),
+                Some(Fault::Delay(duration)) => tokio::time::sleep(duration).await,
+                Some(Fault::Hang) => pending().await,
+                Some(reply) => return Ok(Reply(Some(reply))),
+            }
+            Ok(Reply(None))
+        }
+
+        pub(crate) async fn after(&self, Reply(fault): Reply) -> Result<(), ErrorKind> {
+            self.not_silent().await;
+            match fault {
+                Some(Fault::LoseReply) => Err(ErrorKind::OutcomeUnknown),
+                Some(Fault::LoseReplyHang) => pending().await,
+                Some(Fault::DelayReply(duration)) => {
+                    tokio::time::sleep(duration).await;
+                    Ok(())
+                }
+                _ => Ok(()),
+            }
+        }
+
+        pub(crate) fn add(&self, op: Op, fault: Fault) {
+            self.script(op).push_back(fault);
+        }
+
+        pub(crate) fn clear(&self) {
+            for script in &self.script {
+                script.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            }
+        }
+
+        pub(crate) fn silence(&self, silent: bool) {
+            self.silent.send_replace(silent);
+        }
+
+        pub(crate) fn mute(&self, muted: bool) {
+            self.muted.store(muted, Ordering::Release);
+        }
+
+        pub(crate) fn calls(&self, op: Op) -> u64 {
+            self.calls[op as usize].load(Ordering::Acquire)
+        }
+
+        fn count(&self, op: Op) {
+            self.calls[op as usize].fetch_add(1, Ordering::AcqRel);
+        }
+
+        async fn not_silent(&self) {
+            // The sender is ours, so the wait cannot fail.
+            let _ = self.silent.subscribe().wait_for(|silent| !silent).await;
+        }
+
+        fn script(&self, op: Op) -> MutexGuard<'_, VecDeque<Fault>> {
+            self.script[op as usize].lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+}

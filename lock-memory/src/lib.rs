@@ -1,0 +1,17 @@
+#![doc = include_str!("../README.md")]
+
+mod admin;
+mod backend;
+mod clock;
+mod config;
+#[cfg(feature = "test-util")]
+mod double;
+mod faults;
+mod store;
+
+pub use backend::MemoryBackend;
+pub use config::{MemoryStore, connect};
+#[cfg(feature = "test-util")]
+pub use double::{Client, ClientFaults, ClientSetup, Occupied};
+#[cfg(feature = "test-util")]
+pub use faults::{Fault, Op};

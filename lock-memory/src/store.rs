@@ -1,0 +1,465 @@
+//! The store itself: who holds what, who waits, and the tokens. The reference for what all stores mean.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use hashbrown::HashTable;
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, LockKey, LossReason};
+use leasehold_engine::{Attempt, Freed, Granted, Held, HoldRef, Moment, Renewed, Request};
+use tokio::sync::Notify;
+
+use crate::backend::Peer;
+use crate::clock::{StoreClock, wall_clock};
+
+/// One store, shared by its clients.
+pub(crate) struct Store {
+    pub(crate) name: String,
+    pub(crate) clock: Arc<StoreClock>,
+    /// A test moved the clock.
+    pub(crate) moved: Notify,
+    pub(crate) peers: Mutex<Vec<Weak<Peer>>>,
+    joined: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// The number of a client. A hold names its client by it: an `Arc` would be counted up and down with
+/// every grant, for the sake of the rare one that is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerId(u64);
+
+#[derive(Default)]
+struct State {
+    entries: HashTable<Entry>,
+    /// The last number drawn. Drawn after exclusion is certain, so it grows in the order of grants.
+    drawn: u64,
+    /// When to look for entries that nobody will ask for again.
+    sweep_at: usize,
+}
+
+/// A key that is held, waited for, cooling, or was held by a lease that nobody took over yet.
+struct Entry {
+    key: LockKey,
+    hold: Option<Hold>,
+    cooling_until: Option<Moment>,
+    queue: VecDeque<Arc<Waiter>>,
+    /// Clients without a queue that were turned away since the last release.
+    turned_away: Vec<Arc<Peer>>,
+}
+
+struct Hold {
+    holder: HolderId,
+    peer: PeerId,
+    token: FencingToken,
+    since: SystemTime,
+    expires: Option<Moment>,
+    label: Option<Arc<str>>,
+}
+
+/// One wait in the store's queue.
+pub(crate) struct Waiter {
+    pub(crate) request: Request,
+    pub(crate) peer: Arc<Peer>,
+    /// The answer, once there is one.
+    answer: Mutex<Option<Granted>>,
+    pub(crate) called: Notify,
+}
+
+impl Waiter {
+    pub(crate) fn take_answer(&self) -> Option<Granted> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The store's clock, read when somebody asks and then once: most grants and releases depend on no time.
+struct Now<'a> {
+    clock: &'a StoreClock,
+    read: Cell<Option<Moment>>,
+}
+
+impl<'a> Now<'a> {
+    fn of(clock: &'a StoreClock) -> Self {
+        Self { clock, read: Cell::new(None) }
+    }
+
+    fn get(&self) -> Moment {
+        let now = self.read.get().unwrap_or_else(|| self.clock.now());
+        self.read.set(Some(now));
+        now
+    }
+}
+
+/// What to do once the store is unlocked: clients are never called under its mutex.
+#[derive(Default)]
+struct After {
+    called: Option<Arc<Waiter>>,
+    woken: Vec<(Arc<Peer>, LockKey)>,
+    lost: Option<(PeerId, LockKey, HolderId, LossReason)>,
+}
+
+impl After {
+    fn run(self, store: &Store) {
+        if let Some(waiter) = self.called {
+            waiter.called.notify_one();
+        }
+        for (peer, key) in self.woken {
+            peer.wake(&key);
+        }
+        if let Some((id, key, holder, reason)) = self.lost {
+            if let Some(peer) = store.peer(id) {
+                peer.lost(&key, holder, reason);
+            }
+        }
+    }
+}
+
+impl Store {
+    pub(crate) fn new(name: String) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            clock: Arc::default(),
+            moved: Notify::new(),
+            peers: Mutex::default(),
+            joined: AtomicU64::new(0),
+            state: Mutex::default(),
+        })
+    }
+
+    /// One attempt. `queued` clients come after those in the queue; others are noted for a hint.
+    pub(crate) fn acquire(
+        &self,
+        request: &Request,
+        peer: &Arc<Peer>,
+        queued: bool,
+    ) -> Result<Attempt, Error> {
+        let now = &Now::of(&self.clock);
+        let mut guard = self.lock();
+        let (entry, drawn) = guard.entry(&request.key, now);
+        if let Some(granted) = entry.repeated(request, now) {
+            return Ok(granted);
+        }
+        let Some(held) = entry.refusal(now, true) else {
+            return entry.grant(drawn, request, peer, now).map(Attempt::Granted);
+        };
+        if !queued && !entry.turned_away.iter().any(|p| Arc::ptr_eq(p, peer)) {
+            entry.turned_away.push(Arc::clone(peer));
+        }
+        Ok(Attempt::Held(held))
+    }
+
+    /// Enters the queue, or is granted at once.
+    pub(crate) fn enqueue(
+        &self,
+        request: Request,
+        peer: Arc<Peer>,
+    ) -> Result<Result<Attempt, Arc<Waiter>>, Error> {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let (entry, drawn) = state.entry(&request.key, now);
+        if let Some(granted) = entry.repeated(&request, now) {
+            return Ok(Ok(granted));
+        }
+        if entry.refusal(now, true).is_none() {
+            return entry.grant(drawn, &request, &peer, now).map(|granted| Ok(Attempt::Granted(granted)));
+        }
+        let waiter = Arc::new(Waiter { request, peer, answer: Mutex::default(), called: Notify::new() });
+        entry.queue.push_back(Arc::clone(&waiter));
+        Ok(Err(waiter))
+    }
+
+    /// Calls the first in the queue if the key has become free by itself, and says when that can next
+    /// be the case: how long from now.
+    pub(crate) fn promote(&self, key: &LockKey) -> Option<Duration> {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let mut after = After::default();
+        state.call_next(key, now, &mut after);
+        let again = state.find(key).and_then(|entry| entry.refusal(now, false)?.retry_after);
+        drop(state);
+        after.run(self);
+        again
+    }
+
+    /// Takes a waiter out of the queue, wherever it stands. A grant that came first stays for its
+    /// holder to find or release.
+    pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
+        let mut state = self.lock();
+        if let Some(entry) = state.find(&waiter.request.key) {
+            entry.queue.retain(|w| !Arc::ptr_eq(w, waiter));
+        }
+        state.tidy(&waiter.request.key);
+    }
+
+    pub(crate) fn renew(&self, hold: &HoldRef) -> Renewed {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        match state.find(&hold.key).and_then(|e| e.live(now)) {
+            Some(live) if live.holder == hold.holder => {
+                live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
+                Renewed::Extended
+            }
+            _ => Renewed::Gone(LossReason::Gone),
+        }
+    }
+
+    pub(crate) fn release(&self, key: &LockKey, holder: HolderId) -> Freed {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let mut after = After::default();
+        let Some(entry) = state.find(key) else { return Freed::new(false) };
+        let mut freed = Freed::new(false);
+        if !entry.queue.is_empty() {
+            entry.queue.retain(|w| w.request.holder != holder);
+        }
+        if let Some(hold) = entry.hold.as_ref().filter(|h| h.holder == holder) {
+            freed = Freed::new(hold.is_live(now));
+            freed = freed.waiters(entry.end_hold(&mut after));
+        }
+        if !entry.queue.is_empty() {
+            state.call_next(key, now, &mut after);
+        }
+        state.tidy(key);
+        drop(state);
+        after.run(self);
+        freed
+    }
+
+    /// Ends the hold of `key`, if `holder` is given only that one's, and tells its client why.
+    pub(crate) fn end(&self, key: &LockKey, holder: Option<HolderId>, tell: Option<LossReason>) -> bool {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let mut after = After::default();
+        let Some(entry) = state.find(key) else { return false };
+        let Some(live) = entry.live(now).filter(|h| holder.is_none_or(|id| id == h.holder)) else {
+            return false;
+        };
+        after.lost = tell.map(|reason| (live.peer, key.clone(), live.holder, reason));
+        entry.end_hold(&mut after);
+        state.call_next(key, now, &mut after);
+        state.tidy(key);
+        drop(state);
+        after.run(self);
+        true
+    }
+
+    /// Ends every hold and wait of one client.
+    pub(crate) fn end_client(&self, peer: &Arc<Peer>) {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let mut concerned = Vec::new();
+        for entry in &mut state.entries {
+            let waits = entry.queue.iter().any(|w| Arc::ptr_eq(&w.peer, peer));
+            let holds = entry.hold.as_ref().is_some_and(|h| h.peer == peer.id);
+            if waits || holds {
+                concerned.push((entry.key.clone(), holds));
+            }
+            entry.turned_away.retain(|p| !Arc::ptr_eq(p, peer));
+            entry.queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
+        }
+        let mut afters = Vec::new();
+        for (key, holds) in concerned {
+            let mut after = After::default();
+            if let Some(entry) = state.find(&key).filter(|_| holds) {
+                entry.end_hold(&mut after);
+            }
+            state.call_next(&key, now, &mut after);
+            state.tidy(&key);
+            afters.push(after);
+        }
+        drop(state);
+        for after in afters {
+            after.run(self);
+        }
+    }
+
+    pub(crate) fn inspect(&self, key: &LockKey, ended: bool) -> Option<HoldInfo> {
+        let now = &Now::of(&self.clock);
+        self.lock().find(key)?.info(now, ended)
+    }
+
+    pub(crate) fn list(&self, prefix: &str, ended: bool) -> Vec<HoldInfo> {
+        let now = &Now::of(&self.clock);
+        let state = self.lock();
+        let matching = state.entries.iter().filter(|e| e.key.as_str().starts_with(prefix));
+        let mut infos: Vec<_> = matching.filter_map(|e| e.info(now, ended)).collect();
+        drop(state);
+        infos.sort_by(|a, b| a.key.cmp(&b.key));
+        infos
+    }
+
+    /// One more client: its number.
+    pub(crate) fn join(&self) -> PeerId {
+        PeerId(self.joined.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.iter().filter_map(Weak::upgrade).find(|p| p.id == id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under this lock can panic half-way, so a poisoned state is whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("name", &self.name).field("keys", &self.lock().entries.len()).finish()
+    }
+}
+
+impl State {
+    fn find(&mut self, key: &LockKey) -> Option<&mut Entry> {
+        self.entries.find_mut(key.process_hash(), |e| e.key == *key)
+    }
+
+    /// The entry of `key`, made if there is none, and the counter of tokens.
+    fn entry(&mut self, key: &LockKey, now: &Now<'_>) -> (&mut Entry, &mut u64) {
+        if self.entries.len() >= self.sweep_at.max(1024) {
+            self.entries.retain(|e| !e.is_idle(now));
+            self.sweep_at = self.entries.len() * 2;
+        }
+        let entry = self
+            .entries
+            .entry(key.process_hash(), |e| e.key == *key, |e| e.key.process_hash())
+            .or_insert_with(|| Entry {
+                key: key.clone(),
+                hold: None,
+                cooling_until: None,
+                queue: VecDeque::new(),
+                turned_away: Vec::new(),
+            })
+            .into_mut();
+        (entry, &mut self.drawn)
+    }
+
+    /// Gives a free key to the first in its queue.
+    fn call_next(&mut self, key: &LockKey, now: &Now<'_>, after: &mut After) {
+        let Some(entry) = self.entries.find_mut(key.process_hash(), |e| e.key == *key) else { return };
+        if entry.refusal(now, false).is_some() {
+            return;
+        }
+        let Some(waiter) = entry.queue.pop_front() else { return };
+        if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
+            granted.asked_at = waiter.peer.now();
+            *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
+        }
+        after.called = Some(waiter);
+    }
+
+    /// Forgets a key that nobody is concerned with.
+    fn tidy(&mut self, key: &LockKey) {
+        let Ok(entry) = self.entries.find_entry(key.process_hash(), |e| e.key == *key) else { return };
+        let e = entry.get();
+        if e.hold.is_none() && e.cooling_until.is_none() && e.queue.is_empty() && e.turned_away.is_empty() {
+            entry.remove();
+            let (len, capacity) = (self.entries.len(), self.entries.capacity());
+            if capacity > 64 && len < capacity / 8 {
+                self.entries.shrink_to(len * 2, |e| e.key.process_hash());
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Gives the key to the request. The caller has made sure that nobody has it.
+    fn grant(
+        &mut self,
+        drawn: &mut u64,
+        request: &Request,
+        peer: &Arc<Peer>,
+        now: &Now<'_>,
+    ) -> Result<Granted, Error> {
+        *drawn += 1;
+        let token = FencingToken::from_store_number(*drawn).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Capacity,
+                "this store has drawn every fencing token there is; make a new one",
+            )
+        })?;
+        self.cooling_until = request.cooldown.map(|d| now.get().after(d));
+        self.hold = Some(Hold {
+            holder: request.holder,
+            peer: peer.id,
+            token,
+            since: wall_clock(),
+            expires: request.ttl.map(|ttl| now.get().after(ttl)),
+            label: request.label.clone(),
+        });
+        Ok(Granted::with_token(Some(token)))
+    }
+
+    /// The hold, unless its lease has ended.
+    fn live(&mut self, now: &Now<'_>) -> Option<&mut Hold> {
+        self.hold.as_mut().filter(|h| h.is_live(now))
+    }
+
+    /// The same attempt sent twice is one grant.
+    fn repeated(&mut self, request: &Request, now: &Now<'_>) -> Option<Attempt> {
+        let hold = self.live(now).filter(|h| h.holder == request.holder)?;
+        Some(Attempt::Granted(Granted::with_token(Some(hold.token))))
+    }
+
+    /// Why the key cannot be had now; `None` if it can. A newcomer comes after the queue.
+    fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Held> {
+        let cooling_for =
+            self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
+        let hold = self.hold.as_ref().filter(|h| h.is_live(now));
+        let mut held = Held::new();
+        held.cooling_for = cooling_for;
+        held.retry_after = match hold {
+            Some(hold) => hold.expires.map(|e| e.since(now.get()).max(cooling_for.unwrap_or_default())),
+            None if cooling_for.is_some() => cooling_for,
+            None if newcomer && !self.queue.is_empty() => None,
+            None => return None,
+        };
+        Some(held)
+    }
+
+    /// Ends the hold and has those told who were turned away. Says whether anybody waits.
+    fn end_hold(&mut self, after: &mut After) -> bool {
+        let hold = self.hold.take();
+        let others = self.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
+        after.woken.extend(self.turned_away.drain(..).map(|p| (p, self.key.clone())));
+        others || !self.queue.is_empty()
+    }
+
+    /// Whether nobody would miss it.
+    fn is_idle(&self, now: &Now<'_>) -> bool {
+        self.queue.is_empty()
+            && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
+            && self.cooling_until.is_none_or(|until| until <= now.get())
+    }
+
+    fn info(&self, now: &Now<'_>, ended: bool) -> Option<HoldInfo> {
+        let mut info = HoldInfo::new(self.key.clone());
+        info.cooling_for =
+            self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
+        info.waiters = Some(self.queue.len() as u64);
+        info.state = match &self.hold {
+            Some(hold) if hold.is_live(now) => HoldState::Held,
+            Some(_) if ended => HoldState::Expired,
+            None if ended && info.cooling_for.is_some() => HoldState::Cooling,
+            _ => return None,
+        };
+        if let Some(hold) = &self.hold {
+            info.holder = Some(hold.holder);
+            info.token = Some(hold.token);
+            info.label.clone_from(&hold.label);
+            info.since = Some(hold.since);
+            info.expires_in = hold.expires.map(|e| e.since(now.get()));
+            info.owner = Some(format!("pid {}", std::process::id()));
+        }
+        Some(info)
+    }
+}
+
+impl Hold {
+    fn is_live(&self, now: &Now<'_>) -> bool {
+        self.expires.is_none_or(|e| e > now.get())
+    }
+}

@@ -1,0 +1,94 @@
+//! The first things a user does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{ErrorKind, Lock, LockExt, LockKey, LossReason, Validity};
+use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
+
+#[tokio::test(start_paused = true)]
+async fn acquire_release_and_contend() {
+    let store = MemoryStore::new();
+    let (a, b) = (store.client().unwrap(), store.client().unwrap());
+    let guard = a.key("k").acquire().await.unwrap();
+    assert!(a.key("k").try_acquire().await.unwrap().is_none());
+    assert!(b.key("k").try_acquire().await.unwrap().is_none());
+    let first = guard.token();
+    guard.release().await.unwrap();
+    let guard = b.key("k").try_acquire().await.unwrap().unwrap();
+    assert!(guard.token() > first);
+    drop(guard);
+    assert!(a.key("k").try_acquire().await.unwrap().is_some());
+    assert_eq!(a.active_keys(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_across_clients() {
+    let store = MemoryStore::new();
+    let (a, b) = (Arc::new(store.client().unwrap()), store.client().unwrap());
+    let guard = b.key("k").acquire().await.unwrap();
+    let waiting = {
+        let a = Arc::clone(&a);
+        tokio::spawn(async move { a.key("k").acquire().await.map(drop) })
+    };
+    tokio::task::yield_now().await;
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap();
+    let error = {
+        let _held = b.key("k").acquire().await.unwrap();
+        a.key("k").wait(Duration::from_secs(5)).acquire().await.unwrap_err()
+    };
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_are_renewed_and_end_when_the_store_is_silent() {
+    let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
+    let a = store.client_with(ClientSetup::new()).unwrap();
+    let b = store.client().unwrap();
+    let guard = a.lock.key("k").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    assert!(a.faults.calls(Op::Renew) >= 10);
+    a.faults.silence(true);
+    let begun = tokio::time::Instant::now();
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert!(begun.elapsed() <= Duration::from_secs(30));
+    assert!(b.key("k").try_acquire().await.unwrap().is_none(), "the store still has it");
+    let next = b.key("k").acquire().await.unwrap();
+    a.faults.silence(false);
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(next.validity(), Validity::Valid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_reply_is_undone() {
+    let store = MemoryStore::new();
+    let a = store.client_with(ClientSetup::new()).unwrap();
+    let b = store.client().unwrap();
+    a.faults.script(Op::Acquire, Fault::LoseReply);
+    let error = a.lock.key("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(b.key("k").try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_ends_everything() {
+    let store = MemoryStore::new();
+    let (a, b) = (Arc::new(store.client().unwrap()), store.client().unwrap());
+    let guard = a.key("k").acquire().await.unwrap();
+    let waiting = {
+        let a = Arc::clone(&a);
+        tokio::spawn(async move { a.key("k").acquire().await.map(drop) })
+    };
+    tokio::task::yield_now().await;
+    a.close().await.unwrap();
+    a.close().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(guard.lost().await, LossReason::Closed);
+    assert!(b.key("k").try_acquire().await.unwrap().is_some());
+    assert_eq!(a.key("x").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+    let _ = LockKey::new("x");
+}

@@ -1,0 +1,77 @@
+//! From a URL to a lock.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, Lock};
+
+use crate::target::Target;
+
+/// Connects to the store that `url` names.
+///
+/// | URL | Store |
+/// |---|---|
+/// | `memory:` | a private store of this process, gone with the returned lock |
+/// | `memory:NAME` | the store of that name in this process, shared by all that connect to it |
+/// | `file:///DIRECTORY` | the store in that directory, between the processes of this machine |
+///
+/// Parameters: `memory:NAME?ttl=30s` gives every lock taken through this connection a lease of that
+/// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter looks.
+/// Durations are written as in [`parse_duration`](crate::parse_duration).
+///
+/// # Errors
+///
+/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for an unknown scheme or parameter, a parameter
+/// given twice and a value that cannot be used; [`Unsupported`](crate::ErrorKind::Unsupported) for a
+/// store that was not compiled in, naming the cargo feature; [`Closed`](crate::ErrorKind::Closed)
+/// outside a tokio runtime; and what the store answers. No error repeats the URL, which may hold a
+/// password.
+///
+/// # Cancel safety
+///
+/// Dropping the future drops the connection; nothing is held yet.
+pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
+    match Target::parse(url)? {
+        Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl),
+        Target::File { directory, poll } => open_file(&directory, poll),
+    }
+}
+
+#[cfg(feature = "memory")]
+fn open_memory(name: Option<&str>, ttl: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+    let mut store = name.map_or_else(crate::memory::MemoryStore::new, crate::memory::MemoryStore::named);
+    if let Some(ttl) = ttl {
+        store = store.default_ttl(ttl);
+    }
+    Ok(Arc::new(store.client()?))
+}
+
+#[cfg(not(feature = "memory"))]
+fn open_memory(_: Option<&str>, _: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+    Err(not_compiled_in("memory"))
+}
+
+#[cfg(feature = "file")]
+fn open_file(directory: &Path, poll: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+    let mut config = crate::file::FileConfig::new(directory);
+    if let Some(poll) = poll {
+        config = config.poll(poll);
+    }
+    Ok(Arc::new(config.connect()?))
+}
+
+#[cfg(not(feature = "file"))]
+fn open_file(_: &Path, _: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+    Err(not_compiled_in("file"))
+}
+
+#[cfg(not(all(feature = "memory", feature = "file")))]
+fn not_compiled_in(feature: &str) -> Error {
+    Error::new(
+        leasehold_api::ErrorKind::Unsupported,
+        format!(
+            "this program was compiled without the {feature} store; switch on the cargo feature `{feature}` of the crate leasehold"
+        ),
+    )
+}

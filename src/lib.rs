@@ -1,0 +1,106 @@
+#![cfg_attr(feature = "memory", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "memory"),
+    doc = "A pluggable distributed lock: one contract, many stores. See the README."
+)]
+//!
+//! # In domain code
+//!
+//! Domain code depends on [`Lock`] as `Arc<dyn Lock>`: the store is chosen once, at start-up, by
+//! [`connect`]. Guards and futures are `Send`, so they go into tasks:
+//!
+#![cfg_attr(feature = "memory", doc = "```")]
+#![cfg_attr(not(feature = "memory"), doc = "```no_run")]
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use leasehold::{Error, FencingToken, Lock, LockExt, Once};
+//!
+//! const HOUR: Duration = Duration::from_secs(3600);
+//!
+//! async fn work(lock: Arc<dyn Lock>) -> Result<(), Error> {
+//!     let guard = lock.key("ledger:42").wait(Duration::from_millis(250)).acquire().await?;
+//!     spend(guard.token(), 10).await;
+//!     guard.release().await?; // lost or unknown is an error; drop is the safety net
+//!
+//!     let report = lock.key("nightly-report").run(async |guard| build(guard.token()).await).await?;
+//!     assert_eq!(report, "built");
+//!
+//!     let guards = lock.keys(["acct:1", "acct:2"]).acquire().await?; // ordered, all or nothing
+//!     assert_eq!(guards.len(), 2);
+//!     leasehold::release_all(guards).await?;
+//!
+//!     match lock.key("hourly").at_most_once_per(HOUR).run(async |_| ()).await? {
+//!         Once::Ran(()) => println!("ran"),
+//!         Once::NotDue { again_in } => println!("not before {again_in:?} from now"),
+//!     }
+//!     Ok(())
+//! }
+//!
+//! # async fn spend(_: Option<FencingToken>, _: u32) {}
+//! # async fn build(_: Option<FencingToken>) -> &'static str { "built" }
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let lock = leasehold::connect("memory:").await?;
+//! tokio::spawn(work(lock)).await??;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! and into handlers written with `async_trait`:
+//!
+#![cfg_attr(feature = "memory", doc = "```")]
+#![cfg_attr(not(feature = "memory"), doc = "```no_run")]
+//! use std::sync::Arc;
+//! use leasehold::{Error, Lock, LockExt, async_trait};
+//!
+//! #[async_trait]
+//! trait Handler: Send + Sync {
+//!     async fn handle(&self, account: u32) -> Result<u64, Error>;
+//! }
+//!
+//! struct Spend {
+//!     lock: Arc<dyn Lock>,
+//! }
+//!
+//! #[async_trait]
+//! impl Handler for Spend {
+//!     async fn handle(&self, account: u32) -> Result<u64, Error> {
+//!         let guard = self.lock.key(format!("acct:{account}")).acquire().await?;
+//!         let token = guard.token().map_or(0, |token| token.as_u64());
+//!         guard.release().await?;
+//!         Ok(token)
+//!     }
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Error> {
+//! let handler = Spend { lock: leasehold::connect("memory:").await? };
+//! assert!(handler.handle(1).await? < handler.handle(1).await?, "tokens grow");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! | Feature | Adds |
+//! |---|---|
+//! | `memory` (default) | the module `memory`, and `memory:` URLs |
+//! | `file` | the module `file`, and `file:///` URLs |
+//!
+//! A feature only adds: it changes nothing of what is there without it.
+
+mod connect;
+mod duration;
+mod target;
+
+pub use connect::connect;
+pub use duration::parse_duration;
+pub use leasehold_api::*;
+
+/// The store inside this process.
+#[cfg(feature = "memory")]
+pub use leasehold_memory as memory;
+
+/// The store in a directory, between the processes of one machine.
+#[cfg(feature = "file")]
+pub use leasehold_file as file;

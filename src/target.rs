@@ -1,0 +1,90 @@
+//! URLs of stores, read strictly. No error here repeats the URL: it may hold a password.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use url::Url;
+
+use crate::duration::parse_duration;
+
+/// The URLs that [`connect`](crate::connect) knows, for messages.
+const KNOWN: &str = "memory:, memory:NAME and file:///DIRECTORY";
+
+/// What a URL names, whether or not that store is compiled in.
+#[derive(Debug)]
+pub(crate) enum Target {
+    Memory { name: Option<String>, ttl: Option<Duration> },
+    File { directory: PathBuf, poll: Option<Duration> },
+}
+
+impl Target {
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        let text = text.trim();
+        let url = Url::parse(text).map_err(|error| {
+            invalid(format!("this is not the URL of a store; known are {KNOWN}")).with_source(error)
+        })?;
+        // As it was given: the parser completes `file:x` to `file:///x`.
+        let rest = text.split_once(':').map_or("", |(_, rest)| rest);
+        match url.scheme() {
+            "memory" => memory(&url, rest),
+            "file" => file(&url, rest),
+            unknown => Err(invalid(format!("no store has the scheme {unknown:?}; known are {KNOWN}"))),
+        }
+    }
+}
+
+fn memory(url: &Url, rest: &str) -> Result<Target, Error> {
+    if rest.starts_with('/') {
+        return Err(invalid("a memory URL has no host and no slashes: write memory: or memory:NAME"));
+    }
+    let name = Some(url.path()).filter(|name| !name.is_empty()).map(str::to_owned);
+    Ok(Target::Memory { name, ttl: only_parameter(url, "ttl")? })
+}
+
+fn file(url: &Url, rest: &str) -> Result<Target, Error> {
+    // `file:dir` and `file://dir` would be read as /dir and as a host: neither is what was meant.
+    if !rest.starts_with("///") && !rest.starts_with("//localhost/") {
+        return Err(invalid(
+            "a file URL names an absolute path on this machine, with three slashes and without a host or a user: write file:///var/lib/locks",
+        ));
+    }
+    let directory = url
+        .to_file_path()
+        .ok()
+        .filter(|path| path.parent().is_some())
+        .ok_or_else(|| invalid("a file URL names a directory of its own: write file:///var/lib/locks"))?;
+    Ok(Target::File { directory, poll: only_parameter(url, "poll")? })
+}
+
+/// The value of the one parameter, a duration, that the scheme has.
+fn only_parameter(url: &Url, name: &str) -> Result<Option<Duration>, Error> {
+    if url.fragment().is_some() {
+        return Err(invalid("the URL of a store has no fragment; write a # that belongs to a name as %23"));
+    }
+    let mut value = None;
+    for (given, text) in url.query_pairs() {
+        if given != name {
+            let scheme = url.scheme();
+            return Err(invalid(format!(
+                "a {scheme} URL has no parameter {given:?}; the one it has is {name}"
+            )));
+        }
+        let duration = parse_duration(&text)
+            .map_err(|error| invalid(format!("the parameter {name}: {}", error.message())))?;
+        if duration.is_zero() {
+            return Err(invalid(format!(
+                "the parameter {name} cannot be zero; leave it out for the default"
+            )));
+        }
+        if value.replace(duration).is_some() {
+            return Err(invalid(format!("the parameter {name} is given twice; leave one out")));
+        }
+    }
+    Ok(value)
+}
+
+fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}

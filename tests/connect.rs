@@ -1,0 +1,182 @@
+//! What `connect` takes, what it refuses, and that it never shows a password.
+
+use leasehold::{Error, ErrorKind, connect};
+
+async fn refused(url: &str) -> Error {
+    match connect(url).await {
+        Ok(lock) => panic!("{url} was taken as {lock}"),
+        Err(error) => error,
+    }
+}
+
+/// Everything an error shows: text, debug form and sources.
+fn everything(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(" {cause} {cause:?}");
+        source = cause.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn what_is_not_a_store_is_refused_with_what_to_do() {
+    for (url, hint) in [
+        ("", "memory:NAME"),
+        ("locks", "file:///DIRECTORY"),
+        ("/var/lib/locks", "file:///DIRECTORY"),
+        ("redis://host/0", "memory:NAME"),
+        ("memory:x#y", "%23"),
+        ("memory:x?ttl=1s&ttl=2s", "twice"),
+    ] {
+        let error = refused(url).await;
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{url}: {error}");
+        assert!(error.to_string().contains(hint), "{url}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_is_never_shown() {
+    for url in [
+        "postgres://app:hunter2@db/app",
+        "postgres://app:hunter2@db:port/app",
+        "postgres+ttl://app:hunter2@db/app?x=1&x=2",
+        "file://app:hunter2@host/dir",
+        "file:///dir?password=hunter2",
+        "file:///dir#hunter2",
+        "memory:x?password=hunter2",
+        "memory://app:hunter2@x",
+        "app:hunter2@db/app",
+        "://app:hunter2@db",
+    ] {
+        let text = everything(&refused(url).await);
+        assert!(!text.contains("hunter2"), "{url}: {text}");
+    }
+}
+
+#[cfg(not(feature = "memory"))]
+#[tokio::test]
+async fn a_missing_feature_is_named() {
+    let error = refused("memory:").await;
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("feature `memory`"), "{error}");
+}
+
+#[cfg(not(feature = "file"))]
+#[tokio::test]
+async fn a_missing_file_feature_is_named() {
+    let error = refused("file:///var/lib/locks").await;
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("feature `file`"), "{error}");
+}
+
+#[cfg(feature = "memory")]
+mod memory {
+    use super::*;
+    use leasehold::LockExt;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_name_is_shared_and_no_name_is_private() {
+        let [a, b] = [
+            connect("memory:shared-by-name").await.unwrap(),
+            connect("memory:shared-by-name").await.unwrap(),
+        ];
+        let held = a.key("k").acquire().await.unwrap();
+        assert!(b.key("k").try_acquire().await.unwrap().is_none(), "one store");
+        assert!(connect("memory:another").await.unwrap().key("k").try_acquire().await.unwrap().is_some());
+        assert!(connect("memory:").await.unwrap().key("k").try_acquire().await.unwrap().is_some());
+        assert!(connect("memory:").await.unwrap().key("k").try_acquire().await.unwrap().is_some());
+        held.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_ttl_gives_leases() {
+        let lock = connect("memory:?ttl=30s").await.unwrap();
+        let guard = lock.key("k").acquire().await.unwrap();
+        let remaining = guard.remaining().expect("a lease");
+        assert!(remaining <= Duration::from_secs(30), "{remaining:?}");
+        let plain = connect("memory:").await.unwrap().key("k").acquire().await.unwrap();
+        assert_eq!(plain.remaining(), None);
+    }
+
+    #[tokio::test]
+    async fn strict_about_the_rest() {
+        for (url, hint) in [
+            ("memory://x", "memory:NAME"),
+            ("memory:///x", "memory:NAME"),
+            ("memory:/x", "memory:NAME"),
+            ("memory:x?poll=1s", "is ttl"),
+            ("memory:x?TTL=1s", "is ttl"),
+            ("memory:x?ttl=", "ttl"),
+            ("memory:x?ttl=30", "30s"),
+            ("memory:x?ttl=0s", "zero"),
+        ] {
+            let error = refused(url).await;
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{url}: {error}");
+            assert!(error.to_string().contains(hint), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn without_a_runtime_it_is_an_error() {
+        let connecting = std::pin::pin!(connect("memory:"));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match Future::poll(connecting, &mut context) {
+            std::task::Poll::Ready(Err(error)) => {
+                assert!(error.to_string().contains("runtime"), "{error}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[cfg(feature = "file")]
+mod file {
+    use super::*;
+    use leasehold::LockExt;
+
+    #[tokio::test]
+    async fn one_directory_is_one_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = url::Url::from_directory_path(dir.path()).unwrap().to_string();
+        let a = connect(&url).await.unwrap();
+        let b = connect(&format!("{url}?poll=5ms")).await.unwrap();
+        let held = a.key("k").acquire().await.unwrap();
+        assert!(b.key("k").try_acquire().await.unwrap().is_none());
+        held.release().await.unwrap();
+        assert!(b.key("k").try_acquire().await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn the_path_is_absolute_and_of_this_machine() {
+        for url in [
+            "file:locks",
+            "file:./locks",
+            "file://locks",
+            "file://server/locks",
+            "file:/locks",
+            "file:",
+            "file:///",
+        ] {
+            let error = refused(url).await;
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{url}: {error}");
+            assert!(error.to_string().contains("file:///var/lib/locks"), "{url}: {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn strict_about_parameters() {
+        for (url, hint) in [
+            ("file:///tmp/locks?ttl=1s", "is poll"),
+            ("file:///tmp/locks?poll=fast", "30s"),
+            ("file:///tmp/locks?poll=0ms", "zero"),
+            ("file:///tmp/locks?poll=1s&poll=1s", "twice"),
+        ] {
+            let error = refused(url).await;
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{url}: {error}");
+            assert!(error.to_string().contains(hint), "{url}: {error}");
+        }
+    }
+}
