@@ -125,7 +125,7 @@ mod memory {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match Future::poll(connecting, &mut context) {
             std::task::Poll::Ready(Err(error)) => {
-                assert!(error.to_string().contains("runtime"), "{error}")
+                assert!(error.to_string().contains("runtime"), "{error}");
             }
             other => panic!("{other:?}"),
         }

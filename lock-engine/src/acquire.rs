@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown, Wait};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::backend::{Attempt, Granted, Held, Request, Stop, Waiting, short_answer};
 use crate::clock::Moment;
@@ -16,6 +16,9 @@ use crate::shared::{Call, Command, Seat, Shared};
 
 /// The pause before a store whose queue ended a wait without a grant is asked again.
 const UNQUEUED: Duration = Duration::from_millis(100);
+
+/// How long a wait whose budget has ended may take to leave the store's queue in the caller's presence.
+const LEAVING: Duration = Duration::from_millis(100);
 
 /// How long a caller waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,16 +76,17 @@ impl Drop for Ahead {
     }
 }
 
-/// Tries what can be done without waiting for anything.
+/// Tries what can be done without waiting for anything. `waits`: whether the caller goes on waiting.
 pub(crate) fn at_once(
     shared: &Arc<Shared>,
     key: &LockKey,
     options: &AcquireOptions,
+    waits: bool,
 ) -> Result<AtOnce, Error> {
     shared.check(Some(key), options)?;
     let mut ahead = Ahead { hold: None, held: None };
     let seat = |number| {
-        let request = shared.numbered_request(key, options, number);
+        let request = shared.numbered_request(key, options, waits, number);
         Seat::new(ahead.hold.insert(Hold::new(shared, request, hold::LIVE)))
     };
     let entered =
@@ -92,6 +96,12 @@ pub(crate) fn at_once(
         return Ok(AtOnce::Busy);
     };
     // Only a deadline needs to know when it was asked.
+    // Whoever is told of a cooldown instead of waiting for it does not compete with those who wait.
+    let competes = waits && options.on_cooldown == OnCooldown::Wait;
+    if competes && shared.courtesy.due(key, || shared.clock.now()).is_some() {
+        hold.still_asking();
+        return Ok(AtOnce::Ahead(ahead));
+    }
     let sent = if hold.beat.is_some() { shared.clock.now() } else { Moment::from_nanos(0) };
     match shared.backend.try_now(&hold.request) {
         None => {
@@ -133,6 +143,9 @@ pub(crate) async fn acquire(
     }
     pursuit.entries.extend(holds.into_iter().map(|hold| Entry { hold, seated: false, stage: Stage::Idle }));
     pursuit.take_turns(budget).await?;
+    if policy == OnCooldown::Wait {
+        pursuit.stand_back(budget).await?;
+    }
     // Everything before this place is granted.
     let mut at = 0;
     loop {
@@ -205,6 +218,18 @@ impl Pursuit {
         Ok(())
     }
 
+    /// Leaves keys that were just released here to those who wait elsewhere.
+    async fn stand_back(&mut self, budget: Budget) -> Result<(), Refusal> {
+        let keys = self.entries.iter().map(|e| &e.hold.request.key);
+        let due = keys.filter_map(|k| self.shared.courtesy.due(k, || self.shared.clock.now())).max();
+        match due {
+            Some(due) if budget != Budget::Once => {
+                pause(Arc::clone(&self.shared), &Notify::new(), due, Limit::of_budget(budget)).await
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Asks the store once for the entries of `range`: for each `None` (granted) or why not.
     async fn ask(
         &mut self,
@@ -232,11 +257,21 @@ impl Pursuit {
         let call = self.call.insert(call);
         let answers = tokio::select! {
             biased;
-            answers = call => answers,
+            answers = &mut *call => answers,
             () = shared.closing.cancelled() => {
                 return Err(shared.name_error(Error::closed(), self.first_key(&range)).into());
             }
-            () = limit.passed() => return Err(self.out_of_time(limit, &range)),
+            () = limit.passed() => match (limit, &self.stop) {
+                // A wait that is told to stop leaves the store's queue, or brings the grant that came first.
+                (Limit::Budget(_), Some(stop)) => {
+                    stop.fire();
+                    match timeout(LEAVING, call).await {
+                        Ok(answers) => answers,
+                        Err(_) => return Err(self.out_of_time(limit, &range)),
+                    }
+                }
+                _ => return Err(self.out_of_time(limit, &range)),
+            },
         };
         self.call = None;
         self.stop = None;

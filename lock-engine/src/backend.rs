@@ -116,6 +116,9 @@ pub struct Request {
     pub cooldown: Option<Duration>,
     /// What operators shall see.
     pub label: Option<Arc<str>>,
+    /// Whether the caller goes on waiting when the answer is held: only then is it worth noting who was
+    /// turned away.
+    pub waits: bool,
     /// How many more tokens to set aside for local hand-over, beyond the grant's own.
     pub reserve: u16,
 }
@@ -124,7 +127,16 @@ impl Request {
     /// An exclusive request with nothing beside, for tests of backends.
     #[must_use]
     pub fn new(key: LockKey, holder: HolderId) -> Self {
-        Self { key, holder, mode: Mode::Exclusive, ttl: None, cooldown: None, label: None, reserve: 0 }
+        Self {
+            key,
+            holder,
+            mode: Mode::Exclusive,
+            ttl: None,
+            cooldown: None,
+            label: None,
+            waits: false,
+            reserve: 0,
+        }
     }
 
     /// The hold that a grant of this request gives.

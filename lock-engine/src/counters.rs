@@ -36,7 +36,7 @@ pub(crate) enum Event {
     Lost,
     Undone,
     ReleaseRetry,
-    /// A grant that ended in another way than by a release that succeeded at once.
+    /// A grant that ended in another way than by a successful release.
     EndedOtherwise,
     Granted,
     Released,
@@ -74,7 +74,7 @@ impl Tally {
             timeouts: of(Event::Timeout),
             failures: of(Event::Failure),
             renewed: of(Event::Renewed),
-            released: released + of(Event::Released),
+            released,
             lost: of(Event::Lost),
             undone: of(Event::Undone),
             release_retries: of(Event::ReleaseRetry),

@@ -126,11 +126,6 @@ impl Driver {
                     Done::Freed
                 });
             }
-            Command::StandBack { turn, pause } => self.spawn(async move {
-                sleep(pause).await;
-                drop(turn);
-                Done::Freed
-            }),
             Command::Renew { hold, window, reply } => self.renew_for(hold, window, reply),
             Command::Close { .. } => {}
         }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
-    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, LossReason,
+    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, LossReason, Wait,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -17,6 +18,7 @@ use crate::backend::{Backend, Events, HoldRef, Timing};
 use crate::beats::Beats;
 use crate::clock::{Clock, SystemClock};
 use crate::counters::{Counters, Event, Tally};
+use crate::courtesy::Courtesy;
 use crate::driver::Driver;
 use crate::hold::{self, Hold};
 use crate::queue::Queues;
@@ -100,7 +102,7 @@ impl Engine {
 #[async_trait]
 impl Lock for Engine {
     async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
-        let ahead = match acquire::at_once(&self.shared, key, options)? {
+        let ahead = match acquire::at_once(&self.shared, key, options, false)? {
             AtOnce::Granted(guard) => return Ok(Some(guard)),
             AtOnce::Busy => return Ok(None),
             AtOnce::Ahead(ahead) => ahead,
@@ -113,14 +115,15 @@ impl Lock for Engine {
     }
 
     async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
-        let outcome = match acquire::at_once(&self.shared, key, options)? {
-            AtOnce::Granted(guard) => return Ok(guard),
-            AtOnce::Busy => {
-                let hold = Hold::new(&self.shared, self.shared.request(key, options), hold::ASKING);
-                self.pursue(vec![hold], None, options, false).await
-            }
-            AtOnce::Ahead(ahead) => self.pursue(Vec::new(), Some(ahead), options, false).await,
-        };
+        let outcome =
+            match acquire::at_once(&self.shared, key, options, options.wait != Wait::For(Duration::ZERO))? {
+                AtOnce::Granted(guard) => return Ok(guard),
+                AtOnce::Busy => {
+                    let hold = Hold::new(&self.shared, self.shared.request(key, options), hold::ASKING);
+                    self.pursue(vec![hold], None, options, false).await
+                }
+                AtOnce::Ahead(ahead) => self.pursue(Vec::new(), Some(ahead), options, false).await,
+            };
         let mut guards = outcome.map_err(|refusal| self.timed_out(refusal, Some(key)))?;
         guards.pop().ok_or_else(Error::closed)
     }
@@ -266,6 +269,7 @@ impl EngineBuilder {
             queues: Queues::new(),
             beats: Arc::new(Beats::default()),
             tally: Arc::new(Tally::default()),
+            courtesy: Courtesy::default(),
             closing: CancellationToken::new(),
             closed,
             commands,

@@ -14,7 +14,6 @@ use crate::backend::{Freed, Waiting, short_answer};
 use crate::clock::Moment;
 use crate::counters::Event;
 use crate::hold::Hold;
-use crate::shared::Command;
 
 impl Grant for Hold {
     fn key(&self) -> &LockKey {
@@ -81,22 +80,18 @@ impl Hold {
     fn released(&self, answer: Result<Freed, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
-                match self.shared.timing.waiting {
-                    Waiting::Poll { every } if freed.waiters => {
-                        self.shared.send(Command::StandBack { turn: self.turn(), pause: every });
-                    }
-                    _ if freed.was_held => {
-                        self.shared.tally.publish(Event::Released);
-                        self.shared.queues.pass_on_released(&self.request.key);
-                        return Ok(());
-                    }
-                    _ => self.shared.queues.pass_on(&self.request.key),
+                if let (true, Waiting::Poll { every }) = (freed.waiters, self.shared.timing.waiting) {
+                    let now = self.shared.clock.now();
+                    // A poll is jittered by a quarter.
+                    self.shared.courtesy.leave(&self.request.key, now, now.after(every.mul_f64(1.5)));
                 }
-                self.shared.tally.count(Event::EndedOtherwise);
                 if !freed.was_held {
+                    self.shared.queues.pass_on(&self.request.key);
+                    self.shared.tally.count(Event::EndedOtherwise);
                     return Err(self.named(Error::lost(LossReason::Gone)));
                 }
-                self.shared.tally.count(Event::Released);
+                self.shared.tally.publish(Event::Released);
+                self.shared.queues.pass_on_released(&self.request.key);
                 Ok(())
             }
             Err(error) => {

@@ -6,6 +6,7 @@ mod beat;
 mod beats;
 mod clock;
 mod counters;
+mod courtesy;
 mod driver;
 mod engine;
 mod grant;

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, Capabilities, Error, ErrorKind, HolderId, LockKey, LossReason, Mode};
+use leasehold_api::{
+    AcquireOptions, Capabilities, Error, ErrorKind, HolderId, LockKey, LossReason, Mode, Wait,
+};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -13,6 +15,7 @@ use crate::backend::{Attempt, Backend, EventSink, HoldRef, Request, Timing};
 use crate::beats::Beats;
 use crate::clock::Clock;
 use crate::counters::{Counters, Tally};
+use crate::courtesy::Courtesy;
 use crate::hold::{Hold, Turn};
 use crate::queue::{Queues, Seated};
 
@@ -46,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) queues: Arc<Queues<Seat>>,
     pub(crate) beats: Arc<Beats>,
     pub(crate) tally: Arc<Tally>,
+    /// Keys that others wait for, and until when waiters of this process leave them to those.
+    pub(crate) courtesy: Courtesy,
     /// Fires when the engine closes: every wait ends.
     pub(crate) closing: CancellationToken,
     /// How the closing ended, once it has. The sender goes with the driver.
@@ -59,8 +64,6 @@ pub(crate) struct Shared {
 pub(crate) enum Command {
     /// Finish `call`, whoever made it, then free `holds`; the turns are handed on after the first try.
     Undo { call: Option<Call>, holds: Vec<HoldRef>, turns: Vec<Turn> },
-    /// Hand on the turn after a pause, so that waiters of other processes come first.
-    StandBack { turn: Turn, pause: Duration },
     /// Renew one hold now.
     Renew { hold: Arc<Hold>, window: Option<Duration>, reply: oneshot::Sender<Result<(), Error>> },
     /// Free everything and end.
@@ -78,11 +81,18 @@ impl Shared {
 
     /// The request for `key` under a fresh holder id, with options that were [checked](Self::check).
     pub(crate) fn request(&self, key: &LockKey, options: &AcquireOptions) -> Request {
-        self.numbered_request(key, options, self.queues.draw(key))
+        let waits = options.wait != Wait::For(Duration::ZERO);
+        self.numbered_request(key, options, waits, self.queues.draw(key))
     }
 
     /// The request for `key` with a number drawn from its queue.
-    pub(crate) fn numbered_request(&self, key: &LockKey, options: &AcquireOptions, number: u64) -> Request {
+    pub(crate) fn numbered_request(
+        &self,
+        key: &LockKey,
+        options: &AcquireOptions,
+        waits: bool,
+        number: u64,
+    ) -> Request {
         Request {
             key: key.clone(),
             holder: HolderId::from_parts(self.instance, number),
@@ -90,6 +100,7 @@ impl Shared {
             ttl: options.ttl.or_else(|| self.capabilities.lease.and_then(|l| l.default)),
             cooldown: options.cooldown,
             label: options.label.clone(),
+            waits,
             reserve: 0,
         }
     }

@@ -30,6 +30,7 @@ pub(crate) struct Peer {
     events: OnceLock<Events>,
     pub(crate) clock: Arc<ClientClock>,
     pub(crate) faults: Faults,
+    hints: bool,
     closed: AtomicBool,
 }
 
@@ -40,7 +41,7 @@ impl Peer {
     }
 
     pub(crate) fn wake(&self, key: &LockKey) {
-        if let Some(events) = self.events.get().filter(|_| self.faults.hears_hints()) {
+        if let Some(events) = self.events.get().filter(|_| self.hints && self.faults.hears_hints()) {
             events.wake(key);
         }
     }
@@ -69,6 +70,7 @@ impl MemoryBackend {
             events: OnceLock::new(),
             clock: Arc::new(ClientClock::new(Arc::clone(&store.clock), skew)),
             faults: Faults::default(),
+            hints: settings.hints,
             closed: AtomicBool::new(false),
         });
         let mut peers = store.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,8 +91,7 @@ impl MemoryBackend {
 
     fn attempt(&self, request: &Request) -> Result<Attempt, Error> {
         self.check_open()?;
-        // Where hints are off, nobody is noted for one.
-        self.store.acquire(request, &self.peer, self.has_queue() || !self.settings.hints)
+        self.store.acquire(request, &self.peer, self.has_queue())
     }
 
     fn check_open(&self) -> Result<(), Error> {

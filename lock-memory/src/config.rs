@@ -117,7 +117,8 @@ impl MemoryStore {
     }
 }
 
-const MIN_TTL: Duration = Duration::from_millis(1);
+/// The shortest TTL: renewal at a third of it must survive a busy machine.
+const MIN_TTL: Duration = Duration::from_millis(100);
 
 impl Settings {
     pub(crate) fn capabilities(&self) -> Capabilities {

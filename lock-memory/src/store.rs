@@ -144,7 +144,7 @@ impl Store {
         let Some(held) = entry.refusal(now, true) else {
             return entry.grant(drawn, request, peer, now).map(Attempt::Granted);
         };
-        if !queued && !entry.turned_away.iter().any(|p| Arc::ptr_eq(p, peer)) {
+        if request.waits && !queued && !entry.turned_away.iter().any(|p| Arc::ptr_eq(p, peer)) {
             entry.turned_away.push(Arc::clone(peer));
         }
         Ok(Attempt::Held(held))
@@ -175,12 +175,14 @@ impl Store {
     pub(crate) fn promote(&self, key: &LockKey) -> Option<Duration> {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
+        if let Some(held) = state.find(key)?.refusal(now, false) {
+            return held.retry_after;
+        }
         let mut after = After::default();
         state.call_next(key, now, &mut after);
-        let again = state.find(key).and_then(|entry| entry.refusal(now, false)?.retry_after);
         drop(state);
         after.run(self);
-        again
+        None
     }
 
     /// Takes a waiter out of the queue, wherever it stands. A grant that came first stays for its
@@ -340,7 +342,9 @@ impl State {
     /// Gives a free key to the first in its queue.
     fn call_next(&mut self, key: &LockKey, now: &Now<'_>, after: &mut After) {
         let Some(entry) = self.entries.find_mut(key.process_hash(), |e| e.key == *key) else { return };
-        if entry.refusal(now, false).is_some() {
+        if let Some(held) = entry.refusal(now, false) {
+            // It does not know yet when the key lets go by itself.
+            after.called = entry.queue.front().filter(|_| held.retry_after.is_some()).cloned();
             return;
         }
         let Some(waiter) = entry.queue.pop_front() else { return };

@@ -1,0 +1,146 @@
+//! A complete store: a table of rows that all clients share, with leases and fencing tokens.
+//!
+//! Here the table is a map in this process; in a store of yours it is a server, and each method of
+//! [`SingleKey`] is one request to it. Run it with `cargo run --example your_store`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{
+    Capabilities, Error, Fencing, FencingToken, HolderId, LeaseBounds, LockKey, LossReason, Scope,
+};
+use leasehold_engine::{
+    Attempt, Engine, Freed, Granted, Held, HoldRef, Renewed, Request, Single, SingleKey, TokioClock,
+    async_trait,
+};
+use tokio::time::Instant;
+
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// The server: who holds which key until when, and the last number it gave out.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Mutex<(BTreeMap<LockKey, Row>, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    holder: HolderId,
+    token: Option<FencingToken>,
+    ends: Instant,
+    /// Whether somebody was turned away since: the releaser stands back for them.
+    awaited: bool,
+}
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, (BTreeMap<LockKey, Row>, u64)> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One client of the table.
+#[derive(Debug)]
+pub struct TableClient {
+    table: Arc<Table>,
+    capabilities: Capabilities,
+}
+
+/// One more lock on the table.
+///
+/// # Errors
+///
+/// Outside of a tokio runtime.
+pub fn connect(table: &Arc<Table>) -> Result<Engine, Error> {
+    Engine::builder(backend(table)).clock(Arc::new(TokioClock::new())).start()
+}
+
+/// What the engine drives.
+#[must_use]
+pub fn backend(table: &Arc<Table>) -> Single<TableClient> {
+    // Declare what the store has and no more: the suite tests every word of it.
+    let mut capabilities = Capabilities::new(Scope::Process);
+    capabilities.lease =
+        Some(LeaseBounds::new(Some(DEFAULT_TTL), Duration::from_secs(1), Duration::from_secs(300)));
+    capabilities.fencing = Fencing::Volatile;
+    capabilities.loss_detection = Duration::from_secs(300);
+    capabilities.undo = Duration::from_secs(1);
+    capabilities.handover = Duration::from_secs(2);
+    capabilities.crash_release = Some(Duration::from_secs(300));
+    Single::new(TableClient { table: Arc::clone(table), capabilities })
+}
+
+#[async_trait]
+impl SingleKey for TableClient {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    async fn acquire(&self, request: Request) -> Result<Attempt, Error> {
+        let now = Instant::now();
+        let (rows, last) = &mut *self.table.lock();
+        match rows.get_mut(&request.key) {
+            // The same attempt sent twice is one grant.
+            Some(row) if row.holder == request.holder && row.ends > now => {
+                Ok(Attempt::Granted(Granted::with_token(row.token)))
+            }
+            Some(row) if row.ends > now => {
+                row.awaited = true;
+                let mut held = Held::new();
+                held.retry_after = Some(row.ends - now);
+                Ok(Attempt::Held(held))
+            }
+            _ => {
+                *last += 1;
+                let token = FencingToken::from_store_number(*last);
+                let ends = now + request.ttl.unwrap_or(DEFAULT_TTL);
+                rows.insert(request.key, Row { holder: request.holder, token, ends, awaited: false });
+                Ok(Attempt::Granted(Granted::with_token(token)))
+            }
+        }
+    }
+
+    async fn renew(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        let now = Instant::now();
+        match self.table.lock().0.get_mut(&hold.key) {
+            // Only what this holder still has; what has ended stays ended.
+            Some(row) if row.holder == hold.holder && row.ends > now => {
+                row.ends = now + hold.ttl.unwrap_or(DEFAULT_TTL);
+                Ok(Renewed::Extended)
+            }
+            _ => Ok(Renewed::Gone(LossReason::Gone)),
+        }
+    }
+
+    async fn release(&self, hold: HoldRef) -> Result<Freed, Error> {
+        let rows = &mut self.table.lock().0;
+        match rows.get(&hold.key).copied() {
+            Some(row) if row.holder == hold.holder => {
+                rows.remove(&hold.key);
+                Ok(Freed::new(row.ends > Instant::now()).waiters(row.awaited))
+            }
+            _ => Ok(Freed::new(false)),
+        }
+    }
+}
+
+impl fmt::Display for TableClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("table:example")
+    }
+}
+
+#[tokio::main]
+#[allow(dead_code)] // The tests include this file for its store.
+async fn main() -> Result<(), Error> {
+    use leasehold_api::LockExt as _;
+    let table = Arc::new(Table::default());
+    let (one, other) = (connect(&table)?, connect(&table)?);
+    let guard = one.key("ledger:42").acquire().await?;
+    println!("one client holds {} with token {:?}", guard.key(), guard.token());
+    println!("the other gets {:?}", other.key("ledger:42").try_acquire().await?);
+    guard.release().await?;
+    println!("after the release it gets {:?}", other.key("ledger:42").try_acquire().await?);
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! What a case is, what it needs, and how it can end.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use leasehold_api::{Capabilities, Fairness, Fencing, LockExt as _, Scope};
+
+use crate::context::Context;
+use crate::harness::{Harness, Time};
+
+/// The future of a running case.
+pub(crate) type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// One case of the suite.
+#[derive(Clone, Copy)]
+#[non_exhaustive]
+pub struct Case {
+    /// `group::case`.
+    pub name: &'static str,
+    /// The rules of the contract that it shows, such as `"C1"`.
+    pub rules: &'static [&'static str],
+    /// What it needs of the store and its harness.
+    pub needs: &'static [Need],
+    pub(crate) body: for<'a> fn(&'a Context) -> Running<'a>,
+}
+
+impl Case {
+    /// The part of the name before `::`.
+    #[must_use]
+    pub fn group(&self) -> &'static str {
+        self.name.split("::").next().unwrap_or(self.name)
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case")
+            .field("name", &self.name)
+            .field("rules", &self.rules)
+            .field("needs", &self.needs)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a case ended.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The store keeps the rule.
+    Passed,
+    /// The store does not declare what the case is about, and was seen to refuse it with a typed error.
+    Refused {
+        /// What it does not declare.
+        capability: &'static str,
+    },
+    /// The case cannot be run here.
+    NotApplicable {
+        /// Why.
+        reason: String,
+    },
+    /// The store breaks the rule.
+    Failed {
+        /// What was seen.
+        message: String,
+    },
+}
+
+impl Outcome {
+    /// Whether the store broke no rule as far as this case could tell.
+    #[must_use]
+    pub const fn is_ok(&self) -> bool {
+        !matches!(self, Self::Failed { .. })
+    }
+}
+
+/// What a case needs. A capability that is not declared must be refused by the store; anything else
+/// that is missing makes the case not applicable.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Need {
+    /// Leases.
+    Lease,
+    /// Fencing tokens.
+    Tokens,
+    /// Tokens that survive a restart of the store's clients.
+    DurableTokens,
+    /// Cooldowns.
+    Cooldown,
+    /// Inspection of one key.
+    Inspect,
+    /// Listing of holds.
+    List,
+    /// Forced release.
+    ForceRelease,
+    /// First come, first served across clients.
+    Fifo,
+    /// A hold that ends within a declared time after its process died.
+    CrashRelease,
+    /// Exclusion between processes, and a harness that can start one.
+    Child,
+    /// A store whose time is virtual.
+    Virtual,
+    /// A harness that can end a hold at the store.
+    Lose,
+    /// A harness that can end a hold at the store without telling.
+    Purge,
+    /// A harness that can cut a client off.
+    Silence,
+    /// A harness that can disturb single calls of a client.
+    Script,
+    /// A harness that can lose the wake-ups of a client.
+    Mute,
+    /// A harness that counts the calls of a client.
+    Calls,
+    /// A harness that can skew the clock of a client.
+    Skew,
+}
+
+/// What to do with a case.
+pub(crate) enum Verdict {
+    Run,
+    Refusal(Need),
+    NotApplicable(String),
+}
+
+impl Need {
+    /// Decides by declared capability and by what the harness can do.
+    pub(crate) fn judge(
+        needs: &[Self],
+        has: &Capabilities,
+        harness: &dyn Harness,
+        time: Time,
+        child_test: bool,
+    ) -> Verdict {
+        // A missing capability counts first: refusing it is a duty that needs no faults.
+        for need in needs {
+            if need.undeclared(has) {
+                return Verdict::Refusal(*need);
+            }
+        }
+        for need in needs {
+            if let Some(reason) = need.hindrance(has, harness, time, child_test) {
+                return Verdict::NotApplicable(reason);
+            }
+        }
+        Verdict::Run
+    }
+
+    fn undeclared(self, has: &Capabilities) -> bool {
+        match self {
+            Self::Lease => has.lease.is_none(),
+            Self::Tokens | Self::DurableTokens => has.fencing == Fencing::None,
+            Self::Cooldown => !has.cooldown,
+            Self::Inspect => !has.admin.inspect,
+            Self::List => !has.admin.list,
+            Self::ForceRelease => !has.admin.force_release,
+            _ => false,
+        }
+    }
+
+    fn hindrance(
+        self,
+        has: &Capabilities,
+        harness: &dyn Harness,
+        time: Time,
+        child_test: bool,
+    ) -> Option<String> {
+        let set = harness.faults().map(crate::harness::Faults::supports).unwrap_or_default();
+        let fault = |there: bool, what: &str| (!there).then(|| format!("the harness cannot {what}"));
+        match self {
+            Self::DurableTokens if has.fencing != Fencing::Durable => {
+                Some(format!("the store declares tokens {}", has.fencing))
+            }
+            Self::Fifo if has.fairness != Fairness::Fifo => {
+                Some(format!("the store declares its order among clients as {}", has.fairness))
+            }
+            Self::CrashRelease if has.crash_release.is_none() => {
+                Some("the store declares that a dead holder's hold stays".into())
+            }
+            Self::Child if has.scope == Scope::Process => {
+                Some("the store declares to exclude within one process".into())
+            }
+            Self::Child if harness.child().is_none() => {
+                Some("the harness names no way to reach the store from a child process".into())
+            }
+            Self::Child if !child_test => {
+                Some("no test was mounted that can act as the child process".into())
+            }
+            Self::Child if !cfg!(unix) => Some("child processes are driven by Unix signals".into()),
+            Self::Virtual if time != Time::Virtual => Some("the store follows real time".into()),
+            Self::Lose => fault(set.lose, "end a hold at the store"),
+            Self::Purge => fault(set.purge, "end a hold at the store without telling"),
+            Self::Silence => fault(set.silence, "cut a client off from the store"),
+            Self::Script => fault(set.script, "disturb single calls of a client"),
+            Self::Mute => fault(set.mute, "lose the wake-ups of a client"),
+            Self::Calls => fault(set.calls, "count the calls of a client"),
+            Self::Skew => fault(set.skew, "skew the clock of a client"),
+            _ => None,
+        }
+    }
+
+    /// The name of a capability.
+    pub(crate) const fn capability(self) -> &'static str {
+        match self {
+            Self::Lease => "leases",
+            Self::Tokens | Self::DurableTokens => "fencing tokens",
+            Self::Cooldown => "cooldowns",
+            Self::Inspect => "inspection",
+            Self::List => "listing",
+            Self::ForceRelease => "forced release",
+            _ => "",
+        }
+    }
+
+    /// Asserts that the store refuses what it does not declare.
+    pub(crate) async fn assert_refused(self, cx: &Context) {
+        use leasehold_api::{ErrorKind, HolderId, ListQuery};
+        let lock = cx.client().await;
+        let key = cx.key();
+        let refused = match self {
+            Self::Lease => lock.key(&key).ttl(cx.ttl()).acquire().await.map(drop),
+            Self::Cooldown => lock.key(&key).min_hold(cx.ttl()).acquire().await.map(drop),
+            Self::Tokens | Self::DurableTokens => {
+                let guard = cx.take(&lock, &key).await;
+                assert_eq!(guard.token(), None, "a token from a store that declares none");
+                return;
+            }
+            Self::Inspect | Self::List | Self::ForceRelease => match lock.admin() {
+                None => return,
+                Some(admin) if self == Self::Inspect => admin.inspect(&key).await.map(drop),
+                Some(admin) if self == Self::List => admin.list(&ListQuery::new()).await.map(drop),
+                Some(admin) => admin.force_release(&key, HolderId::from_parts(1, 1)).await.map(drop),
+            },
+            _ => return,
+        };
+        match refused {
+            Ok(()) => panic!("{} are not declared, yet the store answered Ok", self.capability()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
+        }
+        // The refusal left nothing behind.
+        drop(cx.take(&lock, &key).await);
+    }
+}

@@ -1,0 +1,272 @@
+//! Several keys in one call: ordered, within one budget, all or none.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, LockExt as _, LockGuard, LockKey, Validity, release_all};
+
+use crate::context::{Context, acquire_all_for, fails, joined};
+use crate::harness::{Fault, Op};
+
+pub(crate) async fn takes_all(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let mut keys = cx.some_keys(5);
+    keys.reverse();
+    keys.swap(0, 2);
+    let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+    let order: Vec<LockKey> = guards.iter().map(|g| g.key().clone()).collect();
+    assert_eq!(order, keys, "the guards come in the order of the keys");
+    assert!(guards.iter().all(|g| g.validity() == Validity::Valid));
+    for key in &keys {
+        cx.held(&b, key).await;
+        cx.held(&a, key).await;
+    }
+    release_all(guards).await.expect("held until now");
+    for key in &keys {
+        cx.give(cx.take(&b, key).await).await;
+    }
+}
+
+pub(crate) async fn takes_one_or_many(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for n in [1, 2, 64] {
+        let guards = a.keys(cx.some_keys(n)).acquire().await.expect("free keys");
+        assert_eq!(guards.len(), n);
+        let ids: HashSet<_> = guards.iter().map(LockGuard::holder).collect();
+        assert_eq!(ids.len(), n, "each grant has an id of its own");
+        let last = guards[n - 1].key().clone();
+        cx.held(&b, &last).await;
+        drop(guards);
+        cx.undone(&b, &last).await;
+    }
+}
+
+pub(crate) async fn of_no_key_at_all(cx: &Context) {
+    let lock = cx.client().await;
+    match cx.soon("an answer", lock.acquire_all(&[], &cx.patient())).await {
+        Ok(guards) => assert!(guards.is_empty()),
+        Err(error) => {
+            fails(Err::<(), _>(error), &[ErrorKind::InvalidOption]);
+        }
+    }
+}
+
+pub(crate) async fn refuses_duplicates(cx: &Context) {
+    let lock = cx.client().await;
+    let keys = cx.some_keys(2);
+    let twice = [keys[0].clone(), keys[1].clone(), keys[0].clone()];
+    let refused = cx.soon("a refusal", lock.acquire_all(&twice, &cx.patient())).await;
+    let error = fails(refused, &[ErrorKind::InvalidOption]);
+    assert!(!error.can_retry());
+    for key in &keys {
+        cx.give(cx.take(&lock, key).await).await;
+    }
+}
+
+pub(crate) async fn all_or_none(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let mut held = Vec::new();
+    // Whichever of them is held, by another client or by the same.
+    for (i, holder) in [(0, &b), (1, &b), (2, &b), (1, &a)] {
+        let keys = cx.some_keys(3);
+        let guard = cx.take(holder, &keys[i]).await;
+        let budget = cx.short_wait();
+        let waiting = acquire_all_for(&a, &keys, budget);
+        let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
+        fails(outcome, &[ErrorKind::Timeout]);
+        assert!(took >= budget, "{took:?}");
+        for (j, key) in keys.iter().enumerate() {
+            if j != i {
+                cx.undone(&c, key).await;
+            }
+        }
+        held.push((guard, keys));
+    }
+    cx.sleep(cx.capabilities().undo).await;
+    for (guard, keys) in held {
+        cx.give(guard).await;
+        for key in &keys {
+            cx.give(cx.take(&c, key).await).await;
+        }
+    }
+}
+
+pub(crate) async fn a_try_is_all_or_none(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(4);
+    let guard = cx.take(&b, &keys[2]).await;
+    let answer = cx.soon("a try at several keys", a.keys(&keys).try_acquire()).await;
+    assert!(answer.expect("a held key is no error").is_none());
+    for i in [0, 1, 3] {
+        cx.undone(&b, &keys[i]).await;
+    }
+    cx.give(guard).await;
+    let guards = a.keys(&keys).try_acquire().await.expect("free keys").expect("all are free");
+    assert_eq!(guards.len(), 4);
+    release_all(guards).await.expect("held until now");
+}
+
+pub(crate) async fn has_one_budget(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(cx.take(&b, key).await);
+    }
+    let budget = cx.short_wait() * 2;
+    let waiting = {
+        let (lock, keys) = (a.clone(), keys.clone());
+        tokio::spawn(async move { lock.acquire_all(&keys, &AcquireOptions::new().wait(budget)).await })
+    };
+    let start = tokio::time::Instant::now();
+    // Each of the first two becomes free late in the budget; the last one never does.
+    for guard in guards.drain(..2) {
+        cx.sleep(budget * 2 / 5).await;
+        cx.give(guard).await;
+    }
+    fails(cx.within("one budget", budget, joined(waiting)).await, &[ErrorKind::Timeout]);
+    let took = start.elapsed();
+    assert!(took + cx.beat() >= budget, "a budget of {budget:?} ended after {took:?}");
+    assert!(took <= budget + cx.slack(), "a budget of {budget:?} lasted {took:?}");
+    for key in &keys[..2] {
+        cx.undone(&b, key).await;
+    }
+}
+
+pub(crate) async fn waits_for_all(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let first = cx.take(&b, &keys[0]).await;
+    let last = cx.take(&b, &keys[2]).await;
+    let waiting = {
+        let (lock, keys, options) = (a.clone(), keys.clone(), cx.patient());
+        tokio::spawn(async move { lock.acquire_all(&keys, &options).await })
+    };
+    cx.settle().await;
+    cx.give(last).await;
+    cx.sleep(cx.short_wait()).await;
+    assert!(!waiting.is_finished(), "all granted while one is held");
+    cx.give(first).await;
+    let guards = cx.within("all keys", cx.handover() * 3, joined(waiting)).await.expect("all are free");
+    for key in &keys {
+        cx.held(&b, key).await;
+    }
+    release_all(guards).await.expect("held until now");
+}
+
+pub(crate) async fn opposite_orders_do_not_deadlock(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let inside = Arc::new(AtomicBool::new(false));
+    let rounds = cx.many(25, 8);
+    let tasks: Vec<_> = [&a, &b, &a, &b]
+        .into_iter()
+        .enumerate()
+        .map(|(i, lock)| {
+            let (lock, mut keys, options) = (lock.clone(), keys.clone(), cx.patient());
+            let inside = Arc::clone(&inside);
+            keys.rotate_left(i % 3);
+            if i % 2 == 0 {
+                keys.reverse();
+            }
+            tokio::spawn(async move {
+                for _ in 0..rounds {
+                    let guards = lock.acquire_all(&keys, &options).await.expect("no deadlock");
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two hold all keys");
+                    tokio::task::yield_now().await;
+                    inside.store(false, Ordering::SeqCst);
+                    release_all(guards).await.expect("held until now");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        cx.within("every round", cx.patience(), joined(task)).await;
+    }
+}
+
+pub(crate) async fn philosophers_dine(cx: &Context) {
+    let forks = cx.some_keys(5);
+    let (a, b) = cx.two().await;
+    let rounds = cx.many(20, 6);
+    let tasks: Vec<_> = (0..5)
+        .map(|seat| {
+            let lock = if seat % 2 == 0 { a.clone() } else { b.clone() };
+            // Right before left for one, left before right for the other: the library orders them.
+            let pair = [forks[(seat + 1) % 5].clone(), forks[seat].clone()];
+            let options = cx.patient();
+            tokio::spawn(async move {
+                for _ in 0..rounds {
+                    let guards = lock.acquire_all(&pair, &options).await.expect("no deadlock");
+                    tokio::task::yield_now().await;
+                    release_all(guards).await.expect("held until now");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        cx.within("every meal", cx.patience(), joined(task)).await;
+    }
+    super::exclusion::is_free(cx, &a, &forks).await;
+}
+
+pub(crate) async fn a_failure_gives_all_back(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    for fault in [Fault::Error(ErrorKind::PermissionDenied), Fault::LoseReply] {
+        for calls_before in 0..3 {
+            let keys = cx.some_keys(3);
+            // One of them is held, so that a store which takes all in one call needs several.
+            let guard = cx.take(&b, &keys[1]).await;
+            for _ in 0..calls_before {
+                a.faults.script(Op::Acquire, Fault::Pass);
+            }
+            a.faults.script(Op::Acquire, fault);
+            a.faults.script(Op::Wait, fault);
+            let waiting = acquire_all_for(&a.lock, &keys, cx.short_wait());
+            let outcome = cx.within("a failing acquire", cx.call_limit(), waiting).await;
+            assert!(outcome.is_err(), "all granted while one is held");
+            cx.give(guard).await;
+            for key in &keys {
+                cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
+            }
+            use_up(cx, &a).await;
+        }
+    }
+}
+
+/// Spends what is left of the scripted faults.
+async fn use_up(cx: &Context, client: &crate::harness::FaultyClient) {
+    let key = cx.key();
+    let guard = cx.client().await;
+    let held = cx.take(&guard, &key).await;
+    for _ in 0..6 {
+        let wait = AcquireOptions::new().wait(cx.beat() * 5);
+        let _ = cx.within("an attempt", cx.call_limit(), client.lock.acquire(&key, &wait)).await;
+    }
+    cx.give(held).await;
+}
+
+pub(crate) async fn an_invalid_key_spoils_all(cx: &Context) {
+    let lock = cx.client().await;
+    let good = cx.key();
+    fails(lock.keys([good.as_str(), ""]).acquire().await, &[ErrorKind::InvalidKey]);
+    fails(lock.keys([good.as_str(), "a\0b"]).try_acquire().await, &[ErrorKind::InvalidKey]);
+    cx.give(cx.take(&lock, &good).await).await;
+}
+
+pub(crate) async fn each_can_be_released_alone(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let mut guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+    cx.give(guards.remove(1)).await;
+    cx.give(cx.take(&b, &keys[1]).await).await;
+    for i in [0, 2] {
+        cx.held(&b, &keys[i]).await;
+    }
+    cx.sleep(Duration::from_millis(1)).await;
+    release_all(guards).await.expect("held until now");
+}

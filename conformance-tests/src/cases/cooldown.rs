@@ -1,0 +1,173 @@
+//! A grant may forbid the next one for a time: minimum hold, and at most once per window.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, OnCooldown, Once};
+use tokio::time::Instant;
+
+use crate::context::{Context, acquire_for, fails, joined};
+
+fn window(cx: &Context) -> Duration {
+    if cx.is_virtual() { Duration::from_secs(90) } else { Duration::from_millis(1_500) }
+}
+
+async fn due_in(lock: &Arc<dyn Lock>, key: &LockKey, window: Duration) -> Option<Duration> {
+    match lock.key(key).at_most_once_per(window).run(async |_| ()).await.expect("the store answers") {
+        Once::Ran(()) => None,
+        Once::NotDue { again_in } => Some(again_in),
+    }
+}
+
+pub(crate) async fn runs_at_most_once_per_window(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let window = window(cx);
+    for _ in 0..2 {
+        let before = Instant::now();
+        assert_eq!(due_in(&a, &key, window).await, None, "due, and did not run");
+        let granted = Instant::now();
+        for lock in [&b, &a] {
+            let again_in = cx.within("an answer", cx.handover(), due_in(lock, &key, window)).await;
+            let again_in = again_in.expect("ran twice in one window");
+            assert!(again_in <= window && again_in > Duration::ZERO, "{again_in:?}");
+        }
+        tokio::time::sleep_until(before + window * 9 / 10).await;
+        let asked = Instant::now();
+        let early = due_in(&b, &key, window).await;
+        if before.elapsed() < window {
+            let again_in = early.expect("ran twice in one window");
+            let most = window.saturating_sub(asked - granted);
+            assert!(again_in <= most, "{again_in:?} is more than {most:?}");
+            tokio::time::sleep_until(granted + window + Duration::from_millis(2)).await;
+        } else {
+            // Too slow a machine for this look: it ran in the next window.
+            tokio::time::sleep(window).await;
+        }
+    }
+    assert_eq!(due_in(&b, &key, window).await, None, "the window has passed");
+}
+
+pub(crate) async fn one_of_many_callers_runs(cx: &Context) {
+    let key = cx.key();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let mut tasks = Vec::new();
+    for i in 0..12 {
+        let lock = if i % 3 == 0 { cx.client().await } else { cx.two().await.0 };
+        let (key, runs) = (key.clone(), Arc::clone(&runs));
+        tasks.push(tokio::spawn(async move {
+            let hour = Duration::from_secs(3_600);
+            let guard = lock.key(&key).at_most_once_per(hour).acquire().await.expect("the store answers");
+            if let Once::Ran(guard) = guard {
+                runs.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                guard.release().await.expect("held until now");
+            }
+        }));
+    }
+    for task in tasks {
+        cx.within("each answer", cx.call_limit(), joined(task)).await;
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 1, "runs in one window");
+}
+
+pub(crate) async fn a_try_reads_held(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &AcquireOptions::new().cooldown(window(cx))).await;
+    cx.give(guard).await;
+    for lock in [&a, &b] {
+        cx.held(lock, &key).await;
+        let options = AcquireOptions::new().on_cooldown(OnCooldown::NotDue);
+        let error = fails(lock.try_acquire(&key, &options).await, &[ErrorKind::NotDue]);
+        assert!(error.again_in().is_some_and(|d| d <= window(cx)), "{error}");
+        assert_eq!(error.key(), Some(&key));
+    }
+    // Other keys know nothing of it.
+    cx.give(cx.take(&b, &cx.key()).await).await;
+}
+
+pub(crate) async fn a_waiter_waits_for_its_end(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for lock in [&a, &b] {
+        let key = cx.key();
+        let asked = Instant::now();
+        let guard = a.key(&key).min_hold(window(cx)).acquire().await.expect("a free key");
+        let waiter = cx.queue(lock, &key).await;
+        cx.give(guard).await;
+        let guard = waiter.granted(cx, window(cx) + cx.handover()).await;
+        let waited = asked.elapsed();
+        assert!(waited >= window(cx), "granted {waited:?} into a minimum hold of {:?}", window(cx));
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn a_budget_ends_within_it(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    cx.give(a.key(&key).min_hold(window(cx)).acquire().await.expect("a free key")).await;
+    let budget = cx.short_wait();
+    for lock in [&b, &a] {
+        let waiting = acquire_for(lock, &key, budget);
+        let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
+        fails(outcome, &[ErrorKind::Timeout]);
+        assert!(took >= budget, "{took:?}");
+    }
+}
+
+pub(crate) async fn outlives_a_dropped_guard_and_its_client(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(2);
+    let window = window(cx);
+    let Once::Ran(guard) = a.key(&keys[0]).at_most_once_per(window).acquire().await.expect("a free key")
+    else {
+        panic!("nobody asked for a window before");
+    };
+    let Once::Ran(leaked) = a.key(&keys[1]).at_most_once_per(window).acquire().await.expect("a free key")
+    else {
+        panic!("nobody asked for a window before");
+    };
+    drop(guard);
+    std::mem::forget(leaked);
+    a.close().await.expect("the store answers");
+    for key in &keys {
+        assert!(due_in(&b, key, window).await.is_some(), "a second run in one window");
+    }
+}
+
+pub(crate) async fn counts_from_the_grant(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = a.key(&key).min_hold(window(cx)).acquire().await.expect("a free key");
+    cx.sleep(window(cx) + cx.beat()).await;
+    // Held for longer than the window: nothing is left of it.
+    cx.give(guard).await;
+    cx.give(cx.take(&b, &key).await).await;
+}
+
+pub(crate) async fn holds_up_all_of_several_keys(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    cx.give(a.key(&keys[1]).min_hold(window(cx)).acquire().await.expect("a free key")).await;
+    let none = b.keys(&keys).try_acquire().await.expect("a cooldown is no error");
+    assert!(none.is_none());
+    for i in [0, 2] {
+        cx.undone(&a, &keys[i]).await;
+    }
+}
+
+pub(crate) async fn an_absurd_one_is_refused_or_kept(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    match a.key(&key).min_hold(Duration::MAX).acquire().await {
+        Ok(guard) => {
+            cx.give(guard).await;
+            cx.held(&b, &key).await;
+        }
+        Err(error) => {
+            fails(Err::<(), _>(error), &[ErrorKind::InvalidOption]);
+            cx.give(cx.take(&b, &key).await).await;
+        }
+    }
+}

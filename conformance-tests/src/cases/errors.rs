@@ -1,0 +1,220 @@
+//! Errors are typed and distinct, and what is not declared is refused.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, Fencing, LockExt as _, MAX_LABEL_BYTES, Mode, Requirements};
+
+use crate::case::Need;
+use crate::context::{Context, acquire_for, attempt_at, fails};
+use crate::harness::{Fault, Op};
+
+pub(crate) async fn capabilities_are_coherent(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let has = a.capabilities();
+    assert_eq!(has, b.capabilities(), "two clients of one store declare the same");
+    if let Some(lease) = has.lease {
+        assert!(lease.min > Duration::ZERO, "a lease of zero ends before it begins");
+        assert!(lease.min <= lease.max);
+        if let Some(default) = lease.default {
+            assert!((lease.min..=lease.max).contains(&default), "the default TTL is within the bounds");
+        }
+    }
+    let day = Duration::from_secs(86_400);
+    for (what, bound) in [
+        ("undo", has.undo),
+        ("handover", has.handover),
+        ("loss_detection", has.loss_detection),
+        ("crash_release", has.crash_release.unwrap_or_default()),
+    ] {
+        assert!(bound <= day, "{what} is declared as {bound:?}, which promises nothing");
+    }
+    assert!(!has.admin.list || a.admin().is_some(), "listing is declared");
+    assert!(!has.admin.inspect || a.admin().is_some(), "inspection is declared");
+    assert!(!has.admin.force_release || a.admin().is_some(), "forced release is declared");
+    assert!(!a.to_string().is_empty(), "a lock names its store");
+}
+
+pub(crate) async fn no_name_shows_a_password(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let error = fails(acquire_for(&b, &key, Duration::ZERO).await, &[ErrorKind::Timeout]);
+    for text in [a.to_string(), format!("{a:?}"), error.to_string(), format!("{error:?}"), format!("{guard:?}")] {
+        // scheme://user:password@host
+        let password = text.split("://").skip(1).find_map(|rest| {
+            let authority = rest.split(['/', ' ', '"']).next()?;
+            authority.split_once('@')?.0.split_once(':')
+        });
+        assert_eq!(password, None, "{text}");
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn requirements_are_compared(cx: &Context) {
+    let lock = cx.client().await;
+    let has = cx.capabilities();
+    let mut fits = Requirements::new().scope(has.scope).loss_within(has.loss_detection);
+    if has.lease.is_some() {
+        fits = fits.lease();
+    }
+    if has.fencing.has_tokens() {
+        fits = fits.fencing();
+    }
+    lock.require(&fits).expect("what is declared is there");
+    if has.fencing != Fencing::Durable {
+        let error = fails(lock.require(&Requirements::new().durable_fencing()), &[ErrorKind::Unsupported]);
+        assert!(error.store().is_some());
+    }
+    let impossible = Requirements::new().crash_release_within(Duration::ZERO).loss_within(Duration::ZERO);
+    if has.crash_release != Some(Duration::ZERO) {
+        fails(lock.require(&impossible), &[ErrorKind::Unsupported]);
+    }
+}
+
+pub(crate) async fn undeclared_is_unsupported(cx: &Context) {
+    let has = cx.capabilities();
+    let missing = [
+        (has.lease.is_none(), Need::Lease),
+        (!has.cooldown, Need::Cooldown),
+        (!has.fencing.has_tokens(), Need::Tokens),
+        (!has.admin.inspect, Need::Inspect),
+        (!has.admin.list, Need::List),
+        (!has.admin.force_release, Need::ForceRelease),
+    ];
+    for (missing, need) in missing {
+        if missing {
+            need.assert_refused(cx).await;
+        }
+    }
+}
+
+pub(crate) async fn shared_mode_is_unsupported(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let shared = AcquireOptions::new().mode(Mode::Shared);
+    fails(lock.try_acquire(&key, &shared).await, &[ErrorKind::Unsupported]);
+    fails(lock.acquire(&key, &shared).await, &[ErrorKind::Unsupported]);
+    fails(lock.acquire_all(&[key.clone(), cx.key()], &shared).await, &[ErrorKind::Unsupported]);
+    cx.give(cx.take(&lock, &key).await).await;
+}
+
+pub(crate) async fn bad_options_are_refused(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let bad = [
+        AcquireOptions::new().ttl(Duration::ZERO),
+        AcquireOptions::new().cooldown(Duration::ZERO),
+        AcquireOptions::new().label("x".repeat(MAX_LABEL_BYTES + 1)),
+        AcquireOptions::new().label("a\0b"),
+    ];
+    for options in bad {
+        // A store without leases or cooldowns may say that first.
+        let kinds = [ErrorKind::InvalidOption, ErrorKind::Unsupported];
+        for error in [
+            fails(lock.try_acquire(&key, &options).await, &kinds),
+            fails(lock.acquire(&key, &options).await, &kinds),
+            fails(lock.acquire_all(&[key.clone(), cx.key()], &options).await, &kinds),
+        ] {
+            assert!(!error.can_retry(), "{error}");
+        }
+    }
+    cx.give(cx.take(&lock, &key).await).await;
+}
+
+pub(crate) async fn an_absurd_ttl_is_refused_or_kept(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    for absurd in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
+        match a.try_acquire(&key, &AcquireOptions::new().ttl(absurd)).await {
+            Ok(Some(guard)) => {
+                assert!(cx.lease().max >= absurd, "longer than the declared maximum");
+                cx.held(&b, &key).await;
+                cx.give(guard).await;
+            }
+            Ok(None) => panic!("a free key is not held"),
+            Err(error) => {
+                fails(Err::<(), _>(error), &[ErrorKind::InvalidOption]);
+            }
+        }
+    }
+    cx.give(cx.take(&b, &key).await).await;
+}
+
+pub(crate) async fn a_failing_store_is_not_held(cx: &Context) {
+    let a = cx.faulty().await;
+    for kind in [
+        ErrorKind::Unavailable,
+        ErrorKind::PermissionDenied,
+        ErrorKind::SchemaMissing,
+        ErrorKind::Corrupt,
+        ErrorKind::Capacity,
+        ErrorKind::Deadlock,
+    ] {
+        let key = cx.key();
+        a.faults.script(Op::Acquire, Fault::Error(kind));
+        let attempt = attempt_at(&a.lock, &key);
+        let error = fails(cx.within("a failing try", cx.call_limit(), attempt).await, &[kind]);
+        assert_eq!(error.can_retry(), kind.can_retry());
+        assert_eq!(error.key(), Some(&key), "{error:?}");
+        assert!(error.store().is_some(), "{error:?}");
+        // Another key: of the first one's attempt something may be left to undo.
+        let other = cx.key();
+        a.faults.script(Op::Acquire, Fault::Error(kind));
+        let zero = AcquireOptions::new().wait(Duration::ZERO);
+        let attempt = a.lock.acquire(&other, &zero);
+        fails(cx.within("a failing acquire", cx.call_limit(), attempt).await, &[kind]);
+        // The next call is not poisoned by the one before.
+        for key in [&key, &other] {
+            cx.give(cx.free_within(&a.lock, key, cx.call_limit()).await).await;
+        }
+    }
+}
+
+pub(crate) async fn a_failure_ends_a_wait(cx: &Context) {
+    let a = cx.client().await;
+    let b = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    // The first attempt learns that the key is held; the wait after it fails.
+    b.faults.script(Op::Acquire, Fault::Pass);
+    b.faults.script(Op::Acquire, Fault::Error(ErrorKind::PermissionDenied));
+    b.faults.script(Op::Wait, Fault::Error(ErrorKind::PermissionDenied));
+    let waiting = acquire_for(&b.lock, &key, cx.patience());
+    let outcome = cx.within("a failing wait", cx.handover() + cx.call_limit(), waiting).await;
+    let error = fails(outcome, &[ErrorKind::PermissionDenied]);
+    assert!(error.source().is_none_or(|s| !s.to_string().is_empty()));
+    cx.give(guard).await;
+    // What was queued at the store has left it.
+    let next = cx.free_within(&a, &key, cx.capabilities().undo).await;
+    cx.give(next).await;
+}
+
+pub(crate) async fn a_silent_store_is_an_error_in_bounded_time(cx: &Context) {
+    let a = cx.faulty().await;
+    a.faults.silence(true);
+    let kinds = [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown, ErrorKind::Timeout];
+    let key = cx.key();
+    let attempt = attempt_at(&a.lock, &key);
+    fails(cx.within("a try on a silent store", cx.call_limit(), attempt).await, &kinds);
+    let another = cx.key();
+    let attempt = acquire_for(&a.lock, &another, cx.patience());
+    fails(cx.within("an acquire on a silent store", cx.patience(), attempt).await, &kinds);
+    a.faults.silence(false);
+    cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
+}
+
+pub(crate) async fn contention_timeout_and_loss_are_distinct(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    cx.held(&b, &key).await;
+    let waiting = acquire_for(&b, &key, cx.short_wait());
+    fails(waiting.await, &[ErrorKind::Timeout]);
+    cx.lose(&key, leasehold_api::LossReason::Gone).await;
+    let lost = fails(guard.release().await, &[ErrorKind::Lost]);
+    assert!(lost.loss().is_some());
+    assert!(!lost.message().is_empty());
+    a.close().await.expect("the store answers");
+    fails(a.try_acquire(&key, &AcquireOptions::new()).await, &[ErrorKind::Closed]);
+}

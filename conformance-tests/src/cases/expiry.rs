@@ -1,0 +1,331 @@
+//! A lease that nobody renews ends when its TTL has passed, not before and not much later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockGuard, LockKey, LossReason, Validity};
+use tokio::time::Instant;
+
+use crate::context::{Context, fails};
+use crate::harness::{ClientSetup, Fault, FaultyClient, Op, Skew};
+
+/// A lease whose client fell silent just after it was granted.
+struct Abandoned {
+    client: FaultyClient,
+    guard: LockGuard,
+    /// Just before the grant was asked for: the store's lease does not begin sooner.
+    asked: Instant,
+    /// Just after it was granted: the store's lease does not begin later.
+    granted: Instant,
+}
+
+async fn abandoned(cx: &Context, client: FaultyClient, key: &LockKey) -> Abandoned {
+    let asked = Instant::now();
+    let guard = cx.take_with(&client.lock, key, &cx.leased()).await;
+    let granted = Instant::now();
+    client.faults.silence(true);
+    Abandoned { client, guard, asked, granted }
+}
+
+impl Abandoned {
+    /// Tries with `lock` until granted; checks that it was neither too soon nor too late, and that the
+    /// old holder knew by then.
+    async fn taken_over(&self, cx: &Context, lock: &Arc<dyn Lock>, key: &LockKey) -> LockGuard {
+        loop {
+            cx.sleep(cx.beat()).await;
+            let tried = Instant::now();
+            let attempt = lock.try_acquire(key, &AcquireOptions::new()).await;
+            if let Some(guard) = attempt.expect("a held key is no error") {
+                self.ended_in_time(cx, Instant::now());
+                return guard;
+            }
+            let late = self.granted + cx.ttl() + cx.slack();
+            assert!(
+                tried < late,
+                "an unrenewed lease of {:?} still holds after {:?}",
+                cx.ttl(),
+                tried - self.asked
+            );
+        }
+    }
+
+    fn ended_in_time(&self, cx: &Context, seen: Instant) {
+        let lived = seen - self.asked;
+        assert!(lived >= cx.ttl(), "a lease of {:?} was taken over after {lived:?}", cx.ttl());
+        assert_eq!(self.guard.validity(), Validity::Lost, "overtaken, and still thinks that it holds");
+        assert_eq!(self.guard.remaining(), Some(Duration::ZERO));
+    }
+}
+
+pub(crate) async fn an_unrenewed_lease_ends_on_time(cx: &Context) {
+    let b = cx.client().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let guard = old.taken_over(cx, &b, &key).await;
+    cx.give(guard).await;
+}
+
+pub(crate) async fn an_unrenewed_lease_does_not_end_sooner(cx: &Context) {
+    let b = cx.client().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    for tenths in [3, 6, 9] {
+        tokio::time::sleep_until(old.asked + cx.ttl() * tenths / 10).await;
+        let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
+        // On a slow machine the look may have come after the end.
+        if old.asked.elapsed() < cx.ttl() {
+            assert!(attempt.is_none(), "a lease was taken over after {tenths} tenths of its TTL");
+        }
+    }
+}
+
+pub(crate) async fn a_waiter_needs_no_event(cx: &Context) {
+    let b = cx.client().await;
+    let key = cx.key();
+    let client = cx.faulty().await;
+    let old = abandoned(cx, client, &key).await;
+    let waiter = cx.queue(&b, &key).await;
+    let guard = waiter.granted(cx, cx.ttl() + cx.handover()).await;
+    old.ended_in_time(cx, Instant::now());
+    cx.give(guard).await;
+}
+
+pub(crate) async fn a_waiter_whose_wake_ups_are_lost(cx: &Context) {
+    let b = cx.faulty().await;
+    let key = cx.key();
+    b.faults.mute(true);
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let waiter = cx.queue(&b.lock, &key).await;
+    let guard = waiter.granted(cx, cx.ttl() + cx.handover()).await;
+    old.ended_in_time(cx, Instant::now());
+    cx.give(guard).await;
+}
+
+pub(crate) async fn the_owner_knows_before_the_store_lets_go(cx: &Context) {
+    let b = cx.client().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let reason = cx.within("the loss", cx.ttl(), old.guard.lost()).await;
+    assert_eq!(reason, LossReason::Expired);
+    if cx.is_virtual() {
+        let lived = old.asked.elapsed();
+        assert!(lived < cx.ttl(), "lost is told {lived:?} into a lease of {:?}: too late", cx.ttl());
+        cx.held(&b, &key).await;
+    }
+    cx.give(old.taken_over(cx, &b, &key).await).await;
+}
+
+pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
+    let (b, c) = cx.two().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let successor = old.taken_over(cx, &b, &key).await;
+    old.client.faults.silence(false);
+    fails(old.guard.release().await, &[ErrorKind::Lost]);
+    for _ in 0..4 {
+        cx.sleep(cx.ttl() / 4).await;
+        cx.held(&c, &key).await;
+    }
+    assert_eq!(successor.validity(), Validity::Valid);
+    cx.give(successor).await;
+}
+
+pub(crate) async fn a_late_drop_spares_the_successor(cx: &Context) {
+    let (b, c) = cx.two().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let successor = old.taken_over(cx, &b, &key).await;
+    old.client.faults.silence(false);
+    drop(old.guard);
+    for _ in 0..4 {
+        cx.sleep(cx.ttl() / 4).await;
+        cx.held(&c, &key).await;
+    }
+    cx.give(successor).await;
+}
+
+pub(crate) async fn a_late_renewal_spares_the_successor(cx: &Context) {
+    let (b, c) = cx.two().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let successor = old.taken_over(cx, &b, &key).await;
+    old.client.faults.silence(false);
+    fails(old.guard.renew(None).await, &[ErrorKind::Lost]);
+    cx.sleep(cx.ttl()).await;
+    assert_eq!(successor.validity(), Validity::Valid);
+    cx.held(&c, &key).await;
+    assert_eq!(old.guard.validity(), Validity::Lost);
+    cx.give(successor).await;
+}
+
+pub(crate) async fn an_ended_lease_is_not_revived(cx: &Context) {
+    let b = cx.client().await;
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    // Nobody takes it meanwhile.
+    cx.sleep(cx.ttl() + cx.slack()).await;
+    old.client.faults.silence(false);
+    cx.sleep(cx.ttl() / 2).await;
+    assert_eq!(old.guard.validity(), Validity::Lost);
+    fails(old.guard.renew(None).await, &[ErrorKind::Lost]);
+    cx.give(cx.take(&b, &key).await).await;
+    fails(old.guard.release().await, &[ErrorKind::Lost]);
+    cx.give(cx.free_within(&old.client.lock, &key, cx.capabilities().undo).await).await;
+}
+
+pub(crate) async fn a_new_grant_does_not_revive_the_old(cx: &Context) {
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    cx.sleep(cx.ttl() + cx.slack()).await;
+    old.client.faults.silence(false);
+    let new = cx.free_within(&old.client.lock, &key, cx.call_limit()).await;
+    assert_ne!(new.holder(), old.guard.holder());
+    assert_eq!(old.guard.validity(), Validity::Lost);
+    fails(old.guard.release().await, &[ErrorKind::Lost]);
+    assert_eq!(new.validity(), Validity::Valid);
+    cx.give(new).await;
+}
+
+pub(crate) async fn validity_passes_through_doubt(cx: &Context) {
+    let key = cx.key();
+    let old = abandoned(cx, cx.faulty().await, &key).await;
+    let mut states = vec![old.guard.validity()];
+    while old.granted.elapsed() < cx.ttl() + cx.slack() {
+        let seen = old.guard.validity();
+        if states.last() != Some(&seen) {
+            states.push(seen);
+        }
+        cx.sleep(if cx.is_virtual() { cx.ttl() / 600 } else { cx.beat() }).await;
+    }
+    let whole = [Validity::Valid, Validity::InDoubt, Validity::Lost];
+    if cx.is_virtual() {
+        assert_eq!(states, whole);
+    } else {
+        // A look may come too late for a state, but they never come back.
+        let mut rest = whole.iter();
+        assert!(states.iter().all(|s| rest.any(|w| w == s)), "{states:?}");
+        assert_eq!(states.last(), Some(&Validity::Lost));
+    }
+}
+
+pub(crate) async fn remaining_never_exceeds_the_truth(cx: &Context) {
+    let key = cx.key();
+    let client = cx.faulty().await;
+    let before = Instant::now();
+    let guard = cx.take_with(&client.lock, &key, &cx.leased()).await;
+    let look = || guard.remaining().expect("a lease has an end");
+    assert!(look() <= cx.ttl());
+    let steps = if cx.is_virtual() { 60 } else { 20 };
+    for _ in 0..steps {
+        cx.sleep(cx.ttl() * 2 / steps).await;
+        assert!(look() <= cx.ttl(), "more than the whole TTL is left");
+        assert!(look() > Duration::ZERO, "renewed leases have time left");
+    }
+    assert!(before.elapsed() >= cx.ttl() * 2);
+    client.faults.silence(true);
+    let silent = Instant::now();
+    while silent.elapsed() < cx.ttl() * 2 {
+        // First the claim, then the clock: the claim was made before.
+        let claimed = look();
+        let most = cx.ttl().saturating_sub(silent.elapsed());
+        // Between the two looks the clock may move on by itself in real time.
+        let most = if cx.is_virtual() { most } else { most + cx.beat() * 10 };
+        assert!(claimed <= most, "claims {claimed:?}, cannot be more than {most:?}");
+        cx.sleep(cx.ttl() / 40).await;
+    }
+    assert_eq!(look(), Duration::ZERO);
+}
+
+pub(crate) async fn a_clock_that_is_off_takes_nothing_early(cx: &Context) {
+    let far = cx.ttl() * 50;
+    for skew in [Skew::Ahead(far), Skew::Behind(far)] {
+        let other = cx.faulty_with(ClientSetup::new().skew(skew)).await;
+        let key = cx.key();
+        let old = abandoned(cx, cx.faulty().await, &key).await;
+        cx.held(&other.lock, &key).await;
+        cx.give(old.taken_over(cx, &other.lock, &key).await).await;
+    }
+}
+
+pub(crate) async fn a_holder_whose_clock_is_off_knows_in_time(cx: &Context) {
+    let b = cx.client().await;
+    let far = cx.ttl() * 50;
+    for skew in [Skew::Ahead(far), Skew::Behind(far)] {
+        let client = cx.faulty_with(ClientSetup::new().skew(skew)).await;
+        let key = cx.key();
+        let guard = cx.take_with(&client.lock, &key, &cx.leased()).await;
+        // It renews well in spite of its clock.
+        for _ in 0..6 {
+            cx.sleep(cx.ttl() / 2).await;
+            assert_eq!(guard.validity(), Validity::Valid, "{skew:?}");
+            cx.held(&b, &key).await;
+        }
+        cx.give(guard).await;
+        let old = abandoned(cx, client, &key).await;
+        cx.give(old.taken_over(cx, &b, &key).await).await;
+    }
+}
+
+pub(crate) async fn bounds_are_enforced(cx: &Context) {
+    let lock = cx.client().await;
+    let bounds = cx.lease();
+    let key = cx.key();
+    for ttl in [bounds.min, bounds.max] {
+        cx.give(cx.take_with(&lock, &key, &AcquireOptions::new().ttl(ttl)).await).await;
+    }
+    let outside =
+        [bounds.min.checked_sub(Duration::from_nanos(1)), bounds.max.checked_add(Duration::from_nanos(1))];
+    for ttl in outside.into_iter().flatten() {
+        let options = AcquireOptions::new().ttl(ttl).wait(Duration::ZERO);
+        fails(lock.try_acquire(&key, &options).await, &[ErrorKind::InvalidOption]);
+        fails(lock.acquire(&key, &options).await, &[ErrorKind::InvalidOption]);
+        fails(lock.acquire_all(&[cx.key(), key.clone()], &options).await, &[ErrorKind::InvalidOption]);
+    }
+    cx.give(cx.take(&lock, &key).await).await;
+}
+
+pub(crate) async fn the_longest_ttl_does_not_overflow(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let options = AcquireOptions::new().ttl(cx.lease().max);
+    let guard = cx.take_with(&a, &key, &options).await;
+    cx.sleep(cx.ttl()).await;
+    cx.held(&b, &key).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    assert!(guard.remaining().is_some_and(|r| r > Duration::ZERO && r <= cx.lease().max));
+    guard.renew(None).await.expect("held until now");
+    cx.give(guard).await;
+    cx.give(cx.take(&b, &key).await).await;
+}
+
+pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    // Within the time that a call may take.
+    let late = (cx.ttl() / 3).min(Duration::from_secs(3));
+    // Short enough for no margin to make up for it.
+    let lease = cx.lease();
+    let ttl = (late * 4).clamp(lease.min, lease.max);
+    // Granted at once at the store, told late: the lease runs already.
+    a.faults.script(Op::Acquire, Fault::DelayReply(late));
+    let sent = Instant::now();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased().ttl(ttl)).await;
+    let most = || ttl.saturating_sub(sent.elapsed());
+    let claimed = guard.remaining().expect("a lease has an end");
+    assert!(claimed <= most() + cx.beat(), "claims {claimed:?} of a lease with {:?} left", most());
+    // The same of a renewal; and then silence, so that nothing mends the claim.
+    a.faults.script(Op::Renew, Fault::DelayReply(late));
+    let sent = Instant::now();
+    guard.renew(None).await.expect("held until now");
+    let claimed = guard.remaining().expect("a lease has an end");
+    a.faults.silence(true);
+    if cx.is_virtual() {
+        // In real time an automatic renewal may have come between.
+        let most = ttl.saturating_sub(sent.elapsed());
+        assert!(claimed <= most, "claims {claimed:?} of a lease with {most:?} left");
+    }
+    let successor = cx.free_within(&b, &key, ttl).await;
+    assert_eq!(guard.validity(), Validity::Lost, "overtaken, and still thinks that it holds");
+    cx.give(successor).await;
+}

@@ -1,0 +1,240 @@
+//! First come, first served inside one client; across clients as declared; nobody starves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold_api::AcquireOptions;
+use tokio::time::Instant;
+
+use crate::context::{Context, joined};
+use crate::harness::Op;
+
+pub(crate) async fn first_come_first_served_in_one_client(cx: &Context) {
+    let (a, b) = cx.two().await;
+    // Behind a holder of another client, and behind one of its own.
+    for holder in [&a, &b] {
+        let key = cx.key();
+        let guard = cx.take(holder, &key).await;
+        let mut waiters = Vec::new();
+        for _ in 0..5 {
+            waiters.push(cx.queue(&b, &key).await);
+        }
+        cx.give(guard).await;
+        served_in_order(cx, waiters).await;
+    }
+}
+
+pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
+    let holder = cx.client().await;
+    let clients = [cx.client().await, cx.client().await, cx.client().await];
+    let key = cx.key();
+    let guard = cx.take(&holder, &key).await;
+    let mut waiters = Vec::new();
+    for i in [0, 1, 2, 1, 0, 2] {
+        waiters.push(cx.queue(&clients[i], &key).await);
+    }
+    // Only the first of each client waits at the store, so the order across clients is of those.
+    cx.give(guard).await;
+    let first = waiters.remove(0).granted(cx, cx.handover()).await;
+    cx.settle().await;
+    assert!(waiters.iter().all(|w| !w.is_done()), "granted out of turn");
+    cx.give(first).await;
+    let second = waiters.remove(0).granted(cx, cx.handover()).await;
+    cx.settle().await;
+    assert!(waiters.iter().all(|w| !w.is_done()), "granted out of turn");
+    cx.give(second).await;
+    // From here on each gives the lock back by itself: those behind came to the store only now.
+    let rest = waiters.into_iter().map(async |waiter| waiter.outcome().await.map(drop));
+    for outcome in cx.within("each turn", cx.handover() * 5, futures_util::future::join_all(rest)).await {
+        outcome.expect("each gets its turn");
+    }
+}
+
+async fn served_in_order(cx: &Context, waiters: Vec<crate::context::Waiter>) {
+    let mut waiters = std::collections::VecDeque::from(waiters);
+    while let Some(next) = waiters.pop_front() {
+        let guard = next.granted(cx, cx.handover()).await;
+        cx.settle().await;
+        assert!(waiters.iter().all(|w| !w.is_done()), "two granted at once");
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn all_of_fifty_waiters_are_served(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&c, &key).await;
+    let tasks: Vec<_> = (0..50)
+        .map(|i| {
+            let (lock, key, options) = ([&a, &b, &c][i % 3].clone(), key.clone(), cx.patient());
+            tokio::spawn(async move {
+                let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                guard.release().await.expect("held until now");
+            })
+        })
+        .collect();
+    cx.settle().await;
+    cx.give(guard).await;
+    let bound = if cx.is_virtual() { cx.handover() * 50 } else { cx.patience() };
+    for task in tasks {
+        cx.within("each turn", bound, joined(task)).await;
+    }
+    cx.undone(&a, &key).await;
+}
+
+pub(crate) async fn a_remote_waiter_does_not_starve(cx: &Context) {
+    let (a, b) = cx.two().await;
+    starves(cx, &a, &b).await;
+}
+
+pub(crate) async fn a_local_waiter_does_not_starve(cx: &Context) {
+    let a = cx.client().await;
+    starves(cx, &a.clone(), &a).await;
+}
+
+/// One re-acquires in a loop as fast as it can while the other waits once.
+async fn starves(cx: &Context, hot: &Arc<dyn leasehold_api::Lock>, waiting: &Arc<dyn leasehold_api::Lock>) {
+    let key = cx.key();
+    let stop = Arc::new(AtomicBool::new(false));
+    let guard = cx.take(hot, &key).await;
+    let waiter = cx.queue(waiting, &key).await;
+    let looping = {
+        let (lock, key, options, stop) = (hot.clone(), key.clone(), cx.patient(), Arc::clone(&stop));
+        tokio::spawn(async move {
+            let mut guard = guard;
+            let mut rounds = 0;
+            while !stop.load(Ordering::SeqCst) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                guard.release().await.expect("held until now");
+                guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                rounds += 1;
+            }
+            guard.release().await.expect("held until now");
+            rounds
+        })
+    };
+    // Some releases may pass it by, but not as many as fit into twenty bounds.
+    let guard = waiter.granted(cx, cx.handover() * 20).await;
+    stop.store(true, Ordering::SeqCst);
+    cx.give(guard).await;
+    cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
+}
+
+pub(crate) async fn every_looping_contender_gets_its_share(cx: &Context) {
+    let key = cx.key();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    for _ in 0..4 {
+        let lock = cx.client().await;
+        for _ in 0..2 {
+            let (lock, key, options, stop) = (lock.clone(), key.clone(), cx.patient(), Arc::clone(&stop));
+            tasks.push(tokio::spawn(async move {
+                let mut grants = 0u64;
+                while !stop.load(Ordering::SeqCst) {
+                    let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                    grants += 1;
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    guard.release().await.expect("held until now");
+                }
+                grants
+            }));
+        }
+    }
+    let long = cx.handover().max(Duration::from_millis(50)) * 20;
+    cx.sleep(if cx.is_virtual() { long } else { long.min(Duration::from_secs(8)) }).await;
+    stop.store(true, Ordering::SeqCst);
+    for task in tasks {
+        assert!(joined(task).await > 0, "a contender never got the lock in a long time");
+    }
+}
+
+pub(crate) async fn the_death_of_the_next_in_line_holds_up_nobody(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let next = cx.queue(&b, &key).await;
+    let behind = cx.queue(&c, &key).await;
+    // The whole client goes, not only the call.
+    b.close().await.expect("the store answers");
+    assert!(next.outcome().await.is_err(), "a wait on a closed client ends with an error");
+    assert!(!behind.is_done(), "admitted early");
+    cx.give(guard).await;
+    cx.give(behind.granted(cx, cx.handover() * 2).await).await;
+}
+
+pub(crate) async fn a_crowd_makes_no_herd(cx: &Context) {
+    let a = cx.client().await;
+    let b = cx.faulty().await;
+    let key = cx.key();
+    let calls = || Op::ALL.map(|op| b.faults.calls(op)).iter().sum::<u64>();
+    let guard = cx.take(&a, &key).await;
+    let mut waiters = Vec::new();
+    for _ in 0..50 {
+        waiters.push(cx.queue(&b.lock, &key).await);
+    }
+    let before = calls();
+    cx.sleep(Duration::from_secs(2)).await;
+    let made = calls() - before;
+    assert!(made <= 100, "50 waiters of one client made {made} calls to the store in 2 s");
+    let before = calls();
+    cx.give(guard).await;
+    cx.give(waiters.remove(0).granted(cx, cx.handover()).await).await;
+    let made = calls() - before;
+    assert!(made <= 12, "one turn of 50 waiters made {made} calls to the store");
+    for waiter in waiters {
+        cx.give(waiter.granted(cx, cx.handover()).await).await;
+    }
+}
+
+pub(crate) async fn a_release_reaches_a_waiter_within_the_bound(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for _ in 0..cx.many(10, 4) {
+        let key = cx.key();
+        let guard = cx.take(&a, &key).await;
+        let waiter = cx.queue(&b, &key).await;
+        cx.sleep(cx.handover() / 3).await;
+        let start = Instant::now();
+        cx.give(guard).await;
+        let guard = waiter.granted(cx, cx.handover()).await;
+        assert!(start.elapsed() <= cx.handover() + cx.slack());
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn a_release_reaches_a_waiter_without_wake_ups(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.faulty().await;
+    a.faults.mute(true);
+    b.faults.mute(true);
+    for _ in 0..cx.many(10, 4) {
+        let key = cx.key();
+        let guard = cx.take(&a.lock, &key).await;
+        let waiter = cx.queue(&b.lock, &key).await;
+        cx.sleep(cx.handover() / 3).await;
+        cx.give(guard).await;
+        cx.give(waiter.granted(cx, cx.handover()).await).await;
+        // A drop as well.
+        let guard = cx.take(&a.lock, &key).await;
+        let waiter = cx.queue(&b.lock, &key).await;
+        drop(guard);
+        let bound = cx.capabilities().undo + cx.handover();
+        cx.give(waiter.granted(cx, bound).await).await;
+    }
+}
+
+pub(crate) async fn a_loss_reaches_a_waiter_within_the_bound(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let waiter = cx.queue(&b, &key).await;
+    cx.lose(&key, leasehold_api::LossReason::SessionLost).await;
+    let next = waiter.granted(cx, cx.handover()).await;
+    drop(guard);
+    cx.settle().await;
+    let free = a.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
+    assert!(free.is_none(), "the drop of a lost guard freed its successor");
+    cx.give(next).await;
+}

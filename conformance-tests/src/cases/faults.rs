@@ -1,0 +1,167 @@
+//! A store that is slow, loses replies, falls silent, or loses wake-ups.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
+
+use crate::context::{Context, acquire_for, attempt_at, fails};
+use crate::harness::{Fault, FaultyClient, Op};
+
+/// The store did not answer in time.
+const NO_ANSWER: [ErrorKind; 3] = [ErrorKind::Timeout, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
+
+pub(crate) async fn one_way_loss(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    // Requests arrive, replies do not.
+    let key = cx.key();
+    a.faults.script(Op::Acquire, Fault::LoseReplyHang);
+    let waiting = acquire_for(&a.lock, &key, cx.short_wait());
+    fails(cx.within("a budgeted wait", cx.short_wait(), waiting).await, &NO_ANSWER);
+    cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
+    cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
+}
+
+pub(crate) async fn latency_changes_no_promise(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let latency = if cx.is_virtual() { Duration::from_millis(500) } else { Duration::from_millis(50) };
+    for op in Op::ALL {
+        for _ in 0..200 {
+            a.faults.script(op, Fault::Delay(latency));
+        }
+    }
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &AcquireOptions::new()).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    cx.held(&b, &key).await;
+    cx.sleep(cx.ttl() * 2).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    cx.held(&b, &key).await;
+    cx.give(guard).await;
+    let held = cx.take(&b, &key).await;
+    let budget = cx.short_wait();
+    let waiting = acquire_for(&a.lock, &key, budget);
+    let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
+    fails(outcome, &[ErrorKind::Timeout]);
+    assert!(took >= budget);
+    let waiter = cx.queue(&a.lock, &key).await;
+    cx.give(held).await;
+    cx.give(waiter.granted(cx, cx.handover() + latency * 4).await).await;
+    cx.give(cx.free_within(&b, &key, cx.capabilities().undo + latency * 4).await).await;
+}
+
+pub(crate) async fn lost_wake_ups_cost_time_only(cx: &Context) {
+    let a = cx.client().await;
+    let b = cx.faulty().await;
+    let key = cx.key();
+    b.faults.mute(true);
+    for _ in 0..5 {
+        let guard = cx.take(&a, &key).await;
+        let waiters = [cx.queue(&b.lock, &key).await, cx.queue(&b.lock, &key).await];
+        cx.give(guard).await;
+        for waiter in waiters {
+            cx.give(waiter.granted(cx, cx.handover()).await).await;
+        }
+    }
+    b.faults.mute(false);
+    let guard = cx.take(&a, &key).await;
+    let waiter = cx.queue(&b.lock, &key).await;
+    cx.give(guard).await;
+    cx.give(waiter.granted(cx, cx.handover()).await).await;
+}
+
+pub(crate) async fn a_client_recovers_from_a_silence(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    for _ in 0..3 {
+        a.faults.silence(true);
+        let waiting = acquire_for(&a.lock, &key, cx.short_wait());
+        fails(cx.within("a wait on a silent store", cx.short_wait(), waiting).await, &NO_ANSWER);
+        // The others notice nothing.
+        cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+        a.faults.silence(false);
+        cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
+    }
+}
+
+pub(crate) async fn a_failure_of_one_key_spares_the_others(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let kept = cx.take(&a.lock, &cx.key()).await;
+    for fault in [Fault::Error(ErrorKind::Unavailable), Fault::LoseReply, Fault::Hang] {
+        let keys = cx.some_keys(2);
+        a.faults.script(Op::Acquire, fault);
+        let attempt = attempt_at(&a.lock, &keys[0]);
+        let _ = cx.within("a disturbed try", cx.call_limit(), attempt).await;
+        cx.give(cx.take(&a.lock, &keys[1]).await).await;
+        assert_eq!(kept.validity(), Validity::Valid);
+        cx.held(&b, kept.key()).await;
+    }
+    cx.give(kept).await;
+}
+
+pub(crate) async fn a_slow_call_holds_up_no_other_key(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    a.faults.script(Op::Acquire, Fault::Hang);
+    let stuck = cx.queue(&a.lock, &key).await;
+    for _ in 0..5 {
+        let other = cx.key();
+        cx.soon("work on another key", async { cx.give(cx.take(&a.lock, &other).await).await }).await;
+    }
+    drop(stuck);
+}
+
+/// {ok, error, slow, never} at each call of an acquire, a renewal and a release, before and after the
+/// store has acted: exclusion holds meanwhile, and everything is mended in the end.
+pub(crate) async fn every_fault_at_every_call(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let slow = Duration::from_millis(if cx.is_virtual() { 900 } else { 40 });
+    let mut faults = vec![
+        Fault::Pass,
+        Fault::Error(ErrorKind::Unavailable),
+        Fault::Error(ErrorKind::PermissionDenied),
+        Fault::Delay(slow),
+        Fault::DelayReply(slow),
+        Fault::LoseReply,
+    ];
+    if cx.is_virtual() {
+        faults.extend([Fault::Hang, Fault::LoseReplyHang]);
+    }
+    for op in [Op::Acquire, Op::Renew, Op::Release] {
+        for fault in &faults {
+            let key = cx.key();
+            a.faults.script(op, *fault);
+            a_life(cx, &a, &b, &key).await;
+            let guard = cx.free_within(&b, &key, cx.call_limit() + cx.ttl()).await;
+            cx.held(&a.lock, &key).await;
+            cx.give(guard).await;
+            cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
+        }
+    }
+}
+
+/// Acquire, renew, release, looking all the time whether the claim is true.
+async fn a_life(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey) {
+    let leased = cx.capabilities().lease.is_some();
+    let mut options = AcquireOptions::new();
+    options.ttl = leased.then(|| cx.ttl());
+    let attempt = a.lock.try_acquire(key, &options);
+    let Ok(Some(guard)) = cx.within("a disturbed try", cx.call_limit(), attempt).await else {
+        return;
+    };
+    cx.held(b, key).await;
+    if leased {
+        let _ = cx.within("a disturbed renewal", cx.call_limit(), guard.renew(None)).await;
+        let other = b.try_acquire(key, &AcquireOptions::new()).await.expect("a held key is no error");
+        assert!(other.is_none() || !guard.validity().is_held(), "two valid at once");
+    }
+    let released = cx.within("a disturbed release", cx.call_limit(), guard.release()).await;
+    if released.is_ok() {
+        cx.give(cx.take(b, key).await).await;
+    }
+}

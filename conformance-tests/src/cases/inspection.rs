@@ -1,0 +1,289 @@
+//! Looking is free, and force is told to the one it was used on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, HoldInfo, HoldState, ListQuery, Lock, LockAdmin, LockKey, Validity};
+
+use crate::context::{Context, joined};
+
+fn admin(lock: &Arc<dyn Lock>) -> &dyn LockAdmin {
+    lock.admin().expect("a store that declares inspection has an operator's view")
+}
+
+async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
+    let info = admin(lock).inspect(key).await.expect("the store answers");
+    info.filter(|i| i.state == HoldState::Held)
+}
+
+async fn listed(lock: &Arc<dyn Lock>, query: &ListQuery) -> Vec<HoldInfo> {
+    admin(lock).list(query).await.expect("the store answers")
+}
+
+pub(crate) async fn shows_who_holds(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let options = AcquireOptions::new().label("who, \"why\" \u{1f512}");
+    let guard = cx.take_with(&a, &key, &options).await;
+    for lock in [&a, &b] {
+        let info = look(lock, &key).await.expect("a held key reads held");
+        assert_eq!(info.key, key);
+        assert_eq!(info.holder, Some(guard.holder()), "the holder as the guard knows it");
+        assert_eq!(info.token, guard.token());
+        assert_eq!(info.label.as_deref(), options.label.as_deref());
+    }
+    cx.give(guard).await;
+    assert_eq!(look(&b, &key).await, None, "a released key reads free");
+}
+
+pub(crate) async fn shows_the_same_token_after_a_renewal(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    for _ in 0..3 {
+        let info = look(&b, &key).await.expect("a held key reads held");
+        assert_eq!(info.token, guard.token());
+        assert_eq!(info.holder, Some(guard.holder()));
+        guard.renew(None).await.expect("held until now");
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn shows_how_long_a_lease_lasts(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    for _ in 0..4 {
+        let info = look(&b, &key).await.expect("a held key reads held");
+        let left = info.expires_in.expect("a lease has an end");
+        assert!(left <= cx.ttl() && left > Duration::ZERO, "{left:?}");
+        cx.sleep(cx.ttl() / 2).await;
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn a_hand_over_shows_the_new_holder(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for lock in [&a, &b] {
+        let key = cx.key();
+        let guard = cx.take(&a, &key).await;
+        let waiter = cx.queue(lock, &key).await;
+        let old = guard.holder();
+        cx.give(guard).await;
+        let guard = waiter.granted(cx, cx.handover()).await;
+        let info = look(&b, &key).await.expect("a held key reads held");
+        assert_eq!(info.holder, Some(guard.holder()), "not that of the grant before, {old}");
+        assert_eq!(info.token, guard.token());
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn looking_takes_nothing(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    for _ in 0..50 {
+        assert_eq!(look(&b, &key).await, None, "a free key looks held");
+        cx.give(cx.take(&a, &key).await).await;
+    }
+    let guard = cx.take(&a, &key).await;
+    for _ in 0..50 {
+        assert!(look(&b, &key).await.is_some(), "a held key looks free");
+    }
+    assert_eq!(guard.validity(), Validity::Valid);
+    cx.give(guard).await;
+    cx.give(cx.take(&b, &key).await).await;
+}
+
+pub(crate) async fn a_free_key_never_looks_held_to_lookers(cx: &Context) {
+    let key = cx.key();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut lookers = Vec::new();
+    for _ in 0..3 {
+        let (lock, key, stop) = (cx.client().await, key.clone(), Arc::clone(&stop));
+        lookers.push(tokio::spawn(async move {
+            let mut looks = 0u64;
+            while !stop.load(Ordering::SeqCst) {
+                assert_eq!(look(&lock, &key).await, None, "a free key looks held to one of several lookers");
+                looks += 1;
+                tokio::time::sleep(Duration::from_micros(200)).await;
+            }
+            looks
+        }));
+    }
+    cx.sleep(Duration::from_millis(400)).await;
+    stop.store(true, Ordering::SeqCst);
+    for looker in lookers {
+        assert!(joined(looker).await > 0);
+    }
+}
+
+pub(crate) async fn no_try_fails_because_somebody_looks(cx: &Context) {
+    let taker = cx.client().await;
+    let key = cx.key();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut lookers = Vec::new();
+    for _ in 0..3 {
+        let (lock, key, stop) = (cx.client().await, key.clone(), Arc::clone(&stop));
+        lookers.push(tokio::spawn(async move {
+            while !stop.load(Ordering::SeqCst) {
+                // Held or free, depending on the moment.
+                admin(&lock).inspect(&key).await.expect("the store answers");
+                tokio::task::yield_now().await;
+            }
+        }));
+        // Virtual time stands still while they look.
+    }
+    for _ in 0..cx.many(300, 200) {
+        cx.give(cx.take(&taker, &key).await).await;
+        tokio::task::yield_now().await;
+    }
+    stop.store(true, Ordering::SeqCst);
+    for looker in lookers {
+        joined(looker).await;
+    }
+}
+
+pub(crate) async fn looking_lengthens_nothing(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    a.faults.silence(true);
+    let granted = tokio::time::Instant::now();
+    while look(&b, &key).await.is_some() {
+        assert!(granted.elapsed() < cx.ttl() + cx.slack(), "a lease that is looked at does not end");
+        cx.sleep(cx.beat()).await;
+    }
+    let next = cx.take(&b, &key).await;
+    assert_eq!(guard.validity(), Validity::Lost);
+    cx.give(next).await;
+}
+
+pub(crate) async fn looking_disturbs_no_waiter(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let waiters = [cx.queue(&b, &key).await, cx.queue(&b, &key).await];
+    for _ in 0..20 {
+        let info = cx.soon("a look while others wait", look(&c, &key)).await;
+        assert_eq!(info.expect("a held key reads held").holder, Some(guard.holder()));
+    }
+    cx.give(guard).await;
+    for waiter in waiters {
+        let guard = waiter.granted(cx, cx.handover()).await;
+        look(&c, &key).await.expect("a held key reads held");
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn lists_what_is_held(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let names = ["list:b", "list:a", "list:A", "list", "list:a:1", "other:a", "list_a", "listXa"];
+    let keys = names.map(|n| LockKey::new(n).expect("a valid key"));
+    let mut guards = Vec::new();
+    for (i, key) in keys.iter().enumerate() {
+        guards.push(cx.take(if i % 2 == 0 { &a } else { &b }, key).await);
+    }
+    let mut all = keys.to_vec();
+    all.sort();
+    for lock in [&a, &b] {
+        let found: Vec<LockKey> = listed(lock, &ListQuery::new()).await.into_iter().map(|i| i.key).collect();
+        assert_eq!(found, all, "every live hold, ordered by key");
+    }
+    let of =
+        |prefix: &str| all.iter().filter(|k| k.as_str().starts_with(prefix)).cloned().collect::<Vec<_>>();
+    for prefix in ["list:", "list_", "list%", "list:a", "LIST", "other", "*", "list:*", ""] {
+        let infos = listed(&b, &ListQuery::new().prefix(prefix)).await;
+        assert!(infos.iter().all(|i| i.state == HoldState::Held));
+        let found: Vec<LockKey> = infos.into_iter().map(|i| i.key).collect();
+        assert_eq!(found, of(prefix), "the prefix {prefix:?} is literal");
+    }
+    for limit in [0, 1, 3, 100] {
+        let found = listed(&b, &ListQuery::new().limit(limit)).await;
+        assert_eq!(found.len(), limit.min(all.len()));
+    }
+    for guard in &guards {
+        let info = listed(&a, &ListQuery::new().prefix(guard.key().as_str())).await.swap_remove(0);
+        assert_eq!((&info.key, info.holder, info.token), (guard.key(), Some(guard.holder()), guard.token()));
+    }
+    cx.give(guards.swap_remove(0)).await;
+    assert_eq!(listed(&b, &ListQuery::new()).await.len(), all.len() - 1);
+    for guard in guards {
+        cx.give(guard).await;
+    }
+    assert_eq!(listed(&a, &ListQuery::new()).await, []);
+}
+
+pub(crate) async fn an_ended_lease_is_not_listed(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let _guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    assert_eq!(listed(&b, &ListQuery::new()).await.len(), 1);
+    a.faults.silence(true);
+    cx.sleep(cx.ttl() + cx.slack()).await;
+    assert_eq!(listed(&b, &ListQuery::new()).await, [], "an ended lease is not a live hold");
+    for info in listed(&b, &ListQuery::new().include_ended()).await {
+        assert_eq!((info.key, info.state), (key.clone(), HoldState::Expired));
+    }
+    cx.give(cx.take(&b, &key).await).await;
+}
+
+pub(crate) async fn a_forced_release_frees(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(2);
+    let guard = cx.take(&a, &keys[0]).await;
+    let bystander = cx.take(&a, &keys[1]).await;
+    assert!(admin(&b).force_release(&keys[0], guard.holder()).await.expect("the store answers"));
+    let next = cx.free_within(&b, &keys[0], cx.handover()).await;
+    let bound = cx.capabilities().loss_detection;
+    cx.within("the loss", bound, guard.lost()).await;
+    assert_eq!(guard.validity(), Validity::Lost);
+    // Neither the broken guard nor its client gets in the successor's way.
+    drop(guard);
+    cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
+    cx.held(&a, &keys[0]).await;
+    assert_eq!(next.validity(), Validity::Valid);
+    cx.give(next).await;
+    assert_eq!(bystander.validity(), Validity::Valid, "forced release of another key");
+    cx.give(bystander).await;
+}
+
+pub(crate) async fn force_names_whom_it_breaks(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let old = cx.take(&a, &key).await;
+    let old_holder = old.holder();
+    let force = async |holder| admin(&b).force_release(&key, holder).await.expect("the store answers");
+    cx.give(old).await;
+    assert!(!force(old_holder).await, "the key is free");
+    let guard = cx.take(&a, &key).await;
+    assert!(!force(old_holder).await, "that holder has it no more");
+    let other = cx.take(&b, &cx.key()).await;
+    assert!(!force(other.holder()).await, "that holder has another key");
+    cx.settle().await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    cx.held(&b, &key).await;
+    assert!(force(guard.holder()).await);
+    assert!(!force(guard.holder()).await, "it can be broken once");
+    cx.give(other).await;
+}
+
+pub(crate) async fn a_forced_release_serves_a_waiter(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for lock in [&a, &b] {
+        let key = cx.key();
+        let guard = cx.take(&a, &key).await;
+        let waiter = cx.queue(lock, &key).await;
+        assert!(admin(&b).force_release(&key, guard.holder()).await.expect("the store answers"));
+        let bound = cx.capabilities().loss_detection + cx.handover();
+        let next = waiter.granted(cx, bound).await;
+        assert!(next.token() > guard.token() || guard.token().is_none());
+        drop(guard);
+        cx.settle().await;
+        assert_eq!(next.validity(), Validity::Valid);
+        cx.give(next).await;
+    }
+}

@@ -1,0 +1,257 @@
+//! The lost signal: soon enough, never without cause, final.
+
+use std::time::Duration;
+
+use leasehold_api::{ErrorKind, LossReason, Validity};
+use tokio::time::Instant;
+
+use crate::context::{Context, attempt_at, fails, joined};
+
+pub(crate) async fn quiet_in_normal_life(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    let early = guard.lost();
+    let watching = tokio::spawn(early.clone());
+    cx.sleep(cx.ttl() * 3).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    assert_eq!(guard.lost().reason(), None);
+    cx.give(guard).await;
+    cx.sleep(cx.ttl()).await;
+    assert!(!watching.is_finished(), "a normal release fired the lost signal");
+    assert_eq!(early.reason(), None);
+    watching.abort();
+}
+
+pub(crate) async fn quiet_after_a_drop(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let watching = tokio::spawn(guard.lost());
+    drop(guard);
+    cx.undone(&b, &key).await;
+    cx.sleep(cx.ttl()).await;
+    assert!(!watching.is_finished(), "dropping the guard fired the lost signal");
+    watching.abort();
+}
+
+pub(crate) async fn fires_within_the_bound(cx: &Context) {
+    let lock = cx.client().await;
+    for reason in [LossReason::Gone, LossReason::SessionLost] {
+        let key = cx.key();
+        let guard = cx.take(&lock, &key).await;
+        let watching = tokio::spawn(guard.lost());
+        cx.settle().await;
+        assert!(!watching.is_finished(), "lost without cause");
+        let start = Instant::now();
+        cx.lose(&key, reason).await;
+        let bound = cx.capabilities().loss_detection;
+        cx.within("the lost signal", bound, joined(watching)).await;
+        assert_eq!(guard.validity(), Validity::Lost, "after {:?}", start.elapsed());
+        assert!(guard.remaining().is_none_or(|r| r == Duration::ZERO), "a lost grant has no time left");
+        let error = fails(guard.release().await, &[ErrorKind::Lost]);
+        assert!(error.loss().is_some());
+    }
+}
+
+pub(crate) async fn validity_follows_without_a_listener(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    cx.lose(&key, LossReason::Gone).await;
+    // Nobody awaits the signal; the state is right all the same.
+    cx.sleep(cx.capabilities().loss_detection + cx.slack()).await;
+    assert_eq!(guard.validity(), Validity::Lost);
+}
+
+pub(crate) async fn late_listeners_learn_at_once(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    let early = guard.lost();
+    cx.lose(&key, LossReason::Gone).await;
+    let reason = cx.within("the lost signal", cx.capabilities().loss_detection, early.clone()).await;
+    for late in [guard.lost(), guard.lost().clone(), early] {
+        assert_eq!(late.reason(), Some(reason));
+        assert_eq!(cx.soon("a late listener", late).await, reason);
+    }
+    let outliving = guard.lost();
+    drop(guard);
+    assert_eq!(cx.soon("a listener that outlives the guard", outliving).await, reason);
+}
+
+pub(crate) async fn is_final(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let old = cx.take(&a, &key).await;
+    cx.lose(&key, LossReason::SessionLost).await;
+    let reason = cx.within("the lost signal", cx.capabilities().loss_detection, old.lost()).await;
+    // Neither time nor new grants of the key, by this client or another, bring it back.
+    for lock in [&a, &b, &a] {
+        let guard = cx.free_within(lock, &key, cx.capabilities().undo).await;
+        cx.sleep(cx.ttl()).await;
+        assert_eq!(old.validity(), Validity::Lost);
+        assert_eq!(old.lost().reason(), Some(reason));
+        cx.give(guard).await;
+    }
+    fails(old.release().await, &[ErrorKind::Lost]);
+}
+
+pub(crate) async fn concerns_one_key_alone(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(cx.take(&a, key).await);
+    }
+    cx.lose(&keys[1], LossReason::Gone).await;
+    cx.within("the lost signal", cx.capabilities().loss_detection, guards[1].lost()).await;
+    cx.sleep(cx.ttl()).await;
+    for i in [0, 2] {
+        assert_eq!(guards[i].validity(), Validity::Valid);
+        assert_eq!(guards[i].lost().reason(), None);
+        cx.held(&b, &keys[i]).await;
+    }
+}
+
+pub(crate) async fn a_silent_store_does_not_delay_it(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    // Well into a renewed lease.
+    cx.sleep(cx.ttl() * 3 / 2).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    a.faults.silence(true);
+    let silent = Instant::now();
+    let reason = cx.within("the lost signal", cx.ttl(), guard.lost()).await;
+    assert_eq!(reason, LossReason::Expired);
+    assert_eq!(guard.validity(), Validity::Lost);
+    if cx.is_virtual() {
+        // The last answered renewal was sent before the silence, and the store's lease counts from there.
+        assert!(silent.elapsed() < cx.ttl(), "{:?}", silent.elapsed());
+    }
+    // Work on another key is as silent as this one, but nothing hangs for ever.
+    let other = cx.key();
+    let attempt = attempt_at(&a.lock, &other);
+    assert!(cx.within("a try on a silent store", cx.call_limit(), attempt).await.is_err());
+}
+
+pub(crate) async fn many_are_told_together(cx: &Context) {
+    let a = cx.faulty().await;
+    let mut guards = Vec::new();
+    for key in cx.some_keys(50) {
+        guards.push(cx.take_with(&a.lock, &key, &cx.leased()).await);
+    }
+    a.faults.silence(true);
+    for guard in &guards {
+        cx.within("the lost signal", cx.ttl(), guard.lost()).await;
+        assert_eq!(guard.validity(), Validity::Lost);
+    }
+}
+
+pub(crate) async fn an_answer_in_time_ends_the_doubt(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    a.faults.silence(true);
+    cx.sleep(cx.ttl() / 2).await;
+    assert!(guard.validity().is_held());
+    a.faults.silence(false);
+    cx.sleep(cx.ttl() * 2).await;
+    assert_eq!(guard.validity(), Validity::Valid, "the store answered in time");
+    assert_eq!(guard.lost().reason(), None);
+    cx.held(&b, &key).await;
+    cx.give(guard).await;
+}
+
+pub(crate) async fn no_reconnect_adopts_an_old_hold(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let old = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    a.faults.silence(true);
+    cx.within("the lost signal", cx.ttl(), old.lost()).await;
+    let between = cx.free_within(&b, &key, cx.ttl()).await;
+    cx.give(between).await;
+    a.faults.silence(false);
+    for _ in 0..8 {
+        cx.sleep(cx.ttl() / 4).await;
+        assert_eq!(old.validity(), Validity::Lost, "back from the dead");
+        cx.give(cx.take(&b, &key).await).await;
+    }
+    fails(old.release().await, &[ErrorKind::Lost]);
+}
+
+pub(crate) async fn watching_blocks_nothing(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let watchers: Vec<_> = (0..10).map(|_| tokio::spawn(guard.lost())).collect();
+    cx.settle().await;
+    cx.soon("a release while watched", cx.give(guard)).await;
+    cx.give(cx.take(&b, &key).await).await;
+    for watcher in watchers {
+        assert!(!watcher.is_finished());
+        watcher.abort();
+    }
+}
+
+pub(crate) async fn forced_release_reaches_the_holder(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let admin = b.admin().expect("forced release is declared");
+    assert!(admin.force_release(&key, guard.holder()).await.expect("the store answers"));
+    let reason = cx.within("the lost signal", cx.capabilities().loss_detection, guard.lost()).await;
+    // A store may not know who ended it; that it has ended it knows.
+    let known = [LossReason::ForcedRelease, LossReason::SessionLost, LossReason::Gone];
+    assert!(known.contains(&reason), "{reason:?}");
+    assert_eq!(guard.validity(), Validity::Lost);
+    let error = fails(guard.release().await, &[ErrorKind::Lost]);
+    assert_eq!(error.loss(), Some(reason));
+}
+
+pub(crate) async fn a_purge_concerns_one_key_alone(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(cx.take_with(&a, key, &cx.leased()).await);
+    }
+    // It is found by an automatic renewal, which may be one for all of them.
+    assert!(cx.faults().purge(&keys[1]).await, "there was no hold of {} to purge", keys[1]);
+    cx.within("the lost signal", cx.ttl(), guards[1].lost()).await;
+    cx.sleep(cx.ttl() * 2).await;
+    for i in [0, 2] {
+        assert_eq!(guards[i].validity(), Validity::Valid, "lost with its neighbour");
+        assert_eq!(guards[i].lost().reason(), None);
+        cx.held(&b, &keys[i]).await;
+    }
+}
+
+pub(crate) async fn a_purge_is_found_at_the_next_word(cx: &Context) {
+    let (a, b) = cx.two().await;
+    // Whether the next word is a release, a renewal, or the automatic one.
+    for renew in [false, true] {
+        let key = cx.key();
+        let guard = cx.take_with(&a, &key, &cx.leased()).await;
+        assert!(cx.faults().purge(&key).await, "there was no hold of {key} to purge");
+        if renew {
+            fails(guard.renew(None).await, &[ErrorKind::Lost]);
+            assert_eq!(guard.validity(), Validity::Lost);
+        }
+        fails(guard.release().await, &[ErrorKind::Lost]);
+        cx.give(cx.take(&b, &key).await).await;
+    }
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    assert!(cx.faults().purge(&key).await, "there was no hold of {key} to purge");
+    let successor = cx.free_within(&b, &key, cx.handover()).await;
+    cx.within("the lost signal", cx.ttl(), guard.lost()).await;
+    assert_eq!(guard.validity(), Validity::Lost);
+    drop(guard);
+    cx.sleep(cx.ttl()).await;
+    cx.held(&a, &key).await;
+    cx.give(successor).await;
+}

@@ -1,0 +1,321 @@
+//! The cases, one file per group, and the one list of them.
+
+use crate::case::{Case, Need};
+
+mod polling;
+
+/// Calls the macro that it is given with the list of all cases, in the form
+/// `group { case [rules] [needs]; ... } ...`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_each_case {
+    ($($callback:tt)*) => {
+        $($callback)*! {
+            exclusion {
+                free_key_is_granted [C1 C3] [];
+                held_key_reads_held_for_another_client [C1 C3] [];
+                held_key_reads_held_for_its_own_client [C1 C3 C13] [];
+                acquiring_what_one_holds_waits [C13] [];
+                different_keys_do_not_exclude_each_other [C1 C14] [];
+                taken_and_given_back_many_times [C6 C11] [];
+                one_winner_of_twenty_tries [C1 C3] [];
+                no_increment_is_lost [C1] [];
+                the_section_never_holds_two [C1] [];
+                no_try_of_thousands_gets_a_held_key [C1 C3] [];
+                writes_are_seen_by_the_next_holder [C1] [];
+                an_idle_holder_keeps_the_lock [C1 C10] [];
+                clients_configured_alike_exclude_each_other [C1 C2] [];
+                a_try_does_not_overtake_a_local_waiter [C3 C12] [];
+                a_try_does_not_overtake_those_who_wait_for_a_remote_holder [C3 C12] [];
+                a_try_answers_while_others_wait [C3] [];
+            }
+            timeouts {
+                zero_is_one_attempt [C4] [];
+                zero_makes_one_call [C4] [Calls];
+                fires_when_due [C4] [];
+                default_is_thirty_seconds [C4] [Virtual];
+                a_try_looks_at_no_budget [C3 C4] [];
+                huge_budgets_do_not_overflow [C4] [];
+                for_ever_is_long [C4] [Virtual];
+                nothing_is_left_behind [C4 C5] [];
+                a_timed_out_waiter_does_not_hold_up_those_behind [C4 C11] [];
+                a_timed_out_waiter_in_the_middle [C4 C12] [];
+                waiting_is_no_busy_loop [C11 C16] [Calls];
+                the_budget_includes_a_slow_store [C4 C5] [Script];
+                the_budget_includes_a_silent_store [C4 C5] [Silence];
+                the_error_names_key_and_store [C15] [];
+            }
+            cancellation {
+                dropped_tries [C5] [];
+                dropped_acquires_of_a_free_key [C5] [];
+                dropped_waits [C5] [];
+                dropped_while_its_turn_comes [C5 C11] [];
+                dropped_acquires_of_several_keys [C5] [];
+                dropped_releases [C5 C6] [];
+                unpolled_releases [C5 C7] [];
+                dropped_renewals [C5 C10] [Lease];
+                dropped_runs [C5] [];
+                dropped_closes [C5 C17] [];
+                an_unpolled_future_does_nothing [C5] [Calls];
+                a_cancelled_waiter_passes_its_turn_on [C5 C11 C12] [];
+                a_cancelled_waiter_never_owns_later [C5] [];
+                a_cancel_returns_at_once [C5] [];
+                a_storm_leaves_nothing [C5] [];
+                dropped_acquires_of_a_disturbed_store [C5] [Script];
+                dropped_releases_to_a_disturbed_store [C5 C6] [Script];
+                dropped_renewals_to_a_disturbed_store [C5 C10] [Lease Script];
+            }
+            release {
+                after_ok_the_next_try_succeeds [C6] [];
+                after_ok_a_registered_waiter_comes_first [C6] [];
+                frees_one_hold_only [C2 C6] [];
+                drop_frees_within_the_bound [C5 C7] [];
+                drop_hands_over_to_waiters [C7 C11] [];
+                drop_needs_no_runtime [C7] [];
+                drop_does_not_free_a_successor [C2 C7] [];
+                any_order_over_several_keys [C6] [];
+                a_failed_release_is_retried [C6] [Script];
+                a_failed_drop_is_retried [C6 C7] [Script];
+                a_retried_release_spares_the_successor [C2 C6] [Script];
+                a_failed_release_wedges_no_local_waiter [C6 C11] [Script];
+                on_a_silent_store_it_ends_with_an_error [C6 C15] [Silence];
+                of_a_lost_grant_is_an_error [C6] [Lose];
+                during_a_renewal [C6 C10] [Lease Script];
+                from_another_task_and_thread [C6 C7] [];
+                the_client_may_go_before_the_guard [C7] [];
+                a_leaked_guard_keeps_the_key_until_close [C1 C17] [];
+            }
+            ownership {
+                every_grant_has_a_fresh_id [C2] [];
+                ids_of_several_keys_differ [C2] [];
+                a_late_release_spares_the_successor [C2 C6] [Lose];
+                a_late_drop_spares_the_successor [C2 C7] [Lose];
+                a_failed_attempt_is_undone_not_doubled [C2 C3 C5] [Script];
+                undoing_an_attempt_spares_the_holder [C2 C5] [Script];
+                a_guard_released_through_another_client [C2] [];
+            }
+            expiry {
+                an_unrenewed_lease_ends_on_time [C1 C9 C11] [Lease Silence];
+                an_unrenewed_lease_does_not_end_sooner [C1 C9] [Lease Silence];
+                a_waiter_needs_no_event [C11] [Lease Silence];
+                a_waiter_whose_wake_ups_are_lost [C11] [Lease Silence Mute];
+                the_owner_knows_before_the_store_lets_go [C1 C9] [Lease Silence];
+                a_late_release_spares_the_successor [C2 C6] [Lease Silence];
+                a_late_drop_spares_the_successor [C2 C7] [Lease Silence];
+                a_late_renewal_spares_the_successor [C2 C10] [Lease Silence];
+                an_ended_lease_is_not_revived [C6 C9 C10] [Lease Silence];
+                a_new_grant_does_not_revive_the_old [C2 C9] [Lease Silence];
+                validity_passes_through_doubt [C9] [Lease Silence];
+                remaining_never_exceeds_the_truth [C9] [Lease Silence];
+                a_clock_that_is_off_takes_nothing_early [C1 C9] [Lease Silence Skew];
+                a_holder_whose_clock_is_off_knows_in_time [C9 C10] [Lease Silence Skew];
+                a_late_answer_claims_no_more_than_the_truth [C9] [Lease Silence Script];
+                bounds_are_enforced [C15 C16] [Lease];
+                the_longest_ttl_does_not_overflow [C9 C16] [Lease];
+            }
+            renewal {
+                keeps_a_lease_for_long [C9 C10] [Lease];
+                keeps_a_short_lease [C10 C16] [Lease];
+                keeps_many_leases [C10] [Lease];
+                by_hand_extends [C9 C10] [Lease];
+                begins_the_whole_ttl_anew [C9 C10] [Lease Silence];
+                may_ask_for_a_longer_ttl [C10] [Lease Silence];
+                may_ask_for_a_shorter_ttl [C9 C10] [Lease Silence];
+                another_ttl_stays_in_force [C10] [Lease];
+                refuses_a_ttl_out_of_bounds [C15 C16] [Lease];
+                keeps_the_token_and_the_id [C2 C8] [Lease];
+                is_retried_after_a_failure [C10] [Lease Script];
+                a_failure_by_hand_is_told_and_costs_nothing [C9 C10] [Lease Script];
+                stops_on_release [C5 C10] [Lease Calls];
+                stops_on_loss [C10] [Lease Calls Lose];
+                never_brings_back_what_was_purged [C10] [Lease Lose];
+                of_a_lost_grant_spares_the_successor [C2 C10] [Lease Lose];
+                by_hand_and_by_itself_together [C10] [Lease];
+            }
+            loss {
+                quiet_in_normal_life [C9] [];
+                quiet_after_a_drop [C7 C9] [];
+                fires_within_the_bound [C9 C16] [Lose];
+                validity_follows_without_a_listener [C9] [Lose];
+                late_listeners_learn_at_once [C9] [Lose];
+                is_final [C9] [Lose];
+                concerns_one_key_alone [C2 C9] [Lose];
+                a_silent_store_does_not_delay_it [C9] [Lease Silence];
+                many_are_told_together [C9] [Lease Silence];
+                an_answer_in_time_ends_the_doubt [C9 C10] [Lease Silence];
+                no_reconnect_adopts_an_old_hold [C9 C10] [Lease Silence];
+                watching_blocks_nothing [C9] [];
+                a_purge_concerns_one_key_alone [C2 C9 C10] [Lease Purge];
+                a_purge_is_found_at_the_next_word [C6 C9 C10] [Lease Purge];
+                forced_release_reaches_the_holder [C9 C18] [ForceRelease];
+            }
+            fencing {
+                grows_with_every_grant [C8] [Tokens];
+                grows_across_clients [C8] [Tokens];
+                grows_with_local_hand_overs [C8] [Tokens];
+                grows_across_an_expiry [C8] [Tokens Lease Silence];
+                grows_across_a_loss [C8] [Tokens Lose];
+                grows_across_a_forced_release [C8] [Tokens ForceRelease];
+                grows_across_failed_attempts [C8] [Tokens];
+                grows_across_lost_replies [C8] [Tokens Script];
+                grows_across_reconnects [C8] [Tokens];
+                is_unique_and_in_order_for_many [C1 C8] [Tokens];
+                of_several_keys [C8] [Tokens];
+                compares_as_a_number [C8] [Tokens];
+                stops_a_stale_writer [C1 C8] [Tokens Lease Silence];
+            }
+            fairness {
+                first_come_first_served_in_one_client [C12] [];
+                first_come_first_served_across_clients [C12] [Fifo];
+                all_of_fifty_waiters_are_served [C11 C12] [];
+                a_remote_waiter_does_not_starve [C12] [];
+                a_local_waiter_does_not_starve [C12] [];
+                every_looping_contender_gets_its_share [C11 C12] [];
+                the_death_of_the_next_in_line_holds_up_nobody [C11 C17] [];
+                a_crowd_makes_no_herd [C11 C16] [Calls];
+                a_release_reaches_a_waiter_within_the_bound [C11] [];
+                a_release_reaches_a_waiter_without_wake_ups [C11] [Mute];
+                a_loss_reaches_a_waiter_within_the_bound [C11] [Lose];
+            }
+            keys {
+                are_literal_and_distinct [C14] [];
+                invalid_ones_are_refused [C14 C15] [];
+                long_ones_are_not_cut [C14] [];
+                composites_are_unambiguous [C14] [];
+                namespaces_do_not_meet [C14] [];
+                similar_ones_at_once [C14] [];
+                ten_thousand_at_once [C14 C16] [];
+                hashing_is_declared [C14 C16] [];
+            }
+            errors {
+                capabilities_are_coherent [C16] [];
+                no_name_shows_a_password [C15] [];
+                requirements_are_compared [C16] [];
+                undeclared_is_unsupported [C16] [];
+                shared_mode_is_unsupported [C15 C16] [];
+                bad_options_are_refused [C15] [];
+                an_absurd_ttl_is_refused_or_kept [C15 C16] [Lease];
+                a_failing_store_is_not_held [C3 C15] [Script];
+                a_failure_ends_a_wait [C4 C15] [Script];
+                a_silent_store_is_an_error_in_bounded_time [C3 C15] [Silence];
+                contention_timeout_and_loss_are_distinct [C15] [Lose];
+            }
+            inspection {
+                shows_who_holds [C18] [Inspect];
+                shows_the_same_token_after_a_renewal [C8 C18] [Inspect Lease];
+                shows_how_long_a_lease_lasts [C18] [Inspect Lease];
+                a_hand_over_shows_the_new_holder [C2 C18] [Inspect];
+                looking_takes_nothing [C18] [Inspect];
+                a_free_key_never_looks_held_to_lookers [C18] [Inspect];
+                no_try_fails_because_somebody_looks [C18] [Inspect];
+                looking_lengthens_nothing [C18] [Inspect Lease Silence];
+                looking_disturbs_no_waiter [C18] [Inspect];
+                lists_what_is_held [C18] [List];
+                an_ended_lease_is_not_listed [C18] [List Lease Silence];
+                a_forced_release_frees [C2 C18] [ForceRelease];
+                force_names_whom_it_breaks [C2 C18] [ForceRelease];
+                a_forced_release_serves_a_waiter [C8 C11] [ForceRelease];
+            }
+            cooldown {
+                runs_at_most_once_per_window [C16] [Cooldown];
+                one_of_many_callers_runs [C1 C16] [Cooldown];
+                a_try_reads_held [C3 C16] [Cooldown];
+                a_waiter_waits_for_its_end [C4 C16] [Cooldown];
+                a_budget_ends_within_it [C4] [Cooldown];
+                outlives_a_dropped_guard_and_its_client [C16 C17] [Cooldown];
+                counts_from_the_grant [C6 C16] [Cooldown];
+                holds_up_all_of_several_keys [C4 C16] [Cooldown];
+                an_absurd_one_is_refused_or_kept [C15] [Cooldown];
+            }
+            composite {
+                takes_all [C1 C4] [];
+                takes_one_or_many [C2] [];
+                of_no_key_at_all [C15] [];
+                refuses_duplicates [C15] [];
+                all_or_none [C4 C5] [];
+                a_try_is_all_or_none [C3 C4] [];
+                has_one_budget [C4] [];
+                waits_for_all [C4 C11] [];
+                opposite_orders_do_not_deadlock [C4 C11] [];
+                philosophers_dine [C4 C11] [];
+                a_failure_gives_all_back [C4 C5] [Script];
+                an_invalid_key_spoils_all [C14 C15] [];
+                each_can_be_released_alone [C2 C6] [];
+            }
+            scoped {
+                gives_the_bodys_value [C6] [];
+                holds_during_the_body [C1] [];
+                says_when_it_did_not_run [C3 C4] [];
+                a_panic_releases_and_goes_on [C5 C7] [];
+                a_loss_stops_the_body [C9] [Lose];
+                a_loss_of_one_key_stops_the_body [C9] [Lose];
+                a_silent_store_stops_the_body_in_time [C9] [Lease Silence];
+                a_body_that_outran_its_lock_is_told [C6 C9] [Lose];
+                several_keys [C1 C6] [];
+            }
+            shutdown {
+                close_frees_every_hold [C17] [];
+                close_tells_the_guards [C2 C9 C17] [];
+                waiters_end_with_closed [C17] [];
+                everything_after_is_refused [C15 C17] [];
+                may_be_called_twice [C17] [];
+                leaves_other_clients_alone [C17] [];
+                has_a_deadline_of_its_own [C17] [Silence];
+                a_lost_runtime_is_told [C9 C17] [];
+            }
+            stress {
+                uneven_sections_on_two_keys [C1] [];
+                a_thousand_on_one_key [C1 C15] [];
+                a_hundred_keys_held_for_long [C1 C10] [];
+                random_holds_of_one_client [C1 C6] [];
+                everything_at_once [C1 C5] [];
+                nothing_is_left_in_the_store [C5 C7] [List];
+            }
+            faults {
+                one_way_loss [C4 C5] [Script];
+                latency_changes_no_promise [C4 C9] [Script];
+                lost_wake_ups_cost_time_only [C11] [Mute];
+                a_client_recovers_from_a_silence [C4 C5] [Silence];
+                a_failure_of_one_key_spares_the_others [C5 C15] [Script];
+                a_slow_call_holds_up_no_other_key [C5 C11] [Script];
+                every_fault_at_every_call [C1 C5 C6] [Script];
+            }
+            crash {
+                processes_exclude_each_other [C1] [Child];
+                a_waiter_in_another_process_is_served [C11] [Child];
+                writes_are_seen_by_the_next_process [C1] [Child];
+                a_killed_holder_frees [C11 C16] [CrashRelease Child];
+                a_killed_holder_serves_a_waiter [C11] [CrashRelease Child];
+                a_killed_waiter_is_in_nobodys_way [C11] [CrashRelease Child];
+                an_exit_without_a_drop_frees [C11 C16] [CrashRelease Child];
+                a_stopped_holder_keeps_what_has_no_lease [C1 C9] [Child];
+                a_stopped_holder_of_a_lease_is_overtaken_and_told [C1 C2 C9] [Lease Child];
+                tokens_grow_across_processes [C8] [Tokens CrashRelease Child];
+                a_new_process_inherits_nothing [C2] [CrashRelease Child];
+            }
+        }
+    };
+}
+
+macro_rules! registry {
+    ($( $group:ident { $( $case:ident [$($rule:ident)*] [$($need:ident)*]; )* } )*) => {
+        $( mod $group; )*
+
+        static CASES: &[Case] = &[ $( $(
+            Case {
+                name: concat!(stringify!($group), "::", stringify!($case)),
+                rules: &[$(stringify!($rule)),*],
+                needs: &[$(Need::$need),*],
+                body: |cx| Box::pin($group::$case(cx)),
+            },
+        )* )* ];
+    };
+}
+
+for_each_case!(registry);
+
+/// Every case of the suite.
+#[must_use]
+pub fn all_cases() -> &'static [Case] {
+    CASES
+}

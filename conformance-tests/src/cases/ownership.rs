@@ -1,0 +1,143 @@
+//! The grant owns, not the name: each has an id of its own, and acts on itself alone.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, HolderId, LossReason, Validity};
+
+use crate::context::{Context, attempt_at, fails};
+use crate::harness::{Fault, Op};
+
+pub(crate) async fn every_grant_has_a_fresh_id(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let mut seen = HashSet::new();
+    for _ in 0..10 {
+        for lock in [&a, &b] {
+            let guard = cx.take(lock, &key).await;
+            assert!(seen.insert(guard.holder()), "the id {} was given twice", guard.holder());
+            assert_eq!(guard.holder(), guard.holder());
+            cx.give(guard).await;
+        }
+    }
+    let waiter = cx.queue(&a, &key).await;
+    let first = waiter.granted(cx, cx.handover()).await;
+    let waiter = cx.queue(&a, &key).await;
+    assert!(seen.insert(first.holder()), "the id of an earlier grant");
+    cx.give(first).await;
+    let second = waiter.granted(cx, cx.handover()).await;
+    assert!(seen.insert(second.holder()), "a local hand-over is a new grant with an id of its own");
+    cx.give(second).await;
+}
+
+pub(crate) async fn ids_of_several_keys_differ(cx: &Context) {
+    let lock = cx.client().await;
+    let guards = lock.acquire_all(&cx.some_keys(5), &cx.patient()).await.expect("free keys");
+    let ids: HashSet<HolderId> = guards.iter().map(leasehold_api::LockGuard::holder).collect();
+    assert_eq!(ids.len(), 5);
+    for id in ids {
+        assert_eq!(id.to_string().parse::<HolderId>().expect("an id reads what it writes"), id);
+    }
+    leasehold_api::release_all(guards).await.expect("held until now");
+}
+
+pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    // The successor is another client's grant, and then one of the same client.
+    for next in [&b, &a] {
+        let key = cx.key();
+        let options = AcquireOptions::new().label("configured alike");
+        let old = cx.take_with(&a, &key, &options).await;
+        cx.lose(&key, LossReason::Gone).await;
+        let successor = free_after_loss(cx, next, &key).await;
+        fails(old.release().await, &[ErrorKind::Lost]);
+        cx.settle().await;
+        assert_eq!(successor.validity(), Validity::Valid);
+        cx.held(&c, &key).await;
+        cx.give(successor).await;
+    }
+}
+
+pub(crate) async fn a_late_drop_spares_the_successor(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    for next in [&b, &a] {
+        let key = cx.key();
+        let old = cx.take(&a, &key).await;
+        cx.lose(&key, LossReason::Gone).await;
+        let successor = free_after_loss(cx, next, &key).await;
+        drop(old);
+        cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
+        assert_eq!(successor.validity(), Validity::Valid);
+        cx.held(&c, &key).await;
+        cx.give(successor).await;
+    }
+}
+
+/// The client that lost the hold may have to notice first.
+async fn free_after_loss(
+    cx: &Context,
+    lock: &std::sync::Arc<dyn leasehold_api::Lock>,
+    key: &leasehold_api::LockKey,
+) -> leasehold_api::LockGuard {
+    let caps = cx.capabilities();
+    cx.free_within(lock, key, caps.loss_detection + caps.undo).await
+}
+
+pub(crate) async fn a_failed_attempt_is_undone_not_doubled(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    for fault in [Fault::LoseReply, Fault::LoseReplyHang, Fault::Error(ErrorKind::Unavailable)] {
+        let key = cx.key();
+        a.faults.script(Op::Acquire, fault);
+        let attempt = attempt_at(&a.lock, &key);
+        match cx.within("a try without a reply", cx.call_limit(), attempt).await {
+            // It asked again with the same id and learned that it holds.
+            Ok(Some(guard)) => {
+                cx.held(&b, &key).await;
+                cx.give(guard).await;
+            }
+            Ok(None) => panic!("an attempt with an unknown outcome is not \"held\""),
+            Err(error) => {
+                fails(
+                    Err::<(), _>(error),
+                    &[ErrorKind::OutcomeUnknown, ErrorKind::Unavailable, ErrorKind::Timeout],
+                );
+            }
+        }
+        cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
+        cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
+    }
+}
+
+pub(crate) async fn undoing_an_attempt_spares_the_holder(cx: &Context) {
+    let a = cx.faulty().await;
+    let (b, c) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&b, &key).await;
+    for fault in [Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(50))] {
+        a.faults.script(Op::Acquire, fault);
+        let attempt = attempt_at(&a.lock, &key);
+        match cx.within("a disturbed try at a held key", cx.call_limit(), attempt).await {
+            Ok(None) | Err(_) => {}
+            Ok(Some(second)) => panic!("granted while held: {second:?}"),
+        }
+        cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
+        cx.held(&c, &key).await;
+        assert_eq!(guard.validity(), Validity::Valid);
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn a_guard_released_through_another_client(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(2);
+    let first = cx.take(&a, &keys[0]).await;
+    let second = cx.take(&b, &keys[1]).await;
+    // A guard knows whose it is.
+    b.release(first).await.expect("held until now");
+    cx.held(&a, &keys[1]).await;
+    cx.give(cx.take(&b, &keys[0]).await).await;
+    cx.give(second).await;
+}

@@ -1,0 +1,264 @@
+//! Renewal is automatic, inside the TTL, retried, and never brings back what has ended.
+
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind, LossReason, Validity};
+use tokio::time::Instant;
+
+use crate::context::{Context, fails};
+use crate::harness::{Fault, Op};
+
+pub(crate) async fn keeps_a_lease_for_long(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    let lost = guard.lost();
+    let steps = 40;
+    for _ in 0..steps {
+        cx.sleep(cx.ttl() * 4 / steps).await;
+        assert_eq!(guard.validity(), Validity::Valid);
+        cx.held(&b, &key).await;
+    }
+    assert_eq!(lost.reason(), None);
+    cx.give(guard).await;
+}
+
+pub(crate) async fn keeps_a_short_lease(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let shortest = cx.lease().min;
+    let guard = cx.take_with(&a, &key, &AcquireOptions::new().ttl(shortest)).await;
+    for _ in 0..20 {
+        cx.sleep(shortest / 4).await;
+        assert_eq!(guard.validity(), Validity::Valid);
+        cx.held(&b, &key).await;
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn keeps_many_leases(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(cx.many(300, 60));
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(cx.take_with(&a, key, &cx.leased()).await);
+    }
+    cx.sleep(cx.ttl() * 3).await;
+    for (guard, key) in guards.into_iter().zip(&keys) {
+        assert_eq!(guard.validity(), Validity::Valid);
+        cx.held(&b, key).await;
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn by_hand_extends(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&lock, &key, &cx.leased()).await;
+    for _ in 0..5 {
+        // Sooner than the automatic one.
+        cx.sleep(cx.ttl() / 5).await;
+        let before = guard.remaining().expect("a lease has an end");
+        guard.renew(None).await.expect("held until now");
+        let after = guard.remaining().expect("a lease has an end");
+        assert!(after > before, "renewed from {before:?} to {after:?}");
+        assert!(after <= cx.ttl());
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn begins_the_whole_ttl_anew(cx: &Context) {
+    renewed_then_silent(cx, None, cx.ttl()).await;
+}
+
+pub(crate) async fn may_ask_for_a_longer_ttl(cx: &Context) {
+    let longer = (cx.ttl() * 2).min(cx.lease().max);
+    renewed_then_silent(cx, Some(longer), longer).await;
+}
+
+pub(crate) async fn may_ask_for_a_shorter_ttl(cx: &Context) {
+    let shorter = (cx.ttl() / 2).max(cx.lease().min);
+    renewed_then_silent(cx, Some(shorter), shorter).await;
+}
+
+/// Renews by hand, falls silent, and sees the lease last `ttl` from then on, no less and not much more.
+async fn renewed_then_silent(cx: &Context, asked: Option<Duration>, ttl: Duration) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    cx.sleep(cx.ttl() / 5).await;
+    let sent = Instant::now();
+    guard.renew(asked).await.expect("held until now");
+    let answered = Instant::now();
+    a.faults.silence(true);
+    assert!(guard.remaining().is_some_and(|r| r <= ttl));
+    loop {
+        cx.sleep(cx.beat()).await;
+        let tried = Instant::now();
+        let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
+        if let Some(successor) = attempt {
+            let lived = sent.elapsed();
+            assert!(lived >= ttl, "renewed for {ttl:?}, taken over after {lived:?}");
+            assert_eq!(guard.validity(), Validity::Lost);
+            return cx.give(successor).await;
+        }
+        assert!(
+            tried < answered + ttl + cx.slack(),
+            "renewed for {ttl:?}, still held after {:?}",
+            tried - sent
+        );
+    }
+}
+
+pub(crate) async fn another_ttl_stays_in_force(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    let shorter = (cx.ttl() / 2).max(cx.lease().min);
+    guard.renew(Some(shorter)).await.expect("held until now");
+    // The automatic renewals keep pace with the shorter TTL.
+    for _ in 0..12 {
+        cx.sleep(shorter / 3).await;
+        assert_eq!(guard.validity(), Validity::Valid);
+        assert!(guard.remaining().is_some_and(|r| r <= shorter), "{:?}", guard.remaining());
+        cx.held(&b, &key).await;
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn refuses_a_ttl_out_of_bounds(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&lock, &key, &cx.leased()).await;
+    let bounds = cx.lease();
+    let outside = [
+        Some(Duration::ZERO),
+        bounds.min.checked_sub(Duration::from_nanos(1)),
+        bounds.max.checked_add(Duration::from_nanos(1)),
+    ];
+    for ttl in outside.into_iter().flatten() {
+        fails(guard.renew(Some(ttl)).await, &[ErrorKind::InvalidOption]);
+    }
+    assert_eq!(guard.validity(), Validity::Valid);
+    cx.give(guard).await;
+}
+
+pub(crate) async fn keeps_the_token_and_the_id(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&lock, &key, &cx.leased()).await;
+    let (token, holder) = (guard.token(), guard.holder());
+    for _ in 0..3 {
+        guard.renew(None).await.expect("held until now");
+        cx.sleep(cx.ttl()).await;
+        assert_eq!((guard.token(), guard.holder()), (token, holder));
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn is_retried_after_a_failure(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let slow = cx.ttl() / 10;
+    for fault in [Fault::Error(ErrorKind::Unavailable), Fault::LoseReply, Fault::Delay(slow)] {
+        let key = cx.key();
+        let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+        for _ in 0..2 {
+            a.faults.script(Op::Renew, fault);
+        }
+        let steps = 30;
+        for _ in 0..steps {
+            cx.sleep(cx.ttl() * 3 / steps).await;
+            assert!(guard.validity().is_held(), "lost to two renewals of {fault:?}");
+            cx.held(&b, &key).await;
+        }
+        assert_eq!(guard.validity(), Validity::Valid);
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn a_failure_by_hand_is_told_and_costs_nothing(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    a.faults.script(Op::Renew, Fault::Error(ErrorKind::Unavailable));
+    // Ok only if it went on until the store had confirmed.
+    if let Err(error) = guard.renew(None).await {
+        fails(Err::<(), _>(error), &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
+    }
+    assert_eq!(guard.validity(), Validity::Valid);
+    guard.renew(None).await.expect("the next one works");
+    cx.give(guard).await;
+}
+
+pub(crate) async fn stops_on_release(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    cx.sleep(cx.ttl()).await;
+    assert!(a.faults.calls(Op::Renew) > 0, "a held lease is renewed");
+    cx.give(guard).await;
+    drop(cx.take_with(&a.lock, &key, &cx.leased()).await);
+    cx.sleep(cx.capabilities().undo).await;
+    let before = a.faults.calls(Op::Renew);
+    cx.sleep(cx.ttl() * 3).await;
+    assert_eq!(a.faults.calls(Op::Renew), before, "renewals of what was released");
+}
+
+pub(crate) async fn stops_on_loss(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    cx.lose(&key, LossReason::Gone).await;
+    cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
+    cx.settle().await;
+    let before = a.faults.calls(Op::Renew);
+    cx.sleep(cx.ttl() * 3).await;
+    assert_eq!(a.faults.calls(Op::Renew), before, "renewals of what was lost");
+    fails(guard.renew(None).await, &[ErrorKind::Lost]);
+}
+
+pub(crate) async fn never_brings_back_what_was_purged(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    cx.lose(&key, LossReason::Gone).await;
+    fails(guard.renew(None).await, &[ErrorKind::Lost]);
+    // Over several beats the key stays free.
+    for _ in 0..6 {
+        cx.sleep(cx.ttl() / 2).await;
+        cx.give(cx.take(&b, &key).await).await;
+    }
+    assert_eq!(guard.validity(), Validity::Lost);
+}
+
+pub(crate) async fn of_a_lost_grant_spares_the_successor(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let key = cx.key();
+    let old = cx.take_with(&a, &key, &cx.leased()).await;
+    cx.lose(&key, LossReason::Gone).await;
+    let successor = cx.free_within(&b, &key, cx.capabilities().undo).await;
+    let holder = successor.holder();
+    fails(old.renew(None).await, &[ErrorKind::Lost]);
+    cx.sleep(cx.ttl()).await;
+    cx.held(&c, &key).await;
+    assert_eq!((successor.validity(), successor.holder()), (Validity::Valid, holder));
+    cx.give(successor).await;
+}
+
+pub(crate) async fn by_hand_and_by_itself_together(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    let end = Instant::now() + cx.ttl() * 2;
+    while Instant::now() < end {
+        let (first, second) = tokio::join!(guard.renew(None), guard.renew(None));
+        first.and(second).expect("held until now");
+        cx.sleep(cx.ttl() / 30).await;
+    }
+    cx.held(&b, &key).await;
+    cx.give(guard).await;
+    cx.give(cx.take(&b, &key).await).await;
+}

@@ -1,0 +1,158 @@
+//! Running a body under the lock: released on every way out, stopped by a loss.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use leasehold_api::{ErrorKind, LockExt as _, LossReason};
+
+use crate::context::{Context, fails};
+
+pub(crate) async fn gives_the_bodys_value(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let value = a.key(&key).run(async |guard| guard.key().as_str().len()).await;
+    assert_eq!(value.expect("a free key"), key.as_str().len());
+    cx.give(cx.take(&b, &key).await).await;
+    let refused: Result<Result<(), &str>, _> = a.key(&key).run(async |_| Err("the body's own error")).await;
+    assert_eq!(refused.expect("the lock was there"), Err("the body's own error"));
+    cx.give(cx.take(&b, &key).await).await;
+    let tried = a.key(&key).try_run(async |_| 7).await;
+    assert_eq!(tried.expect("a free key"), Some(7));
+    cx.give(cx.take(&b, &key).await).await;
+}
+
+pub(crate) async fn holds_during_the_body(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let ran = a
+        .key(&key)
+        .run(async |guard| {
+            assert!(guard.validity().is_held());
+            cx.held(&b, &key).await;
+            cx.held(&a, &key).await;
+            cx.settle().await;
+            cx.held(&b, &key).await;
+        })
+        .await;
+    ran.expect("a free key");
+}
+
+pub(crate) async fn says_when_it_did_not_run(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&b, &key).await;
+    let ran = AtomicBool::new(false);
+    let body = async |_: &leasehold_api::LockGuard| ran.store(true, Ordering::SeqCst);
+    fails(a.key(&key).wait(cx.short_wait()).run(body).await, &[ErrorKind::Timeout]);
+    assert_eq!(a.key(&key).try_run(body).await.expect("a held key is no error"), None);
+    let both = [key.clone(), cx.key()];
+    let outcome = a.keys(&both).wait(Duration::ZERO).run(async |_| ran.store(true, Ordering::SeqCst)).await;
+    fails(outcome, &[ErrorKind::Timeout]);
+    assert!(!ran.load(Ordering::SeqCst), "the body ran without the lock");
+    cx.give(guard).await;
+}
+
+pub(crate) async fn a_panic_releases_and_goes_on(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let run = a.key(&key).run(async |_| {
+        tokio::task::yield_now().await;
+        // Not `panic!`: the hook would print a failure that is none.
+        std::panic::resume_unwind(Box::new("the body's panic"))
+    });
+    let outcome: Result<Result<(), _>, _> = AssertUnwindSafe(run).catch_unwind().await;
+    let Err(panic) = outcome else { panic!("the panic of the body was swallowed") };
+    assert_eq!(crate::runner::panic_text(&*panic), "the body's panic");
+    cx.undone(&b, &key).await;
+}
+
+pub(crate) async fn a_loss_stops_the_body(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let witness = Witness(Arc::clone(&dropped));
+    let run = a.key(&key).run(async move |_| {
+        let _witness = witness;
+        std::future::pending::<()>().await;
+    });
+    let lose = async {
+        cx.settle().await;
+        cx.lose(&key, LossReason::SessionLost).await;
+    };
+    let bound = cx.capabilities().loss_detection;
+    let (outcome, ()) = cx.within("the end of the body", bound, async { tokio::join!(run, lose) }).await;
+    let error = fails(outcome, &[ErrorKind::Lost]);
+    assert!(error.loss().is_some());
+    assert!(dropped.load(Ordering::SeqCst), "the body goes on after the loss");
+    cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+}
+
+struct Witness(Arc<AtomicBool>);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+pub(crate) async fn a_loss_of_one_key_stops_the_body(cx: &Context) {
+    let a = cx.client().await;
+    let keys = cx.some_keys(3);
+    let run = a.keys(&keys).run(async |_| std::future::pending::<()>().await);
+    let lose = async {
+        cx.settle().await;
+        cx.lose(&keys[1], LossReason::Gone).await;
+    };
+    let bound = cx.capabilities().loss_detection;
+    let (outcome, ()) = cx.within("the end of the body", bound, async { tokio::join!(run, lose) }).await;
+    fails(outcome, &[ErrorKind::Lost]);
+    for key in &keys {
+        cx.undone(&a, key).await;
+    }
+}
+
+pub(crate) async fn a_silent_store_stops_the_body_in_time(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let run = a.lock.key(&key).ttl(cx.ttl()).run(async |_| {
+        a.faults.silence(true);
+        std::future::pending::<()>().await;
+    });
+    let outcome = cx.within("the end of the body", cx.ttl(), run).await;
+    fails(outcome, &[ErrorKind::Lost]);
+    if cx.is_virtual() {
+        cx.held(&b, &key).await;
+    }
+    cx.give(cx.free_within(&b, &key, cx.ttl()).await).await;
+}
+
+pub(crate) async fn a_body_that_outran_its_lock_is_told(cx: &Context) {
+    let a = cx.client().await;
+    let key = cx.key();
+    // It ends before it could be stopped; that the lock was gone is still not Ok.
+    let outcome = a.key(&key).run(async |_| cx.lose(&key, LossReason::Gone).await).await;
+    fails(outcome, &[ErrorKind::Lost]);
+    cx.undone(&a, &key).await;
+}
+
+pub(crate) async fn several_keys(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let value = a
+        .keys(&keys)
+        .run(async |guards| {
+            for key in &keys {
+                cx.held(&b, key).await;
+            }
+            guards.len()
+        })
+        .await;
+    assert_eq!(value.expect("free keys"), 3);
+    for key in &keys {
+        cx.give(cx.take(&b, key).await).await;
+    }
+}

@@ -1,0 +1,208 @@
+//! The wait budget: kept to the end, not beyond, and nothing is left when it is over.
+
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, DEFAULT_WAIT, ErrorKind, LockExt as _};
+
+use crate::context::{Context, acquire_for, fails};
+use crate::harness::{Fault, Op};
+
+/// The store did not answer in time.
+const NO_ANSWER: [ErrorKind; 3] = [ErrorKind::Timeout, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
+
+pub(crate) async fn zero_is_one_attempt(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let zero = AcquireOptions::new().wait(Duration::ZERO);
+    let guard = a.acquire(&key, &zero).await.expect("one attempt at a free key is granted");
+    for lock in [&a, &b] {
+        let attempt = cx.soon("one attempt at a held key", lock.acquire(&key, &zero)).await;
+        fails(attempt, &[ErrorKind::Timeout]);
+    }
+    cx.give(guard).await;
+    cx.give(b.acquire(&key, &zero).await.expect("one attempt at a free key is granted")).await;
+}
+
+pub(crate) async fn zero_makes_one_call(cx: &Context) {
+    let a = cx.client().await;
+    let b = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let attempts = || b.faults.calls(Op::Acquire) + b.faults.calls(Op::Wait);
+    let before = attempts();
+    let zero = AcquireOptions::new().wait(Duration::ZERO);
+    fails(b.lock.acquire(&key, &zero).await, &[ErrorKind::Timeout]);
+    cx.settle().await;
+    assert_eq!(attempts() - before, 1, "attempts at the store of an acquire that waits zero");
+    cx.give(guard).await;
+}
+
+pub(crate) async fn fires_when_due(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let budgets = if cx.is_virtual() { vec![7, 150, 1_000, 29_000, 600_000] } else { vec![50, 300, 1_000] };
+    for budget in budgets.into_iter().map(Duration::from_millis) {
+        // Behind a holder of another client, and behind one of its own.
+        for lock in [&b, &a] {
+            let waiting = acquire_for(lock, &key, budget);
+            let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
+            fails(outcome, &[ErrorKind::Timeout]);
+            assert!(took >= budget, "a budget of {budget:?} ended after {took:?}");
+        }
+    }
+    cx.give(guard).await;
+}
+
+pub(crate) async fn default_is_thirty_seconds(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let (outcome, took) = cx.timed(cx.within("the default wait", DEFAULT_WAIT, b.key(&key).acquire())).await;
+    fails(outcome, &[ErrorKind::Timeout]);
+    assert!(took >= DEFAULT_WAIT, "{took:?}");
+    cx.give(guard).await;
+}
+
+pub(crate) async fn a_try_looks_at_no_budget(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    for options in
+        [cx.patient(), AcquireOptions::new().wait_forever(), AcquireOptions::new().wait(Duration::ZERO)]
+    {
+        let answer = cx.soon("a try with a budget", b.try_acquire(&key, &options)).await;
+        assert!(answer.expect("a held key is no error").is_none());
+    }
+    cx.give(guard).await;
+    let free = b.try_acquire(&key, &AcquireOptions::new().wait(Duration::ZERO)).await;
+    cx.give(free.expect("a free key is no error").expect("a free key is granted")).await;
+}
+
+pub(crate) async fn huge_budgets_do_not_overflow(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for huge in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_secs(u64::MAX / 1_000_000_000)]
+    {
+        let key = cx.key();
+        let options = AcquireOptions::new().wait(huge);
+        let guard = a.acquire(&key, &options).await.expect("a free key is granted");
+        let waiter = cx.queue_with(&b, &key, options).await;
+        assert!(!waiter.is_done(), "a wait of {huge:?} ended at once");
+        cx.give(guard).await;
+        cx.give(waiter.granted(cx, cx.handover()).await).await;
+    }
+}
+
+pub(crate) async fn for_ever_is_long(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let waiter = cx.queue_with(&b, &key, AcquireOptions::new().wait_forever()).await;
+    cx.sleep(Duration::from_secs(3600)).await;
+    assert!(!waiter.is_done(), "a wait for ever ended");
+    cx.give(guard).await;
+    cx.give(waiter.granted(cx, cx.handover()).await).await;
+}
+
+pub(crate) async fn nothing_is_left_behind(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    for lock in [&b, &a] {
+        let waiting = acquire_for(lock, &key, cx.short_wait());
+        fails(waiting.await, &[ErrorKind::Timeout]);
+    }
+    cx.sleep(cx.capabilities().undo).await;
+    cx.give(guard).await;
+    // The next owner obtains it at once, and nobody who gave up takes it from then on.
+    for lock in [&c, &b, &a] {
+        cx.give(cx.take(lock, &key).await).await;
+        cx.sleep(cx.handover().min(Duration::from_millis(500))).await;
+    }
+}
+
+pub(crate) async fn a_timed_out_waiter_does_not_hold_up_those_behind(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let short = cx.queue_with(&b, &key, AcquireOptions::new().wait(cx.short_wait())).await;
+    let patient = cx.queue(&b, &key).await;
+    fails(short.outcome().await, &[ErrorKind::Timeout]);
+    assert!(!patient.is_done(), "the wait behind ended with the one before");
+    cx.give(guard).await;
+    cx.give(patient.granted(cx, cx.handover()).await).await;
+    cx.undone(&a, &key).await;
+}
+
+pub(crate) async fn a_timed_out_waiter_in_the_middle(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    let first = cx.queue(&lock, &key).await;
+    let middle = cx.queue_with(&lock, &key, AcquireOptions::new().wait(cx.short_wait())).await;
+    let last = cx.queue(&lock, &key).await;
+    fails(middle.outcome().await, &[ErrorKind::Timeout]);
+    cx.give(guard).await;
+    let second = first.granted(cx, cx.handover()).await;
+    cx.settle().await;
+    assert!(!last.is_done(), "two granted at once");
+    cx.give(second).await;
+    cx.give(last.granted(cx, cx.handover()).await).await;
+}
+
+pub(crate) async fn waiting_is_no_busy_loop(cx: &Context) {
+    let a = cx.client().await;
+    let b = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let calls = || Op::ALL.map(|op| b.faults.calls(op)).iter().sum::<u64>();
+    let before = calls();
+    let waiting = acquire_for(&b.lock, &key, Duration::from_secs(2));
+    fails(waiting.await, &[ErrorKind::Timeout]);
+    let made = calls() - before;
+    assert!((1..=100).contains(&made), "{made} calls to the store in a wait of 2 s");
+    cx.give(guard).await;
+}
+
+pub(crate) async fn the_budget_includes_a_slow_store(cx: &Context) {
+    let a = cx.client().await;
+    let slow = cx.faulty().await;
+    for fault in [Fault::Delay(cx.short_wait() * 3), Fault::Hang, Fault::LoseReplyHang] {
+        let key = cx.key();
+        slow.faults.script(Op::Acquire, fault);
+        let budget = cx.short_wait();
+        let waiting = acquire_for(&slow.lock, &key, budget);
+        let (outcome, took) = cx.timed(cx.within("a budgeted wait for a slow store", budget, waiting)).await;
+        // The store's own limit may end the call before the budget does.
+        let error = fails(outcome, &NO_ANSWER);
+        let early = took < budget && error.kind() == ErrorKind::Timeout;
+        assert!(!early, "a budget of {budget:?} ended after {took:?}");
+        // Whatever the store did in the end is undone.
+        cx.give(cx.free_within(&a, &key, cx.call_limit()).await).await;
+    }
+}
+
+pub(crate) async fn the_budget_includes_a_silent_store(cx: &Context) {
+    let a = cx.client().await;
+    let b = cx.faulty().await;
+    let key = cx.key();
+    b.faults.silence(true);
+    let budget = cx.short_wait();
+    let waiting = acquire_for(&b.lock, &key, budget);
+    fails(cx.within("a budgeted wait for a silent store", budget, waiting).await, &NO_ANSWER);
+    b.faults.silence(false);
+    cx.give(cx.free_within(&a, &key, cx.call_limit()).await).await;
+}
+
+pub(crate) async fn the_error_names_key_and_store(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    let waiting = acquire_for(&lock, &key, cx.short_wait());
+    let error = fails(waiting.await, &[ErrorKind::Timeout]);
+    assert_eq!(error.key(), Some(&key));
+    assert!(error.store().is_some_and(|s| !s.is_empty()), "{error:?}");
+    assert!(error.can_retry());
+    cx.give(guard).await;
+}

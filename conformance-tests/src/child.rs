@@ -1,0 +1,274 @@
+//! Child processes: the current test executable, started again to take part in a case.
+//!
+//! The test `child::entry` that [`suite!`](crate::suite) mounts acts as the child when the environment
+//! says so. It takes one command per line on stdin and answers each with one marked line on stdout.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, Error, Lock, LockGuard, LockKey};
+use tokio::sync::mpsc;
+
+use crate::context::Context;
+use crate::harness::{Factory, Time};
+use crate::runner::runtime;
+
+/// Says that this process is a child, and how to reach the store; empty only to answer a ping.
+const SPEC: &str = "LEASEHOLD_CONFORMANCE_CHILD";
+/// Marks the lines that are answers, among what a test executable prints by itself.
+const MARK: &str = "@leasehold ";
+/// How long a child may take to start.
+const START: Duration = Duration::from_secs(30);
+
+// ---- the parent's side ----
+
+/// A process that acts on the same store.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    answers: mpsc::UnboundedReceiver<String>,
+}
+
+impl Process {
+    /// Starts a child that is connected to the store of this case.
+    pub(crate) async fn start(cx: &Context) -> Self {
+        let spec = cx.harness().child().expect("the harness names a way for children");
+        let test = cx.child_test().expect("a test that acts as the child is mounted");
+        let mut process = Self::spawn(test, &spec).expect("the test executable starts again");
+        let hello = process.answer(cx, START).await;
+        assert_eq!(hello, "ready", "the child connects to the store");
+        process
+    }
+
+    fn spawn(test: &str, spec: &str) -> std::io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(SPEC, spec)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        let (sender, answers) = mpsc::unbounded_channel();
+        let Some(stdout) = child.stdout.take() else {
+            return Err(std::io::Error::other("the child has no stdout"));
+        };
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // The test harness may have begun the line with the name of the test.
+                if let Some(at) = line.find(MARK) {
+                    if sender.send(line[at + MARK.len()..].to_owned()).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(Self { child, answers })
+    }
+
+    /// Sends a command without waiting for its answer.
+    pub(crate) fn tell(&mut self, command: &str) {
+        let stdin = self.child.stdin.as_mut().expect("the child has a stdin");
+        writeln!(stdin, "{command}").and_then(|()| stdin.flush()).expect("the child takes commands");
+    }
+
+    /// The next answer.
+    pub(crate) async fn answer(&mut self, cx: &Context, bound: Duration) -> String {
+        match cx.within("the child's answer", bound, self.answers.recv()).await {
+            Some(answer) => answer,
+            None => panic!("the child ended without an answer"),
+        }
+    }
+
+    /// One command and its answer.
+    pub(crate) async fn ask(&mut self, cx: &Context, command: &str) -> String {
+        self.tell(command);
+        self.answer(cx, START).await
+    }
+
+    /// One command that must be answered like this.
+    pub(crate) async fn expect(&mut self, cx: &Context, command: &str, answer: &str) {
+        let got = self.ask(cx, command).await;
+        assert_eq!(got, answer, "the child's answer to {command:?}");
+    }
+
+    /// The child takes a free key; its token.
+    pub(crate) async fn take(&mut self, cx: &Context, key: &LockKey) -> u64 {
+        let got = self.ask(cx, &format!("try {}", key.as_str())).await;
+        match got.strip_prefix("granted ").and_then(|t| t.parse().ok()) {
+            Some(token) => token,
+            None => panic!("the child's try at {key:?} must be granted, it says: {got}"),
+        }
+    }
+
+    /// Ends the child with SIGKILL and reaps it.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("the child can be killed");
+        self.child.wait().expect("the child can be reaped");
+    }
+
+    /// Waits until the child has ended by itself.
+    pub(crate) fn reap(&mut self) {
+        self.child.wait().expect("the child can be reaped");
+    }
+
+    /// Stops the child where it is.
+    #[cfg(unix)]
+    pub(crate) fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets a stopped child go on.
+    #[cfg(unix)]
+    pub(crate) fn go_on(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("the child can be signalled");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nothing to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+// ---- the child's side ----
+
+/// What the test `child::entry` does: acts as the child, or checks that it can be started as one.
+pub(crate) fn entry(factory: &dyn Factory, test: &str) {
+    match std::env::var(SPEC) {
+        Ok(spec) => act(factory, &spec),
+        Err(_) => check(test),
+    }
+}
+
+fn check(test: &str) {
+    let mut process = Process::spawn(test, "").expect("the test executable starts again");
+    let pong = process.answers.blocking_recv();
+    assert_eq!(pong.as_deref(), Some("pong"), "the test {test} answers when it is started as a child");
+    process.reap();
+}
+
+fn act(factory: &dyn Factory, spec: &str) {
+    if spec.is_empty() {
+        return say("pong");
+    }
+    let runtime = runtime(Time::Real).expect("a runtime for the child");
+    let (sender, mut commands) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        // The parent has gone: so does its child, whatever it is doing.
+        std::process::exit(0);
+    });
+    runtime.block_on(async {
+        let mut actor = match factory.connect_child(spec).await {
+            Ok(lock) => Actor { lock, guard: None },
+            Err(error) => return say(&format!("cannot connect: {error}")),
+        };
+        say("ready");
+        while let Some(command) = commands.recv().await {
+            let answer = actor.obey(&command).await;
+            say(&answer);
+        }
+    });
+}
+
+fn say(answer: &str) {
+    let mut out = std::io::stdout().lock();
+    // Without a parent there is nobody to tell.
+    let _ = writeln!(out, "\n{MARK}{answer}").and_then(|()| out.flush());
+}
+
+struct Actor {
+    lock: Arc<dyn Lock>,
+    guard: Option<LockGuard>,
+}
+
+impl Actor {
+    async fn obey(&mut self, command: &str) -> String {
+        let (verb, rest) = command.split_once(' ').unwrap_or((command, ""));
+        match verb {
+            "try" => self.attempt(rest, false, None).await,
+            "acquire" => self.attempt(rest, true, None).await,
+            "lease" => {
+                let (ttl, key) = rest.split_once(' ').unwrap_or(("0", rest));
+                self.attempt(key, false, ttl.parse().ok().map(Duration::from_millis)).await
+            }
+            "release" => match self.guard.take() {
+                Some(guard) => said(guard.release().await, "released"),
+                None => "no guard".into(),
+            },
+            "renew" => match &self.guard {
+                Some(guard) => said(guard.renew(None).await, "renewed"),
+                None => "no guard".into(),
+            },
+            "drop" => {
+                self.guard = None;
+                "dropped".into()
+            }
+            "validity" => self.guard.as_ref().map_or("no guard".into(), |g| g.validity().to_string()),
+            "holder" => self.guard.as_ref().map_or("no guard".into(), |g| g.holder().to_string()),
+            "bump" => said(self.bump(rest).await, "bumped"),
+            // Ends the process without running a single destructor.
+            "exit" => std::process::exit(0),
+            other => format!("unknown command {other}"),
+        }
+    }
+
+    async fn attempt(&mut self, key: &str, wait: bool, ttl: Option<Duration>) -> String {
+        let mut options = AcquireOptions::new();
+        options.ttl = ttl;
+        let outcome = match LockKey::new(key) {
+            Ok(key) if wait => self.lock.acquire(&key, &options.wait_forever()).await.map(Some),
+            Ok(key) => self.lock.try_acquire(&key, &options).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(Some(guard)) => {
+                let token = guard.token().map_or(0, leasehold_api::FencingToken::as_u64);
+                self.guard = Some(guard);
+                format!("granted {token}")
+            }
+            Ok(None) => "held".into(),
+            Err(error) => error.kind().to_string(),
+        }
+    }
+
+    /// `TIMES KEY PATH`: adds one to the number in the file so often, each time under the lock.
+    async fn bump(&self, what: &str) -> Result<(), Error> {
+        let mut parts = what.splitn(3, ' ');
+        let times: u32 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let key = LockKey::new(parts.next().unwrap_or_default())?;
+        let path = parts.next().unwrap_or_default();
+        for _ in 0..times {
+            let guard = self.lock.acquire(&key, &AcquireOptions::new().wait_forever()).await?;
+            bump_file(path);
+            guard.release().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds one to the number in a file, with time enough between reading and writing for a rival.
+pub(crate) fn bump_file(path: &str) {
+    let text = std::fs::read_to_string(path).expect("the counter can be read");
+    let n: u64 = text.trim().parse().expect("the counter is a whole number");
+    std::thread::yield_now();
+    std::fs::write(path, (n + 1).to_string()).expect("the counter can be written");
+}
+
+fn said(outcome: Result<(), Error>, ok: &str) -> String {
+    outcome.map_or_else(|error| error.kind().to_string(), |()| ok.to_owned())
+}

@@ -1,0 +1,286 @@
+//! What the author of a store provides: fresh stores, independent clients of one store, and the faults
+//! that can be injected.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, ErrorKind, Lock, LockKey, LossReason, MAX_KEY_BYTES};
+
+/// Makes a fresh store for each case. The argument of [`suite!`](crate::suite).
+#[async_trait]
+pub trait Factory: Send + Sync {
+    /// The clock that the store and its engine follow.
+    fn time(&self) -> Time;
+
+    /// A store that no other case has touched. Called on the runtime of the case.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps the store from starting; the case fails with it.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future while the case runs.
+    async fn open(&self) -> Result<Box<dyn Harness>, Error>;
+
+    /// Connects from a child process to the store that [`Harness::child`] described.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps the child from connecting. The default: [`ErrorKind::Unsupported`].
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
+        let _ = spec;
+        Err(Error::unsupported("way to be reached from a child process"))
+    }
+}
+
+/// One fresh store and the ways to reach it.
+#[async_trait]
+pub trait Harness: Debug + Send + Sync {
+    /// One more independent client of the store: its own engine, which shares nothing with the other
+    /// clients but the store itself.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps it from connecting.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn client(&self) -> Result<Arc<dyn Lock>, Error>;
+
+    /// The faults that can be injected, if there are any.
+    fn faults(&self) -> Option<&dyn Faults> {
+        None
+    }
+
+    /// The longest key that clients take, in bytes: [`MAX_KEY_BYTES`], less what a wrapper adds.
+    fn longest_key(&self) -> usize {
+        MAX_KEY_BYTES
+    }
+
+    /// A text from which [`Factory::connect_child`] finds this store in another process. `None`: the
+    /// store cannot be reached from there.
+    fn child(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Which clock the store and its engine follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums)] // Time can be paused or it cannot.
+pub enum Time {
+    /// The clock of tokio: cases run on one thread with paused time, and hours pass in no time.
+    Virtual,
+    /// Real time: cases run on several threads, with durations as short as the declared bounds allow.
+    Real,
+}
+
+/// Faults that a harness injects. A case that needs a fault which [`supports`](Faults::supports) does
+/// not name is reported as not applicable.
+#[async_trait]
+pub trait Faults: Debug + Send + Sync {
+    /// Which faults there are.
+    fn supports(&self) -> FaultSet;
+
+    /// One more client, which can be disturbed.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps it from connecting.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error>;
+
+    /// Ends the hold of `key` at the store, whoever has it, as a killed session would: its client is
+    /// told or notices by itself. Returns whether there was one. Only called where [`FaultSet::lose`]
+    /// is set.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn lose(&self, key: &LockKey, reason: LossReason) -> bool {
+        let _ = (key, reason);
+        false
+    }
+
+    /// Ends the hold of `key` at the store without telling anybody, as if its row had been deleted.
+    /// Returns whether there was one. Only called where [`FaultSet::purge`] is set.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn purge(&self, key: &LockKey) -> bool {
+        let _ = key;
+        false
+    }
+}
+
+/// Which faults a harness can inject.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultSet {
+    /// [`Faults::lose`] ends a hold at the store.
+    pub lose: bool,
+    /// [`Faults::purge`] ends a hold without telling.
+    pub purge: bool,
+    /// [`ClientFaults::silence`] cuts one client off.
+    pub silence: bool,
+    /// [`ClientFaults::script`] disturbs the next calls of one client.
+    pub script: bool,
+    /// [`ClientFaults::mute`] loses the wake-ups of one client.
+    pub mute: bool,
+    /// [`ClientFaults::calls`] counts.
+    pub calls: bool,
+    /// [`ClientSetup::skew`] is followed.
+    pub skew: bool,
+}
+
+impl FaultSet {
+    /// All of them; unset what is missing.
+    #[must_use]
+    pub const fn all() -> Self {
+        Self { lose: true, purge: true, silence: true, script: true, mute: true, calls: true, skew: true }
+    }
+
+    /// None; set what there is.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self {
+            lose: false,
+            purge: false,
+            silence: false,
+            script: false,
+            mute: false,
+            calls: false,
+            skew: false,
+        }
+    }
+}
+
+/// A client and the means to disturb it alone.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct FaultyClient {
+    /// The client.
+    pub lock: Arc<dyn Lock>,
+    /// What disturbs it.
+    pub faults: Arc<dyn ClientFaults>,
+}
+
+impl FaultyClient {
+    /// Puts the two together.
+    #[must_use]
+    pub fn new(lock: Arc<dyn Lock>, faults: Arc<dyn ClientFaults>) -> Self {
+        Self { lock, faults }
+    }
+}
+
+/// How a client that can be disturbed is to be made.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientSetup {
+    /// How far its clock is from the store's.
+    pub skew: Skew,
+}
+
+impl ClientSetup {
+    /// A client with a true clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A client whose clock is off.
+    #[must_use]
+    pub fn skew(mut self, skew: Skew) -> Self {
+        self.skew = skew;
+        self
+    }
+}
+
+/// How far a client's clock is from the store's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // There is no third direction.
+pub enum Skew {
+    /// Not at all.
+    #[default]
+    None,
+    /// It shows a later time.
+    Ahead(Duration),
+    /// It shows an earlier time.
+    Behind(Duration),
+}
+
+/// Disturbs one client. What [`FaultSet`] does not name is never called.
+pub trait ClientFaults: Debug + Send + Sync {
+    /// While `silent`, no request of this client reaches the store and none is answered: calls hang.
+    /// Those that still hang when the silence ends are carried out then. Events do not arrive either.
+    fn silence(&self, silent: bool) {
+        let _ = silent;
+    }
+
+    /// Queues what happens to the next call of `op` that has no fault queued before it.
+    fn script(&self, op: Op, fault: Fault) {
+        let _ = (op, fault);
+    }
+
+    /// While `muted`, wake-ups of this client are lost; everything else works.
+    fn mute(&self, muted: bool) {
+        let _ = muted;
+    }
+
+    /// How many calls of `op` this client has made to its store so far. A call with several requests
+    /// counts once.
+    fn calls(&self, op: Op) -> u64 {
+        let _ = op;
+        0
+    }
+}
+
+/// A call to the store.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// An attempt.
+    Acquire,
+    /// A wait in the store's own queue.
+    Wait,
+    /// A renewal or confirmation.
+    Renew,
+    /// A release.
+    Release,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Acquire, Self::Wait, Self::Renew, Self::Release];
+}
+
+/// What happens to one call to the store.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: the call works. Puts a fault at a later call.
+    Pass,
+    /// Not carried out; answers an error of this kind.
+    Error(ErrorKind),
+    /// The request takes this long to arrive; carried out and answered then.
+    Delay(Duration),
+    /// Carried out at once; the answer takes this long.
+    DelayReply(Duration),
+    /// Not carried out and never answered.
+    Hang,
+    /// Carried out; answers [`ErrorKind::OutcomeUnknown`].
+    LoseReply,
+    /// Carried out; never answered.
+    LoseReplyHang,
+}

@@ -1,0 +1,32 @@
+#![doc = include_str!("../README.md")]
+
+mod case;
+// A case is a test: an expectation that is not met is its verdict. So in the modules it is made of.
+#[allow(clippy::expect_used)]
+mod cases;
+#[allow(clippy::expect_used)]
+mod child;
+#[allow(clippy::expect_used)]
+mod context;
+mod disturbed;
+pub mod harness;
+pub mod history;
+pub mod model;
+pub mod mutants;
+mod recorder;
+mod report;
+mod runner;
+mod suite;
+
+pub use case::{Case, Need, Outcome};
+pub use cases::all_cases;
+pub use context::Context;
+pub use disturbed::Disturbed;
+pub use harness::{
+    ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Skew, Time,
+};
+pub use report::{CaseReport, Report};
+pub use runner::{Mount, run_all, run_case};
+
+// Store authors write `#[async_trait]` impls of the traits above.
+pub use leasehold_api::async_trait;

@@ -1,0 +1,198 @@
+//! One client's connection to the server, and what disturbs it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leasehold_api::{ErrorKind, HolderId, LockKey, LossReason};
+use leasehold_engine::{Clock, Moment};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::backend_fault::BackendFault;
+use super::server::{Asker, Server, Sink};
+use crate::harness::{ClientFaults, Fault, Op, Skew};
+
+/// One client's way to the server.
+#[derive(Debug)]
+pub(crate) struct Link {
+    server: Arc<Server>,
+    client: u64,
+    skew: Skew,
+    gate: Mutex<Gate>,
+    opened: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    scripts: BTreeMap<usize, VecDeque<Fault>>,
+    calls: [u64; Op::ALL.len()],
+    silent: bool,
+    muted: bool,
+}
+
+impl Link {
+    pub(crate) fn new(server: &Arc<Server>, skew: Skew) -> Arc<Self> {
+        Arc::new(Self {
+            server: Arc::clone(server),
+            client: server.join(),
+            skew,
+            gate: Mutex::default(),
+            opened: Notify::new(),
+        })
+    }
+
+    pub(crate) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    pub(crate) fn client(&self) -> u64 {
+        self.client
+    }
+
+    /// Has `sink` hear what the server tells this client, unless it is silenced or muted.
+    pub(crate) fn listen(self: &Arc<Self>, sink: Arc<dyn Sink>) {
+        self.server.listen(self.client, Arc::new(Gated { link: Arc::clone(self), sink }));
+    }
+
+    /// Lets go of everything at the server, if it can be reached.
+    pub(crate) fn sever(&self) {
+        if !self.gate().silent {
+            self.server.sever(self.client);
+        }
+    }
+
+    /// Carries out `work` at the server as the faults allow.
+    pub(crate) async fn call<T>(
+        &self,
+        op: Op,
+        work: impl FnOnce(&Server, Asker) -> T,
+    ) -> Result<T, ErrorKind> {
+        let fault = self.begin(op);
+        self.reachable().await;
+        match fault {
+            Fault::Hang => std::future::pending().await,
+            Fault::Error(kind) => return Err(kind),
+            Fault::Delay(duration) => tokio::time::sleep(duration).await,
+            _ => {}
+        }
+        let answer = work(&self.server, self.asker());
+        match fault {
+            Fault::LoseReply => return Err(ErrorKind::OutcomeUnknown),
+            Fault::LoseReplyHang => std::future::pending().await,
+            Fault::DelayReply(duration) => tokio::time::sleep(duration).await,
+            _ => {}
+        }
+        // What was carried out just before the silence is not answered during it.
+        self.reachable().await;
+        Ok(answer)
+    }
+
+    fn begin(&self, op: Op) -> Fault {
+        let mut gate = self.gate();
+        let op = index(op);
+        gate.calls[op] += 1;
+        gate.scripts.get_mut(&op).and_then(VecDeque::pop_front).unwrap_or(Fault::Pass)
+    }
+
+    async fn reachable(&self) {
+        loop {
+            let opened = self.opened.notified();
+            if !self.gate().silent {
+                return;
+            }
+            opened.await;
+        }
+    }
+
+    pub(crate) fn asker(&self) -> Asker {
+        let now = Instant::now();
+        let now = match (self.server.fault(), self.skew) {
+            (BackendFault::ExpiresByClientClock, Skew::Ahead(by)) => now.checked_add(by),
+            (BackendFault::ExpiresByClientClock, Skew::Behind(by)) => now.checked_sub(by),
+            _ => None,
+        }
+        .unwrap_or(now);
+        Asker { client: self.client, now }
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientFaults for Link {
+    fn silence(&self, silent: bool) {
+        self.gate().silent = silent;
+        self.opened.notify_waiters();
+    }
+
+    fn script(&self, op: Op, fault: Fault) {
+        self.gate().scripts.entry(index(op)).or_default().push_back(fault);
+    }
+
+    fn mute(&self, muted: bool) {
+        self.gate().muted = muted;
+    }
+
+    fn calls(&self, op: Op) -> u64 {
+        self.gate().calls[index(op)]
+    }
+}
+
+fn index(op: Op) -> usize {
+    Op::ALL.iter().position(|o| *o == op).unwrap_or_default()
+}
+
+/// A sink that hears nothing while the link is silenced.
+#[derive(Debug)]
+struct Gated {
+    link: Arc<Link>,
+    sink: Arc<dyn Sink>,
+}
+
+impl Sink for Gated {
+    fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        if !self.link.gate().silent {
+            self.sink.lost(key, holder, reason);
+        }
+    }
+
+    fn wake(&self, key: &LockKey) {
+        let open = {
+            let gate = self.link.gate();
+            !gate.silent && !gate.muted
+        };
+        if open && self.link.server.fault() != BackendFault::NoPollNoWake {
+            self.sink.wake(key);
+        }
+    }
+}
+
+/// A client's clock: tokio's, but off by its skew.
+#[derive(Debug)]
+pub(crate) struct SkewedClock {
+    start: Instant,
+    offset: u64,
+}
+
+impl SkewedClock {
+    pub(crate) fn new(skew: Skew) -> Self {
+        // Late enough to be behind by much.
+        const MIDDLE: u64 = u64::MAX / 4;
+        let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(MIDDLE).min(MIDDLE);
+        let offset = match skew {
+            Skew::None => MIDDLE,
+            Skew::Ahead(by) => MIDDLE + nanos(by),
+            Skew::Behind(by) => MIDDLE - nanos(by),
+        };
+        Self { start: Instant::now(), offset }
+    }
+}
+
+impl Clock for SkewedClock {
+    fn now(&self) -> Moment {
+        let elapsed = Instant::now().saturating_duration_since(self.start);
+        Moment::from_nanos(self.offset + u64::try_from(elapsed.as_nanos()).unwrap_or(0))
+    }
+}

@@ -1,0 +1,272 @@
+//! A small correct backend over the small store, with one fault at a time.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{
+    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, HoldInfo, HolderId, LeaseBounds,
+    ListQuery, LockAdmin, LockKey, LossReason, Scope,
+};
+use leasehold_engine::{
+    Attempt, Backend, Events, Freed, Held, HoldRef, Renewed, Request, Stop, Timing, Waiting,
+};
+
+use super::backend_fault::BackendFault as Fault;
+use super::link::Link;
+use super::server::{Asker, Server, Sink};
+use crate::harness::Op;
+
+/// How often a waiter asks again.
+const POLL: Duration = Duration::from_millis(250);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// One client's backend.
+#[derive(Debug)]
+pub(crate) struct MiniBackend {
+    link: Arc<Link>,
+    capabilities: Capabilities,
+    fault: Fault,
+    queues: bool,
+    events: OnceLock<Events>,
+}
+
+impl MiniBackend {
+    /// `queues`: waits in the store's own queue rather than by polling.
+    pub(crate) fn new(link: Arc<Link>, queues: bool) -> Self {
+        let fault = link.server().fault();
+        let mut capabilities = capabilities(fault);
+        if queues {
+            capabilities.fairness = Fairness::Fifo;
+        }
+        Self { link, capabilities, fault, queues, events: OnceLock::new() }
+    }
+
+    /// Carries out `work` for each of `items`, one call for all.
+    async fn each<I: Send, T: Send>(
+        &self,
+        op: Op,
+        items: &[I],
+        work: impl Fn(&Server, Asker, &I) -> Result<T, Error> + Send,
+    ) -> Vec<Result<T, Error>>
+    where
+        I: Sync,
+    {
+        let done = self
+            .link
+            .call(op, |server, asker| items.iter().map(|item| work(server, asker, item)).collect::<Vec<_>>())
+            .await;
+        let mut answers = match done {
+            Ok(answers) => answers,
+            Err(kind) => items.iter().map(|_| Err(self.error(kind))).collect(),
+        };
+        match self.fault {
+            Fault::AnswersReversed => answers.reverse(),
+            Fault::NeighbourFails if answers.iter().any(Result::is_err) => {
+                answers = items.iter().map(|_| Err(self.error(ErrorKind::Unavailable))).collect();
+            }
+            _ => {}
+        }
+        answers
+    }
+
+    fn error(&self, kind: ErrorKind) -> Error {
+        match self.fault {
+            Fault::ErrorsAlike => Error::new(ErrorKind::Unavailable, "something went wrong"),
+            _ => Error::new(kind, "the store was told to answer so"),
+        }
+    }
+}
+
+/// What the store declares, also where that is a lie.
+pub(crate) fn capabilities(fault: Fault) -> Capabilities {
+    let mut has = Capabilities::new(Scope::Process);
+    let default = Duration::from_secs(10);
+    has.lease = Some(LeaseBounds::new(Some(default), Duration::from_millis(10), 24 * HOUR));
+    has.fencing = Fencing::Volatile;
+    has.fairness = match fault {
+        Fault::FifoIsPolled => Fairness::Fifo,
+        _ => Fairness::Unordered,
+    };
+    has.loss_detection = Duration::from_secs(1);
+    has.undo = Duration::from_secs(1);
+    has.handover = Duration::from_secs(1);
+    has.crash_release = Some(default);
+    has.cooldown = true;
+    has.admin = match fault {
+        Fault::ForceUndeclared => AdminCapabilities::read_only(),
+        _ => AdminCapabilities::all(),
+    };
+    has
+}
+
+impl fmt::Display for MiniBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fault {
+            Fault::PasswordShown => f.write_str("mini://app:hunter2@localhost/mutants"),
+            _ => f.write_str("mini://app@localhost/mutants"),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for MiniBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn timing(&self) -> Timing {
+        let mut timing = Timing::default();
+        timing.waiting = match self.fault {
+            Fault::NoPollNoWake | Fault::NoPollAtExpiry => Waiting::Poll { every: HOUR },
+            _ if self.queues => Waiting::Store,
+            _ => Waiting::Poll { every: POLL },
+        };
+        timing
+    }
+
+    fn attach(&self, events: Events) {
+        self.link.listen(Arc::new(Ears(events.clone())));
+        let _ = self.events.set(events);
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        let ask =
+            || self.each(Op::Acquire, &requests, |server, asker, request| server.acquire(asker, request));
+        let mut answers = ask().await;
+        if self.fault == Fault::TryWaits {
+            for _ in 0..20 {
+                if !answers.iter().any(|a| matches!(a, Ok(Attempt::Held(_)))) {
+                    break;
+                }
+                tokio::time::sleep(POLL).await;
+                answers = ask().await;
+            }
+        }
+        if self.fault == Fault::ErrorIsHeld {
+            for answer in answers.iter_mut().filter(|a| a.is_err()) {
+                *answer = Ok(Attempt::Held(Held::new()));
+            }
+        }
+        answers
+    }
+
+    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
+        let server = self.link.server();
+        let queued = self.link.call(Op::Wait, |server, asker| server.enqueue(asker, request.clone())).await;
+        let mut answer = queued.map_err(|kind| self.error(kind))?;
+        loop {
+            // The server grants after this, however long the wait has been.
+            let asked_at = self.events.get().map(Events::now);
+            tokio::select! {
+                biased;
+                granted = &mut answer => {
+                    let mut attempt = granted.map_err(|_| self.error(ErrorKind::Unavailable))?;
+                    if let Attempt::Granted(granted) = &mut attempt {
+                        granted.asked_at = asked_at;
+                    }
+                    return Ok(attempt);
+                }
+                () = stop.stopped() => {
+                    if self.fault == Fault::QueueIgnoresStop {
+                        std::mem::forget(answer);
+                        return Ok(Attempt::Held(Held::new()));
+                    }
+                    server.leave(self.link.client(), &request.key, request.holder);
+                    return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Held(Held::new())));
+                }
+                // A lease's end is no event: the server looks when it is asked to.
+                () = tokio::time::sleep(POLL) => {
+                    server.serve(self.link.client(), &request.key);
+                    if let Some(held) = server.cooling(self.link.asker(), &request.key) {
+                        // The engine knows whether its caller waits for the end of a cooldown.
+                        server.leave(self.link.client(), &request.key, request.holder);
+                        return Ok(Attempt::Held(held));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        let mut answers =
+            self.each(Op::Renew, &holds, |server, asker, hold| Ok(server.renew(asker, hold))).await;
+        let gone = answers.iter().any(|a| matches!(a, Ok(Renewed::Gone(_))));
+        if gone && self.fault == Fault::NeighbourLost {
+            answers = holds.iter().map(|_| Ok(Renewed::Gone(LossReason::Gone))).collect();
+        }
+        if gone && self.fault == Fault::NeighbourFails {
+            answers = holds.iter().map(|_| Err(self.error(ErrorKind::Unavailable))).collect();
+        }
+        answers
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        if self.fault == Fault::ReleaseIsLate {
+            let (link, late) = (Arc::clone(&self.link), holds.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                let asker = link.asker();
+                for hold in late {
+                    link.server().release(asker, &hold);
+                }
+            });
+            return holds.iter().map(|_| Ok(Freed::new(true))).collect();
+        }
+        self.each(Op::Release, &holds, |server, asker, hold| Ok(server.release(asker, hold))).await
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        Some(self)
+    }
+
+    async fn close(&self) {
+        self.link.server().leave_all(self.link.client());
+    }
+
+    fn sever(&self) {
+        self.link.sever();
+    }
+}
+
+#[async_trait]
+impl LockAdmin for MiniBackend {
+    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
+        self.administer()?;
+        Ok(self.link.server().inspect(key))
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+        self.administer()?;
+        Ok(self.link.server().list(query))
+    }
+
+    async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.administer()?;
+        Ok(self.link.server().end(key, Some(holder), LossReason::ForcedRelease, true))
+    }
+}
+
+impl MiniBackend {
+    fn administer(&self) -> Result<(), Error> {
+        match self.fault {
+            Fault::AdminMissing => Err(Error::unsupported("inspection")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The engine's end of what the server tells.
+#[derive(Debug)]
+struct Ears(Events);
+
+impl Sink for Ears {
+    fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        self.0.lost(key, holder, reason);
+    }
+
+    fn wake(&self, key: &LockKey) {
+        self.0.wake(key);
+    }
+}

@@ -1,0 +1,418 @@
+//! The grants of the small lock.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use leasehold_api::{
+    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, LossSignal, Lost, Mode,
+    Release, Validity,
+};
+use leasehold_engine::{HoldRef, Renewed, Request};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::lock_fault::LockFault as Fault;
+use super::mini_lock::{CALL, Client, Fresh, lock};
+use super::mini_turns::Turn;
+use crate::harness::Op;
+
+/// One hold of one client.
+pub(crate) struct Hold {
+    client: Arc<Client>,
+    pub(super) key: LockKey,
+    pub(super) holder: HolderId,
+    token: AtomicU64,
+    life: Mutex<Life>,
+    signal: Arc<LossSignal>,
+    turn: Mutex<Option<Turn>>,
+    /// The lease runs otherwise than before.
+    changed: Notify,
+    request: Request,
+}
+
+struct Life {
+    phase: Phase,
+    ttl: Duration,
+    deadline: Instant,
+    doubt: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Live,
+    Released,
+    Lost(LossReason),
+}
+
+impl Hold {
+    pub(super) fn begin(client: &Arc<Client>, fresh: &mut Fresh, turn: Option<Turn>) -> Arc<Self> {
+        // The store has a default, so every hold here is a lease.
+        let ttl = fresh.request.ttl.unwrap_or(Duration::from_secs(10));
+        let hold = Arc::new(Self {
+            client: Arc::clone(client),
+            key: fresh.request.key.clone(),
+            holder: fresh.request.holder,
+            token: AtomicU64::new(fresh.granted.token.map_or(0, FencingToken::as_u64)),
+            life: Mutex::new(Life { phase: Phase::Live, ttl, deadline: fresh.sent, doubt: fresh.sent }),
+            signal: LossSignal::new(),
+            turn: Mutex::new(turn),
+            changed: Notify::new(),
+            request: fresh.request.clone(),
+        });
+        hold.confirm(fresh.sent, ttl);
+        if client.fault != Fault::LostWaitsForStore {
+            client.handle.spawn(watch(Arc::downgrade(&hold)));
+        }
+        if client.fault != Fault::NoRenewal {
+            client.handle.spawn(keep(Arc::downgrade(&hold), Arc::clone(client), fresh.request.hold()));
+        }
+        hold
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        lock(&self.life).phase == Phase::Live
+    }
+
+    pub(super) fn reference(&self) -> HoldRef {
+        let mut reference = self.request.hold();
+        reference.mode = Mode::Exclusive;
+        reference.ttl = Some(lock(&self.life).ttl);
+        reference.token = Some(FencingToken::from_u64(self.token.load(Ordering::Relaxed)));
+        reference
+    }
+
+    /// The store has confirmed what was sent at `sent`: the lease runs for `ttl` from then.
+    fn confirm(&self, sent: Instant, ttl: Duration) {
+        let mut life = lock(&self.life);
+        let far = Duration::from_secs(1 << 30);
+        let margin = if self.client.fault == Fault::NoMargin { Duration::ZERO } else { ttl / 10 };
+        life.ttl = ttl;
+        life.deadline = sent + (ttl - margin).min(far);
+        life.doubt = match self.client.fault {
+            Fault::NoDoubt => life.deadline,
+            _ => sent + (ttl * 2 / 3).min(far),
+        };
+        drop(life);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends the hold as lost, once.
+    pub(super) fn lose(&self, reason: LossReason) {
+        {
+            let mut life = lock(&self.life);
+            if life.phase != Phase::Live {
+                return;
+            }
+            life.phase = Phase::Lost(reason);
+        }
+        if !matches!(self.client.fault, Fault::LostNeverFires | Fault::LostOnNextCall) {
+            self.signal.fire(reason);
+        }
+        drop(lock(&self.turn).take());
+        self.changed.notify_waiters();
+        if reason == LossReason::Expired {
+            // The store may still have it, if only the answers were lost.
+            let (client, reference) = (Arc::clone(&self.client), self.reference());
+            self.client.handle.spawn(async move { client.undo(reference).await });
+        }
+    }
+
+    /// For [`Fault::CloseIsSilent`].
+    pub(super) fn end_silently(&self) {
+        lock(&self.life).phase = Phase::Released;
+        drop(lock(&self.turn).take());
+    }
+
+    fn validity(&self) -> Validity {
+        let (phase, deadline, doubt) = {
+            let life = lock(&self.life);
+            (life.phase, life.deadline, life.doubt)
+        };
+        let now = Instant::now();
+        match phase {
+            Phase::Lost(reason) => {
+                if self.client.fault == Fault::LostOnNextCall {
+                    self.signal.fire(reason);
+                }
+                Validity::Lost
+            }
+            Phase::Live if now >= deadline && self.client.fault != Fault::ValidityIsFlag => {
+                self.lose(LossReason::Expired);
+                Validity::Lost
+            }
+            Phase::Live if now >= doubt => Validity::InDoubt,
+            Phase::Live | Phase::Released => Validity::Valid,
+        }
+    }
+
+    /// Renews once. `Ok(false)`: the store does not have it any more.
+    async fn renew_once(&self, ttl: Duration) -> Result<bool, Error> {
+        let mut reference = self.reference();
+        reference.ttl = Some(ttl);
+        let sent = Instant::now();
+        let call = self.client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
+        let limit =
+            if self.client.fault == Fault::LostWaitsForStore { Duration::from_secs(1 << 30) } else { CALL };
+        match timeout(limit, call).await {
+            Ok(Ok(Renewed::Extended)) => {
+                if self.is_live() {
+                    let late = self.client.fault == Fault::ValidityFromAnswer;
+                    self.confirm(if late { Instant::now() } else { sent }, ttl);
+                    if self.client.fault == Fault::RenewChangesToken {
+                        self.token.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Ok(true)
+            }
+            Ok(Ok(Renewed::Gone(reason))) => {
+                self.lose(reason);
+                Ok(false)
+            }
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(kind)) => Err(self.client.store_error(kind)),
+            Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, "the store did not answer the renewal")),
+        }
+    }
+
+    /// Ends the hold for a release. `Err`: it was lost before.
+    fn end(&self) -> Result<Option<Turn>, LossReason> {
+        self.validity();
+        let mut life = lock(&self.life);
+        match life.phase {
+            Phase::Live => life.phase = Phase::Released,
+            Phase::Lost(reason) => return Err(reason),
+            Phase::Released => {}
+        }
+        drop(life);
+        self.changed.notify_waiters();
+        if self.client.fault == Fault::LostOnRelease {
+            self.signal.fire(LossReason::Gone);
+        }
+        Ok(lock(&self.turn).take())
+    }
+
+    fn lost_error(&self, reason: LossReason) -> Error {
+        self.client.named(Error::lost(reason), &self.key)
+    }
+}
+
+/// Fires the loss when the deadline has passed, whatever the store does.
+async fn watch(hold: Weak<Hold>) {
+    loop {
+        let Some(deadline) = hold.upgrade().filter(|h| h.is_live()).map(|h| lock(&h.life).deadline) else {
+            return;
+        };
+        sleep_until(deadline).await;
+        let Some(hold) = hold.upgrade() else { return };
+        if Instant::now() >= lock(&hold.life).deadline {
+            hold.lose(LossReason::Expired);
+        }
+    }
+}
+
+/// Renews while the hold lives.
+async fn keep(weak: Weak<Hold>, client: Arc<Client>, reference: HoldRef) {
+    let fault = client.fault;
+    let mut failed = false;
+    loop {
+        let Some(hold) = weak.upgrade() else {
+            if fault != Fault::RenewsAfterRelease {
+                return;
+            }
+            let renewed = client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
+            let _ = timeout(CALL, renewed).await;
+            sleep(Duration::from_secs(3)).await;
+            continue;
+        };
+        let ttl = lock(&hold.life).ttl;
+        if !hold.is_live() && fault == Fault::LostRevoked {
+            resume(&hold, ttl).await;
+        } else if !hold.is_live() && fault != Fault::RenewsAfterRelease {
+            return;
+        }
+        let pause = match (failed, fault) {
+            (_, Fault::RenewsTooLate) => ttl * 17 / 20,
+            (true, _) => ttl / 12,
+            (false, _) => ttl / 3,
+        };
+        // Whoever changed the lease has renewed it.
+        let early = timeout(pause, hold.changed.notified()).await.is_ok();
+        if early && fault != Fault::RenewsAfterRelease {
+            failed = false;
+            continue;
+        }
+        let ttl = lock(&hold.life).ttl;
+        let outcome = hold.renew_once(ttl).await;
+        failed = outcome.is_err();
+        match (failed, fault) {
+            (true, Fault::RenewStopsOnFailure) => return,
+            (true, Fault::LossAtFirstFailure) => hold.lose(LossReason::SessionLost),
+            _ => {}
+        }
+    }
+}
+
+/// For [`Fault::LostRevoked`]: takes the key again under the old grant.
+async fn resume(hold: &Hold, ttl: Duration) {
+    if lock(&hold.life).phase == Phase::Released {
+        return;
+    }
+    let call = hold.client.link.call(Op::Acquire, |server, asker| server.acquire(asker, &hold.request));
+    if let Ok(Ok(Ok(leasehold_engine::Attempt::Granted(_)))) = timeout(CALL, call).await {
+        lock(&hold.life).phase = Phase::Live;
+        hold.confirm(Instant::now(), ttl);
+    }
+}
+
+/// What a guard is made of.
+pub(crate) struct MiniGrant(pub(super) Arc<Hold>);
+
+impl Grant for MiniGrant {
+    fn key(&self) -> &LockKey {
+        &self.0.key
+    }
+
+    fn holder(&self) -> HolderId {
+        self.0.holder
+    }
+
+    fn token(&self) -> Option<FencingToken> {
+        Some(FencingToken::from_u64(self.0.token.load(Ordering::Relaxed)))
+    }
+
+    fn validity(&self) -> Validity {
+        self.0.validity()
+    }
+
+    fn remaining(&self) -> Option<Duration> {
+        if self.0.validity() == Validity::Lost {
+            return Some(Duration::ZERO);
+        }
+        let life = lock(&self.0.life);
+        Some(match self.0.client.fault {
+            Fault::RemainingIsTtl => life.ttl,
+            _ => life.deadline.saturating_duration_since(Instant::now()),
+        })
+    }
+
+    fn lost(&self) -> Lost {
+        if self.0.client.fault == Fault::LostOnlyOnce && !self.0.is_live() {
+            return LossSignal::new().subscribe();
+        }
+        self.0.signal.subscribe()
+    }
+
+    fn extension(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        None
+    }
+
+    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let hold = &self.0;
+            if ttl == Some(Duration::ZERO) {
+                let error = Error::new(ErrorKind::InvalidOption, "a TTL of zero ends before it begins");
+                return Err(hold.client.named(error, &hold.key));
+            }
+            if let Some(ttl) = ttl {
+                hold.client.check_ttl(ttl).map_err(|e| hold.client.named(e, &hold.key))?;
+            }
+            let lost = |hold: &Hold| match lock(&hold.life).phase {
+                Phase::Lost(reason) if hold.client.fault != Fault::RenewLostIsOk => {
+                    Err(hold.lost_error(reason))
+                }
+                _ => Ok(()),
+            };
+            hold.validity();
+            lost(hold)?;
+            let old = lock(&hold.life).ttl;
+            let ttl = ttl.filter(|_| hold.client.fault != Fault::RenewIgnoresTtl).unwrap_or(old);
+            if hold.is_live() {
+                hold.renew_once(ttl).await.map_err(|e| hold.client.named(e, &hold.key))?;
+            }
+            lost(hold)
+        })
+    }
+
+    fn release(self: Arc<Self>) -> Release {
+        let hold = Arc::clone(&self.0);
+        let client = Arc::clone(&hold.client);
+        if client.fault == Fault::ReleaseFuturePolled {
+            return Release::pending(async move { release(hold.end(), hold).await });
+        }
+        let turn = hold.end();
+        // In a task of its own: it goes on when the caller does not.
+        let done = client.handle.spawn(release(turn, hold));
+        Release::pending(async move { done.await.unwrap_or_else(|_| Err(Error::closed())) })
+    }
+
+    fn abandon(self: Arc<Self>) {
+        let hold = Arc::clone(&self.0);
+        let Ok(turn) = hold.end() else { return };
+        let client = Arc::clone(&hold.client);
+        let work = async move {
+            if hold.client.fault == Fault::DropIsLate {
+                sleep(Duration::from_secs(5)).await;
+            }
+            // Nobody is there to be told.
+            let _ = release(Ok(turn), hold).await;
+        };
+        match client.fault {
+            Fault::DropLeaves => {}
+            // A second panic while one is under way would end the process, and the matrix with it.
+            Fault::DropNeedsRuntime if Handle::try_current().is_err() => {
+                assert!(std::thread::panicking(), "there is no runtime here");
+            }
+            _ => drop(client.handle.spawn(work)),
+        }
+    }
+}
+
+async fn release(turn: Result<Option<Turn>, LossReason>, hold: Arc<Hold>) -> Result<(), Error> {
+    let client = &hold.client;
+    let turn = match (turn, client.fault) {
+        (Ok(turn), _) => turn,
+        (Err(_), Fault::ReleaseLostIsOk) => return Ok(()),
+        (Err(reason), Fault::ReleaseLostFreesSuccessor) => {
+            client.link.server().end(&hold.key, None, LossReason::Gone, false);
+            return Err(hold.lost_error(reason));
+        }
+        (Err(reason), _) => return Err(hold.lost_error(reason)),
+    };
+    let reference = hold.reference();
+    let call = client.link.call(Op::Release, |server, asker| server.release(asker, &reference));
+    let error = match timeout(CALL, call).await {
+        Ok(Ok(freed)) => {
+            return if freed.was_held { Ok(()) } else { Err(hold.lost_error(LossReason::Gone)) };
+        }
+        Ok(Err(kind)) => client.store_error(kind),
+        Err(_) => Error::new(ErrorKind::OutcomeUnknown, "the store did not answer the release"),
+    };
+    match client.fault {
+        Fault::ReleaseNotRetried => {}
+        Fault::ReleaseWedges => std::mem::forget(turn),
+        _ => {
+            let again = Arc::clone(client);
+            client.handle.spawn(async move {
+                again.undo(reference).await;
+                drop(turn);
+            });
+        }
+    }
+    if client.fault == Fault::ReleaseFailsSilently {
+        return Ok(());
+    }
+    Err(client.named(error, &hold.key))
+}
+
+impl fmt::Debug for MiniGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MiniGrant")
+            .field("key", &self.0.key)
+            .field("holder", &self.0.holder)
+            .finish_non_exhaustive()
+    }
+}

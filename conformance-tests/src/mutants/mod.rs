@@ -1,0 +1,151 @@
+//! Stores and locks with one known fault each: what the suite must catch.
+//!
+//! Two small correct implementations, a [`Backend`](leasehold_engine::Backend) under the engine and a
+//! [`Lock`] of its own, share a server in memory and have one fault switch each. The suite is known to
+//! test a rule when it catches the mutants that break the rule and passes the versions without a fault.
+
+mod backend_fault;
+mod link;
+mod lock_fault;
+mod mini_backend;
+mod mini_grant;
+mod mini_lock;
+mod mini_turns;
+mod record;
+mod server;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, Lock, LockKey, LossReason};
+use leasehold_engine::Engine;
+
+use self::backend_fault::BackendFault;
+use self::link::{Link, SkewedClock};
+use self::lock_fault::LockFault;
+use self::mini_backend::MiniBackend;
+use self::mini_lock::MiniLock;
+use self::server::Server;
+use crate::harness::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Harness, Skew, Time};
+
+/// A store with one fault, or with none.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    name: String,
+    rules: &'static [&'static str],
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Backend { fault: BackendFault, queues: bool },
+    Lock(LockFault),
+}
+
+/// Every mutant, in a fixed order.
+#[must_use]
+pub fn all_mutants() -> Vec<Mutant> {
+    let backends = BackendFault::ALL.iter().map(|(fault, name, rules)| Mutant {
+        name: format!("backend:{name}"),
+        rules,
+        kind: Kind::Backend { fault: *fault, queues: fault.queues() },
+    });
+    let locks = LockFault::ALL.iter().map(|(fault, name, rules)| Mutant {
+        name: format!("lock:{name}"),
+        rules,
+        kind: Kind::Lock(*fault),
+    });
+    backends.chain(locks).collect()
+}
+
+/// The versions without a fault, which must pass everything.
+#[must_use]
+pub fn unmutated() -> Vec<Mutant> {
+    let of = |name: &str, kind| Mutant { name: name.into(), rules: &[], kind };
+    vec![
+        of("backend", Kind::Backend { fault: BackendFault::None, queues: false }),
+        of("backend-with-queue", Kind::Backend { fault: BackendFault::None, queues: true }),
+        of("lock", Kind::Lock(LockFault::None)),
+    ]
+}
+
+impl Mutant {
+    /// What is wrong with it: `backend:` or `lock:` and a name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The rules of the contract that it breaks, such as `"C1"`.
+    #[must_use]
+    pub const fn rules(&self) -> &'static [&'static str] {
+        self.rules
+    }
+}
+
+#[async_trait]
+impl Factory for Mutant {
+    fn time(&self) -> Time {
+        Time::Virtual
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        let fault = match self.kind {
+            Kind::Backend { fault, .. } => fault,
+            Kind::Lock(_) => BackendFault::None,
+        };
+        Ok(Box::new(Store { server: Server::new(fault), kind: self.kind }))
+    }
+}
+
+/// One fresh store of a mutant.
+#[derive(Debug)]
+struct Store {
+    server: Arc<Server>,
+    kind: Kind,
+}
+
+impl Store {
+    fn connect(&self, skew: Skew) -> Result<(Arc<dyn Lock>, Arc<Link>), Error> {
+        let link = Link::new(&self.server, skew);
+        let lock: Arc<dyn Lock> = match self.kind {
+            Kind::Lock(fault) => Arc::new(MiniLock::connect(&link, fault)?),
+            Kind::Backend { queues, .. } => {
+                let backend = MiniBackend::new(Arc::clone(&link), queues);
+                Arc::new(Engine::builder(backend).clock(Arc::new(SkewedClock::new(skew))).start()?)
+            }
+        };
+        Ok((lock, link))
+    }
+}
+
+#[async_trait]
+impl Harness for Store {
+    async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+        Ok(self.connect(Skew::None)?.0)
+    }
+
+    fn faults(&self) -> Option<&dyn Faults> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Faults for Store {
+    fn supports(&self) -> FaultSet {
+        FaultSet::all()
+    }
+
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
+        let (lock, link) = self.connect(setup.skew)?;
+        Ok(FaultyClient::new(lock, link))
+    }
+
+    async fn lose(&self, key: &LockKey, reason: LossReason) -> bool {
+        self.server.end(key, None, reason, true)
+    }
+
+    async fn purge(&self, key: &LockKey) -> bool {
+        self.server.end(key, None, LossReason::Gone, false)
+    }
+}

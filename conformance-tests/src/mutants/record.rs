@@ -1,0 +1,152 @@
+//! What the server knows of one key.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, SystemTime};
+
+use leasehold_api::{FencingToken, HoldInfo, HoldState, HolderId, LockKey};
+use leasehold_engine::{Attempt, Held, Request};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::backend_fault::BackendFault as Fault;
+use super::server::Asker;
+
+/// How long after its last attempt a poller counts as waiting: a little longer than it takes to ask again.
+const WAITS_FOR: Duration = Duration::from_millis(400);
+
+#[derive(Default)]
+pub(super) struct Record {
+    pub(super) hold: Option<Stored>,
+    /// The key as it was first asked for.
+    pub(super) key: Option<LockKey>,
+    pub(super) not_before: Option<Instant>,
+    pub(super) last_token: u64,
+    pub(super) permits: u32,
+    /// Which clients it was refused lately. One caller of each asks at a time.
+    pub(super) refused: BTreeMap<u64, Asked>,
+    pub(super) queue: VecDeque<Ticket>,
+}
+
+/// An attempt that was refused.
+pub(super) struct Asked {
+    holder: HolderId,
+    times: u32,
+    first: Instant,
+    last: Instant,
+}
+
+pub(super) struct Stored {
+    pub(super) key: LockKey,
+    pub(super) holder: HolderId,
+    pub(super) client: u64,
+    pub(super) token: u64,
+    pub(super) ends: Option<Instant>,
+    pub(super) since: SystemTime,
+    pub(super) request: Request,
+}
+
+/// A place in the store's own queue.
+pub(super) struct Ticket {
+    pub(super) asker: Asker,
+    pub(super) request: Request,
+    pub(super) reply: oneshot::Sender<Attempt>,
+}
+
+impl Record {
+    /// Why the key cannot be had now.
+    pub(super) fn hindrance(&mut self, fault: Fault, asker: Asker) -> Option<Held> {
+        let mut held = Held::new();
+        if let Some(stored) = self.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
+            if fault == Fault::ReleaseAddsPermit && self.permits > 0 {
+                self.permits -= 1;
+                return None;
+            }
+            if stored.request.ttl.is_some() && fault != Fault::NoPollAtExpiry && fault != Fault::NoPollNoWake
+            {
+                held.retry_after = stored.ends.map(|at| at.saturating_duration_since(asker.now));
+            }
+            return Some(held);
+        }
+        if let Some(at) = self.not_before.filter(|at| *at > asker.now) {
+            held.cooling_for = Some(at - asker.now);
+            held.retry_after = held.cooling_for;
+            return Some(held);
+        }
+        None
+    }
+
+    /// Whether somebody else is before `request`: in the store's own queue, or by asking for longer.
+    pub(super) fn is_awaited(&mut self, fault: Fault, asker: Asker, request: &Request) -> bool {
+        if self.queue.front().is_some_and(|t| t.request.holder != request.holder) {
+            return true;
+        }
+        if matches!(fault, Fault::HidesWaiters | Fault::FifoIsPolled) {
+            return false;
+        }
+        let now = asker.now;
+        self.refused.retain(|_, asked| now.saturating_duration_since(asked.last) < WAITS_FOR);
+        let own = self.refused.get(&asker.client).filter(|asked| asked.holder == request.holder);
+        let own = own.map_or(now, |asked| asked.first);
+        // Whoever asks twice for one grant waits. Within one client its own order counts.
+        self.refused
+            .iter()
+            .any(|(client, asked)| *client != asker.client && asked.times > 1 && asked.first < own)
+    }
+
+    pub(super) fn refuse(&mut self, asker: Asker, holder: HolderId) {
+        let fresh = || Asked { holder, times: 0, first: asker.now, last: asker.now };
+        let asked = self.refused.entry(asker.client).or_insert_with(fresh);
+        if asked.holder != holder {
+            *asked = fresh();
+        }
+        asked.times += 1;
+        asked.last = asker.now;
+    }
+
+    pub(super) fn info(&self, fault: Fault, now: Instant, ended: bool) -> Option<HoldInfo> {
+        let cooling = self.not_before.filter(|at| *at > now).map(|at| at - now);
+        let Some(stored) = &self.hold else {
+            let mut info = HoldInfo::new(self.key.clone()?);
+            info.state = HoldState::Cooling;
+            info.cooling_for = cooling;
+            return (ended && cooling.is_some()).then_some(info);
+        };
+        let mut info = HoldInfo::new(stored.key.clone());
+        if !stored.is_live(fault, now) {
+            if !ended {
+                return None;
+            }
+            info.state = if fault == Fault::ListShowsExpired { HoldState::Held } else { HoldState::Expired };
+        }
+        info.holder = Some(stored.holder);
+        info.token = Some(FencingToken::from_u64(stored.token));
+        info.label.clone_from(&stored.request.label);
+        info.since = Some(stored.since);
+        info.expires_in = stored.ends.map(|at| at.saturating_duration_since(now));
+        info.cooling_for = cooling;
+        info.owner = Some(format!("client {}", stored.client));
+        Some(info)
+    }
+}
+
+impl Stored {
+    pub(super) fn new(fault: Fault, asker: Asker, request: &Request, token: u64) -> Self {
+        Self {
+            key: request.key.clone(),
+            holder: request.holder,
+            client: asker.client,
+            token,
+            ends: request.ttl.and_then(|ttl| ends(fault, asker.now, ttl)),
+            since: SystemTime::now(),
+            request: request.clone(),
+        }
+    }
+
+    pub(super) fn is_live(&self, fault: Fault, now: Instant) -> bool {
+        fault == Fault::NeverExpires || self.ends.is_none_or(|at| now < at)
+    }
+}
+
+pub(super) fn ends(fault: Fault, now: Instant, ttl: Duration) -> Option<Instant> {
+    now.checked_add(if fault == Fault::ExpiresAtHalf { ttl / 2 } else { ttl })
+}

@@ -1,0 +1,464 @@
+//! The 'server' of the mutants: holds in memory, shared by all clients of one store.
+//!
+//! Everything happens under one mutex and on tokio's clock, so that paused time is virtual. What is
+//! to be told to clients is told after the mutex was let go.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, ListQuery, LockKey, LossReason};
+use leasehold_engine::{Attempt, Freed, Granted, Held, HoldRef, Renewed, Request};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::backend_fault::BackendFault as Fault;
+use super::record::{Record, Stored, Ticket, ends};
+
+/// How many holds the store takes under [`Fault::CapacityIsHeld`].
+const FEW: usize = 50;
+
+/// What counts as for ever.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// What a client hears of the server.
+pub(crate) trait Sink: Debug + Send + Sync {
+    fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
+    fn wake(&self, key: &LockKey);
+}
+
+/// Who asks, and what its clock shows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker {
+    pub(crate) client: u64,
+    pub(crate) now: Instant,
+}
+
+/// The store.
+pub(crate) struct Server {
+    fault: Fault,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    records: BTreeMap<String, Record>,
+    sinks: BTreeMap<u64, Arc<dyn Sink>>,
+    clients: u64,
+    drawn: u64,
+    drawn_by: BTreeMap<u64, u64>,
+    contended: u64,
+}
+
+/// What is to be told once the mutex is free.
+#[derive(Default)]
+struct News {
+    lost: Vec<(Arc<dyn Sink>, LockKey, HolderId, LossReason)>,
+    wakes: Vec<(Arc<dyn Sink>, LockKey)>,
+}
+
+impl News {
+    fn tell(self) {
+        for (sink, key, holder, reason) in self.lost {
+            sink.lost(&key, holder, reason);
+        }
+        for (sink, key) in self.wakes {
+            sink.wake(&key);
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn new(fault: Fault) -> Arc<Self> {
+        Arc::new(Self { fault, state: Mutex::default() })
+    }
+
+    pub(crate) fn fault(&self) -> Fault {
+        self.fault
+    }
+
+    /// A number for one more client.
+    pub(crate) fn join(&self) -> u64 {
+        let mut state = self.lock();
+        state.clients += 1;
+        state.clients
+    }
+
+    /// Where to tell the client what happens.
+    pub(crate) fn listen(&self, client: u64, sink: Arc<dyn Sink>) {
+        self.lock().sinks.insert(client, sink);
+    }
+
+    pub(crate) fn acquire(&self, asker: Asker, request: &Request) -> Result<Attempt, Error> {
+        let mut state = self.lock();
+        let name = self.name(asker.client, &request.key);
+        let holds = || state.records.values().filter(|r| r.hold.is_some()).count();
+        if self.fault == Fault::CapacityIsHeld && holds() >= FEW {
+            return Ok(Attempt::Held(Held::new()));
+        }
+        let fault = self.fault;
+        let attempt = match state.records.get_mut(&name).is_some_and(|r| r.is_awaited(fault, asker, request))
+        {
+            true => {
+                state.records.entry(name).or_default().refuse(asker, request.holder);
+                Attempt::Held(Held::new())
+            }
+            false => state.attempt(self.fault, name, asker, request),
+        };
+        if matches!(attempt, Attempt::Held(_)) {
+            state.contended += 1;
+            match self.fault {
+                Fault::HeldIsError => return Err(Error::new(ErrorKind::Unavailable, "somebody has it")),
+                Fault::GrantsEveryThousandth if state.contended % 1_000 == 0 => {
+                    return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, asker, 0))));
+                }
+                Fault::AlwaysGrants => {
+                    return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, asker, 0))));
+                }
+                _ => {}
+            }
+        }
+        Ok(attempt)
+    }
+
+    /// Takes a place in the queue of the key.
+    pub(crate) fn enqueue(&self, asker: Asker, request: Request) -> oneshot::Receiver<Attempt> {
+        let (reply, answer) = oneshot::channel();
+        let name = self.name(asker.client, &request.key);
+        let mut state = self.lock();
+        let queue = &mut state.records.entry(name.clone()).or_default().queue;
+        queue.push_back(Ticket { asker, request, reply });
+        state.serve(self.fault, &name);
+        answer
+    }
+
+    /// Grants the key to the first in its queue, if it is free.
+    pub(crate) fn serve(&self, client: u64, key: &LockKey) {
+        let name = self.name(client, key);
+        self.lock().serve(self.fault, &name);
+    }
+
+    /// Leaves the queue of the key.
+    pub(crate) fn leave(&self, client: u64, key: &LockKey, holder: HolderId) {
+        let name = self.name(client, key);
+        if let Some(record) = self.lock().records.get_mut(&name) {
+            record.queue.retain(|t| t.request.holder != holder);
+        }
+    }
+
+    pub(crate) fn renew(&self, asker: Asker, hold: &HoldRef) -> Renewed {
+        let mut state = self.lock();
+        let name = self.name(asker.client, &hold.key);
+        let fault = self.fault;
+        let token = match fault {
+            Fault::TokenChangesOnRenew => state.draw(fault, asker, 0).map(FencingToken::as_u64),
+            _ => None,
+        };
+        let record = state.records.entry(name).or_default();
+        let expired = record.hold.as_ref().is_some_and(|h| !h.is_live(fault, asker.now));
+        match &mut record.hold {
+            Some(stored) if fault == Fault::RenewSteals && stored.holder != hold.holder => {
+                stored.holder = hold.holder;
+                stored.client = asker.client;
+            }
+            Some(stored) if stored.holder == hold.holder => {
+                if expired {
+                    return Renewed::Gone(LossReason::Expired);
+                }
+            }
+            None if fault == Fault::RenewRecreates => {
+                let mut request = Request::new(hold.key.clone(), hold.holder);
+                request.ttl = hold.ttl;
+                let token = hold.token.map_or(0, FencingToken::as_u64);
+                record.hold = Some(Stored::new(fault, asker, &request, token));
+            }
+            _ => return Renewed::Gone(LossReason::Gone),
+        }
+        if let Some(stored) = &mut record.hold {
+            stored.token = token.unwrap_or(stored.token);
+            let fresh = hold.ttl.and_then(|ttl| ends(fault, asker.now, ttl));
+            stored.ends = match fault {
+                Fault::RenewDoesNotExtend => stored.ends,
+                Fault::RenewFromOldDeadline => {
+                    stored.ends.zip(hold.ttl).and_then(|(e, ttl)| e.checked_add(ttl))
+                }
+                _ => fresh,
+            };
+        }
+        Renewed::Extended
+    }
+
+    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> Freed {
+        if self.fault == Fault::ReleaseDoesNothing {
+            return Freed::new(true);
+        }
+        let name = self.name(asker.client, &hold.key);
+        let mut state = self.lock();
+        let Some(record) = state.records.get_mut(&name) else { return self.freed(false) };
+        record.queue.retain(|t| t.request.holder != hold.holder);
+        let mine = match (&record.hold, self.fault) {
+            (Some(_), Fault::AnyoneReleases) => true,
+            (Some(stored), Fault::OwnerIsClient) => stored.client == asker.client,
+            (Some(stored), _) => stored.holder == hold.holder,
+            (None, _) => false,
+        };
+        if !mine {
+            if self.fault == Fault::ReleaseAddsPermit {
+                record.permits += 1;
+            }
+            return self.freed(false);
+        }
+        let live = record.hold.take().is_some_and(|h| h.is_live(self.fault, asker.now));
+        match (self.fault, record.not_before) {
+            (Fault::CooldownEndsWithRelease, _) => record.not_before = None,
+            (Fault::CooldownFromRelease, Some(_)) => {
+                let cooldown = record.not_before.map(|at| at.saturating_duration_since(asker.now));
+                record.not_before = cooldown.and_then(|d| asker.now.checked_add(d * 2));
+            }
+            _ => {}
+        }
+        state.serve(self.fault, &name);
+        let news = state.wake_all(&hold.key);
+        drop(state);
+        news.tell();
+        self.freed(live)
+    }
+
+    fn freed(&self, was_held: bool) -> Freed {
+        Freed::new(match self.fault {
+            Fault::ReleaseAlwaysHeld => true,
+            Fault::ReleaseNeverHeld => false,
+            _ => was_held,
+        })
+    }
+
+    /// Ends the hold of `key`: that of `holder` only, if one is named. `tell`: its client hears of it.
+    pub(crate) fn end(
+        &self,
+        key: &LockKey,
+        holder: Option<HolderId>,
+        reason: LossReason,
+        tell: bool,
+    ) -> bool {
+        let forced = reason == LossReason::ForcedRelease;
+        if forced && self.fault == Fault::ForceDoesNothing {
+            return true;
+        }
+        let any = holder.is_none() || (forced && self.fault == Fault::ForceIgnoresHolder);
+        let mut state = self.lock();
+        let name = self.name(0, key);
+        let now = Instant::now();
+        let Some(record) = state.records.get_mut(&name) else { return false };
+        let Some(stored) = record.hold.take_if(|h| any || holder == Some(h.holder)) else { return false };
+        let live = stored.is_live(self.fault, now);
+        state.serve(self.fault, &name);
+        let mut news = state.wake_all(key);
+        let silent = match self.fault {
+            Fault::ForceIsSilent => forced,
+            Fault::LossIsSilent => true,
+            _ => !tell,
+        };
+        if let (false, Some(sink)) = (silent, state.sinks.get(&stored.client)) {
+            news.lost.push((Arc::clone(sink), stored.key, stored.holder, reason));
+        }
+        drop(state);
+        news.tell();
+        live
+    }
+
+    /// Whether the key is free but for a cooldown.
+    pub(crate) fn cooling(&self, asker: Asker, key: &LockKey) -> Option<Held> {
+        let name = self.name(asker.client, key);
+        let mut state = self.lock();
+        let held = state.records.get_mut(&name)?.hindrance(self.fault, asker)?;
+        held.cooling_for.is_some().then_some(held)
+    }
+
+    /// Forgets that `client` waits for anything.
+    pub(crate) fn leave_all(&self, client: u64) {
+        for record in self.lock().records.values_mut() {
+            record.queue.retain(|t| t.asker.client != client);
+            record.refused.remove(&client);
+        }
+    }
+
+    /// Lets go of everything that `client` holds or awaits.
+    pub(crate) fn sever(&self, client: u64) {
+        let mut state = self.lock();
+        let mut freed = Vec::new();
+        for record in state.records.values_mut() {
+            record.queue.retain(|t| t.asker.client != client);
+            freed.extend(record.hold.take_if(|h| h.client == client).map(|h| h.key));
+        }
+        state.sinks.remove(&client);
+        let news: Vec<_> = freed.iter().map(|key| state.wake_all(key)).collect();
+        drop(state);
+        news.into_iter().for_each(News::tell);
+    }
+
+    pub(crate) fn inspect(&self, key: &LockKey) -> Option<HoldInfo> {
+        let mut state = self.lock();
+        let name = self.name(0, key);
+        let now = Instant::now();
+        self.disturb_by_look(&mut state, &name, key, now);
+        state.records.get(&name)?.info(self.fault, now, false).map(|mut info| {
+            info.key = key.clone();
+            info
+        })
+    }
+
+    pub(crate) fn list(&self, query: &ListQuery) -> Vec<HoldInfo> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let keys: Vec<_> =
+            state.records.iter().map(|(n, r)| (n.clone(), r.hold.as_ref().map(|h| h.key.clone()))).collect();
+        for (name, key) in keys {
+            if let Some(key) = key {
+                self.disturb_by_look(&mut state, &name, &key, now);
+            }
+        }
+        let ended = query.include_ended || self.fault == Fault::ListShowsExpired;
+        let infos = state.records.values().filter_map(|r| r.info(self.fault, now, ended));
+        let mut infos: Vec<_> = infos.filter(|i| i.key.as_str().starts_with(&query.prefix)).collect();
+        infos.sort_by(|a, b| a.key.cmp(&b.key));
+        infos.truncate(query.limit.unwrap_or(usize::MAX));
+        infos
+    }
+
+    fn disturb_by_look(&self, state: &mut State, name: &str, key: &LockKey, now: Instant) {
+        match self.fault {
+            Fault::LookTakes => {
+                let record = state.records.entry(name.to_owned()).or_default();
+                let free = record.hold.as_ref().is_none_or(|h| !h.is_live(self.fault, now));
+                if free {
+                    let mut request = Request::new(key.clone(), HolderId::from_parts(0, 0));
+                    request.ttl = Some(Duration::from_millis(100));
+                    let asker = Asker { client: 0, now };
+                    record.hold = Some(Stored::new(self.fault, asker, &request, 0));
+                }
+            }
+            Fault::LookLengthens => {
+                let hold = state.records.get_mut(name).and_then(|r| r.hold.as_mut());
+                if let Some(hold) = hold.filter(|h| h.is_live(self.fault, now)) {
+                    hold.ends = hold.request.ttl.and_then(|ttl| ends(self.fault, now, ttl));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Under which name the store keeps a key.
+    fn name(&self, client: u64, key: &LockKey) -> String {
+        let text = key.as_str();
+        match self.fault {
+            Fault::ExcludesPerClient if client != 0 => format!("{client}/{text}"),
+            Fault::KeyColonsDropped => text.replace(':', ""),
+            Fault::KeyLowerCased => text.to_lowercase(),
+            Fault::KeyTrimmed => text.trim_end_matches([' ', '.']).to_owned(),
+            Fault::KeyCut => text.chars().take(63).collect(),
+            Fault::KeyNormalised => text.replace("e\u{301}", "é"),
+            Fault::KeyHashed => {
+                let hash = text.bytes().fold(0u8, |hash, b| hash.wrapping_mul(31).wrapping_add(b));
+                hash.to_string()
+            }
+            _ => text.to_owned(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn attempt(&mut self, fault: Fault, name: String, asker: Asker, request: &Request) -> Attempt {
+        let record = self.records.entry(name.clone()).or_default();
+        if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
+            if stored.holder == request.holder {
+                return Attempt::Granted(Granted::with_token(Some(FencingToken::from_u64(stored.token))));
+            }
+        }
+        if let Some(held) = record.hindrance(fault, asker) {
+            record.refuse(asker, request.holder);
+            return Attempt::Held(held);
+        }
+        record.refused.remove(&asker.client);
+        let takeover = record.hold.is_some();
+        let last = record.last_token;
+        let token = match fault {
+            Fault::TokenKeptOnTakeover if takeover => Some(FencingToken::from_u64(last)),
+            _ => self.draw(fault, asker, last),
+        };
+        let record = self.records.entry(name).or_default();
+        let number = token.map_or(0, FencingToken::as_u64);
+        record.last_token = number;
+        record.key = Some(request.key.clone());
+        record.hold = Some(Stored::new(fault, asker, request, number));
+        if let Some(cooldown) = request.cooldown.filter(|_| fault != Fault::CooldownIgnored) {
+            record.not_before = asker.now.checked_add(cooldown.min(LONGEST));
+        }
+        Attempt::Granted(Granted::with_token(token))
+    }
+
+    fn draw(&mut self, fault: Fault, asker: Asker, last: u64) -> Option<FencingToken> {
+        self.drawn += 1;
+        let own = self.drawn_by.entry(asker.client).or_default();
+        *own += 1;
+        let number = match fault {
+            Fault::TokenMissing => return None,
+            Fault::TokenConstant => 7,
+            // Milliseconds: two grants within one have the same.
+            Fault::TokenFromClock => EPOCH_MILLIS + millis(asker.now),
+            Fault::TokenPerClient => *own,
+            Fault::TokenRestartsWhenFree => (last >> FencingToken::LOCAL_BITS) % 3 + 1,
+            _ => self.drawn,
+        };
+        FencingToken::from_store_number(number)
+    }
+
+    fn serve(&mut self, fault: Fault, name: &str) {
+        loop {
+            let Some(record) = self.records.get_mut(name) else { return };
+            let ticket = match fault {
+                Fault::QueueIsLifo => record.queue.pop_back(),
+                _ => record.queue.pop_front(),
+            };
+            let Some(mut ticket) = ticket else { return };
+            ticket.asker.now = Instant::now();
+            if record.hindrance(fault, ticket.asker).is_some() {
+                match fault {
+                    Fault::QueueIsLifo => record.queue.push_back(ticket),
+                    _ => record.queue.push_front(ticket),
+                }
+                return;
+            }
+            let attempt = self.attempt(fault, name.to_owned(), ticket.asker, &ticket.request);
+            if ticket.reply.send(attempt).is_err() && fault != Fault::QueueIgnoresStop {
+                let record = self.records.entry(name.to_owned()).or_default();
+                record.hold.take_if(|h| h.holder == ticket.request.holder);
+            }
+        }
+    }
+
+    fn wake_all(&self, key: &LockKey) -> News {
+        let wakes = self.sinks.values().map(|s| (Arc::clone(s), key.clone())).collect();
+        News { wakes, ..News::default() }
+    }
+}
+
+/// What the clock of [`Fault::TokenFromClock`] shows when it is first asked.
+const EPOCH_MILLIS: u64 = 1_000_000;
+
+fn millis(now: Instant) -> u64 {
+    use std::sync::OnceLock;
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+    let origin = *ORIGIN.get_or_init(|| now.into_std());
+    u64::try_from(now.into_std().saturating_duration_since(origin).as_millis()).unwrap_or(0)
+}
+
+impl Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("fault", &self.fault).finish_non_exhaustive()
+    }
+}

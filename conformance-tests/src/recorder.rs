@@ -1,0 +1,321 @@
+//! The lock that writes down what its callers see.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{
+    AcquireOptions, BoxFuture, Capabilities, Error, FencingToken, Grant, HolderId, Lock, LockAdmin,
+    LockGuard, LockKey, Lost, Release, Validity, Wait,
+};
+use tokio::time::Instant;
+
+use crate::history::{Event, History, What};
+
+/// What the recorders of several clients write into.
+#[derive(Clone, Debug)]
+pub struct Log(Arc<Record>);
+
+#[derive(Debug)]
+struct Record {
+    start: Instant,
+    calls: AtomicU64,
+    /// Calls and guards that have not ended.
+    open: AtomicU64,
+    events: Mutex<Vec<Event>>,
+}
+
+impl Log {
+    /// An empty record that begins now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Arc::new(Record {
+            start: Instant::now(),
+            calls: AtomicU64::new(0),
+            open: AtomicU64::new(0),
+            events: Mutex::default(),
+        }))
+    }
+
+    /// What was recorded so far.
+    #[must_use]
+    pub fn history(&self) -> History {
+        let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        History::new(events, self.0.open.load(Ordering::Acquire) == 0)
+    }
+
+    /// Notes that the store was made to end the hold of `key`.
+    pub fn ended(&self, key: &LockKey) {
+        self.write(0, key, What::Ended);
+    }
+
+    fn write(&self, client: u32, key: &LockKey, what: What) {
+        let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.push(Event::new(self.0.start.elapsed(), client, key.clone(), what));
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A lock that records what is done with another. It is one client in the record.
+///
+/// Needs a tokio runtime: a task watches each guard for its loss.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    inner: Arc<dyn Lock>,
+    client: u32,
+    log: Log,
+}
+
+impl Recorder {
+    /// Records `inner` into `log` as client number `client`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Lock>, client: u32, log: &Log) -> Self {
+        Self { inner, client, log: log.clone() }
+    }
+
+    fn ask(&self, key: &LockKey, budget: Option<Duration>) -> Question {
+        let call = self.log.0.calls.fetch_add(1, Ordering::Relaxed);
+        self.log.0.open.fetch_add(1, Ordering::AcqRel);
+        self.log.write(self.client, key, What::Asked { call, budget });
+        Question { recorder: self.clone(), key: key.clone(), call, answered: false }
+    }
+}
+
+/// A call that is under way. Dropped unanswered, it was cancelled.
+struct Question {
+    recorder: Recorder,
+    key: LockKey,
+    call: u64,
+    answered: bool,
+}
+
+impl Question {
+    fn granted(mut self, guard: LockGuard) -> LockGuard {
+        let recorder = self.recorder.clone();
+        let (holder, token) = (guard.holder(), guard.token());
+        recorder.log.0.open.fetch_add(1, Ordering::AcqRel);
+        self.answer(What::Granted { call: self.call, holder, token });
+        let grant = guard.into_grant();
+        // Runs on after the guard's end: a loss after the release is what the checker looks for.
+        let lost = grant.lost();
+        let (log, client, key) = (recorder.log.clone(), recorder.client, self.key.clone());
+        let seen = Arc::new(AtomicBool::new(false));
+        let noted = Arc::clone(&seen);
+        tokio::spawn(async move {
+            let reason = lost.await;
+            if !noted.swap(true, Ordering::AcqRel) {
+                log.write(client, &key, What::Lost { holder, reason });
+            }
+        });
+        LockGuard::new(Arc::new(Recorded { inner: grant, recorder, seen }))
+    }
+
+    fn refused(mut self) {
+        self.answer(What::Refused { call: self.call });
+    }
+
+    fn failed(mut self, error: Error) -> Error {
+        self.answer(What::Failed { call: self.call, kind: error.kind() });
+        error
+    }
+
+    fn answer(&mut self, what: What) {
+        self.answered = true;
+        self.recorder.log.write(self.recorder.client, &self.key, what);
+        self.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.answer(What::Cancelled { call: self.call });
+        }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Lock for Recorder {
+    async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
+        let question = self.ask(key, Some(Duration::ZERO));
+        match self.inner.try_acquire(key, options).await {
+            Ok(Some(guard)) => Ok(Some(question.granted(guard))),
+            Ok(None) => {
+                question.refused();
+                Ok(None)
+            }
+            Err(error) => Err(question.failed(error)),
+        }
+    }
+
+    async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
+        let question = self.ask(key, budget(options.wait));
+        match self.inner.acquire(key, options).await {
+            Ok(guard) => Ok(question.granted(guard)),
+            Err(error) => Err(question.failed(error)),
+        }
+    }
+
+    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<Vec<LockGuard>, Error> {
+        let questions: Vec<_> = keys.iter().map(|key| self.ask(key, budget(options.wait))).collect();
+        match self.inner.acquire_all(keys, options).await {
+            Ok(guards) => Ok(questions.into_iter().zip(guards).map(|(q, g)| q.granted(g)).collect()),
+            Err(error) => {
+                let mut failed = error;
+                for question in questions {
+                    failed = question.failed(failed);
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    async fn release(&self, guard: LockGuard) -> Result<(), Error> {
+        guard.release().await
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.inner.close().await
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        self.inner.admin()
+    }
+}
+
+fn budget(wait: Wait) -> Option<Duration> {
+    match wait {
+        Wait::For(budget) => Some(budget),
+        Wait::Forever => None,
+    }
+}
+
+impl fmt::Display for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, recorded", self.inner)
+    }
+}
+
+/// A guard's grant, recorded.
+#[derive(Debug)]
+struct Recorded {
+    inner: Arc<dyn Grant>,
+    recorder: Recorder,
+    /// Whether the loss is in the record.
+    seen: Arc<AtomicBool>,
+}
+
+impl Recorded {
+    fn write(&self, what: What) {
+        self.recorder.log.write(self.recorder.client, self.inner.key(), what);
+    }
+
+    /// A loss that is known by now is recorded before what follows from it.
+    fn note_loss(&self) {
+        if let Some(reason) = self.inner.lost().reason() {
+            if !self.seen.swap(true, Ordering::AcqRel) {
+                self.write(What::Lost { holder: self.inner.holder(), reason });
+            }
+        }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Grant for Recorded {
+    fn key(&self) -> &LockKey {
+        self.inner.key()
+    }
+
+    fn holder(&self) -> HolderId {
+        self.inner.holder()
+    }
+
+    fn token(&self) -> Option<FencingToken> {
+        self.inner.token()
+    }
+
+    fn validity(&self) -> Validity {
+        let validity = self.inner.validity();
+        self.note_loss();
+        validity
+    }
+
+    fn remaining(&self) -> Option<Duration> {
+        self.inner.remaining()
+    }
+
+    fn lost(&self) -> Lost {
+        self.inner.lost()
+    }
+
+    fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        self.inner.extension(id)
+    }
+
+    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let renewed = self.inner.renew(ttl).await;
+            self.note_loss();
+            if renewed.is_ok() {
+                self.write(What::Renewed { holder: self.inner.holder() });
+            }
+            renewed
+        })
+    }
+
+    fn release(self: Arc<Self>) -> Release {
+        let holder = self.inner.holder();
+        self.note_loss();
+        self.write(What::Releasing { holder });
+        let mut end = End { grant: Arc::clone(&self), answered: false };
+        match Arc::clone(&self.inner).release() {
+            Release::Done(answer) => Release::Done(end.answer(answer)),
+            Release::Pending(answer) => Release::pending(async move { end.answer(answer.await) }),
+        }
+    }
+
+    fn abandon(self: Arc<Self>) {
+        self.note_loss();
+        let holder = self.inner.holder();
+        self.write(What::Dropped { holder });
+        self.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
+        Arc::clone(&self.inner).abandon();
+    }
+}
+
+/// A release that is under way. Its future may be dropped.
+struct End {
+    grant: Arc<Recorded>,
+    answered: bool,
+}
+
+impl End {
+    fn answer(&mut self, answer: Result<(), Error>) -> Result<(), Error> {
+        self.answered = true;
+        let (holder, failed) = (self.grant.inner.holder(), answer.as_ref().err().map(Error::kind));
+        self.grant.write(What::Released { holder, failed });
+        answer
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.grant.write(What::Dropped { holder: self.grant.inner.holder() });
+        }
+        self.grant.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,175 @@
+//! The machine-readable report.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::case::{Case, Outcome};
+
+/// The rules of the contract.
+const RULES: [&str; 18] = [
+    "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12", "C13", "C14", "C15", "C16",
+    "C17", "C18",
+];
+
+/// What a run of the suite has shown of one store.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// One entry per case, in the order of the suite.
+    pub cases: Vec<CaseReport>,
+}
+
+/// What one case has shown.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CaseReport {
+    /// The case.
+    pub case: Case,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// How long it took by the wall clock.
+    pub took: Duration,
+}
+
+impl Report {
+    /// Whether no case failed.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.failures().next().is_none()
+    }
+
+    /// The cases that failed.
+    pub fn failures(&self) -> impl Iterator<Item = &CaseReport> {
+        self.cases.iter().filter(|c| !c.outcome.is_ok())
+    }
+
+    /// For each rule, how many cases passed, were refused, could not run, and failed, in this order.
+    #[must_use]
+    pub fn rules(&self) -> BTreeMap<&'static str, [usize; 4]> {
+        let mut rules: BTreeMap<_, _> = RULES.into_iter().map(|r| (r, [0; 4])).collect();
+        for entry in &self.cases {
+            let column = match entry.outcome {
+                Outcome::Passed => 0,
+                Outcome::Refused { .. } => 1,
+                Outcome::NotApplicable { .. } => 2,
+                Outcome::Failed { .. } => 3,
+            };
+            for rule in entry.case.rules {
+                if let Some(counts) = rules.get_mut(rule) {
+                    counts[column] += 1;
+                }
+            }
+        }
+        rules
+    }
+
+    /// The rules that at least one case has shown and none has refuted.
+    #[must_use]
+    pub fn shown(&self) -> Vec<&'static str> {
+        let rules = self.rules();
+        RULES.into_iter().filter(|r| rules[r][0] > 0 && rules[r][3] == 0).collect()
+    }
+
+    /// The report as JSON lines: one object per case, then one with the rules.
+    #[must_use]
+    pub fn to_json_lines(&self) -> String {
+        let mut text: String = self.cases.iter().map(|c| c.to_json() + "\n").collect();
+        let rules: BTreeMap<_, _> = self
+            .rules()
+            .into_iter()
+            .map(|(rule, [passed, refused, not_applicable, failed])| {
+                (rule, RuleLine { passed, refused, not_applicable, failed })
+            })
+            .collect();
+        text.push_str(&serde_json::json!({ "rules": rules, "shown": self.shown() }).to_string());
+        text.push('\n');
+        text
+    }
+}
+
+impl fmt::Display for Report {
+    /// A summary for people: counts, then every case that did not simply pass.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let passed = self.cases.iter().filter(|c| c.outcome == Outcome::Passed).count();
+        writeln!(f, "{passed} of {} cases passed", self.cases.len())?;
+        for entry in self.cases.iter().filter(|c| c.outcome != Outcome::Passed) {
+            writeln!(f, "{entry}")?;
+        }
+        write!(f, "rules shown: {}", self.shown().join(" "))
+    }
+}
+
+impl CaseReport {
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let (outcome, detail) = match &self.outcome {
+            Outcome::Passed => ("passed", None),
+            Outcome::Refused { capability } => ("refused", Some(*capability)),
+            Outcome::NotApplicable { reason } => ("not_applicable", Some(reason.as_str())),
+            Outcome::Failed { message } => ("failed", Some(message.as_str())),
+        };
+        let line = CaseLine {
+            case: self.case.name,
+            rules: self.case.rules,
+            outcome,
+            detail,
+            milliseconds: self.took.as_secs_f64() * 1000.0,
+        };
+        // A struct of strings and numbers always has a JSON form.
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+
+    /// Says on stdout what did not simply pass, and appends to the file that
+    /// `LEASEHOLD_CONFORMANCE_REPORT` names.
+    pub(crate) fn publish(&self) {
+        if !matches!(self.outcome, Outcome::Passed) {
+            // Past the capture of the test harness, which swallows only what `print!` writes: a case
+            // that did not run shall be seen.
+            let _ = writeln!(std::io::stdout().lock(), "{self}");
+        }
+        if let Some(path) = std::env::var_os(REPORT) {
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+            let written = file.and_then(|mut f| f.write_all((self.to_json() + "\n").as_bytes()));
+            if let Err(error) = written {
+                panic!("{REPORT} names {path:?}, which cannot be written: {error}");
+            }
+        }
+    }
+}
+
+impl fmt::Display for CaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.case.name;
+        match &self.outcome {
+            Outcome::Passed => write!(f, "{name}: passed"),
+            Outcome::Refused { capability } => write!(f, "{name}: refused as declared (no {capability})"),
+            Outcome::NotApplicable { reason } => write!(f, "{name}: NOT APPLICABLE: {reason}"),
+            Outcome::Failed { message } => write!(f, "{name}: FAILED: {message}"),
+        }
+    }
+}
+
+/// Names the file that mounted cases append their line to.
+const REPORT: &str = "LEASEHOLD_CONFORMANCE_REPORT";
+
+#[derive(Serialize)]
+struct CaseLine<'a> {
+    case: &'a str,
+    rules: &'a [&'a str],
+    outcome: &'a str,
+    detail: Option<&'a str>,
+    milliseconds: f64,
+}
+
+#[derive(Serialize)]
+struct RuleLine {
+    passed: usize,
+    refused: usize,
+    not_applicable: usize,
+    failed: usize,
+}

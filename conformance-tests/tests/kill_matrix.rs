@@ -1,0 +1,214 @@
+//! Every mutant against every case: each must be caught, and the versions without a fault by none.
+//!
+//! Prints the matrix and writes it as JSON to `kill-matrix.json` in the target directory.
+//! `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, and prints why each case
+//! failed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
+use leasehold_conformance::{Case, CaseReport, Outcome, all_cases, run_case};
+
+/// By the wall clock: a case that has not ended by then is taken for one that never does.
+const CASE_LIMIT: Duration = Duration::from_secs(20);
+
+const RULES: [&str; 18] = [
+    "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12", "C13", "C14", "C15", "C16",
+    "C17", "C18",
+];
+
+#[test]
+fn the_versions_without_a_fault_pass_everything() {
+    let mut failures = String::new();
+    let rows = run_matrix(unmutated());
+    println!("the slowest cases: {}", slowest(&rows));
+    for row in rows {
+        for (case, message) in &row.killed_by {
+            let _ = writeln!(failures, "{} fails {case}: {message}", row.mutant.name());
+        }
+        assert!(row.passed * 2 > all_cases().len(), "{} passes {} cases only", row.mutant.name(), row.passed);
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn every_mutant_is_caught() {
+    let only = std::env::var("LEASEHOLD_MUTANT").unwrap_or_default();
+    let mutants: Vec<_> = all_mutants().into_iter().filter(|m| m.name().contains(&only)).collect();
+    assert!(!mutants.is_empty(), "no mutant is named like {only}");
+    let start = Instant::now();
+    let rows = run_matrix(mutants);
+    print!("{}", show(&rows, !only.is_empty()));
+    println!("the slowest cases: {}", slowest(&rows));
+    println!("{} mutants against {} cases in {:.1?}", rows.len(), all_cases().len(), start.elapsed());
+    if only.is_empty() {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kill-matrix.json");
+        std::fs::write(&path, json(&rows)).expect("the target directory can be written");
+        println!("written to {}", path.display());
+    }
+    let survivors: Vec<_> = rows.iter().filter(|r| r.killed_by.is_empty()).map(|r| r.mutant.name()).collect();
+    assert!(survivors.is_empty(), "no case catches {}: {}", survivors.len(), survivors.join(", "));
+    let strays: Vec<_> = rows
+        .iter()
+        .filter(|row| !row.killed_by.keys().any(|case| shows_rule_of(case, &row.mutant)))
+        .map(|row| format!("{} ({})", row.mutant.name(), row.mutant.rules().join(" ")))
+        .collect();
+    assert!(strays.is_empty(), "caught, but by no case of a rule that they break: {}", strays.join(", "));
+}
+
+#[test]
+fn every_rule_has_a_case_and_a_mutant() {
+    let cases: BTreeSet<_> = all_cases().iter().flat_map(|c| c.rules).collect();
+    let mutants: BTreeSet<_> = all_mutants().iter().flat_map(|m| m.rules()).copied().collect();
+    for rule in RULES {
+        assert!(cases.contains(&rule), "no case shows {rule}");
+        assert!(mutants.contains(rule), "no mutant breaks {rule}");
+    }
+    let unknown: Vec<_> = mutants.iter().filter(|r| !RULES.contains(r)).collect();
+    assert!(unknown.is_empty(), "there are no rules {unknown:?}");
+}
+
+#[test]
+fn names_are_unique() {
+    let names: BTreeSet<_> = all_mutants().iter().map(|m| m.name().to_owned()).collect();
+    assert_eq!(names.len(), all_mutants().len());
+}
+
+fn shows_rule_of(case: &str, mutant: &Mutant) -> bool {
+    let case = all_cases().iter().find(|c| c.name == case);
+    case.is_some_and(|c| c.rules.iter().any(|rule| mutant.rules().contains(rule)))
+}
+
+/// What the suite says of one mutant.
+struct Row {
+    mutant: Mutant,
+    passed: usize,
+    killed_by: BTreeMap<&'static str, String>,
+    took: BTreeMap<&'static str, Duration>,
+}
+
+fn run_matrix(mutants: Vec<Mutant>) -> Vec<Row> {
+    // Mutants panic by design; their panics are outcomes, not news.
+    std::panic::set_hook(Box::new(|info| {
+        if thread::current().name().is_none_or(|name| !name.starts_with("mutant")) {
+            eprintln!("{info}");
+        }
+    }));
+    let next = AtomicUsize::new(0);
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(4);
+    let mut rows: Vec<(usize, Row)> = thread::scope(|scope| {
+        let work = || {
+            let mut rows = Vec::new();
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                let Some(mutant) = mutants.get(n) else { return rows };
+                rows.push((n, run_row(mutant)));
+            }
+        };
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|w| w.join().expect("a worker does not panic")).collect()
+    });
+    rows.sort_by_key(|(n, _)| *n);
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+fn run_row(mutant: &Mutant) -> Row {
+    let mut row =
+        Row { mutant: mutant.clone(), passed: 0, killed_by: BTreeMap::new(), took: BTreeMap::new() };
+    // One thread does the cases; only one that hangs is left behind.
+    let mut cases = all_cases().iter();
+    while let Some(first) = cases.as_slice().first() {
+        let outcomes = start(mutant, cases.as_slice());
+        loop {
+            match outcomes.recv_timeout(CASE_LIMIT) {
+                Ok(report) => {
+                    cases.next();
+                    row.took.insert(report.case.name, report.took);
+                    row.passed += usize::from(report.outcome == Outcome::Passed);
+                    if let Outcome::Failed { message } = report.outcome {
+                        row.killed_by.insert(report.case.name, message);
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let hung = cases.next().unwrap_or(first);
+                    row.killed_by.insert(hung.name, format!("still busy after {CASE_LIMIT:?}"));
+                    row.took.insert(hung.name, CASE_LIMIT);
+                    break;
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+    }
+    row
+}
+
+fn start(mutant: &Mutant, cases: &'static [Case]) -> mpsc::Receiver<CaseReport> {
+    let (report, outcomes) = mpsc::channel();
+    let mutant = mutant.clone();
+    let work = move || {
+        for case in cases {
+            if report.send(run_case(case, &mutant)).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("mutant".into()).spawn(work).expect("one more thread");
+    outcomes
+}
+
+fn show(rows: &[Row], why: bool) -> String {
+    let mut text = String::new();
+    let width = rows.iter().map(|r| r.mutant.name().len()).max().unwrap_or(0);
+    for row in rows {
+        let rules = row.mutant.rules().join(" ");
+        let killers: Vec<_> = row.killed_by.keys().copied().collect();
+        let _ = match &killers[..] {
+            [] => writeln!(text, "{:width$}  {rules:9}  SURVIVES", row.mutant.name()),
+            killers => {
+                let shown = killers.iter().take(4).copied().collect::<Vec<_>>().join(" ");
+                let more = killers.len().saturating_sub(4);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                writeln!(text, "{:width$}  {rules:9}  {shown}{more}", row.mutant.name())
+            }
+        };
+        if why {
+            for (case, message) in &row.killed_by {
+                let _ = writeln!(text, "    {case}: {}", message.lines().collect::<Vec<_>>().join(" | "));
+            }
+        }
+    }
+    text
+}
+
+/// Where the time goes, over all mutants.
+fn slowest(rows: &[Row]) -> String {
+    let mut sums: BTreeMap<&str, Duration> = BTreeMap::new();
+    for (case, took) in rows.iter().flat_map(|r| &r.took) {
+        *sums.entry(case).or_default() += *took;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+    sums.iter().take(8).map(|(case, took)| format!("{case} {took:.1?}")).collect::<Vec<_>>().join(", ")
+}
+
+fn json(rows: &[Row]) -> String {
+    let cases: Vec<_> =
+        all_cases().iter().map(|c| serde_json::json!({ "name": c.name, "rules": c.rules })).collect();
+    let mutants: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            serde_json::json!({
+                "name": row.mutant.name(),
+                "rules": row.mutant.rules(),
+                "killed_by": row.killed_by.keys().collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    format!("{:#}\n", serde_json::json!({ "cases": cases, "mutants": mutants }))
+}

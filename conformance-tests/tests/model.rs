@@ -1,0 +1,106 @@
+//! Random operations against stores, compared with a model of what a lock must do.
+//!
+//! `LEASEHOLD_MODEL_SEEDS` says how many sequences to try (by default a thousand; fewer for the
+//! stores of the mutants), `LEASEHOLD_MODEL_FIRST` with which seed to begin. A seed that fails is printed.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::Memory;
+use leasehold_conformance::Factory;
+use leasehold_conformance::model::run;
+use leasehold_conformance::mutants::{all_mutants, unmutated};
+
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("{name}={text} is not a number: {e}")),
+        Err(_) => default,
+    }
+}
+
+fn stands(factory: Arc<dyn Factory>, share: u64) {
+    be_quiet();
+    let seeds = number("LEASEHOLD_MODEL_SEEDS", 1_000).div_ceil(share);
+    if let Err(failure) = run(factory, seeds, number("LEASEHOLD_MODEL_FIRST", 0)) {
+        panic!("{failure}");
+    }
+}
+
+/// A sequence that fails is tried many times while it is shrunk: only the outcome is worth reading.
+fn be_quiet() {
+    let loud = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !info.location().is_some_and(|at| at.file().ends_with("world.rs")) {
+            loud(info);
+        }
+    }));
+}
+
+fn correct(name: &str) -> Arc<dyn Factory> {
+    Arc::new(unmutated().into_iter().find(|m| m.name() == name).expect("a store of this name"))
+}
+
+#[test]
+fn memory() {
+    stands(Arc::new(Memory::new()), 1);
+}
+
+#[test]
+fn memory_with_leases() {
+    stands(Arc::new(Memory::new().leased()), 1);
+}
+
+#[test]
+fn memory_polled() {
+    stands(Arc::new(Memory::new().polling().leased()), 1);
+}
+
+#[test]
+fn memory_in_a_namespace() {
+    stands(Arc::new(Memory::new().leased().namespaced()), 4);
+}
+
+#[test]
+fn the_small_backend_polled() {
+    stands(correct("backend"), 2);
+}
+
+#[test]
+fn the_small_backend_with_a_queue() {
+    stands(correct("backend-with-queue"), 2);
+}
+
+#[test]
+fn the_small_lock() {
+    stands(correct("lock"), 2);
+}
+
+/// The model is known to look: each of these is caught within a few hundred sequences.
+#[test]
+fn mutants_are_caught() {
+    be_quiet();
+    let mut survivors = Vec::new();
+    for name in [
+        "backend:excludes-per-client",
+        "backend:release-does-nothing",
+        "backend:no-poll-no-wake",
+        "backend:token-per-client",
+        "lock:head-swallows-wake",
+        "lock:drop-leaves",
+        "lock:timeout-ignored",
+        "lock:lifo",
+        "lock:close-leaves-holds",
+        "lock:reentrant",
+    ] {
+        let mutant = all_mutants().into_iter().find(|m| m.name() == name).expect("a mutant of this name");
+        match run(Arc::new(mutant), 300, 0) {
+            Err(failure) => {
+                let why = failure.message.lines().next().unwrap_or_default();
+                println!("{name}: seed {}, {} steps: {why}", failure.seed, failure.steps.len());
+            }
+            Ok(()) => survivors.push(name),
+        }
+    }
+    assert!(survivors.is_empty(), "not caught: {}", survivors.join(", "));
+}

@@ -1,0 +1,145 @@
+//! The suite about itself: every way a case can end, and how it is told.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use leasehold_api::{Capabilities, Error, ErrorKind, Scope};
+use leasehold_conformance::{
+    Case, Disturbed, Factory, Harness, Outcome, Time, all_cases, async_trait, run_all, run_case,
+};
+use leasehold_engine::{Attempt, Engine, Freed, HoldRef, Renewed, Request, Single, SingleKey};
+
+fn case(name: &str) -> &'static Case {
+    all_cases().iter().find(|c| c.name == name).expect("a case of this name")
+}
+
+#[test]
+fn cases_have_unique_names_and_known_rules() {
+    let names: BTreeSet<_> = all_cases().iter().map(|c| c.name).collect();
+    assert_eq!(names.len(), all_cases().len());
+    let shown: BTreeSet<_> = all_cases().iter().flat_map(|c| c.rules).map(|r| r.to_string()).collect();
+    let rules: BTreeSet<_> = (1..=18).map(|n| format!("C{n}")).collect();
+    assert_eq!(shown, rules, "every rule has a case, and every case a rule of the contract");
+    assert!(all_cases().iter().all(|c| !c.rules.is_empty() && c.name.starts_with(c.group())));
+}
+
+#[test]
+fn a_good_store_passes_and_what_cannot_be_tried_is_said() {
+    let memory = common::Memory::new();
+    let passed = run_case(case("exclusion::free_key_is_granted"), &memory);
+    assert_eq!(passed.outcome, Outcome::Passed);
+    let elsewhere = run_case(case("crash::a_killed_holder_frees"), &memory);
+    let Outcome::NotApplicable { reason } = &elsewhere.outcome else { panic!("{elsewhere}") };
+    assert!(reason.contains("within one process"), "{reason}");
+    let line: serde_json::Value = serde_json::from_str(&elsewhere.to_json()).expect("a line of JSON");
+    assert_eq!(line["outcome"], "not_applicable");
+    assert_eq!(line["case"], "crash::a_killed_holder_frees");
+    assert_eq!(line["detail"], reason.as_str());
+}
+
+#[test]
+fn what_is_not_declared_is_seen_to_be_refused() {
+    let report = run_case(case("cooldown::a_try_reads_held"), &Odd::Open);
+    assert_eq!(report.outcome, Outcome::Refused { capability: "cooldowns" });
+    let line: serde_json::Value = serde_json::from_str(&report.to_json()).expect("a line of JSON");
+    assert_eq!((line["outcome"].as_str(), line["detail"].as_str()), (Some("refused"), Some("cooldowns")));
+}
+
+#[test]
+fn a_bad_store_fails_with_the_rule_it_breaks() {
+    let report = run_case(case("exclusion::held_key_reads_held_for_another_client"), &Odd::Open);
+    let Outcome::Failed { message } = &report.outcome else { panic!("{report}") };
+    assert!(message.contains("granted again"), "{message}");
+    assert!(report.case.rules.contains(&"C1"));
+}
+
+#[test]
+fn a_hang_is_a_failure_and_costs_no_time() {
+    let report = run_case(case("exclusion::free_key_is_granted"), &Odd::Hangs);
+    let Outcome::Failed { message } = &report.outcome else { panic!("{report}") };
+    assert!(message.contains("hangs"), "{message}");
+}
+
+#[test]
+fn a_store_that_does_not_open_fails_every_case() {
+    let report = run_all(&Odd::Closed);
+    assert!(!report.is_ok());
+    assert_eq!(report.failures().count(), all_cases().len());
+    assert!(report.shown().is_empty());
+    let lines = report.to_json_lines();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|l| serde_json::from_str(l).expect("a line of JSON")).collect();
+    assert_eq!(lines.len(), all_cases().len() + 1, "one line per case, and one for the rules");
+    assert_eq!(lines[0]["outcome"], "failed");
+    let last = &lines[lines.len() - 1];
+    assert!(last["rules"]["C1"]["failed"].as_u64() > Some(10), "{last}");
+    assert!(report.to_string().contains("0 of"), "{report}");
+}
+
+/// Factories of stores that nobody wants.
+#[derive(Clone, Copy)]
+enum Odd {
+    /// Grants whatever is asked for.
+    Open,
+    /// Never answers.
+    Hangs,
+    /// Cannot be opened.
+    Closed,
+}
+
+#[async_trait]
+impl Factory for Odd {
+    fn time(&self) -> Time {
+        Time::Virtual
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        match self {
+            Self::Open => Ok(Box::new(OpenHarness)),
+            Self::Hangs => std::future::pending().await,
+            Self::Closed => Err(Error::new(ErrorKind::Unavailable, "there is no such store")),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct OpenHarness;
+
+#[async_trait]
+impl Harness for OpenHarness {
+    async fn client(&self) -> Result<Arc<dyn leasehold_api::Lock>, Error> {
+        let backend = Single::new(OpenStore(Capabilities::new(Scope::Process)));
+        // Undisturbed, the wrapper changes nothing.
+        Ok(Arc::new(Engine::start(Disturbed::new(backend))?))
+    }
+}
+
+#[derive(Debug)]
+struct OpenStore(Capabilities);
+
+impl std::fmt::Display for OpenStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("open to all")
+    }
+}
+
+#[async_trait]
+impl SingleKey for OpenStore {
+    fn capabilities(&self) -> &Capabilities {
+        &self.0
+    }
+
+    async fn acquire(&self, _: Request) -> Result<Attempt, Error> {
+        Ok(Attempt::Granted(Default::default()))
+    }
+
+    async fn renew(&self, _: HoldRef) -> Result<Renewed, Error> {
+        Ok(Renewed::Extended)
+    }
+
+    async fn release(&self, _: HoldRef) -> Result<Freed, Error> {
+        Ok(Freed::new(true))
+    }
+}
