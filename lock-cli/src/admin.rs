@@ -1,0 +1,194 @@
+//! `leasehold list`, `inspect` and `release`.
+
+use std::time::{Duration, SystemTime};
+
+use leasehold::{Error, HoldInfo, HoldState, ListQuery, Lock, LockAdmin};
+use serde_json::{Value, json};
+
+use crate::args::{Inspect, List, Release};
+use crate::{exit, output};
+
+pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
+    let lock = crate::connect(url).await?;
+    let mut query = ListQuery::new().prefix(args.prefix.as_str());
+    if args.all {
+        query = query.include_ended();
+    }
+    let holds = admin(&*lock)?.list(&query).await?;
+    if args.json {
+        output::json(&holds.iter().map(describe).collect());
+    } else if holds.is_empty() {
+        output::line(&format!("nothing is locked on {lock}"));
+    } else {
+        output::line(&output::table(
+            ["KEY", "STATE", "WHO", "SINCE", "FOR", "TOKEN", "LABEL"],
+            holds.iter().map(row),
+        ));
+    }
+    Ok(0)
+}
+
+pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Error> {
+    let lock = crate::connect(url).await?;
+    let hold = admin(&*lock)?.inspect(&args.key).await?;
+    match &hold {
+        _ if args.json => {
+            let free = || json!({ "key": args.key.as_str(), "state": "free" });
+            output::json(&hold.as_ref().map_or_else(free, describe));
+        }
+        Some(hold) => output::line(&details(hold)),
+        None => output::line(&format!("\"{}\" is free", args.key)),
+    }
+    Ok(if hold.is_some_and(|hold| hold.state == HoldState::Held) { 0 } else { exit::NOT_HELD })
+}
+
+pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Error> {
+    let lock = crate::connect(url).await?;
+    let released = admin(&*lock)?.force_release(&args.key, args.holder).await?;
+    if args.json {
+        output::json(&json!({
+            "key": args.key.as_str(),
+            "holder": args.holder.to_string(),
+            "released": released,
+        }));
+    } else if released {
+        output::line(&format!("released \"{}\", which {} held", args.key, args.holder));
+    } else {
+        output::line(&format!("{} does not hold \"{}\"; nothing was released", args.holder, args.key));
+    }
+    Ok(if released { 0 } else { exit::NOT_HELD })
+}
+
+/// `, held by ... since ...`, for a sentence about the key.
+pub(crate) fn in_words(hold: &HoldInfo) -> String {
+    if hold.state == HoldState::Cooling {
+        return hold
+            .cooling_for
+            .map(|time| format!(", pausing for {}", output::duration(time)))
+            .unwrap_or_default();
+    }
+    let since = hold.since.map(|since| format!(" since {}", output::local(since))).unwrap_or_default();
+    format!(", held by {}{since}", who(hold))
+}
+
+fn admin(lock: &dyn Lock) -> Result<&dyn LockAdmin, Error> {
+    lock.admin().ok_or_else(|| Error::unsupported("view for operators").with_store(lock.to_string()))
+}
+
+/// The shape that machines read. All fields are always there.
+fn describe(hold: &HoldInfo) -> Value {
+    json!({
+        "key": hold.key.as_str(),
+        "state": state(hold.state),
+        "holder": hold.holder.map(|holder| holder.to_string()),
+        "token": hold.token.map(leasehold::FencingToken::as_u64),
+        "label": hold.label.as_deref(),
+        "owner": hold.owner,
+        "since": hold.since.and_then(output::utc),
+        "held_for_ms": held_for(hold).map(output::millis),
+        "expires_in_ms": hold.expires_in.map(output::millis),
+        "cooling_for_ms": hold.cooling_for.map(output::millis),
+        "waiters": hold.waiters,
+    })
+}
+
+fn row(hold: &HoldInfo) -> [String; 7] {
+    [
+        hold.key.to_string(),
+        state(hold.state).to_owned(),
+        who(hold),
+        or_dash(hold.since.map(output::local)),
+        or_dash(held_for(hold).map(output::duration)),
+        or_dash(hold.token.map(|token| token.to_string())),
+        or_dash(hold.label.as_deref().map(printable)),
+    ]
+}
+
+fn details(hold: &HoldInfo) -> String {
+    let known = [
+        ("key", Some(hold.key.to_string())),
+        ("state", Some(state(hold.state).to_owned())),
+        ("who", hold.owner.as_deref().map(printable)),
+        ("holder", hold.holder.map(|holder| holder.to_string())),
+        ("since", hold.since.map(output::local)),
+        ("for", held_for(hold).map(output::duration)),
+        ("token", hold.token.map(|token| token.to_string())),
+        ("label", hold.label.as_deref().map(printable)),
+        ("expires in", hold.expires_in.map(output::duration)),
+        ("pause lasts", hold.cooling_for.map(output::duration)),
+        ("waiters", hold.waiters.map(|waiters| waiters.to_string())),
+    ];
+    let lines = known.into_iter().filter_map(|(name, value)| Some(format!("{name:<12}{}", value?)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn state(state: HoldState) -> &'static str {
+    match state {
+        HoldState::Held => "held",
+        HoldState::Expired => "expired",
+        HoldState::Cooling => "cooling",
+        _ => "unknown",
+    }
+}
+
+/// The owner where the store knows it, else the holder id.
+fn who(hold: &HoldInfo) -> String {
+    let holder = || hold.holder.map(|holder| holder.to_string());
+    hold.owner.as_deref().map(printable).or_else(holder).unwrap_or_else(|| "somebody".to_owned())
+}
+
+fn held_for(hold: &HoldInfo) -> Option<Duration> {
+    // A clock that was set back makes it a time that has not begun.
+    hold.since.map(|since| SystemTime::now().duration_since(since).unwrap_or_default())
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+/// Labels and owners are other people's text: control characters must not reach the terminal.
+fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold::{FencingToken, HolderId, LockKey};
+
+    fn hold() -> HoldInfo {
+        let mut hold = HoldInfo::new(LockKey::new("a\x1b[31mb").unwrap());
+        hold.holder = Some(HolderId::from_parts(1, 2));
+        hold.token = Some(FencingToken::from_u64(1024));
+        hold.label = Some("la\x07bel".into());
+        hold.since = Some(SystemTime::UNIX_EPOCH);
+        hold
+    }
+
+    #[test]
+    fn nothing_that_people_see_has_control_characters() {
+        let hold = hold();
+        for text in row(&hold).into_iter().chain([details(&hold).replace('\n', " "), in_words(&hold)]) {
+            assert!(!text.chars().any(char::is_control), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn machines_get_the_exact_text_and_every_field() {
+        let value = describe(&hold());
+        assert_eq!(value["key"], "a\x1b[31mb");
+        assert_eq!(value["token"], 1024);
+        assert_eq!(value["since"], "1970-01-01T00:00:00Z");
+        assert_eq!(value["expires_in_ms"], Value::Null);
+        assert_eq!(value.as_object().unwrap().len(), 11);
+    }
+
+    #[test]
+    fn a_clock_set_back_is_not_a_negative_time() {
+        let mut hold = hold();
+        hold.since = Some(SystemTime::now() + Duration::from_secs(3600));
+        assert_eq!(held_for(&hold), Some(Duration::ZERO));
+    }
+}

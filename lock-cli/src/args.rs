@@ -1,0 +1,174 @@
+//! The command line. The comments are the help text, so they are not Markdown.
+#![allow(clippy::doc_markdown)]
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use leasehold::{HolderId, LockKey};
+
+use crate::exit;
+
+/// Runs a command while holding a lock, so that only one of us does it at a time.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, max_term_width = 100, after_long_help = exit::HELP)]
+pub(crate) struct Args {
+    /// The store: memory:, memory:NAME or file:///DIRECTORY.
+    ///
+    /// Without it, the locks are files in the state directory of this user, and exclude each other
+    /// between the processes of this machine. Prefer the environment for a URL with a password:
+    /// other users can see arguments.
+    #[arg(long, env = "LEASEHOLD_URL", hide_env_values = true, global = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+
+    /// Print no notes on stderr, only errors.
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    List(List),
+    Inspect(Inspect),
+    Release(Release),
+    Check(Check),
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Wait for the lock, run a command while holding it, pass on its exit code.
+///
+/// It waits for ever unless told otherwise. The command finds LEASEHOLD_KEY, LEASEHOLD_TOKEN (the
+/// fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment. SIGTERM and SIGHUP
+/// are passed on to it, and the lock is released after it has ended. If the lock is lost, the command
+/// gets SIGTERM, and SIGKILL after the grace period. If this tool is killed, on Linux the command is
+/// killed with it, and a file store frees the lock only after the command and all processes that it
+/// left behind are gone.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = exit::HELP)]
+pub(crate) struct Run {
+    /// What to lock: 1 to 512 bytes of text.
+    pub(crate) key: LockKey,
+
+    /// The command and its arguments, after `--`.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+
+    /// Wait at most this long for the lock, such as 250ms, 30s or 5m [default: for ever].
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+
+    /// Make one attempt and do not wait.
+    #[arg(long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+
+    /// Take a lease of this length, renewed while the command runs [default: the store's].
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) ttl: Option<Duration>,
+
+    /// Run at most once in this time, whoever asks; else say so and exit with 0.
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "min_hold")]
+    pub(crate) once_per: Option<Duration>,
+
+    /// Let nobody else in before this time has passed since the start, even if the command ends sooner.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) min_hold: Option<Duration>,
+
+    /// Show this text to those who list the locks.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+
+    /// Exit with this code when somebody else held the lock for as long as was waited.
+    #[arg(long, value_name = "N", default_value_t = exit::CONFLICT)]
+    pub(crate) conflict_exit_code: u8,
+
+    /// The time between SIGTERM and SIGKILL when the lock is lost.
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
+    pub(crate) grace: Duration,
+}
+
+/// List what is locked: who, since when, for how long.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    /// Only keys that begin with this.
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+
+    /// Also what has ended: expired leases, and pauses of --once-per and --min-hold that last.
+    #[arg(long)]
+    pub(crate) all: bool,
+
+    /// Print a JSON array.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show who holds a key. Exits with 1 when it is free.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Inspect {
+    /// The key.
+    pub(crate) key: LockKey,
+
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// End somebody else's hold of a key, if the store can. Exits with 1 when that holder does not hold it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Release {
+    /// The key.
+    pub(crate) key: LockKey,
+
+    /// Confirms that the work under the lock may go on and overlap with the next holder's.
+    #[arg(long, required = true)]
+    pub(crate) force: bool,
+
+    /// Whose hold to end, as `leasehold inspect` prints it.
+    #[arg(long, value_name = "ID")]
+    pub(crate) holder: HolderId,
+
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Try the store: does it work, what can it do, what should be mended.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Check {
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print the completions of a shell.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Completions {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Print the manual page of this tool or of one of its subcommands.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Man {
+    /// The subcommand.
+    pub(crate) subcommand: Option<String>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    leasehold::parse_duration(text).map_err(|error| error.message().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Args as clap::CommandFactory>::command().debug_assert();
+    }
+}

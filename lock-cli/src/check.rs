@@ -1,0 +1,166 @@
+//! `leasehold check`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::{AcquireOptions, Capabilities, Error, ErrorKind, Fencing, HoldState, Lock, LockKey, Scope};
+use serde_json::{Value, json};
+
+use crate::args::Check;
+use crate::{exit, output};
+
+/// One fixed key, because a store may keep something of every key that was ever used.
+const PROBE: &str = "leasehold:check";
+
+/// How long to wait for another check, or for a store that does not answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> {
+    let (lock, tried) = match crate::connect(url).await {
+        Ok(lock) => {
+            let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock)).await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Unavailable, "the store does not answer")
+                    .with_store(lock.to_string()))
+            });
+            (Some(lock), tried)
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let advice = advice(lock.as_deref(), tried.as_ref().err());
+    if args.json {
+        output::json(&report(lock.as_ref(), &tried, &advice));
+    } else {
+        print(lock.as_ref(), &tried, &advice);
+    }
+    match tried {
+        Ok(_) => Ok(0),
+        Err(error) if exit::of_error(error.kind()) == exit::USAGE => Ok(exit::USAGE),
+        Err(_) => Ok(exit::UNAVAILABLE),
+    }
+}
+
+/// Takes a lock, looks at it and releases it; how long that took.
+async fn probe(lock: &dyn Lock) -> Result<Duration, Error> {
+    let key = LockKey::new(PROBE)?;
+    let options = AcquireOptions::new().wait(PATIENCE).label("leasehold check");
+    let start = Instant::now();
+    let guard = lock.acquire(&key, &options).await?;
+    let holder = guard.holder();
+    if let Some(admin) = lock.admin().filter(|_| lock.capabilities().admin.inspect) {
+        let seen = admin.inspect(&key).await?;
+        if seen.is_none_or(|hold| hold.state != HoldState::Held || hold.holder != Some(holder)) {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                "a lock that was just taken does not show when one looks",
+            )
+            .with_key(&key)
+            .with_store(lock.to_string()));
+        }
+    }
+    guard.release().await?;
+    Ok(start.elapsed())
+}
+
+fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
+    let mut advice = Vec::new();
+    if let Some(error) = error {
+        advice.push(match error.kind() {
+            ErrorKind::InvalidOption | ErrorKind::Unsupported => "correct the URL (--url or LEASEHOLD_URL)",
+            ErrorKind::PermissionDenied => {
+                "give this user the right to read and write there, or choose another store with --url"
+            }
+            ErrorKind::Timeout => "another check may be running; try again",
+            ErrorKind::SchemaMissing => "set the store up, or use the version of this tool that did",
+            ErrorKind::Corrupt => {
+                "look at what else writes there; move the damaged files away once nobody holds a lock"
+            }
+            _ => "see that the store runs, can be reached and has room",
+        });
+    }
+    if let Some(capabilities) = lock.map(Lock::capabilities) {
+        if capabilities.scope == Scope::Process {
+            advice.push("this store excludes within one process only: two commands never meet there; use a file:/// URL");
+        }
+        if capabilities.crash_release.is_none() {
+            advice.push("a lock whose holder crashed stays shut; `leasehold release` opens it");
+        }
+        if capabilities.fencing == Fencing::None {
+            advice.push("there are no fencing tokens: a holder that was paused and overtaken cannot be told by its number");
+        }
+    }
+    advice
+}
+
+fn print(lock: Option<&Arc<dyn Lock>>, tried: &Result<Duration, Error>, advice: &[&str]) {
+    if let Some(lock) = lock {
+        output::line(&format!("store: {lock}"));
+    }
+    match tried {
+        Ok(took) => output::line(&format!("works: took, saw and released a lock in {took:.1?}")),
+        Err(error) => output::error(error),
+    }
+    if let Some(lock) = lock {
+        let rows = capabilities(lock.capabilities()).map(|(_, name, text, _)| [name.to_owned(), text]);
+        output::line(&format!("\n{}", output::table(["CAPABILITY", "VALUE"], rows)));
+    }
+    for sentence in advice {
+        output::line(&format!("\nto mend: {sentence}"));
+    }
+}
+
+fn report(lock: Option<&Arc<dyn Lock>>, tried: &Result<Duration, Error>, advice: &[&str]) -> Value {
+    let table = lock.map(|lock| {
+        let rows = capabilities(lock.capabilities());
+        rows.into_iter().map(|(id, _, _, value)| (id.to_owned(), value)).collect::<serde_json::Map<_, _>>()
+    });
+    json!({
+        "store": lock.map(ToString::to_string),
+        "ok": tried.is_ok(),
+        "error": tried.as_ref().err().map(ToString::to_string),
+        "took_ms": tried.as_ref().ok().map(|took| output::millis(*took)),
+        "capabilities": table,
+        "advice": advice,
+    })
+}
+
+/// Each capability: its name for machines and for people, its value for people and for machines.
+fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Value); 15] {
+    let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+    let within = |bound: Duration| format!("within {}", output::duration(bound));
+    let ms = |bound: Duration| json!(output::millis(bound));
+    let ttl = |pick: fn(leasehold::LeaseBounds) -> Option<Duration>, none: &str| {
+        let bound = has.lease.and_then(pick);
+        (bound.map_or_else(|| none.to_owned(), output::duration), bound.map_or(Value::Null, ms))
+    };
+    let (default_ttl, default_ttl_ms) = ttl(|lease| lease.default, "no lease");
+    let (min_ttl, min_ttl_ms) = ttl(|lease| Some(lease.min), "-");
+    let (max_ttl, max_ttl_ms) = ttl(|lease| Some(lease.max), "-");
+    let crash = has.crash_release.map_or_else(|| "never".to_owned(), within);
+    [
+        ("scope", "excludes", has.scope.to_string(), json!(has.scope.to_string())),
+        ("fencing", "fencing tokens", has.fencing.to_string(), json!(has.fencing.to_string())),
+        ("fairness", "order of waiters", has.fairness.to_string(), json!(has.fairness.to_string())),
+        ("keys", "keys are compared", has.keys.to_string(), json!(has.keys.to_string())),
+        ("default_ttl_ms", "TTL by default", default_ttl, default_ttl_ms),
+        ("min_ttl_ms", "shortest TTL", min_ttl, min_ttl_ms),
+        ("max_ttl_ms", "longest TTL", max_ttl, max_ttl_ms),
+        ("crash_release_ms", "free after a crash", crash, has.crash_release.map_or(Value::Null, ms)),
+        ("handover_ms", "next waiter granted", within(has.handover), ms(has.handover)),
+        ("loss_detection_ms", "loss noticed", within(has.loss_detection), ms(has.loss_detection)),
+        ("undo_ms", "abandoned call undone", within(has.undo), ms(has.undo)),
+        ("cooldown", "--once-per, --min-hold", yes(has.cooldown), json!(has.cooldown)),
+        (
+            "inspect",
+            "inspect, list",
+            yes(has.admin.inspect && has.admin.list),
+            json!(has.admin.inspect && has.admin.list),
+        ),
+        ("force_release", "release --force", yes(has.admin.force_release), json!(has.admin.force_release)),
+        (
+            "max_holds",
+            "locks held at once",
+            has.max_holds.map_or_else(|| "no limit".to_owned(), |limit| format!("at most {limit}")),
+            json!(has.max_holds),
+        ),
+    ]
+}

@@ -1,0 +1,121 @@
+//! The command that runs under the lock.
+//!
+//! On Linux it must not outlive this tool, even when that is killed with SIGKILL. What does that is
+//! the parent-death signal, which only the child itself can ask for. So this tool starts itself once
+//! more, that copy asks for the signal, makes sure that its parent still lives, and becomes the
+//! command. The signal is sent when the *thread* that started the child ends, which is why everything
+//! here runs on the main thread.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitStatus;
+
+use leasehold::file::HeldFile;
+use leasehold::{Error, LockGuard};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+use crate::{exit, output};
+
+/// The hidden first argument that makes a copy of this tool become the command.
+#[cfg(target_os = "linux")]
+pub(crate) const EXEC: &str = "__exec";
+
+/// A started command.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+/// Starts the command under `guard`.
+///
+/// `Err` inside `Ok` is the exit code when the command cannot be started; on Linux that shows in the
+/// child instead.
+pub(crate) fn start(command: &[OsString], guard: &LockGuard) -> Result<Result<Running, u8>, Error> {
+    let mut process = prepare(command);
+    process.env("LEASEHOLD_KEY", guard.key().as_str()).env("LEASEHOLD_HOLDER", guard.holder().to_string());
+    match guard.token() {
+        Some(token) => process.env("LEASEHOLD_TOKEN", token.to_string()),
+        // Not that of a run around this one.
+        None => process.env_remove("LEASEHOLD_TOKEN"),
+    };
+    // A file lock belongs to the open file: while the child has a descriptor of it, it is not free.
+    let inherited = guard
+        .extension::<HeldFile>()
+        .map(HeldFile::inheritable)
+        .transpose()
+        .map_err(|error| output::system("cannot pass the lock's file on to the command", error))?;
+    let started = process.spawn();
+    drop(inherited);
+    match started {
+        Ok(child) => Ok(Ok(Running(child))),
+        Err(error) if cfg!(target_os = "linux") => {
+            Err(output::system("cannot start the process for the command; is /proc mounted?", error))
+        }
+        Err(error) => Ok(Err(cannot_run(&command[0], &error))),
+    }
+}
+
+impl Running {
+    /// Waits for the end. Dropping the future loses nothing.
+    pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
+        self.0.wait().await
+    }
+
+    /// Sends `signal` unless the command has ended.
+    pub(crate) fn send(&self, signal: Signal) {
+        let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It can have ended this moment; then there is nobody to tell.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+/// The exit code that passes on how the command ended.
+pub(crate) fn exit_code(status: ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt as _;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, signal) => exit::of_signal(signal.unwrap_or(0)),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn prepare(command: &[OsString]) -> Command {
+    // Not by path: the file may have been replaced by another version since we began to wait.
+    let mut process = Command::new("/proc/self/exe");
+    process.arg0("leasehold").arg(EXEC).arg(std::process::id().to_string()).args(command);
+    process
+}
+
+#[cfg(not(target_os = "linux"))]
+fn prepare(command: &[OsString]) -> Command {
+    let mut process = Command::new(&command[0]);
+    process.args(&command[1..]);
+    process
+}
+
+/// In the copy of this tool: becomes the command, or says why not.
+#[cfg(target_os = "linux")]
+pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> std::process::ExitCode {
+    use std::os::unix::process::CommandExt as _;
+
+    let parent = arguments.next().and_then(|text| text.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    let (Some(parent), Some(program)) = (parent, arguments.next()) else {
+        return exit::USAGE.into();
+    };
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+        output::error(&output::system("cannot tie the command to this tool", error.into()));
+        return exit::NOT_EXECUTABLE.into();
+    }
+    if rustix::process::getppid() != Some(parent) {
+        // The tool was killed before the signal was asked for: nobody holds the lock for us.
+        return exit::LOST.into();
+    }
+    let error = std::process::Command::new(&program).args(arguments).exec();
+    cannot_run(&program, &error).into()
+}
+
+fn cannot_run(program: &std::ffi::OsStr, error: &io::Error) -> u8 {
+    output::problem(&format!("cannot run {}: {error}", program.display()));
+    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE }
+}

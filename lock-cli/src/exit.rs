@@ -1,0 +1,49 @@
+//! What the exit codes mean.
+
+use leasehold::ErrorKind;
+
+/// `inspect`: the key is free. `release`: that holder does not hold it.
+pub(crate) const NOT_HELD: u8 = 1;
+/// The request makes no sense: arguments, key, URL, or something that this store does not have.
+pub(crate) const USAGE: u8 = 64;
+/// The store is down or cannot be used.
+pub(crate) const UNAVAILABLE: u8 = 69;
+/// Somebody else held the lock for as long as was waited.
+pub(crate) const CONFLICT: u8 = 75;
+/// The lock was lost while the command ran.
+pub(crate) const LOST: u8 = 76;
+/// The command cannot be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// There is no such command.
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// The part of the help and the manual about exit codes.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0      done; `run --once-per`: also when it was not due
+  1      `inspect`: the key is free; `release`: not held by that holder
+  64     bad arguments, key or URL, or what the store does not have
+  69     the store is down or cannot be used
+  75     `run`: somebody else held the lock as long as was waited
+         (another number with --conflict-exit-code)
+  76     `run`: the lock was lost while the command ran
+  126    `run`: the command cannot be executed
+  127    `run`: there is no such command
+  128+N  `run`: signal N ended the command, or the wait for the lock
+
+`run` passes on any other exit code of its command.";
+
+/// The code after signal `number`.
+pub(crate) fn of_signal(number: i32) -> u8 {
+    u8::try_from(128 + number).unwrap_or(u8::MAX)
+}
+
+/// The code of an error of the lock.
+pub(crate) fn of_error(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::InvalidKey | ErrorKind::InvalidOption | ErrorKind::Unsupported => USAGE,
+        ErrorKind::Timeout => CONFLICT,
+        ErrorKind::Lost => LOST,
+        _ => UNAVAILABLE,
+    }
+}

@@ -1,0 +1,103 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(not(unix))]
+compile_error!(
+    "the command `leasehold` needs a Unix system: it passes signals on; the library runs elsewhere too"
+);
+
+mod admin;
+mod args;
+mod check;
+mod child;
+mod exit;
+mod output;
+mod run;
+mod signals;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{CommandFactory as _, Parser as _};
+use leasehold::{Error, ErrorKind, Lock};
+
+use crate::args::{Args, Command};
+
+fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == child::EXEC) {
+        return child::become_command(std::env::args_os().skip(2));
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version are errors to clap, but they were asked for.
+            let code = if error.use_stderr() { exit::USAGE } else { 0 };
+            let _ = error.print();
+            return code.into();
+        }
+    };
+    match start(args) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            output::error(&error);
+            exit::of_error(error.kind()).into()
+        }
+    }
+}
+
+fn start(args: Args) -> Result<u8, Error> {
+    // The runtime stays on this thread; see `child`.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| output::system("cannot start the runtime", error))?;
+    let code = runtime.block_on(dispatch(args));
+    // What still runs in the background is stuck in the store; the lock has been closed.
+    runtime.shutdown_background();
+    code
+}
+
+async fn dispatch(args: Args) -> Result<u8, Error> {
+    let url = args.url.as_deref();
+    match args.command {
+        Command::Run(run) => run::run(run, url, output::Notes { quiet: args.quiet }).await,
+        Command::List(list) => admin::list(&list, url).await,
+        Command::Inspect(inspect) => admin::inspect(&inspect, url).await,
+        Command::Release(release) => admin::release(&release, url).await,
+        Command::Check(check) => check::check(&check, url).await,
+        Command::Completions(completions) => {
+            let mut script = Vec::new();
+            clap_complete::generate(completions.shell, &mut Args::command(), "leasehold", &mut script);
+            output::bytes(&script);
+            Ok(0)
+        }
+        Command::Man(man) => manual(man.subcommand.as_deref()),
+    }
+}
+
+/// The store at `url`, or the files in this user's state directory.
+async fn connect(url: Option<&str>) -> Result<Arc<dyn Lock>, Error> {
+    match url {
+        Some(url) => leasehold::connect(url).await,
+        None => Ok(Arc::new(leasehold::file::connect(leasehold::file::default_dir()?)?)),
+    }
+}
+
+fn manual(subcommand: Option<&str>) -> Result<u8, Error> {
+    let mut command = Args::command();
+    command.build();
+    if let Some(name) = subcommand {
+        command = command.find_subcommand(name).cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidOption,
+                format!("there is no subcommand {name:?}; `leasehold --help` lists them"),
+            )
+        })?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command)
+        .render(&mut page)
+        .map_err(|error| output::system("cannot render the manual", error))?;
+    output::bytes(&page);
+    Ok(0)
+}

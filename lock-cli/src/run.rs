@@ -1,0 +1,170 @@
+//! `leasehold run`.
+
+use std::future::pending;
+use std::io;
+use std::pin::pin;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, LockKey, OnCooldown, Validity};
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::args::Run;
+use crate::output::{self, Notes};
+use crate::signals::{self, Signals};
+use crate::{admin, child, exit};
+
+/// How long a wait is silent.
+const SILENT: Duration = Duration::from_secs(2);
+
+/// How long to look for the holder's name, for a message.
+const LOOK: Duration = Duration::from_secs(2);
+
+pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8, Error> {
+    let mut signals =
+        Signals::listen().map_err(|error| output::system("cannot listen for signals", error))?;
+    let lock = tokio::select! {
+        lock = crate::connect(url) => lock?,
+        signal = signals.next() => return Ok(exit::of_signal(signal.as_raw())),
+    };
+    let code = run_on(&*lock, &args, &mut signals, notes).await;
+    // Also takes back what a signal left unfinished.
+    if let Err(error) = lock.close().await {
+        notes.say(&format!("closing the lock: {error}"));
+    }
+    code
+}
+
+async fn run_on(lock: &dyn Lock, args: &Run, signals: &mut Signals, notes: Notes) -> Result<u8, Error> {
+    let guard = match acquire(lock, args, signals, notes).await {
+        Ok(Acquired::Granted(guard)) => guard,
+        Ok(Acquired::Interrupted(signal)) => return Ok(exit::of_signal(signal.as_raw())),
+        Err(error) if error.kind() == ErrorKind::NotDue => {
+            let again = error.again_in().map(output::duration).unwrap_or_default();
+            notes.say(&format!(
+                "not due: \"{}\" ran less than its --once-per ago; again in {again}",
+                args.key
+            ));
+            return Ok(0);
+        }
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            let holder = holder_of(lock, &args.key).await;
+            notes.say(&format!("\"{}\" is locked{holder}; the command did not run", args.key));
+            return Ok(args.conflict_exit_code);
+        }
+        Err(error) => return Err(error),
+    };
+    let mut running = match child::start(&args.command, &guard)? {
+        Ok(running) => running,
+        Err(code) => return guard.release().await.map(|()| code),
+    };
+    let ended = supervise(&mut running, &guard, signals, args.grace, notes).await;
+    let status = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
+    finish(guard, status, notes).await
+}
+
+enum Acquired {
+    Granted(LockGuard),
+    Interrupted(Signal),
+}
+
+async fn acquire(
+    lock: &dyn Lock,
+    args: &Run,
+    signals: &mut Signals,
+    notes: Notes,
+) -> Result<Acquired, Error> {
+    let options = options(args);
+    let mut acquiring = pin!(lock.acquire(&args.key, &options));
+    let mut tell = pin!(async {
+        sleep(SILENT).await;
+        let holder = holder_of(lock, &args.key).await;
+        notes.say(&format!("waiting for \"{}\"{holder}", args.key));
+        pending::<()>().await;
+    });
+    tokio::select! {
+        guard = &mut acquiring => guard.map(Acquired::Granted),
+        signal = signals.next() => Ok(Acquired::Interrupted(signal)),
+        () = &mut tell => unreachable!("it stays pending"),
+    }
+}
+
+fn options(args: &Run) -> AcquireOptions {
+    let mut options = AcquireOptions::new();
+    options = match args.wait {
+        _ if args.no_wait => options.wait(Duration::ZERO),
+        Some(budget) => options.wait(budget),
+        None => options.wait_forever(),
+    };
+    if let Some(window) = args.once_per {
+        options = options.cooldown(window).on_cooldown(OnCooldown::NotDue);
+    }
+    options.cooldown = options.cooldown.or(args.min_hold);
+    options.ttl = args.ttl;
+    options.label = args.label.as_deref().map(Into::into);
+    options
+}
+
+/// `, held by ...`, as far as the store tells soon enough.
+async fn holder_of(lock: &dyn Lock, key: &LockKey) -> String {
+    let Some(admin) = lock.admin() else {
+        return String::new();
+    };
+    match timeout(LOOK, admin.inspect(key)).await {
+        Ok(Ok(Some(hold))) => admin::in_words(&hold),
+        _ => String::new(),
+    }
+}
+
+/// Waits for the end of the command; passes signals on, and ends it when the lock is lost.
+async fn supervise(
+    running: &mut child::Running,
+    guard: &LockGuard,
+    signals: &mut Signals,
+    grace: Duration,
+    notes: Notes,
+) -> io::Result<ExitStatus> {
+    let mut lost = pin!(guard.lost());
+    let mut kill_at = None;
+    loop {
+        tokio::select! {
+            status = running.ended() => return status,
+            reason = &mut lost, if kill_at.is_none() => {
+                notes.say(&format!("lost the lock \"{}\" ({reason}); ending the command", guard.key()));
+                running.send(Signal::TERM);
+                kill_at = Some(Instant::now() + grace);
+            }
+            signal = signals.next() => {
+                if !signals::reached_the_child_by_itself(signal) {
+                    running.send(signal);
+                }
+            }
+            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
+                notes.say("the command did not end in time; killing it");
+                running.send(Signal::KILL);
+                return running.ended().await;
+            }
+        }
+    }
+}
+
+/// Releases, and says how it all ended.
+async fn finish(guard: LockGuard, status: ExitStatus, notes: Notes) -> Result<u8, Error> {
+    let key = guard.key().clone();
+    let lost = guard.validity() == Validity::Lost;
+    match guard.release().await {
+        _ if lost => {}
+        Ok(()) => return Ok(child::exit_code(status)),
+        Err(error) if error.kind() == ErrorKind::Lost => {}
+        Err(error) => {
+            // It was held while the command ran; only when it will be free is not known.
+            notes.say(&format!("the command has ended, but the release was not confirmed: {error}"));
+            return Ok(child::exit_code(status));
+        }
+    }
+    output::problem(&format!(
+        "the lock \"{key}\" was lost before the command ended; somebody else may have run at the same time"
+    ));
+    Ok(exit::LOST)
+}

@@ -1,0 +1,62 @@
+//! The signals that end a wait or are passed on to the child.
+
+use std::fs::File;
+use std::future::poll_fn;
+use std::io;
+use std::task::Poll;
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind};
+
+/// Listens for SIGTERM, SIGHUP, SIGINT and SIGQUIT, which then do not end this process.
+#[derive(Debug)]
+pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
+
+impl Signals {
+    /// Begins to listen, except for signals that whoever started us has had ignored (`nohup`,
+    /// background jobs): the child is to ignore them as well.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let ignored = ignored();
+        let mut streams = Vec::new();
+        for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT] {
+            if ignored & (1 << (signal.as_raw() - 1)) == 0 {
+                streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
+            }
+        }
+        Ok(Self(streams))
+    }
+
+    /// The next signal. Dropping the future loses none.
+    pub(crate) async fn next(&mut self) -> Signal {
+        poll_fn(|cx| {
+            for (signal, stream) in &mut self.0 {
+                if stream.poll_recv(cx).is_ready() {
+                    return Poll::Ready(*signal);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Whether the child has got `signal` already: a terminal sends what is typed there to all processes
+/// in its foreground, and a program may take a second SIGINT for impatience.
+pub(crate) fn reached_the_child_by_itself(signal: Signal) -> bool {
+    [Signal::INT, Signal::QUIT].contains(&signal) && in_the_foreground_of_a_terminal()
+}
+
+fn in_the_foreground_of_a_terminal() -> bool {
+    File::open("/dev/tty")
+        .is_ok_and(|terminal| rustix::termios::tcgetpgrp(&terminal) == Ok(rustix::process::getpgrp()))
+}
+
+/// The signals that this process was started with as ignored, as bits. Only Linux tells without unsafe code.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}

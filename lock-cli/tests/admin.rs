@@ -1,0 +1,168 @@
+//! `leasehold list`, `inspect`, `release` and `check`: what people and machines get.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use serde_json::Value;
+use support::{Beside, Store, finish};
+
+const HOLD: &str = "echo $LEASEHOLD_HOLDER; read line";
+
+/// Runs to the end and reads stdout as JSON; stderr has to be empty.
+fn json(store: &Store, arguments: &str) -> (i32, Value) {
+    let (code, stdout, stderr) = finish(&mut store.tool(arguments));
+    assert_eq!(stderr, "");
+    (code, serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {stdout}")))
+}
+
+#[test]
+fn list_shows_who_holds_what() {
+    let store = Store::new();
+    let mut a = Beside::start(&mut store.run("ledger:1 --label nightly", HOLD));
+    let holder = a.line();
+    let mut b = Beside::start(&mut store.run("report", HOLD));
+    b.line();
+
+    let (code, stdout, stderr) = finish(&mut store.tool("list"));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let lines: Vec<Vec<&str>> = stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["KEY", "STATE", "WHO", "SINCE", "FOR", "TOKEN", "LABEL"]);
+    assert_eq!((lines.len(), lines[1][0], lines[2][0]), (3, "ledger:1", "report"));
+    assert_eq!(lines[1][1..4], ["held", "pid", &a.id().to_string()]);
+    assert_eq!((lines[1].last(), lines[2].last()), (Some(&"nightly"), Some(&"-")));
+
+    let (code, value) = json(&store, "list ledger: --json");
+    assert_eq!((code, value.as_array().unwrap().len()), (0, 1));
+    let hold = &value[0];
+    assert_eq!(hold["key"], "ledger:1");
+    assert_eq!(hold["state"], "held");
+    assert_eq!(hold["label"], "nightly");
+    assert_eq!(hold["holder"], holder.as_str());
+    assert!(hold["token"].as_u64().unwrap() > 0);
+    assert!(hold["held_for_ms"].is_u64());
+    assert!(hold["since"].as_str().unwrap().ends_with('Z'));
+    let names: Vec<_> = hold.as_object().unwrap().keys().map(String::as_str).collect();
+    let expected = [
+        "cooling_for_ms",
+        "expires_in_ms",
+        "held_for_ms",
+        "holder",
+        "key",
+        "label",
+        "owner",
+        "since",
+        "state",
+        "token",
+        "waiters",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn nothing_locked() {
+    let store = Store::new();
+    assert_eq!(finish(&mut store.run("k", "exit 0")).0, 0);
+    let (code, stdout, _) = finish(&mut store.tool("list"));
+    assert_eq!(code, 0);
+    assert!(stdout.contains("nothing is locked"), "{stdout}");
+    assert_eq!(json(&store, "list --json"), (0, serde_json::json!([])));
+}
+
+#[test]
+fn pauses_are_listed_when_asked_for() {
+    let store = Store::new();
+    assert_eq!(finish(&mut store.run("hourly --once-per 1h", "exit 0")).0, 0);
+    assert_eq!(json(&store, "list --json").1, serde_json::json!([]));
+    let (_, value) = json(&store, "list --all --json");
+    assert_eq!(value[0]["state"], "cooling");
+    assert!(value[0]["cooling_for_ms"].as_u64().unwrap() > 3_000_000);
+}
+
+#[test]
+fn inspect_tells_held_from_free() {
+    let store = Store::new();
+    assert_eq!(finish(&mut store.tool("inspect k")), (1, "\"k\" is free\n".to_owned(), String::new()));
+    assert_eq!(json(&store, "inspect k --json"), (1, serde_json::json!({ "key": "k", "state": "free" })));
+
+    let mut tool = Beside::start(&mut store.run("k --label why", HOLD));
+    let holder = tool.line();
+    let (code, stdout, stderr) = finish(&mut store.tool("inspect k"));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for part in [holder.as_str(), "held", "why", &format!("pid {}", tool.id())] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    let (code, value) = json(&store, "inspect k --json");
+    assert_eq!((code, &value["holder"], &value["state"]), (0, &Value::from(holder), &Value::from("held")));
+
+    tool.go_on();
+    assert_eq!(tool.code(), 0);
+    assert_eq!(finish(&mut store.tool("inspect k")).0, 1);
+}
+
+#[test]
+fn a_file_store_has_no_forced_release_and_says_so() {
+    let store = Store::new();
+    let mut tool = Beside::start(&mut store.run("k", HOLD));
+    let holder = tool.line();
+    let (code, stdout, stderr) = finish(&mut store.tool(&format!("release k --force --holder {holder}")));
+    assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
+    assert!(stderr.contains("unsupported") && stderr.contains("\"k\""), "{stderr}");
+    assert!(!store.is_free("k"));
+}
+
+#[test]
+fn a_store_with_forced_release_says_when_there_is_nothing_to_release() {
+    let holder = format!("{}-1", "0".repeat(32));
+    let mut command = support::tool();
+    command.args(["--url", "memory:", "release", "k", "--force", "--json", "--holder", &holder]);
+    let (code, stdout, stderr) = finish(&mut command);
+    let value: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, stderr.as_str()), (1, ""));
+    assert_eq!(value, serde_json::json!({ "key": "k", "holder": holder, "released": false }));
+}
+
+#[test]
+fn release_wants_to_be_meant() {
+    let store = Store::new();
+    let holder = format!("{}-1", "0".repeat(32));
+    for (arguments, hint) in [
+        (format!("release k --holder {holder}"), "--force"),
+        ("release k --force".to_owned(), "--holder"),
+        ("release k --force --holder me".to_owned(), "32 hexadecimal digits"),
+    ] {
+        let (code, stdout, stderr) = finish(&mut store.tool(&arguments));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{arguments}");
+        assert!(stderr.contains(hint), "{arguments}: {stderr}");
+    }
+}
+
+#[test]
+fn check_says_what_the_store_can_do() {
+    let store = Store::new();
+    let (code, stdout, stderr) = finish(&mut store.tool("check"));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for part in ["works:", "between processes of one machine", "release --force", "within"] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    let (code, value) = json(&store, "check --json");
+    assert_eq!((code, &value["ok"], &value["error"]), (0, &Value::Bool(true), &Value::Null));
+    assert_eq!(value["capabilities"]["force_release"], false);
+    assert!(value["capabilities"]["handover_ms"].as_u64().unwrap() > 0);
+    assert_eq!(json(&store, "list --all --json").1, serde_json::json!([]), "it leaves nothing held");
+}
+
+#[test]
+fn check_says_what_to_mend() {
+    let store = Store::new();
+    std::fs::write(store.locks(), "a file").unwrap();
+    let (code, stdout, stderr) = finish(&mut store.tool("check"));
+    assert_eq!(code, 64, "{stderr}");
+    assert!(stderr.contains("locks") && stdout.contains("to mend: "), "{stdout}{stderr}");
+    let (code, value) = json(&store, "check --json");
+    assert_eq!((code, &value["ok"], &value["capabilities"]), (64, &Value::Bool(false), &Value::Null));
+    assert!(value["error"].as_str().unwrap().contains("locks"));
+
+    let (code, stdout, _) = finish(support::tool().args(["--url", "memory:", "check"]));
+    assert_eq!(code, 0);
+    assert!(stdout.contains("within one process only"), "{stdout}");
+}

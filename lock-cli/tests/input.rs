@@ -1,0 +1,172 @@
+//! Bad input and unusable stores: a clear message, the right code, no password.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::process::Stdio;
+
+use support::{Store, finish, tool, with};
+
+#[test]
+fn bad_arguments() {
+    let store = Store::new();
+    let long = "k".repeat(513);
+    for (arguments, hint) in [
+        (vec!["run", "", "--", "true"], "at least one character"),
+        (vec!["run", &long, "--", "true"], "at most 512 bytes"),
+        (vec!["run", "k"], "COMMAND"),
+        (vec!["run", "k", "true"], "--"),
+        (vec!["run", "k", "--wait", "30", "--", "true"], "30s"),
+        (vec!["run", "k", "--wait", "5M", "--", "true"], "5m"),
+        (vec!["run", "k", "--wait", "1s", "--no-wait", "--", "true"], "cannot be used with"),
+        (vec!["run", "k", "--once-per", "1s", "--min-hold", "1s", "--", "true"], "cannot be used with"),
+        (vec!["run", "k", "--once-per", "0s", "--", "true"], "zero"),
+        (vec!["run", "k", "--min-hold", "0s", "--", "true"], "zero"),
+        (vec!["run", "k", "--ttl", "0s", "--", "true"], "zero"),
+        (vec!["run", "k", "--ttl", "30s", "--", "true"], "unsupported"),
+        (vec!["run", "k", "--label", &long, "--", "true"], "256 bytes"),
+        (vec!["run", "k", "--conflict-exit-code", "256", "--", "true"], "256"),
+        (vec!["inspect", ""], "at least one character"),
+        (vec!["frobnicate"], "frobnicate"),
+        (vec![], "Usage"),
+        (vec!["completions", "tcsh"], "zsh"),
+        (vec!["man", "frobnicate"], "--help"),
+    ] {
+        let (code, stdout, stderr) = finish(&mut with(store.tool(""), &arguments));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(hint), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_huge_wait_is_for_ever_and_no_panic() {
+    let store = Store::new();
+    assert_eq!(finish(&mut store.run("k --wait 1000000d", "echo ran")).1, "ran\n");
+}
+
+#[test]
+fn bad_urls() {
+    for (url, hint) in [
+        ("", "file:///DIRECTORY"),
+        ("/var/lib/locks", "file:///DIRECTORY"),
+        ("file:locks", "file:///var/lib/locks"),
+        ("file://host/locks", "file:///var/lib/locks"),
+        ("redis://host", "no store has the scheme"),
+        ("memory:x?tls=no", "no parameter \"tls\""),
+    ] {
+        for arguments in [&["run", "k", "--", "true"][..], &["list"], &["inspect", "k"], &["check"]] {
+            let (code, _, stderr) = finish(tool().env("LEASEHOLD_URL", url).args(arguments));
+            assert_eq!(code, 64, "{url} {arguments:?}: {stderr}");
+            assert!(stderr.contains(hint), "{url} {arguments:?}: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn a_password_is_never_printed() {
+    for url in ["postgres://app:hunter2@db/app", "file://app:hunter2@host/locks", "memory:x?password=hunter2"]
+    {
+        for arguments in [
+            &["run", "k", "--", "true"][..],
+            &["list"],
+            &["check"],
+            &["check", "--json"],
+            &["--help"],
+            &["run", "--help"],
+            &["frobnicate"],
+            &["man"],
+            &["completions", "bash"],
+        ] {
+            let (_, stdout, stderr) = finish(tool().env("LEASEHOLD_URL", url).args(arguments));
+            assert!(!(stdout + &stderr).contains("hunter2"), "{url} {arguments:?}");
+            let (_, stdout, stderr) = finish(tool().args(["--url", url]).args(arguments));
+            assert!(!(stdout + &stderr).contains("hunter2"), "--url {url} {arguments:?}");
+        }
+    }
+}
+
+#[test]
+fn stores_that_cannot_be_used() {
+    let store = Store::new();
+    let file = store.path("file");
+    std::fs::write(&file, "a file").unwrap();
+    let damaged = store.path("damaged");
+    std::fs::create_dir(&damaged).unwrap();
+    std::fs::write(damaged.join("leasehold-format"), "something else").unwrap();
+    let mut cases = vec![(file, 64), (store.path("file/below"), 64), (damaged, 69)];
+    if cfg!(target_os = "linux") {
+        // Not even root can write there.
+        cases.push(("/proc/leasehold".into(), 64));
+    }
+    for (path, expected) in cases {
+        let url = format!("file://{}", path.display());
+        let (code, stdout, stderr) = finish(tool().args(["--url", &url, "run", "k", "--", "echo", "ran"]));
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
+        assert!(stderr.contains("leasehold: error: "), "{stderr}");
+        assert!(stderr.contains(&path.display().to_string()), "{stderr}");
+    }
+}
+
+#[test]
+fn a_read_only_directory() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let store = Store::new();
+    assert_eq!(finish(&mut store.run("k", "exit 0")).0, 0);
+    std::fs::set_permissions(store.locks(), std::fs::Permissions::from_mode(0o500)).unwrap();
+    let (code, stdout, stderr) = finish(&mut store.run("k", "echo ran"));
+    if rustix::process::geteuid().is_root() {
+        assert_eq!((code, stdout.as_str()), (0, "ran\n"), "permissions do not bind root: {stderr}");
+    } else {
+        assert_eq!((code, stdout.as_str()), (69, ""), "{stderr}");
+        assert!(stderr.contains("permission denied"), "{stderr}");
+    }
+}
+
+#[test]
+fn help_and_version_are_results() {
+    for arguments in [&["--help"][..], &["help"], &["run", "--help"], &["--version"]] {
+        let (code, stdout, stderr) = finish(tool().args(arguments));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
+        assert!(stdout.contains("leasehold"), "{stdout}");
+    }
+    let (_, stdout, _) = finish(tool().arg("--help"));
+    for code in ["64", "69", "75", "76", "126", "127", "128+N"] {
+        assert!(stdout.contains(code), "{code} in {stdout}");
+    }
+}
+
+#[test]
+fn completions_and_manual() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (code, stdout, stderr) = finish(tool().args(["completions", shell]));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
+        assert!(stdout.contains("once-per") && !stdout.contains("__exec"), "{shell}: {stdout}");
+    }
+    let (code, page, stderr) = finish(tool().arg("man"));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(page.contains(".TH") && page.contains("Exit codes"), "{page}");
+    let (code, page, _) = finish(tool().args(["man", "run"]));
+    assert_eq!(code, 0);
+    assert!(page.contains("leasehold\\-run") && page.contains("\\-\\-grace"), "{page}");
+}
+
+#[test]
+fn no_colours_outside_a_terminal() {
+    let store = Store::new();
+    for arguments in ["run", "list", "inspect k", "check", "frobnicate", "--url x list"] {
+        let (_, stdout, stderr) = finish(&mut store.tool(arguments));
+        assert!(!(stdout + &stderr).contains('\x1b'), "{arguments}");
+    }
+}
+
+#[test]
+fn a_reader_who_leaves_is_no_panic() {
+    let store = Store::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut child = store.tool("check").stdout(Stdio::from(writer)).stderr(Stdio::piped()).spawn().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let mut stderr = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut stderr).unwrap();
+    assert_eq!(stderr, "");
+}

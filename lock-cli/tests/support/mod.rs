@@ -1,0 +1,196 @@
+//! The real binary, with a file store of its own.
+
+// Each test binary uses a part of this.
+#![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tempfile::TempDir;
+
+/// Longer than any test takes on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A store in a directory that goes with this value.
+pub struct Store {
+    dir: TempDir,
+}
+
+impl Store {
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// The directory of the locks.
+    pub fn locks(&self) -> PathBuf {
+        self.dir.path().join("locks")
+    }
+
+    /// A path beside the locks.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn url(&self) -> String {
+        format!("file://{}?poll=5ms", self.locks().display())
+    }
+
+    /// The tool on this store. `arguments` are split at spaces.
+    pub fn tool(&self, arguments: &str) -> Command {
+        let mut command = tool();
+        command.env("LEASEHOLD_URL", self.url()).args(arguments.split_whitespace());
+        command
+    }
+
+    /// `leasehold run ARGUMENTS -- sh -c SCRIPT`.
+    pub fn run(&self, arguments: &str, script: &str) -> Command {
+        let mut command = self.tool("run");
+        command.args(arguments.split_whitespace()).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// Whether nobody holds `key`, and nobody is before us in a queue for it.
+    pub fn is_free(&self, key: &str) -> bool {
+        match finish(&mut self.run(&format!("{key} --no-wait"), "exit 0")) {
+            (0, ..) => true,
+            (75, ..) => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes `key` once it is free, or fails after a long time.
+    pub fn take(&self, key: &str) {
+        let (code, _, stderr) = finish(&mut self.run(&format!("{key} --wait 30s"), "exit 0"));
+        assert_eq!(code, 0, "{stderr}");
+    }
+}
+
+/// The tool, apart from the environment and the terminal of whoever runs the tests.
+pub fn tool() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.env_remove("LEASEHOLD_URL").env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end: code, stdout, stderr.
+pub fn finish(command: &mut Command) -> (i32, String, String) {
+    let mut tool = Beside::start(command);
+    tool.stdin = None;
+    let (stdout, stderr) = (tool.rest_of_stdout(), tool.rest_of_stderr());
+    (tool.code(), stdout, stderr)
+}
+
+/// A tool that runs beside the test. It and everything it started is killed when this value goes, and
+/// when it hangs: then whoever reads from it sees the end, and the test fails instead of hanging as well.
+pub struct Beside {
+    child: Child,
+    // Dropped to call off the watch.
+    watch: Option<Sender<()>>,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Beside {
+    pub fn start(command: &mut Command) -> Self {
+        // A group of its own: not in the foreground of a terminal, and to be killed as a whole.
+        command.process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (watch, called_off) = channel();
+        let group = pid(&child.id().to_string());
+        std::thread::spawn(move || {
+            if called_off.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+        });
+        Self {
+            watch: Some(watch),
+            stdin: child.stdin.take(),
+            stdout: BufReader::new(child.stdout.take().unwrap()),
+            stderr: BufReader::new(child.stderr.take().unwrap()),
+            child,
+        }
+    }
+
+    /// The next line that its command prints.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "ended: {}", self.rest_of_stderr());
+        line.trim_end().to_owned()
+    }
+
+    /// The next note of the tool.
+    pub fn note(&mut self) -> String {
+        let mut line = String::new();
+        assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "ended without a note");
+        line.trim_end().to_owned()
+    }
+
+    /// Lets a command go on that reads a line.
+    pub fn go_on(&mut self) {
+        self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap(), signal).unwrap();
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit code of the tool.
+    pub fn code(&mut self) -> i32 {
+        let status = self.child.wait().unwrap();
+        status.code().unwrap_or_else(|| panic!("ended by signal {:?}", status.signal()))
+    }
+
+    /// Kills the tool as nobody can prevent.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        assert_eq!(self.child.wait().unwrap().signal(), Some(9));
+    }
+
+    /// Waits until nobody writes to the tool's stdout any more: neither the tool nor its command.
+    pub fn rest_of_stdout(&mut self) -> String {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        rest
+    }
+
+    pub fn rest_of_stderr(&mut self) -> String {
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        rest
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        drop(self.watch.take());
+        let _ = kill_process_group(pid(&self.id().to_string()), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+pub fn pid(text: &str) -> Pid {
+    Pid::from_raw(text.trim().parse().unwrap()).unwrap()
+}
+
+pub fn read(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// Runs the tool with these exact arguments.
+pub fn with<S: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = S>) -> Command {
+    command.args(arguments);
+    command
+}
