@@ -68,6 +68,12 @@ pub(crate) struct Ahead {
     held: Option<Held>,
 }
 
+impl Ahead {
+    pub(crate) fn key(&self) -> Option<&LockKey> {
+        self.hold.as_ref().map(|hold| &hold.request.key)
+    }
+}
+
 impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use crate::acquire::{self, Ahead, AtOnce, Budget, Refusal};
 use crate::backend::{Backend, Events, HoldRef, Timing};
@@ -78,10 +79,13 @@ impl Engine {
     ) -> Result<Vec<LockGuard>, Refusal> {
         let shared = Arc::clone(&self.shared);
         let (wait, policy) = (options.wait, options.on_cooldown);
+        let first = holds.first().map(|hold| &hold.request.key).or(ahead.as_ref().and_then(Ahead::key));
+        let span = tracing::debug_span!("acquire", store = %self.shared.name, key = first.map(tracing::field::display));
         let work = async move {
             let budget = if once { Budget::Once } else { Budget::start(wait) };
             acquire::acquire(shared, holds, ahead, policy, budget).await
         };
+        let work = work.instrument(span);
         // Boxed: this state is large, and callers that are granted at once never need it.
         Box::pin(TokioContext::new(work, self.shared.handle.clone())).await
     }

@@ -28,7 +28,7 @@ pub(crate) struct Hold {
     pub(crate) extension: OnceLock<Box<dyn Any + Send + Sync>>,
     loss: OnceLock<Arc<LossSignal>>,
     /// What renews or confirms this hold; `None` when nothing can end it but a release.
-    pub(crate) beat: Option<Beat>,
+    pub(crate) beat: Option<Box<Beat>>,
 }
 
 /// The turn of a hold that has ended. Dropping it hands the turn on.
@@ -80,7 +80,7 @@ impl Hold {
     pub(crate) fn new(shared: &Arc<Shared>, request: Request, state: u8) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::clone(shared),
-            beat: Beat::of(shared, request.ttl),
+            beat: Beat::of(shared, request.ttl).map(Box::new),
             request,
             state: AtomicU8::new(state),
             token: AtomicU64::new(NO_TOKEN),
@@ -142,7 +142,7 @@ impl Hold {
             holder: self.request.holder,
             mode: self.request.mode,
             token: self.drawn_token(),
-            ttl: self.beat.as_ref().and_then(Beat::ttl),
+            ttl: self.beat.as_ref().and_then(|beat| beat.ttl()),
         }
     }
 

@@ -15,6 +15,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use leasehold_api::LockKey;
 
 use crate::sync::{Mutex, MutexGuard};
@@ -77,12 +78,19 @@ impl<V: Seated> Queues<V> {
         if shard.closed {
             return Err(Closed);
         }
-        if shard.slot(key).is_some() {
-            return Ok(false);
-        }
         let number = shard.draw(key);
-        shard.insert(key, seat(number));
-        Ok(true)
+        let entry = shard.slots.entry(
+            key.process_hash(),
+            |slot| slot.value.key() == key,
+            |slot| slot.value.key().process_hash(),
+        );
+        match entry {
+            Entry::Occupied(_) => Ok(false),
+            Entry::Vacant(vacant) => {
+                vacant.insert(Slot::new(seat(number)));
+                Ok(true)
+            }
+        }
     }
 
     /// A number that is drawn once.
@@ -185,6 +193,12 @@ fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl<V> Slot<V> {
+    fn new(value: V) -> Self {
+        Self { value, called: None, queue: BTreeMap::new(), next_place: 0 }
+    }
+}
+
 impl<V: Seated> Shard<V> {
     fn slot(&mut self, key: &LockKey) -> Option<&mut Slot<V>> {
         self.slots.find_mut(key.process_hash(), |slot| slot.value.key() == key)
@@ -196,8 +210,8 @@ impl<V: Seated> Shard<V> {
     }
 
     fn insert(&mut self, key: &LockKey, value: V) {
-        let slot = Slot { value, called: None, queue: BTreeMap::new(), next_place: 0 };
-        self.slots.insert_unique(key.process_hash(), slot, |slot| slot.value.key().process_hash());
+        self.slots
+            .insert_unique(key.process_hash(), Slot::new(value), |slot| slot.value.key().process_hash());
     }
 
     /// The waker to call and the value of the turn that ended, to be dropped outside the lock.

@@ -1,7 +1,7 @@
 //! Every future of a lock, dropped at every poll, over a store that answers, fails, is slow or never
 //! answers. Afterwards, within the bound, the key is free, nobody is queued and nothing is renewed.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

@@ -3,7 +3,7 @@
 //! The file under test is compiled here a second time, with loom's primitives in place of the
 //! standard library's.
 
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
 #[path = "../src/queue.rs"]
 mod queue;

@@ -1,6 +1,6 @@
 //! Where the engine runs: other executors, plain threads, runtimes that go away.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The whole suite on real directories, in real time, with real processes.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -22,7 +22,7 @@ mod imp {
     pub(crate) struct Reply;
 
     #[derive(Default)]
-    pub(crate) struct Faults;
+    pub(crate) struct Faults(());
 
     impl Faults {
         pub(crate) fn is_clear(&self, _: Op) -> bool {

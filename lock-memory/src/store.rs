@@ -45,6 +45,13 @@ struct Entry {
     key: LockKey,
     hold: Option<Hold>,
     cooling_until: Option<Moment>,
+    /// Boxed, since most keys never have any: entries are moved in and out of the table with each grant.
+    others: Option<Box<Others>>,
+}
+
+/// Those who want a key that is held.
+#[derive(Default)]
+struct Others {
     queue: VecDeque<Arc<Waiter>>,
     /// Clients without a queue that were turned away since the last release.
     turned_away: Vec<Arc<Peer>>,
@@ -144,8 +151,9 @@ impl Store {
         let Some(held) = entry.refusal(now, true) else {
             return entry.grant(drawn, request, peer, now).map(Attempt::Granted);
         };
-        if request.waits && !queued && !entry.turned_away.iter().any(|p| Arc::ptr_eq(p, peer)) {
-            entry.turned_away.push(Arc::clone(peer));
+        let noted = |others: &Others| others.turned_away.iter().any(|p| Arc::ptr_eq(p, peer));
+        if request.waits && !queued && !noted(entry.others()) {
+            entry.others().turned_away.push(Arc::clone(peer));
         }
         Ok(Attempt::Held(held))
     }
@@ -166,7 +174,7 @@ impl Store {
             return entry.grant(drawn, &request, &peer, now).map(|granted| Ok(Attempt::Granted(granted)));
         }
         let waiter = Arc::new(Waiter { request, peer, answer: Mutex::default(), called: Notify::new() });
-        entry.queue.push_back(Arc::clone(&waiter));
+        entry.others().queue.push_back(Arc::clone(&waiter));
         Ok(Err(waiter))
     }
 
@@ -190,7 +198,7 @@ impl Store {
     pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
         let mut state = self.lock();
         if let Some(entry) = state.find(&waiter.request.key) {
-            entry.queue.retain(|w| !Arc::ptr_eq(w, waiter));
+            entry.others().queue.retain(|w| !Arc::ptr_eq(w, waiter));
         }
         state.tidy(&waiter.request.key);
     }
@@ -210,17 +218,22 @@ impl Store {
     pub(crate) fn release(&self, key: &LockKey, holder: HolderId) -> Freed {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
+        // Most releases: nobody else is concerned with the key.
+        if let Some(entry) = state.remove_if(key, |e| e.is_only_held_by(holder)) {
+            drop(state);
+            return Freed::new(entry.hold.is_some_and(|h| h.is_live(now)));
+        }
         let mut after = After::default();
         let Some(entry) = state.find(key) else { return Freed::new(false) };
         let mut freed = Freed::new(false);
-        if !entry.queue.is_empty() {
-            entry.queue.retain(|w| w.request.holder != holder);
+        if entry.has_queue() {
+            entry.others().queue.retain(|w| w.request.holder != holder);
         }
         if let Some(hold) = entry.hold.as_ref().filter(|h| h.holder == holder) {
             freed = Freed::new(hold.is_live(now));
             freed = freed.waiters(entry.end_hold(&mut after));
         }
-        if !entry.queue.is_empty() {
+        if entry.has_queue() {
             state.call_next(key, now, &mut after);
         }
         state.tidy(key);
@@ -253,13 +266,13 @@ impl Store {
         let mut state = self.lock();
         let mut concerned = Vec::new();
         for entry in &mut state.entries {
-            let waits = entry.queue.iter().any(|w| Arc::ptr_eq(&w.peer, peer));
+            let waits = entry.others().queue.iter().any(|w| Arc::ptr_eq(&w.peer, peer));
             let holds = entry.hold.as_ref().is_some_and(|h| h.peer == peer.id);
             if waits || holds {
                 concerned.push((entry.key.clone(), holds));
             }
-            entry.turned_away.retain(|p| !Arc::ptr_eq(p, peer));
-            entry.queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
+            entry.others().turned_away.retain(|p| !Arc::ptr_eq(p, peer));
+            entry.others().queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
         }
         let mut afters = Vec::new();
         for (key, holds) in concerned {
@@ -328,13 +341,7 @@ impl State {
         let entry = self
             .entries
             .entry(key.process_hash(), |e| e.key == *key, |e| e.key.process_hash())
-            .or_insert_with(|| Entry {
-                key: key.clone(),
-                hold: None,
-                cooling_until: None,
-                queue: VecDeque::new(),
-                turned_away: Vec::new(),
-            })
+            .or_insert_with(|| Entry { key: key.clone(), hold: None, cooling_until: None, others: None })
             .into_mut();
         (entry, &mut self.drawn)
     }
@@ -344,10 +351,10 @@ impl State {
         let Some(entry) = self.entries.find_mut(key.process_hash(), |e| e.key == *key) else { return };
         if let Some(held) = entry.refusal(now, false) {
             // It does not know yet when the key lets go by itself.
-            after.called = entry.queue.front().filter(|_| held.retry_after.is_some()).cloned();
+            after.called = entry.others().queue.front().filter(|_| held.retry_after.is_some()).cloned();
             return;
         }
-        let Some(waiter) = entry.queue.pop_front() else { return };
+        let Some(waiter) = entry.others().queue.pop_front() else { return };
         if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
             granted.asked_at = waiter.peer.now();
             *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
@@ -357,15 +364,22 @@ impl State {
 
     /// Forgets a key that nobody is concerned with.
     fn tidy(&mut self, key: &LockKey) {
-        let Ok(entry) = self.entries.find_entry(key.process_hash(), |e| e.key == *key) else { return };
-        let e = entry.get();
-        if e.hold.is_none() && e.cooling_until.is_none() && e.queue.is_empty() && e.turned_away.is_empty() {
-            entry.remove();
-            let (len, capacity) = (self.entries.len(), self.entries.capacity());
-            if capacity > 64 && len < capacity / 8 {
-                self.entries.shrink_to(len * 2, |e| e.key.process_hash());
-            }
+        self.remove_if(key, |e| e.hold.is_none() && e.cooling_until.is_none() && !e.is_wanted());
+    }
+
+    /// Takes the entry of `key` out, if it is such.
+    fn remove_if(&mut self, key: &LockKey, such: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+        let found = self.entries.find_entry(key.process_hash(), |e| e.key == *key).ok()?;
+        if !such(found.get()) {
+            return None;
         }
+        let (entry, _) = found.remove();
+        // Keys that were used once leave no memory behind.
+        let (len, capacity) = (self.entries.len(), self.entries.capacity());
+        if capacity > 64 && len < capacity / 8 {
+            self.entries.shrink_to(len * 2, |e| e.key.process_hash());
+        }
+        Some(entry)
     }
 }
 
@@ -418,23 +432,43 @@ impl Entry {
         held.retry_after = match hold {
             Some(hold) => hold.expires.map(|e| e.since(now.get()).max(cooling_for.unwrap_or_default())),
             None if cooling_for.is_some() => cooling_for,
-            None if newcomer && !self.queue.is_empty() => None,
+            None if newcomer && self.has_queue() => None,
             None => return None,
         };
         Some(held)
     }
 
+    fn others(&mut self) -> &mut Others {
+        self.others.get_or_insert_default()
+    }
+
+    fn is_only_held_by(&self, holder: HolderId) -> bool {
+        self.others.is_none()
+            && self.cooling_until.is_none()
+            && self.hold.as_ref().is_some_and(|h| h.holder == holder)
+    }
+
+    fn has_queue(&self) -> bool {
+        self.others.as_ref().is_some_and(|o| !o.queue.is_empty())
+    }
+
+    /// Whether anybody is queued or was turned away.
+    fn is_wanted(&self) -> bool {
+        self.others.as_ref().is_some_and(|o| !o.queue.is_empty() || !o.turned_away.is_empty())
+    }
+
     /// Ends the hold and has those told who were turned away. Says whether anybody waits.
     fn end_hold(&mut self, after: &mut After) -> bool {
         let hold = self.hold.take();
-        let others = self.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
-        after.woken.extend(self.turned_away.drain(..).map(|p| (p, self.key.clone())));
-        others || !self.queue.is_empty()
+        let Some(others) = &mut self.others else { return false };
+        let elsewhere = others.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
+        after.woken.extend(others.turned_away.drain(..).map(|p| (p, self.key.clone())));
+        elsewhere || !others.queue.is_empty()
     }
 
     /// Whether nobody would miss it.
     fn is_idle(&self, now: &Now<'_>) -> bool {
-        self.queue.is_empty()
+        !self.has_queue()
             && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
             && self.cooling_until.is_none_or(|until| until <= now.get())
     }
@@ -443,7 +477,7 @@ impl Entry {
         let mut info = HoldInfo::new(self.key.clone());
         info.cooling_for =
             self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
-        info.waiters = Some(self.queue.len() as u64);
+        info.waiters = Some(self.others.as_ref().map_or(0, |o| o.queue.len() as u64));
         info.state = match &self.hold {
             Some(hold) if hold.is_live(now) => HoldState::Held,
             Some(_) if ended => HoldState::Expired,
