@@ -337,7 +337,7 @@ impl<'a> Reader<'a> {
                 self.report(ViolationKind::GrantedTwice, index, format!("call {call} was answered before"));
             }
             _ => {
-                self.report(ViolationKind::NotAsked, index, format!("there was no call {call} for this key"))
+                self.report(ViolationKind::NotAsked, index, format!("there was no call {call} for this key"));
             }
         }
         None
@@ -345,8 +345,8 @@ impl<'a> Reader<'a> {
 
     fn granted(&mut self, index: usize, event: &'a Event, holder: HolderId, token: Option<FencingToken>) {
         use ViolationKind as V;
-        // What was granted and ended by the store before the caller saw it is not news to it.
-        let stale = self.is_forgiven(index, holder, event.at);
+        // A guard that was lost on its way to the caller was never good in its hands.
+        let stale = self.loss_after(index, holder).is_some_and(|(lost_at, _)| lost_at == event.at);
         let others = self.current.get(&event.key).filter(|_| !stale).cloned().unwrap_or_default();
         for other in others {
             if other != holder && !self.is_forgiven(index, other, event.at) {
@@ -381,21 +381,23 @@ impl<'a> Reader<'a> {
 
     /// Whether the guard, from that event on, was seen to be lost in time.
     fn is_forgiven(&self, index: usize, holder: HolderId, granted_at: Duration) -> bool {
-        self.history.events[index..]
-            .iter()
-            .find_map(|event| match event.what {
-                What::Lost { holder: lost, reason } if lost == holder => Some((event.at, reason)),
-                _ => None,
-            })
-            .is_some_and(|(lost_at, reason)| {
-                let allowed = match reason {
-                    LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone => {
-                        self.capabilities.loss_detection
-                    }
-                    _ => Duration::ZERO,
-                };
-                lost_at <= granted_at + allowed
-            })
+        self.loss_after(index, holder).is_some_and(|(lost_at, reason)| {
+            let allowed = match reason {
+                LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone => {
+                    self.capabilities.loss_detection
+                }
+                _ => Duration::ZERO,
+            };
+            lost_at <= granted_at + allowed
+        })
+    }
+
+    /// When and why the guard was lost, from that event on.
+    fn loss_after(&self, index: usize, holder: HolderId) -> Option<(Duration, LossReason)> {
+        self.history.events[index..].iter().find_map(|event| match event.what {
+            What::Lost { holder: lost, reason } if lost == holder => Some((event.at, reason)),
+            _ => None,
+        })
     }
 
     fn timed_out(&mut self, index: usize, event: &Event, (asked_at, budget): (Duration, Option<Duration>)) {

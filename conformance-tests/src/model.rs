@@ -4,6 +4,8 @@
 //! flight (see [`world`]); everything is recorded besides, and the record is checked as a whole. A
 //! sequence that fails is shrunk to the shortest that does.
 
+// A store that does not work fails the sequence.
+#[allow(clippy::expect_used)]
 mod world;
 
 use std::cell::RefCell;
@@ -227,6 +229,7 @@ impl StateMachineTest for Sequence {
     type SystemUnderTest = World;
     type Reference = Plan;
 
+    #[allow(clippy::expect_used)] // Set by `run`, which is all that plays sequences.
     fn init_test(_: &Plan) -> World {
         let factory = FACTORY.with_borrow(Clone::clone);
         World::open(&*factory.expect("a factory is set while sequences run"))

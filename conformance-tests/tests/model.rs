@@ -3,6 +3,9 @@
 //! `LEASEHOLD_MODEL_SEEDS` says how many sequences to try (by default a thousand; fewer for the
 //! stores of the mutants), `LEASEHOLD_MODEL_FIRST` with which seed to begin. A seed that fails is printed.
 
+// What fails here fails the test.
+#![allow(clippy::expect_used)]
+
 mod common;
 
 use std::sync::Arc;

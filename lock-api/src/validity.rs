@@ -103,19 +103,21 @@ impl Future for Lost {
         if let Some(reason) = state.reason {
             return Poll::Ready(reason);
         }
-        match this.slot {
-            Some(slot) => {
-                if let Some((_, waker)) = state.wakers.iter_mut().find(|(id, _)| *id == slot) {
-                    waker.clone_from(cx.waker());
-                }
-            }
+        let waker = cx.waker().clone();
+        let known = this.slot.and_then(|slot| state.wakers.iter_mut().find(|(id, _)| *id == slot));
+        let old = match known {
+            Some((_, old)) => Some(std::mem::replace(old, waker)),
             None => {
                 state.next_slot += 1;
                 let slot = state.next_slot;
-                state.wakers.push((slot, cx.waker().clone()));
+                state.wakers.push((slot, waker));
                 this.slot = Some(slot);
+                None
             }
-        }
+        };
+        // Dropping a waker may drop a task, and with it another of these futures.
+        drop(state);
+        drop(old);
         Poll::Pending
     }
 }
@@ -129,7 +131,11 @@ impl Clone for Lost {
 impl Drop for Lost {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            self.signal.lock().wakers.retain(|(id, _)| *id != slot);
+            let mut state = self.signal.lock();
+            let place = state.wakers.iter().position(|(id, _)| *id == slot);
+            let old = place.map(|place| state.wakers.swap_remove(place));
+            drop(state);
+            drop(old);
         }
     }
 }

@@ -49,13 +49,15 @@ impl Beat {
     }
 
     /// A renewal for `window` was sent at `sent` and its outcome is not known: the store may count
-    /// from it already, so a shorter window binds at once.
+    /// from it already, so a shorter window binds at once and stays.
     pub(crate) fn maybe_confirmed(&self, sent: Moment, window: Duration) {
         if !self.leased {
             return;
         }
         let deadline = sent.after(window.saturating_sub(margin(window))).as_nanos();
         self.deadline.fetch_min(deadline, Ordering::AcqRel);
+        // It may even arrive after the renewals to come: those must not claim more than it leaves.
+        self.window.fetch_min(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 
     pub(crate) fn window(&self) -> Duration {

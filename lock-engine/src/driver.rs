@@ -3,10 +3,12 @@
 //! It never awaits the store itself; calls run as tasks of its own set, so a silent store delays
 //! neither a loss nor the next renewal.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use leasehold_api::{Error, LossReason};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -15,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::backend::{HoldRef, Renewed, short_answer};
 use crate::beat::Beat;
 use crate::beats::Beats;
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, Moment, scaled};
 use crate::counters::Event;
 use crate::hold::Hold;
 use crate::shared::{Command, Shared};
@@ -186,7 +188,9 @@ impl Driver {
         let backend = Arc::clone(&self.means.backend);
         let sent = self.clock.now();
         self.spawn(async move {
-            let answers = timeout(shortest, backend.renew(references)).await.ok();
+            let call = timeout(shortest, backend.renew(references));
+            // A backend that panics is one that did not answer.
+            let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
             Done::Renewed { sent, beats: renewals, answers }
         });
     }
@@ -232,7 +236,7 @@ impl Driver {
             Ok(Renewed::Extended) if now < beat.deadline() => {
                 shared.tally.count(Event::Renewed);
                 beat.confirmed(sent, window, shared);
-                let next = sent.after(beat.interval(shared).mul_f64(jitter));
+                let next = sent.after(scaled(beat.interval(shared), jitter));
                 self.beats.schedule(hold, next.min(beat.deadline()));
             }
             // The answer came after the grant was lost here: it stays lost.
@@ -242,7 +246,8 @@ impl Driver {
                 shared.tally.count(Event::Failure);
                 tracing::debug!(key = %hold.request.key, store = %shared.name, %error, "renewal failed; it is repeated while the hold lasts");
                 beat.maybe_confirmed(sent, window);
-                let pause = (beat.interval(shared) / 8).max(Duration::from_millis(1));
+                // Soon enough for a shorter lease that the store may count already.
+                let pause = (beat.interval(shared).min(window / 3) / 8).max(Duration::from_millis(1));
                 self.beats.schedule(hold, now.after(pause).min(beat.deadline()));
                 return Err(error);
             }
@@ -253,8 +258,8 @@ impl Driver {
     /// Frees everything, waits for what is under way, and ends the backend, all within the limit.
     async fn close(mut self, mut holds: Vec<HoldRef>) {
         let backend = Arc::clone(&self.means.backend);
-        let limit = self.close_limit;
-        let freed = timeout(limit, async {
+        let (limit, begun) = (self.close_limit, Instant::now());
+        let freed = timeout(limit - limit / 10, async {
             let mut last_call = std::pin::pin!(sleep(limit.min(LAST_CALL)));
             // Waits that the closing ends hand over what they had in the air, and then their turn.
             while self.means.queues.len() > 0 {
@@ -277,22 +282,30 @@ impl Driver {
                     command => self.carry_out(command),
                 }
             }
+            // Callers that are not being polled: what they may have at the store is freed by holder id.
+            let mut unpolled = 0;
+            self.means.queues.for_each(|seat| {
+                unpolled += usize::from(seat.hold.is_asking());
+                holds.push(seat.hold.reference());
+            });
             let mut all = Undo::new(self.means.clone(), None, holds, Vec::new());
-            let all_freed = all.run_once().await;
+            all.run_until_freed().await;
             while self.jobs.join_next().await.is_some() {}
-            all_freed
+            unpolled
         })
         .await;
         let outcome = match freed {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Arc::from(format!("the store did not confirm every release ({error})"))),
-            Err(_) => Err(Arc::from(format!("the store did not confirm every release within {limit:?}"))),
+            Ok(0) => Ok(()),
+            Ok(n) => Err(format!("{n} requests were on their way to the store and nobody polled them")),
+            Err(_) => Err(format!("the store did not confirm every release within {limit:?}")),
         };
-        if timeout(limit, backend.close()).await.is_err() {
+        // The rest of the limit, and a moment in any case.
+        let rest = limit.saturating_sub(begun.elapsed()).max(limit / 10);
+        if timeout(rest, backend.close()).await.is_err() {
             backend.sever();
         }
         self.ended_well = true;
-        self.closed.send_replace(Some(outcome));
+        self.closed.send_replace(Some(outcome.map_err(Arc::from)));
     }
 }
 

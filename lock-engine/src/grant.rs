@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tokio_util::context::TokioContext;
 
 use crate::backend::{Freed, Waiting, short_answer};
-use crate::clock::Moment;
+use crate::clock::{Moment, scaled};
 use crate::counters::Event;
 use crate::hold::Hold;
 
@@ -83,7 +83,7 @@ impl Hold {
                 if let (true, Waiting::Poll { every }) = (freed.waiters, self.shared.timing.waiting) {
                     let now = self.shared.clock.now();
                     // A poll is jittered by a quarter.
-                    self.shared.courtesy.leave(&self.request.key, now, now.after(every.mul_f64(1.5)));
+                    self.shared.courtesy.leave(&self.request.key, now, now.after(scaled(every, 1.5)));
                 }
                 if !freed.was_held {
                     self.shared.queues.pass_on(&self.request.key);
@@ -125,9 +125,20 @@ impl Releasing {
         let (reference, handle) = (hold.reference(), hold.shared.handle.clone());
         // The timer needs the engine's runtime; the caller may be polled by another executor.
         let call = async move { timeout(limit, backend.release(vec![reference])).await };
-        let answer = match TokioContext::new(call, handle).await {
-            Ok(mut answers) => answers.pop().unwrap_or_else(|| Err(short_answer())),
-            Err(_) => Err(Error::new(
+        let mut closed = hold.shared.closed.clone();
+        let answered = tokio::select! {
+            biased;
+            // Without its driver the engine has no runtime to trust, and nothing to retry with.
+            _ = closed.wait_for(Option::is_some) => None,
+            answered = TokioContext::new(call, handle) => Some(answered),
+        };
+        let answer = match answered {
+            None => Err(Error::new(
+                ErrorKind::OutcomeUnknown,
+                "the lock was closed, or its runtime ended, before the store answered the release",
+            )),
+            Some(Ok(mut answers)) => answers.pop().unwrap_or_else(|| Err(short_answer())),
+            Some(Err(_)) => Err(Error::new(
                 ErrorKind::OutcomeUnknown,
                 format!(
                     "the store did not answer the release within {limit:?}; it is repeated in the background"

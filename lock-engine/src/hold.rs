@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use leasehold_api::{
@@ -17,8 +17,8 @@ use crate::shared::Shared;
 
 /// What the engine knows of one grant, from before it asks for it.
 ///
-/// A hold begins with the key's turn. It is asking, then live, and ends released or lost; whoever ends
-/// it has the turn to hand on, and nobody else.
+/// A hold begins with the key's turn. It is asking, then live, and ends released or lost. While it is
+/// asking the turn belongs to whoever asks; once it is live, to whoever ends it, and nobody else.
 pub(crate) struct Hold {
     pub(crate) shared: Arc<Shared>,
     pub(crate) request: Request,
@@ -66,6 +66,8 @@ pub(crate) const LIVE: u8 = 1;
 const RELEASED: u8 = 2;
 /// Lost states are this and the place of the reason in [`REASONS`].
 const LOST: u8 = 3;
+/// Added to a lost state when the hold was still asking: the turn stays with whoever asks.
+const ASKED: u8 = 16;
 const REASONS: [LossReason; 6] = [
     LossReason::Expired,
     LossReason::ForcedRelease,
@@ -102,7 +104,8 @@ impl Hold {
         }
         if let Err(state) = self.go_live() {
             // Whoever ended it did not know that it would be granted after all.
-            self.shared.free_later(vec![self.reference()], Vec::new());
+            let turn = self.turn_of_asker(state);
+            self.shared.free_later(vec![self.reference()], turn.into_iter().collect());
             return Err(match reason_of(state) {
                 Some(LossReason::Closed | LossReason::RuntimeGone) | None => self.named(Error::closed()),
                 Some(reason) => self.named(Error::lost(reason)),
@@ -123,9 +126,9 @@ impl Hold {
         Ok(LockGuard::new(self))
     }
 
-    /// The grant did not come at once: the hold is asking from here on, unless it has ended.
-    pub(crate) fn still_asking(&self) {
-        let _ = self.state.compare_exchange(LIVE, ASKING, Ordering::AcqRel, Ordering::Acquire);
+    /// The grant did not come at once: the hold is asking from here on. Whether it had not ended before.
+    pub(crate) fn still_asking(&self) -> bool {
+        self.state.compare_exchange(LIVE, ASKING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     fn go_live(&self) -> Result<(), u8> {
@@ -150,6 +153,12 @@ impl Hold {
         self.state.load(Ordering::Acquire) == LIVE
     }
 
+    /// Whether the store is being asked for it, also if it has been closed meanwhile.
+    pub(crate) fn is_asking(&self) -> bool {
+        let state = self.state.load(Ordering::Acquire);
+        state == ASKING || state & ASKED != 0
+    }
+
     pub(crate) fn loss_reason(&self) -> Option<LossReason> {
         reason_of(self.state.load(Ordering::Acquire))
     }
@@ -171,33 +180,62 @@ impl Hold {
     /// The grant is gone: tells everybody, hands on the turn, and has the store let go of what may be
     /// left of it. Final; does nothing to a hold that was released or lost before.
     pub(crate) fn lose(&self, reason: LossReason) {
-        let Some(turn) = self.end_lost(reason) else { return };
+        // Handed on at once: the next in line is told by the store whether it still has the old hold.
+        if self.end_lost(reason).is_none() {
+            return;
+        }
         // The store may still have it, for instance when only the answer to a renewal was lost.
         if !matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone) {
-            self.shared.free_later(vec![self.reference()], vec![turn]);
+            self.shared.free_later(vec![self.reference()], Vec::new());
         }
     }
 
-    /// The part of [`lose`](Self::lose) that concerns the holder alone: `Some` if the hold had not ended.
+    /// The part of [`lose`](Self::lose) that concerns the holder alone: the turn, if the hold was live.
+    /// One that was asking keeps its turn until whoever asks has undone what it asked for.
     pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Turn> {
         let place = REASONS.iter().position(|r| *r == reason).unwrap_or(0);
-        let (turn, before) = self.end(LOST + u8::try_from(place).unwrap_or(0)).ok()?;
-        if before == LIVE {
-            self.shared.beats.forget(self);
-            self.shared.tally.count(Event::Lost);
-            self.shared.tally.count(Event::EndedOtherwise);
-            tracing::warn!(key = %self.request.key, holder = %self.request.holder, token = ?self.drawn_token(), store = %self.shared.name, %reason, "lock lost");
-            if let Some(signal) = self.loss.get() {
-                signal.fire(reason);
+        let lost = LOST + u8::try_from(place).unwrap_or(0);
+        let mut before = self.state.load(Ordering::Acquire);
+        loop {
+            let after = match before {
+                LIVE => lost,
+                ASKING => lost | ASKED,
+                _ => return None,
+            };
+            match self.state.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) if before == LIVE => break,
+                Ok(_) => return None,
+                Err(now) => before = now,
             }
         }
-        Some(turn)
+        // Pairs with the one in `signal`: either it sees the state, or we see the signal.
+        fence(Ordering::SeqCst);
+        self.shared.beats.forget(self);
+        self.shared.tally.count(Event::Lost);
+        self.shared.tally.count(Event::EndedOtherwise);
+        tracing::warn!(key = %self.request.key, holder = %self.request.holder, token = ?self.drawn_token(), store = %self.shared.name, %reason, "lock lost");
+        if let Some(signal) = self.loss.get() {
+            signal.fire(reason);
+        }
+        Some(self.turn())
     }
 
-    /// Gives up what was asked for; `None` when it ended otherwise before. What the store may have of it
-    /// is the caller's to undo.
+    /// Gives up what was asked for: the turn, unless a loss took it. What the store may have of it is the
+    /// caller's to undo.
     pub(crate) fn give_up(&self) -> Option<Turn> {
-        self.end(RELEASED).ok().map(|(turn, _)| turn)
+        let mut before = self.state.load(Ordering::Acquire);
+        while matches!(before, LIVE | ASKING) {
+            match self.state.compare_exchange(before, RELEASED, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(self.turn()),
+                Err(now) => before = now,
+            }
+        }
+        self.turn_of_asker(before)
+    }
+
+    /// The turn of a hold that was lost while it was asking.
+    fn turn_of_asker(&self, state: u8) -> Option<Turn> {
+        (state & ASKED != 0).then(|| self.turn())
     }
 
     /// Ends the hold for release. `Err` when it was lost; the store is told all the same.
@@ -216,16 +254,6 @@ impl Hold {
         }
     }
 
-    /// Moves to a final state: the turn, and the state before; `Err` when it was final already.
-    fn end(&self, state: u8) -> Result<(Turn, u8), ()> {
-        for before in [LIVE, ASKING, LIVE] {
-            if self.state.compare_exchange(before, state, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                return Ok((self.turn(), before));
-            }
-        }
-        Err(())
-    }
-
     /// The turn, for whoever ended the hold, once.
     pub(crate) fn turn(&self) -> Turn {
         Turn { shared: Arc::clone(&self.shared), key: self.request.key.clone(), armed: true }
@@ -239,6 +267,7 @@ impl Hold {
     pub(crate) fn signal(&self) -> &Arc<LossSignal> {
         let signal = self.loss.get_or_init(LossSignal::new);
         // A loss that came before the signal was made did not find it.
+        fence(Ordering::SeqCst);
         if let Some(reason) = self.loss_reason() {
             signal.fire(reason);
         }
@@ -251,7 +280,7 @@ impl Hold {
 }
 
 fn reason_of(state: u8) -> Option<LossReason> {
-    REASONS.get(usize::from(state.checked_sub(LOST)?)).copied()
+    REASONS.get(usize::from((state & !ASKED).checked_sub(LOST)?)).copied()
 }
 
 impl fmt::Debug for Hold {

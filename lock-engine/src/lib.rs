@@ -11,6 +11,7 @@ mod driver;
 mod engine;
 mod grant;
 mod hold;
+mod pursuit;
 mod queue;
 mod shared;
 mod single;

@@ -305,12 +305,11 @@ impl<V: Seated> Future for Place<V> {
             this.done = true;
             return Poll::Ready(Err(Closed));
         }
-        if let Some((_, waker)) = slot.queue.get_mut(&this.number) {
-            match waker {
-                Some(waker) => waker.clone_from(cx.waker()),
-                None => *waker = Some(cx.waker().clone()),
-            }
-        }
+        let place = slot.queue.get_mut(&this.number);
+        let old = place.and_then(|(_, waker)| waker.replace(cx.waker().clone()));
+        // Dropping a waker may drop a task, and with it a place in this very queue.
+        drop(shard);
+        drop(old);
         Poll::Pending
     }
 }

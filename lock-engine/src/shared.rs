@@ -161,7 +161,7 @@ impl Shared {
             None if hold.beat.as_ref().is_some_and(|b| b.ttl().is_some()) => {}
             None => return Err(named(Error::unsupported("lease on this hold to renew"))),
         }
-        if ttl.is_some() && hold.beat.is_none() {
+        if ttl.is_some() && hold.beat.as_ref().and_then(|b| b.ttl()).is_none() {
             return Err(named(Error::new(
                 ErrorKind::InvalidOption,
                 "this hold was acquired without a lease; give a TTL when acquiring it",

@@ -1,9 +1,11 @@
 //! Freeing in the background: calls that were abandoned, releases that failed, holds that were lost.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::FutureExt as _;
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +45,9 @@ impl Undo {
             self.means.tally.count(Event::Undone);
             // Answered "held" throughout, nothing is left to undo. Else, and also when no answer comes,
             // the release by holder id settles it.
-            if let Ok(answers) = timeout(self.means.limit, call).await {
+            // A call that panicked in its caller's hands panics again when it is polled here.
+            let finished = AssertUnwindSafe(timeout(self.means.limit, call)).catch_unwind().await;
+            if let Ok(Ok(answers)) = finished {
                 if answers.len() == self.holds.len()
                     && answers.iter().all(|a| matches!(a, Ok(Attempt::Held(_))))
                 {
@@ -75,15 +79,22 @@ impl Undo {
         }
     }
 
+    /// As [`run_once`](Self::run_once), repeated until it succeeds. For a closing engine, which bounds it.
+    pub(crate) async fn run_until_freed(&mut self) {
+        while self.run_once().await.is_err() {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Asks the store once to free what is left; `Err` with the first failure.
     pub(crate) async fn run_once(&mut self) -> Result<(), Error> {
         if self.holds.is_empty() {
             return Ok(());
         }
         let call = timeout(self.means.limit, self.means.backend.release(self.holds.clone()));
-        let mut answers = match call.await {
-            Ok(answers) => answers.into_iter(),
-            Err(_) => return Err(Error::new(ErrorKind::OutcomeUnknown, "no answer in time")),
+        let mut answers = match AssertUnwindSafe(call).catch_unwind().await {
+            Ok(Ok(answers)) => answers.into_iter(),
+            _ => return Err(Error::new(ErrorKind::OutcomeUnknown, "no answer in time")),
         };
         let mut failure = None;
         let mut freed = Vec::new();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{
-    Attempt, Backend, Clock, Events, Freed, Held, HoldRef, Moment, Renewed, Request, Stop, Timing, Waiting,
+    Attempt, Backend, Clock, Events, Freed, Held, HoldRef, Renewed, Request, Stop, Timing, Waiting,
 };
 
 use crate::clock::ClientClock;
@@ -35,11 +35,6 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// The moment now on this client's clock.
-    pub(crate) fn now(&self) -> Option<Moment> {
-        self.events.get().map(Events::now)
-    }
-
     pub(crate) fn wake(&self, key: &LockKey) {
         if let Some(events) = self.events.get().filter(|_| self.hints && self.faults.hears_hints()) {
             events.wake(key);

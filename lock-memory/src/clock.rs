@@ -65,11 +65,18 @@ impl ClientClock {
     }
 }
 
-impl Clock for ClientClock {
-    fn now(&self) -> Moment {
+impl ClientClock {
+    /// What this clock shows when the store's shows `moment`.
+    pub(crate) fn at(&self, moment: Moment) -> Moment {
         // Far from the origin, so that a client may be behind.
         let origin = 1_u64 << 61;
-        let now = origin + self.store.now().as_nanos();
-        Moment::from_nanos(now.saturating_add_signed(self.skew.load(Ordering::Acquire)))
+        let shown = origin + moment.as_nanos();
+        Moment::from_nanos(shown.saturating_add_signed(self.skew.load(Ordering::Acquire)))
+    }
+}
+
+impl Clock for ClientClock {
+    fn now(&self) -> Moment {
+        self.at(self.store.now())
     }
 }

@@ -102,14 +102,14 @@ impl<'a> Now<'a> {
 /// What to do once the store is unlocked: clients are never called under its mutex.
 #[derive(Default)]
 struct After {
-    called: Option<Arc<Waiter>>,
+    called: Vec<Arc<Waiter>>,
     woken: Vec<(Arc<Peer>, LockKey)>,
     lost: Option<(PeerId, LockKey, HolderId, LossReason)>,
 }
 
 impl After {
     fn run(self, store: &Store) {
-        if let Some(waiter) = self.called {
+        for waiter in self.called {
             waiter.called.notify_one();
         }
         for (peer, key) in self.woken {
@@ -206,13 +206,19 @@ impl Store {
     pub(crate) fn renew(&self, hold: &HoldRef) -> Renewed {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        match state.find(&hold.key).and_then(|e| e.live(now)) {
-            Some(live) if live.holder == hold.holder => {
-                live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
-                Renewed::Extended
-            }
-            _ => Renewed::Gone(LossReason::Gone),
+        let Some(entry) = state.find(&hold.key) else { return Renewed::Gone(LossReason::Gone) };
+        let Some(live) = entry.live(now).filter(|live| live.holder == hold.holder) else {
+            return Renewed::Gone(LossReason::Gone);
+        };
+        live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
+        let mut after = After::default();
+        // A TTL that has become shorter concerns whoever is next in line.
+        if entry.has_queue() {
+            after.called.extend(entry.others().queue.front().cloned());
         }
+        drop(state);
+        after.run(self);
+        Renewed::Extended
     }
 
     pub(crate) fn release(&self, key: &LockKey, holder: HolderId) -> Freed {
@@ -351,15 +357,18 @@ impl State {
         let Some(entry) = self.entries.find_mut(key.process_hash(), |e| e.key == *key) else { return };
         if let Some(held) = entry.refusal(now, false) {
             // It does not know yet when the key lets go by itself.
-            after.called = entry.others().queue.front().filter(|_| held.retry_after.is_some()).cloned();
+            let front = entry.others().queue.front().filter(|_| held.retry_after.is_some());
+            after.called.extend(front.cloned());
             return;
         }
         let Some(waiter) = entry.others().queue.pop_front() else { return };
         if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
-            granted.asked_at = waiter.peer.now();
+            granted.asked_at = Some(waiter.peer.clock.at(now.get()));
             *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
         }
-        after.called = Some(waiter);
+        after.called.push(waiter);
+        // The next in line must learn when this one's lease ends.
+        after.called.extend(entry.others().queue.front().cloned());
     }
 
     /// Forgets a key that nobody is concerned with.

@@ -5,6 +5,8 @@
 //! time by which the declared bounds say that it has come to rest; what is expected of an unsettled key
 //! is only what holds at any time.
 
+mod expect;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -17,8 +19,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::{CLIENTS, KEYS, Step};
-use crate::harness::{ClientFaults, ClientSetup, Factory, Fault, FaultSet, Harness, Op, Time};
-use crate::history::{Log, Recorder, check};
+use crate::harness::{ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, Harness, Op, Time};
+use crate::history::{Log, Recorder};
 
 /// What the machine itself may take of virtual time, in timer ticks and polls.
 const SLACK: Duration = Duration::from_millis(25);
@@ -115,7 +117,7 @@ impl State {
         let harness = factory.open().await.expect("a fresh store");
         let log = Log::new();
         let now = Instant::now();
-        let supports = harness.faults().map(|f| f.supports()).unwrap_or_default();
+        let supports = harness.faults().map(Faults::supports).unwrap_or_default();
         let keys: Vec<_> =
             ["a", "b", "c"].iter().take(KEYS).map(|k| LockKey::new(k).expect("a valid key")).collect();
         let first = harness.client().await.expect("a client");
@@ -210,7 +212,7 @@ impl State {
                 self.keep(guard, client, key);
             }
             Ok(None) => {
-                assert!(!expect_free, "C3, C6: a try of {} found it held; it was free", self.keys[key])
+                assert!(!expect_free, "C3, C6: a try of {} found it held; it was free", self.keys[key]);
             }
             Err(error) => assert!(!calm, "C3: a try of a calm client failed: {error}"),
         }
@@ -309,7 +311,7 @@ impl State {
         match outcome {
             Ok(()) => assert_ne!(before, Validity::Lost, "C10: a lost guard of {key} was renewed"),
             Err(error) if before == Validity::Lost && leased => {
-                assert_eq!(error.kind(), ErrorKind::Lost, "C10: {error}")
+                assert_eq!(error.kind(), ErrorKind::Lost, "C10: {error}");
             }
             Err(error) if leased => assert!(!calm, "C10: a calm client could not renew {key}: {error}"),
             Err(error) => {
@@ -460,246 +462,6 @@ impl State {
                 self.unsettled[key] = Instant::now() + LONG;
             }
         }
-    }
-
-    // ---- what holds after each step ----
-
-    async fn look(&mut self) {
-        // Whoever can run, runs.
-        sleep(Duration::from_millis(1)).await;
-        self.collect().await;
-        let now = Instant::now();
-        for out in &self.guards {
-            let told = out.guard.lost().reason().is_some();
-            let validity = out.guard.validity();
-            let key = &self.keys[out.key];
-            // Whoever could not be reached when it happened hears of it with its next word, if it has one.
-            let ended = out.ended_at.filter(|_| !out.shaky);
-            let due = [ended.map(|at| at + self.capabilities.loss_detection + SLACK), out.lost_by];
-            if due.iter().flatten().any(|at| now > *at) {
-                assert_eq!(
-                    validity,
-                    Validity::Lost,
-                    "C9: the guard {} of {key} should be lost",
-                    out.guard.holder()
-                );
-                assert!(told, "C9: the guard {} of {key} is lost and was not told", out.guard.holder());
-            }
-            if ended.is_none()
-                && out.lost_by.is_none()
-                && !out.shaky
-                && out.ended_at.is_none()
-                && self.is_calm(out.client)
-            {
-                assert!(
-                    validity.is_held() && !told,
-                    "C9, C10: a calm guard of {key} was lost: {:?}",
-                    out.guard.lost().reason()
-                );
-            }
-        }
-        for key in 0..KEYS {
-            let good = self
-                .guards
-                .iter()
-                .filter(|o| o.key == key && o.ended_at.is_none() && o.guard.validity().is_held());
-            assert!(good.count() <= 1, "C1: two guards of {} are good", self.keys[key]);
-            self.progress(key, now);
-        }
-    }
-
-    /// A key that is free and at rest goes to whoever waits for it.
-    fn progress(&mut self, key: usize, now: Instant) {
-        let at_rest = now >= self.unsettled[key]
-            && self.guards.iter().all(|o| o.key != key)
-            && self.clients.iter().all(|c| !c.silent)
-            && self.pending.iter().all(|p| !p.keys.contains(&key) || p.keys.len() == 1);
-        if !at_rest {
-            self.idle_since[key] = None;
-            return;
-        }
-        let since = *self.idle_since[key].get_or_insert(now);
-        for pending in self.pending.iter().filter(|p| p.keys.contains(&key) && !p.shaky) {
-            let waits_since = since.max(pending.asked_at);
-            assert!(
-                now <= waits_since + self.capabilities.handover + SLACK,
-                "C11: {} has been free for {:?} and somebody waits for it",
-                self.keys[key],
-                now - since,
-            );
-        }
-    }
-
-    /// Takes in the calls that have ended.
-    async fn collect(&mut self) {
-        let ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
-        for id in ended {
-            let Some(at) = self.pending.iter().position(|p| p.id == id) else { continue };
-            let pending = self.pending.remove(at);
-            let outcome = pending.task.await.expect("the waiter's task");
-            match outcome {
-                Ok(guards) => {
-                    let overtaken = self
-                        .pending
-                        .iter()
-                        .find(|p| p.client == pending.client && p.keys == pending.keys && p.id < pending.id);
-                    assert!(
-                        overtaken.is_none() || pending.keys.len() != 1,
-                        "C12: a later waiter of the same client came first"
-                    );
-                    assert_eq!(guards.len(), pending.keys.len());
-                    for (guard, key) in guards.into_iter().zip(&pending.keys) {
-                        assert_eq!(
-                            guard.key(),
-                            &self.keys[*key],
-                            "C2: the guards come in the order of the keys"
-                        );
-                        self.keep(guard, pending.client, *key);
-                    }
-                }
-                Err(error) => {
-                    let timed_out = error.kind() == ErrorKind::Timeout && pending.ends.is_some();
-                    assert!(timed_out || pending.shaky, "C4, C15: a waiter of a calm client failed: {error}");
-                    for key in &pending.keys {
-                        self.unsettle(*key, pending.client);
-                    }
-                }
-            }
-        }
-        let now = Instant::now();
-        for pending in &self.pending {
-            let late = pending.ends.is_some_and(|at| now > at + SLACK);
-            assert!(!late || pending.shaky, "C4: a wait goes on after its budget");
-            assert!(pending.ends.is_none_or(|at| now <= at + LONG), "C4: a wait never ends");
-        }
-    }
-
-    // ---- what is known ----
-
-    fn is_calm(&self, client: usize) -> bool {
-        let client = &self.clients[client];
-        !client.silent && Instant::now() >= client.troubled_until
-    }
-
-    /// Whether a try by `client` must succeed.
-    fn is_free(&self, key: usize, client: usize) -> bool {
-        let now = Instant::now();
-        let (releaser, until) = self.stands_back[key];
-        now >= self.unsettled[key]
-            && (client != releaser || now >= until)
-            && self.clients.iter().all(|c| !c.silent)
-            && self.guards.iter().all(|o| o.key != key)
-            && self.pending.iter().all(|p| !p.keys.contains(&key))
-    }
-
-    fn is_held(&self, key: usize) -> bool {
-        self.guards.iter().any(|o| o.key == key && o.ended_at.is_none() && o.guard.validity().is_held())
-    }
-
-    /// The holder of the key, if nothing can have happened to it.
-    fn is_calmly_held(&self, key: usize) -> Option<leasehold_api::HolderId> {
-        let calm = |o: &&Out| {
-            o.key == key
-                && o.ended_at.is_none()
-                && !o.shaky
-                && self.is_calm(o.client)
-                && o.guard.validity().is_held()
-        };
-        self.guards.iter().find(calm).map(|o| o.guard.holder())
-    }
-
-    fn keep(&mut self, guard: LockGuard, client: usize, key: usize) {
-        let shaky = !self.is_calm(client);
-        // A guard that came late out of a silence may be over already.
-        let leased = guard.validity().is_held() && guard.remaining().is_some();
-        self.guards.push(Out { guard, client, key, leased, ended_at: None, lost_by: None, shaky });
-    }
-
-    fn take(&mut self, which: usize) -> Option<Out> {
-        (!self.guards.is_empty()).then(|| self.guards.remove(which % self.guards.len()))
-    }
-
-    /// The store ended the hold of `key`.
-    fn ended(&mut self, key: usize) {
-        let now = Instant::now();
-        self.log.ended(&self.keys[key]);
-        for out in self.guards.iter_mut().filter(|o| o.key == key) {
-            out.ended_at.get_or_insert(now);
-        }
-        // It may have been the first of several keys that somebody is still collecting.
-        for pending in self.pending.iter_mut().filter(|p| p.keys.len() > 1 && p.keys.contains(&key)) {
-            pending.shaky = true;
-        }
-        let rest = self.capabilities.loss_detection + self.capabilities.undo + SLACK;
-        self.unsettled[key] = self.unsettled[key].max(now + rest);
-    }
-
-    /// Something of `client` about `key` is in flight.
-    fn unsettle(&mut self, key: usize, client: usize) {
-        let rest = if self.is_calm(client) { self.capabilities.undo + SLACK } else { LONG };
-        self.unsettled[key] = self.unsettled[key].max(Instant::now() + rest);
-    }
-
-    /// `client` was disturbed: nothing of what it has in flight is certain.
-    fn shake(&mut self, client: usize) {
-        let troubled = &mut self.clients[client].troubled_until;
-        *troubled = (*troubled).max(Instant::now() + LONG);
-        let mut keys = Vec::new();
-        for out in self.guards.iter_mut().filter(|o| o.client == client) {
-            out.shaky = true;
-            keys.push(out.key);
-        }
-        for pending in self.pending.iter_mut().filter(|p| p.client == client) {
-            pending.shaky = true;
-            keys.extend(&pending.keys);
-        }
-        for key in keys {
-            self.unsettle(key, client);
-        }
-    }
-
-    // ---- the end ----
-
-    async fn finish(&mut self) {
-        for client in 0..CLIENTS {
-            self.speak(client);
-            if let Some(faults) = &self.clients[client].faults {
-                faults.mute(false);
-            }
-        }
-        while !self.pending.is_empty() {
-            self.cancel(0).await;
-        }
-        while !self.guards.is_empty() {
-            self.release(0).await;
-        }
-        let fresh = self.connect().await;
-        self.clients.push(fresh);
-        // What nobody disturbed is free within the declared bounds; the rest in the long run.
-        sleep(self.capabilities.undo + self.capabilities.handover + SLACK).await;
-        for key in 0..KEYS {
-            self.try_one(CLIENTS, key).await;
-        }
-        sleep(LONG).await;
-        while !self.guards.is_empty() {
-            self.release(0).await;
-        }
-        for key in 0..KEYS {
-            self.try_one(CLIENTS, key).await;
-            assert!(self.is_held(key), "C5, C6: in the end {} is not free", self.keys[key]);
-        }
-        while !self.guards.is_empty() {
-            self.release(0).await;
-        }
-        sleep(Duration::from_secs(1)).await;
-        let history = self.log.history();
-        if let Err(violations) = check(&history, &self.capabilities) {
-            let violations: Vec<_> = violations.iter().map(ToString::to_string).collect();
-            let events: Vec<_> =
-                history.events.iter().enumerate().map(|(i, e)| format!("{i:>4} {e}")).collect();
-            panic!("the record is not good:\n{}\n{}", violations.join("\n"), events.join("\n"));
-        }
-        assert!(history.complete, "C5: something that was begun has not ended");
     }
 }
 

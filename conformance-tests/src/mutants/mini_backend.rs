@@ -44,15 +44,12 @@ impl MiniBackend {
     }
 
     /// Carries out `work` for each of `items`, one call for all.
-    async fn each<I: Send, T: Send>(
+    async fn each<I: Sync, T: Send>(
         &self,
         op: Op,
         items: &[I],
         work: impl Fn(&Server, Asker, &I) -> Result<T, Error> + Send,
-    ) -> Vec<Result<T, Error>>
-    where
-        I: Sync,
-    {
+    ) -> Vec<Result<T, Error>> {
         let done = self
             .link
             .call(op, |server, asker| items.iter().map(|item| work(server, asker, item)).collect::<Vec<_>>())
@@ -132,8 +129,7 @@ impl Backend for MiniBackend {
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let ask =
-            || self.each(Op::Acquire, &requests, |server, asker, request| server.acquire(asker, request));
+        let ask = || self.each(Op::Acquire, &requests, Server::acquire);
         let mut answers = ask().await;
         if self.fault == Fault::TryWaits {
             for _ in 0..20 {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
-    AcquireOptions, Capabilities, DEFAULT_WAIT, Error, ErrorKind, HoldInfo, HolderId, ListQuery, Lock,
-    LockAdmin, LockGuard, LockKey, LossReason, Mode, OnCooldown, Wait,
+    AcquireOptions, Capabilities, DEFAULT_WAIT, Error, ErrorKind, HolderId, Lock, LockAdmin, LockGuard,
+    LockKey, LossReason, Mode, OnCooldown, Wait,
 };
 use leasehold_engine::{Attempt, Held, HoldRef, Request};
 use tokio::runtime::Handle;
@@ -21,9 +21,9 @@ use super::backend_fault::BackendFault;
 use super::link::Link;
 use super::lock_fault::LockFault as Fault;
 use super::mini_backend::capabilities;
+use super::mini_events::{Ears, RuntimeEnd};
 use super::mini_grant::{Hold, MiniGrant};
 use super::mini_turns::{Turn, Turns};
-use super::server::Sink;
 use crate::harness::Op;
 
 /// How often a waiter asks again.
@@ -33,7 +33,7 @@ pub(super) const CALL: Duration = Duration::from_secs(10);
 
 /// One client. Dropping it and its guards ends its tasks.
 #[derive(Debug)]
-pub(crate) struct MiniLock(Arc<Client>);
+pub(crate) struct MiniLock(pub(super) Arc<Client>);
 
 pub(super) struct Client {
     pub(super) fault: Fault,
@@ -42,8 +42,8 @@ pub(super) struct Client {
     capabilities: Capabilities,
     turns: Arc<Turns>,
     pub(super) holds: Mutex<BTreeMap<LockKey, Weak<Hold>>>,
-    nudges: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
-    closing: watch::Sender<bool>,
+    pub(super) nudges: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
+    pub(super) closing: watch::Sender<bool>,
     closed_once: AtomicBool,
     instance: u128,
     serial: AtomicU64,
@@ -321,11 +321,11 @@ impl Client {
         }
     }
 
-    fn live_hold(&self, key: &LockKey) -> Option<Arc<Hold>> {
+    pub(super) fn live_hold(&self, key: &LockKey) -> Option<Arc<Hold>> {
         lock(&self.holds).get(key).and_then(Weak::upgrade).filter(|h| h.is_live())
     }
 
-    fn live_holds(&self) -> Vec<Arc<Hold>> {
+    pub(super) fn live_holds(&self) -> Vec<Arc<Hold>> {
         lock(&self.holds).values().filter_map(Weak::upgrade).filter(|h| h.is_live()).collect()
     }
 
@@ -472,21 +472,6 @@ impl Lock for MiniLock {
     }
 }
 
-#[async_trait]
-impl LockAdmin for MiniLock {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
-        Ok(self.0.link.server().inspect(key))
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
-        Ok(self.0.link.server().list(query))
-    }
-
-    async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        Ok(self.0.link.server().end(key, Some(holder), LossReason::ForcedRelease, true))
-    }
-}
-
 impl fmt::Display for MiniLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("mini-lock")
@@ -496,43 +481,6 @@ impl fmt::Display for MiniLock {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("fault", &self.fault).finish_non_exhaustive()
-    }
-}
-
-/// What the server tells this client.
-#[derive(Debug)]
-struct Ears(Weak<Client>);
-
-impl Sink for Ears {
-    fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
-        let Some(client) = self.0.upgrade() else { return };
-        if let Some(hold) = client.live_hold(key).filter(|h| h.holder == holder) {
-            hold.lose(reason);
-        }
-    }
-
-    fn wake(&self, key: &LockKey) {
-        let Some(client) = self.0.upgrade() else { return };
-        let nudge = lock(&client.nudges).get(key).cloned();
-        if let Some(nudge) = nudge {
-            nudge.notify_one();
-        }
-    }
-}
-
-/// Loses everything when the runtime takes its tasks away.
-struct RuntimeEnd(Weak<Client>);
-
-impl Drop for RuntimeEnd {
-    fn drop(&mut self) {
-        let Some(client) = self.0.upgrade() else { return };
-        client.closing.send_replace(true);
-        if client.fault != Fault::RuntimeEndIsSilent {
-            for hold in client.live_holds() {
-                hold.lose(LossReason::RuntimeGone);
-            }
-        }
-        client.link.sever();
     }
 }
 

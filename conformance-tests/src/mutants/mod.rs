@@ -8,6 +8,7 @@ mod backend_fault;
 mod link;
 mod lock_fault;
 mod mini_backend;
+mod mini_events;
 mod mini_grant;
 mod mini_lock;
 mod mini_turns;

@@ -1,0 +1,62 @@
+//! What reaches the small lock from outside: operators, the server, the end of the runtime.
+
+use std::sync::Weak;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, HoldInfo, HolderId, ListQuery, LockAdmin, LockKey, LossReason};
+
+use super::lock_fault::LockFault as Fault;
+use super::mini_lock::{Client, MiniLock, lock};
+use super::server::Sink;
+
+#[async_trait]
+impl LockAdmin for MiniLock {
+    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
+        Ok(self.0.link.server().inspect(key))
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+        Ok(self.0.link.server().list(query))
+    }
+
+    async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        Ok(self.0.link.server().end(key, Some(holder), LossReason::ForcedRelease, true))
+    }
+}
+
+/// What the server tells this client.
+#[derive(Debug)]
+pub(super) struct Ears(pub(super) Weak<Client>);
+
+impl Sink for Ears {
+    fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        let Some(client) = self.0.upgrade() else { return };
+        if let Some(hold) = client.live_hold(key).filter(|h| h.holder == holder) {
+            hold.lose(reason);
+        }
+    }
+
+    fn wake(&self, key: &LockKey) {
+        let Some(client) = self.0.upgrade() else { return };
+        let nudge = lock(&client.nudges).get(key).cloned();
+        if let Some(nudge) = nudge {
+            nudge.notify_one();
+        }
+    }
+}
+
+/// Loses everything when the runtime takes its tasks away.
+pub(super) struct RuntimeEnd(pub(super) Weak<Client>);
+
+impl Drop for RuntimeEnd {
+    fn drop(&mut self) {
+        let Some(client) = self.0.upgrade() else { return };
+        client.closing.send_replace(true);
+        if client.fault != Fault::RuntimeEndIsSilent {
+            for hold in client.live_holds() {
+                hold.lose(LossReason::RuntimeGone);
+            }
+        }
+        client.link.sever();
+    }
+}
