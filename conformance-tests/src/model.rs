@@ -1,7 +1,7 @@
 //! The model-based test: random operations of several clients, compared with what a lock must do.
 //!
 //! Each seed gives one sequence of steps. What must come of a step is known as long as nothing is in
-//! flight (see [`world`]); everything is recorded besides, and the record is checked as a whole. A
+//! flight (see `model/world.rs`); everything is recorded besides, and the record is checked as a whole. A
 //! sequence that fails is shrunk to the shortest that does.
 
 // A store that does not work fails the sequence.

@@ -1,8 +1,8 @@
 //! The suite about itself: every way a case can end, and how it is told.
 
-mod common;
-
 #![allow(clippy::expect_used)]
+
+mod common;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
