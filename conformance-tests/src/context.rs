@@ -72,6 +72,10 @@ impl Context {
     // ---- clients and keys ----
 
     /// One more independent client.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn client(&self) -> Arc<dyn Lock> {
         let lock = self.harness.client().await.expect("one more client of the store");
         self.remember(&lock);
@@ -79,11 +83,19 @@ impl Context {
     }
 
     /// Two independent clients.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn two(&self) -> (Arc<dyn Lock>, Arc<dyn Lock>) {
         (self.client().await, self.client().await)
     }
 
     /// A client that can be disturbed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn faulty(&self) -> FaultyClient {
         self.faulty_with(ClientSetup::new()).await
     }
@@ -204,6 +216,10 @@ impl Context {
     }
 
     /// Lets everybody who can run, run: until all tasks wait (virtual), or for a moment (real).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn settle(&self) {
         match self.time {
             Time::Virtual => tokio::time::sleep(Duration::from_millis(1)).await,
@@ -212,6 +228,10 @@ impl Context {
     }
 
     /// Awaits `work`; that it does not end within `bound` is a failure that says `what` hung.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn within<F: Future>(&self, what: &str, bound: Duration, work: F) -> F::Output {
         let start = Instant::now();
         let limit = bound.saturating_add(self.slack());
@@ -236,6 +256,10 @@ impl Context {
     // ---- taking and refusing ----
 
     /// One try that must be granted.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn take(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> LockGuard {
         self.take_with(lock, key, &AcquireOptions::new()).await
     }
@@ -254,6 +278,10 @@ impl Context {
     }
 
     /// One try that must answer that somebody else holds the key.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn held(&self, lock: &Arc<dyn Lock>, key: &LockKey) {
         match lock.try_acquire(key, &AcquireOptions::new()).await {
             Ok(None) => {}
@@ -263,6 +291,10 @@ impl Context {
     }
 
     /// Tries until granted; more than `bound` is a failure.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn free_within(&self, lock: &Arc<dyn Lock>, key: &LockKey, bound: Duration) -> LockGuard {
         let end = Instant::now() + bound + self.slack();
         loop {
@@ -287,6 +319,10 @@ impl Context {
     }
 
     /// A release that must be `Ok`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn give(&self, guard: LockGuard) {
         let key = guard.key().clone();
         if let Err(error) = guard.release().await {

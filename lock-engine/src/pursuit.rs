@@ -222,23 +222,17 @@ impl Pursuit {
             if budget == Budget::Once {
                 return Err(Refusal::Held);
             }
-            let answers = match self.shared.timing.waiting {
-                Waiting::Poll { every } => {
-                    // What happened before the nudge was registered is found by asking once more.
-                    if std::mem::replace(&mut asked_again, true) {
-                        let again = poll_in(every, &held);
-                        pause(Arc::clone(&self.shared), &key, &nudge, again, Limit::of_budget(budget))
-                            .await?;
-                    }
-                    self.ask(at..at + 1, budget).await?
-                }
+            let waiting = self.shared.timing.waiting;
+            // At first it asks once more at once: that finds what happened before the nudge was registered.
+            if std::mem::replace(&mut asked_again, true) {
+                // A store that ends a wait without a grant is not asked again at once either.
+                let every = if let Waiting::Poll { every } = waiting { every } else { UNQUEUED };
+                let again = poll_in(every, &held);
+                pause(Arc::clone(&self.shared), &key, &nudge, again, Limit::of_budget(budget)).await?;
+            }
+            let answers = match waiting {
+                Waiting::Poll { .. } => self.ask(at..at + 1, budget).await?,
                 Waiting::Store => {
-                    // A store that ends a wait without a grant is not asked again at once.
-                    if std::mem::replace(&mut asked_again, true) {
-                        let again = poll_in(UNQUEUED, &held);
-                        pause(Arc::clone(&self.shared), &key, &nudge, again, Limit::of_budget(budget))
-                            .await?;
-                    }
                     let (backend, stop) = (Arc::clone(&self.shared.backend), Stop::new());
                     let request = self.entries[at].hold.request.clone();
                     self.stop = Some(stop.clone());

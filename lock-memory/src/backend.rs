@@ -13,8 +13,9 @@ use leasehold_engine::{
 
 use crate::clock::ClientClock;
 use crate::config::{MemoryStore, Settings};
+use crate::entry::{PeerId, Waiter};
 use crate::faults::{Faults, Op, Reply};
-use crate::store::{PeerId, Store, Waiter};
+use crate::store::Store;
 
 /// One client of a [`MemoryStore`]. Most users want [`MemoryStore::client`].
 pub struct MemoryBackend {

@@ -6,6 +6,7 @@ mod clock;
 mod config;
 #[cfg(feature = "test-util")]
 mod double;
+mod entry;
 mod faults;
 mod store;
 

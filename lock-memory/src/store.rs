@@ -1,19 +1,18 @@
 //! The store itself: who holds what, who waits, and the tokens. The reference for what all stores mean.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use hashbrown::HashTable;
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Freed, Granted, Held, HoldRef, Moment, Renewed, Request};
+use leasehold_api::{Error, HoldInfo, HolderId, LockKey, LossReason};
+use leasehold_engine::{Attempt, Freed, HoldRef, Renewed, Request};
 use tokio::sync::Notify;
 
 use crate::backend::Peer;
-use crate::clock::{StoreClock, wall_clock};
+use crate::clock::StoreClock;
+use crate::entry::{After, Entry, Now, Others, PeerId, Waiter};
 
 /// One store, shared by its clients.
 pub(crate) struct Store {
@@ -26,11 +25,6 @@ pub(crate) struct Store {
     state: Mutex<State>,
 }
 
-/// The number of a client. A hold names its client by it: an `Arc` would be counted up and down with
-/// every grant, for the sake of the rare one that is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PeerId(u64);
-
 #[derive(Default)]
 struct State {
     entries: HashTable<Entry>,
@@ -38,89 +32,6 @@ struct State {
     drawn: u64,
     /// When to look for entries that nobody will ask for again.
     sweep_at: usize,
-}
-
-/// A key that is held, waited for, cooling, or was held by a lease that nobody took over yet.
-struct Entry {
-    key: LockKey,
-    hold: Option<Hold>,
-    cooling_until: Option<Moment>,
-    /// Boxed, since most keys never have any: entries are moved in and out of the table with each grant.
-    others: Option<Box<Others>>,
-}
-
-/// Those who want a key that is held.
-#[derive(Default)]
-struct Others {
-    queue: VecDeque<Arc<Waiter>>,
-    /// Clients without a queue that were turned away since the last release.
-    turned_away: Vec<Arc<Peer>>,
-}
-
-struct Hold {
-    holder: HolderId,
-    peer: PeerId,
-    token: FencingToken,
-    since: SystemTime,
-    expires: Option<Moment>,
-    label: Option<Arc<str>>,
-}
-
-/// One wait in the store's queue.
-pub(crate) struct Waiter {
-    pub(crate) request: Request,
-    pub(crate) peer: Arc<Peer>,
-    /// The answer, once there is one.
-    answer: Mutex<Option<Granted>>,
-    pub(crate) called: Notify,
-}
-
-impl Waiter {
-    pub(crate) fn take_answer(&self) -> Option<Granted> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-/// The store's clock, read when somebody asks and then once: most grants and releases depend on no time.
-struct Now<'a> {
-    clock: &'a StoreClock,
-    read: Cell<Option<Moment>>,
-}
-
-impl<'a> Now<'a> {
-    fn of(clock: &'a StoreClock) -> Self {
-        Self { clock, read: Cell::new(None) }
-    }
-
-    fn get(&self) -> Moment {
-        let now = self.read.get().unwrap_or_else(|| self.clock.now());
-        self.read.set(Some(now));
-        now
-    }
-}
-
-/// What to do once the store is unlocked: clients are never called under its mutex.
-#[derive(Default)]
-struct After {
-    called: Vec<Arc<Waiter>>,
-    woken: Vec<(Arc<Peer>, LockKey)>,
-    lost: Option<(PeerId, LockKey, HolderId, LossReason)>,
-}
-
-impl After {
-    fn run(self, store: &Store) {
-        for waiter in self.called {
-            waiter.called.notify_one();
-        }
-        for (peer, key) in self.woken {
-            peer.wake(&key);
-        }
-        if let Some((id, key, holder, reason)) = self.lost {
-            if let Some(peer) = store.peer(id) {
-                peer.lost(&key, holder, reason);
-            }
-        }
-    }
 }
 
 impl Store {
@@ -316,7 +227,7 @@ impl Store {
         PeerId(self.joined.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
+    pub(crate) fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.iter().filter_map(Weak::upgrade).find(|p| p.id == id)
     }
@@ -389,124 +300,5 @@ impl State {
             self.entries.shrink_to(len * 2, |e| e.key.process_hash());
         }
         Some(entry)
-    }
-}
-
-impl Entry {
-    /// Gives the key to the request. The caller has made sure that nobody has it.
-    fn grant(
-        &mut self,
-        drawn: &mut u64,
-        request: &Request,
-        peer: &Arc<Peer>,
-        now: &Now<'_>,
-    ) -> Result<Granted, Error> {
-        *drawn += 1;
-        let token = FencingToken::from_store_number(*drawn).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Capacity,
-                "this store has drawn every fencing token there is; make a new one",
-            )
-        })?;
-        self.cooling_until = request.cooldown.map(|d| now.get().after(d));
-        self.hold = Some(Hold {
-            holder: request.holder,
-            peer: peer.id,
-            token,
-            since: wall_clock(),
-            expires: request.ttl.map(|ttl| now.get().after(ttl)),
-            label: request.label.clone(),
-        });
-        Ok(Granted::with_token(Some(token)))
-    }
-
-    /// The hold, unless its lease has ended.
-    fn live(&mut self, now: &Now<'_>) -> Option<&mut Hold> {
-        self.hold.as_mut().filter(|h| h.is_live(now))
-    }
-
-    /// The same attempt sent twice is one grant.
-    fn repeated(&mut self, request: &Request, now: &Now<'_>) -> Option<Attempt> {
-        let hold = self.live(now).filter(|h| h.holder == request.holder)?;
-        Some(Attempt::Granted(Granted::with_token(Some(hold.token))))
-    }
-
-    /// Why the key cannot be had now; `None` if it can. A newcomer comes after the queue.
-    fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Held> {
-        let cooling_for =
-            self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
-        let hold = self.hold.as_ref().filter(|h| h.is_live(now));
-        let mut held = Held::new();
-        held.cooling_for = cooling_for;
-        held.retry_after = match hold {
-            Some(hold) => hold.expires.map(|e| e.since(now.get()).max(cooling_for.unwrap_or_default())),
-            None if cooling_for.is_some() => cooling_for,
-            None if newcomer && self.has_queue() => None,
-            None => return None,
-        };
-        Some(held)
-    }
-
-    fn others(&mut self) -> &mut Others {
-        self.others.get_or_insert_default()
-    }
-
-    fn is_only_held_by(&self, holder: HolderId) -> bool {
-        self.others.is_none()
-            && self.cooling_until.is_none()
-            && self.hold.as_ref().is_some_and(|h| h.holder == holder)
-    }
-
-    fn has_queue(&self) -> bool {
-        self.others.as_ref().is_some_and(|o| !o.queue.is_empty())
-    }
-
-    /// Whether anybody is queued or was turned away.
-    fn is_wanted(&self) -> bool {
-        self.others.as_ref().is_some_and(|o| !o.queue.is_empty() || !o.turned_away.is_empty())
-    }
-
-    /// Ends the hold and has those told who were turned away. Says whether anybody waits.
-    fn end_hold(&mut self, after: &mut After) -> bool {
-        let hold = self.hold.take();
-        let Some(others) = &mut self.others else { return false };
-        let elsewhere = others.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
-        after.woken.extend(others.turned_away.drain(..).map(|p| (p, self.key.clone())));
-        elsewhere || !others.queue.is_empty()
-    }
-
-    /// Whether nobody would miss it.
-    fn is_idle(&self, now: &Now<'_>) -> bool {
-        !self.has_queue()
-            && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
-            && self.cooling_until.is_none_or(|until| until <= now.get())
-    }
-
-    fn info(&self, now: &Now<'_>, ended: bool) -> Option<HoldInfo> {
-        let mut info = HoldInfo::new(self.key.clone());
-        info.cooling_for =
-            self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
-        info.waiters = Some(self.others.as_ref().map_or(0, |o| o.queue.len() as u64));
-        info.state = match &self.hold {
-            Some(hold) if hold.is_live(now) => HoldState::Held,
-            Some(_) if ended => HoldState::Expired,
-            None if ended && info.cooling_for.is_some() => HoldState::Cooling,
-            _ => return None,
-        };
-        if let Some(hold) = &self.hold {
-            info.holder = Some(hold.holder);
-            info.token = Some(hold.token);
-            info.label.clone_from(&hold.label);
-            info.since = Some(hold.since);
-            info.expires_in = hold.expires.map(|e| e.since(now.get()));
-            info.owner = Some(format!("pid {}", std::process::id()));
-        }
-        Some(info)
-    }
-}
-
-impl Hold {
-    fn is_live(&self, now: &Now<'_>) -> bool {
-        self.expires.is_none_or(|e| e > now.get())
     }
 }

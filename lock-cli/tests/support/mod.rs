@@ -73,7 +73,12 @@ impl Store {
 
 /// The tool, apart from the environment and the terminal of whoever runs the tests.
 pub fn tool() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    let tool = env!("CARGO_BIN_EXE_leasehold");
+    let mut command = Command::new(if cfg!(target_os = "linux") { "env" } else { tool });
+    if cfg!(target_os = "linux") {
+        // Tests that were started in the background or by nohup ignore signals, and so would the tool.
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", tool]);
+    }
     command.env_remove("LEASEHOLD_URL").env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
     command.stdin(Stdio::null());
     command
