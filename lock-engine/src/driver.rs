@@ -283,14 +283,13 @@ impl Driver {
                 }
             }
             // Callers that are not being polled: what they may have at the store is freed by holder id.
-            let mut unpolled = 0;
-            self.means.queues.for_each(|seat| {
-                unpolled += usize::from(seat.hold.is_asking());
-                holds.push(seat.hold.reference());
-            });
+            self.means.queues.for_each(|seat| holds.push(seat.hold.reference()));
             let mut all = Undo::new(self.means.clone(), None, holds, Vec::new());
             all.run_until_freed().await;
             while self.jobs.join_next().await.is_some() {}
+            // What was handed over is undone by now; the rest is in nobody's hands.
+            let mut unpolled = 0;
+            self.means.queues.for_each(|seat| unpolled += usize::from(seat.hold.is_asking()));
             unpolled
         })
         .await;

@@ -186,7 +186,8 @@ async fn a_release_that_hangs_does_not_keep_others_here_from_an_expired_lease() 
 async fn close_waits_for_what_is_on_its_way() {
     let store = MemoryStore::new();
     let (builder, net) = distant(&store);
-    *net.acquire_takes.lock().unwrap() = Duration::from_millis(500);
+    // Longer than a closing engine waits for callers to hand over what they have in the air.
+    *net.acquire_takes.lock().unwrap() = seconds(3);
     let lock = Arc::new(builder.start().unwrap());
     let acquiring = Arc::clone(&lock);
     let acquiring = tokio::spawn(async move { acquiring.key("k").acquire().await.map(drop) });
