@@ -103,6 +103,8 @@ pub enum Need {
     Virtual,
     /// A harness that can end a hold at the store.
     Lose,
+    /// Holds of one client that do not end together.
+    Alone,
     /// A harness that can end a hold at the store without telling.
     Purge,
     /// A harness that can cut a client off.
@@ -189,6 +191,9 @@ impl Need {
             }
             Self::Child if !cfg!(unix) => Some("child processes are driven by Unix signals".into()),
             Self::Virtual if time != Time::Virtual => Some("the store follows real time".into()),
+            Self::Alone if has.admin.end_session => {
+                Some("the store declares that what one session holds can end together".into())
+            }
             Self::Lose => fault(set.lose, "end a hold at the store"),
             Self::Purge => fault(set.purge, "end a hold at the store without telling"),
             Self::Silence => fault(set.silence, "cut a client off from the store"),

@@ -47,6 +47,57 @@ pub trait LockAdmin: Debug + Send + Sync {
     ///
     /// A dropped call may or may not have ended the hold; inspect to see.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error>;
+
+    /// The session that keeps the hold of `key`, where a store keeps holds by sessions that can only be
+    /// ended as a whole; `None` when the key is free.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless
+    /// [`end_session`](crate::AdminCapabilities::end_session) is declared, which is the default; else
+    /// what the store answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect on any lock.
+    async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
+        Err(Error::unsupported("sessions that could be ended").with_key(key))
+    }
+
+    /// Ends a session that [`session_of`](Self::session_of) has found, and with it all that it holds.
+    /// `Ok(false)`: it had ended before.
+    ///
+    /// # Errors
+    ///
+    /// As [`session_of`](Self::session_of).
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may or may not have ended the session; look again.
+    async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
+        let _ = session;
+        Err(Error::unsupported("sessions that could be ended"))
+    }
+}
+
+/// A session of the store and what goes when it is ended.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// What the store calls it. It names no later session.
+    pub id: String,
+    /// Whose it is: a client address, an application.
+    pub owner: Option<String>,
+    /// Everything that it holds.
+    pub holds: Vec<HoldInfo>,
+}
+
+impl SessionInfo {
+    /// The session `id` with its holds.
+    #[must_use]
+    pub fn new(id: String, owner: Option<String>, holds: Vec<HoldInfo>) -> Self {
+        Self { id, owner, holds }
+    }
 }
 
 /// Which holds to list.
@@ -96,6 +147,8 @@ impl ListQuery {
 pub struct HoldInfo {
     /// The key.
     pub key: LockKey,
+    /// Whether that is its name. A store that hashes keys may know only a number, which `key` then spells.
+    pub named: bool,
     /// Whether it is held now.
     pub state: HoldState,
     /// The grant that has (or last had) it.
@@ -122,6 +175,7 @@ impl HoldInfo {
     pub fn new(key: LockKey) -> Self {
         Self {
             key,
+            named: true,
             state: HoldState::Held,
             holder: None,
             token: None,

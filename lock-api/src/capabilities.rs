@@ -135,19 +135,24 @@ pub struct AdminCapabilities {
     pub list: bool,
     /// End somebody else's hold.
     pub force_release: bool,
+    /// End the session that keeps somebody else's hold, with all that it holds.
+    pub end_session: bool,
+    /// How long after a grant other clients see its name, holder, token and label at the latest. That
+    /// the key is held shows at once.
+    pub lag: Duration,
 }
 
 impl AdminCapabilities {
     /// All of them.
     #[must_use]
     pub const fn all() -> Self {
-        Self { inspect: true, list: true, force_release: true }
+        Self { force_release: true, ..Self::read_only() }
     }
 
     /// Looking, but no forced release.
     #[must_use]
     pub const fn read_only() -> Self {
-        Self { inspect: true, list: true, force_release: false }
+        Self { inspect: true, list: true, force_release: false, end_session: false, lag: Duration::ZERO }
     }
 }
 

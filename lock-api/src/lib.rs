@@ -12,7 +12,7 @@ mod namespaced;
 mod options;
 mod validity;
 
-pub use admin::{HoldInfo, HoldState, ListQuery, LockAdmin};
+pub use admin::{HoldInfo, HoldState, ListQuery, LockAdmin, SessionInfo};
 pub use capabilities::{
     AdminCapabilities, Capabilities, Fairness, Fencing, KeyIdentity, LeaseBounds, Requirements, Scope,
 };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::admin::{HoldInfo, ListQuery, LockAdmin};
+use crate::admin::{HoldInfo, ListQuery, LockAdmin, SessionInfo};
 use crate::capabilities::Capabilities;
 use crate::error::Error;
 use crate::guard::LockGuard;
@@ -121,6 +121,15 @@ impl LockAdmin for Namespaced {
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         let inner = self.outer_to_inner(key)?;
         self.inner_admin()?.force_release(&inner, holder).await.map_err(|e| e.replace_key(key))
+    }
+
+    async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
+        let inner = self.outer_to_inner(key)?;
+        self.inner_admin()?.session_of(&inner).await.map_err(|e| e.replace_key(key))
+    }
+
+    async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
+        self.inner_admin()?.end_session(session).await
     }
 }
 

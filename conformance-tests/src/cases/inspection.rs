@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, HoldInfo, HoldState, ListQuery, Lock, LockAdmin, LockKey, Validity};
+use leasehold_api::{
+    AcquireOptions, HoldInfo, HoldState, ListQuery, Lock, LockAdmin, LockGuard, LockKey, Validity,
+};
+use tokio::time::Instant;
 
 use crate::context::{Context, joined};
 
@@ -17,6 +20,42 @@ async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
     info.filter(|i| i.state == HoldState::Held)
 }
 
+/// What shows of a held key, with its holder: others may see who it is up to the declared lag later.
+async fn look_at(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> HoldInfo {
+    let end = Instant::now() + lag(cx);
+    loop {
+        let info = look(lock, guard.key()).await.expect("a held key reads held");
+        if info.holder == Some(guard.holder()) || Instant::now() >= end {
+            return info;
+        }
+        cx.sleep(cx.beat()).await;
+    }
+}
+
+/// The keys that `query` selects, once they are `expected`, which they are within the declared lag.
+async fn keys_listed(
+    cx: &Context,
+    lock: &Arc<dyn Lock>,
+    query: &ListQuery,
+    expected: &[LockKey],
+) -> Vec<LockKey> {
+    let end = Instant::now() + lag(cx);
+    loop {
+        let infos = listed(lock, query).await;
+        assert!(infos.iter().all(|i| i.state == HoldState::Held));
+        let found: Vec<LockKey> = infos.into_iter().map(|i| i.key).collect();
+        if found == expected || Instant::now() >= end {
+            return found;
+        }
+        cx.sleep(cx.beat()).await;
+    }
+}
+
+fn lag(cx: &Context) -> Duration {
+    let lag = cx.capabilities().admin.lag;
+    if lag.is_zero() { lag } else { lag + cx.slack() }
+}
+
 async fn listed(lock: &Arc<dyn Lock>, query: &ListQuery) -> Vec<HoldInfo> {
     admin(lock).list(query).await.expect("the store answers")
 }
@@ -27,8 +66,9 @@ pub(crate) async fn shows_who_holds(cx: &Context) {
     let options = AcquireOptions::new().label("who, \"why\" \u{1f512}");
     let guard = cx.take_with(&a, &key, &options).await;
     for lock in [&a, &b] {
-        let info = look(lock, &key).await.expect("a held key reads held");
+        let info = look_at(cx, lock, &guard).await;
         assert_eq!(info.key, key);
+        assert!(info.named);
         assert_eq!(info.holder, Some(guard.holder()), "the holder as the guard knows it");
         assert_eq!(info.token, guard.token());
         assert_eq!(info.label.as_deref(), options.label.as_deref());
@@ -42,7 +82,7 @@ pub(crate) async fn shows_the_same_token_after_a_renewal(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     for _ in 0..3 {
-        let info = look(&b, &key).await.expect("a held key reads held");
+        let info = look_at(cx, &b, &guard).await;
         assert_eq!(info.token, guard.token());
         assert_eq!(info.holder, Some(guard.holder()));
         guard.renew(None).await.expect("held until now");
@@ -72,7 +112,7 @@ pub(crate) async fn a_hand_over_shows_the_new_holder(cx: &Context) {
         let old = guard.holder();
         cx.give(guard).await;
         let guard = waiter.granted(cx, cx.handover()).await;
-        let info = look(&b, &key).await.expect("a held key reads held");
+        let info = look_at(cx, &b, &guard).await;
         assert_eq!(info.holder, Some(guard.holder()), "not that of the grant before, {old}");
         assert_eq!(info.token, guard.token());
         cx.give(guard).await;
@@ -150,7 +190,7 @@ pub(crate) async fn looking_lengthens_nothing(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.silence(true);
-    let granted = tokio::time::Instant::now();
+    let granted = Instant::now();
     while look(&b, &key).await.is_some() {
         assert!(granted.elapsed() < cx.ttl() + cx.slack(), "a lease that is looked at does not end");
         cx.sleep(cx.beat()).await;
@@ -166,6 +206,7 @@ pub(crate) async fn looking_disturbs_no_waiter(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
     let waiters = [cx.queue(&b, &key).await, cx.queue(&b, &key).await];
+    look_at(cx, &c, &guard).await;
     for _ in 0..20 {
         let info = cx.soon("a look while others wait", look(&c, &key)).await;
         assert_eq!(info.expect("a held key reads held").holder, Some(guard.holder()));
@@ -189,22 +230,20 @@ pub(crate) async fn lists_what_is_held(cx: &Context) {
     let mut all = keys.to_vec();
     all.sort();
     for lock in [&a, &b] {
-        let found: Vec<LockKey> = listed(lock, &ListQuery::new()).await.into_iter().map(|i| i.key).collect();
-        assert_eq!(found, all, "every live hold, ordered by key");
+        assert_eq!(keys_listed(cx, lock, &ListQuery::new(), &all).await, all, "every live hold, ordered by key");
     }
     let of =
         |prefix: &str| all.iter().filter(|k| k.as_str().starts_with(prefix)).cloned().collect::<Vec<_>>();
     for prefix in ["list:", "list_", "list%", "list:a", "LIST", "other", "*", "list:*", ""] {
-        let infos = listed(&b, &ListQuery::new().prefix(prefix)).await;
-        assert!(infos.iter().all(|i| i.state == HoldState::Held));
-        let found: Vec<LockKey> = infos.into_iter().map(|i| i.key).collect();
-        assert_eq!(found, of(prefix), "the prefix {prefix:?} is literal");
+        let query = ListQuery::new().prefix(prefix);
+        assert_eq!(keys_listed(cx, &b, &query, &of(prefix)).await, of(prefix), "the prefix {prefix:?} is literal");
     }
     for limit in [0, 1, 3, 100] {
         let found = listed(&b, &ListQuery::new().limit(limit)).await;
         assert_eq!(found.len(), limit.min(all.len()));
     }
     for guard in &guards {
+        look_at(cx, &a, guard).await;
         let info = listed(&a, &ListQuery::new().prefix(guard.key().as_str())).await.swap_remove(0);
         assert_eq!((&info.key, info.holder, info.token), (guard.key(), Some(guard.holder()), guard.token()));
     }

@@ -139,7 +139,7 @@ macro_rules! for_each_case {
                 validity_follows_without_a_listener [C9] [Lose];
                 late_listeners_learn_at_once [C9] [Lose];
                 is_final [C9] [Lose];
-                concerns_one_key_alone [C2 C9] [Lose];
+                concerns_one_key_alone [C2 C9] [Lose Alone];
                 a_silent_store_does_not_delay_it [C9] [Lease Silence];
                 many_are_told_together [C9] [Lease Silence];
                 an_answer_in_time_ends_the_doubt [C9 C10] [Lease Silence];
