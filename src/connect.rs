@@ -15,9 +15,18 @@ use crate::target::Target;
 /// | `memory:` | a private store of this process, gone with the returned lock |
 /// | `memory:NAME` | the store of that name in this process, shared by all that connect to it |
 /// | `file:///DIRECTORY` | the store in that directory, between the processes of this machine |
+/// | `postgres://`, `postgres+advisory://` | advisory locks, kept by sessions of our own |
+/// | `postgres+advisory-xact://` | advisory locks, each kept by a transaction of its own |
+/// | `postgres+row://` | mutex rows, which stay shut when their holder dies |
+/// | `postgres+ttl://` | lease rows |
 ///
 /// Parameters: `memory:NAME?ttl=30s` gives every lock taken through this connection a lease of that
 /// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter looks.
+/// A Postgres URL goes on like the driver's, `//user:password@host:5432/database?sslmode=require`; what it
+/// leaves out comes from `PGHOST`, `PGUSER` and so on. Parameters of our own: `schema=NAME`,
+/// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
+/// `connect_timeout=SECONDS`; for rows `poll=100ms`, for leases `ttl=30s` as well; for advisory locks
+/// `hash=fnv` (or `sha256`, `raw`, `pair`, `djb2`, `djb2-reverse`, `sqlx`), how keys become numbers.
 /// Durations are written as in [`parse_duration`](crate::parse_duration).
 ///
 /// # Errors
@@ -35,6 +44,7 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
     match Target::parse(url)? {
         Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl),
         Target::File { directory, poll } => open_file(&directory, poll),
+        Target::Postgres(target) => crate::postgres_connect::open(target).await,
     }
 }
 
@@ -66,8 +76,14 @@ fn open_file(_: &Path, _: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
     Err(not_compiled_in("file"))
 }
 
-#[cfg(not(all(feature = "memory", feature = "file")))]
-fn not_compiled_in(feature: &str) -> Error {
+#[cfg(not(all(
+    feature = "memory",
+    feature = "file",
+    feature = "postgres-advisory",
+    feature = "postgres-row",
+    feature = "postgres-ttl"
+)))]
+pub(crate) fn not_compiled_in(feature: &str) -> Error {
     Error::new(
         leasehold_api::ErrorKind::Unsupported,
         format!(

@@ -86,16 +86,29 @@
 //! |---|---|
 //! | `memory` (default) | the module `memory`, and `memory:` URLs |
 //! | `file` | the module `file`, and `file:///` URLs |
+//! | `postgres-advisory` | the modules `postgres` and `postgres_advisory`, `postgres://`, `postgres+advisory://` and `postgres+advisory-xact://` URLs |
+//! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
+//! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
+//! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
 //!
 //! A feature only adds: it changes nothing of what is there without it.
 
 mod connect;
 mod duration;
+mod postgres_connect;
+// Read strictly, whether or not the store is compiled in.
+#[cfg_attr(
+    not(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl")),
+    allow(dead_code)
+)]
+mod postgres_url;
 mod target;
 
 pub use connect::connect;
 pub use duration::parse_duration;
 pub use leasehold_api::*;
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+pub use postgres_connect::postgres_config;
 
 /// The store inside this process.
 #[cfg(feature = "memory")]
@@ -104,3 +117,19 @@ pub use leasehold_memory as memory;
 /// The store in a directory, between the processes of one machine.
 #[cfg(feature = "file")]
 pub use leasehold_file as file;
+
+/// What the Postgres stores share: the way to the server, the schema, numbers for keys.
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+pub use leasehold_postgres as postgres;
+
+/// Postgres advisory locks.
+#[cfg(feature = "postgres-advisory")]
+pub use leasehold_postgres_advisory as postgres_advisory;
+
+/// Postgres mutex rows, which stay shut when their holder dies.
+#[cfg(feature = "postgres-row")]
+pub use leasehold_postgres_row as postgres_row;
+
+/// Postgres lease rows.
+#[cfg(feature = "postgres-ttl")]
+pub use leasehold_postgres_ttl as postgres_ttl;

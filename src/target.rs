@@ -8,15 +8,17 @@ use leasehold_api::{Error, ErrorKind};
 use url::Url;
 
 use crate::duration::parse_duration;
+use crate::postgres_url::{PgStore, PgTarget};
 
 /// The URLs that [`connect`](crate::connect) knows, for messages.
-const KNOWN: &str = "memory:, memory:NAME and file:///DIRECTORY";
+const KNOWN: &str = "memory:, memory:NAME, file:///DIRECTORY, and postgres:// also with +advisory, +advisory-xact, +row or +ttl";
 
 /// What a URL names, whether or not that store is compiled in.
 #[derive(Debug)]
 pub(crate) enum Target {
     Memory { name: Option<String>, ttl: Option<Duration> },
     File { directory: PathBuf, poll: Option<Duration> },
+    Postgres(PgTarget),
 }
 
 impl Target {
@@ -30,7 +32,10 @@ impl Target {
         match url.scheme() {
             "memory" => memory(&url, rest),
             "file" => file(&url, rest),
-            unknown => Err(invalid(format!("no store has the scheme {unknown:?}; known are {KNOWN}"))),
+            scheme => match PgStore::of_scheme(scheme) {
+                Some(store) => PgTarget::parse(store, &url, rest).map(Target::Postgres),
+                None => Err(invalid(format!("no store has the scheme {scheme:?}; known are {KNOWN}"))),
+            },
         }
     }
 }
@@ -71,13 +76,7 @@ fn only_parameter(url: &Url, name: &str) -> Result<Option<Duration>, Error> {
                 "a {scheme} URL has no parameter {given:?}; the one it has is {name}"
             )));
         }
-        let duration = parse_duration(&text)
-            .map_err(|error| invalid(format!("the parameter {name}: {}", error.message())))?;
-        if duration.is_zero() {
-            return Err(invalid(format!(
-                "the parameter {name} cannot be zero; leave it out for the default"
-            )));
-        }
+        let duration = duration(name, &text)?;
         if value.replace(duration).is_some() {
             return Err(invalid(format!("the parameter {name} is given twice; leave one out")));
         }
@@ -85,6 +84,16 @@ fn only_parameter(url: &Url, name: &str) -> Result<Option<Duration>, Error> {
     Ok(value)
 }
 
-fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
+/// The value of the parameter `name`, which is longer than zero.
+pub(crate) fn duration(name: &str, text: &str) -> Result<Duration, Error> {
+    let duration = parse_duration(text)
+        .map_err(|error| invalid(format!("the parameter {name}: {}", error.message())))?;
+    if duration.is_zero() {
+        return Err(invalid(format!("the parameter {name} cannot be zero; leave it out for the default")));
+    }
+    Ok(duration)
+}
+
+pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }

@@ -28,6 +28,8 @@ async fn what_is_not_a_store_is_refused_with_what_to_do() {
         ("/var/lib/locks", "file:///DIRECTORY"),
         ("redis://host/0", "memory:NAME"),
         ("memory:x#y", "%23"),
+        ("postgres+lease://app@db/app", "+ttl"),
+        ("postgres://app@db/app?channel_binding=require", "channel_binding"),
         ("memory:x?ttl=1s&ttl=2s", "twice"),
     ] {
         let error = refused(url).await;
@@ -69,6 +71,39 @@ async fn a_missing_file_feature_is_named() {
     let error = refused("file:///var/lib/locks").await;
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("feature `file`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_postgres_feature_is_named() {
+    for (scheme, feature, is_missing) in [
+        ("postgres", "postgres-advisory", cfg!(not(feature = "postgres-advisory"))),
+        ("postgresql+advisory-xact", "postgres-advisory", cfg!(not(feature = "postgres-advisory"))),
+        ("postgres+row", "postgres-row", cfg!(not(feature = "postgres-row"))),
+        ("postgres+ttl", "postgres-ttl", cfg!(not(feature = "postgres-ttl"))),
+    ] {
+        // Nobody listens on this port.
+        let error = refused(&format!("{scheme}://app:hunter2@127.0.0.1:1/app")).await;
+        let expected = if is_missing { ErrorKind::Unsupported } else { ErrorKind::Unavailable };
+        assert_eq!(error.kind(), expected, "{scheme}: {error}");
+        let part = if is_missing { feature } else { "127.0.0.1:1" };
+        let text = everything(&error);
+        assert!(text.contains(part) && !text.contains("hunter2"), "{scheme}: {text}");
+    }
+}
+
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[test]
+fn a_postgres_url_names_a_server_and_a_schema() {
+    let url = "postgres+ttl://app:hunter2@db.example:5433/ledger?schema=My%20Locks&ttl=5s";
+    let config = leasehold::postgres_config(url).unwrap();
+    assert_eq!(config.schema_name().as_str(), "My Locks");
+    assert_eq!((config.options().get_host(), config.options().get_port()), ("db.example", 5433));
+    assert_eq!(config.options().get_database(), Some("ledger"));
+    for bad in ["memory:", "postgres://db/x?schema=", "postgres://app:hunter2@db:port/x"] {
+        let error = leasehold::postgres_config(bad).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{bad}");
+        assert!(!everything(&error).contains("hunter2"), "{error}");
+    }
 }
 
 #[cfg(feature = "memory")]

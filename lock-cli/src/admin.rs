@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Error, HoldInfo, HoldState, ListQuery, Lock, LockAdmin};
+use leasehold::{Error, HoldInfo, HoldState, HolderId, ListQuery, Lock, LockAdmin, SessionInfo};
 use serde_json::{Value, json};
 
 use crate::args::{Inspect, List, Release};
@@ -20,10 +20,7 @@ pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
     } else if holds.is_empty() {
         output::line(&format!("nothing is locked on {lock}"));
     } else {
-        output::line(&output::table(
-            ["KEY", "STATE", "WHO", "SINCE", "FOR", "TOKEN", "LABEL"],
-            holds.iter().map(row),
-        ));
+        output::line(&listed(&holds));
     }
     Ok(0)
 }
@@ -44,19 +41,77 @@ pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Err
 
 pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Error> {
     let lock = crate::connect(url).await?;
-    let released = admin(&*lock)?.force_release(&args.key, args.holder).await?;
+    let admin = admin(&*lock)?;
+    match args.holder {
+        Some(holder) if !args.session => release_hold(args, admin, holder).await,
+        _ => release_session(args, &*lock, admin).await,
+    }
+}
+
+async fn release_hold(args: &Release, admin: &dyn LockAdmin, holder: HolderId) -> Result<u8, Error> {
+    let released = admin.force_release(&args.key, holder).await?;
     if args.json {
         output::json(&json!({
             "key": args.key.as_str(),
-            "holder": args.holder.to_string(),
+            "holder": holder.to_string(),
             "released": released,
         }));
     } else if released {
-        output::line(&format!("released \"{}\", which {} held", args.key, args.holder));
+        output::line(&format!("released \"{}\", which {holder} held", args.key));
     } else {
-        output::line(&format!("{} does not hold \"{}\"; nothing was released", args.holder, args.key));
+        output::line(&format!("{holder} does not hold \"{}\"; nothing was released", args.key));
     }
     Ok(if released { 0 } else { exit::NOT_HELD })
+}
+
+async fn release_session(args: &Release, lock: &dyn Lock, admin: &dyn LockAdmin) -> Result<u8, Error> {
+    let session = admin.session_of(&args.key).await?;
+    // The hold that was looked at before, if one was named. What keeps the key may not show its name yet.
+    let is_meant = |session: &SessionInfo| {
+        args.holder.is_none_or(|holder| session.holds.iter().any(|hold| hold.holder == Some(holder)))
+    };
+    let Some(session) = session.filter(is_meant) else {
+        if args.json {
+            output::json(&json!({ "key": args.key.as_str(), "session": null, "released": false }));
+        } else {
+            output::line(&format!("nobody has this hold of \"{}\"; nothing was released", args.key));
+        }
+        return Ok(exit::NOT_HELD);
+    };
+    let others = session.holds.len().saturating_sub(1);
+    if others > 0 && !args.yes {
+        output::problem(&format!(
+            "the session {}{} keeps {others} more; --yes ends it with all of them:\n{}",
+            session.id,
+            session.owner.as_deref().map(|owner| format!(" of {}", printable(owner))).unwrap_or_default(),
+            listed(&session.holds),
+        ));
+        if args.json {
+            output::json(&describe_session(args, &session, false));
+        }
+        return Ok(exit::USAGE);
+    }
+    let ended = admin.end_session(&session).await.map_err(|error| error.with_store(lock.to_string()))?;
+    if args.json {
+        output::json(&describe_session(args, &session, ended));
+    } else if ended {
+        output::line(&format!("ended the session {}, and with it:\n{}", session.id, listed(&session.holds)));
+    } else {
+        output::line(&format!("the session {} had ended before; nothing was released", session.id));
+    }
+    Ok(if ended { 0 } else { exit::NOT_HELD })
+}
+
+fn describe_session(args: &Release, session: &SessionInfo, released: bool) -> Value {
+    json!({
+        "key": args.key.as_str(),
+        "session": {
+            "id": session.id,
+            "owner": session.owner,
+            "holds": session.holds.iter().map(describe).collect::<Value>(),
+        },
+        "released": released,
+    })
 }
 
 /// `, held by ... since ...`, for a sentence about the key.
@@ -79,6 +134,7 @@ fn admin(lock: &dyn Lock) -> Result<&dyn LockAdmin, Error> {
 fn describe(hold: &HoldInfo) -> Value {
     json!({
         "key": hold.key.as_str(),
+        "named": hold.named,
         "state": state(hold.state),
         "holder": hold.holder.map(|holder| holder.to_string()),
         "token": hold.token.map(leasehold::FencingToken::as_u64),
@@ -92,7 +148,21 @@ fn describe(hold: &HoldInfo) -> Value {
     })
 }
 
-fn row(hold: &HoldInfo) -> [String; 7] {
+/// A table, with the number of waiters where the store knows of any.
+fn listed(holds: &[HoldInfo]) -> String {
+    let with_waiters = holds.iter().any(|hold| hold.waiters.is_some());
+    let names = ["KEY", "STATE", "WHO", "SINCE", "FOR", "TOKEN", "WAITERS", "LABEL"];
+    let is_shown = |column: &usize| with_waiters || names[*column] != "WAITERS";
+    let columns: Vec<usize> = (0..names.len()).filter(is_shown).collect();
+    let header: Vec<&str> = columns.iter().map(|column| names[*column]).collect();
+    let rows = holds.iter().map(|hold| {
+        let mut cells = row(hold);
+        columns.iter().map(|column| std::mem::take(&mut cells[*column])).collect::<Vec<_>>()
+    });
+    output::table(&header, rows)
+}
+
+fn row(hold: &HoldInfo) -> [String; 8] {
     [
         hold.key.to_string(),
         state(hold.state).to_owned(),
@@ -100,13 +170,14 @@ fn row(hold: &HoldInfo) -> [String; 7] {
         or_dash(hold.since.map(output::local)),
         or_dash(held_for(hold).map(output::duration)),
         or_dash(hold.token.map(|token| token.to_string())),
+        or_dash(hold.waiters.map(|waiters| waiters.to_string())),
         or_dash(hold.label.as_deref().map(printable)),
     ]
 }
 
 fn details(hold: &HoldInfo) -> String {
     let known = [
-        ("key", Some(hold.key.to_string())),
+        (if hold.named { "key" } else { "number" }, Some(hold.key.to_string())),
         ("state", Some(state(hold.state).to_owned())),
         ("who", hold.owner.as_deref().map(printable)),
         ("holder", hold.holder.map(|holder| holder.to_string())),
@@ -156,7 +227,7 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold::{FencingToken, HolderId, LockKey};
+    use leasehold::{FencingToken, LockKey};
 
     fn hold() -> HoldInfo {
         let mut hold = HoldInfo::new(LockKey::new("a\x1b[31mb").unwrap());
@@ -182,7 +253,17 @@ mod tests {
         assert_eq!(value["token"], 1024);
         assert_eq!(value["since"], "1970-01-01T00:00:00Z");
         assert_eq!(value["expires_in_ms"], Value::Null);
-        assert_eq!(value.as_object().unwrap().len(), 11);
+        assert_eq!(value.as_object().unwrap().len(), 12);
+    }
+
+    #[test]
+    fn waiters_have_a_column_where_the_store_counts_them() {
+        let mut hold = hold();
+        assert!(!listed(&[hold.clone()]).contains("WAITERS"));
+        hold.waiters = Some(3);
+        let text = listed(&[hold]);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!((lines[0][6], *lines[1].iter().rev().nth(1).unwrap()), ("WAITERS", "3"), "{text}");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::exit;
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, max_term_width = 100, after_long_help = exit::HELP)]
 pub(crate) struct Args {
-    /// The store: memory:, memory:NAME or file:///DIRECTORY.
+    /// The store: memory:, memory:NAME, file:///DIRECTORY, or postgres://, postgres+advisory-xact://,
+    /// postgres+row:// or postgres+ttl://USER@HOST/DATABASE.
     ///
     /// Without it, the locks are files in the state directory of this user, and exclude each other
     /// between the processes of this machine. Prefer the environment for a URL with a password:
@@ -36,6 +37,7 @@ pub(crate) enum Command {
     Inspect(Inspect),
     Release(Release),
     Check(Check),
+    Schema(Schema),
     Completions(Completions),
     Man(Man),
 }
@@ -119,6 +121,9 @@ pub(crate) struct Inspect {
 }
 
 /// End somebody else's hold of a key, if the store can. Exits with 1 when that holder does not hold it.
+///
+/// A store whose holds are kept by sessions (postgres://) cannot end one hold alone: --session ends the
+/// session that keeps the key, and everything else that it keeps with it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     /// The key.
@@ -129,12 +134,48 @@ pub(crate) struct Release {
     pub(crate) force: bool,
 
     /// Whose hold to end, as `leasehold inspect` prints it.
-    #[arg(long, value_name = "ID")]
-    pub(crate) holder: HolderId,
+    #[arg(long, value_name = "ID", required_unless_present = "session")]
+    pub(crate) holder: Option<HolderId>,
+
+    /// End the whole session that keeps the hold. Lists what else it keeps, and then wants --yes.
+    #[arg(long)]
+    pub(crate) session: bool,
+
+    /// With --session: also when the session keeps other keys.
+    #[arg(long, requires = "session")]
+    pub(crate) yes: bool,
 
     /// Print a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Print or install what the Postgres stores keep in a database.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Schema {
+    #[command(subcommand)]
+    pub(crate) command: SchemaCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SchemaCommand {
+    Print(SchemaPrint),
+    /// Install the schema, or complete it, in the database that --url names.
+    Apply,
+}
+
+/// Print the SQL that installs the schema; it can be run any number of times.
+///
+/// Connects to nothing. Pipe it into psql, or keep it with your migrations.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaPrint {
+    /// The name of the schema [default: that of the URL, or else leasehold].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) schema: Option<String>,
+
+    /// Also print what lets this role use the stores, and nothing else.
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) grant_to: Option<String>,
 }
 
 /// Try the store: does it work, what can it do, what should be mended.

@@ -7,6 +7,7 @@ use leasehold::{AcquireOptions, Capabilities, Error, ErrorKind, Fencing, HoldSta
 use serde_json::{Value, json};
 
 use crate::args::Check;
+use crate::schema::Facts;
 use crate::{exit, output};
 
 /// One fixed key, because a store may keep something of every key that was ever used.
@@ -16,6 +17,7 @@ const PROBE: &str = "leasehold:check";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> {
+    let facts = Facts::of(url).await;
     let (lock, tried) = match crate::connect(url).await {
         Ok(lock) => {
             let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock)).await.unwrap_or_else(|_| {
@@ -28,9 +30,9 @@ pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> 
     };
     let advice = advice(lock.as_deref(), tried.as_ref().err());
     if args.json {
-        output::json(&report(lock.as_ref(), &tried, &advice));
+        output::json(&report(lock.as_ref(), facts.as_ref(), &tried, &advice));
     } else {
-        print(lock.as_ref(), &tried, &advice);
+        print(lock.as_ref(), facts.as_ref(), &tried, &advice);
     }
     match tried {
         Ok(_) => Ok(0),
@@ -70,7 +72,9 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
                 "give this user the right to read and write there, or choose another store with --url"
             }
             ErrorKind::Timeout => "another check may be running; try again",
-            ErrorKind::SchemaMissing => "set the store up, or use the version of this tool that did",
+            ErrorKind::SchemaMissing => {
+                "set the store up with `leasehold schema apply`, or use the version of this tool that did"
+            }
             ErrorKind::Corrupt => {
                 "look at what else writes there; move the damaged files away once nobody holds a lock"
             }
@@ -82,7 +86,7 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
             advice.push("this store excludes within one process only: two commands never meet there; use a file:/// URL");
         }
         if capabilities.crash_release.is_none() {
-            advice.push("a lock whose holder crashed stays shut; `leasehold release` opens it");
+            advice.push("a lock whose holder crashed stays shut; `leasehold release --force` opens it");
         }
         if capabilities.fencing == Fencing::None {
             advice.push("there are no fencing tokens: a holder that was paused and overtaken cannot be told by its number");
@@ -91,7 +95,12 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
     advice
 }
 
-fn print(lock: Option<&Arc<dyn Lock>>, tried: &Result<Duration, Error>, advice: &[&str]) {
+fn print(
+    lock: Option<&Arc<dyn Lock>>,
+    facts: Option<&Facts>,
+    tried: &Result<Duration, Error>,
+    advice: &[&str],
+) {
     if let Some(lock) = lock {
         output::line(&format!("store: {lock}"));
     }
@@ -99,16 +108,24 @@ fn print(lock: Option<&Arc<dyn Lock>>, tried: &Result<Duration, Error>, advice: 
         Ok(took) => output::line(&format!("works: took, saw and released a lock in {took:.1?}")),
         Err(error) => output::error(error),
     }
+    if let Some(facts) = facts {
+        output::line(&format!("\n{}", output::table(&["SERVER", "VALUE"], facts.rows())));
+    }
     if let Some(lock) = lock {
         let rows = capabilities(lock.capabilities()).map(|(_, name, text, _)| [name.to_owned(), text]);
-        output::line(&format!("\n{}", output::table(["CAPABILITY", "VALUE"], rows)));
+        output::line(&format!("\n{}", output::table(&["CAPABILITY", "VALUE"], rows)));
     }
     for sentence in advice {
         output::line(&format!("\nto mend: {sentence}"));
     }
 }
 
-fn report(lock: Option<&Arc<dyn Lock>>, tried: &Result<Duration, Error>, advice: &[&str]) -> Value {
+fn report(
+    lock: Option<&Arc<dyn Lock>>,
+    facts: Option<&Facts>,
+    tried: &Result<Duration, Error>,
+    advice: &[&str],
+) -> Value {
     let table = lock.map(|lock| {
         let rows = capabilities(lock.capabilities());
         rows.into_iter().map(|(id, _, _, value)| (id.to_owned(), value)).collect::<serde_json::Map<_, _>>()
@@ -118,13 +135,14 @@ fn report(lock: Option<&Arc<dyn Lock>>, tried: &Result<Duration, Error>, advice:
         "ok": tried.is_ok(),
         "error": tried.as_ref().err().map(ToString::to_string),
         "took_ms": tried.as_ref().ok().map(|took| output::millis(*took)),
+        "server": facts.map(Facts::describe),
         "capabilities": table,
         "advice": advice,
     })
 }
 
 /// Each capability: its name for machines and for people, its value for people and for machines.
-fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Value); 15] {
+fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Value); 17] {
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
     let within = |bound: Duration| format!("within {}", output::duration(bound));
     let ms = |bound: Duration| json!(output::millis(bound));
@@ -156,6 +174,8 @@ fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Val
             json!(has.admin.inspect && has.admin.list),
         ),
         ("force_release", "release --force", yes(has.admin.force_release), json!(has.admin.force_release)),
+        ("end_session", "release --session", yes(has.admin.end_session), json!(has.admin.end_session)),
+        ("admin_lag_ms", "names shown", within(has.admin.lag), ms(has.admin.lag)),
         (
             "max_holds",
             "locks held at once",

@@ -12,6 +12,7 @@ mod child;
 mod exit;
 mod output;
 mod run;
+mod schema;
 mod signals;
 
 use std::process::ExitCode;
@@ -65,6 +66,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
         Command::Inspect(inspect) => admin::inspect(&inspect, url).await,
         Command::Release(release) => admin::release(&release, url).await,
         Command::Check(check) => check::check(&check, url).await,
+        Command::Schema(schema) => schema::schema(&schema, url).await,
         Command::Completions(completions) => {
             let mut script = Vec::new();
             clap_complete::generate(completions.shell, &mut Args::command(), "leasehold", &mut script);

@@ -67,12 +67,15 @@ pub(crate) fn bytes(text: &[u8]) {
 }
 
 /// Columns without a frame, as other tools print them.
-pub(crate) fn table<const N: usize>(
-    header: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
+pub(crate) fn table<R: IntoIterator<Item = String>>(
+    header: &[&str],
+    rows: impl IntoIterator<Item = R>,
 ) -> String {
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING).set_header(header).add_rows(rows);
+    table
+        .load_style(comfy_table::presets::NOTHING)
+        .set_header(header.iter().copied())
+        .add_rows(rows.into_iter().map(|row| row.into_iter().collect::<Vec<_>>()));
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
@@ -129,7 +132,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let text =
-            table(["KEY", "X"], [["a".to_owned(), "1".to_owned()], ["longer".to_owned(), "2".to_owned()]]);
+            table(&["KEY", "X"], [["a".to_owned(), "1".to_owned()], ["longer".to_owned(), "2".to_owned()]]);
         let at: Vec<_> = text.lines().map(|line| line.rfind(['X', '1', '2'])).collect();
         assert_eq!(at.len(), 3, "{text}");
         assert!(at.iter().all(|column| *column == at[0]), "{text}");

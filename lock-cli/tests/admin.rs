@@ -49,6 +49,7 @@ fn list_shows_who_holds_what() {
         "holder",
         "key",
         "label",
+        "named",
         "owner",
         "since",
         "state",

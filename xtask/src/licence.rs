@@ -1,12 +1,14 @@
 //! Whether a licence expression can be satisfied with licences that we accept.
 
 /// What may come into the programs of those who use leasehold.
-const ACCEPTED: [&str; 9] = [
+const ACCEPTED: [&str; 10] = [
     "MIT",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
     "BSD-2-Clause",
     "BSD-3-Clause",
+    // For data; the list of certificate authorities (webpki-roots, only with TLS) has it.
+    "CDLA-Permissive-2.0",
     "ISC",
     "Unicode-3.0",
     "Unlicense",

@@ -3,6 +3,7 @@
 mod dependencies;
 mod licence;
 mod metadata;
+mod servers;
 mod step;
 
 use std::process::ExitCode;
@@ -13,10 +14,12 @@ use step::{Outcome, cargo};
 const USAGE: &str = "\
 usage: cargo xtask JOB
 
-  test        every test: unit, documentation, conformance, mutants, the command end to end
+  test        every test: unit, documentation, conformance, mutants, the command end to end; installs
+              PostgreSQL and PgBouncer if they are missing and apt-get may, or says how
   lint        formatting, clippy for each combination of features, documentation; no warning passes
   deps        licences, sources and duplicate versions of all dependencies
-  bench NAME  the benchmarks of the crate leasehold-NAME, such as `bench memory`
+  bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`
+              or `bench postgres`
   ci          lint, deps and test: what has to pass before a change goes in";
 
 fn main() -> ExitCode {
@@ -40,9 +43,11 @@ fn main() -> ExitCode {
 }
 
 fn test() -> Outcome {
+    servers::ensure()?;
+    let features = Metadata::read()?.all_features();
     let all = step::tests(
         "unit, integration, conformance, mutant and command tests, and the examples in the documentation",
-        &["test", "--workspace", "--all-features", "--no-fail-fast"],
+        &["test", "--workspace", "--features", &features, "--no-fail-fast"],
     )?;
     // Some errors exist only where a feature is missing.
     let bare = step::tests(
@@ -57,10 +62,12 @@ fn lint() -> Outcome {
     step::need_component("fmt", "rustfmt")?;
     step::need_component("clippy", "clippy")?;
     cargo("formatting", &["fmt", "--all", "--check"])?;
+    let metadata = Metadata::read()?;
+    let features = metadata.all_features();
     let workspace = ["clippy", "--workspace", "--all-targets", "--locked"];
-    clippy("clippy, all features", &[&workspace[..], &["--all-features"]].concat())?;
+    clippy("clippy, all features", &[&workspace[..], &["--features", &features]].concat())?;
     clippy("clippy, default features", &workspace)?;
-    for (package, features) in Metadata::read()?.feature_combinations() {
+    for (package, features) in metadata.feature_combinations() {
         let what =
             format!("clippy, {package} with {}", if features.is_empty() { "no features" } else { &features });
         let arguments = [
@@ -75,9 +82,13 @@ fn lint() -> Outcome {
         ];
         clippy(&what, &arguments)?;
     }
+    // One for all ways to speak TLS: the one that needs no more than a C compiler.
+    let tls =
+        ["--package", "leasehold-postgres", "--lib", "--locked", "--features", "tls-rustls-ring-webpki"];
+    clippy("clippy, leasehold-postgres with TLS", &[&["clippy"], &tls[..]].concat())?;
     step::cargo_with(
         "documentation",
-        &["doc", "--workspace", "--no-deps", "--all-features", "--locked"],
+        &["doc", "--workspace", "--no-deps", "--features", &features, "--locked"],
         &[("RUSTDOCFLAGS", "-D warnings")],
     )
 }
@@ -88,15 +99,19 @@ fn clippy(what: &str, arguments: &[&str]) -> Outcome {
 }
 
 fn bench(name: &str) -> Outcome {
-    let package = format!("leasehold-{name}");
-    let with_benches = Metadata::read()?.packages_with_benches();
-    if !with_benches.contains(&package) {
-        let names: Vec<_> =
-            with_benches.iter().filter_map(|known| known.strip_prefix("leasehold-")).collect();
+    let metadata = Metadata::read()?;
+    let packages = metadata.packages_with_benches(name);
+    if packages.is_empty() {
+        let all = metadata.all_with_benches();
+        let names: Vec<_> = all.iter().filter_map(|known| known.strip_prefix("leasehold-")).collect();
         return Err(format!(
             "there are no benchmarks for {name:?}; there are some for: {}",
             names.join(", ")
         ));
     }
-    cargo("benchmarks", &["bench", "--package", &package, "--benches"])
+    if packages.iter().any(|package| package.contains("postgres")) {
+        servers::ensure()?;
+    }
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    cargo("benchmarks", &["bench"].into_iter().chain(packages).chain(["--benches"]).collect::<Vec<_>>())
 }

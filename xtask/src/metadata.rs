@@ -27,13 +27,19 @@ impl Metadata {
         self.0["packages"].as_array().into_iter().flatten()
     }
 
+    /// All features of all our packages, as cargo wants them listed, without those that [`needs_system`] names.
+    pub(crate) fn all_features(&self) -> String {
+        let of_package =
+            |package| features(package).map(move |feature| format!("{}/{feature}", name(package)));
+        self.packages().flat_map(of_package).collect::<Vec<_>>().join(",")
+    }
+
     /// Every library with features, with none of them and with each alone. Default and all features
     /// are checked for the whole workspace.
     pub(crate) fn feature_combinations(&self) -> Vec<(String, String)> {
         let mut combinations = Vec::new();
         for package in self.packages() {
-            let features = package["features"].as_object().into_iter().flatten().map(|(name, _)| name);
-            let features: Vec<_> = features.filter(|name| *name != "default").cloned().collect();
+            let features: Vec<_> = features(package).filter(|name| *name != "default").cloned().collect();
             if !features.is_empty() {
                 let all = std::iter::once(String::new()).chain(features);
                 combinations.extend(all.map(|feature| (name(package), feature)));
@@ -42,7 +48,16 @@ impl Metadata {
         combinations
     }
 
-    pub(crate) fn packages_with_benches(&self) -> Vec<String> {
+    /// The packages `leasehold-NAME` and `leasehold-NAME-...`, where they have benchmarks.
+    pub(crate) fn packages_with_benches(&self, wanted: &str) -> Vec<String> {
+        let is_wanted = |name: &String| {
+            let rest = name.strip_prefix("leasehold-").and_then(|name| name.strip_prefix(wanted));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        self.all_with_benches().into_iter().filter(is_wanted).collect()
+    }
+
+    pub(crate) fn all_with_benches(&self) -> Vec<String> {
         let has_bench = |package: &&Value| {
             let targets = package["targets"].as_array().into_iter().flatten();
             targets.flat_map(|target| target["kind"].as_array()).flatten().any(|kind| kind == "bench")
@@ -70,9 +85,49 @@ pub(crate) fn name(package: &Value) -> String {
     package["name"].as_str().unwrap_or_default().to_owned()
 }
 
+fn features(package: &Value) -> impl Iterator<Item = &String> {
+    let all = package["features"].as_object().into_iter().flatten().map(|(name, _)| name);
+    all.filter(|name| !needs_system(name))
+}
+
+/// Whether a feature needs libraries or tools that a machine may lack: the ways to speak TLS do.
+fn needs_system(feature: &str) -> bool {
+    feature.starts_with("tls-")
+}
+
 fn host() -> Outcome<String> {
     let output = command(&["-vV"]).output().map_err(|error| format!("cannot start cargo: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).ok_or_else(|| "cargo -vV names no host".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_that_need_the_system_are_left_out() {
+        let metadata = Metadata(serde_json::json!({"packages": [
+            {"name": "a", "features": {"default": ["x"], "x": [], "tls-openssl": []}},
+            {"name": "b", "features": {"tls-openssl": []}},
+        ]}));
+        assert_eq!(metadata.all_features(), "a/default,a/x");
+        let combinations = [("a".to_owned(), String::new()), ("a".to_owned(), "x".to_owned())];
+        assert_eq!(metadata.feature_combinations(), combinations);
+    }
+
+    #[test]
+    fn benches_of_one_name_and_its_family() {
+        let package = |name| serde_json::json!({"name": name, "targets": [{"kind": ["bench"]}]});
+        let names =
+            ["leasehold-postgres-row", "leasehold-postgres", "leasehold-postgresql", "leasehold-file"];
+        let metadata = Metadata(serde_json::json!({"packages": names.map(package)}));
+        assert_eq!(
+            metadata.packages_with_benches("postgres"),
+            ["leasehold-postgres-row", "leasehold-postgres"]
+        );
+        assert_eq!(metadata.packages_with_benches("postgres-row"), ["leasehold-postgres-row"]);
+        assert!(metadata.packages_with_benches("memory").is_empty());
+    }
 }

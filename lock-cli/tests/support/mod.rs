@@ -144,6 +144,11 @@ impl Beside {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
+    /// Lets a command go on that reads to the end.
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap(), signal).unwrap();
     }

@@ -1,0 +1,150 @@
+//! `leasehold schema`, and what `leasehold check` says of a Postgres server.
+
+use std::time::Duration;
+
+use leasehold::postgres::schema::{self, SchemaState, ServerReport};
+use leasehold::postgres::sqlx::{Connection as _, PgConnection};
+use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig, store_error};
+use leasehold::{Error, ErrorKind};
+use serde_json::{Value, json};
+
+use crate::args::{Schema, SchemaCommand, SchemaPrint};
+use crate::output;
+
+/// Longer than the statements of the installation wait for others that install.
+const INSTALL_LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) async fn schema(args: &Schema, url: Option<&str>) -> Result<u8, Error> {
+    match &args.command {
+        SchemaCommand::Print(args) => print(args, url),
+        SchemaCommand::Apply => apply(url).await,
+    }
+}
+
+fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
+    let schema = match (&args.schema, url) {
+        (Some(name), _) => Identifier::new(name)?,
+        // The environment may name a store of another kind, which has no schema.
+        (None, Some(url)) if is_postgres(url) => leasehold::postgres_config(url)?.schema_name().clone(),
+        (None, _) => Identifier::new(DEFAULT_SCHEMA)?,
+    };
+    let grants =
+        args.grant_to.as_ref().map(|role| Ok::<_, Error>(schema::grants(&schema, &Identifier::new(role)?)));
+    let grants = grants.transpose()?.unwrap_or_default();
+    output::bytes([schema::script(&schema), grants].concat().as_bytes());
+    Ok(0)
+}
+
+async fn apply(url: Option<&str>) -> Result<u8, Error> {
+    let url = url.ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidOption,
+            "no database is named; set --url or LEASEHOLD_URL to postgres://USER@HOST/DATABASE",
+        )
+    })?;
+    let config = leasehold::postgres_config(url)?;
+    let named = |error: Error| error.with_store(config.to_string());
+    let mut session = open(&config).await.map_err(named)?;
+    within(INSTALL_LIMIT, schema::install(&mut session, config.schema_name())).await.map_err(named)?;
+    close(session).await;
+    output::line(&format!("the schema \"{}\" is ready on {config}", config.schema_name()));
+    Ok(0)
+}
+
+pub(crate) fn is_postgres(url: &str) -> bool {
+    url.trim_start().get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("postgres"))
+}
+
+/// What a server says of itself, its schema, and what this user may do there.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    config: PgConfig,
+    report: ServerReport,
+}
+
+impl Facts {
+    /// Asks the server that `url` names. `None` for other stores, and when there is no answer: then
+    /// connecting to the store says why.
+    pub(crate) async fn of(url: Option<&str>) -> Option<Self> {
+        let config = leasehold::postgres_config(url.filter(|url| is_postgres(url))?).ok()?;
+        let mut session = open(&config).await.ok()?;
+        let looking = schema::inspect(&mut session, config.schema_name());
+        let report = within(config.call_limit(), looking).await.ok()?;
+        close(session).await;
+        Some(Self { config, report })
+    }
+
+    pub(crate) fn rows(&self) -> Vec<[String; 2]> {
+        let report = &self.report;
+        let listed = |items: &[String]| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+        let lacking: Vec<_> = report
+            .missing_privileges
+            .iter()
+            .map(|lacks| match &lacks.object {
+                Some(object) => format!("{} on {object}", lacks.privilege),
+                None => format!("{} on the schema", lacks.privilege),
+            })
+            .collect();
+        let state = match report.schema {
+            SchemaState::Installed(version) => format!("version {}", version.version),
+            SchemaState::Missing => "not installed".to_owned(),
+            _ => "unreadable".to_owned(),
+        };
+        [
+            ("server", format!("PostgreSQL {}", report.version)),
+            ("database", report.database.clone()),
+            ("encoding", report.encoding.clone()),
+            ("standby", if report.in_recovery { "yes" } else { "no" }.to_owned()),
+            ("role", report.role.clone()),
+            ("schema", format!("\"{}\", {state}", self.config.schema_name())),
+            ("objects missing", listed(&report.missing_objects)),
+            ("objects altered", listed(&report.altered_objects)),
+            ("privileges missing", listed(&lacking)),
+        ]
+        .map(|(name, value)| [name.to_owned(), value])
+        .into()
+    }
+
+    pub(crate) fn describe(&self) -> Value {
+        let report = &self.report;
+        let version = match report.schema {
+            SchemaState::Installed(version) => Some(version.version),
+            _ => None,
+        };
+        json!({
+            "version_num": report.version_num,
+            "version": report.version,
+            "database": report.database,
+            "encoding": report.encoding,
+            "standby": report.in_recovery,
+            "role": report.role,
+            "schema": self.config.schema_name().as_str(),
+            "schema_version": version,
+            "missing_objects": report.missing_objects,
+            "altered_objects": report.altered_objects,
+            "missing_grants": report.missing_grants(self.config.schema_name()),
+        })
+    }
+}
+
+/// A session for this one purpose.
+async fn open(config: &PgConfig) -> Result<PgConnection, Error> {
+    let opening = async {
+        let opened = PgConnection::connect_with(config.options()).await;
+        opened.map_err(|error| store_error(error, "connect"))
+    };
+    within(config.call_limit(), opening).await
+}
+
+/// With an end to waiting for a server that is silent.
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let message = "the server does not answer; check host, port and network, then try again";
+        Err(Error::new(ErrorKind::Unavailable, message))
+    })
+}
+
+/// Says good-bye; that the server does not hear it changes nothing.
+async fn close(session: PgConnection) {
+    let _ = tokio::time::timeout(Duration::from_secs(1), session.close()).await;
+}

@@ -1,0 +1,48 @@
+//! The statements of people who look.
+
+/// Writes what numbers stand for and who holds them.
+pub(crate) const NAME: &str = "
+INSERT INTO {schema}.advisory_name AS n (space, number, key, pid, holder, token, granted_at, label)
+SELECT $1, v.number, v.key, v.pid, v.holder, v.token, to_timestamp(v.since / 1000000.0), v.label
+FROM unnest($2::bigint[], $3::text[], $4::integer[], $5::text[], $6::bigint[], $7::bigint[], $8::text[])
+     AS v(number, key, pid, holder, token, since, label)
+ORDER BY v.number
+ON CONFLICT (space, number) DO UPDATE
+SET key = excluded.key, pid = excluded.pid, holder = excluded.holder, token = excluded.token,
+    granted_at = excluded.granted_at, label = excluded.label";
+
+/// Deletes what was not used for a month, a little at a time.
+pub(crate) const FORGET: &str = "
+DELETE FROM {schema}.advisory_name WHERE (space, number) IN (
+    SELECT n.space, n.number FROM {schema}.advisory_name AS n
+    WHERE n.granted_at < clock_timestamp() - interval '30 days'
+    LIMIT 1000 FOR UPDATE SKIP LOCKED)";
+
+/// The advisory locks of this database that are held exclusively, or one of them (`$1`, `$2`), with what
+/// is known of them. Who held a number before on another session is not shown as its holder.
+pub(crate) const LIST: &str = "
+WITH locks AS MATERIALIZED (
+    SELECT l.objsubid AS space, (l.classid::bigint << 32) | l.objid::bigint AS number, l.pid, l.mode, l.granted
+    FROM pg_locks AS l
+    WHERE l.locktype = 'advisory'
+      AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+      AND ($1::smallint IS NULL
+           OR l.objsubid = $1 AND (l.classid::bigint << 32) | l.objid::bigint = $2)
+)
+SELECT l.space, l.number, l.pid, n.key, n.pid = l.pid AS current, n.holder, n.token, n.label,
+       (extract(epoch FROM n.granted_at) * 1000000)::bigint AS since,
+       (SELECT count(*) FROM locks AS w
+        WHERE w.space = l.space AND w.number = l.number AND NOT w.granted) AS waiters,
+       host(a.client_addr) AS address, a.application_name AS application, a.usename::text AS username,
+       (extract(epoch FROM a.backend_start) * 1000000)::bigint AS started
+FROM locks AS l
+LEFT JOIN {schema}.advisory_name AS n ON n.space = l.space AND n.number = l.number
+LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.granted AND l.mode = 'ExclusiveLock'
+ORDER BY l.space, l.number";
+
+/// Ends one session, if it is still the same one.
+pub(crate) const END_SESSION: &str = "
+SELECT coalesce(bool_or(pg_terminate_backend(a.pid)), false)
+FROM pg_stat_activity AS a
+WHERE a.pid = $1 AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = $2";

@@ -1,0 +1,21 @@
+#![doc = include_str!("../README.md")]
+
+mod admin;
+mod admin_sql;
+mod backend;
+mod config;
+mod names;
+mod registry;
+mod seat;
+mod shared;
+mod sql;
+mod trunk;
+mod waiting;
+pub mod xact;
+mod xact_guard;
+mod xact_sql;
+
+pub use backend::AdvisoryBackend;
+pub use config::{AdvisoryConfig, XactConfig};
+pub use xact::{LockWait, XactLocks, XactProof};
+pub use xact_guard::XactGuard;

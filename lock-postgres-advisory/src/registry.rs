@@ -1,0 +1,209 @@
+//! What this client holds and asks for, by number: the server would grant one session the same number
+//! twice, so that local callers have to be kept apart here.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockKey};
+use leasehold_engine::Request;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Which session keeps a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// One of the sessions that keep many.
+    Trunk(usize),
+    /// A session of its own.
+    Seat(u64),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    entries: Mutex<HashMap<i64, Entry>>,
+    /// A number became free here.
+    pub(crate) freed: Notify,
+    /// There is something to write into the dictionary before long.
+    pub(crate) granted: Notify,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: LockKey,
+    pub(crate) holder: HolderId,
+    pub(crate) label: Option<Arc<str>>,
+    pub(crate) place: Place,
+    pub(crate) grant: Option<Grant>,
+    /// Whether the dictionary says so.
+    pub(crate) written: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: FencingToken,
+    pub(crate) at: Instant,
+    pub(crate) since: SystemTime,
+}
+
+/// What asking for a number means here.
+pub(crate) enum Claim {
+    /// The caller may ask the server.
+    Ours,
+    /// The same holder has it already.
+    Again(FencingToken),
+    /// An earlier holder here is on its way out.
+    Busy,
+}
+
+impl Registry {
+    /// Reserves `number` for `request` at `place`.
+    pub(crate) fn claim(&self, number: i64, request: &Request, place: Place) -> Result<Claim, Error> {
+        let mut entries = self.lock();
+        match entries.entry(number) {
+            Slot::Vacant(slot) => {
+                slot.insert(Entry {
+                    key: request.key.clone(),
+                    holder: request.holder,
+                    label: request.label.clone(),
+                    place,
+                    grant: None,
+                    written: false,
+                });
+                Ok(Claim::Ours)
+            }
+            Slot::Occupied(slot) => {
+                let entry = slot.get();
+                if entry.key != request.key {
+                    return Err(Error::new(
+                        ErrorKind::InvalidKey,
+                        format!(
+                            "the keys {} and {} have the same number {number}, and this process uses the other one now; rename one of them, or choose a hash with more bits",
+                            request.key, entry.key
+                        ),
+                    )
+                    .with_key(&request.key));
+                }
+                match entry.grant {
+                    Some(grant) if entry.holder == request.holder => Ok(Claim::Again(grant.token)),
+                    _ => Ok(Claim::Busy),
+                }
+            }
+        }
+    }
+
+    /// The server granted the number; `false` when the claim is gone.
+    pub(crate) fn granted(&self, number: i64, holder: HolderId, place: Place, token: FencingToken) -> bool {
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(&number).filter(|entry| entry.holder == holder) else {
+            return false;
+        };
+        entry.place = place;
+        entry.grant = Some(Grant { token, at: Instant::now(), since: SystemTime::now() });
+        drop(entries);
+        self.granted.notify_one();
+        true
+    }
+
+    /// Where `holder` has, or asks for, `number`.
+    pub(crate) fn place_of(&self, number: i64, holder: HolderId) -> Option<Place> {
+        self.lock().get(&number).filter(|entry| entry.holder == holder).map(|entry| entry.place)
+    }
+
+    /// Whether `holder` has been granted `number` and has it still.
+    pub(crate) fn is_held(&self, number: i64, holder: HolderId) -> bool {
+        self.lock().get(&number).is_some_and(|entry| entry.holder == holder && entry.grant.is_some())
+    }
+
+    /// `holder` has nothing more to do with `number`.
+    pub(crate) fn forget(&self, number: i64, holder: HolderId) {
+        let mut entries = self.lock();
+        if let Slot::Occupied(slot) = entries.entry(number) {
+            if slot.get().holder == holder {
+                slot.remove();
+                drop(entries);
+                self.freed.notify_waiters();
+            }
+        }
+    }
+
+    /// The session at `place` has ended: what it held is returned, what was asked there is forgotten.
+    pub(crate) fn lost(&self, place: Place) -> Vec<(LockKey, HolderId)> {
+        let mut lost = Vec::new();
+        self.lock().retain(|_, entry| {
+            if entry.place != place {
+                return true;
+            }
+            if entry.grant.is_some() {
+                lost.push((entry.key.clone(), entry.holder));
+            }
+            false
+        });
+        self.freed.notify_waiters();
+        lost
+    }
+
+    /// A copy of the holds that `wanted` selects.
+    pub(crate) fn holds(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<(i64, Entry)> {
+        let entries = self.lock();
+        let held = entries.iter().filter(|(_, entry)| entry.grant.is_some() && wanted(entry));
+        held.map(|(number, entry)| (*number, entry.clone())).collect()
+    }
+
+    /// The dictionary has these holds.
+    pub(crate) fn written(&self, holds: &[(i64, Entry)]) {
+        let mut entries = self.lock();
+        for (number, written) in holds {
+            if let Some(entry) = entries.get_mut(number).filter(|entry| entry.holder == written.holder) {
+                entry.written = true;
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, number: i64) -> Option<Entry> {
+        self.lock().get(&number).cloned()
+    }
+
+    /// How many numbers are held or asked for.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+        self.freed.notify_waiters();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<i64, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(key: &str, serial: u64) -> Request {
+        Request::new(LockKey::new(key).unwrap(), HolderId::from_parts(7, serial))
+    }
+
+    #[test]
+    fn one_number_has_one_holder_and_two_keys_of_it_are_told_apart() {
+        let registry = Registry::default();
+        let (place, token) = (Place::Trunk(0), FencingToken::from_u64(1024));
+        let [first, second, other] = [request("a", 1), request("a", 2), request("b", 3)];
+        assert!(matches!(registry.claim(5, &first, place), Ok(Claim::Ours)));
+        assert!(matches!(registry.claim(5, &second, place), Ok(Claim::Busy)));
+        assert!(registry.granted(5, first.holder, place, token));
+        assert!(matches!(registry.claim(5, &first, place), Ok(Claim::Again(again)) if again == token));
+        let error = registry.claim(5, &other, place).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidKey);
+        assert!(error.to_string().contains('a') && error.to_string().contains('b'), "{error}");
+        registry.forget(5, second.holder);
+        assert!(registry.is_held(5, first.holder), "a stranger cannot free it");
+        assert_eq!(registry.lost(Place::Seat(1)), []);
+        assert_eq!(registry.lost(place), [(first.key.clone(), first.holder)]);
+        assert!(registry.get(5).is_none());
+    }
+}

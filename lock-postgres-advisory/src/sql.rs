@@ -1,0 +1,163 @@
+//! Every statement of the session scope. `{schema}` is the schema of our tables; `{n}` is the number as
+//! the server's lock functions take it, one `bigint` or two `integer`s; `{mark}` the number of its mark.
+
+use std::sync::Arc;
+
+use leasehold_postgres::{Identifier, KeySpace, sql::render};
+
+/// Tries one number and draws its token after it is held: -1 on another process than `$2`, 0 held.
+const TRY_ONE: &str = "
+SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
+            WHEN pg_try_advisory_lock({n}) THEN nextval('{schema}.token')
+            ELSE 0 END
+FROM (SELECT $1::bigint AS n) AS o";
+
+/// Frees one number: -1 on another process, 0 not held, 1 freed, 2 freed while others poll for it, who
+/// are told on channel `$3`.
+const UNLOCK_ONE: &str = "
+SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
+            WHEN NOT pg_advisory_unlock({n}) THEN 0
+            WHEN pg_try_advisory_xact_lock({mark}) THEN 1
+            WHEN pg_notify($3, o.n::text)::text IS NULL THEN 1
+            ELSE 2 END
+FROM (SELECT $1::bigint AS n) AS o";
+
+/// Tries and frees many numbers in their order, then draws one token for all that were granted: it is
+/// drawn after the last lock was taken, so it is larger than every earlier token of each of them.
+/// No row comes back from another process than `$3`.
+const MANY: &str = "
+WITH done AS MATERIALIZED (
+    SELECT o.i, o.n, o.free,
+           CASE WHEN o.free THEN pg_advisory_unlock({n}) ELSE pg_try_advisory_lock({n}) END AS ok
+    FROM unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY AS o(n, free, i)
+    WHERE pg_backend_pid() = $3
+), told AS MATERIALIZED (
+    SELECT o.i, o.free, o.ok,
+           CASE WHEN o.free AND o.ok AND NOT pg_try_advisory_xact_lock({mark})
+                THEN pg_notify($4, o.n::text)::text END IS NOT NULL AS waiters
+    FROM done AS o
+)
+SELECT array_agg(ok ORDER BY i), array_agg(waiters ORDER BY i),
+       CASE WHEN bool_or(ok AND NOT free) THEN nextval('{schema}.token') END
+FROM told";
+
+/// Frees what a failed statement may have left held; each number once.
+const CLEAN_UP: &str = "
+SELECT pg_advisory_unlock({n}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
+
+/// Waits in the server's queue; the token is drawn once the lock is held. No row from another process.
+const WAIT: &str = "
+WITH held AS MATERIALIZED (
+    SELECT pg_advisory_lock({n}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2
+)
+SELECT nextval('{schema}.token') FROM held";
+
+/// The same until the transaction ends. [`UNMARKED`] when the server has crashed since: behind a pooler
+/// that is not noticed otherwise, and tokens may have been lost.
+const TRY_IN_TRANSACTION: &str = "
+SELECT CASE WHEN NOT EXISTS (SELECT FROM {schema}.incarnation) THEN -2
+            WHEN pg_try_advisory_xact_lock({n}) THEN nextval('{schema}.token')
+            ELSE 0 END
+FROM (SELECT $1::bigint AS n) AS o";
+
+const WAIT_IN_TRANSACTION: &str = "
+WITH held AS MATERIALIZED (SELECT pg_advisory_xact_lock({n}) FROM (SELECT $1::bigint AS n) AS o)
+SELECT CASE WHEN EXISTS (SELECT FROM {schema}.incarnation) THEN nextval('{schema}.token') ELSE -2 END
+FROM held";
+
+/// Tokens may have been lost: they have to be marked first.
+pub(crate) const UNMARKED: i64 = -2;
+
+/// The server's process; the simple protocol works behind every pooler.
+pub(crate) const PROCESS: &str = "SELECT pg_backend_pid()";
+
+/// Shows that somebody here polls for the number.
+const MARK: &str = "
+SELECT pg_try_advisory_lock_shared({mark}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2";
+
+const UNMARK: &str = "
+SELECT pg_advisory_unlock_shared({mark}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2";
+
+/// Whether this is still the process that holds our locks.
+pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
+
+/// Ends a wait for an advisory lock, and nothing else that the process may be doing by now.
+pub(crate) const CANCEL: &str = "
+SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity AS a
+WHERE a.pid = {pid} AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
+
+/// Ends a session of ours that does not answer.
+pub(crate) const TERMINATE: &str = "
+SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
+WHERE a.pid = {pid} AND a.usename = current_user AND a.datname = current_database()";
+
+/// A session that only keeps and awaits locks: tokens lost in a crash are skipped by the incarnation
+/// marker, so that drawing one needs no flush.
+pub(crate) const KEEPER: &str = "SET synchronous_commit = off";
+
+/// A wait in the server's queue ends when its caller says so, not before.
+pub(crate) const WAITER: &str = "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0";
+
+/// A transaction that does nothing but keep a lock. It has no snapshot while it is idle, so it does not
+/// hold back vacuum, and none of the role's limits ends it.
+pub(crate) const BEGIN: &str = "
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL synchronous_commit = off; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
+SET LOCAL search_path = pg_catalog;
+SET LOCAL idle_in_transaction_session_timeout = 0";
+
+/// For statements beside the locks: nobody waits for their flush.
+pub(crate) const BESIDE: &str = "SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off";
+
+pub(crate) const COMMIT: &str = "COMMIT";
+pub(crate) const ROLLBACK: &str = "ROLLBACK";
+
+/// What lets another process wait for the mark of a number: another key space or other bits than the
+/// number's own. A mark that meets something else costs a needless notification.
+const MARK_BITS: i64 = 0x6c65_6173_6568_6f6c;
+
+/// The statements for one schema and key space.
+#[derive(Clone, Debug)]
+pub(crate) struct Statements {
+    pub(crate) try_one: Arc<str>,
+    pub(crate) unlock_one: Arc<str>,
+    pub(crate) many: Arc<str>,
+    pub(crate) clean_up: Arc<str>,
+    pub(crate) wait: Arc<str>,
+    pub(crate) try_in_transaction: Arc<str>,
+    pub(crate) wait_in_transaction: Arc<str>,
+    pub(crate) mark: Arc<str>,
+    pub(crate) unmark: Arc<str>,
+    pub(crate) name: Arc<str>,
+    pub(crate) forget: Arc<str>,
+    pub(crate) list: Arc<str>,
+}
+
+impl Statements {
+    pub(crate) fn new(schema: &Identifier, space: KeySpace) -> Self {
+        let (number, mark) = match space {
+            KeySpace::Pair => {
+                ("(o.n >> 32)::integer, ((o.n << 32) >> 32)::integer".to_owned(), format!("o.n # {MARK_BITS}"))
+            }
+            _ => {
+                let mixed = format!("(o.n # {MARK_BITS})");
+                ("o.n".to_owned(), format!("({mixed} >> 32)::integer, (({mixed} << 32) >> 32)::integer"))
+            }
+        };
+        let one = |template: &str| render(&template.replace("{n}", &number).replace("{mark}", &mark), schema);
+        Self {
+            try_one: one(TRY_ONE),
+            unlock_one: one(UNLOCK_ONE),
+            many: one(MANY),
+            clean_up: one(CLEAN_UP),
+            wait: one(WAIT),
+            try_in_transaction: one(TRY_IN_TRANSACTION),
+            wait_in_transaction: one(WAIT_IN_TRANSACTION),
+            mark: one(MARK),
+            unmark: one(UNMARK),
+            name: one(crate::admin_sql::NAME),
+            forget: one(crate::admin_sql::FORGET),
+            list: one(crate::admin_sql::LIST),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A transaction that begins with a lock.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LockKey};
+use leasehold_postgres::{outcome_unknown, store_error};
+use sqlx::pool::PoolConnection;
+use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlStr, Transaction, raw_sql};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::xact::{ANSWER, LockWait, XactLocks, XactProof, answer, ask, held_by_others};
+use crate::xact_sql;
+
+const BEGIN: &str = "begin a transaction";
+
+const COMMIT_LOST: &str =
+    "the commit was not confirmed, so it may have been carried out; look before doing the work again";
+
+impl XactLocks {
+    /// Begins a transaction at READ COMMITTED on a connection of `pool` and takes `key` in it. `wait` covers
+    /// both: the connection and the lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock_in`](Self::lock_in), and [`Unavailable`](ErrorKind::Unavailable) when the pool had no
+    /// connection in time. The transaction is gone then.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed, so that the server ends the transaction, the wait (where it can tell that a
+    /// client is gone, within half a second; else when `wait` is over) and the lock.
+    pub async fn begin(&self, pool: &PgPool, key: &LockKey, wait: Duration) -> Result<XactGuard, Error> {
+        let guard = self.begin_with(pool, key, LockWait::Block(wait)).await?;
+        guard.ok_or_else(|| held_by_others().with_key(key))
+    }
+
+    /// As [`begin`](Self::begin), with all three ways to deal with a lock that is held. Those that do not
+    /// wait for the lock still wait for a connection, as long as the pool is set up to.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`begin`](Self::begin).
+    pub async fn begin_with(
+        &self,
+        pool: &PgPool,
+        key: &LockKey,
+        wait: LockWait,
+    ) -> Result<Option<XactGuard>, Error> {
+        let deadline = match wait {
+            LockWait::Block(budget) => Instant::now().checked_add(budget),
+            LockWait::NoWait | LockWait::Skip => None,
+        };
+        let proof = self.proof(key)?;
+        let begun = self.begin_proven(pool, proof, wait, deadline).await;
+        begun.map_err(|error| error.with_key(key))
+    }
+
+    async fn begin_proven(
+        &self,
+        pool: &PgPool,
+        proof: XactProof,
+        wait: LockWait,
+        deadline: Option<Instant>,
+    ) -> Result<Option<XactGuard>, Error> {
+        let mut opening = Opening(Some(connection(pool, deadline).await?));
+        let wait = match deadline {
+            Some(deadline) => LockWait::Block(deadline.saturating_duration_since(Instant::now())),
+            None => wait,
+        };
+        let begin = xact_sql::begin(proof.number(), proof.space);
+        match self.take(opening.connection()?, &proof, begin, wait).await {
+            Ok(true) => Ok(Some(XactGuard { transaction: opening.into_transaction().await?, proof })),
+            Ok(false) => opening.roll_back().await.map(|()| None),
+            Err(error) if error.kind() == ErrorKind::Timeout => opening.roll_back().await.and(Err(error)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A transaction with a lock. Use it as the connection; end it with [`commit`](Self::commit) or
+/// [`rollback`](Self::rollback). Dropping it, as any transaction of a pool inside the runtime, rolls back in
+/// the background.
+///
+/// Transactions begun on it, as with [`sqlx::Connection::begin`], are savepoints.
+pub struct XactGuard {
+    transaction: Transaction<'static, Postgres>,
+    proof: XactProof,
+}
+
+impl XactGuard {
+    /// The key.
+    #[must_use]
+    pub const fn key(&self) -> &LockKey {
+        self.proof.key()
+    }
+
+    /// Says that the transaction took the lock.
+    #[must_use]
+    pub const fn proof(&self) -> &XactProof {
+        &self.proof
+    }
+
+    /// Commits, and with that gives the lock back. `Ok` means that the work is there; the driver's own commit
+    /// says so too of a transaction that has failed and is rolled back.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended: nothing of it is
+    /// there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed meanwhile. Else what
+    /// the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped in between, it is committed or rolled back: look. The lock is given back either way.
+    pub async fn commit(mut self) -> Result<(), Error> {
+        ask(&mut self.transaction, xact_sql::ALIVE.to_owned(), ANSWER, "commit").await?;
+        match timeout(ANSWER, self.transaction.commit()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if outcome_unknown(&error) => {
+                Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error))
+            }
+            Ok(Err(error)) => Err(store_error(error, "commit")),
+            Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)),
+        }
+    }
+
+    /// Rolls back, and with that gives the lock back.
+    ///
+    /// # Errors
+    ///
+    /// What the server answers; the transaction is gone all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it is rolled back in the background.
+    pub async fn rollback(self) -> Result<(), Error> {
+        answer(self.transaction.rollback(), ANSWER, "roll back").await
+    }
+}
+
+impl Deref for XactGuard {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for XactGuard {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+}
+
+impl fmt::Debug for XactGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XactGuard").field("proof", &self.proof).finish_non_exhaustive()
+    }
+}
+
+/// A connection on which something is under way: unless it is taken out in order, it is closed. The pool
+/// would keep it busy until the server has answered, and does not know of a `BEGIN` in flight.
+struct Opening(Option<PoolConnection<Postgres>>);
+
+impl Opening {
+    fn connection(&mut self) -> Result<&mut PgConnection, Error> {
+        self.0.as_deref_mut().ok_or_else(Error::closed)
+    }
+
+    /// Makes the driver know of the transaction, so that it rolls back what is dropped and takes nested
+    /// ones for savepoints.
+    async fn into_transaction(mut self) -> Result<Transaction<'static, Postgres>, Error> {
+        let connection = self.0.take().ok_or_else(Error::closed)?;
+        // In a task, because between here and the driver's answer nobody would roll back. The driver
+        // looks only at whether a transaction is open afterwards.
+        let known = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(xact_sql::ALIVE))));
+        let known =
+            timeout(ANSWER, known).await.map_err(|_| store_error(sqlx::Error::PoolTimedOut, BEGIN))?;
+        known.map_err(|_| Error::closed())?.map_err(|error| store_error(error, BEGIN))
+    }
+
+    async fn roll_back(mut self) -> Result<(), Error> {
+        answer(self.connection()?.execute(raw_sql(xact_sql::ROLLBACK)), ANSWER, "roll back").await?;
+        self.0 = None;
+        Ok(())
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.0 {
+            connection.close_on_drop();
+        }
+    }
+}
+
+async fn connection(pool: &PgPool, deadline: Option<Instant>) -> Result<PoolConnection<Postgres>, Error> {
+    const DOING: &str = "get a connection of the pool";
+    let acquired = match deadline {
+        Some(deadline) => {
+            timeout_at(deadline, pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+        }
+        None => pool.acquire().await,
+    };
+    acquired.map_err(|error| store_error(error, DOING))
+}

@@ -1,0 +1,166 @@
+//! The statements of the transaction scope.
+//!
+//! They run on the caller's connection, so they name everything by its schema and leave every setting as
+//! it was. They travel by the simple protocol: one round trip each, and no prepared statement that a
+//! pooler would lose. It has no parameters; what is filled in are numbers, formatted here.
+
+use std::fmt::Write as _;
+
+use leasehold_postgres::{KeySpace, unpack};
+
+/// What would make the lock worthless is an answer of its own, before anything is locked.
+const CHECKS: &str = "\
+SELECT CASE
+WHEN pg_catalog.pg_is_in_recovery() THEN 'standby'
+WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+THEN 'isolation'
+";
+
+/// A statement outside a transaction block is a transaction of its own, which began with it.
+const INSIDE: &str = "WHEN pg_catalog.now() = pg_catalog.statement_timestamp() THEN 'outside'
+";
+
+/// Before the wait, in a statement of its own because the server reads these limits when a statement
+/// begins: the wait has its own limit, and ends when the client is gone (where the server can tell).
+const PREPARE: &str = "\
+DO $leasehold$
+BEGIN
+PERFORM
+    pg_catalog.set_config('leasehold.outcome', '', true),
+    pg_catalog.set_config('leasehold.statement_timeout', pg_catalog.current_setting('statement_timeout'), true),
+    pg_catalog.set_config('leasehold.check_client',
+        COALESCE(pg_catalog.current_setting('client_connection_check_interval', true), ''), true),
+    pg_catalog.set_config('statement_timeout', '0', true);
+PERFORM pg_catalog.set_config('client_connection_check_interval', '500ms', true);
+EXCEPTION WHEN OTHERS THEN
+-- Not on this server: the whole block is undone, so the part that works is done again.
+PERFORM
+    pg_catalog.set_config('leasehold.outcome', '', true),
+    pg_catalog.set_config('leasehold.statement_timeout', pg_catalog.current_setting('statement_timeout'), true),
+    pg_catalog.set_config('leasehold.check_client', '', true),
+    pg_catalog.set_config('statement_timeout', '0', true);
+END
+$leasehold$;
+";
+
+/// The wait. The block with a handler is a subtransaction: whatever fails, what it locked and set is
+/// undone and the caller's transaction goes on, also when nobody is there any more to say so.
+const WAIT: &str = "\
+DO $leasehold$
+DECLARE
+    started CONSTANT pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    saved CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+    k pg_catalog.int8[];
+    place pg_catalog.int4 := 0;
+    budget pg_catalog.float8;
+BEGIN
+    FOREACH k SLICE 1 IN ARRAY '{keys}'::pg_catalog.int8[] LOOP
+        place := place + 1;
+        CONTINUE WHEN pg_catalog.pg_try_advisory_xact_lock({args});
+        budget := {budget} - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
+        IF budget <= 0 THEN
+            RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'another session holds the lock';
+        END IF;
+        PERFORM pg_catalog.set_config(
+            'lock_timeout', pg_catalog.ceil(LEAST(budget, {budget}))::pg_catalog.int4::pg_catalog.text, true);
+        PERFORM pg_catalog.pg_advisory_xact_lock({args});
+    END LOOP;
+    PERFORM pg_catalog.set_config('lock_timeout', saved, true),
+        pg_catalog.set_config('leasehold.outcome', 'granted', true);
+EXCEPTION WHEN OTHERS OR query_canceled THEN
+    PERFORM pg_catalog.set_config('leasehold.outcome', SQLSTATE || ' ' || place || ' ' || SQLERRM, true);
+END
+$leasehold$;
+";
+
+/// How the wait ended, and the limits as they were.
+const FINISH: &str = "\
+SELECT pg_catalog.current_setting('leasehold.outcome'),
+    pg_catalog.set_config('statement_timeout', pg_catalog.current_setting('leasehold.statement_timeout'), true),
+    CASE WHEN pg_catalog.current_setting('leasehold.check_client') <> '' THEN pg_catalog.set_config(
+        'client_connection_check_interval', pg_catalog.current_setting('leasehold.check_client'), true) END
+";
+
+/// A lock that the session holds, by the server's own list.
+const HELD: &str = "\
+SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
+    AND l.pid = pg_catalog.pg_backend_pid()
+    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+    AND l.classid = '{high}'::pg_catalog.oid AND l.objid = '{low}'::pg_catalog.oid AND l.objsubid = {space})";
+
+/// The next token. No row where a crash may have made the sequence go back and nobody has seen to it.
+pub(crate) const TOKEN: &str = "\
+SELECT pg_catalog.nextval(t.tableoid::pg_catalog.regclass) FROM {schema}.token t
+WHERE EXISTS (SELECT FROM {schema}.incarnation i WHERE i.sequence = t.tableoid)";
+
+/// Isolation is said in words: the default of the database may be another.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
+/// Fails in a transaction that has failed, where `COMMIT` itself would roll back and call it success.
+pub(crate) const ALIVE: &str = "SELECT 1";
+
+/// Ends the transaction, whatever its state.
+pub(crate) const ROLLBACK: &str = "ROLLBACK";
+
+/// The checks alone: `standby`, `outside`, `isolation` or `fine`.
+pub(crate) fn checks() -> String {
+    format!("{CHECKS}{INSIDE}ELSE 'fine' END")
+}
+
+/// The checks and one attempt: `granted`, `held`, or what [`checks`] says.
+pub(crate) fn attempt(number: i64, space: KeySpace) -> String {
+    format!("{CHECKS}{INSIDE}{}", try_one(number, space))
+}
+
+/// The same, in a transaction that begins here.
+pub(crate) fn begin(number: i64, space: KeySpace) -> String {
+    format!("{BEGIN}; {CHECKS}{}", try_one(number, space))
+}
+
+fn try_one(number: i64, space: KeySpace) -> String {
+    let args = match space {
+        // In quotes: the server reads the smallest number as the negative of one that is too large.
+        KeySpace::Big => format!("'{number}'::pg_catalog.int8"),
+        KeySpace::Pair => {
+            let (first, second) = unpack(number);
+            format!("'{first}'::pg_catalog.int4, '{second}'::pg_catalog.int4")
+        }
+    };
+    format!("WHEN pg_catalog.pg_try_advisory_xact_lock({args}) THEN 'granted' ELSE 'held' END")
+}
+
+/// Locks all of `numbers`, in this order, within `budget` milliseconds in all: `granted`, or code, place
+/// and message of the error.
+pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
+    let mut keys = String::from("{");
+    for number in numbers {
+        let comma = if keys.len() > 1 { "," } else { "" };
+        let _ = match space {
+            KeySpace::Big => write!(keys, "{comma}{{{number}}}"),
+            KeySpace::Pair => {
+                let (first, second) = unpack(*number);
+                write!(keys, "{comma}{{{first},{second}}}")
+            }
+        };
+    }
+    keys.push('}');
+    let args = match space {
+        KeySpace::Big => "k[1]",
+        KeySpace::Pair => "k[1]::pg_catalog.int4, k[2]::pg_catalog.int4",
+    };
+    let wait = WAIT.replace("{keys}", &keys).replace("{args}", args).replace("{budget}", &budget.to_string());
+    format!("{PREPARE}{wait}{FINISH}")
+}
+
+/// Whether the session holds the lock.
+pub(crate) fn held(number: i64, space: KeySpace) -> String {
+    let bits = number.cast_unsigned();
+    let space = match space {
+        KeySpace::Big => 1,
+        KeySpace::Pair => 2,
+    };
+    HELD.replace("{high}", &(bits >> 32).to_string())
+        .replace("{low}", &(bits & u64::from(u32::MAX)).to_string())
+        .replace("{space}", &space.to_string())
+}

@@ -1,0 +1,113 @@
+//! The whole suite on a real server, in real time, with real processes: once for each scope.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, Lock, LockAdmin as _, LockKey, LossReason};
+use leasehold_conformance::{
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait,
+};
+use leasehold_engine::{Backend as _, Engine};
+use leasehold_postgres::{Liveness, PgConfig};
+use leasehold_postgres_advisory::{AdvisoryBackend, AdvisoryConfig, XactConfig};
+use test_servers::Database;
+
+mod session {
+    leasehold_conformance::suite!(super::Advisory { transactions: false });
+}
+
+mod transaction {
+    leasehold_conformance::suite!(super::Advisory { transactions: true });
+}
+
+/// A fresh database for each case.
+#[derive(Clone, Copy, Debug)]
+struct Advisory {
+    transactions: bool,
+}
+
+impl Advisory {
+    async fn backend(self, url: &str) -> Result<AdvisoryBackend, Error> {
+        let millis = Duration::from_millis;
+        // Shorter than in production, to spare the tests the wait.
+        let liveness = Liveness::new(millis(300), millis(2_000), millis(4_000));
+        let server = PgConfig::from_url(url)?
+            .install_schema(true)
+            .liveness(liveness)
+            .statement_timeout(millis(3_000))
+            .connect_timeout(millis(10_000));
+        match self.transactions {
+            false => AdvisoryConfig::new(server).backend().await,
+            true => XactConfig::new(server).sessions(400).backend().await,
+        }
+    }
+}
+
+#[async_trait]
+impl Factory for Advisory {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        Ok(Box::new(Server { kind: *self, database: test_servers::fresh_database().await }))
+    }
+
+    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
+        Ok(Arc::new(Engine::start(self.backend(spec).await?)?))
+    }
+}
+
+#[derive(Debug)]
+struct Server {
+    kind: Advisory,
+    database: Database,
+}
+
+#[async_trait]
+impl Harness for Server {
+    async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+        self.kind.connect_child(self.database.url()).await
+    }
+
+    fn faults(&self) -> Option<&dyn Faults> {
+        Some(self)
+    }
+
+    fn child(&self) -> Option<String> {
+        Some(self.database.url().to_owned())
+    }
+}
+
+#[async_trait]
+impl Faults for Server {
+    fn supports(&self) -> FaultSet {
+        let mut faults = Disturbed::<AdvisoryBackend>::supports();
+        faults.lose = true;
+        faults
+    }
+
+    async fn client(&self, _: ClientSetup) -> Result<FaultyClient, Error> {
+        let backend = Disturbed::new(self.kind.backend(self.database.url()).await?);
+        let faults = backend.faults();
+        // Calls that never answer are given up sooner than in production, to spare the tests the wait.
+        let mut timing = backend.timing();
+        timing.call = Duration::from_secs(2);
+        let engine = Engine::builder(backend).timing(timing).start()?;
+        Ok(FaultyClient::new(Arc::new(engine), faults))
+    }
+
+    /// Ends the session that has the key.
+    async fn lose(&self, key: &LockKey, _: LossReason) -> bool {
+        let operator = self.kind.backend(self.database.url()).await.unwrap();
+        let session = operator.session_of(key).await.unwrap();
+        let ended = match session {
+            Some(session) => operator.end_session(&session).await.unwrap(),
+            None => false,
+        };
+        operator.close().await;
+        ended
+    }
+}

@@ -1,0 +1,193 @@
+//! Poolers, standbys and other databases in between, on real servers.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason};
+use leasehold_postgres::Pooler;
+use leasehold_postgres_advisory::XactConfig;
+use sqlx::{Connection as _, PgConnection};
+use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Proxy, Standby};
+
+/// `PgBouncer` with few and with many server connections, and with the one that was unused for longest.
+fn poolers() -> [PgBouncerOptions; 3] {
+    let options = PgBouncerOptions::new;
+    [options().pool_size(1), options().pool_size(5), options().pool_size(3).round_robin()]
+}
+
+// docs/hazards.md H01.
+#[tokio::test(flavor = "multi_thread")]
+async fn session_scope_is_refused_behind_a_pooler() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let direct = session(database.url()).await;
+    for options in poolers() {
+        let bouncer = PgBouncer::start(cluster, &options);
+        // Server connections that are there before we come, so that equal answers may come by chance.
+        let mut warm = Vec::new();
+        for _ in 0..3 {
+            let mut one = PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap();
+            run(&mut one, "SELECT 1").await;
+            warm.push(one);
+        }
+        for pooler in [Pooler::Detect, Pooler::Transaction] {
+            let config = server(&bouncer.url(database.name())).pooler(pooler);
+            let error = numbers(config).connect().await.unwrap_err();
+            assert_error(&error, ErrorKind::Unsupported, "connect to the server directly");
+            assert!(error.message().contains("postgres+advisory-xact"), "{error}");
+        }
+        assert_eq!(held(cluster, database.name()).await, [0; 0], "{options:?}");
+    }
+    direct.close().await.unwrap();
+}
+
+// docs/hazards.md H01: nothing is left on a connection that others use, also where nobody looked for a pooler.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_reaches_another_process_locks_nothing() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(3).round_robin());
+    let mut warm = Vec::new();
+    for _ in 0..3 {
+        let mut one = PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap();
+        run(&mut one, "BEGIN").await;
+        warm.push(one);
+    }
+    for one in &mut warm {
+        run(one, "ROLLBACK").await;
+    }
+    let config = server(&bouncer.url(database.name())).pooler(Pooler::None);
+    match numbers(config).connect().await {
+        Ok(lock) => {
+            for _ in 0..4 {
+                let error = lock.key("7").try_acquire().await.unwrap_err();
+                assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
+                assert_eq!(held(cluster, database.name()).await, [0; 0], "{error}");
+            }
+            lock.close().await.unwrap();
+        }
+        Err(error) => assert_ne!(error.kind(), ErrorKind::Timeout, "{error}"),
+    }
+    assert_eq!(held(cluster, database.name()).await, [0; 0]);
+}
+
+// docs/hazards.md H01: the address leads to a pooler from one session to the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_that_appears_later_is_refused_and_gets_nothing() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let lock = session(&proxy.url(database.url())).await;
+    let old = take(&lock, "7").await;
+    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(2).round_robin());
+    proxy.retarget(bouncer.address());
+    proxy.reset();
+    assert_eq!(lost_within(&old, ms(1_000)).await, LossReason::SessionLost);
+    let error = lock.key("7").wait(LONG).acquire().await.unwrap_err();
+    assert_error(&error, ErrorKind::Unsupported, "connect to the server directly");
+    assert_eq!(held(cluster, database.name()).await, [0; 0]);
+    // And back again.
+    proxy.retarget(cluster.address());
+    proxy.reset();
+    let guard = take(&lock, "7").await;
+    assert!(guard.token() > old.token(), "{guard:?} after {old:?}");
+    assert_eq!(held(cluster, database.name()).await, [7]);
+    guard.release().await.unwrap();
+}
+
+// docs/hazards.md H01.
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let direct = session(database.url()).await;
+    for options in [PgBouncerOptions::new().pool_size(5), PgBouncerOptions::new().pool_size(6).round_robin()] {
+        let bouncer = PgBouncer::start(cluster, &options);
+        let pooled = std::sync::Arc::new(transaction(&bouncer.url(database.name())).await);
+        let mine = take(&pooled, "7").await;
+        assert!(is_held(&direct, "7").await);
+        mine.release().await.unwrap();
+        let theirs = take(&direct, "7").await;
+        let last = theirs.token();
+        assert!(is_held(&pooled, "7").await);
+        let waiting = waiter(&pooled, "7");
+        until_queued(cluster, database.name(), 1).await;
+        theirs.release().await.unwrap();
+        let mine = waiting.await.unwrap().unwrap();
+        assert!(mine.token() > last, "{mine:?} after {last:?}");
+        assert_eq!(held(cluster, database.name()).await, [7]);
+        mine.release().await.unwrap();
+        assert_eq!(held(cluster, database.name()).await, [0; 0]);
+
+        // A wait that is given up leaves the queue and the server connection.
+        let theirs = take(&direct, "7").await;
+        let error = pooled.key("7").wait(ms(200)).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        until_queued(cluster, database.name(), 0).await;
+        theirs.release().await.unwrap();
+        pooled.close().await.unwrap();
+        assert_eq!(held(cluster, database.name()).await, [0; 0]);
+    }
+}
+
+// docs/hazards.md H10: a standby grants what the primary holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_is_refused_at_first_and_after_a_reconnect() {
+    let primary = Cluster::start(ClusterOptions::new());
+    let url = primary.url("postgres");
+    // Installed on the primary, so that only the standby itself is in the way.
+    session(&url).await.close().await.unwrap();
+    let standby = Standby::of(&primary).await;
+    standby.wait_for_replay(&primary).await;
+    for pooler in [Pooler::Detect, Pooler::None] {
+        let config = server(&standby.url("postgres")).install_schema(false).pooler(pooler);
+        let error = numbers(config.clone()).connect().await.unwrap_err();
+        assert_error(&error, ErrorKind::Unavailable, "standby");
+        let error = XactConfig::new(config).connect().await.unwrap_err();
+        assert_error(&error, ErrorKind::Unavailable, "standby");
+    }
+
+    let proxy = Proxy::start(primary.address()).await;
+    let behind = proxy.url(&url);
+    let config = || server(&behind).install_schema(false);
+    let lock = numbers(config()).connect().await.unwrap();
+    let in_transaction = XactConfig::new(config()).connect().await.unwrap();
+    let [a, b] = [take(&lock, "7").await, take(&in_transaction, "8").await];
+    proxy.retarget(standby.cluster().address());
+    proxy.reset();
+    assert_eq!(lost_within(&a, ms(1_000)).await, LossReason::SessionLost);
+    assert_eq!(lost_within(&b, ms(1_000)).await, LossReason::SessionLost);
+    for lock in [&lock, &in_transaction] {
+        let error = lock.key("7").try_acquire().await.unwrap_err();
+        assert_error(&error, ErrorKind::Unavailable, "standby");
+        assert_eq!(held(standby.cluster(), "postgres").await, [0; 0], "{lock}");
+    }
+
+    // docs/hazards.md H12: the standby takes over without what the primary has written since.
+    standby.cut().await;
+    let late = session(&url).await;
+    let mut last = None;
+    for _ in 0..100 {
+        let guard = take(&late, "7").await;
+        last = guard.token();
+        guard.release().await.unwrap();
+    }
+    standby.promote().await;
+    let [a, b] = [take(&lock, "7").await, take(&in_transaction, "8").await];
+    assert!(a.token() > last && b.token() > last, "{a:?} and {b:?} after {last:?}");
+}
+
+// docs/hazards.md H11: numbers belong to one database.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_databases_are_two_stores() {
+    let cluster = Cluster::shared();
+    let [one, other] = [cluster.fresh_database().await, cluster.fresh_database().await];
+    for (a, b) in both(one.url()).await.into_iter().zip(both(other.url()).await) {
+        let [mine, theirs] = [take(&a, "7").await, take(&b, "7").await];
+        assert!(a.to_string().contains(one.name()), "{a} does not name its database");
+        assert_ne!(a.to_string(), b.to_string());
+        mine.release().await.unwrap();
+        theirs.release().await.unwrap();
+    }
+}

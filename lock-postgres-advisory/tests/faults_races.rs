@@ -1,0 +1,258 @@
+//! Calls that are dropped, answers that are lost, statements that fail half-way, on a real server.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use futures_util::future::join_all;
+use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, LossReason, Validity};
+use leasehold_engine::{Attempt, Backend as _, Engine, Request, Stop};
+use leasehold_postgres::{Identifier, schema};
+use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
+use test_servers::{Cluster, Database, Proxy};
+use tokio::time::timeout;
+
+/// What is left in the end: no lock, no mark, nobody in the queue, and no session too many.
+async fn assert_clean(database: &Database, sessions: usize) {
+    let cluster = Cluster::shared();
+    until("nothing is left in the server", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
+    let ours = cluster.backends(database.name()).await;
+    assert!(ours.len() <= sessions, "{} sessions: {ours:?}", ours.len());
+}
+
+// docs/hazards.md H38: a wait is given up around the moment of the grant.
+#[tokio::test(flavor = "multi_thread")]
+async fn waits_that_are_dropped_around_the_release_leave_nothing() {
+    let database = Cluster::shared().fresh_database().await;
+    let holder = session(database.url()).await;
+    for (lock, sessions) in [
+        (numbers(server(database.url())).connect().await.unwrap(), 5),
+        // Most of them ask instead of waiting in the queue.
+        (numbers(server(database.url())).waiting(1).connect().await.unwrap(), 2),
+        (transaction(database.url()).await, 17),
+    ] {
+        for round in 0..60_u64 {
+            let kept: Vec<_> = join_all(["1", "2", "3"].map(|key| take(&holder, key))).await;
+            let waits = ["1", "2", "3", "3"].map(|key| {
+                let give_up = Duration::from_micros(fastrand::u64(0..4_000));
+                let wait = lock.key(key).wait(LONG).acquire();
+                async move { drop(timeout(give_up, wait).await) }
+            });
+            let releases = async {
+                tokio::time::sleep(Duration::from_micros(fastrand::u64(0..3_000))).await;
+                for guard in kept {
+                    guard.release().await.unwrap();
+                }
+            };
+            tokio::join!(join_all(waits), releases);
+            if round % 20 == 0 {
+                // None of the lost waits is in the way of anybody.
+                for key in ["1", "2", "3"] {
+                    take(&holder, key).await.release().await.unwrap();
+                    take(&lock, key).await.release().await.unwrap();
+                }
+            }
+        }
+        assert_clean(&database, sessions + 1).await;
+        lock.close().await.unwrap();
+        until_sessions(Cluster::shared(), &database, 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_and_releases_that_are_dropped_leave_nothing() {
+    let database = Cluster::shared().fresh_database().await;
+    for (lock, sessions) in both(database.url()).await.into_iter().zip([5, 17]) {
+        for _ in 0..60 {
+            let calls = ["1", "2", "3", "1", "2"].map(|key| {
+                let give_up = || Duration::from_micros(fastrand::u64(0..2_500));
+                let lock = &lock;
+                async move {
+                    let granted = timeout(give_up(), lock.key(key).try_acquire()).await;
+                    if let Ok(Ok(Some(guard))) = granted {
+                        drop(timeout(give_up(), guard.release()).await);
+                    }
+                }
+            });
+            join_all(calls).await;
+        }
+        for key in ["1", "2", "3"] {
+            take(&lock, key).await.release().await.unwrap();
+        }
+        assert_clean(&database, sessions + 5).await;
+    }
+}
+
+// A call that the engine gives up after its limit, while its question is still on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let url = proxy.url(database.url());
+    let backend = numbers(server(&url)).waiting(1).backend().await.unwrap();
+    // Its only place in the queue is taken, so that the next wait asks again and again.
+    let kept = take(&holder, "1").await;
+    let request = |name: &str, serial| Request::new(key(name), HolderId::from_parts(7, serial));
+    let (first, stop) = (request("1", 1), Stop::new());
+    let queued_wait = backend.wait(first.clone(), stop.clone());
+    let asked = async {
+        until_queued(cluster, database.name(), 1).await;
+        for serial in 2..20 {
+            let asking = request("2", serial);
+            let other = take(&holder, "2").await;
+            let wait = tokio::time::timeout(ms(150), backend.wait(asking.clone(), Stop::new()));
+            let freed = async {
+                tokio::time::sleep(ms(60 + serial * 5)).await;
+                proxy.delay(ms(30));
+                other.release().await.unwrap();
+            };
+            let (waited, ()) = tokio::join!(wait, freed);
+            proxy.delay(Duration::ZERO);
+            let released = backend.release(vec![asking.hold()]).await.pop().unwrap().unwrap();
+            if let Ok(granted) = waited {
+                let granted = matches!(granted.unwrap(), Attempt::Granted(_));
+                assert_eq!(released.was_held, granted);
+            }
+            // Answered after whatever was on the way.
+            backend.renew(vec![asking.hold()]).await;
+            until("the number is free", async || !held(cluster, database.name()).await.contains(&2)).await;
+        }
+        stop.fire();
+    };
+    tokio::join!(async { drop(queued_wait.await) }, asked);
+    kept.release().await.unwrap();
+    backend.close().await;
+    assert_clean(&database, 1).await;
+}
+
+// The server did it and the answer was lost: the session is over, and all that it held.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_lost_leaves_nothing() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let other = session(database.url()).await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let url = proxy.url(database.url());
+    for lock in [numbers(seldom(&url)).connect().await.unwrap(), transaction(&url).await] {
+        // Warm: its statements are prepared and answered by one reply each.
+        take(&lock, "7").await.release().await.unwrap();
+        let neighbour = take(&lock, "8").await;
+        proxy.drop_next_reply();
+        match lock.key("7").try_acquire().await {
+            Err(error) => assert!(error.can_retry(), "{error}"),
+            Ok(guard) => panic!("{guard:?} although its answer was lost"),
+        }
+        take(&other, "7").await.release().await.unwrap();
+        neighbour.release().await.unwrap_or_else(|error| assert_eq!(error.kind(), ErrorKind::Lost));
+
+        let guard = take(&lock, "7").await;
+        proxy.drop_next_reply();
+        let error = guard.release().await.unwrap_err();
+        assert!(error.can_retry(), "{error}");
+        take(&other, "7").await.release().await.unwrap();
+        take(&lock, "7").await.release().await.unwrap();
+    }
+    assert_clean(&database, 20).await;
+}
+
+/// A role that may use the stores, and its URL.
+async fn poor(database: &Database) -> (Identifier, String) {
+    let role = Identifier::new(format!("poor_{}", &database.name()[5..25])).unwrap();
+    let schema = Identifier::new("leasehold").unwrap();
+    let sql = format!("CREATE ROLE {0} LOGIN; {1}", role.quoted(), schema::grants(&schema, &role));
+    Cluster::shared().run_sql(database.name(), sql).await;
+    (role.clone(), database.url().replace("//postgres@", &format!("//{role}@")))
+}
+
+async fn try_many(lock: &Engine, keys: std::ops::Range<i32>) -> Vec<Result<(), leasehold_api::Error>> {
+    let tries = keys.map(|n| async move {
+        lock.key(n.to_string()).try_acquire().await.map(|guard| drop(guard.expect("held by nobody")))
+    });
+    join_all(tries).await
+}
+
+// The locks of a statement that fails after it took them stay: they are freed, and nothing else is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_fails_half_way_leaves_nothing_held() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    session(database.url()).await.close().await.unwrap();
+    let (role, url) = poor(&database).await;
+    let config = || server(&url).install_schema(false);
+    let session = numbers(config()).connect().await.unwrap();
+    let in_transaction =
+        XactConfig::new(config()).hasher(Arc::new(leasehold_postgres::RawBigint)).connect().await.unwrap();
+    for (lock, number) in [(&session, 1), (&in_transaction, 2)] {
+        let kept = take(lock, &number.to_string()).await;
+        let limit = "(SELECT last_value FROM leasehold.token)";
+        for (breaks, mends, kind) in [
+            (
+                format!("REVOKE ALL ON SEQUENCE leasehold.token FROM {role}"),
+                format!("GRANT ALL ON SEQUENCE leasehold.token TO {role}"),
+                ErrorKind::PermissionDenied,
+            ),
+            (
+                format!("DO $$ BEGIN EXECUTE 'ALTER SEQUENCE leasehold.token MAXVALUE ' || {limit}; END $$"),
+                "ALTER SEQUENCE leasehold.token MAXVALUE 9007199254740991".to_owned(),
+                ErrorKind::Capacity,
+            ),
+            (
+                "ALTER SEQUENCE leasehold.token RENAME TO token_away".to_owned(),
+                "ALTER SEQUENCE leasehold.token_away RENAME TO token".to_owned(),
+                ErrorKind::SchemaMissing,
+            ),
+        ] {
+            cluster.run_sql(database.name(), breaks.as_str()).await;
+            for outcome in try_many(lock, 10..11).await.into_iter().chain(try_many(lock, 10..20).await) {
+                // A statement that was prepared before goes on with a sequence that was only renamed.
+                if kind == ErrorKind::SchemaMissing && outcome.is_ok() {
+                    continue;
+                }
+                let error = outcome.unwrap_err();
+                assert_eq!(error.kind(), kind, "{breaks}: {error}");
+            }
+            assert_eq!(kept.validity(), Validity::Valid, "{breaks}");
+            until(&format!("only the neighbour is held after {breaks}"), async || {
+                held(cluster, database.name()).await == [number]
+            })
+            .await;
+            cluster.run_sql(database.name(), mends).await;
+        }
+        for outcome in try_many(lock, 10..20).await {
+            outcome.unwrap();
+        }
+        kept.release().await.unwrap();
+    }
+}
+
+// C17: whatever is under way.
+#[tokio::test(flavor = "multi_thread")]
+async fn close_ends_every_session() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let kept = take(&holder, "7").await;
+    for lock in both(database.url()).await {
+        let lock = Arc::new(lock);
+        let mine = take(&lock, "8").await;
+        let waiting = waiter(&lock, "7");
+        until_queued(cluster, database.name(), 1).await;
+        timeout(ms(5_000), lock.close()).await.unwrap().unwrap();
+        assert_eq!(lost_within(&mine, ms(100)).await, LossReason::Closed);
+        assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(lock.key("9").try_acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(held(cluster, database.name()).await, [7]);
+        lock.close().await.unwrap();
+    }
+    let config = AdvisoryConfig::new(server(database.url()));
+    drop(config.connect().await.unwrap());
+    kept.release().await.unwrap();
+    // Dropped is closed too.
+    drop(holder);
+    until_sessions(cluster, &database, 0).await;
+}

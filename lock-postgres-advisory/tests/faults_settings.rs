@@ -1,0 +1,133 @@
+//! Settings of roles and databases that would end waits and holds or change what statements mean.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::*;
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
+use test_servers::{Cluster, Database};
+
+/// The URL of a database with these settings for all its sessions.
+async fn with_defaults(settings: &[&str]) -> Database {
+    let database = Cluster::shared().fresh_database().await;
+    // Installed before: the settings are for those who lock.
+    session(database.url()).await;
+    let name = database.name();
+    for setting in settings {
+        Cluster::shared().run_sql("postgres", format!("ALTER DATABASE {name} SET {setting}")).await;
+    }
+    database
+}
+
+// docs/hazards.md H16, H17: of the database or the role makes no difference to the session, which starts
+// with them either way.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_default_limit_ends_a_wait_or_a_hold() {
+    let limits = [
+        "statement_timeout = '150ms'",
+        "lock_timeout = '150ms'",
+        "idle_in_transaction_session_timeout = '150ms'",
+        "idle_session_timeout = '150ms'",
+    ];
+    let cluster = Cluster::shared();
+    let database = with_defaults(&limits).await;
+    for lock in both(database.url()).await {
+        let lock = Arc::new(lock);
+        let guard = take(&lock, "7").await;
+        let others = both(database.url()).await.map(Arc::new);
+        let begun = Instant::now();
+        // Each gives it back, in whatever order they come.
+        let waiting = others.each_ref().map(|other| {
+            let other = Arc::clone(other);
+            tokio::spawn(async move { take(&other, "7").await.release().await })
+        });
+        until_queued(cluster, database.name(), 2).await;
+        // Not for anything to happen: for longer than every limit, so that one that counted has passed.
+        tokio::time::sleep(ms(600)).await;
+        assert_eq!(guard.validity(), Validity::Valid, "{lock}");
+        assert_eq!(queued(cluster, database.name()).await, 2, "{lock}: waits were ended");
+        guard.release().await.unwrap_or_else(|error| panic!("{lock}: {error}"));
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap();
+        }
+        assert!(begun.elapsed() >= ms(600));
+    }
+}
+
+// docs/hazards.md H15, H29.
+#[tokio::test(flavor = "multi_thread")]
+async fn defaults_of_transactions_do_not_matter() {
+    for setting in [
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_isolation = 'repeatable read'",
+        "default_transaction_read_only = on",
+        "default_transaction_deferrable = on",
+        "synchronous_commit = off",
+        "search_path = 'nowhere'",
+        "standard_conforming_strings = off",
+        "client_min_messages = 'error'",
+    ] {
+        let cluster = Cluster::shared();
+        let database = with_defaults(&[setting]).await;
+        let [a, b] = both(database.url()).await.map(Arc::new);
+        let mut last = None;
+        for (lock, other) in [(&a, &b), (&b, &a), (&a, &a)] {
+            let guard = take(lock, "7").await;
+            assert!(guard.token() > last, "{setting}: {guard:?} after {last:?}");
+            assert!(is_held(other, "7").await || Arc::ptr_eq(lock, other), "{setting}");
+            let waiting = waiter(other, "7");
+            if !Arc::ptr_eq(lock, other) {
+                until_queued(cluster, database.name(), 1).await;
+            }
+            let token = guard.token();
+            guard.release().await.unwrap();
+            let next = waiting.await.unwrap().unwrap();
+            assert!(next.token() > token, "{setting}: {next:?} after {token:?}");
+            last = next.token();
+            next.release().await.unwrap();
+        }
+        assert_eq!(held(cluster, database.name()).await, [0; 0], "{setting}");
+        // Names are written although the default is read-only.
+        let guard = a.key("7").label("here").acquire().await.unwrap();
+        until(&format!("the name is written under {setting}"), async || {
+            let hold = b.admin().unwrap().inspect(&key("7")).await.unwrap().unwrap();
+            hold.label.as_deref() == Some("here")
+        })
+        .await;
+        guard.release().await.unwrap();
+    }
+}
+
+// docs/hazards.md H26: an idle transaction that keeps a lock does not hold back vacuum.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_keeps_a_lock_pins_nothing() {
+    let database = with_defaults(&["default_transaction_isolation = 'serializable'"]).await;
+    let lock = transaction(database.url()).await;
+    let guard = take(&lock, "7").await;
+    let pid = pid_of(Cluster::shared(), database.name(), 7).await;
+    let mut observer = admin(Cluster::shared()).await;
+    let pins = format!("SELECT concat(backend_xid, '/', backend_xmin) FROM pg_stat_activity WHERE pid = {pid}");
+    assert_eq!(text(&mut observer, &pins).await, "/", "a transaction id or a snapshot");
+    guard.release().await.unwrap();
+}
+
+// A timeout of the caller's own is the only one there is, and it is not early.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_ends_in_time_and_leaves_the_queue() {
+    let cluster = Cluster::shared();
+    let database = with_defaults(&[]).await;
+    let holder = session(database.url()).await;
+    let guard = take(&holder, "7").await;
+    for lock in both(database.url()).await {
+        let begun = Instant::now();
+        let error = lock.key("7").wait(ms(400)).acquire().await.unwrap_err();
+        let took = begun.elapsed();
+        assert_error(&error, ErrorKind::Timeout, "wait longer");
+        assert!(took >= ms(400) && took < ms(1_500), "{lock}: {took:?}");
+        until_queued(cluster, database.name(), 0).await;
+    }
+    guard.release().await.unwrap();
+}

@@ -1,0 +1,54 @@
+//! What the tests of the transaction scope share.
+
+#![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
+
+use std::time::Duration;
+
+use leasehold_api::LockKey;
+use leasehold_postgres::Identifier;
+use leasehold_postgres_advisory::XactLocks;
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use tokio::time::timeout;
+
+/// Only a broken server needs this long.
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub fn locks() -> XactLocks {
+    XactLocks::new(Identifier::new("leasehold").unwrap())
+}
+
+pub fn key(text: &str) -> LockKey {
+    LockKey::new(text).unwrap()
+}
+
+pub fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub async fn run(connection: &mut PgConnection, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
+}
+
+pub async fn text(connection: &mut PgConnection, sql: &str) -> String {
+    let row =
+        sqlx::raw_sql(AssertSqlSafe(format!("SELECT ({sql})::text"))).fetch_one(connection).await.unwrap();
+    row.get(0)
+}
+
+/// Whether another session may have the number now, looking from outside, as any other tool would.
+pub async fn free(observer: &mut PgConnection, number: i64) -> bool {
+    let sql = "SELECT CASE WHEN pg_try_advisory_lock($1) THEN pg_advisory_unlock($1) ELSE false END";
+    sqlx::query_scalar(sql).bind(number).fetch_one(observer).await.unwrap()
+}
+
+/// Waits until `count` sessions of this database wait for an advisory lock.
+pub async fn until_waiting(observer: &mut PgConnection, count: i64) {
+    let sql = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+        WHERE l.locktype = 'advisory' AND NOT l.granted AND d.datname = current_database()";
+    let look = async {
+        while sqlx::query_scalar::<_, i64>(sql).fetch_one(&mut *observer).await.unwrap() != count {
+            tokio::time::sleep(ms(2)).await;
+        }
+    };
+    timeout(LONG, look).await.unwrap_or_else(|_| panic!("never {count} waiting"));
+}

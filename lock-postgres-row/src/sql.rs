@@ -1,0 +1,173 @@
+//! The statements of mutex rows.
+//!
+//! A row is shut (`acquired`) until its holder or an operator opens it; no clock does. The token is drawn
+//! under the row's lock, or as the row is inserted.
+
+use leasehold_postgres::table::Dialect;
+
+/// All of them. `$3` of a grant or renewal, the TTL, is always zero here.
+pub(crate) const MUTEXES: Dialect = Dialect {
+    kind: "mutex",
+    grant_one: GRANT_ONE,
+    grant: GRANT,
+    free: FREE,
+    among: AMONG,
+    renew: RENEW,
+    confirm: CONFIRM,
+    release_one: RELEASE_ONE,
+    release: RELEASE,
+    mark: MARK,
+    force: FORCE,
+    list: LIST,
+    purge: PURGE,
+};
+
+/// All parameters have to occur, so the TTL does too: it is never negative.
+const GRANT_ONE: &str = "\
+INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at, cooldown_us, label, owner)
+SELECT $1::text, $3::bigint >= 0, $2::text, CASE WHEN o.key IS NULL THEN nextval({token}) ELSE 0 END,
+    clock_timestamp(), $4::bigint, $5::text, $6::text
+FROM (SELECT) one LEFT JOIN {schema}.mutex o ON o.key = $1::text COLLATE \"C\"
+WHERE o.key IS NULL OR (NOT o.acquired AND (o.cooldown_us IS NULL
+    OR o.acquired_at + coalesce(o.window_us, o.cooldown_us) * interval '1 microsecond' <= clock_timestamp()))
+ON CONFLICT (key) DO UPDATE SET
+    key = excluded.key,
+    acquired = true,
+    holder = excluded.holder,
+    token = nextval({token}),
+    acquired_at = clock_timestamp(),
+    released_at = NULL,
+    cooldown_us = excluded.cooldown_us,
+    label = excluded.label,
+    owner = excluded.owner,
+    wake_until = NULL
+WHERE NOT l.acquired AND (l.cooldown_us IS NULL
+    OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+RETURNING l.token";
+
+const GRANT: &str = "\
+WITH o AS MATERIALIZED (
+    SELECT r.key, r.holder AS me, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token, l.acquired,
+        l.wake_until,
+        CASE WHEN l.cooldown_us IS NOT NULL THEN
+            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
+        AS r (key, holder, ttl, cooldown, label)
+    LEFT JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\"
+){free}, g AS (
+    INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at, cooldown_us, label, owner)
+    SELECT o.key, true, o.me, CASE WHEN o.fresh THEN nextval({token}) ELSE 0 END, clock_timestamp(),
+        o.cooldown, o.label, $6::text
+    FROM o
+    WHERE (o.fresh OR NOT o.acquired)
+        AND (o.cool_until IS NULL OR o.cool_until <= clock_timestamp()){among}
+    ORDER BY o.key COLLATE \"C\"
+    ON CONFLICT (key) DO UPDATE SET
+        key = excluded.key,
+        acquired = true,
+        holder = excluded.holder,
+        token = nextval({token}),
+        acquired_at = clock_timestamp(),
+        released_at = NULL,
+        cooldown_us = excluded.cooldown_us,
+        label = excluded.label,
+        owner = excluded.owner,
+        wake_until = NULL
+    WHERE NOT l.acquired AND (l.cooldown_us IS NULL
+        OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+    RETURNING l.key, l.token
+)
+SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
+UNION ALL
+SELECT o.key,
+    CASE WHEN o.holder = o.me AND o.acquired THEN o.token END,
+    coalesce(o.acquired, false),
+    NULL::bigint,
+    CASE WHEN o.cool_until > clock_timestamp()
+        THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
+    coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false)
+FROM o";
+
+const FREE: &str = ", s AS MATERIALIZED (
+    SELECT l.key FROM o JOIN {schema}.mutex l ON l.key = o.key COLLATE \"C\"
+    WHERE NOT l.acquired
+    ORDER BY l.key FOR UPDATE OF l SKIP LOCKED
+)";
+
+const AMONG: &str = "
+        AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
+
+/// There is nothing to renew: whether it is still shut by this holder. It locks nothing, so it has no
+/// need to leave out locked rows.
+const RENEW: &str = "\
+SELECT r.n
+FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, ttl, n)
+JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
+WHERE l.acquired";
+
+const CONFIRM: &str = "\
+SELECT r.n
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
+JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
+WHERE l.acquired";
+
+const RELEASE_ONE: &str = "\
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
+RETURNING true, coalesce(l.wake_until > clock_timestamp(), false),
+    CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
+
+const RELEASE: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key, r.n FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
+    JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
+    WHERE l.acquired
+    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+)
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp() FROM g WHERE l.key = g.key
+RETURNING g.n, true, coalesce(l.wake_until > clock_timestamp(), false),
+    CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
+
+const MARK: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key FROM unnest($1::text[]) AS r (key)
+    JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\"
+    WHERE l.acquired
+    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+)
+UPDATE {schema}.mutex l SET wake_until = clock_timestamp() + $2::bigint * interval '1 microsecond'
+FROM g WHERE l.key = g.key
+RETURNING l.key";
+
+const FORCE: &str = "\
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
+RETURNING pg_notify($3::text, 'b' || l.holder || ' ' || l.key)";
+
+const LIST: &str = "\
+SELECT i.key, i.holder, i.token, i.label, i.owner,
+    (extract(epoch FROM i.acquired_at) * 1000000)::bigint,
+    CASE WHEN i.acquired THEN 0 ELSE 2 END::smallint,
+    NULL::bigint,
+    CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END
+FROM (
+    SELECT l.*, c.now,
+        CASE WHEN l.cooldown_us IS NOT NULL THEN
+            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+    FROM {schema}.mutex l, (SELECT clock_timestamp() AS now OFFSET 0) c
+    WHERE l.key >= $1::text AND ($2::text IS NULL OR l.key <= $2::text) AND starts_with(l.key, $4::text)
+) i
+WHERE i.acquired OR ($3::boolean AND i.cool_until > i.now)
+ORDER BY i.key
+LIMIT $5::bigint";
+
+const PURGE: &str = "\
+DELETE FROM {schema}.mutex d WHERE d.key = ANY (ARRAY(
+    SELECT l.key FROM {schema}.mutex l
+    WHERE NOT l.acquired AND l.released_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
+        AND l.window_us IS NULL
+        AND (l.cooldown_us IS NULL OR l.acquired_at + l.cooldown_us * interval '1 microsecond'
+            < clock_timestamp() - $1::bigint * interval '1 microsecond')
+    LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+))
+RETURNING 1";

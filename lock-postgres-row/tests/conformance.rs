@@ -1,0 +1,95 @@
+//! The whole suite on a real server, in real time, with real processes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, Lock, LockKey, LossReason};
+use leasehold_conformance::{
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
+};
+use leasehold_engine::{Backend, Engine};
+use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
+use sqlx::{Connection, PgConnection};
+use test_servers::{Database, fresh_database};
+
+suite!(RowFactory);
+
+struct RowFactory;
+
+#[async_trait]
+impl Factory for RowFactory {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        Ok(Box::new(Server { database: fresh_database().await }))
+    }
+
+    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
+        Ok(Arc::new(config(spec).connect().await?))
+    }
+}
+
+/// A database of its own for each case.
+#[derive(Debug)]
+struct Server {
+    database: Database,
+}
+
+fn config(url: &str) -> RowConfig {
+    RowConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
+}
+
+impl Server {
+    async fn change(&self, statement: &'static str, key: &LockKey) -> bool {
+        let mut connection = PgConnection::connect(self.database.url()).await.unwrap();
+        let changed = sqlx::query(statement).bind(key.as_str()).execute(&mut connection).await.unwrap();
+        changed.rows_affected() == 1
+    }
+}
+
+#[async_trait]
+impl Harness for Server {
+    async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+        Ok(Arc::new(config(self.database.url()).connect().await?))
+    }
+
+    fn faults(&self) -> Option<&dyn Faults> {
+        Some(self)
+    }
+
+    fn child(&self) -> Option<String> {
+        Some(self.database.url().to_owned())
+    }
+}
+
+#[async_trait]
+impl Faults for Server {
+    fn supports(&self) -> FaultSet {
+        let mut set = Disturbed::<RowBackend>::supports();
+        set.lose = true;
+        set.purge = true;
+        set
+    }
+
+    async fn client(&self, _: ClientSetup) -> Result<FaultyClient, Error> {
+        let backend = Disturbed::new(config(self.database.url()).backend().await?);
+        let faults = backend.faults();
+        // Calls that never answer are given up sooner than in production, to spare the tests the wait.
+        let mut timing = backend.timing();
+        timing.call = Duration::from_secs(2);
+        let engine = Engine::builder(backend).timing(timing).start()?;
+        Ok(FaultyClient::new(Arc::new(engine), faults))
+    }
+
+    async fn lose(&self, key: &LockKey, _: LossReason) -> bool {
+        self.change("UPDATE leasehold.mutex SET acquired = false WHERE key = $1 AND acquired", key).await
+    }
+
+    async fn purge(&self, key: &LockKey) -> bool {
+        self.change("DELETE FROM leasehold.mutex WHERE key = $1", key).await
+    }
+}

@@ -1,0 +1,165 @@
+//! How to connect.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{
+    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, LeaseBounds, Scope,
+};
+use leasehold_engine::{Engine, Timing, Waiting};
+use leasehold_postgres::PgConfig;
+use leasehold_postgres::table::{TableBackend, TableSettings};
+
+use crate::fence::extension;
+use crate::sql::LEASES;
+
+/// The TTL of grants whose caller names none: 30 s, renewed every 10 s.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// The shortest TTL: renewal at a third of it must survive a busy network.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+
+/// The longest TTL: a day. Longer ones would leave a dead holder's key shut for that long.
+pub const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// How often waiters ask, on average. Notifications make the usual hand-over immediate.
+pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
+
+/// How often to look whether leases are still there, which renewals find out as well.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+
+/// One client of the lease store.
+pub type TtlBackend = TableBackend;
+
+/// Connects with the defaults of [`TtlConfig`].
+///
+/// # Errors
+///
+/// As [`TtlConfig::connect`], and [`InvalidOption`](ErrorKind::InvalidOption) when `url` is not the URL of
+/// a Postgres database.
+///
+/// # Cancel safety
+///
+/// A dropped call closes what it has opened.
+pub async fn connect(url: &str) -> Result<Engine, Error> {
+    TtlConfig::new(PgConfig::from_url(url)?).connect().await
+}
+
+/// The settings of one client.
+#[derive(Clone, Debug)]
+pub struct TtlConfig {
+    postgres: PgConfig,
+    ttl: Duration,
+    poll: Duration,
+    connections: u8,
+    purge_after: Option<Duration>,
+}
+
+impl TtlConfig {
+    /// The defaults: leases of [`DEFAULT_TTL`], two connections, [`DEFAULT_POLL`], rows removed a day
+    /// after their end.
+    #[must_use]
+    pub const fn new(postgres: PgConfig) -> Self {
+        Self {
+            postgres,
+            ttl: DEFAULT_TTL,
+            poll: DEFAULT_POLL,
+            connections: 2,
+            purge_after: Some(Duration::from_secs(24 * 3600)),
+        }
+    }
+
+    /// The TTL of grants whose caller names none, [`MIN_TTL`] to [`MAX_TTL`].
+    #[must_use]
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How often waiters ask, on average: 10 ms to 60 s.
+    #[must_use]
+    pub const fn poll(mut self, every: Duration) -> Self {
+        self.poll = every;
+        self
+    }
+
+    /// How many connections to keep, at least one. All locks share them; the second is opened when the
+    /// first is busy.
+    #[must_use]
+    pub const fn connections(mut self, connections: u8) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// How long after their end rows are removed, an hour at least; `None` leaves it to you. Fencing
+    /// tokens grow on all the same.
+    #[must_use]
+    pub const fn purge_after(mut self, age: Option<Duration>) -> Self {
+        self.purge_after = age;
+        self
+    }
+
+    /// Connects and starts an engine on the current tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// As [`backend`](Self::backend), and [`Closed`](ErrorKind::Closed) outside of a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn connect(&self) -> Result<Engine, Error> {
+        Engine::start(self.backend().await?)
+    }
+
+    /// Connects for an engine that is built by hand.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
+    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn backend(&self) -> Result<TtlBackend, Error> {
+        if !(MIN_TTL..=MAX_TTL).contains(&self.ttl) {
+            let message = format!("a default TTL must be between {MIN_TTL:?} and {MAX_TTL:?}");
+            return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
+        }
+        let settings = TableSettings {
+            capabilities: self.capabilities(),
+            timing: self.timing(),
+            poll: self.poll,
+            connections: self.connections,
+            check_every: Some(CHECK_EVERY),
+            purge_after: self.purge_after,
+            extension: Some(extension(&self.postgres)),
+        };
+        let connected = TableBackend::connect(&self.postgres, &LEASES, settings).await;
+        connected.map_err(|error| error.with_store(Arc::from(self.postgres.to_string())))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut has = Capabilities::new(Scope::Network);
+        has.lease = Some(LeaseBounds::new(Some(self.ttl), MIN_TTL, MAX_TTL));
+        has.fencing = Fencing::Durable;
+        has.fairness = Fairness::Unordered;
+        // Told at once by a notification, by the next look if that is lost.
+        has.loss_detection = CHECK_EVERY * 2;
+        has.undo = Duration::from_secs(5);
+        // A poll is jittered by a quarter, and a process that released stands back for one.
+        has.handover = self.poll * 3 + Duration::from_secs(1);
+        has.crash_release = Some(self.ttl + Duration::from_secs(1));
+        has.cooldown = true;
+        has.admin = AdminCapabilities::all();
+        has
+    }
+
+    fn timing(&self) -> Timing {
+        let mut timing = Timing::default();
+        timing.waiting = Waiting::Poll { every: self.poll };
+        timing
+    }
+}

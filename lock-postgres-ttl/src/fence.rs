@@ -1,0 +1,178 @@
+//! The lease tied to a transaction of yours: what it writes is committed while the lease is held, or not at
+//! all.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockGuard, LockKey, LossReason, Validity};
+use leasehold_postgres::sql::render;
+use leasehold_postgres::table::Extension;
+use leasehold_postgres::{PgConfig, outcome_unknown, sqlstate, store_error};
+use sqlx::{AssertSqlSafe, PgTransaction, Row as _};
+
+use crate::sql::FENCE;
+
+/// What a guard of this store knows of its lease; [`LockGuard::extension`] finds it. Most use
+/// [`LeaseGuardExt`].
+#[derive(Clone)]
+pub struct LeaseFence {
+    key: LockKey,
+    holder: HolderId,
+    number: i64,
+    statement: Arc<str>,
+}
+
+/// Fencing for guards of this store.
+///
+/// ```no_run
+/// # async fn pay(lock: leasehold_engine::Engine, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold_api::LockExt as _;
+/// use leasehold_postgres_ttl::LeaseGuardExt as _;
+///
+/// let guard = lock.key("ledger:42").acquire().await?;
+/// let mut tx = pool.begin().await?;
+/// sqlx::query("UPDATE ledger SET balance = balance - 10 WHERE id = 42").execute(&mut *tx).await?;
+/// guard.commit(tx).await?; // committed while the lease was held, or not at all
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[async_trait]
+pub trait LeaseGuardExt {
+    /// Makes sure that the lease is held, and keeps it from being taken over until `tx` ends: whoever
+    /// comes after its end waits for the transaction. The lease goes on being renewed, and can be
+    /// released, meanwhile.
+    ///
+    /// Call it once, before the transaction's commit or before what must not be done twice. The
+    /// transaction must run at READ COMMITTED, in the database of the store, by a role that may update
+    /// the store's tables.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost) when the lease is not held any more: roll back.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) at REPEATABLE READ or SERIALIZABLE, whose snapshot may
+    /// be older than the lease's last renewal. [`Unsupported`](ErrorKind::Unsupported) for the guard of
+    /// another store. Else what the server answers; the transaction has failed then.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call leaves the transaction to be rolled back; it may be fenced.
+    async fn fence(&self, tx: &mut PgTransaction<'_>) -> Result<(), Error>;
+
+    /// [Fences](Self::fence) and commits.
+    ///
+    /// # Errors
+    ///
+    /// As [`fence`](Self::fence), and the transaction has been rolled back then.
+    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection broke during the commit: look
+    /// whether it was carried out.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may or may not have committed.
+    async fn commit(&self, tx: PgTransaction<'_>) -> Result<(), Error>;
+}
+
+#[async_trait]
+impl LeaseGuardExt for LockGuard {
+    async fn fence(&self, tx: &mut PgTransaction<'_>) -> Result<(), Error> {
+        let fence = self.extension::<LeaseFence>();
+        let fence =
+            fence.ok_or_else(|| Error::unsupported("leases in Postgres to fence a transaction with"))?;
+        if self.validity() == Validity::Lost {
+            return Err(Error::lost(self.lost().reason().unwrap_or(LossReason::Expired)).with_key(self.key()));
+        }
+        fence.fence(tx).await
+    }
+
+    async fn commit(&self, mut tx: PgTransaction<'_>) -> Result<(), Error> {
+        if let Err(error) = self.fence(&mut tx).await {
+            // Dropping it rolls back too; like this it is done when the caller is told.
+            let _ = tx.rollback().await;
+            return Err(error);
+        }
+        tx.commit().await.map_err(|error| {
+            if outcome_unknown(&error) {
+                return Error::new(
+                    ErrorKind::OutcomeUnknown,
+                    "the connection broke during the commit; look whether it was carried out before doing it again",
+                )
+                .with_source(error)
+                .with_key(self.key());
+            }
+            store_error(error, "commit").with_key(self.key())
+        })
+    }
+}
+
+impl LeaseFence {
+    /// The fencing token of the grant.
+    #[must_use]
+    pub fn token(&self) -> Option<FencingToken> {
+        FencingToken::from_store_number(u64::try_from(self.number).ok()?)
+    }
+
+    /// The number in the column `token` of the lease's row, for a statement of your own that compares it.
+    #[must_use]
+    pub const fn number(&self) -> i64 {
+        self.number
+    }
+
+    /// As [`LeaseGuardExt::fence`], asking the server alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseGuardExt::fence`].
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call leaves the transaction to be rolled back; it may be fenced.
+    pub async fn fence(&self, tx: &mut PgTransaction<'_>) -> Result<(), Error> {
+        let row = sqlx::query(AssertSqlSafe(Arc::clone(&self.statement)))
+            .bind(self.key.as_str().to_owned())
+            .bind(self.holder.to_string())
+            .bind(self.number)
+            .fetch_one(&mut **tx)
+            .await;
+        let read =
+            |row: sqlx::postgres::PgRow| Ok((row.try_get::<String, _>(0)?, row.try_get::<bool, _>(1)?));
+        match row.and_then(read) {
+            Ok((level, _)) if level != "read committed" => Err(self.too_strict(&level)),
+            Ok((_, true)) => Ok(()),
+            Ok((_, false)) => Err(Error::lost(LossReason::Gone).with_key(&self.key)),
+            // The row was renewed after the transaction's snapshot.
+            Err(error) if sqlstate(&error).as_deref() == Some("40001") => {
+                Err(self.too_strict("repeatable read or serializable").with_source(error))
+            }
+            Err(error) => Err(store_error(error, "fence the transaction").with_key(&self.key)),
+        }
+    }
+
+    fn too_strict(&self, level: &str) -> Error {
+        Error::new(
+            ErrorKind::InvalidOption,
+            format!("a transaction at {level} cannot be fenced; begin it at READ COMMITTED"),
+        )
+        .with_key(&self.key)
+    }
+}
+
+impl fmt::Debug for LeaseFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseFence")
+            .field("key", &self.key)
+            .field("holder", &self.holder)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What makes the fences of one client.
+pub(crate) fn extension(config: &PgConfig) -> Extension {
+    let statement = render(FENCE, config.schema_name());
+    Arc::new(move |key, holder, number| {
+        let statement = Arc::clone(&statement);
+        Box::new(LeaseFence { key: key.clone(), holder, number, statement })
+    })
+}

@@ -1,0 +1,200 @@
+//! The statements of leases.
+//!
+//! - **Live** is a row that was not released and whose `expires_at` is ahead of `clock_timestamp()`.
+//!   Nothing but the server's clock counts.
+//! - **A try never touches the lock of a live row**: live rows are left out before the insertion, whose
+//!   conflict path looks again once it has the row's lock.
+//! - **The takeover writes the key column.** That makes it take the full row lock, which waits for the
+//!   `FOR KEY SHARE` of a fence. Renewal, release and marks write other columns and pass the fence.
+//! - **A renewal locks first and looks at the clock then**, in this order of evaluation: a plain `UPDATE`
+//!   does not look again after it has waited for a row that was only locked, and would revive a lease that
+//!   ended meanwhile.
+//! - **The token is drawn under the row's lock**, or as the row is inserted.
+
+use leasehold_postgres::table::Dialect;
+
+/// All of them.
+pub(crate) const LEASES: Dialect = Dialect {
+    kind: "lease",
+    grant_one: GRANT_ONE,
+    grant: GRANT,
+    free: FREE,
+    among: AMONG,
+    renew: RENEW,
+    confirm: CONFIRM,
+    release_one: RELEASE_ONE,
+    release: RELEASE,
+    mark: MARK,
+    force: FORCE,
+    list: LIST,
+    purge: PURGE,
+};
+
+const GRANT_ONE: &str = "\
+INSERT INTO {schema}.lease AS l
+    (key, holder, token, acquired_at, ttl_us, expires_at, released, cooldown_us, label, owner)
+SELECT $1::text, $2::text, CASE WHEN o.key IS NULL THEN nextval({token}) ELSE 0 END, clock_timestamp(),
+    $3::bigint, clock_timestamp() + $3::bigint * interval '1 microsecond', false, $4::bigint, $5::text, $6::text
+FROM (SELECT) one LEFT JOIN {schema}.lease o ON o.key = $1::text COLLATE \"C\"
+WHERE o.key IS NULL OR ((o.released OR o.expires_at <= clock_timestamp()) AND (o.cooldown_us IS NULL
+    OR o.acquired_at + coalesce(o.window_us, o.cooldown_us) * interval '1 microsecond' <= clock_timestamp()))
+ON CONFLICT (key) DO UPDATE SET
+    key = excluded.key,
+    holder = excluded.holder,
+    token = nextval({token}),
+    acquired_at = clock_timestamp(),
+    ttl_us = excluded.ttl_us,
+    expires_at = clock_timestamp() + excluded.ttl_us * interval '1 microsecond',
+    released = false,
+    cooldown_us = excluded.cooldown_us,
+    label = excluded.label,
+    owner = excluded.owner,
+    wake_until = NULL
+WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NULL
+    OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+RETURNING l.token";
+
+const GRANT: &str = "\
+WITH o AS MATERIALIZED (
+    SELECT r.key, r.holder AS me, r.ttl, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token,
+        l.released, l.expires_at, l.wake_until,
+        CASE WHEN l.cooldown_us IS NOT NULL THEN
+            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
+        AS r (key, holder, ttl, cooldown, label)
+    LEFT JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\"
+){free}, g AS (
+    INSERT INTO {schema}.lease AS l
+        (key, holder, token, acquired_at, ttl_us, expires_at, released, cooldown_us, label, owner)
+    SELECT o.key, o.me, CASE WHEN o.fresh THEN nextval({token}) ELSE 0 END, clock_timestamp(),
+        o.ttl, clock_timestamp() + o.ttl * interval '1 microsecond', false, o.cooldown, o.label, $6::text
+    FROM o
+    WHERE (o.fresh OR o.released OR o.expires_at <= clock_timestamp())
+        AND (o.cool_until IS NULL OR o.cool_until <= clock_timestamp()){among}
+    ORDER BY o.key COLLATE \"C\"
+    ON CONFLICT (key) DO UPDATE SET
+        key = excluded.key,
+        holder = excluded.holder,
+        token = nextval({token}),
+        acquired_at = clock_timestamp(),
+        ttl_us = excluded.ttl_us,
+        expires_at = clock_timestamp() + excluded.ttl_us * interval '1 microsecond',
+        released = false,
+        cooldown_us = excluded.cooldown_us,
+        label = excluded.label,
+        owner = excluded.owner,
+        wake_until = NULL
+    WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NULL
+        OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+    RETURNING l.key, l.token
+)
+SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
+UNION ALL
+SELECT o.key,
+    CASE WHEN o.holder = o.me AND NOT o.released AND o.expires_at > clock_timestamp() THEN o.token END,
+    coalesce(NOT o.released AND o.expires_at > clock_timestamp(), false),
+    ceil(extract(epoch FROM o.expires_at - clock_timestamp()) * 1000000)::bigint,
+    CASE WHEN o.cool_until > clock_timestamp()
+        THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
+    coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false)
+FROM o";
+
+const FREE: &str = ", s AS MATERIALIZED (
+    SELECT l.key FROM o JOIN {schema}.lease l ON l.key = o.key COLLATE \"C\"
+    WHERE l.released OR l.expires_at <= clock_timestamp()
+    ORDER BY l.key FOR UPDATE OF l SKIP LOCKED
+)";
+
+const AMONG: &str = "
+        AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
+
+const RENEW: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key, l.expires_at AS until, r.ttl, r.n
+    FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, ttl, n)
+    JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
+    WHERE NOT l.released
+    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+)
+UPDATE {schema}.lease l SET
+    ttl_us = g.ttl,
+    expires_at = clock_timestamp() + g.ttl * interval '1 microsecond'
+FROM g WHERE l.key = g.key AND g.until > clock_timestamp()
+RETURNING g.n";
+
+const CONFIRM: &str = "\
+SELECT r.n
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
+JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
+WHERE NOT l.released AND l.expires_at > clock_timestamp()";
+
+const RELEASE_ONE: &str = "\
+UPDATE {schema}.lease l SET released = true
+WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released
+RETURNING l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timestamp(), false),
+    CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
+
+const RELEASE: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key, r.n FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
+    JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
+    WHERE NOT l.released
+    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+)
+UPDATE {schema}.lease l SET released = true FROM g WHERE l.key = g.key
+RETURNING g.n, l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timestamp(), false),
+    CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
+
+const MARK: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key, l.expires_at AS until FROM unnest($1::text[]) AS r (key)
+    JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\"
+    WHERE NOT l.released
+    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+)
+UPDATE {schema}.lease l SET wake_until = clock_timestamp() + $2::bigint * interval '1 microsecond'
+FROM g WHERE l.key = g.key AND g.until > clock_timestamp()
+RETURNING l.key";
+
+const FORCE: &str = "\
+UPDATE {schema}.lease l SET released = true
+WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
+RETURNING pg_notify($3::text, 'b' || l.holder || ' ' || l.key)";
+
+const LIST: &str = "\
+SELECT i.key, i.holder, i.token, i.label, i.owner,
+    (extract(epoch FROM i.acquired_at) * 1000000)::bigint,
+    CASE WHEN i.live THEN 0 WHEN NOT i.released THEN 1 ELSE 2 END::smallint,
+    greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0),
+    CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END
+FROM (
+    SELECT l.*, c.now, NOT l.released AND l.expires_at > c.now AS live,
+        CASE WHEN l.cooldown_us IS NOT NULL THEN
+            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+    FROM {schema}.lease l, (SELECT clock_timestamp() AS now OFFSET 0) c
+    WHERE l.key >= $1::text AND ($2::text IS NULL OR l.key <= $2::text) AND starts_with(l.key, $4::text)
+) i
+WHERE i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now))
+ORDER BY i.key
+LIMIT $5::bigint";
+
+const PURGE: &str = "\
+DELETE FROM {schema}.lease d WHERE d.key = ANY (ARRAY(
+    SELECT l.key FROM {schema}.lease l
+    WHERE l.expires_at < clock_timestamp() - $1::bigint * interval '1 microsecond' AND l.window_us IS NULL
+        AND (l.cooldown_us IS NULL OR l.acquired_at + l.cooldown_us * interval '1 microsecond'
+            < clock_timestamp() - $1::bigint * interval '1 microsecond')
+    LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+))
+RETURNING 1";
+
+/// In the user's transaction: `$1` key, `$2` holder, `$3` token. Every name is qualified, since the
+/// connection and its search path are the user's. Answers the isolation level, and whether it is held.
+pub(crate) const FENCE: &str = "\
+SELECT pg_catalog.current_setting('transaction_isolation'), (
+    SELECT l.token FROM {schema}.lease l
+    WHERE l.key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND l.holder OPERATOR(pg_catalog.=) $2::pg_catalog.text
+        AND l.token OPERATOR(pg_catalog.=) $3::pg_catalog.int8 AND NOT l.released
+        AND l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+    FOR KEY SHARE OF l
+) IS NOT NULL";

@@ -1,0 +1,247 @@
+//! Notifications, hand-over, statement counts, lost answers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Once, Validity};
+use leasehold_engine::{Attempt, Backend as _, Request};
+use leasehold_postgres_ttl::PgConfig;
+use sqlx::postgres::PgListener;
+use sqlx::{Connection, Executor, PgConnection};
+
+use crate::support::{config, connection, holder, installed, key};
+
+/// Counts statements that change the table, by a trigger.
+const COUNTED: &str = "\
+CREATE TABLE public.said (what text, n int);
+CREATE FUNCTION public.say() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.said SELECT TG_OP, (SELECT count(*) FROM changed);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER said AFTER UPDATE ON leasehold.lease REFERENCING NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION public.say()";
+
+#[tokio::test]
+async fn a_thousand_leases_are_renewed_by_one_statement() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let request = |n: u64| {
+        let mut request = Request::new(key(&format!("k{n}")), holder(n));
+        request.ttl = Some(Duration::from_secs(30));
+        request
+    };
+    let requests: Vec<Request> = (0..1_000).map(request).collect();
+    let holds: Vec<_> = requests.iter().map(Request::hold).collect();
+    for answer in backend.acquire(requests).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    let mut user = connection(&database).await;
+    user.execute(COUNTED).await.unwrap();
+    let start = Instant::now();
+    for answer in backend.renew(holds).await {
+        assert_eq!(answer.unwrap(), leasehold_engine::Renewed::Extended);
+    }
+    println!("1,000 leases renewed in {:?}", start.elapsed());
+    let said: Vec<(String, i32)> =
+        sqlx::query_as("SELECT what, n FROM said").fetch_all(&mut user).await.unwrap();
+    assert_eq!(said, [("UPDATE".to_owned(), 1_000)]);
+}
+
+#[tokio::test]
+async fn notifies_only_when_somebody_waits() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut heard = PgListener::connect(database.url()).await.unwrap();
+    heard.listen(backend.channel()).await.unwrap();
+    let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
+    for _ in 0..20 {
+        a.key("k").acquire().await.unwrap().release().await.unwrap();
+        // Tries that are turned away do not wait either.
+        let guard = a.key("k").acquire().await.unwrap();
+        assert!(b.key("k").try_acquire().await.unwrap().is_none());
+        guard.release().await.unwrap();
+    }
+    let guard = a.key("k").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { b.key("k").acquire().await.map(|guard| (b, guard)) });
+    let mut user = connection(&database).await;
+    while !marked(&mut user).await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    guard.release().await.unwrap();
+    let first = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
+    assert_eq!(first.payload(), "fk", "the first notification is that of the contended release");
+    let (_b, guard) = waiting.await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+async fn marked(user: &mut PgConnection) -> bool {
+    let waits = "SELECT coalesce(bool_or(wake_until > clock_timestamp()), false) FROM leasehold.lease";
+    sqlx::query_scalar(waits).fetch_one(user).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_notification_hands_over_at_once() {
+    let database = installed().await;
+    // Polls would take a minute.
+    let config = config(&database).poll(Duration::from_secs(60));
+    let (a, b) = (config.connect().await.unwrap(), config.connect().await.unwrap());
+    let guard = a.key("k").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move {
+        let guard = b.key("k").wait(Duration::from_secs(120)).acquire().await.unwrap();
+        (Instant::now(), guard, b)
+    });
+    let mut user = connection(&database).await;
+    while !marked(&mut user).await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let released = Instant::now();
+    guard.release().await.unwrap();
+    let (granted, guard, _b) = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
+    assert!(granted - released < Duration::from_secs(5), "{:?}", granted - released);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn hands_over_with_every_notification_lost() {
+    let database = installed().await;
+    // Behind a pooler nobody can listen; here the "pooler" is the server itself.
+    let postgres =
+        PgConfig::from_url(database.url()).unwrap().pooler(leasehold_postgres::Pooler::Transaction);
+    let deaf = Arc::new(leasehold_postgres_ttl::TtlConfig::new(postgres).connect().await.unwrap());
+    let lock = config(&database).connect().await.unwrap();
+    for round in 0..3 {
+        let guard = lock.key("k").acquire().await.unwrap();
+        let waiter = Arc::clone(&deaf);
+        let waiting = tokio::spawn(async move { waiter.key("k").acquire().await });
+        let mut user = connection(&database).await;
+        while !marked(&mut user).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        guard.release().await.unwrap();
+        let bound = deaf.capabilities().handover;
+        let guard = tokio::time::timeout(bound, waiting).await.unwrap_or_else(|_| panic!("round {round}"));
+        guard.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_ended_lease_is_taken_over_without_polling() {
+    let database = installed().await;
+    let config = config(&database).poll(Duration::from_secs(60));
+    let backend = config.backend().await.unwrap();
+    let lock = config.connect().await.unwrap();
+    let mut request = Request::new(key("k"), holder(1));
+    request.ttl = Some(Duration::from_millis(1_500));
+    let start = Instant::now();
+    // Nobody renews it.
+    assert!(matches!(backend.acquire(vec![request]).await.remove(0).unwrap(), Attempt::Granted(_)));
+    let guard = lock.key("k").acquire().await.unwrap();
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(1_500) && took < Duration::from_secs(4), "{took:?}");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_request_that_fails_spares_its_neighbours() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = connection(&database).await;
+    user.execute("ALTER TABLE leasehold.lease ADD CONSTRAINT poison CHECK (label <> 'poison')")
+        .await
+        .unwrap();
+    let request = |n: u64| {
+        let mut request = Request::new(key(&format!("k{n}")), holder(n));
+        request.ttl = Some(Duration::from_secs(30));
+        request.label = Some(if n == 3 { "poison".into() } else { "fine".into() });
+        request
+    };
+    let answers = backend.acquire((0..10).map(request).collect()).await;
+    for (n, answer) in answers.iter().enumerate() {
+        match answer {
+            Ok(Attempt::Granted(_)) => assert_ne!(n, 3),
+            Err(error) => {
+                assert_eq!(n, 3, "{error}");
+                assert_eq!(error.key(), Some(&key("k3")));
+            }
+            Ok(other) => panic!("{n}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_forced_release_is_told_at_once() {
+    let database = installed().await;
+    let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
+    let guard = a.key("k").acquire().await.unwrap();
+    let start = Instant::now();
+    assert!(b.admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap());
+    let reason = tokio::time::timeout(Duration::from_secs(4), guard.lost()).await.unwrap();
+    assert_eq!(reason, LossReason::ForcedRelease, "after {:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn an_operator_changes_the_window_in_the_row() {
+    let database = installed().await;
+    let lock = config(&database).connect().await.unwrap();
+    let mut user = connection(&database).await;
+    let run = async || {
+        let hour = Duration::from_secs(3_600);
+        let once = lock.key("report").at_most_once_per(hour).run(async |_| ()).await.unwrap();
+        matches!(once, Once::Ran(()))
+    };
+    assert!(run().await);
+    assert!(!run().await);
+    user.execute("UPDATE leasehold.lease SET window_us = 1000 WHERE key = 'report'").await.unwrap();
+    assert!(run().await, "the operator's window has passed");
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    assert!(run().await, "it also counts for later grants");
+    user.execute("UPDATE leasehold.lease SET window_us = NULL WHERE key = 'report'").await.unwrap();
+    assert!(!run().await, "back to what callers ask for");
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_is_undone_also_if_it_is_carried_out_late() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let lock = config(&database).connect().await.unwrap();
+    let (mut user, mut killer) = (connection(&database).await, connection(&database).await);
+    // The grant waits for a row that is being inserted, and its session ends meanwhile. That row then
+    // turns out to be what the server has made of the request.
+    let mut tx = user.begin().await.unwrap();
+    let row = "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at)
+        VALUES ('k', $1, nextval('leasehold.token'), now(), 3600000000, now() + interval '1 hour')";
+    sqlx::query(row).bind(holder(1).to_string()).execute(&mut *tx).await.unwrap();
+    let mut request = Request::new(key("k"), holder(1));
+    request.ttl = Some(Duration::from_secs(3_600));
+    let asking = tokio::spawn(async move {
+        let answers = backend.acquire(vec![request]).await;
+        (backend, answers)
+    });
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    while killer.execute(end).await.unwrap().rows_affected() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let (_backend, answers) = asking.await.unwrap();
+    let error = answers.into_iter().next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    tx.commit().await.unwrap();
+    let guard = lock.key("k").wait(Duration::from_secs(10)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn leases_outlive_their_sessions() {
+    let database = installed().await;
+    let lock = config(&database).ttl(Duration::from_secs(3)).connect().await.unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let mut user = connection(&database).await;
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'leasehold' AND datname = current_database()";
+    for _ in 0..4 {
+        user.execute(end).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        assert_ne!(guard.validity(), Validity::Lost);
+    }
+    guard.release().await.unwrap();
+}

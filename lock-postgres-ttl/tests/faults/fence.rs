@@ -1,0 +1,214 @@
+//! The table of lock modes: what a fenced transaction lets pass and what not, cell by cell.
+
+use std::time::{Duration, Instant};
+
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
+use leasehold_engine::{Attempt, Backend as _, Request};
+use leasehold_postgres_ttl::LeaseGuardExt as _;
+use sqlx::{Connection, Executor, PgConnection};
+use test_servers::Database;
+
+use crate::sql::{FENCE, LEASES};
+use crate::support::{
+    Came, config, connection, expire, holder, installed, key, release, renew, take, take_all, text, token_of,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A transaction that has `fence` on the lease of `key` by holder 1.
+async fn fenced<'c>(user: &'c mut PgConnection, fence: &str, key: &str) -> sqlx::PgTransaction<'c> {
+    let mut observer_token = 0;
+    if fence.contains("$3") {
+        observer_token = token_of(user, key).await;
+    }
+    let mut tx = user.begin().await.unwrap();
+    let query = sqlx::query(text(fence)).bind(key).bind(holder(1).to_string());
+    let query = if fence.contains("$3") { query.bind(observer_token) } else { query };
+    let rows = query.fetch_all(&mut *tx).await.unwrap();
+    assert_eq!(rows.len(), 1);
+    tx
+}
+
+async fn database_with_lease(key: &str) -> (Database, PgConnection, PgConnection) {
+    let database = installed().await;
+    let (mut store, user) = (connection(&database).await, connection(&database).await);
+    assert_eq!(take(&mut store, LEASES.grant_one, key, holder(1), LONG).await, Came::Rows(1));
+    (database, store, user)
+}
+
+#[tokio::test]
+async fn a_fence_lets_renewals_releases_and_tries_pass() {
+    let (_database, mut store, mut user) = database_with_lease("a").await;
+    let tx = fenced(&mut user, FENCE, "a").await;
+    assert_eq!(renew(&mut store, LEASES.renew, "a", holder(1)).await, Came::Rows(1));
+    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(0));
+    // A try that travels with a fenced live lease answers at once and grants its neighbours.
+    let granted = take_all(&mut store, LEASES.grant, &["a", "b", "c"], holder(2)).await;
+    assert_eq!(granted.unwrap(), ["b", "c"]);
+    assert_eq!(release(&mut store, "a", holder(1)).await, Came::Rows(1));
+    // Released, it is still pinned: nobody else may have it before the transaction ends.
+    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Blocked);
+    tx.commit().await.unwrap();
+    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(1));
+}
+
+#[tokio::test]
+async fn a_fence_holds_up_the_takeover_of_an_ended_lease() {
+    let (_database, mut store, mut user) = database_with_lease("a").await;
+    let tx = fenced(&mut user, FENCE, "a").await;
+    expire(&mut store, "a", "1 s").await;
+    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Blocked);
+    assert_eq!(take_all(&mut store, LEASES.grant, &["a", "b"], holder(2)).await, None, "blocked as a whole");
+    tx.commit().await.unwrap();
+    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(1));
+}
+
+#[tokio::test]
+async fn a_takeover_that_skips_locked_rows_leaves_out_the_fenced_one() {
+    let (_database, mut store, mut user) = database_with_lease("a").await;
+    let tx = fenced(&mut user, FENCE, "a").await;
+    expire(&mut store, "a", "1 s").await;
+    let skipping = LEASES.grant.replace("{free}", LEASES.free).replace("{among}", LEASES.among);
+    let granted = take_all(&mut store, &skipping, &["a", "b"], holder(2)).await;
+    assert_eq!(granted.unwrap(), ["b"]);
+    tx.rollback().await.unwrap();
+    assert_eq!(take_all(&mut store, &skipping, &["a"], holder(2)).await.unwrap(), ["a"]);
+}
+
+#[tokio::test]
+async fn mutant_a_takeover_that_does_not_write_the_key_walks_through_the_fence() {
+    let (_database, mut store, mut user) = database_with_lease("a").await;
+    let tx = fenced(&mut user, FENCE, "a").await;
+    expire(&mut store, "a", "1 s").await;
+    let mutant = LEASES.grant_one.replace("    key = excluded.key,\n", "");
+    assert_ne!(mutant, LEASES.grant_one);
+    assert_eq!(take(&mut store, &mutant, "a", holder(2), LONG).await, Came::Rows(1), "granted: no fence");
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn mutant_a_fence_by_share_lock_blocks_the_holder_itself() {
+    let (_database, mut store, mut user) = database_with_lease("a").await;
+    let mutant = "SELECT 1 FROM leasehold.lease WHERE key = $1 AND holder = $2 FOR SHARE";
+    let tx = fenced(&mut user, mutant, "a").await;
+    assert_eq!(renew(&mut store, LEASES.renew, "a", holder(1)).await, Came::Blocked);
+    assert_eq!(release(&mut store, "a", holder(1)).await, Came::Blocked);
+    tx.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stale_fence_finds_nothing() {
+    let database = installed().await;
+    let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
+    let mut user = connection(&database).await;
+    let old = a.key("k").acquire().await.unwrap();
+    expire(&mut user, "k", "1 s").await;
+    let new = b.key("k").acquire().await.unwrap();
+    assert!(new.token() > old.token());
+    let mut tx = user.begin().await.unwrap();
+    assert_eq!(old.fence(&mut tx).await.unwrap_err().kind(), ErrorKind::Lost);
+    new.fence(&mut tx).await.unwrap();
+    tx.rollback().await.unwrap();
+    new.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn commits_while_held_and_rolls_back_when_lost() {
+    let database = installed().await;
+    let lock = config(&database).connect().await.unwrap();
+    let mut user = connection(&database).await;
+    user.execute("CREATE TABLE ledger (n int)").await.unwrap();
+    let count = "SELECT count(*) FROM ledger";
+
+    let guard = lock.key("k").acquire().await.unwrap();
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("INSERT INTO ledger VALUES (1)").await.unwrap();
+    guard.commit(tx).await.unwrap();
+    let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut user).await.unwrap();
+    assert_eq!(rows, 1);
+
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("INSERT INTO ledger VALUES (2)").await.unwrap();
+    assert!(lock.admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap());
+    assert_eq!(guard.commit(tx).await.unwrap_err().kind(), ErrorKind::Lost);
+    let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut user).await.unwrap();
+    assert_eq!(rows, 1, "rolled back");
+}
+
+#[tokio::test]
+async fn a_commit_that_the_server_refuses_is_told_as_such() {
+    let database = installed().await;
+    let lock = config(&database).connect().await.unwrap();
+    let mut user = connection(&database).await;
+    user.execute("CREATE TABLE ledger (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)").await.unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("INSERT INTO ledger VALUES (1), (1)").await.unwrap();
+    let error = guard.commit(tx).await.unwrap_err();
+    assert!(![ErrorKind::OutcomeUnknown, ErrorKind::Lost].contains(&error.kind()), "{error}");
+    assert!(error.to_string().contains("23505"), "{error}");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_snapshot_that_may_be_too_old_is_refused() {
+    let database = installed().await;
+    let lock = config(&database).connect().await.unwrap();
+    let mut user = connection(&database).await;
+    let guard = lock.key("k").acquire().await.unwrap();
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        for renewed in [false, true] {
+            let begin = sqlx::AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"));
+            let mut tx = user.begin_with(begin).await.unwrap();
+            tx.execute("SELECT 1 FROM leasehold.version").await.unwrap();
+            if renewed {
+                guard.renew(None).await.unwrap();
+            }
+            let error = guard.fence(&mut tx).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{level} {renewed}: {error}");
+            assert!(error.to_string().contains("READ COMMITTED"), "{error}");
+            tx.rollback().await.unwrap();
+        }
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pinned_key_reads_held_and_does_not_hold_up_its_neighbours() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let lock = config(&database).connect().await.unwrap();
+    let mut user = connection(&database).await;
+    let guard = lock.key("pinned").acquire().await.unwrap();
+    let mut tx = user.begin().await.unwrap();
+    guard.fence(&mut tx).await.unwrap();
+    guard.release().await.unwrap();
+
+    for round in 0..3 {
+        let names = [format!("a{round}"), format!("b{round}"), "pinned".to_owned(), format!("z{round}")];
+        let request = |(serial, name): (u64, &String)| {
+            let mut request = Request::new(key(name), holder(serial));
+            request.ttl = Some(LONG);
+            request
+        };
+        let requests: Vec<_> = (100 * (round + 1)..).zip(&names).map(request).collect();
+        let start = Instant::now();
+        let answers = backend.acquire(requests).await;
+        let granted: Vec<bool> =
+            answers.iter().map(|a| matches!(a.as_ref().unwrap(), Attempt::Granted(_))).collect();
+        assert_eq!(granted, [true, true, false, true]);
+        // It is waited for once; after that it is known.
+        let limit = if round == 0 { Duration::from_secs(2) } else { Duration::from_millis(200) };
+        assert!(start.elapsed() < limit, "round {round} took {:?}", start.elapsed());
+    }
+    // A waiter gets it once the transaction has ended.
+    let waiting = tokio::spawn({
+        let lock = config(&database).connect().await.unwrap();
+        async move { lock.key("pinned").acquire().await.map(|guard| (lock, guard)) }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished());
+    tx.commit().await.unwrap();
+    let (_lock, guard) = waiting.await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}

@@ -1,0 +1,144 @@
+//! Lost answers, silence, poolers and standbys.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Validity};
+use leasehold_engine::Engine;
+use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, Standby};
+
+use crate::support::config_of;
+
+/// A client behind a proxy with one connection in use, and one beside it.
+async fn two_ways() -> (Proxy, Database, Engine, Engine) {
+    let database = Cluster::shared().fresh_database().await;
+    let direct = config_of(database.url()).connect().await.unwrap();
+    let proxy = Proxy::start(Cluster::shared().address()).await;
+    let behind = config_of(&proxy.url(database.url())).ttl(Duration::from_secs(2)).connections(1);
+    let behind = behind.connect().await.unwrap();
+    for _ in 0..2 {
+        // Statements are prepared and answered in one round trip from here on.
+        behind.key("warm").acquire().await.unwrap().release().await.unwrap();
+    }
+    (proxy, database, behind, direct)
+}
+
+#[tokio::test]
+async fn a_grant_and_a_release_take_one_round_trip_each() {
+    let (proxy, _database, behind, _) = two_ways().await;
+    let before = proxy.traffic().round_trips;
+    for _ in 0..10 {
+        behind.key("k").acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(proxy.traffic().round_trips - before, 20);
+}
+
+#[tokio::test]
+async fn a_grant_whose_answer_is_lost_is_undone() {
+    let (proxy, _database, behind, direct) = two_ways().await;
+    proxy.drop_next_reply_with("INSERT 0 1");
+    let error = behind.key("k").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    assert_eq!(proxy.traffic().dropped_replies, 1, "it was granted, and nobody heard of it");
+    let bound = direct.capabilities().undo;
+    let guard = direct.key("k").wait(bound).acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_whose_answer_is_lost_is_an_error_and_frees_all_the_same() {
+    let (proxy, _database, behind, direct) = two_ways().await;
+    let guard = behind.key("k").acquire().await.unwrap();
+    proxy.drop_next_reply_with("UPDATE 1");
+    let error = guard.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    let guard = direct.key("k").wait(direct.capabilities().undo).acquire().await.unwrap();
+    // The release is repeated in the background and spares the successor.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(behind.key("k").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_silent_server_is_lost_before_it_lets_anybody_else_in() {
+    let (proxy, _database, behind, direct) = two_ways().await;
+    let guard = behind.key("k").acquire().await.unwrap();
+    proxy.stall();
+    let silent = Instant::now();
+    let waiting = tokio::spawn(async move {
+        let successor = direct.key("k").acquire().await.unwrap();
+        (Instant::now(), successor, direct)
+    });
+    let reason = tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.unwrap();
+    let told = Instant::now();
+    assert_eq!(reason, LossReason::Expired);
+    assert!(told - silent < Duration::from_secs(2), "{:?}", told - silent);
+    let (granted, successor, direct) = waiting.await.unwrap();
+    assert!(granted > told, "two holders at once");
+    // What was held up arrives now: a renewal and a release of the old lease.
+    proxy.restore();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(guard.validity(), Validity::Lost);
+    assert!(direct.key("k").try_acquire().await.unwrap().is_none());
+    assert_eq!(successor.validity(), Validity::Valid);
+    successor.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn works_behind_a_pooler_in_transaction_mode() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let direct = config_of(database.url()).connect().await.unwrap();
+    let pooler = PgBouncer::transaction_mode(cluster);
+    let pooled = config_of(&pooler.url(database.name())).ttl(Duration::from_secs(2));
+    let (a, b) = (Arc::new(pooled.connect().await.unwrap()), pooled.connect().await.unwrap());
+    let mut last = None;
+    for _ in 0..3 {
+        let guard = a.key("k").acquire().await.unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        assert!(b.key("k").try_acquire().await.unwrap().is_none());
+        assert!(direct.key("k").try_acquire().await.unwrap().is_none());
+        let waiter = Arc::clone(&a);
+        guard.release().await.unwrap();
+        let guard = direct.key("k").acquire().await.unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        let waiting = tokio::spawn(async move { waiter.key("k").acquire().await });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+    // Renewed through whatever connection it finds.
+    let guard = a.key("k").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_ne!(guard.validity(), Validity::Lost);
+    assert!(direct.key("k").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    let guards = a.keys((0..20).map(|n| format!("k{n}"))).acquire().await.unwrap();
+    leasehold_api::release_all(guards).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_standby_is_refused_and_once_promoted_its_tokens_are_larger() {
+    let primary = Cluster::start(ClusterOptions::new());
+    let database = primary.fresh_database().await;
+    let lock = config_of(database.url()).connect().await.unwrap();
+    let standby = Standby::of(&primary).await;
+    lock.key("k").acquire().await.unwrap().release().await.unwrap();
+    standby.wait_for_replay(&primary).await;
+    let error = config_of(&standby.url(database.name())).connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    // Grants that the standby never hears of.
+    standby.cut().await;
+    let mut last = None;
+    for _ in 0..100 {
+        let guard = lock.key("k").acquire().await.unwrap();
+        last = guard.token();
+        guard.release().await.unwrap();
+    }
+    standby.promote().await;
+    let lock = config_of(&standby.url(database.name())).connect().await.unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    assert!(guard.token() > last, "{:?} after {last:?}", guard.token());
+}

@@ -1,0 +1,169 @@
+//! Renewal, purge, tokens and the heap, statement by statement.
+
+use std::time::Duration;
+
+use leasehold_api::LockExt as _;
+use sqlx::{Connection, Executor};
+
+use crate::sql::LEASES;
+use crate::support::{Came, config, connection, expire, holder, installed, key, renew, take, token_of};
+
+const SHORT: Duration = Duration::from_millis(400);
+
+/// A renewal that waits for the row's lock until the lease has ended: how many rows it renews.
+async fn renewed_after_waiting(statement: &str) -> Came {
+    let database = installed().await;
+    let (mut store, mut user) = (connection(&database).await, connection(&database).await);
+    store.execute("SET lock_timeout = 0").await.unwrap();
+    assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(1), SHORT).await, Came::Rows(1));
+    // Locked, not changed: that is what a plain UPDATE does not look at again.
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("SELECT 1 FROM leasehold.lease WHERE key = 'k' FOR UPDATE").await.unwrap();
+    let statement = statement.to_owned();
+    let renewing = tokio::spawn(async move { renew(&mut store, &statement, "k", holder(1)).await });
+    tokio::time::sleep(SHORT + Duration::from_millis(100)).await;
+    assert!(!renewing.is_finished());
+    tx.commit().await.unwrap();
+    renewing.await.unwrap()
+}
+
+#[tokio::test]
+async fn a_renewal_that_waited_does_not_revive_an_ended_lease() {
+    assert_eq!(renewed_after_waiting(LEASES.renew).await, Came::Rows(0));
+}
+
+#[tokio::test]
+async fn mutant_a_renewal_that_does_not_look_again_revives_it() {
+    let mutant = "\
+UPDATE {schema}.lease l SET expires_at = clock_timestamp() + r.ttl * interval '1 microsecond'
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r (key, holder, ttl)
+WHERE l.key = r.key AND l.holder = r.holder AND NOT l.released AND l.expires_at > clock_timestamp()
+RETURNING l.key";
+    assert_eq!(renewed_after_waiting(mutant).await, Came::Rows(1));
+}
+
+#[tokio::test]
+async fn tokens_grow_across_a_purge() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let (mut store, mut other) = (connection(&database).await, connection(&database).await);
+    let mut last = 0;
+    for n in 0..5 {
+        assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(n), SHORT).await, Came::Rows(1));
+        let token = token_of(&mut store, "k").await;
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        expire(&mut other, "k", "2 hours").await;
+        assert_eq!(backend.purge(Duration::ZERO).await.unwrap(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_purge_spares_what_is_young_cooling_live_or_set_by_an_operator() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut store = connection(&database).await;
+    for k in ["young", "cooling", "live", "window", "old"] {
+        assert_eq!(
+            take(&mut store, LEASES.grant_one, k, holder(1), Duration::from_secs(60)).await,
+            Came::Rows(1)
+        );
+    }
+    expire(&mut store, "young", "59 minutes").await;
+    for k in ["cooling", "window", "old"] {
+        expire(&mut store, k, "61 minutes").await;
+    }
+    store.execute("UPDATE leasehold.lease SET cooldown_us = 7200000000 WHERE key = 'cooling'").await.unwrap();
+    store.execute("UPDATE leasehold.lease SET window_us = 1 WHERE key = 'window'").await.unwrap();
+    assert_eq!(backend.purge(Duration::ZERO).await.unwrap(), 1, "an hour at least, whatever is asked for");
+    let left: Vec<String> = sqlx::query_scalar("SELECT key FROM leasehold.lease ORDER BY key")
+        .fetch_all(&mut store)
+        .await
+        .unwrap();
+    assert_eq!(left, ["cooling", "live", "window", "young"]);
+}
+
+#[tokio::test]
+async fn a_purge_does_not_wait_for_or_remove_a_row_that_is_being_taken() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let (mut store, mut taker) = (connection(&database).await, connection(&database).await);
+    for k in ["a", "b"] {
+        assert_eq!(take(&mut store, LEASES.grant_one, k, holder(1), SHORT).await, Came::Rows(1));
+        expire(&mut store, k, "2 hours").await;
+    }
+    let mut tx = taker.begin().await.unwrap();
+    assert_eq!(take(&mut tx, LEASES.grant_one, "a", holder(2), SHORT).await, Came::Rows(1));
+    assert_eq!(backend.purge(Duration::ZERO).await.unwrap(), 1);
+    tx.commit().await.unwrap();
+    assert_eq!(backend.purge(Duration::ZERO).await.unwrap(), 0);
+    let left: String =
+        sqlx::query_scalar("SELECT holder FROM leasehold.lease").fetch_one(&mut store).await.unwrap();
+    assert_eq!(left, holder(2).to_string());
+}
+
+#[tokio::test]
+async fn updates_stay_on_their_page() {
+    let database = installed().await;
+    let lock = config(&database).connect().await.unwrap();
+    let mut store = connection(&database).await;
+    for round in 0..200 {
+        let guards = lock.keys((0..5).map(|n| format!("k{n}"))).acquire().await.unwrap();
+        if round % 10 == 0 {
+            guards[0].renew(None).await.unwrap();
+        }
+        leasehold_api::release_all(guards).await.unwrap();
+    }
+    // Sessions report their counts when they are idle, within a second.
+    let counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'leasehold' AND relname = 'lease'";
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        let (all, hot): (i64, i64) = sqlx::query_as(counts).fetch_one(&mut store).await.unwrap();
+        if all >= 1_900 {
+            assert!(hot * 100 >= all * 95, "{hot} of {all} updates were HOT");
+            return;
+        }
+        assert!(std::time::Instant::now() < end, "only {all} updates were reported");
+        // Some statement of each session makes it report.
+        lock.key("k0").acquire().await.unwrap().release().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test]
+async fn batches_in_any_order_do_not_deadlock() {
+    use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
+    let database = installed().await;
+    let mut tasks = Vec::new();
+    for client in 0..6_u64 {
+        let backend = config(&database).backend().await.unwrap();
+        tasks.push(tokio::spawn(async move {
+            for round in 0..40_u64 {
+                let mut requests: Vec<Request> = (0..12_u64)
+                    .map(|n| Request::new(key(&format!("k{n}")), holder(client * 100_000 + round * 100 + n)))
+                    .collect();
+                requests.iter_mut().for_each(|request| request.ttl = Some(Duration::from_secs(30)));
+                if client % 2 == 0 {
+                    requests.reverse();
+                }
+                let holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
+                let answers = backend.acquire(requests).await;
+                let won = holds.into_iter().zip(answers);
+                let won = won.filter(|(_, a)| matches!(a.as_ref().unwrap(), Attempt::Granted(_)));
+                for answer in backend.release(won.map(|(hold, _)| hold).collect()).await {
+                    assert!(answer.unwrap().was_held);
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut store = connection(&database).await;
+    let deadlocks: i64 =
+        sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+            .fetch_one(&mut store)
+            .await
+            .unwrap();
+    assert_eq!(deadlocks, 0);
+}

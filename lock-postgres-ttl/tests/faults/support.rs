@@ -1,0 +1,140 @@
+//! A database with the schema, and statements of the store on connections of one's own.
+
+use std::time::Duration;
+
+use leasehold_api::{HolderId, LockKey};
+use leasehold_postgres_ttl::{PgConfig, TtlConfig};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Row};
+use test_servers::{Database, fresh_database};
+
+use crate::sql::LEASES;
+
+/// A fresh database with our schema.
+pub(crate) async fn installed() -> Database {
+    let database = fresh_database().await;
+    config(&database).connect().await.unwrap();
+    database
+}
+
+pub(crate) fn config(database: &Database) -> TtlConfig {
+    config_of(database.url())
+}
+
+pub(crate) fn config_of(url: &str) -> TtlConfig {
+    TtlConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
+}
+
+/// A connection that waits for locks as long as those of the store.
+pub(crate) async fn connection(database: &Database) -> PgConnection {
+    let mut connection = PgConnection::connect(database.url()).await.unwrap();
+    connection.execute("SET lock_timeout = '250ms'").await.unwrap();
+    connection
+}
+
+pub(crate) fn key(text: &str) -> LockKey {
+    LockKey::new(text).unwrap()
+}
+
+pub(crate) fn holder(serial: u64) -> HolderId {
+    HolderId::from_parts(0xfeed, serial)
+}
+
+/// What came of a statement.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    /// So many rows.
+    Rows(usize),
+    /// It waited for a row's lock until its limit.
+    Blocked,
+}
+
+pub(crate) fn text(template: &str) -> AssertSqlSafe<String> {
+    let text = template
+        .replace("{schema}", "leasehold")
+        .replace("{token}", "'leasehold.token'::regclass")
+        .replace("{free}", "")
+        .replace("{among}", "")
+        .replace("{skip}", "");
+    AssertSqlSafe(text)
+}
+
+fn came(rows: Result<Vec<PgRow>, sqlx::Error>) -> Came {
+    match rows {
+        Ok(rows) => Came::Rows(rows.len()),
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("55P03") => Came::Blocked,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The grant of one key by `statement`, a template.
+pub(crate) async fn take(
+    on: &mut PgConnection,
+    statement: &str,
+    key: &str,
+    by: HolderId,
+    ttl: Duration,
+) -> Came {
+    let query = sqlx::query(text(statement)).bind(key).bind(by.to_string()).bind(micros(ttl));
+    came(query.bind(None::<i64>).bind(None::<&str>).bind("test").fetch_all(on).await)
+}
+
+/// The grant of several keys; answers the keys that were granted, or `None` when blocked.
+pub(crate) async fn take_all(
+    on: &mut PgConnection,
+    statement: &str,
+    keys: &[&str],
+    by: HolderId,
+) -> Option<Vec<String>> {
+    let each = |_: &&str| (by.to_string(), micros(Duration::from_secs(30)));
+    let (holders, ttls): (Vec<_>, Vec<_>) = keys.iter().map(each).unzip();
+    let rows = sqlx::query(text(statement))
+        .bind(keys)
+        .bind(holders)
+        .bind(ttls)
+        .bind(vec![None::<i64>; keys.len()])
+        .bind(vec![None::<String>; keys.len()])
+        .bind("test")
+        .bind(0_i64)
+        .fetch_all(on)
+        .await;
+    match rows {
+        Ok(rows) => {
+            let granted = rows.iter().filter(|row| row.get::<Option<i64>, _>(1).is_some());
+            let mut keys: Vec<String> = granted.map(|row| row.get(0)).collect();
+            keys.sort();
+            Some(keys)
+        }
+        Err(error) => {
+            assert_eq!(came(Err(error)), Came::Blocked);
+            None
+        }
+    }
+}
+
+pub(crate) async fn renew(on: &mut PgConnection, statement: &str, key: &str, by: HolderId) -> Came {
+    let query = sqlx::query(text(statement)).bind(vec![key]).bind(vec![by.to_string()]);
+    came(query.bind(vec![30_000_000_i64]).fetch_all(on).await)
+}
+
+pub(crate) async fn release(on: &mut PgConnection, key: &str, by: HolderId) -> Came {
+    let query = sqlx::query(text(LEASES.release_one)).bind(key).bind(by.to_string()).bind("nobody_listens");
+    came(query.fetch_all(on).await)
+}
+
+/// Has the lease of `key` end, `ago` ago.
+pub(crate) async fn expire(on: &mut PgConnection, key: &str, ago: &str) {
+    let statement =
+        "UPDATE leasehold.lease SET expires_at = clock_timestamp() - $2::text::interval WHERE key = $1";
+    let done = sqlx::query(statement).bind(key).bind(ago).execute(on).await.unwrap();
+    assert_eq!(done.rows_affected(), 1);
+}
+
+pub(crate) async fn token_of(on: &mut PgConnection, key: &str) -> i64 {
+    let query = sqlx::query_scalar("SELECT token FROM leasehold.lease WHERE key = $1");
+    query.bind(key).fetch_one(on).await.unwrap()
+}
+
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap()
+}

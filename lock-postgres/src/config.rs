@@ -1,0 +1,320 @@
+//! Where the server is and how sessions with it are kept.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{PgConnection, PgPool};
+
+use crate::ident::Identifier;
+use crate::schema;
+
+/// The schema that is used unless another is named.
+pub const DEFAULT_SCHEMA: &str = "leasehold";
+
+/// How often a session is confirmed, and when either side gives the other up.
+///
+/// The client's limit has to pass before the server's, so that a holder knows of its loss before the
+/// server lets somebody else in (rule C9). [`PgConfig::check`] refuses anything else.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// How often the client confirms what it holds. Default: 3 s.
+    pub confirm_every: Duration,
+    /// How long after the last answered confirmation was sent the client counts its session as lost.
+    /// Default: 10 s.
+    pub lost_after: Duration,
+    /// How long the server waits for a client that does not answer on the network before it ends the
+    /// session (`tcp_user_timeout`, and the same time divided into keepalive probes). Default: 15 s.
+    pub server_gives_up: Duration,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self {
+            confirm_every: Duration::from_secs(3),
+            lost_after: Duration::from_secs(10),
+            server_gives_up: Duration::from_secs(15),
+        }
+    }
+}
+
+impl Liveness {
+    /// Confirms `confirm_every`, lost after `lost_after`; the server gives up after `server_gives_up`.
+    #[must_use]
+    pub const fn new(confirm_every: Duration, lost_after: Duration, server_gives_up: Duration) -> Self {
+        Self { confirm_every, lost_after, server_gives_up }
+    }
+}
+
+/// Whether a connection pooler in transaction mode stands between us and the server.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Pooler {
+    /// Find out when connecting. Stores that need a session of their own refuse a pooler; the others
+    /// adapt to it.
+    #[default]
+    Detect,
+    /// There is one: every statement runs in a transaction of its own that sets what it needs.
+    Transaction,
+    /// There is none; it is not looked for. Statements of sessions that hold locks still check that
+    /// they reach the process they expect.
+    None,
+}
+
+/// How to reach the server, and how the stores use it. Cheap to clone.
+///
+/// The library opens sessions of its own and never borrows one from the application's pool: a lock
+/// must not cost the application a connection, and a lock session must not be handed to others.
+#[derive(Clone)]
+pub struct PgConfig {
+    pub(crate) options: PgConnectOptions,
+    pub(crate) schema: Identifier,
+    pub(crate) install: bool,
+    pub(crate) pooler: Pooler,
+    pub(crate) liveness: Liveness,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) statement_timeout: Duration,
+    pub(crate) name: Arc<str>,
+}
+
+impl PgConfig {
+    /// From a URL, `postgres://user:password@host:5432/database?sslmode=require`, as
+    /// [`PgConnectOptions`] reads it; what it leaves out comes from the environment (`PGHOST`,
+    /// `PGUSER`, ...) and the password file, as with `psql`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) when it is not such a URL. The error does not repeat
+    /// the URL, which may hold a password.
+    pub fn from_url(url: &str) -> Result<Self, Error> {
+        let known = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
+        let options = known.then(|| url.parse::<PgConnectOptions>().ok()).flatten();
+        options.map(Self::from_options).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidOption,
+                "this is not the URL of a Postgres database; write postgres://user@host:5432/database and escape special characters with %",
+            )
+        })
+    }
+
+    /// From the driver's own options.
+    #[must_use]
+    pub fn from_options(options: PgConnectOptions) -> Self {
+        let name = describe(&options);
+        // Poolers refuse this start-up parameter, and nothing here reads floats.
+        let options = options.extra_float_digits(None);
+        let options = match options.get_application_name() {
+            Some(_) => options,
+            None => options.application_name("leasehold"),
+        };
+        Self {
+            options,
+            schema: Identifier::known(DEFAULT_SCHEMA),
+            install: false,
+            pooler: Pooler::default(),
+            liveness: Liveness::default(),
+            connect_timeout: Duration::from_secs(5),
+            statement_timeout: Duration::from_secs(5),
+            name: name.into(),
+        }
+    }
+
+    /// From the options of the application's pool, which keeps all its connections: ours are opened
+    /// beside it.
+    #[must_use]
+    pub fn from_pool(pool: &PgPool) -> Self {
+        Self::from_options(pool.connect_options().as_ref().clone())
+    }
+
+    /// The schema of our tables. Default: [`DEFAULT_SCHEMA`]. Two schemas of one database are two
+    /// stores that do not exclude each other.
+    #[must_use]
+    pub fn schema(mut self, schema: Identifier) -> Self {
+        self.schema = schema;
+        self
+    }
+
+    /// Installs or completes the schema when connecting, which needs the privilege to create it.
+    /// Default: no; a missing schema is an error that says how to install it.
+    #[must_use]
+    pub fn install_schema(mut self, install: bool) -> Self {
+        self.install = install;
+        self
+    }
+
+    /// Whether a transaction pooler is in between. Default: [`Pooler::Detect`].
+    #[must_use]
+    pub fn pooler(mut self, pooler: Pooler) -> Self {
+        self.pooler = pooler;
+        self
+    }
+
+    /// How death on the network is noticed.
+    #[must_use]
+    pub fn liveness(mut self, liveness: Liveness) -> Self {
+        self.liveness = liveness;
+        self
+    }
+
+    /// How long opening a session may take. Default: 5 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long one statement that does not wait for a lock may take, on either side. Default: 5 s.
+    #[must_use]
+    pub fn statement_timeout(mut self, timeout: Duration) -> Self {
+        self.statement_timeout = timeout;
+        self
+    }
+
+    /// The name by which the server knows our sessions (`pg_stat_activity.application_name`). Default:
+    /// that of the options, else `leasehold`.
+    #[must_use]
+    pub fn application_name(mut self, name: &str) -> Self {
+        self.options = self.options.application_name(name);
+        self
+    }
+
+    /// The schema in use.
+    #[must_use]
+    pub const fn schema_name(&self) -> &Identifier {
+        &self.schema
+    }
+
+    /// The driver's options. Their `Debug` shows the password: do not print them.
+    #[must_use]
+    pub const fn options(&self) -> &PgConnectOptions {
+        &self.options
+    }
+
+    /// How long one call of a store may take in all: opening a session and running statements on it.
+    #[must_use]
+    pub fn call_limit(&self) -> Duration {
+        self.connect_timeout + self.statement_timeout + Duration::from_secs(2)
+    }
+
+    /// How death on the network is noticed.
+    #[must_use]
+    pub const fn liveness_settings(&self) -> Liveness {
+        self.liveness
+    }
+
+    /// Installs the schema if that was asked for, and checks that this server can be used.
+    ///
+    /// # Errors
+    ///
+    /// As [`install`](crate::schema::install) and [`check`](crate::schema::check).
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have installed the schema.
+    pub async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        if self.install {
+            schema::install(connection, &self.schema).await?;
+        }
+        schema::check(connection, &self.schema).await
+    }
+
+    /// Refuses settings under which the promises could not be kept.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) that says what to set instead.
+    pub fn check(&self) -> Result<(), Error> {
+        let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
+        let Liveness { confirm_every, lost_after, server_gives_up } = self.liveness;
+        let smallest = Duration::from_millis(20);
+        if confirm_every < smallest || self.connect_timeout < smallest || self.statement_timeout < smallest {
+            return invalid(format!("an interval or timeout below {smallest:?} cannot be kept; choose a longer one"));
+        }
+        if confirm_every * 2 > lost_after {
+            return invalid(format!(
+                "a session that is confirmed every {confirm_every:?} cannot count as lost after {lost_after:?}; leave room for two confirmations"
+            ));
+        }
+        if lost_after >= server_gives_up {
+            return invalid(format!(
+                "the client must give its session up ({lost_after:?}) before the server does ({server_gives_up:?})"
+            ));
+        }
+        if server_gives_up > Duration::from_secs(24 * 3600) {
+            return invalid("the server may wait for a silent client for a day at most".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// `database` on `host:port`: what an error may show.
+fn describe(options: &PgConnectOptions) -> String {
+    let database = options.get_database().unwrap_or_else(|| options.get_username());
+    match options.get_socket() {
+        Some(socket) => format!("postgres {database} at {}", socket.display()),
+        None => format!("postgres {database} at {}:{}", options.get_host(), options.get_port()),
+    }
+}
+
+impl fmt::Display for PgConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)?;
+        if self.schema.as_str() != DEFAULT_SCHEMA {
+            write!(f, " schema {}", self.schema)?;
+        }
+        Ok(())
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for PgConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgConfig")
+            .field("server", &self.name)
+            .field("user", &self.options.get_username())
+            .field("schema", &self.schema)
+            .field("install", &self.install)
+            .field("pooler", &self.pooler)
+            .field("liveness", &self.liveness)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("statement_timeout", &self.statement_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_shows_the_password() {
+        let config = PgConfig::from_url("postgres://app:hunter2@db.example:5433/ledger").unwrap();
+        for text in [format!("{config:?}"), config.to_string()] {
+            assert!(!text.contains("hunter2"), "{text}");
+            assert!(text.contains("db.example:5433"), "{text}");
+        }
+        for bad in ["postgres://app:hunter2@db:notaport/x", "mysql://app:hunter2@db/x", "hunter2"] {
+            let error = PgConfig::from_url(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption);
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn the_client_gives_up_before_the_server() {
+        let config = PgConfig::from_url("postgres://app@db/x").unwrap();
+        assert!(config.check().is_ok());
+        let s = Duration::from_secs;
+        for bad in [
+            Liveness::new(s(3), s(5), s(15)),
+            Liveness::new(s(3), s(15), s(15)),
+            Liveness::new(Duration::ZERO, s(10), s(15)),
+            Liveness::new(s(3), s(10), Duration::MAX),
+        ] {
+            assert_eq!(config.clone().liveness(bad).check().unwrap_err().kind(), ErrorKind::InvalidOption);
+        }
+    }
+}

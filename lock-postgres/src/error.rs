@@ -1,0 +1,255 @@
+//! From the driver's errors to ours: what happened, and what to do next.
+
+use std::borrow::Cow;
+
+use leasehold_api::{Error, ErrorKind};
+
+use ErrorKind::{
+    Capacity, Deadlock, InvalidOption, OutcomeUnknown, PermissionDenied, SchemaMissing, Timeout, Unavailable,
+};
+
+/// What the server's codes mean here. The first row that the code begins with counts.
+const STATES: &[(&str, ErrorKind, &str)] = &[
+    ("28", PermissionDenied, "the server refuses this user; check user, password and pg_hba.conf"),
+    ("3D000", InvalidOption, "there is no such database; name one that exists, or create it"),
+    ("53100", Capacity, "the server's disk is full; free space on it"),
+    (
+        "53200",
+        Capacity,
+        "the server is out of memory or its lock table is full; raise max_locks_per_transaction, or keep many locks in the row or lease store",
+    ),
+    (
+        "53300",
+        Capacity,
+        "the server has no connection left; close some, or raise max_connections or the role's limit",
+    ),
+    ("53", Capacity, "the server is short of a resource; try again later"),
+    ("40P01", Deadlock, "holders waited for each other in a circle; release everything and start again"),
+    (
+        "40003",
+        OutcomeUnknown,
+        "the server does not know whether it was carried out; look before doing it again",
+    ),
+    ("40", Unavailable, "another transaction came in between; start again"),
+    (
+        "42501",
+        PermissionDenied,
+        "the role lacks a privilege; grant it, `leasehold schema print` shows the objects",
+    ),
+    ("42P01", SchemaMissing, "the tables are not there; run `leasehold schema apply`"),
+    ("3F000", SchemaMissing, "the schema is not there; run `leasehold schema apply`"),
+    ("42703", SchemaMissing, "the tables are of another version; run `leasehold schema apply`"),
+    ("42704", SchemaMissing, "an object is not there; run `leasehold schema apply`"),
+    ("42883", SchemaMissing, "a function is not there; check the server's version (13 or later)"),
+    ("57P04", InvalidOption, "the database was dropped; name one that exists"),
+    ("57P01", Unavailable, "the session was ended by the server's operator; try again"),
+    ("57P02", Unavailable, "the server crashed and is recovering; try again"),
+    ("57P03", Unavailable, "the server does not take connections yet; try again"),
+    ("57P05", Unavailable, "the session was idle for too long; raise idle_session_timeout for this role"),
+    ("57014", Unavailable, "the statement was cancelled or exceeded statement_timeout; try again"),
+    ("55P03", Timeout, "somebody else held the lock until lock_timeout had passed; try again"),
+    ("25006", Unavailable, "the server is a standby or read-only; connect to the primary"),
+    ("25P02", Unavailable, "the transaction has failed before; roll it back and start again"),
+    (
+        "25P03",
+        Unavailable,
+        "the transaction was idle for too long; raise idle_in_transaction_session_timeout for this role",
+    ),
+    (
+        "26000",
+        InvalidOption,
+        "a pooler in transaction mode is in between; connect to the server directly or say so in the configuration",
+    ),
+    (
+        "42P05",
+        InvalidOption,
+        "a pooler in transaction mode is in between; connect to the server directly or say so in the configuration",
+    ),
+    ("2200H", Capacity, "the sequence of fencing tokens is used up; install a new schema"),
+    ("08P01", Unavailable, "server or pooler broke the protocol; see its log, then try again"),
+    ("08", Unavailable, "the connection failed; try again"),
+    ("58", Unavailable, "the server's machine failed it; see its log"),
+    ("XX001", ErrorKind::Corrupt, "the server found damaged data; see its log before anything else"),
+    ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
+];
+
+/// The error of a statement or connection that was to `doing` ("take the lock").
+///
+/// Kind and advice follow from the server's code where there is one. The driver's error is kept as the
+/// source, except that of a configuration, which may repeat a password.
+#[must_use]
+pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
+    use sqlx::Error as E;
+    let (kind, what) = match &error {
+        E::Database(answer) => {
+            let text = answer.message().to_owned();
+            let code = answer.code().map(Cow::into_owned);
+            return state_error(code.as_deref().unwrap_or_default(), &text, doing).with_source(error);
+        }
+        E::Configuration(_) => {
+            let message =
+                format!("could not {doing}: the settings of the connection cannot be used; check URL and options");
+            return Error::new(InvalidOption, message);
+        }
+        E::Io(io) => (
+            Unavailable,
+            format!("{io}; check that the server runs and that host, port and network are right, then try again"),
+        ),
+        E::Tls(_) => (
+            InvalidOption,
+            "no encrypted connection came about; check sslmode, certificates and the tls- feature of this library"
+                .to_owned(),
+        ),
+        E::Protocol(_) => (
+            Unavailable,
+            "what came back is not understood; check that it is a Postgres server, and its log".to_owned(),
+        ),
+        E::PoolTimedOut => {
+            (Unavailable, "the pool had no connection in time; enlarge it, or try again".to_owned())
+        }
+        E::PoolClosed => (ErrorKind::Closed, "the pool was closed; connect again".to_owned()),
+        E::WorkerCrashed => (Unavailable, "the driver's worker is gone; connect again".to_owned()),
+        E::RowNotFound | E::ColumnNotFound(_) | E::ColumnIndexOutOfBounds { .. } | E::TypeNotFound { .. } => (
+            SchemaMissing,
+            "the answer does not have the expected form; check the schema's version with `leasehold check`".to_owned(),
+        ),
+        E::ColumnDecode { .. } | E::Decode(_) => {
+            (ErrorKind::Corrupt, "a value is not what this library writes; see who else writes there".to_owned())
+        }
+        E::InvalidArgument(_) | E::Encode(_) => {
+            (InvalidOption, "the server cannot be given one of the values".to_owned())
+        }
+        _ => (Unavailable, "the driver failed".to_owned()),
+    };
+    Error::new(kind, format!("could not {doing}: {what}")).with_source(error)
+}
+
+/// The error for the server's code `state` (five characters) and its own `message`, while trying to
+/// `doing`.
+#[must_use]
+pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
+    let row = STATES.iter().find(|(code, ..)| state.starts_with(code));
+    let (kind, advice) =
+        row.map_or((Unavailable, "see the server's log"), |(_, kind, advice)| (*kind, *advice));
+    Error::new(kind, format!("could not {doing}: {message} ({state}): {advice}"))
+}
+
+/// The server's code, where the server itself answered.
+#[must_use]
+pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error()?.code().map(Cow::into_owned)
+}
+
+/// Whether the session is over after such a failure: the server ended it, or the connection is broken or
+/// out of step. After any other error the server goes on to serve it.
+#[must_use]
+pub fn ends_session(error: &sqlx::Error) -> bool {
+    use sqlx::postgres::{PgDatabaseError, PgSeverity};
+    let Some(database) = error.as_database_error() else { return true };
+    let severity = database.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::severity);
+    severity.is_none_or(|severity| matches!(severity, PgSeverity::Fatal | PgSeverity::Panic))
+}
+
+/// Whether a statement that failed like this may have been carried out all the same: the connection broke
+/// while it was under way, so look, or undo, before doing it again.
+#[must_use]
+pub fn outcome_unknown(error: &sqlx::Error) -> bool {
+    match error {
+        // It never left.
+        sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => false,
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
+        // The server says that it is not known, that the connection failed (but for two refusals to
+        // open one), or that the session ended, which may have been after the commit.
+        sqlx::Error::Database(_) => sqlstate(error).is_some_and(|state| match state.as_str() {
+            "40003" | "57P01" | "57P02" | "57P05" => true,
+            "08001" | "08004" => false,
+            other => other.starts_with("08"),
+        }),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+    use std::io;
+
+    #[test]
+    fn codes_have_kinds() {
+        for (state, kind) in [
+            ("28P01", PermissionDenied),
+            ("28000", PermissionDenied),
+            ("3D000", InvalidOption),
+            ("53300", Capacity),
+            ("53200", Capacity),
+            ("53100", Capacity),
+            ("53400", Capacity),
+            ("40P01", Deadlock),
+            ("40001", Unavailable),
+            ("40003", OutcomeUnknown),
+            ("42501", PermissionDenied),
+            ("42P01", SchemaMissing),
+            ("3F000", SchemaMissing),
+            ("57P01", Unavailable),
+            ("57P02", Unavailable),
+            ("57P03", Unavailable),
+            ("57014", Unavailable),
+            ("55P03", Timeout),
+            ("25006", Unavailable),
+            ("08006", Unavailable),
+            ("08P01", Unavailable),
+            ("26000", InvalidOption),
+            ("42P05", InvalidOption),
+            ("ZZZZZ", Unavailable),
+            ("", Unavailable),
+        ] {
+            let error = state_error(state, "because", "take the lock");
+            assert_eq!(error.kind(), kind, "{state}");
+            let text = error.message();
+            assert!(text.starts_with("could not take the lock: because"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_general_row_of_a_class_comes_last() {
+        for (at, (code, ..)) in STATES.iter().enumerate() {
+            let hidden = STATES[..at].iter().find(|(before, ..)| code.starts_with(before));
+            assert!(hidden.is_none(), "{code} is never reached because of {hidden:?}");
+        }
+    }
+
+    #[test]
+    fn no_password_from_a_configuration() {
+        let error = store_error(sqlx::Error::Configuration("postgres://a:hunter2@b".into()), "connect");
+        assert_eq!(error.kind(), InvalidOption);
+        assert!(error.source().is_none());
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn keeps_the_source_of_all_others() {
+        for (error, kind) in [
+            (sqlx::Error::Io(io::ErrorKind::ConnectionReset.into()), Unavailable),
+            (sqlx::Error::PoolTimedOut, Unavailable),
+            (sqlx::Error::PoolClosed, ErrorKind::Closed),
+            (sqlx::Error::Protocol("x".into()), Unavailable),
+            (sqlx::Error::Tls("x".into()), InvalidOption),
+            (sqlx::Error::RowNotFound, SchemaMissing),
+        ] {
+            let error = store_error(error, "connect");
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.source().is_some(), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_broken_connection_leaves_the_outcome_open() {
+        let io = |kind: io::ErrorKind| sqlx::Error::Io(kind.into());
+        assert!(outcome_unknown(&io(io::ErrorKind::UnexpectedEof)));
+        assert!(outcome_unknown(&io(io::ErrorKind::ConnectionReset)));
+        assert!(!outcome_unknown(&io(io::ErrorKind::ConnectionRefused)));
+        assert!(outcome_unknown(&sqlx::Error::Protocol("x".into())));
+        assert!(!outcome_unknown(&sqlx::Error::PoolTimedOut));
+    }
+}

@@ -1,0 +1,148 @@
+//! From a key to the number by which the server knows its advisory lock.
+//!
+//! The server's advisory locks have numbers, not names. The numbers below are stable for ever: they are
+//! what two versions of this library, or two programs, agree on. The session scope and the transaction
+//! scope of one key use the same number, so they exclude each other.
+//!
+//! | | of schema and key | two keys may meet | use it when |
+//! |---|---|---|---|
+//! | [`Fnv1a64`] | both | 64 bits | nothing else is asked for (the default) |
+//! | [`Sha256`] | both | 64 bits, not by design | keys come from outsiders |
+//! | [`RawBigint`], [`RawPair`] | key | never | the numbers are in use already |
+//! | [`Djb2Xor`] | key | 32 bits, easily by design | another program uses that hash |
+//! | [`SqlxNames`] | key | 64 bits | another program uses sqlx's `PgAdvisoryLock` |
+//!
+//! Two keys that meet exclude each other, which is safe and visible. With n keys in use the chance that
+//! any two meet is about n²/2⁶⁵ at 64 bits (a million keys: 3 in 100 million) and n²/2³³ at 32 bits
+//! (ten thousand keys: 1 in 85).
+
+mod djb2;
+mod fnv1a;
+mod raw;
+mod sha256;
+
+use std::fmt::Debug;
+
+use leasehold_api::{Error, ErrorKind, LockKey};
+use sqlx::postgres::PgAdvisoryLock;
+
+use crate::ident::Identifier;
+
+pub use djb2::Djb2Xor;
+pub use fnv1a::Fnv1a64;
+pub use raw::{RawBigint, RawPair};
+pub use sha256::Sha256;
+
+/// Which of the server's two key spaces a number belongs to. They never meet: `pg_advisory_lock(0)` and
+/// `pg_advisory_lock(0, 0)` are two locks (docs/hazards.md H24).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums)] // The server has these two.
+pub enum KeySpace {
+    /// One `bigint`.
+    Big,
+    /// Two `integer`s, packed by [`pack`].
+    Pair,
+}
+
+/// How keys become numbers. Everybody who shares locks must use the same way.
+pub trait KeyNumber: Debug + Send + Sync + 'static {
+    /// The key space of every number.
+    fn space(&self) -> KeySpace {
+        KeySpace::Big
+    }
+
+    /// How many bits of the number tell keys apart.
+    fn bits(&self) -> u32 {
+        64
+    }
+
+    /// Whether two different keys never have one number.
+    fn exact(&self) -> bool {
+        false
+    }
+
+    /// The number of `key` in `schema`; in the [`Pair`](KeySpace::Pair) space a [`pack`]ed one.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`](leasehold_api::ErrorKind::InvalidKey) when the key has no number of this kind.
+    fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error>;
+}
+
+/// The numbers of sqlx's [`PgAdvisoryLock::new`] for the key's text, so that programs that use it and
+/// programs that use this library exclude each other. The schema does not enter.
+///
+/// ```
+/// use leasehold_postgres::{Identifier, KeyNumber, SqlxNames};
+///
+/// let key = "my first Postgres advisory lock!".parse()?;
+/// assert_eq!(SqlxNames.number(&Identifier::new("any")?, &key)?, -5560419505042474287);
+/// # Ok::<(), leasehold_api::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::exhaustive_structs)] // A name for a function, without settings.
+pub struct SqlxNames;
+
+impl KeyNumber for SqlxNames {
+    fn number(&self, _schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
+        // `new` makes numbers of this one space alone.
+        PgAdvisoryLock::new(key.as_str()).key().as_bigint().ok_or_else(|| {
+            let message = "this version of sqlx has no bigint for this key; use another way to number keys";
+            Error::new(ErrorKind::InvalidKey, message).with_key(key)
+        })
+    }
+}
+
+/// Two `integer`s as one number: the first in the upper half.
+#[must_use]
+pub const fn pack(first: i32, second: i32) -> i64 {
+    #[allow(clippy::cast_sign_loss)] // The bits as they are.
+    let low = second as u32;
+    ((first as i64) << 32) | low as i64
+}
+
+/// The two `integer`s of a [`pack`]ed number.
+#[must_use]
+pub const fn unpack(number: i64) -> (i32, i32) {
+    #[allow(clippy::cast_possible_truncation)] // Each half by itself.
+    let halves = ((number >> 32) as i32, number as i32);
+    halves
+}
+
+/// The parts behind each other, each behind its length, so that no two lists of parts look alike.
+fn length_prefixed(parts: &[&[u8]], mut write: impl FnMut(&[u8])) {
+    for part in parts {
+        write(&(part.len() as u64).to_le_bytes());
+        write(part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sqlx::postgres::PgAdvisoryLockKey;
+
+    #[test]
+    fn sqlx_names_are_sqlx_own() {
+        let schema = Identifier::new("leasehold").unwrap();
+        for text in ["my first Postgres advisory lock!", "ledger:42", "héllo", " "] {
+            let sqlx = PgAdvisoryLock::new(text);
+            let ours = SqlxNames.number(&schema, &LockKey::new(text).unwrap()).unwrap();
+            assert_eq!(sqlx.key(), &PgAdvisoryLockKey::BigInt(ours), "{text}");
+        }
+        let key = LockKey::new("my first Postgres advisory lock!").unwrap();
+        assert_eq!(SqlxNames.number(&schema, &key).unwrap(), -5_560_419_505_042_474_287);
+    }
+
+    #[test]
+    fn pairs_survive_packing() {
+        let edges = [i32::MIN, -1, 0, 1, i32::MAX];
+        for first in edges {
+            for second in edges {
+                assert_eq!(unpack(pack(first, second)), (first, second));
+            }
+        }
+        assert_eq!(pack(1, -1), 0x1_ffff_ffff);
+        assert_eq!(pack(-1, 0), -0x1_0000_0000);
+    }
+}

@@ -1,0 +1,478 @@
+//! The schema: printed, installed, and looked at without touching it.
+
+use std::collections::BTreeSet;
+
+use futures_util::TryStreamExt as _;
+use leasehold_api::{Error, ErrorKind};
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::{AssertSqlSafe, Either, Row as _, raw_sql};
+
+use crate::error::{sqlstate, store_error};
+use crate::ident::Identifier;
+use crate::sql::render;
+
+/// The version of the schema that this library installs.
+pub const SCHEMA_VERSION: i32 = 1;
+
+/// The oldest version of the schema that this library can use.
+pub const OLDEST_SCHEMA_VERSION: i32 = 1;
+
+/// The oldest server that this library is for.
+const OLDEST_SERVER: i32 = 130_000;
+
+/// Settings of its own for the transaction, whatever the defaults of database and role, which then waits
+/// for whoever does the same. The pair of numbers stays out of the way of the numbers of keys.
+const SETTINGS: &str = "\
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = pg_catalog;
+SET LOCAL synchronous_commit = on;
+SET LOCAL client_min_messages = warning;
+SET LOCAL standard_conforming_strings = on;
+SET LOCAL statement_timeout = '30s';
+SET LOCAL lock_timeout = '20s';
+SELECT pg_advisory_xact_lock(1818583411, 1);
+";
+const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS {schema};\n";
+const OBJECTS: &str = include_str!("schema.sql");
+const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
+
+/// What the stores need, object by object. Row locks (`FOR UPDATE`) need UPDATE.
+const NEEDS: [(&str, &str); 18] = [
+    ("version", "SELECT"),
+    ("token", "SELECT"),
+    ("token", "USAGE"),
+    ("token", "UPDATE"),
+    ("incarnation", "SELECT"),
+    ("incarnation", "INSERT"),
+    ("mutex", "SELECT"),
+    ("mutex", "INSERT"),
+    ("mutex", "UPDATE"),
+    ("mutex", "DELETE"),
+    ("lease", "SELECT"),
+    ("lease", "INSERT"),
+    ("lease", "UPDATE"),
+    ("lease", "DELETE"),
+    ("advisory_name", "SELECT"),
+    ("advisory_name", "INSERT"),
+    ("advisory_name", "UPDATE"),
+    ("advisory_name", "DELETE"),
+];
+
+/// The facts that the catalogs tell, each as one column; `{name}` is the schema's name as a literal.
+/// The simple protocol, without bound values, so that it also works behind a transaction pooler.
+const FACTS: &str = "\
+WITH wanted(object, persistence) AS (VALUES
+    ('version', 'p'), ('token', 'p'), ('incarnation', 'u'), ('mutex', 'p'), ('lease', 'p'), ('advisory_name', 'p')),
+found AS (
+    SELECT w.object, w.persistence AS wanted, c.oid, c.relpersistence, c.relkind
+    FROM wanted w LEFT JOIN pg_catalog.pg_class c ON c.relname = w.object
+        AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {name})),
+needs(object, privilege) AS (VALUES {needs}),
+lacking AS (
+    SELECT f.object, n.privilege FROM found f JOIN needs n USING (object)
+    WHERE f.oid IS NOT NULL AND NOT CASE f.relkind
+        WHEN 'S' THEN pg_catalog.has_sequence_privilege(f.oid, n.privilege)
+        WHEN 'r' THEN pg_catalog.has_table_privilege(f.oid, n.privilege) ELSE false END)
+SELECT
+    pg_catalog.current_setting('server_version_num')::int AS version_num,
+    pg_catalog.current_setting('server_version') AS version_text,
+    pg_catalog.getdatabaseencoding()::text AS encoding,
+    pg_catalog.pg_is_in_recovery() AS in_recovery,
+    current_user::text AS role,
+    pg_catalog.current_database()::text AS database,
+    EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = {name}) AS schema_exists,
+    coalesce((SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+        FROM pg_catalog.pg_namespace n WHERE n.nspname = {name}), false) AS schema_usage,
+    coalesce((SELECT pg_catalog.string_agg(object, ',' ORDER BY object) FROM found WHERE oid IS NULL), '') AS missing,
+    coalesce((SELECT pg_catalog.string_agg(object, ',' ORDER BY object) FROM found f WHERE oid IS NOT NULL AND (
+        relpersistence <> wanted OR relkind <> CASE object WHEN 'token' THEN 'S' ELSE 'r' END OR EXISTS (
+            SELECT FROM pg_catalog.pg_sequence s WHERE s.seqrelid = f.oid
+            AND (s.seqincrement <> 1 OR s.seqcache <> 1 OR s.seqcycle)))), '') AS altered,
+    coalesce((SELECT pg_catalog.string_agg(object || ' ' || privilege, ',' ORDER BY object, privilege)
+        FROM lacking), '') AS lacking";
+
+/// The SQL that installs the schema, for `psql` and migration tools. It can be run any number of times
+/// and changes nothing where everything is there; it needs the privilege to create what is missing.
+#[must_use]
+pub fn script(schema: &Identifier) -> String {
+    let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);
+    format!(
+        "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\nCOMMIT;\n"
+    )
+}
+
+/// The SQL that lets `role` use every store of the schema and nothing else.
+///
+/// Listing advisory locks shows the owners of other roles' sessions only to members of
+/// `pg_read_all_stats`, and ending such a session takes `pg_signal_backend`; neither is in here.
+#[must_use]
+pub fn grants(schema: &Identifier, role: &Identifier) -> String {
+    let (schema, role) = (schema.quoted(), role.quoted());
+    let mut text = format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n");
+    let objects: BTreeSet<_> = NEEDS.iter().map(|(object, _)| *object).collect();
+    for object in objects {
+        let privileges: Vec<_> =
+            NEEDS.iter().filter(|need| need.0 == object).map(|(_, privilege)| *privilege).collect();
+        text +=
+            &format!("GRANT {} ON {}{schema}.{object} TO {role};\n", privileges.join(", "), kind_of(object));
+    }
+    text
+}
+
+/// Creates the schema or what is missing of it. Where everything is there it changes nothing and needs
+/// no more than the privileges of [`grants`]. May be called by many at once.
+///
+/// The connection must not be inside a transaction.
+///
+/// # Errors
+///
+/// [`PermissionDenied`](ErrorKind::PermissionDenied) without the privilege to create;
+/// [`SchemaMissing`](ErrorKind::SchemaMissing) when a newer library has installed a schema that this one
+/// cannot use, which is left as it is; [`InvalidOption`](ErrorKind::InvalidOption) for a server that is
+/// too old or a database that is not in UTF-8; [`Unavailable`](ErrorKind::Unavailable) on a standby.
+///
+/// # Cancel safety
+///
+/// The schema is installed as a whole or not at all; a drop may leave either. The connection can still be
+/// used.
+pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
+    const ATTEMPTS: u32 = 4;
+    let mut attempt = 1;
+    loop {
+        let report = inspect(conn, schema).await?;
+        report.suitable_server()?;
+        if let SchemaState::Installed(version) = report.schema {
+            version.usable(schema)?;
+        }
+        let is_there = report.schema != SchemaState::Missing;
+        if is_there && (report.missing_objects.is_empty() || !report.missing_privileges.is_empty()) {
+            return report.ready(schema);
+        }
+        // `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where there is nothing to create.
+        let create = if is_there { "" } else { CREATE_SCHEMA };
+        // Without BEGIN and COMMIT: several statements in one message are one transaction, which ends
+        // with the message, also after an error and when nobody waits for the answer.
+        let message = render(&[SETTINGS, create, OBJECTS].concat(), schema);
+        match raw_sql(AssertSqlSafe(message)).execute(&mut *conn).await {
+            Ok(_) => return Ok(()),
+            // Somebody did something at the same time, and not behind our lock. Look again.
+            Err(error) if attempt < ATTEMPTS && collided(&error) => attempt += 1,
+            Err(error) => return Err(store_error(error, "install the schema")),
+        }
+    }
+}
+
+/// Somebody created the same (`IF NOT EXISTS` does not survive that race), dropped the schema, or
+/// installed another version, which the last statement reports.
+fn collided(error: &sqlx::Error) -> bool {
+    let codes = ["23505", "42P06", "42P07", "42710", "3F000", "22P02"];
+    sqlstate(error).is_some_and(|code| codes.contains(&code.as_str()))
+}
+
+/// Whether the stores can work here: server, schema, version and privileges, in one round trip.
+///
+/// The connection must not be inside a transaction.
+///
+/// # Errors
+///
+/// [`SchemaMissing`](ErrorKind::SchemaMissing), also for a version that this library cannot use;
+/// [`PermissionDenied`](ErrorKind::PermissionDenied) with the GRANTs that are missing;
+/// [`Corrupt`](ErrorKind::Corrupt) when an object was altered so that tokens or leases would not be safe;
+/// [`InvalidOption`](ErrorKind::InvalidOption) for a server that is too old or a database that is not in
+/// UTF-8; [`Unavailable`](ErrorKind::Unavailable) on a standby, or when the server does not answer.
+///
+/// # Cancel safety
+///
+/// Looks only.
+pub async fn check(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
+    inspect(conn, schema).await?.ready(schema)
+}
+
+/// What [`inspect`] found.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerReport {
+    /// `server_version_num`: 150004 is 15.4.
+    pub version_num: i32,
+    /// The version as the server writes it.
+    pub version: String,
+    /// The encoding of the database.
+    pub encoding: String,
+    /// A standby, or a server that is being restored.
+    pub in_recovery: bool,
+    /// The role whose privileges count.
+    pub role: String,
+    /// The database.
+    pub database: String,
+    /// The schema.
+    pub schema: SchemaState,
+    /// Objects of the schema that are not there.
+    pub missing_objects: Vec<String>,
+    /// Objects that are not as they were installed: another kind, persistence, or sequence options.
+    pub altered_objects: Vec<String>,
+    /// Privileges that the role lacks.
+    pub missing_privileges: Vec<MissingPrivilege>,
+}
+
+/// Whether the schema is there.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchemaState {
+    /// There is no schema of that name.
+    Missing,
+    /// The schema is there, but its version cannot be read; the other fields of the report say why.
+    Unreadable,
+    /// The schema says which version it is.
+    Installed(SchemaVersion),
+}
+
+/// What the schema says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchemaVersion {
+    /// Its version.
+    pub version: i32,
+    /// The oldest library that may use it, as the version that library would install.
+    pub oldest_library: i32,
+}
+
+/// A privilege that the role lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingPrivilege {
+    /// The object; `None` is the schema itself.
+    pub object: Option<String>,
+    /// Such as `INSERT`.
+    pub privilege: String,
+}
+
+/// Looks at server, schema and privileges in one round trip, and changes nothing.
+///
+/// The connection must not be inside a transaction.
+///
+/// # Errors
+///
+/// What the server answers, when it cannot be asked.
+///
+/// # Cancel safety
+///
+/// Looks only.
+pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<ServerReport, Error> {
+    let needs: Vec<_> =
+        NEEDS.iter().map(|(object, privilege)| format!("('{object}', '{privilege}')")).collect();
+    let facts = FACTS.replace("{needs}", &needs.join(", ")).replace("{name}", &literal(schema.as_str()));
+    // Two statements in one message: where the second cannot be answered, the first has said why.
+    let both = [facts.as_str(), ";\n", &render(VERSION, schema)].concat();
+    let failed = |error| store_error(error, "look at the server");
+    let mut answers = raw_sql(AssertSqlSafe(both)).fetch_many(&mut *conn);
+    let mut rows = Vec::new();
+    let mut refused = None;
+    loop {
+        match answers.try_next().await {
+            Ok(Some(Either::Right(row))) => rows.push(row),
+            Ok(Some(Either::Left(_))) => {}
+            Ok(None) => break,
+            Err(error) if !rows.is_empty() && sqlstate(&error).is_some() => {
+                refused = Some(error);
+                break;
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    drop(answers);
+    let Some(first) = rows.first() else {
+        return Err(Error::new(ErrorKind::Unavailable, "the server gave no answer; try again"));
+    };
+    let mut report = ServerReport::read(first).map_err(failed)?;
+    match (rows.get(1), refused) {
+        (Some(row), None) => {
+            report.schema = SchemaState::Installed(SchemaVersion::read(row).map_err(failed)?);
+        }
+        // Explained by the catalogs, or something else: a timeout, a shutdown.
+        (_, Some(error)) if report.explains_no_version() => drop(error),
+        (_, Some(error)) => return Err(failed(error)),
+        (None, None) => {}
+    }
+    Ok(report)
+}
+
+impl ServerReport {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let list = |column: &str| -> Result<Vec<String>, sqlx::Error> {
+            let text: String = row.try_get(column)?;
+            Ok(text.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect())
+        };
+        let schema =
+            if row.try_get("schema_exists")? { SchemaState::Unreadable } else { SchemaState::Missing };
+        let mut missing_privileges = Vec::new();
+        if schema == SchemaState::Unreadable && !row.try_get::<bool, _>("schema_usage")? {
+            missing_privileges.push(MissingPrivilege { object: None, privilege: "USAGE".to_owned() });
+        }
+        for item in list("lacking")? {
+            if let Some((object, privilege)) = item.split_once(' ') {
+                missing_privileges.push(MissingPrivilege {
+                    object: Some(object.to_owned()),
+                    privilege: privilege.to_owned(),
+                });
+            }
+        }
+        Ok(Self {
+            version_num: row.try_get("version_num")?,
+            version: row.try_get("version_text")?,
+            encoding: row.try_get("encoding")?,
+            in_recovery: row.try_get("in_recovery")?,
+            role: row.try_get("role")?,
+            database: row.try_get("database")?,
+            schema,
+            missing_objects: list("missing")?,
+            altered_objects: list("altered")?,
+            missing_privileges,
+        })
+    }
+
+    fn explains_no_version(&self) -> bool {
+        self.schema == SchemaState::Missing
+            || self.missing_objects.iter().any(|object| object == "version")
+            || self.altered_objects.iter().any(|object| object == "version")
+            || self.missing_privileges.iter().any(|lacks| lacks.object.is_none())
+            || self.missing_privileges.iter().any(|lacks| lacks.object.as_deref() == Some("version"))
+    }
+
+    /// The GRANTs that are missing, as SQL, one per line.
+    #[must_use]
+    pub fn missing_grants(&self, schema: &Identifier) -> Vec<String> {
+        let schema = schema.quoted();
+        let role = format!("\"{}\"", self.role.replace('"', "\"\""));
+        let grant = |lacks: &MissingPrivilege| {
+            let MissingPrivilege { object, privilege } = lacks;
+            match object {
+                None => format!("GRANT {privilege} ON SCHEMA {schema} TO {role};"),
+                Some(object) => {
+                    format!("GRANT {privilege} ON {}{schema}.{object} TO {role};", kind_of(object))
+                }
+            }
+        };
+        self.missing_privileges.iter().map(grant).collect()
+    }
+
+    /// Whether the stores can work here.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`].
+    pub fn ready(&self, schema: &Identifier) -> Result<(), Error> {
+        self.suitable_server()?;
+        let missing = |what: String| {
+            Err(Error::new(
+                ErrorKind::SchemaMissing,
+                format!(
+                    "{what} in the database {:?}; run `leasehold schema apply`, let an administrator run what `leasehold schema print` prints, or connect with install=true",
+                    self.database
+                ),
+            ))
+        };
+        if self.schema == SchemaState::Missing {
+            return missing(format!("there is no schema {:?}", schema.as_str()));
+        }
+        let grants = self.missing_grants(schema);
+        if !grants.is_empty() {
+            return Err(Error::new(
+                ErrorKind::PermissionDenied,
+                format!(
+                    "the role {:?} lacks privileges; let an administrator run: {}",
+                    self.role,
+                    grants.join(" ")
+                ),
+            ));
+        }
+        if !self.missing_objects.is_empty() {
+            return missing(format!(
+                "the schema {:?} has no {}",
+                schema.as_str(),
+                self.missing_objects.join(", ")
+            ));
+        }
+        if !self.altered_objects.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!(
+                    "in the schema {:?} somebody altered {}: the kind, LOGGED or UNLOGGED, or the sequence's INCREMENT, CACHE or CYCLE; alter it back to what `leasehold schema print` prints",
+                    schema.as_str(),
+                    self.altered_objects.join(", ")
+                ),
+            ));
+        }
+        match self.schema {
+            SchemaState::Installed(version) => version.usable(schema),
+            _ => missing(format!("the schema {:?} does not say which version it is", schema.as_str())),
+        }
+    }
+
+    /// Whether server and database are of a kind that the stores can work on.
+    fn suitable_server(&self) -> Result<(), Error> {
+        if self.version_num < OLDEST_SERVER {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "the server is PostgreSQL {}; leasehold needs {} or newer",
+                    self.version,
+                    OLDEST_SERVER / 10_000
+                ),
+            ));
+        }
+        if self.encoding != "UTF8" {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "the database {:?} is in {}, where not every key can be kept; create one with ENCODING 'UTF8'",
+                    self.database, self.encoding
+                ),
+            ));
+        }
+        if self.in_recovery {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "this server is a standby, whose locks exclude nobody; connect to the primary (docs/hazards.md H10)",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl SchemaVersion {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self { version: row.try_get("version")?, oldest_library: row.try_get("oldest_library")? })
+    }
+
+    const fn is_usable(self) -> bool {
+        self.version >= OLDEST_SCHEMA_VERSION && self.oldest_library <= SCHEMA_VERSION
+    }
+
+    fn usable(self, schema: &Identifier) -> Result<(), Error> {
+        if self.is_usable() {
+            return Ok(());
+        }
+        let advice = if self.version > SCHEMA_VERSION {
+            "update this program, or name another schema"
+        } else {
+            "run `leasehold schema apply` of the version that this program was built with"
+        };
+        Err(Error::new(
+            ErrorKind::SchemaMissing,
+            format!(
+                "the schema {:?} has version {} and is for libraries of {} or newer; this one knows {OLDEST_SCHEMA_VERSION} to {SCHEMA_VERSION}: {advice}",
+                schema.as_str(),
+                self.version,
+                self.oldest_library
+            ),
+        ))
+    }
+}
+
+/// The word that `GRANT` wants before the name.
+fn kind_of(object: &str) -> &'static str {
+    if object == "token" { "SEQUENCE " } else { "TABLE " }
+}
+
+/// As a literal of SQL that means the same under every setting of the server.
+fn literal(text: &str) -> String {
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
+}

@@ -1,0 +1,293 @@
+//! A session with the server as an actor: it owns the connection, does what its lane holds, and knows at
+//! once when the server ends it.
+//!
+//! An idle connection of the driver does not read its socket, so it would learn of its death only from the
+//! next statement. The driver's listener does read; the actor therefore keeps its connection in one.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use leasehold_api::{Error, ErrorKind};
+use sqlx::PgConnection;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::config::PgConfig;
+use crate::lane::{Job, Lane, Serving, again};
+use crate::link::Link;
+
+/// The most jobs that travel together.
+pub const MOST_JOBS: usize = 512;
+
+/// The pauses between attempts to connect.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// How long an idle session is left alone before it is asked whether it is still there.
+const IDLE: Duration = Duration::from_secs(20);
+
+/// What the statement's own time limit on the server is given to come first.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A session that was opened: what the server calls it.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionId {
+    /// The process on the server. Behind a pooler it changes from one transaction to the next.
+    pub pid: i32,
+    /// Counts the sessions of one actor: what was held on an earlier one is gone.
+    pub epoch: u64,
+    /// Whether a transaction pooler is in between.
+    pub pooled: bool,
+}
+
+/// What an actor does with its session.
+pub trait Work: Send + 'static {
+    /// What it is asked to do.
+    type Job: Job;
+
+    /// The session was opened and has its settings; nothing was done on it yet. An error closes it
+    /// and fails what waits in the lane.
+    fn opened<'a>(
+        &'a mut self,
+        connection: &'a mut PgConnection,
+        session: SessionId,
+    ) -> BoxFuture<'a, Result<(), Error>>;
+
+    /// Carries out all of `jobs` and answers them. On an error the connection is in doubt: it is closed,
+    /// and jobs that were dropped unanswered have an unknown outcome.
+    fn run<'a>(
+        &'a mut self,
+        connection: &'a mut PgConnection,
+        jobs: Vec<Self::Job>,
+    ) -> BoxFuture<'a, Result<(), Error>>;
+
+    /// How long [`run`](Self::run) may take; `None` sets no limit. By default what
+    /// [`PgConfig::statement_timeout`] says.
+    fn limit(&self, jobs: &[Self::Job], usual: Duration) -> Option<Duration> {
+        let _ = jobs;
+        Some(usual)
+    }
+
+    /// Asked when nothing was done for a while; `false` ends the session, which is opened anew when there
+    /// is something to do.
+    fn keep(&mut self) -> bool {
+        true
+    }
+
+    /// A notification came.
+    fn notified(&mut self, channel: &str, payload: &str) {
+        let _ = (channel, payload);
+    }
+
+    /// The session has ended, or could not be opened: whatever it held is gone.
+    fn ended(&mut self, error: &Error) {
+        let _ = error;
+    }
+}
+
+/// An actor that was started. Dropping it changes nothing: the actor ends when its lane is closed.
+pub struct Session {
+    task: JoinHandle<()>,
+}
+
+impl Session {
+    /// Opens a session for `work` and starts its actor on the current runtime.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the session from being opened.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn open<W: Work>(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Result<Self, Error> {
+        let mut actor = Actor::new(config, lane, work);
+        let link = actor.connect().await?;
+        Ok(Self { task: tokio::spawn(actor.act(Some(link))) })
+    }
+
+    /// Starts an actor that opens its session when there is something to do. Needs a tokio runtime.
+    #[must_use]
+    pub fn lazy<W: Work>(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Self {
+        Self { task: tokio::spawn(Actor::new(config, lane, work).act(None)) }
+    }
+
+    /// Waits until the actor of a closed lane has ended its session, at most `limit`; then ends it hard.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the actor to end by itself.
+    pub async fn ended(self, limit: Duration) {
+        let abort = self.task.abort_handle();
+        if timeout(limit, self.task).await.is_err() {
+            abort.abort();
+        }
+    }
+
+    /// Ends the actor without waiting for anything.
+    pub fn abort(&self) {
+        self.task.abort();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("ended", &self.task.is_finished()).finish()
+    }
+}
+
+struct Actor<W: Work> {
+    config: PgConfig,
+    lane: Lane<W::Job>,
+    work: W,
+    epoch: u64,
+    serving: Option<Serving<W::Job>>,
+}
+
+impl<W: Work> Actor<W> {
+    fn new(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Self {
+        Self { config: config.clone(), lane: lane.clone(), work, epoch: 0, serving: None }
+    }
+
+    async fn act(mut self, mut link: Option<Link>) {
+        let mut pause = BACKOFF.0;
+        loop {
+            let Some(open) = link.take() else {
+                if !self.lane.wanted().await {
+                    return;
+                }
+                match self.connect().await {
+                    Ok(open) => {
+                        pause = BACKOFF.0;
+                        link = Some(open);
+                    }
+                    Err(error) => {
+                        tracing::warn!(server = %self.config, %error, "cannot open a session");
+                        self.lane.fail_if_unserved(&error);
+                        tokio::time::sleep(pause / 2 + pause.mul_f64(fastrand::f64() / 2.0)).await;
+                        pause = (pause * 2).min(BACKOFF.1);
+                    }
+                }
+                continue;
+            };
+            self.serving = Some(self.lane.serve());
+            let error = match self.serve(open).await {
+                ControlFlow::Break(()) => return,
+                ControlFlow::Continue(error) => error,
+            };
+            self.serving = None;
+            if let Some(error) = error {
+                tracing::warn!(server = %self.config, %error, "a session has ended");
+                self.work.ended(&error);
+            }
+        }
+    }
+
+    /// Opens a session within its time limit.
+    async fn connect(&mut self) -> Result<Link, Error> {
+        self.epoch += 1;
+        let limit = self.config.connect_timeout;
+        let opening = async {
+            let mut link = Link::open(&self.config).await?;
+            let id = SessionId { pid: link.pid, epoch: self.epoch, pooled: link.pooled };
+            self.work.opened(link.connection().await?, id).await?;
+            Ok(link)
+        };
+        let opened = match timeout(limit, opening).await {
+            Ok(opened) => opened,
+            Err(_) => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("the server did not open a session within {limit:?}; check the network and the server's load"),
+            )),
+        };
+        opened.map_err(|error: Error| {
+            let error = error.with_store(self.config.to_string());
+            self.work.ended(&error);
+            error
+        })
+    }
+
+    /// Does what comes until the lane is closed (`Break`) or the session has ended, by an error or because
+    /// nobody needed it.
+    async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Error>> {
+        let mut idle = std::pin::pin!(sleep_until(Instant::now() + IDLE));
+        let mut last = Instant::now();
+        loop {
+            let done = tokio::select! {
+                biased;
+                jobs = self.lane.take(MOST_JOBS) => match jobs {
+                    Some(jobs) => self.run(&mut link, jobs).await,
+                    None => {
+                        link.close().await;
+                        return ControlFlow::Break(());
+                    }
+                },
+                event = link.next_event() => event.map(|(channel, payload)| self.work.notified(&channel, &payload)),
+                () = &mut idle => {
+                    let now = Instant::now();
+                    let idle_for = now.duration_since(last);
+                    if idle_for >= IDLE && !self.work.keep() {
+                        link.close().await;
+                        return ControlFlow::Continue(None);
+                    }
+                    let outcome = if idle_for < IDLE { Ok(()) } else { self.ping(&mut link).await };
+                    idle.as_mut().reset(Instant::now() + IDLE);
+                    outcome
+                }
+            };
+            if let Err(error) = done {
+                link.abandon();
+                return ControlFlow::Continue(Some(error));
+            }
+            last = Instant::now();
+            while let Some((channel, payload)) = link.buffered_event() {
+                self.work.notified(&channel, &payload);
+            }
+        }
+    }
+
+    async fn run(&mut self, link: &mut Link, jobs: Vec<W::Job>) -> Result<(), Error> {
+        let limit = self.work.limit(&jobs, self.config.statement_timeout + GRACE);
+        let work = async { self.work.run(link.connection().await?, jobs).await };
+        // A bug in one batch costs this session, not all that come after it.
+        let work = AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
+        match limit {
+            None => work.await,
+            Some(limit) => timeout(limit, work).await.unwrap_or_else(|_| Err(silent(limit))),
+        }
+    }
+
+    async fn ping(&mut self, link: &mut Link) -> Result<(), Error> {
+        let limit = self.config.statement_timeout;
+        timeout(limit, link.ping()).await.unwrap_or_else(|_| Err(silent(limit)))
+    }
+}
+
+/// Whatever happens to the actor, also a panic: nobody waits for it in vain.
+impl<W: Work> Drop for Actor<W> {
+    fn drop(&mut self) {
+        let error = Error::new(ErrorKind::Unavailable, "the session's task has ended; connect again");
+        if self.serving.take().is_some() {
+            self.work.ended(&again(&error));
+        }
+        self.lane.fail_if_unserved(&error);
+    }
+}
+
+fn panicked() -> Error {
+    Error::new(
+        ErrorKind::OutcomeUnknown,
+        "a statement's handling panicked; the session was closed, and this is a bug to report",
+    )
+}
+
+fn silent(limit: Duration) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        format!("the server did not answer within {limit:?}; the session was closed, check the network and the server's load"),
+    )
+}

@@ -1,0 +1,65 @@
+//! The statements of this crate.
+
+use std::sync::Arc;
+
+use crate::ident::Identifier;
+
+/// An answer, and nothing else.
+pub(crate) const PING: &str = "SELECT 1";
+
+/// A transaction, whatever the defaults of database and role.
+pub(crate) const BEGIN: &str = "BEGIN";
+
+/// The server's process behind this connection.
+pub(crate) const BACKEND_PID: &str = "SELECT pg_catalog.pg_backend_pid()";
+
+/// The setting by which the server watches its client while a statement waits. Not on every system.
+pub(crate) const CHECK_CLIENT: &str = "client_connection_check_interval";
+
+/// Settings (`$1`, names) with their values (`$2`), for the rest of the session. Those that this version of
+/// the server does not know are left out.
+pub(crate) const CONFIGURE: &str = "\
+SELECT pg_catalog.set_config(s.name, s.value, false)
+FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS s (name, value)
+WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p WHERE p.name = s.name)";
+
+/// `template` with the quoted name of the schema for each `{schema}`, also at the beginning of a literal, as
+/// in `nextval('{schema}.token')`.
+#[must_use]
+pub fn render(template: &str, schema: &Identifier) -> Arc<str> {
+    let quoted = schema.quoted();
+    // Inside a literal, a single quote of the name would end it.
+    let literal = quoted.replace('\'', "''");
+    let mut parts = template.split("{schema}");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    // In one pass: the name itself may contain `{schema}`.
+    for part in parts {
+        text.push_str(if text.ends_with('\'') { &literal } else { &quoted });
+        text.push_str(part);
+    }
+    text.into()
+}
+
+/// The channel on which the clients of one kind of store in `schema` notify each other. Channels are of
+/// one database, and their names are shorter than a schema's may be.
+#[must_use]
+pub fn channel(kind: &str, schema: &Identifier) -> String {
+    let mut hasher = fnv::FnvHasher::default();
+    std::hash::Hasher::write(&mut hasher, schema.as_str().as_bytes());
+    format!("leasehold_{kind}_{:016x}", std::hash::Hasher::finish(&hasher))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside_their_quotes() {
+        let schema = Identifier::new("a\"b'c").unwrap();
+        let text = render("SELECT nextval('{schema}.token') FROM {schema}.lease", &schema);
+        assert_eq!(&*text, r#"SELECT nextval('"a""b''c".token') FROM "a""b'c".lease"#);
+        let schema = Identifier::new("{schema}'").unwrap();
+        let text = render("'{schema}.token' {schema}.lease", &schema);
+        assert_eq!(&*text, r#"'"{schema}''".token' "{schema}'".lease"#);
+    }
+}

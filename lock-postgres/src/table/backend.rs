@@ -1,0 +1,282 @@
+//! The backend: calls become jobs of the sessions.
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{Capabilities, Error, ErrorKind, LockAdmin};
+use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Request, Timing};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::dialect::{Dialect, Extension, Statements};
+use super::grants::micros;
+use super::job::{Answer, Call, TableJob};
+use super::registry::{Named, Registry};
+use super::upkeep::Upkeep;
+use super::work::{Common, TableWork};
+use crate::config::PgConfig;
+use crate::lane::Lane;
+use crate::session::Session;
+use crate::sql::channel;
+
+/// How long closing waits for the sessions to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// What a store of this family promises, and how it is driven.
+#[derive(Clone)]
+#[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with everything they decide.
+pub struct TableSettings {
+    /// What the store declares.
+    pub capabilities: Capabilities,
+    /// How the engine drives it.
+    pub timing: Timing,
+    /// How often waiters ask when no notification comes.
+    pub poll: Duration,
+    /// How many sessions to keep.
+    pub connections: u8,
+    /// How often to look whether holds are still there, if renewing does not tell soon enough.
+    pub check_every: Option<Duration>,
+    /// How long after their end rows are removed; `None` keeps them.
+    pub purge_after: Option<Duration>,
+    /// What a guard of this store offers beside the lock.
+    pub extension: Option<Extension>,
+}
+
+/// One client of a store with one row per key.
+pub struct TableBackend {
+    common: Arc<Common>,
+    capabilities: Capabilities,
+    timing: Timing,
+    lane: Lane<TableJob>,
+    sessions: Mutex<Vec<Session>>,
+    closing: CancellationToken,
+}
+
+impl TableBackend {
+    /// Opens the sessions: the first one now, so that what is wrong is told; the others when there is work.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings that cannot be kept; what keeps a session
+    /// from being opened: [`Unavailable`](ErrorKind::Unavailable),
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied), [`SchemaMissing`](ErrorKind::SchemaMissing).
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn connect(
+        config: &PgConfig,
+        dialect: &Dialect,
+        settings: TableSettings,
+    ) -> Result<Self, Error> {
+        config.check()?;
+        check(&settings)?;
+        let TableSettings { capabilities, timing, poll, connections, check_every, purge_after, extension } =
+            settings;
+        let common = Arc::new(Common {
+            config: config.clone(),
+            statements: Statements::new(dialect, &config.schema),
+            extension,
+            registry: Registry::default(),
+            events: OnceLock::new(),
+            channel: channel(dialect.kind, &config.schema),
+            poll,
+            listening: AtomicBool::new(false),
+            pinned: Mutex::default(),
+            process: process(config),
+        });
+        let lane = Lane::new();
+        let mut sessions = vec![Session::open(config, &lane, TableWork::new(&common)).await?];
+        sessions.extend((1..connections).map(|_| Session::lazy(config, &lane, TableWork::new(&common))));
+        let closing = CancellationToken::new();
+        let upkeep = Upkeep {
+            common: Arc::clone(&common),
+            lane: lane.clone(),
+            closing: closing.clone(),
+            check_every,
+            purge_after,
+        };
+        tokio::spawn(upkeep.run());
+        Ok(Self { common, capabilities, timing, lane, sessions: Mutex::new(sessions), closing })
+    }
+
+    /// Removes rows that ended longer ago than `age` (an hour at least), in small batches, and says how many there were. It
+    /// also happens by itself; tokens grow on all the same.
+    ///
+    /// # Errors
+    ///
+    /// What the store answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may leave rows that the next one removes.
+    pub async fn purge(&self, age: Duration) -> Result<u64, Error> {
+        super::upkeep::purge(&self.lane, age.max(SAFE_AGE)).await
+    }
+
+    /// The name of the notifications of this schema.
+    #[must_use]
+    pub fn channel(&self) -> &str {
+        &self.common.channel
+    }
+
+    pub(super) async fn ask<Q, A>(
+        &self,
+        job: fn(Call<Q, A>) -> TableJob,
+        items: Vec<Q>,
+    ) -> Vec<Result<A, Error>> {
+        ask(&self.lane, job, items).await
+    }
+
+    fn end(&self) -> Vec<Session> {
+        self.closing.cancel();
+        self.lane.close();
+        std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Lets go of what calls have left that were not polled to their end.
+    async fn free_the_rest(&self) {
+        let doubts = self.common.registry.take_doubts().into_iter().map(|doubt| doubt.hold);
+        let left: Vec<Named> = self.common.registry.held().into_iter().chain(doubts).collect();
+        if !left.is_empty() && !self.lane.is_closed() {
+            let freed = self.ask(TableJob::Release, left);
+            let _ = timeout(self.timing.call.min(self.timing.close), freed).await;
+        }
+    }
+}
+
+/// Sends one call and waits for the answers.
+pub(super) async fn ask<Q, A>(
+    lane: &Lane<TableJob>,
+    job: fn(Call<Q, A>) -> TableJob,
+    items: Vec<Q>,
+) -> Vec<Result<A, Error>> {
+    let count = items.len();
+    let (call, answer): (_, Answer<A>) = Call::new(items);
+    lane.push(job(call));
+    answer.await.unwrap_or_else(|_| (0..count).map(|_| Err(unknown())).collect())
+}
+
+/// The answer to a single item.
+pub(super) fn only<A>(answers: Vec<Result<A, Error>>) -> Result<A, Error> {
+    answers.into_iter().next().unwrap_or_else(|| Err(unknown()))
+}
+
+fn unknown() -> Error {
+    Error::new(
+        ErrorKind::OutcomeUnknown,
+        "the session broke before the server answered; what it did with the request is found out and undone in the background",
+    )
+}
+
+fn check(settings: &TableSettings) -> Result<(), Error> {
+    let invalid = |message: &str| Err(Error::new(ErrorKind::InvalidOption, message.to_owned()));
+    if settings.connections == 0 {
+        return invalid("a store needs at least one connection");
+    }
+    if settings.poll < Duration::from_millis(10) || settings.poll > Duration::from_secs(60) {
+        return invalid("waiters ask every 10 ms to 60 s; choose an interval between them");
+    }
+    if settings.purge_after.is_some_and(|after| after < SAFE_AGE) {
+        return invalid("rows are removed an hour after their end at the earliest");
+    }
+    Ok(())
+}
+
+/// Rows younger than this stay: a statement that saw one may still be under way.
+const SAFE_AGE: Duration = Duration::from_secs(3600);
+
+fn process(config: &PgConfig) -> String {
+    let name = config.options.get_application_name().unwrap_or("leasehold");
+    format!("{name} pid {}", std::process::id())
+}
+
+fn named(hold: HoldRef) -> Named {
+    Named { key: hold.key, holder: hold.holder }
+}
+
+#[async_trait]
+impl Backend for TableBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn timing(&self) -> Timing {
+        self.timing.clone()
+    }
+
+    fn attach(&self, events: Events) {
+        // A backend belongs to one engine; a second one would find the first one's events.
+        let _ = self.common.events.set(events);
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        self.ask(TableJob::Acquire, requests).await
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        let with_ttl = |hold: HoldRef| {
+            let ttl = hold.ttl.map_or(0, micros);
+            (named(hold), ttl)
+        };
+        self.ask(TableJob::Renew, holds.into_iter().map(with_ttl).collect()).await
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        self.ask(TableJob::Release, holds.into_iter().map(named).collect()).await
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        Some(self)
+    }
+
+    async fn close(&self) {
+        self.free_the_rest().await;
+        for session in self.end() {
+            session.ended(GOODBYE).await;
+        }
+    }
+
+    fn sever(&self) {
+        self.end().iter().for_each(Session::abort);
+    }
+}
+
+impl Drop for TableBackend {
+    fn drop(&mut self) {
+        // Without an engine nobody calls `close`.
+        drop(self.end());
+    }
+}
+
+impl fmt::Display for TableBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.common.config, f)
+    }
+}
+
+impl fmt::Debug for TableBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableBackend")
+            .field("config", &self.common.config)
+            .field("lane", &self.lane)
+            .field("held", &self.common.registry.held().len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TableSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableSettings")
+            .field("capabilities", &self.capabilities)
+            .field("timing", &self.timing)
+            .field("poll", &self.poll)
+            .field("connections", &self.connections)
+            .field("check_every", &self.check_every)
+            .field("purge_after", &self.purge_after)
+            .finish_non_exhaustive()
+    }
+}

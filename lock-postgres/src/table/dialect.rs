@@ -1,0 +1,145 @@
+//! The statements of a store, and what becomes of them.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use leasehold_api::{HolderId, LockKey};
+
+use crate::ident::Identifier;
+
+/// The statements of one store, with `{schema}` for the quoted name of the schema and `{token}` for the
+/// sequence of tokens as a value. All stores take the same values and answer the same columns.
+///
+/// Statements that lock several rows lock them in the order of their keys, so that two of them cannot
+/// wait for each other. What reads the clock reads `clock_timestamp()`, after the row is locked.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with all statements.
+pub struct Dialect {
+    /// A short name for the kind of store: two kinds in one schema have their own notifications.
+    pub kind: &'static str,
+    /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
+    /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
+    pub grant_one: &'static str,
+    /// Grants for several keys, each of them once. As above with arrays for `$1` to `$5`; `$7` is how
+    /// many microseconds a waiter's mark must still last. Answers `(key, token, live, live_us, cool_us,
+    /// marked)`: one row per request with what was there before, and one row with only key and token
+    /// per grant. `{free}` and `{among}` are empty or what the two fields below say.
+    pub grant: &'static str,
+    /// A further part of the `WITH` of [`grant`](Self::grant): locks the free rows, and leaves out those
+    /// that somebody else has locked.
+    pub free: &'static str,
+    /// A further condition of [`grant`](Self::grant): only rows that were locked so, and new ones.
+    pub among: &'static str,
+    /// Renews, or confirms where there is nothing to renew. `$1` keys, `$2` holders, `$3` TTLs in
+    /// microseconds. Answers the places, from 1, of what
+    /// is still held. `{skip}` is empty or ` SKIP LOCKED`.
+    pub renew: &'static str,
+    /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers the places of those that are.
+    pub confirm: &'static str,
+    /// One release. `$1` key, `$2` holder, `$3` channel. Answers `(held, waited)` or no row, and notifies
+    /// if somebody waits.
+    pub release_one: &'static str,
+    /// Several releases: `$1` keys, `$2` holders, `$3` channel. Answers `(place, held, waited)` of
+    /// those that were there. Has `{skip}`.
+    pub release: &'static str,
+    /// Notes that somebody waits. `$1` keys, `$2` for how many microseconds. Answers the keys that are
+    /// held. Has `{skip}`.
+    pub mark: &'static str,
+    /// A forced release. `$1` key, `$2` holder, `$3` channel. Answers a row if that holder had it.
+    pub force: &'static str,
+    /// Live holds and, if `$3`, those that ended, from `$1` to `$2` (both inclusive, `$2` may be null)
+    /// that begin with `$4`, at most `$5`. Answers `(key, holder, token, label, owner, since_us, state,
+    /// expires_us, cool_us)`, ordered by key.
+    pub list: &'static str,
+    /// Removes rows that ended more than `$1` microseconds ago, at most `$2`.
+    pub purge: &'static str,
+}
+
+/// Makes what [`LockGuard::extension`](leasehold_api::LockGuard::extension) finds, of a grant's key,
+/// holder and store number.
+pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send + Sync> + Send + Sync>;
+
+/// The statements of a store in its schema.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) grant_one: Arc<str>,
+    pub(super) grant: Patient,
+    pub(super) renew: Patient,
+    pub(super) confirm: Arc<str>,
+    pub(super) release_one: Arc<str>,
+    pub(super) release: Patient,
+    pub(super) mark: Patient,
+    pub(super) force: Arc<str>,
+    pub(super) list: Arc<str>,
+    pub(super) purge: Arc<str>,
+}
+
+/// A statement that waits for rows which somebody else has locked, and the one that leaves them out.
+#[derive(Debug)]
+pub(super) struct Patient {
+    waits: Arc<str>,
+    skips: Arc<str>,
+}
+
+impl Patient {
+    pub(super) fn text(&self, skips: bool) -> &Arc<str> {
+        if skips { &self.skips } else { &self.waits }
+    }
+}
+
+impl Statements {
+    pub(super) fn new(dialect: &Dialect, schema: &Identifier) -> Self {
+        let name = schema.quoted();
+        // The sequence's name as a literal; `standard_conforming_strings` is on in our sessions.
+        let token = format!("'{}.token'::regclass", name.replace('\'', "''"));
+        let given = [("{schema}", name.as_str()), ("{token}", token.as_str())];
+        let render = |template: &str| fill(template, &given);
+        let patient = |template: &str| Patient {
+            waits: fill(template, &[given[0], given[1], ("{skip}", "")]),
+            skips: fill(template, &[given[0], given[1], ("{skip}", " SKIP LOCKED")]),
+        };
+        let (free, among) = (render(dialect.free), render(dialect.among));
+        let grant =
+            |free, among| fill(dialect.grant, &[given[0], given[1], ("{free}", free), ("{among}", among)]);
+        Self {
+            grant_one: render(dialect.grant_one),
+            grant: Patient { waits: grant("", ""), skips: grant(&free, &among) },
+            renew: patient(dialect.renew),
+            confirm: render(dialect.confirm),
+            release_one: render(dialect.release_one),
+            release: patient(dialect.release),
+            mark: patient(dialect.mark),
+            force: render(dialect.force),
+            list: render(dialect.list),
+            purge: render(dialect.purge),
+        }
+    }
+}
+
+/// `template` with each placeholder replaced, in one pass: what a schema is called is not looked at again.
+fn fill(template: &str, values: &[(&str, &str)]) -> Arc<str> {
+    let mut text = String::with_capacity(template.len() * 2);
+    let mut rest = template;
+    while let Some(at) = rest.find('{') {
+        let (before, from) = rest.split_at(at);
+        text += before;
+        let known = values.iter().find(|(name, _)| from.starts_with(name));
+        let (name, value) = known.copied().unwrap_or(("{", "{"));
+        text += value;
+        rest = &from[name.len()..];
+    }
+    text += rest;
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_filled_in_is_not_filled_again() {
+        let values = [("{schema}", "\"{token}{schema}\""), ("{token}", "'t'")];
+        let text = fill("SELECT {token} FROM {schema}.x WHERE y = '{z}'", &values);
+        assert_eq!(&*text, "SELECT 't' FROM \"{token}{schema}\".x WHERE y = '{z}'");
+    }
+}

@@ -1,0 +1,323 @@
+//! Granting: the batch, the marks of those who are turned away, and rows that somebody else has locked.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
+use leasehold_engine::{Attempt, Granted, Held, Request};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::db::{Db, Trouble};
+use super::job::{Call, hand_out};
+use super::registry::Named;
+use super::work::{Common, for_each_of};
+use crate::error::store_error;
+
+/// How many keys one statement takes.
+const MOST_KEYS: usize = 512;
+
+/// How often a request is sent again because the row changed under it.
+const ROUNDS: u32 = 4;
+
+/// The longest time that a row can say, a hundred years; longer ones mean the same.
+const MOST_MICROS: i64 = 100 * 366 * 24 * 3600 * 1_000_000;
+
+/// What a statement says of one request.
+enum Outcome {
+    Granted(i64),
+    Held(Held),
+    /// Held by a live hold, and no mark lasts long enough that somebody waits.
+    Unmarked(Held),
+    /// It was free, yet not granted: somebody was quicker or has locked the row.
+    Passed,
+}
+
+type Fate = Result<Outcome, Error>;
+
+/// Asks for all keys of `calls` and answers.
+pub(super) async fn grant(
+    db: &mut Db<'_>,
+    common: &Common,
+    owner: &str,
+    calls: Vec<Call<Request, Attempt>>,
+) -> Result<(), Error> {
+    let requests: Vec<&Request> = calls.iter().flat_map(|call| &call.items).collect();
+    let named = requests.iter().map(|r| Named { key: r.key.clone(), holder: r.holder }).collect();
+    let in_air = common.registry.in_air(named, common.aftermath());
+    let answers = Grants { db, common, owner }.attempt(&requests).await?;
+    for (request, answer) in requests.iter().zip(&answers) {
+        if matches!(answer, Ok(Attempt::Granted(_))) {
+            common.registry.granted(Named { key: request.key.clone(), holder: request.holder });
+        }
+    }
+    in_air.answered();
+    hand_out(calls, answers, |request, answer| {
+        if matches!(answer, Ok(Attempt::Granted(_))) {
+            common
+                .registry
+                .doubt([Named { key: request.key.clone(), holder: request.holder }], Duration::ZERO);
+        }
+    });
+    Ok(())
+}
+
+struct Grants<'g, 'c> {
+    db: &'g mut Db<'c>,
+    common: &'g Common,
+    owner: &'g str,
+}
+
+impl Grants<'_, '_> {
+    async fn attempt(&mut self, requests: &[&Request]) -> Result<Vec<Result<Attempt, Error>>, Error> {
+        let mut answers: Vec<Option<Result<Attempt, Error>>> = requests.iter().map(|_| None).collect();
+        let mut open: Vec<usize> = (0..requests.len()).collect();
+        let mut round = 0;
+        while !open.is_empty() {
+            round += 1;
+            let (now, later) = each_key_once(open, requests);
+            open = later;
+            let asked: Vec<&Request> = now.iter().map(|at| requests[*at]).collect();
+            let fates = self.ask(&asked).await?;
+            let mut unmarked = Vec::new();
+            for (at, fate) in now.into_iter().zip(fates) {
+                let request = requests[at];
+                answers[at] = Some(match fate {
+                    Ok(Outcome::Granted(number)) => self.granted(request, number),
+                    Ok(Outcome::Held(held)) => Ok(Attempt::Held(held)),
+                    Ok(Outcome::Unmarked(held)) if request.waits && round < ROUNDS => {
+                        unmarked.push(at);
+                        Ok(Attempt::Held(held))
+                    }
+                    Ok(Outcome::Unmarked(held)) => Ok(Attempt::Held(held)),
+                    Ok(Outcome::Passed) if round < ROUNDS => {
+                        open.push(at);
+                        continue;
+                    }
+                    Ok(Outcome::Passed) => Ok(Attempt::Held(Held::new())),
+                    Err(error) => Err(error),
+                });
+            }
+            if !unmarked.is_empty() {
+                let keys: Vec<&LockKey> = unmarked.iter().map(|at| &requests[*at].key).collect();
+                let freed = self.mark(&keys).await?;
+                // Those that have become free meanwhile would not be notified of it: they ask again.
+                open.extend(unmarked.into_iter().filter(|at| freed.contains(&requests[*at].key)));
+            }
+        }
+        let missing = || {
+            Err(Error::new(ErrorKind::OutcomeUnknown, "the server answered fewer requests than it was sent"))
+        };
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
+    }
+
+    fn granted(&self, request: &Request, number: i64) -> Result<Attempt, Error> {
+        let token =
+            u64::try_from(number).ok().and_then(FencingToken::from_store_number).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Capacity,
+                    "this schema has drawn every fencing token there is; use a new one",
+                )
+            })?;
+        let mut granted = Granted::with_token(Some(token));
+        granted.extension =
+            self.common.extension.as_ref().map(|make| make(&request.key, request.holder, number));
+        Ok(Attempt::Granted(granted))
+    }
+
+    /// One statement for all, or more of them if somebody has locked a row or a value cannot be stored.
+    async fn ask(&mut self, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
+        let pinned = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
+        match self.ask_together(requests, pinned).await {
+            Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
+            Err(Trouble::Locked | Trouble::OneOf(_)) if requests.len() > 1 || !pinned => {
+                let again = self.ask_together(requests, true).await;
+                match again {
+                    Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
+                    Err(Trouble::Locked | Trouble::OneOf(_)) => self.ask_one_by_one(requests).await,
+                    Err(trouble) => refused(trouble, requests.len()),
+                }
+            }
+            Err(Trouble::Locked) => Ok(vec![Ok(Outcome::Held(Held::new()))]),
+            Err(trouble) => refused(trouble, requests.len()),
+        }
+    }
+
+    async fn ask_one_by_one(&mut self, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
+        let mut fates = Vec::with_capacity(requests.len());
+        for request in requests {
+            fates.push(match self.ask_together(&[request], true).await {
+                Ok(outcomes) => outcomes.into_iter().next().map_or(Ok(Outcome::Passed), Ok),
+                // A row that is being inserted by a transaction that does not end.
+                Err(Trouble::Locked) => Ok(Outcome::Held(Held::new())),
+                Err(Trouble::Dead(error)) => return Err(error),
+                Err(Trouble::OneOf(error) | Trouble::Refused(error)) => Err(error.with_key(&request.key)),
+            });
+        }
+        Ok(fates)
+    }
+
+    /// One statement. With `skips` it leaves out rows that somebody else has locked, and remembers them.
+    async fn ask_together(&mut self, requests: &[&Request], skips: bool) -> Result<Vec<Outcome>, Trouble> {
+        self.db.before_tokens(&self.common.config.schema).await?;
+        if let ([request], false) = (requests, skips) {
+            // By far the most frequent case: one key, and it is free.
+            if let Some(token) = self.ask_alone(request).await? {
+                return Ok(vec![Outcome::Granted(token)]);
+            }
+        }
+        let text = self.common.statements.grant.text(skips);
+        let poll = micros(self.common.poll);
+        let owner = self.owner;
+        let rows = self
+            .db
+            .rows("acquire", text, &|query| {
+                query
+                    .bind(requests.iter().map(|r| r.key.as_str().to_owned()).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.holder.to_string()).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| ttl(r)).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.cooldown.map(micros)).collect::<Vec<_>>())
+                    .bind(requests.iter().map(|r| r.label.as_deref().map(str::to_owned)).collect::<Vec<_>>())
+                    .bind(owner.to_owned())
+                    .bind(poll)
+            })
+            .await;
+        let mut outcomes = read(&rows?).map_err(|e| Trouble::Refused(store_error(e, "acquire")))?;
+        let outcome = |request: &&Request| match outcomes.remove(request.key.as_str()) {
+            Some(Outcome::Passed) | None if skips => {
+                self.common.pin(&request.key);
+                Outcome::Held(Held::new())
+            }
+            outcome => outcome.unwrap_or(Outcome::Passed),
+        };
+        Ok(requests.iter().map(outcome).collect())
+    }
+
+    async fn ask_alone(&mut self, request: &Request) -> Result<Option<i64>, Trouble> {
+        let (ttl, owner) = (ttl(request), self.owner);
+        let rows = self
+            .db
+            .rows("acquire", &self.common.statements.grant_one, &|query| {
+                query
+                    .bind(request.key.as_str().to_owned())
+                    .bind(request.holder.to_string())
+                    .bind(ttl)
+                    .bind(request.cooldown.map(micros))
+                    .bind(request.label.as_deref().map(str::to_owned))
+                    .bind(owner.to_owned())
+            })
+            .await;
+        let rows = rows?;
+        let token = rows.first().map(|row| row.try_get(0)).transpose();
+        token.map_err(|error| Trouble::Refused(store_error(error, "acquire")))
+    }
+
+    /// Notes that somebody waits for these keys; answers those that are free.
+    async fn mark(&mut self, keys: &[&LockKey]) -> Result<Vec<LockKey>, Error> {
+        let lasts = micros(self.common.poll).saturating_mul(2);
+        let text = self.common.statements.mark.text(false);
+        let rows = self
+            .db
+            .rows("note a waiter", text, &|query| {
+                query.bind(keys.iter().map(|k| k.as_str().to_owned()).collect::<Vec<_>>()).bind(lasts)
+            })
+            .await;
+        let rows = match rows {
+            Ok(rows) => rows,
+            Err(Trouble::Dead(error)) => return Err(error),
+            // The mark is for speed only: without it the waiter polls.
+            Err(_) => return Ok(Vec::new()),
+        };
+        let live: Vec<&str> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
+        Ok(keys.iter().filter(|k| !live.contains(&k.as_str())).map(|k| (*k).clone()).collect())
+    }
+}
+
+/// Takes each key once, ordered, as many as travel together; the rest is for the next statement.
+fn each_key_once(mut open: Vec<usize>, requests: &[&Request]) -> (Vec<usize>, Vec<usize>) {
+    open.sort_by(|a, b| requests[*a].key.cmp(&requests[*b].key).then(a.cmp(b)));
+    let mut now: Vec<usize> = Vec::new();
+    let mut later = Vec::new();
+    for at in open {
+        let repeats = now.last().is_some_and(|last| requests[*last].key == requests[at].key);
+        if repeats || now.len() == MOST_KEYS { later.push(at) } else { now.push(at) }
+    }
+    (now, later)
+}
+
+/// What the rows say, by key.
+fn read(rows: &[PgRow]) -> Result<HashMap<String, Outcome>, sqlx::Error> {
+    let mut outcomes = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let key: String = row.try_get(0)?;
+        let outcome = match row.try_get(1)? {
+            Some(token) => Outcome::Granted(token),
+            None => refusal(row)?,
+        };
+        // A grant has two rows; what was there before does not count then.
+        if matches!(outcome, Outcome::Granted(_)) || !outcomes.contains_key(&key) {
+            outcomes.insert(key, outcome);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn refusal(row: &PgRow) -> Result<Outcome, sqlx::Error> {
+    let live: bool = row.try_get(2)?;
+    let expires: Option<i64> = row.try_get(3)?;
+    let cooling: Option<i64> = row.try_get(4)?;
+    let marked: bool = row.try_get(5)?;
+    let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+    let mut held = Held::new();
+    held.cooling_for = cooling.map(duration);
+    held.retry_after = if live {
+        expires.map(|e| duration(e).max(held.cooling_for.unwrap_or_default()))
+    } else {
+        held.cooling_for
+    };
+    Ok(match (live, cooling) {
+        (true, _) if !marked => Outcome::Unmarked(held),
+        (true, _) | (false, Some(_)) => Outcome::Held(held),
+        (false, None) => Outcome::Passed,
+    })
+}
+
+fn refused(trouble: Trouble, count: usize) -> Result<Vec<Fate>, Error> {
+    Ok(for_each_of(trouble, count)?.into_iter().map(Err).collect())
+}
+
+/// Rounded up, within what a row can say.
+pub(super) fn micros(duration: Duration) -> i64 {
+    let micros = duration.as_nanos().div_ceil(1000);
+    i64::try_from(micros).unwrap_or(MOST_MICROS).min(MOST_MICROS)
+}
+
+fn ttl(request: &Request) -> i64 {
+    request.ttl.map_or(0, micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_api::HolderId;
+
+    #[test]
+    fn a_statement_has_each_key_once_and_in_order() {
+        let request = |(serial, key): (u64, &&str)| {
+            Request::new(LockKey::new(key).unwrap(), HolderId::from_parts(1, serial))
+        };
+        let requests: Vec<_> = (0..).zip(&["b", "a", "b", "c", "a", "b"]).map(request).collect();
+        let requests: Vec<_> = requests.iter().collect();
+        let (now, later) = each_key_once((0..6).collect(), &requests);
+        assert_eq!((now, later.clone()), (vec![1, 0, 3], vec![4, 2, 5]));
+        let (now, later) = each_key_once(later, &requests);
+        assert_eq!((now, later), (vec![4, 2], vec![5]));
+    }
+
+    #[test]
+    fn durations_are_rounded_up_and_fit() {
+        assert_eq!(micros(Duration::from_nanos(1)), 1);
+        assert_eq!(micros(Duration::from_secs(2)), 2_000_000);
+        assert_eq!(micros(Duration::MAX), MOST_MICROS);
+    }
+}

@@ -1,0 +1,88 @@
+//! What the sessions are asked to do.
+
+use leasehold_api::{Error, HoldInfo};
+use leasehold_engine::{Attempt, Freed, Renewed, Request};
+use tokio::sync::oneshot;
+
+use super::registry::Named;
+use crate::lane::{Job, again};
+
+/// One call of the backend.
+pub(super) enum TableJob {
+    Acquire(Call<Request, Attempt>),
+    Renew(Call<(Named, i64), Renewed>),
+    Release(Call<Named, Freed>),
+    /// Which of these are still held.
+    Confirm(Call<Named, bool>),
+    Look(Call<Look, Vec<HoldInfo>>),
+    Force(Call<Named, bool>),
+    /// Removes what ended so many microseconds ago; answers how many rows.
+    Purge(Call<i64, u64>),
+}
+
+/// Which holds to show.
+#[derive(Clone, Debug)]
+pub(super) struct Look {
+    pub(super) from: String,
+    /// The last key, if there is one.
+    pub(super) to: Option<String>,
+    pub(super) prefix: String,
+    pub(super) ended: bool,
+    pub(super) limit: Option<i64>,
+}
+
+/// Requests of one caller, who gets as many answers. Dropped, it leaves the outcome unknown.
+pub(super) struct Call<Q, A> {
+    pub(super) items: Vec<Q>,
+    reply: oneshot::Sender<Vec<Result<A, Error>>>,
+}
+
+/// The other end of a [`Call`].
+pub(super) type Answer<A> = oneshot::Receiver<Vec<Result<A, Error>>>;
+
+impl<Q, A> Call<Q, A> {
+    pub(super) fn new(items: Vec<Q>) -> (Self, Answer<A>) {
+        let (reply, answer) = oneshot::channel();
+        (Self { items, reply }, answer)
+    }
+
+    /// Answers. Given back if nobody waits any more.
+    pub(super) fn answer(self, answers: Vec<Result<A, Error>>) -> Result<(), Vec<Result<A, Error>>> {
+        self.reply.send(answers)
+    }
+
+    pub(super) fn fail(self, error: &Error) {
+        let answers = self.items.iter().map(|_| Err(again(error))).collect();
+        let _ = self.reply.send(answers);
+    }
+}
+
+/// Hands each call as many of `answers` as it has items.
+pub(super) fn hand_out<Q, A>(
+    calls: Vec<Call<Q, A>>,
+    answers: impl IntoIterator<Item = Result<A, Error>>,
+    mut unheard: impl FnMut(&Q, Result<A, Error>),
+) {
+    let mut answers = answers.into_iter();
+    for mut call in calls {
+        let items = std::mem::take(&mut call.items);
+        let own = answers.by_ref().take(items.len()).collect();
+        if let Err(own) = call.answer(own) {
+            items.iter().zip(own).for_each(|(item, answer)| unheard(item, answer));
+        }
+    }
+}
+
+impl Job for TableJob {
+    fn fail(self, error: Error) {
+        match self {
+            Self::Acquire(call) => call.fail(&error),
+            Self::Renew(call) => call.fail(&error),
+            Self::Release(call) => call.fail(&error),
+            Self::Confirm(call) => call.fail(&error),
+            Self::Look(call) => call.fail(&error),
+            Self::Force(call) => call.fail(&error),
+            Self::Purge(call) => call.fail(&error),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What every session of these stores is told.
+
+/// Settings beyond those of every session of ours, as one simple query.
+///
+/// Row locks are waited for briefly: an ended lease that a transaction has fenced stays locked for as
+/// long as that transaction lasts, and must not hold up the keys that travel with it. Plans are made
+/// once and look rows up by key, whatever the table's statistics were at that time.
+pub(super) const SETTINGS: &str = "\
+SET lock_timeout = '250ms';
+SET standard_conforming_strings = on;
+SET plan_cache_mode = force_generic_plan;
+SET enable_seqscan = off;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off";
+
+/// Behind a pooler in transaction mode nothing outlives a transaction: each one sets what it needs.
+/// `{timeout}` is the limit of a statement in milliseconds.
+pub(super) const BEGIN_POOLED: &str = "\
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = pg_catalog;
+SET LOCAL synchronous_commit = on;
+SET LOCAL statement_timeout = {timeout};
+SET LOCAL idle_in_transaction_session_timeout = {timeout};
+SET LOCAL lock_timeout = '250ms';
+SET LOCAL standard_conforming_strings = on;
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off;
+SET LOCAL enable_mergejoin = off";
+
+pub(super) const COMMIT: &str = "COMMIT";
+pub(super) const ROLLBACK: &str = "ROLLBACK";
+
+/// `{channel}` is a name of our own making, without anything to quote.
+pub(super) const LISTEN: &str = "LISTEN {channel}";
+
+pub(super) const CLIENT_ADDRESS: &str =
+    "SELECT coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), 'local socket')";

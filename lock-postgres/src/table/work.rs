@@ -1,0 +1,300 @@
+//! What a session does with the jobs that came together.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use leasehold_api::{Error, HolderId, LockKey, LossReason};
+use leasehold_engine::{Events, Request};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
+use tokio::time::Instant;
+
+use super::db::{Db, Trouble};
+use super::dialect::{Extension, Statements};
+use super::job::{Call, TableJob};
+use super::registry::{Named, Registry};
+use super::{grants, simple, sql};
+use crate::config::PgConfig;
+use crate::error::store_error;
+use crate::lane::{Job as _, again};
+use crate::session::{SessionId, Work};
+use crate::{schema, token};
+
+/// What the sessions, the backend and the upkeep of one client have in common.
+pub(super) struct Common {
+    pub(super) config: PgConfig,
+    pub(super) statements: Statements,
+    pub(super) extension: Option<Extension>,
+    pub(super) registry: Registry,
+    pub(super) events: OnceLock<Events>,
+    /// The name under which the schema's notifications travel.
+    pub(super) channel: String,
+    /// How often waiters ask.
+    pub(super) poll: Duration,
+    /// Whether one of the sessions listens.
+    pub(super) listening: AtomicBool,
+    /// Keys whose row another transaction keeps locked, and until when to expect that.
+    pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
+    /// How this process is shown to operators; without the client's address.
+    pub(super) process: String,
+}
+
+impl Common {
+    pub(super) fn events(&self, tell: impl FnOnce(&Events)) {
+        if let Some(events) = self.events.get() {
+            tell(events);
+        }
+    }
+
+    /// How long one statement may take until its connection is given up.
+    pub(super) fn limit(&self) -> Duration {
+        self.config.statement_timeout + Duration::from_secs(1)
+    }
+
+    /// How long the server may still carry out what it was sent on a connection that broke.
+    pub(super) fn aftermath(&self) -> Duration {
+        self.config.statement_timeout + Duration::from_secs(1)
+    }
+
+    /// Which of `keys` are not to be waited for.
+    pub(super) fn is_any_pinned<'k>(&self, keys: impl IntoIterator<Item = &'k LockKey>) -> bool {
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        if pinned.is_empty() {
+            return false;
+        }
+        let now = Instant::now();
+        pinned.retain(|_, until| *until > now);
+        keys.into_iter().any(|key| pinned.contains_key(key))
+    }
+
+    pub(super) fn pin(&self, key: &LockKey) {
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        pinned.insert(key.clone(), Instant::now() + PINNED);
+    }
+}
+
+/// How long a row that was found locked is not waited for.
+const PINNED: Duration = Duration::from_secs(5);
+
+/// The work of one session.
+pub(super) struct TableWork {
+    pub(super) common: Arc<Common>,
+    /// What begins a transaction, if a pooler is in between.
+    begin: Option<Arc<str>>,
+    /// Whether this session is the one that listens.
+    listens: bool,
+    pub(super) owner: Arc<str>,
+}
+
+impl TableWork {
+    pub(super) fn new(common: &Arc<Common>) -> Self {
+        Self { common: Arc::clone(common), begin: None, listens: false, owner: "".into() }
+    }
+
+    async fn open(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
+        let common = Arc::clone(&self.common);
+        let failed = |error| store_error(error, "set up the session");
+        let timeout = common.config.statement_timeout.as_millis().to_string();
+        self.begin = session.pooled.then(|| sql::BEGIN_POOLED.replace("{timeout}", &timeout).into());
+        if session.epoch == 1 && common.config.install {
+            schema::install(connection, &common.config.schema).await?;
+        }
+        schema::check(connection, &common.config.schema).await?;
+        token::mark_incarnation(connection, &common.config.schema).await?;
+        if !session.pooled {
+            connection.execute(raw_sql(sql::SETTINGS)).await.map_err(failed)?;
+        }
+        let row = connection.fetch_one(raw_sql(sql::CLIENT_ADDRESS)).await.map_err(failed)?;
+        let mut owner = common.process.clone();
+        let _ = write!(owner, " from {}", row.try_get::<String, _>(0).map_err(failed)?);
+        self.owner = owner.into();
+        self.listen(connection).await
+    }
+
+    /// Listens, if none of the other sessions does. Notifications sent before were missed.
+    async fn listen(&mut self, connection: &mut PgConnection) -> Result<(), Error> {
+        let taken = || self.common.listening.swap(true, Ordering::AcqRel);
+        if self.begin.is_some() || self.listens || taken() {
+            return Ok(());
+        }
+        self.listens = true;
+        let listen = AssertSqlSafe(sql::LISTEN.replace("{channel}", &self.common.channel));
+        let listened = connection.execute(raw_sql(listen)).await;
+        listened.map_err(|error| store_error(error, "listen for notifications"))?;
+        self.common.events(Events::resync);
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<TableJob>) -> Result<(), Error> {
+        if !self.common.listening.load(Ordering::Acquire) {
+            self.listen(connection).await?;
+        }
+        let common = Arc::clone(&self.common);
+        let mut db = Db { connection, pooled: self.begin.as_ref(), limit: common.limit() };
+        let mut batch = Batch::of(jobs);
+        let outcome = batch.carry_out(&mut db, &common, &self.owner).await;
+        if let Err(error) = &outcome {
+            // What was begun is dropped, and its outcome is not known; the rest was not begun.
+            batch.fail(error);
+        }
+        outcome
+    }
+}
+
+/// Jobs of one round trip, by kind.
+#[derive(Default)]
+struct Batch {
+    acquires: Vec<Call<Request, leasehold_engine::Attempt>>,
+    renewals: Vec<Call<(Named, i64), leasehold_engine::Renewed>>,
+    releases: Vec<Call<Named, leasehold_engine::Freed>>,
+    confirms: Vec<Call<Named, bool>>,
+    others: Vec<TableJob>,
+}
+
+impl Batch {
+    fn of(jobs: Vec<TableJob>) -> Self {
+        let mut batch = Self::default();
+        for job in jobs {
+            match job {
+                TableJob::Acquire(call) => batch.acquires.push(call),
+                TableJob::Renew(call) => batch.renewals.push(call),
+                TableJob::Release(call) => batch.releases.push(call),
+                TableJob::Confirm(call) => batch.confirms.push(call),
+                other => batch.others.push(other),
+            }
+        }
+        batch
+    }
+
+    /// Renewals first, which have a deadline; releases before the grants that they allow.
+    async fn carry_out(&mut self, db: &mut Db<'_>, common: &Common, owner: &str) -> Result<(), Error> {
+        if !self.renewals.is_empty() {
+            simple::renew(db, common, std::mem::take(&mut self.renewals)).await?;
+        }
+        if !self.releases.is_empty() {
+            simple::release(db, common, std::mem::take(&mut self.releases)).await?;
+        }
+        if !self.acquires.is_empty() {
+            grants::grant(db, common, owner, std::mem::take(&mut self.acquires)).await?;
+        }
+        if !self.confirms.is_empty() {
+            simple::confirm(db, common, std::mem::take(&mut self.confirms)).await?;
+        }
+        self.others.reverse();
+        while let Some(job) = self.others.pop() {
+            match job {
+                TableJob::Look(call) => simple::look(db, common, call).await?,
+                TableJob::Force(call) => simple::force(db, common, call).await?,
+                TableJob::Purge(call) => simple::purge(db, common, call).await?,
+                TableJob::Acquire(_) | TableJob::Renew(_) | TableJob::Release(_) | TableJob::Confirm(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(self, error: &Error) {
+        self.renewals.into_iter().for_each(|call| call.fail(error));
+        self.releases.into_iter().for_each(|call| call.fail(error));
+        self.acquires.into_iter().for_each(|call| call.fail(error));
+        self.confirms.into_iter().for_each(|call| call.fail(error));
+        self.others.into_iter().for_each(|job| job.fail(again(error)));
+    }
+}
+
+impl Work for TableWork {
+    type Job = TableJob;
+
+    fn opened<'a>(
+        &'a mut self,
+        connection: &'a mut PgConnection,
+        session: SessionId,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.open(connection, session))
+    }
+
+    fn run<'a>(
+        &'a mut self,
+        connection: &'a mut PgConnection,
+        jobs: Vec<TableJob>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.carry_out(connection, jobs))
+    }
+
+    fn limit(&self, _: &[TableJob], _: Duration) -> Option<Duration> {
+        // Each statement has its own.
+        None
+    }
+
+    fn notified(&mut self, _: &str, payload: &str) {
+        match Notice::parse(payload) {
+            Some(Notice::Freed(key)) => self.common.events(|events| events.wake(&key)),
+            Some(Notice::Broken(holder, key)) => {
+                self.common.registry.ended(holder);
+                self.common.events(|events| {
+                    events.lost(&key, holder, LossReason::ForcedRelease);
+                    events.wake(&key);
+                });
+            }
+            None => {}
+        }
+    }
+
+    fn ended(&mut self, _: &Error) {
+        if std::mem::take(&mut self.listens) {
+            self.common.listening.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// What a notification says: `f` and the key that is free, or `b`, the holder whose hold was broken, a
+/// space and the key.
+#[derive(Debug, PartialEq, Eq)]
+enum Notice {
+    Freed(LockKey),
+    Broken(HolderId, LockKey),
+}
+
+impl Notice {
+    /// Anybody may send notifications: what is not understood is nothing.
+    fn parse(payload: &str) -> Option<Self> {
+        match payload.split_at_checked(1)? {
+            ("f", key) => LockKey::new(key).ok().map(Self::Freed),
+            ("b", rest) => {
+                let (holder, key) = rest.split_once(' ')?;
+                Some(Self::Broken(holder.parse().ok()?, LockKey::new(key).ok()?))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A refused statement as the answer to each of its requests.
+pub(super) fn for_each_of(trouble: Trouble, count: usize) -> Result<Vec<Error>, Error> {
+    match trouble {
+        Trouble::Dead(error) => Err(error),
+        trouble => {
+            let error = trouble.into_error();
+            let mut errors: Vec<_> = (1..count).map(|_| again(&error)).collect();
+            errors.insert(0, error);
+            Ok(errors)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_statements_send_and_nothing_else() {
+        let (holder, key) = (HolderId::from_parts(7, 1), LockKey::new("a b\u{e9}").unwrap());
+        assert_eq!(Notice::parse("fa b\u{e9}"), Some(Notice::Freed(key.clone())));
+        assert_eq!(Notice::parse(&format!("b{holder} a b\u{e9}")), Some(Notice::Broken(holder, key)));
+        for foreign in ["", "f", "\u{e9}", "b", "bx y", "hello", "b0-1 a"] {
+            assert_eq!(Notice::parse(foreign), None, "{foreign:?}");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Tokens grow across crash, restart and promotion (C8; `docs/hazards.md` H12, H13, H30). Beside ours runs
+//! a plain sequence: where it repeats, the test can tell.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::time::Duration;
+
+use leasehold_api::ErrorKind;
+use leasehold_postgres::token::mark_incarnation;
+use leasehold_postgres::{Identifier, schema};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, raw_sql};
+use test_servers::{Cluster, ClusterOptions, Database, Signal, Standby, StopMode, fresh_database};
+
+const JUMP: i64 = 1 << 32;
+
+fn name() -> Identifier {
+    Identifier::new("leasehold").unwrap()
+}
+
+async fn number(conn: &mut PgConnection, sql: impl Into<String>) -> i64 {
+    raw_sql(AssertSqlSafe(sql.into())).fetch_one(conn).await.unwrap().get(0)
+}
+
+async fn draw(conn: &mut PgConnection) -> i64 {
+    number(conn, "SELECT nextval('leasehold.token')").await
+}
+
+async fn plain(conn: &mut PgConnection) -> i64 {
+    number(conn, "SELECT nextval('public.plain')").await
+}
+
+async fn last(conn: &mut PgConnection) -> i64 {
+    number(conn, "SELECT last_value FROM leasehold.token").await
+}
+
+async fn mark(conn: &mut PgConnection) {
+    mark_incarnation(conn, &name()).await.unwrap_or_else(|error| panic!("{error} {error:?}"));
+}
+
+/// A server that writes nothing down before it has to.
+fn lazy() -> Cluster {
+    Cluster::start(
+        ClusterOptions::new()
+            .setting("wal_writer_delay", "10s")
+            .setting("wal_writer_flush_after", "0")
+            .setting("autovacuum", "off")
+            .setting("checkpoint_timeout", "1h"),
+    )
+}
+
+async fn installed(database: &Database) -> PgConnection {
+    let mut conn = database.connect().await;
+    schema::install(&mut conn, &name()).await.unwrap();
+    raw_sql("CREATE SEQUENCE public.plain").execute(&mut conn).await.unwrap();
+    mark(&mut conn).await;
+    raw_sql("CHECKPOINT").execute(&mut conn).await.unwrap();
+    conn
+}
+
+/// A connection to a server that is recovering.
+async fn reconnected(url: &str) -> PgConnection {
+    let connect = async {
+        loop {
+            match PgConnection::connect(url).await {
+                Ok(conn) => return conn,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), connect).await.expect("the server comes back")
+}
+
+/// Draws inside a transaction that never ends, as `begin` and fenced work do: the numbers are told and
+/// not on disk.
+async fn told(conn: &mut PgConnection) -> (i64, i64) {
+    raw_sql("BEGIN").execute(&mut *conn).await.unwrap();
+    let mut largest = (0, 0);
+    for _ in 0..20 {
+        largest = (draw(conn).await, plain(conn).await);
+    }
+    largest
+}
+
+#[tokio::test]
+async fn tokens_grow_when_a_backend_is_killed() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    let mut conn = installed(&database).await;
+    let mut victim = database.connect().await;
+    let pid = number(&mut victim, "SELECT pg_backend_pid()::bigint").await;
+    let (ours, theirs) = told(&mut conn).await;
+    cluster.kill_backend(i32::try_from(pid).unwrap(), Signal::KILL);
+    // The crash ends every session; until then this is still the server of before.
+    while raw_sql("SELECT 1").execute(&mut conn).await.is_ok() {}
+
+    let mut after = reconnected(database.url()).await;
+    assert!(plain(&mut after).await <= theirs, "a plain sequence repeats");
+    mark(&mut after).await;
+    assert!(draw(&mut after).await > ours);
+    let jumped = last(&mut after).await;
+    mark(&mut after).await;
+    assert_eq!(last(&mut after).await, jumped, "once per incident");
+}
+
+#[tokio::test]
+async fn tokens_grow_when_the_server_is_killed() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    let mut conn = installed(&database).await;
+    let (ours, theirs) = told(&mut conn).await;
+    cluster.kill_postmaster().await;
+    cluster.start_again().await;
+
+    let mut after = reconnected(database.url()).await;
+    assert!(plain(&mut after).await <= theirs, "a plain sequence repeats");
+    mark(&mut after).await;
+    assert!(draw(&mut after).await > ours);
+}
+
+/// The jump is durable before the marker is seen: another crash right after it does not undo it.
+#[tokio::test]
+async fn tokens_grow_through_crash_after_crash() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    let asynchronous = format!("ALTER DATABASE {} SET synchronous_commit = off", database.name());
+    drop(installed(&database).await);
+    cluster.run_sql("postgres", asynchronous).await;
+    let mut largest = 0;
+    for _ in 0..4 {
+        let mut conn = reconnected(database.url()).await;
+        mark(&mut conn).await;
+        let (ours, _) = told(&mut conn).await;
+        assert!(ours - 20 >= largest, "{ours} after {largest}");
+        largest = ours;
+        cluster.kill_postmaster().await;
+        cluster.start_again().await;
+    }
+}
+
+#[tokio::test]
+async fn a_clean_restart_does_not_jump() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    let mut conn = installed(&database).await;
+    let before = draw(&mut conn).await;
+    drop(conn);
+    cluster.restart(StopMode::Fast).await;
+    let mut after = reconnected(database.url()).await;
+    mark(&mut after).await;
+    assert_eq!(draw(&mut after).await, before + 1);
+}
+
+#[tokio::test]
+async fn tokens_grow_when_a_standby_that_lags_is_promoted() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    let mut conn = installed(&database).await;
+    let standby = Standby::of(&cluster).await;
+    standby.wait_for_replay(&cluster).await;
+    standby.cut().await;
+    let (mut ours, mut theirs) = (0, 0);
+    for _ in 0..100 {
+        (ours, theirs) = (draw(&mut conn).await, plain(&mut conn).await);
+    }
+    standby.promote().await;
+
+    let mut after = reconnected(&standby.url(database.name())).await;
+    assert!(plain(&mut after).await <= theirs, "a plain sequence repeats");
+    mark(&mut after).await;
+    assert!(draw(&mut after).await > ours);
+}
+
+#[tokio::test]
+async fn many_sessions_jump_once() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    for setting in ["default_transaction_isolation = serializable", "default_transaction_read_only = on"] {
+        let sql = format!("ALTER DATABASE {} SET {setting}", database.name());
+        raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+    }
+    schema::install(&mut conn, &name()).await.unwrap();
+    let before = last(&mut conn).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let mut conn = database.connect().await;
+        tasks.spawn(async move { mark_incarnation(&mut conn, &name()).await });
+    }
+    for result in tasks.join_all().await {
+        result.unwrap();
+    }
+    assert_eq!(last(&mut conn).await, before + JUMP);
+    assert_eq!(number(&mut conn, "SELECT count(*) FROM leasehold.incarnation").await, 1);
+}
+
+/// A dump brings the marker along; it must not count for the sequence it is restored beside.
+#[tokio::test]
+async fn a_marker_of_another_server_or_sequence_does_not_count() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    schema::install(&mut conn, &name()).await.unwrap();
+    mark(&mut conn).await;
+    for foreign in ["system = system + 1", "sequence = 1"] {
+        let before = last(&mut conn).await;
+        let sql =
+            format!("SET default_transaction_read_only = off; UPDATE leasehold.incarnation SET {foreign}");
+        raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+        mark(&mut conn).await;
+        assert_eq!(last(&mut conn).await, before + JUMP, "{foreign}");
+        raw_sql("DELETE FROM leasehold.incarnation WHERE sequence = 1").execute(&mut conn).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_ask_for_the_system_gets_a_marker_all_the_same() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    let role = Identifier::new(format!("Asks {}", &database.name()[..20])).unwrap();
+    let quoted = role.quoted();
+    schema::install(&mut conn, &name()).await.unwrap();
+    let sql = format!(
+        "CREATE ROLE {quoted}; GRANT {quoted} TO CURRENT_USER; {} REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; SET ROLE {quoted}",
+        schema::grants(&name(), &role)
+    );
+    raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+    let before = last(&mut conn).await;
+    mark(&mut conn).await;
+    mark(&mut conn).await;
+    assert_eq!(last(&mut conn).await, before + JUMP);
+    let sql = format!("RESET ROLE; DROP OWNED BY {quoted}; DROP ROLE {quoted}");
+    raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sequence_that_is_used_up_is_an_error_and_never_begins_again() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    schema::install(&mut conn, &name()).await.unwrap();
+    let most = (1_i64 << 53) - 1;
+    raw_sql(AssertSqlSafe(format!("SELECT setval('leasehold.token', {})", most - 5)))
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    let error = mark_incarnation(&mut conn, &name()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Capacity, "{error}");
+    assert_eq!(last(&mut conn).await, most - 5);
+    for n in 1..=5 {
+        assert_eq!(draw(&mut conn).await, most - 5 + n);
+    }
+    raw_sql("SELECT nextval('leasehold.token')").execute(&mut conn).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_dropped_call_can_be_repeated() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    schema::install(&mut conn, &name()).await.unwrap();
+    let mut polls = 0;
+    loop {
+        raw_sql("DELETE FROM leasehold.incarnation").execute(&mut conn).await.unwrap();
+        let before = last(&mut conn).await;
+        let completed = {
+            let name = name();
+            let mut marking = std::pin::pin!(mark_incarnation(&mut conn, &name));
+            let mut left = polls;
+            let polled = std::future::poll_fn(|cx| match left {
+                0 => std::task::Poll::Ready(None),
+                _ => {
+                    left -= 1;
+                    marking.as_mut().poll(cx).map(Some)
+                }
+            });
+            polled.await.is_some()
+        };
+        mark(&mut conn).await;
+        assert!(last(&mut conn).await >= before + JUMP, "dropped after {polls} polls");
+        if completed {
+            break;
+        }
+        polls += 1;
+    }
+}

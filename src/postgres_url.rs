@@ -1,0 +1,314 @@
+//! URLs of the Postgres stores: our own parameters, and those that are the driver's.
+
+use std::fmt;
+use std::time::Duration;
+
+use leasehold_api::Error;
+use url::Url;
+
+use crate::target::{duration, invalid};
+
+/// Which of the stores in a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PgStore {
+    Advisory,
+    AdvisoryXact,
+    Row,
+    Ttl,
+}
+
+/// How keys become the numbers of advisory locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PgHash {
+    Fnv,
+    Sha256,
+    Raw,
+    Pair,
+    Djb2,
+    Djb2Reverse,
+    Sqlx,
+}
+
+/// What is known of the way to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PgPooler {
+    Detect,
+    Transaction,
+    None,
+}
+
+/// What a Postgres URL names.
+#[derive(Debug)]
+pub(crate) struct PgTarget {
+    pub(crate) store: PgStore,
+    pub(crate) server: ServerUrl,
+    pub(crate) schema: Option<String>,
+    pub(crate) install: bool,
+    pub(crate) pooler: Option<PgPooler>,
+    pub(crate) connect_timeout: Option<Duration>,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) poll: Option<Duration>,
+    pub(crate) hash: Option<PgHash>,
+}
+
+/// The URL that the driver gets. It may hold a password.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct ServerUrl(pub(crate) String);
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerUrl(..)")
+    }
+}
+
+/// What the driver reads. It ignores all others in silence, also those that ask for more security.
+const OF_THE_DRIVER: [&str; 17] = [
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "application_name",
+];
+
+impl PgStore {
+    /// The store that a scheme names.
+    pub(crate) fn of_scheme(scheme: &str) -> Option<Self> {
+        let (database, store) = scheme.split_once('+').unwrap_or((scheme, "advisory"));
+        match store {
+            _ if !["postgres", "postgresql"].contains(&database) => None,
+            "advisory" => Some(Self::Advisory),
+            "advisory-xact" => Some(Self::AdvisoryXact),
+            "row" => Some(Self::Row),
+            "ttl" => Some(Self::Ttl),
+            _ => None,
+        }
+    }
+
+    /// Our parameters, without the schema's and the connection's.
+    const fn parameters(self) -> &'static [&'static str] {
+        match self {
+            Self::Advisory | Self::AdvisoryXact => &["hash"],
+            Self::Row => &["poll"],
+            Self::Ttl => &["ttl", "poll"],
+        }
+    }
+}
+
+impl PgTarget {
+    /// Takes our own parameters out of `url` and leaves the driver its own.
+    pub(crate) fn parse(store: PgStore, url: &Url, rest: &str) -> Result<Self, Error> {
+        if !rest.starts_with("//") {
+            return Err(invalid(
+                "a Postgres URL has two slashes behind its scheme: write postgres://user@host:5432/database",
+            ));
+        }
+        if url.fragment().is_some() {
+            return Err(invalid(
+                "a Postgres URL has no fragment; write a # that belongs to a name or password as %23",
+            ));
+        }
+        let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if query.contains('@') && !before_query.contains('@') {
+            return Err(invalid(
+                "the URL has a ? before its @: escape special characters of user and password, ? as %3F and @ as %40",
+            ));
+        }
+        let mut target = Self {
+            store,
+            server: ServerUrl(String::new()),
+            schema: None,
+            install: false,
+            pooler: None,
+            connect_timeout: None,
+            ttl: None,
+            poll: None,
+            hash: None,
+        };
+        let mut seen: Vec<String> = Vec::new();
+        let mut kept: Vec<(String, String)> = Vec::new();
+        for (name, value) in url.query_pairs() {
+            let repeatable = name == "options" || (name.starts_with("options[") && name.ends_with(']'));
+            if !repeatable && seen.iter().any(|earlier| *earlier == name) {
+                return Err(invalid(format!("the parameter {name} is given twice; leave one out")));
+            }
+            if target.take(&name, &value)? {
+                seen.push(name.into_owned());
+            } else if repeatable || OF_THE_DRIVER.contains(&&*name) {
+                seen.push(name.clone().into_owned());
+                kept.push((name.into_owned(), value.into_owned()));
+            } else {
+                return Err(target.unknown(&name));
+            }
+        }
+        target.server = ServerUrl(for_the_driver(before_query, &kept));
+        Ok(target)
+    }
+
+    /// Whether the parameter is one of ours; its value is noted then.
+    fn take(&mut self, name: &str, value: &str) -> Result<bool, Error> {
+        match name {
+            "schema" => self.schema = Some(value.to_owned()),
+            "install" => {
+                self.install = one_of(name, value, &[("true", true), ("false", false)])?;
+            }
+            "pooler" => {
+                let known = [
+                    ("transaction", PgPooler::Transaction),
+                    ("none", PgPooler::None),
+                    ("detect", PgPooler::Detect),
+                ];
+                self.pooler = Some(one_of(name, value, &known)?);
+            }
+            // libpq's, in seconds, which the driver leaves to us.
+            "connect_timeout" => {
+                let seconds = value.parse().ok().filter(|seconds| (1..=3600).contains(seconds));
+                let seconds = seconds.ok_or_else(|| {
+                    invalid("the parameter connect_timeout is a whole number of seconds from 1 to 3600")
+                })?;
+                self.connect_timeout = Some(Duration::from_secs(seconds));
+            }
+            _ if !self.store.parameters().contains(&name) => return Ok(false),
+            "ttl" => self.ttl = Some(duration(name, value)?),
+            "poll" => self.poll = Some(duration(name, value)?),
+            "hash" => {
+                let known = [
+                    ("fnv", PgHash::Fnv),
+                    ("sha256", PgHash::Sha256),
+                    ("raw", PgHash::Raw),
+                    ("pair", PgHash::Pair),
+                    ("djb2", PgHash::Djb2),
+                    ("djb2-reverse", PgHash::Djb2Reverse),
+                    ("sqlx", PgHash::Sqlx),
+                ];
+                self.hash = Some(one_of(name, value, &known)?);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let own = ["schema", "install", "pooler", "connect_timeout"];
+        let own: Vec<_> = own.iter().chain(self.store.parameters()).copied().collect();
+        invalid(format!(
+            "this store has no parameter {name:?} and neither has the driver; known are {}, and of the driver sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name, options",
+            own.join(", ")
+        ))
+    }
+}
+
+/// The value that `text` names. An error repeats the known ones, not `text`, which may be a password that
+/// was pasted into the wrong place.
+fn one_of<T: Copy>(name: &str, text: &str, known: &[(&str, T)]) -> Result<T, Error> {
+    known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<_> = known.iter().map(|(word, _)| *word).collect();
+        invalid(format!("the parameter {name} is one of {}", words.join(", ")))
+    })
+}
+
+fn for_the_driver(before_query: &str, kept: &[(String, String)]) -> String {
+    let mut text = format!("postgres:{before_query}");
+    if !kept.is_empty() {
+        let mut query = url::form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(kept);
+        text += &format!("?{}", query.finish());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Target;
+
+    fn parsed(text: &str) -> PgTarget {
+        match Target::parse(text).unwrap() {
+            Target::Postgres(target) => target,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn schemes_name_stores() {
+        for (scheme, store) in [
+            ("postgres", PgStore::Advisory),
+            ("postgresql", PgStore::Advisory),
+            ("postgres+advisory", PgStore::Advisory),
+            ("postgresql+advisory-xact", PgStore::AdvisoryXact),
+            ("POSTGRES+row", PgStore::Row),
+            ("postgresql+ttl", PgStore::Ttl),
+        ] {
+            let target = parsed(&format!("{scheme}://app@db/ledger"));
+            assert_eq!(
+                (target.store, target.server.0.as_str()),
+                (store, "postgres://app@db/ledger"),
+                "{scheme}"
+            );
+        }
+        for bad in ["postgres+lease", "postgres+", "+row", "mysql+row", "postgres+row+ttl"] {
+            assert!(Target::parse(&format!("{bad}://app@db/ledger")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ours_are_taken_and_the_driver_gets_the_rest_unchanged() {
+        let target = parsed(
+            "postgres+ttl://a%40b:p%3Fw%2F@[::1]:5433/my%20db?sslmode=require&schema=My%20%22locks&install=true&ttl=45s&poll=50ms&options=-c%20work_mem%3D1MB&options[geqo]=off&pooler=transaction&connect_timeout=3",
+        );
+        assert_eq!(
+            target.server.0,
+            "postgres://a%40b:p%3Fw%2F@[::1]:5433/my%20db?sslmode=require&options=-c+work_mem%3D1MB&options%5Bgeqo%5D=off"
+        );
+        assert_eq!(target.schema.as_deref(), Some("My \"locks"));
+        assert!(target.install);
+        assert_eq!(
+            (target.ttl, target.poll),
+            (Some(Duration::from_secs(45)), Some(Duration::from_millis(50)))
+        );
+        assert_eq!(target.pooler, Some(PgPooler::Transaction));
+        assert_eq!(target.connect_timeout, Some(Duration::from_secs(3)));
+        assert!(!format!("{target:?}").contains("p%3Fw"));
+        assert_eq!(parsed("postgres://db?hash=djb2-reverse").hash, Some(PgHash::Djb2Reverse));
+        assert_eq!(parsed("postgres:///db?host=/run/pg").server.0, "postgres:///db?host=%2Frun%2Fpg");
+    }
+
+    #[test]
+    fn what_would_be_ignored_is_refused() {
+        for (url, hint) in [
+            ("postgres://db/x?channel_binding=require", "channel_binding"),
+            ("postgres://db/x?target_session_attrs=read-write", "target_session_attrs"),
+            ("postgres://db/x?ttl=30s", "hash"),
+            ("postgres+row://db/x?ttl=30s", "poll"),
+            ("postgres+row://db/x?hash=fnv", "poll"),
+            ("postgres+ttl://db/x?ttl=30", "30s"),
+            ("postgres+ttl://db/x?ttl=0s", "zero"),
+            ("postgres://db/x?hash=md5", "djb2-reverse"),
+            ("postgres://db/x?install=yes", "true, false"),
+            ("postgres://db/x?pooler=session", "transaction"),
+            ("postgres://db/x?connect_timeout=0", "seconds"),
+            ("postgres://db/x?schema=a&schema=b", "twice"),
+            ("postgres://db/x?sslmode=require&sslmode=disable", "twice"),
+            ("postgres://db/x#y", "%23"),
+            ("postgres:db", "postgres://"),
+            ("postgres:/db", "postgres://"),
+            ("postgres://app:1?ter2@db/x", "%3F"),
+        ] {
+            let error = Target::parse(url).unwrap_err();
+            assert_eq!(error.kind(), leasehold_api::ErrorKind::InvalidOption, "{url}: {error}");
+            assert!(error.message().contains(hint), "{url}: {error}");
+            assert!(!error.message().contains("ter2"), "{url}: {error}");
+        }
+    }
+}

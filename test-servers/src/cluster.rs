@@ -1,0 +1,353 @@
+//! A private Postgres cluster.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::process::{Pid, Signal};
+
+use crate::guarded::{Guarded, send};
+use crate::{Outcome, admin, binaries, observe, or_panic, port};
+
+/// How a server is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopMode {
+    /// Waits until all clients have gone; at most 60 seconds.
+    Smart,
+    /// Ends all sessions, rolls their transactions back, and writes everything down.
+    Fast,
+    /// Ends at once; the next start recovers, which empties unlogged tables.
+    Immediate,
+}
+
+/// How a cluster is set up.
+#[derive(Debug, Clone, Default)]
+pub struct ClusterOptions {
+    durable: bool,
+    password: Option<String>,
+    settings: Vec<(String, String)>,
+}
+
+impl ClusterOptions {
+    /// Quick to start, trusts everybody, does not wait for the disk.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits for the disk at every commit, as in production: for benchmarks.
+    #[must_use]
+    pub fn durable(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// Asks for this password (of the user `postgres`, by SCRAM). URLs of the cluster contain it.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// One more line of `postgresql.conf`; later ones win, also over the defaults of this crate.
+    #[must_use]
+    pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    fn configuration(&self) -> String {
+        let mut settings = vec![
+            // A store that keeps a connection for each lock is tested with hundreds of locks.
+            ("max_connections", "1000"),
+            ("max_prepared_transactions", "4"),
+            ("wal_level", "replica"),
+            ("max_wal_senders", "8"),
+            ("hot_standby", "on"),
+            ("shared_buffers", "64MB"),
+            ("timezone", "UTC"),
+            ("log_line_prefix", "%m [%p] %a "),
+        ];
+        if !self.durable {
+            settings.extend([("fsync", "off"), ("full_page_writes", "off")]);
+        }
+        let own = self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let line = |(name, value): (&str, &str)| format!("{name} = '{}'\n", value.replace('\'', "''"));
+        settings.into_iter().chain(own).map(line).collect()
+    }
+}
+
+/// A Postgres server with its own data, which ends with its value or with this process, however that ends.
+#[derive(Debug)]
+pub struct Cluster {
+    server: Arc<Mutex<Server>>,
+    port: u16,
+    password: Option<String>,
+}
+
+#[derive(Debug)]
+struct Server {
+    process: Guarded,
+    program: PathBuf,
+}
+
+impl Cluster {
+    /// The cluster of this process, started when first asked for. Blocks for about a second then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Cluster::start`].
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(|| Self::start(ClusterOptions::new()))
+    }
+
+    /// Starts a cluster of one's own, for tests that stop or configure it. Blocks for about a second.
+    ///
+    /// # Panics
+    ///
+    /// When there are no server binaries (the message says what to install) or they fail.
+    #[track_caller]
+    #[must_use]
+    pub fn start(options: ClusterOptions) -> Self {
+        or_panic(Self::try_start(&options))
+    }
+
+    fn try_start(options: &ClusterOptions) -> Outcome<Self> {
+        let binaries = binaries::postgres()?;
+        let process = Guarded::new("leasehold-pg-", "data/postmaster.pid")?;
+        if let Some(password) = &options.password {
+            process.write("password", password)?;
+        }
+        process.run(&binaries.join("initdb"), |command| {
+            command.args(["-D", "data", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]);
+            command.args(["-A", if options.password.is_some() { "scram-sha-256" } else { "trust" }]);
+            if options.password.is_some() {
+                command.arg("--pwfile=password");
+            }
+        })?;
+        let configuration = process.directory().join("data/postgresql.conf");
+        let known = fs::read_to_string(&configuration)
+            .map_err(|error| format!("cannot read {}: {error}", configuration.display()))?;
+        process.write("data/postgresql.conf", &(known + &options.configuration()))?;
+        Self::launch(process, &binaries, options.password.clone())
+    }
+
+    /// Starts a server on the data that is in the directory, on a port that is free.
+    pub(crate) fn launch(process: Guarded, binaries: &Path, password: Option<String>) -> Outcome<Self> {
+        let mut server = Server { process, program: binaries.join("postgres") };
+        for _ in 0..10 {
+            let port = port::free();
+            match server.start(port) {
+                Ok(()) => return Ok(Self { server: Arc::new(Mutex::new(server)), port, password }),
+                // Somebody was quicker.
+                Err(message) if message.contains("could not create any TCP/IP sockets") => {}
+                Err(message) => return Err(message),
+            }
+        }
+        Err("ten random ports were taken one after the other".to_owned())
+    }
+
+    /// The URL of a database as superuser, over TCP.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        // Percent-encoded by the type that knows how.
+        let mut url = or_panic(
+            url::Url::parse(&format!("postgres://postgres@127.0.0.1:{}/", self.port))
+                .map_err(|error| format!("a URL of ours does not parse: {error}")),
+        );
+        url.set_path(database);
+        // Refused only for URLs without a host.
+        let _ = url.set_password(self.password.as_deref());
+        url.into()
+    }
+
+    /// The URL of the database `postgres`.
+    #[must_use]
+    pub fn admin_url(&self) -> String {
+        self.url("postgres")
+    }
+
+    /// `127.0.0.1:PORT`, for a [`crate::Proxy`].
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The TCP port, which stays the same over restarts.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The directory of the Unix socket, for connections without TCP.
+    #[must_use]
+    pub fn socket_directory(&self) -> PathBuf {
+        self.lock().process.directory().to_owned()
+    }
+
+    /// The pid of the postmaster; `None` while it is stopped.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let pid = self.lock().process.pid()?;
+        u32::try_from(pid.as_raw_nonzero().get()).ok()
+    }
+
+    /// Everything that the server has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.lock().process.log()
+    }
+
+    /// A new, empty database of this cluster. It stays as long as the cluster.
+    pub async fn fresh_database(&self) -> crate::Database {
+        crate::Database::create(&self.admin_url(), false).await
+    }
+
+    /// Runs an SQL script as superuser.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses it.
+    pub async fn run_sql(&self, database: &str, sql: impl Into<String>) {
+        or_panic(admin::script(self.url(database), sql.into()).await);
+    }
+
+    /// The client sessions of a database, without the one that asks.
+    pub async fn backends(&self, database: &str) -> Vec<crate::Backend> {
+        or_panic(observe::backends(&self.admin_url(), database).await)
+    }
+
+    /// The advisory locks that are held or waited for in a database.
+    pub async fn advisory_locks(&self, database: &str) -> Vec<crate::AdvisoryLock> {
+        or_panic(observe::advisory_locks(&self.admin_url(), database).await)
+    }
+
+    /// Stops the server and waits until all its processes are gone. The data and the port stay.
+    ///
+    /// # Panics
+    ///
+    /// When it takes more than 60 seconds.
+    pub async fn stop(&self, mode: StopMode) {
+        let signal = match mode {
+            StopMode::Smart => Signal::TERM,
+            StopMode::Fast => Signal::INT,
+            StopMode::Immediate => Signal::QUIT,
+        };
+        self.change(move |server, _| server.process.end(signal)).await;
+    }
+
+    /// Kills the postmaster as a crash of the machine would, and waits until its children have noticed.
+    pub async fn kill_postmaster(&self) {
+        self.change(|server, _| server.process.end(Signal::KILL)).await;
+    }
+
+    /// Starts the stopped server on the same port.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start; the message has its log.
+    pub async fn start_again(&self) {
+        self.change(Server::start).await;
+    }
+
+    /// Stops and starts the server.
+    pub async fn restart(&self, mode: StopMode) {
+        self.stop(mode).await;
+        self.start_again().await;
+    }
+
+    /// Sends a signal to one process of this server, as `pg_stat_activity` or [`Self::backends`] names it.
+    ///
+    /// SIGKILL makes the postmaster end all other sessions too, and recover.
+    #[track_caller]
+    pub fn kill_backend(&self, pid: i32, signal: Signal) {
+        let server = self.lock();
+        let family = server.family();
+        let known = family.iter().find(|process| process.as_raw_nonzero().get() == pid);
+        match known {
+            Some(process) => send(*process, signal),
+            None => panic!("{pid} is no process of this server"),
+        }
+    }
+
+    /// Freezes the server: connections stay open and nothing is answered.
+    pub fn pause(&self) {
+        let server = self.lock();
+        // First the postmaster, so that no child is born while we look.
+        server.process.signal(Signal::STOP);
+        for process in server.family() {
+            send(process, Signal::STOP);
+        }
+    }
+
+    /// Ends [`Self::pause`].
+    pub fn resume(&self) {
+        self.lock().resume();
+    }
+
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Server> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocking work on the server beside the caller's runtime, done to its end also if nobody waits.
+    async fn change(&self, work: impl FnOnce(&mut Server, u16) -> Outcome + Send + 'static) {
+        let (server, port) = (self.server.clone(), self.port);
+        let done =
+            admin::blocking(move || work(&mut server.lock().unwrap_or_else(PoisonError::into_inner), port));
+        or_panic(done.await);
+    }
+}
+
+impl Server {
+    fn start(&mut self, port: u16) -> Outcome {
+        if self.process.pid().is_some() {
+            return Err("the server runs already".to_owned());
+        }
+        // On the command line, so that a standby does not copy it and no statement changes it.
+        let arguments = [
+            "-D".to_owned(),
+            "data".to_owned(),
+            "-c".to_owned(),
+            format!("port={port}"),
+            "-c".to_owned(),
+            "listen_addresses=127.0.0.1".to_owned(),
+            "-c".to_owned(),
+            format!("unix_socket_directories={}", self.process.directory().display()),
+        ];
+        self.process.start(&self.program, &arguments, is_ready)
+    }
+
+    /// The postmaster and its children.
+    fn family(&self) -> Vec<Pid> {
+        let Some(postmaster) = self.process.pid() else { return Vec::new() };
+        let children = observe::children(postmaster);
+        std::iter::once(postmaster).chain(children).collect()
+    }
+
+    fn resume(&self) {
+        for process in self.family() {
+            send(process, Signal::CONT);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Frozen children would not hear that they have to end.
+        self.resume();
+    }
+}
+
+/// As `pg_ctl` does it: the eighth line of the lock file says how far the server is.
+fn is_ready(process: &Guarded) -> bool {
+    let Some(pid) = process.pid() else { return false };
+    let text = fs::read_to_string(process.directory().join("data/postmaster.pid")).unwrap_or_default();
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    let is_ours = lines.first().is_some_and(|line| *line == pid.as_raw_nonzero().to_string());
+    is_ours && lines.get(7).is_some_and(|status| ["ready", "standby"].contains(status))
+}

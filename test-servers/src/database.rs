@@ -1,0 +1,76 @@
+//! A database of a test's own.
+
+use std::env;
+
+use sqlx::{Connection as _, PgConnection};
+
+use crate::{Cluster, admin, or_panic};
+
+/// A new, empty database, which no other test uses.
+#[derive(Debug)]
+pub struct Database {
+    url: String,
+    name: String,
+    /// The URL through which it is dropped; `None` where the whole cluster goes away.
+    dropped_by: Option<String>,
+}
+
+/// A new, empty database: on the server that the variable `DATABASE_URL` names and dropped at the end, or
+/// else on the cluster of this process.
+///
+/// # Panics
+///
+/// When there is no server (see [`Cluster::start`]) or it refuses.
+pub async fn fresh_database() -> Database {
+    match env::var("DATABASE_URL") {
+        Ok(url) => Database::create(&url, true).await,
+        Err(_) => Cluster::shared().fresh_database().await,
+    }
+}
+
+impl Database {
+    pub(crate) async fn create(admin_url: &str, is_dropped: bool) -> Self {
+        let mut url = or_panic(
+            url::Url::parse(admin_url).map_err(|error| format!("the server's URL does not parse: {error}")),
+        );
+        let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+        // Unlike `template1`, nobody can be connected to this one, which would be an error (55006).
+        let sql = format!("CREATE DATABASE {name} TEMPLATE template0");
+        or_panic(admin::rows(admin_url.to_owned(), sql, Vec::new()).await);
+        url.set_path(&name);
+        Self { url: url.into(), name, dropped_by: is_dropped.then(|| admin_url.to_owned()) }
+    }
+
+    /// The URL of this database, as superuser of a private cluster or as the user of `DATABASE_URL`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Its name, which needs no quotes.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A new connection, on the caller's runtime.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses it.
+    pub async fn connect(&self) -> PgConnection {
+        or_panic(PgConnection::connect(&self.url).await.map_err(|error| format!("cannot connect: {error}")))
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let Some(url) = self.dropped_by.take() else { return };
+        let sql = format!("DROP DATABASE {} WITH (FORCE)", self.name);
+        // In a thread, because this one may drive a runtime, which must not block on another.
+        let dropped = std::thread::spawn(move || admin::rows_blocking(&url, sql, Vec::new())).join();
+        if let Ok(Err(message)) = dropped {
+            eprintln!("a database of the tests stays: {message}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A server process with its directory, and the guard that removes both when this process is gone.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Outcome;
+use crate::user::User;
+
+/// How long a server may take to start or to end. A crash recovery is in there.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How often something is looked at that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Waits until its input ends, which it does when we end, in whatever way. Then it stops the server and
+/// removes the directory. A server is gone when its own lock file is: where nobody reaps orphans, its pid stays.
+/// A server that was just being started writes its pid or fails, because its directory is gone.
+const GUARD: &str = r#"
+trap '' INT TERM HUP QUIT
+while read -r _; do :; done
+cd /
+tries=0
+while :; do
+    pid=$(cat "$1/pid" 2>/dev/null)
+    signal=QUIT
+    [ $tries -gt 80 ] && signal=KILL
+    if [ -n "$pid" ] && [ $tries -lt 150 ] && kill -$signal "$pid" 2>/dev/null; then
+        kill -CONT "$pid" 2>/dev/null
+        if [ -e "$1/$2" ]; then
+            tries=$((tries + 1))
+            sleep 0.1
+            continue
+        fi
+    fi
+    rm -rf "$1" 2>/dev/null
+    [ -e "$1" ] || exit 0
+    tries=$((tries + 1))
+    [ $tries -gt 250 ] && exit 1
+    sleep 0.1
+done
+"#;
+
+/// Becomes the server, whose pid is in the file before the server does anything.
+const LAUNCH: &str = r#"echo $$ >"$0" && exec "$@""#;
+
+#[derive(Debug)]
+pub(crate) struct Guarded {
+    user: User,
+    directory: PathBuf,
+    guard: Child,
+    /// Ours alone (close-on-exec): the guard acts when this closes.
+    lifeline: Option<ChildStdin>,
+    server: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    /// Disconnects when the server and all processes that it forked are gone: they all have the standard
+    /// output that it was started with.
+    gone: Receiver<()>,
+}
+
+impl Guarded {
+    /// `lock_file` is the file in the directory that the server removes when it ends.
+    pub(crate) fn new(prefix: &str, lock_file: &str) -> Outcome<Self> {
+        let user = User::for_servers();
+        let directory = user.directory(prefix)?;
+        let mut guard = user
+            .command("sh", &directory)
+            .args(["-c", GUARD, "guard"])
+            .arg(&directory)
+            .arg(lock_file)
+            .stdin(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start sh: {error}"))?;
+        let lifeline = guard.stdin.take();
+        Ok(Self { user, directory, guard, lifeline, server: None })
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(crate) fn pid(&self) -> Option<Pid> {
+        self.server.as_ref().map(|running| Pid::from_child(&running.child))
+    }
+
+    /// A file in the directory, readable by the server.
+    pub(crate) fn write(&self, name: &str, content: &str) -> Outcome {
+        let path = self.directory.join(name);
+        fs::write(&path, content).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        self.user.give(&path)
+    }
+
+    /// Runs a tool to its end, as the server's user.
+    pub(crate) fn run(&self, program: &Path, configure: impl FnOnce(&mut Command)) -> Outcome {
+        let mut command = self.user.command(program, &self.directory);
+        configure(&mut command);
+        let output = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .output()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        Err(format!("{} failed ({}):\n{said}", program.display(), output.status))
+    }
+
+    /// Starts the server and waits until `is_ready`. What it says goes into the file `log`.
+    pub(crate) fn start(
+        &mut self,
+        program: &Path,
+        arguments: &[String],
+        is_ready: impl Fn(&Self) -> bool,
+    ) -> Outcome {
+        let log_path = self.directory.join("log");
+        let log = File::options().create(true).append(true).open(&log_path);
+        let log = log.map_err(|error| format!("cannot open {}: {error}", log_path.display()))?;
+        self.user.give(&log_path)?;
+        let mut child = self
+            .user
+            .command("sh", &self.directory)
+            .args(["-c", LAUNCH])
+            .arg(self.directory.join("pid"))
+            .arg(program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| format!("cannot start sh: {error}"))?;
+        let (alive, gone) = mpsc::channel();
+        if let Some(mut stdout) = child.stdout.take() {
+            thread::spawn(move || {
+                // Nothing comes; all that counts is the end.
+                let _ = io::copy(&mut stdout, &mut io::sink());
+                drop(alive);
+            });
+        }
+        self.server = Some(Running { child, gone });
+        let start = Instant::now();
+        while !is_ready(self) {
+            if let Some(status) = self.exited()? {
+                return Err(format!("{} ended ({status}):\n{}", program.display(), self.log()));
+            }
+            if start.elapsed() > LIMIT {
+                return Err(format!("{} is not ready after {LIMIT:?}:\n{}", program.display(), self.log()));
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Everything that the server has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read(self.directory.join("log"))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Signals the server's first process; does nothing where it does not run.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid() {
+            send(pid, signal);
+        }
+    }
+
+    /// Ends the server and waits until all its processes are gone. Does nothing where it does not run.
+    pub(crate) fn end(&mut self, signal: Signal) -> Outcome {
+        self.signal(signal);
+        let Some(mut running) = self.server.take() else { return Ok(()) };
+        match running.gone.recv_timeout(LIMIT) {
+            Err(RecvTimeoutError::Disconnected) | Ok(()) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                self.server = Some(running);
+                return Err(format!("the server did not end within {LIMIT:?}:\n{}", self.log()));
+            }
+        }
+        let reaped = running.child.wait().map_err(|error| format!("cannot wait for the server: {error}"));
+        // The pid may belong to somebody else from here on.
+        let _ = fs::remove_file(self.directory.join("pid"));
+        reaped.map(drop)
+    }
+
+    /// The status with which the server has ended by itself.
+    fn exited(&mut self) -> Outcome<Option<ExitStatus>> {
+        let Some(running) = &mut self.server else { return Ok(None) };
+        let status =
+            running.child.try_wait().map_err(|error| format!("cannot wait for the server: {error}"))?;
+        if status.is_some() {
+            self.server = None;
+            let _ = fs::remove_file(self.directory.join("pid"));
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.signal(Signal::QUIT);
+        self.signal(Signal::CONT);
+        let ended = self.end(Signal::QUIT);
+        if ended.is_err() {
+            self.signal(Signal::KILL);
+        }
+        drop(self.lifeline.take());
+        let _ = self.guard.wait();
+    }
+}
+
+/// Sends a signal; a process that is gone already is none.
+pub(crate) fn send(pid: Pid, signal: Signal) {
+    let _ = kill_process(pid, signal);
+}

@@ -1,0 +1,68 @@
+//! As whom servers run.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use crate::Outcome;
+
+/// As whom servers run: `None` is as ourselves. They refuse root.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct User(Option<(u32, u32)>);
+
+impl User {
+    pub(crate) fn for_servers() -> Self {
+        if !rustix::process::geteuid().is_root() {
+            return Self(None);
+        }
+        let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let find = |name: &str| {
+            let mut fields = known
+                .lines()
+                .map(|line| line.split(':'))
+                .find_map(|mut fields| (fields.next() == Some(name)).then_some(fields))?;
+            let user = fields.nth(1)?.parse().ok()?;
+            Some((user, fields.next()?.parse().ok()?))
+        };
+        Self(Some(find("postgres").or_else(|| find("nobody")).unwrap_or((65_534, 65_534))))
+    }
+
+    /// A command that runs as this user, in its own process group: Ctrl-C at the terminal ends the tests,
+    /// and what cleans up after them must outlive that. Its streams lead nowhere, or whoever reads the
+    /// tests' output would wait for it.
+    pub(crate) fn command(self, program: impl AsRef<std::ffi::OsStr>, directory: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(directory).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env_remove("PGHOST").env_remove("PGPORT").env_remove("PGDATA").env_remove("PGUSER");
+        if let Some((user, group)) = self.0 {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+
+    /// An empty directory that this user owns.
+    pub(crate) fn directory(self, prefix: &str) -> Outcome<PathBuf> {
+        let bases = [env::temp_dir(), "/tmp".into(), "/var/tmp".into()];
+        // The other user must be able to get there.
+        let is_open = |base: &&PathBuf| {
+            self.0.is_none()
+                || fs::metadata(base).is_ok_and(|data| data.permissions().mode() & 0o003 == 0o003)
+        };
+        let base = bases.iter().find(is_open).unwrap_or(&bases[0]);
+        let made = tempfile::Builder::new().prefix(prefix).tempdir_in(base);
+        let made =
+            made.map_err(|error| format!("cannot create a directory in {}: {error}", base.display()))?;
+        self.give(made.path())?;
+        Ok(made.keep())
+    }
+
+    /// Makes this user the owner.
+    pub(crate) fn give(self, path: &Path) -> Outcome {
+        let Some((user, group)) = self.0 else { return Ok(()) };
+        std::os::unix::fs::chown(path, Some(user), Some(group))
+            .map_err(|error| format!("cannot change the owner of {}: {error}", path.display()))
+    }
+}

@@ -1,0 +1,54 @@
+//! The servers that the tests start: Postgres and `PgBouncer`.
+
+use std::process::{Command, Stdio};
+
+use crate::step::Outcome;
+
+/// The tests' own search, so that both find the same.
+#[path = "../../test-servers/src/binaries.rs"]
+mod binaries;
+
+/// Makes sure that the servers are installed; installs them where that needs no questions.
+pub(crate) fn ensure() -> Outcome {
+    let Err(missing) = find() else { return Ok(()) };
+    let Some(prefix) = privilege() else { return Err(missing) };
+    println!("\n== installing what the tests start: PostgreSQL and PgBouncer");
+    let install = ["install", "-y", "--no-install-recommends", "postgresql", "pgbouncer"];
+    // The lists of packages may be missing or old; they are big, so only then.
+    if apt_get(prefix, &install).is_err() {
+        apt_get(prefix, &["update"]).and_then(|()| apt_get(prefix, &install))?;
+    }
+    find()
+}
+
+fn find() -> Outcome {
+    binaries::postgres().and_then(|_| binaries::pgbouncer()).map(drop)
+}
+
+/// What to put before `apt-get` to be root; `None` where there is no `apt-get` or no way to be root.
+fn privilege() -> Option<&'static [&'static str]> {
+    let succeeds = |program: &str, arguments: &[&str]| {
+        let status =
+            Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if !succeeds("apt-get", &["--version"]) {
+        return None;
+    }
+    if succeeds("sh", &["-c", "test \"$(id -u)\" = 0"]) {
+        return Some(&[]);
+    }
+    succeeds("sudo", &["-n", "true"]).then_some(&["sudo", "-n"])
+}
+
+fn apt_get(prefix: &[&str], arguments: &[&str]) -> Outcome {
+    // Through `env`, because sudo does not hand on our variables.
+    let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], arguments].concat();
+    let Some((program, rest)) = words.split_first() else { return Ok(()) };
+    let status = Command::new(program).args(rest).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(format!("failed: {}", words.join(" "))),
+        Err(error) => Err(format!("cannot start {program}: {error}")),
+    }
+}
