@@ -295,13 +295,23 @@ pub struct Confirm {
     /// How long after the last answered question was *sent* the holds count as lost. The store must
     /// not let go by itself sooner.
     pub lost_after: Duration,
+    /// Whether a hold that counts as lost stays in the store until an operator ends it, like that of a
+    /// holder that has died: for stores that never let go by themselves.
+    pub stays: bool,
 }
 
 impl Confirm {
     /// Asks `every` so often; lost `lost_after` the last answered question was sent.
     #[must_use]
     pub const fn new(every: Duration, lost_after: Duration) -> Self {
-        Self { every, lost_after }
+        Self { every, lost_after, stays: false }
+    }
+
+    /// Leaves a hold that counts as lost in the store.
+    #[must_use]
+    pub const fn stays(mut self) -> Self {
+        self.stays = true;
+        self
     }
 }
 

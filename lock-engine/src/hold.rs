@@ -185,7 +185,9 @@ impl Hold {
             return;
         }
         // The store may still have it, for instance when only the answer to a renewal was lost.
-        if !matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone) {
+        let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
+        let stays = reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|c| c.stays);
+        if !ended && !stays {
             self.shared.free_later(vec![self.reference()], Vec::new());
         }
     }

@@ -21,8 +21,9 @@ use crate::shared::Shared;
 use crate::sql;
 use crate::trunk::{TrunkJob, interrupted};
 
-/// Of the lock that is taken for a moment when a session makes sure that tokens grow.
-const OURS: (i16, i64) = (2, (1_818_583_411 << 32) | 2);
+/// Of the locks that are taken for a moment when the schema is installed, and when a session makes sure
+/// that tokens grow.
+const OURS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_411 << 32) | 2)];
 
 #[async_trait]
 impl LockAdmin for AdvisoryBackend {
@@ -39,7 +40,9 @@ impl LockAdmin for AdvisoryBackend {
         let mut holds: Vec<HoldInfo> = locks
             .into_iter()
             .filter_map(|lock| lock.describe(shared, None))
-            .filter(|hold| query.prefix.is_empty() || hold.named && hold.key.as_str().starts_with(&query.prefix))
+            .filter(|hold| {
+                query.prefix.is_empty() || hold.named && hold.key.as_str().starts_with(&query.prefix)
+            })
             .collect();
         holds.sort_by(|a, b| (!a.named, &a.key).cmp(&(!b.named, &b.key)));
         holds.truncate(query.limit.unwrap_or(usize::MAX));
@@ -61,7 +64,10 @@ impl LockAdmin for AdvisoryBackend {
         let space = space_of(shared.space());
         let of_key = locks.iter().find(|lock| (lock.space, lock.number) == (space, number));
         let Some((pid, started, owner)) =
-            of_key.and_then(|lock| Some((lock.pid?, lock.started?, lock.owner()))) else { return Ok(None) };
+            of_key.and_then(|lock| Some((lock.pid?, lock.started?, lock.owner())))
+        else {
+            return Ok(None);
+        };
         let holds = locks.into_iter().filter(|lock| lock.pid == Some(pid));
         let holds = holds.filter_map(|lock| lock.describe(shared, None)).collect();
         Ok(Some(SessionInfo::new(format!("{pid}-{started}"), Some(owner), holds)))
@@ -69,9 +75,11 @@ impl LockAdmin for AdvisoryBackend {
 
     async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
         let parts = session.id.split_once('-');
-        let parsed = parts.and_then(|(pid, started)| Some((pid.parse::<i32>().ok()?, started.parse::<i64>().ok()?)));
+        let parsed =
+            parts.and_then(|(pid, started)| Some((pid.parse::<i32>().ok()?, started.parse::<i64>().ok()?)));
         let Some((pid, started)) = parsed else {
-            let message = format!("{:?} is not a session of this store; look for it with session_of", session.id);
+            let message =
+                format!("{:?} is not a session of this store; look for it with session_of", session.id);
             return Err(Error::new(ErrorKind::InvalidOption, message));
         };
         self.keeper
@@ -121,14 +129,28 @@ impl Shared {
                 .boxed()
             })
             .await?;
-        Ok(rows.into_iter().filter(|seen| (seen.space, seen.number) != OURS).collect())
+        Ok(rows.into_iter().filter(|seen| !OURS.contains(&(seen.space, seen.number))).collect())
+    }
+
+    /// Whether a session waits for an advisory lock in that process of the server.
+    pub(crate) async fn waits(&self, pid: i32) -> Result<bool, Error> {
+        self.query("look at a wait", move |connection| {
+            async move {
+                let query = sqlx::query(sql::WAITS).persistent(false).bind(pid);
+                query.fetch_one(connection).await?.try_get(0)
+            }
+            .boxed()
+        })
+        .await
     }
 
     /// Runs statements in a transaction between those of the locks.
     async fn query<T: Send + 'static>(
         &self,
         doing: &'static str,
-        statements: impl for<'c> FnOnce(&'c mut PgConnection) -> futures_util::future::BoxFuture<'c, Result<T, sqlx::Error>>
+        statements: impl for<'c> FnOnce(
+            &'c mut PgConnection,
+        ) -> futures_util::future::BoxFuture<'c, Result<T, sqlx::Error>>
         + Send
         + 'static,
     ) -> Result<T, Error> {
@@ -181,7 +203,11 @@ impl Seen {
     /// The hold, with what this process knows for certain if it is its own. `asked`: the key whose
     /// number it is.
     fn describe(self, shared: &Shared, asked: Option<&LockKey>) -> Option<HoldInfo> {
-        let own = if self.pid.is_some_and(|pid| shared.is_own(pid)) { shared.registry.get(self.number) } else { None };
+        let own = if self.pid.is_some_and(|pid| shared.is_own(pid)) {
+            shared.registry.get(self.number)
+        } else {
+            None
+        };
         let own = own.filter(|entry| entry.grant.is_some() && space_of(shared.space()) == self.space);
         let key = own.as_ref().map(|entry: &Entry| entry.key.clone());
         let written = || self.key.as_deref().and_then(|key| LockKey::new(key).ok());

@@ -10,16 +10,18 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use leasehold_api::{Capabilities, Error, ErrorKind, FencingToken, HolderId, LockAdmin, LossReason};
 use leasehold_engine::{
-    Attempt, Backend, Confirm, Events, Freed, Granted, HoldRef, Moment, Renewed, Request, Stop, Timing, Waiting,
+    Attempt, Backend, Confirm, Events, Freed, Granted, HoldRef, Moment, Renewed, Request, Stop, Timing,
+    Waiting,
 };
 use leasehold_postgres::session::Session;
 use tokio::sync::oneshot;
 
 use crate::registry::{Claim, Place};
-use crate::seat::{Seat, Seats, Span};
+use crate::seat::{Seat, Span};
+use crate::seats::Seats;
 use crate::shared::Shared;
 use crate::trunk::{Trunk, TrunkJob, ask, interrupted};
-use crate::waiting::{held, wait};
+use crate::waiting::{dated, held, wait};
 
 /// How long the sessions may take to end when the backend is closed.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -48,7 +50,7 @@ impl AdvisoryBackend {
         let keeps = span == Span::Session;
         let mut trunks = Vec::new();
         for (index, lane) in shared.trunks.iter().enumerate() {
-            let work = Trunk { shared: Arc::clone(&shared), index, pid: 0, keeps };
+            let work = Trunk::new(&shared, index, keeps);
             // The first tells what is wrong; the others are opened when they are needed.
             let opened = match index {
                 0 => Session::open(&shared.config, lane, work).await,
@@ -82,17 +84,28 @@ impl Keeper {
     }
 
     /// `seat` keeps the number from now on.
-    pub(crate) fn seated(&self, number: i64, request: &Request, seat: Seat, token: FencingToken) -> Attempt {
+    pub(crate) fn seated(
+        &self,
+        number: i64,
+        request: &Request,
+        seat: Seat,
+        token: FencingToken,
+    ) -> Result<Attempt, Error> {
         let (id, place) = (seat.id, seat.place());
         self.shared.seat_keeps(id, Some(seat.pid()));
+        let state = Arc::clone(&seat.state);
         // In the table first: once granted, a release may come.
         self.seats.taken().insert(id, seat);
-        if self.shared.registry.granted(number, request.holder, place, token) {
-            return Attempt::Granted(Granted::with_token(Some(token)));
+        let granted = self.shared.registry.granted(number, request.holder, place, token);
+        if granted && !state.has_ended() && self.shared.open().is_ok() {
+            return Ok(Attempt::Granted(Granted::with_token(Some(token))));
         }
-        // Closed meanwhile.
-        drop(self.seats.taken().remove(&id));
-        held()
+        // Closed, or the session ended, before there was a hold to be told of.
+        let seat = self.seats.taken().remove(&id);
+        drop(seat);
+        self.shared.registry.forget(number, request.holder);
+        self.shared.open()?;
+        Err(interrupted())
     }
 
     /// Tries each number in a transaction of its own.
@@ -112,9 +125,11 @@ impl Keeper {
             }
             Claim::Ours => {}
         }
+        // Opening the session may have taken long; the question is asked now.
+        let asked_at = self.now();
         let outcome = seat.acquire(number, false).await;
         match outcome {
-            Ok(Some(token)) => Ok(self.seated(number, request, seat, token)),
+            Ok(Some(token)) => Ok(dated(self.seated(number, request, seat, token)?, asked_at)),
             Ok(None) => {
                 self.shared.registry.forget(number, request.holder);
                 Ok(self.vacate(seat))
@@ -169,7 +184,8 @@ impl Keeper {
             Claim::Again(token) => Err(Ok(Attempt::Granted(Granted::with_token(Some(token))))),
             Claim::Ours => {
                 let (answer, answered) = oneshot::channel();
-                jobs[trunk].push(TrunkJob::Try { number, holder: request.holder, answer });
+                let holder = request.holder;
+                jobs[trunk].push(TrunkJob::Try { number, holder, waits: false, answer });
                 Ok(answered)
             }
         }
@@ -184,6 +200,11 @@ impl Keeper {
                 ask(&shared.trunks[trunk], |answer| TrunkJob::Unlock { number, holder, answer }).await
             }
             Some(Place::Seat(id)) => self.free_seat(id, number, holder).await,
+            // It was waited for in vain.
+            Some(Place::Nowhere) => {
+                shared.registry.forget(number, holder);
+                Ok(Freed::new(false))
+            }
         }
     }
 
@@ -195,14 +216,15 @@ impl Keeper {
         };
         let outcome = line.release(number).await;
         self.shared.seat_keeps(id, None);
-        if let Some(seat) = self.seats.taken().remove(&id) {
+        self.shared.registry.forget(number, holder);
+        let seat = self.seats.taken().remove(&id);
+        if let Some(seat) = seat {
             match &outcome {
                 Ok(_) => seat.give_back(),
                 // In doubt; it is ended, and the server frees what it kept.
                 Err(_) => drop(seat),
             }
         }
-        self.shared.registry.forget(number, holder);
         outcome.map(Freed::new)
     }
 
@@ -217,6 +239,7 @@ impl Keeper {
         places.sort_unstable_by_key(|place| match place {
             Place::Trunk(trunk) => (0, *trunk as u64),
             Place::Seat(id) => (1, *id),
+            Place::Nowhere => (2, 0),
         });
         places.dedup();
         let asked = join_all(places.iter().map(|place| self.confirm_place(*place))).await;
@@ -231,7 +254,9 @@ impl Keeper {
 
     async fn confirm_place(&self, place: Place) -> Result<(), Error> {
         match place {
-            Place::Trunk(trunk) => ask(&self.shared.trunks[trunk], |answer| TrunkJob::Confirm { answer }).await,
+            Place::Trunk(trunk) => {
+                ask(&self.shared.trunks[trunk], |answer| TrunkJob::Confirm { answer }).await
+            }
             Place::Seat(id) => {
                 let line = self.seats.taken().get(&id).map(Seat::line);
                 match line {
@@ -239,6 +264,7 @@ impl Keeper {
                     None => Err(interrupted()),
                 }
             }
+            Place::Nowhere => Err(interrupted()),
         }
     }
 }
@@ -316,7 +342,20 @@ impl Backend for AdvisoryBackend {
         keeper.shared.closed.store(true, Ordering::Release);
         keeper.shared.trunks.iter().for_each(leasehold_postgres::Lane::close);
         keeper.trunks.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Session::abort);
-        drop(std::mem::take(&mut *keeper.seats.taken()));
+        keeper.seats.abort();
+    }
+}
+
+/// Without a close: what was opened ends all the same.
+impl Drop for AdvisoryBackend {
+    fn drop(&mut self) {
+        if let Some(names) = self.names.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            names.abort();
+        }
+        if !self.keeper.shared.closed.swap(true, Ordering::AcqRel) {
+            self.keeper.shared.trunks.iter().for_each(leasehold_postgres::Lane::close);
+            self.keeper.seats.abort();
+        }
     }
 }
 

@@ -7,6 +7,8 @@ mod config;
 mod names;
 mod registry;
 mod seat;
+mod seat_work;
+mod seats;
 mod shared;
 mod sql;
 mod trunk;

@@ -28,6 +28,8 @@ const TIDY: Duration = Duration::from_secs(3600);
 /// Writes until the client is closed.
 pub(crate) async fn write(shared: Arc<Shared>) {
     let mut tidied: Option<Instant> = None;
+    // After a failure; the locks come first.
+    let mut pause = LASTING;
     while !shared.closed.load(Ordering::Acquire) {
         let granted = shared.registry.granted.notified();
         if shared.registry.holds(|entry| !entry.written).is_empty() {
@@ -43,11 +45,15 @@ pub(crate) async fn write(shared: Arc<Shared>) {
             continue;
         }
         let tidy = tidied.is_none_or(|last| last.elapsed() > TIDY);
-        if save(&shared, &holds, tidy).await {
-            shared.registry.written(&holds);
-            if tidy {
-                tidied = Some(now);
-            }
+        if !save(&shared, &holds, tidy).await {
+            sleep(pause).await;
+            pause = (pause * 2).min(TIDY);
+            continue;
+        }
+        pause = LASTING;
+        shared.registry.written(&holds);
+        if tidy {
+            tidied = Some(now);
         }
     }
 }
@@ -92,6 +98,7 @@ impl Rows {
             let pid = match entry.place {
                 Place::Trunk(trunk) => trunks.get(trunk).copied(),
                 Place::Seat(id) => seats.get(&id).copied(),
+                Place::Nowhere => None,
             };
             let (Some(pid), Some(grant)) = (pid, entry.grant) else { continue };
             let since = grant.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();

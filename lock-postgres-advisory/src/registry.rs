@@ -18,6 +18,8 @@ pub(crate) enum Place {
     Trunk(usize),
     /// A session of its own.
     Seat(u64),
+    /// None yet: it waits for one, or in the server's queue.
+    Nowhere,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +106,13 @@ impl Registry {
         drop(entries);
         self.granted.notify_one();
         true
+    }
+
+    /// Asks for its number at another place from now on; `false` when the claim is gone.
+    pub(crate) fn move_to(&self, number: i64, holder: HolderId, place: Place) -> bool {
+        let mut entries = self.lock();
+        let entry = entries.get_mut(&number).filter(|entry| entry.holder == holder && entry.grant.is_none());
+        entry.map(|entry| entry.place = place).is_some()
     }
 
     /// Where `holder` has, or asks for, `number`.

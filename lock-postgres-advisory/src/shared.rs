@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockKey, LossReason};
 use leasehold_engine::Events;
@@ -74,6 +75,11 @@ impl Shared {
     pub(crate) fn trunk(&self, number: i64) -> usize {
         // The number of sessions is small, so the remainder is too.
         usize::try_from(number.rem_euclid(self.trunks.len() as i64)).unwrap_or(0)
+    }
+
+    /// How long one statement may take; the server's own limit comes first.
+    pub(crate) fn statement_limit(&self) -> Duration {
+        self.config.statement_limit() + Duration::from_secs(1)
     }
 
     pub(crate) fn attach(&self, events: Events) {

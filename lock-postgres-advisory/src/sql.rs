@@ -2,6 +2,7 @@
 //! the server's lock functions take it, one `bigint` or two `integer`s; `{mark}` the number of its mark.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_postgres::{Identifier, KeySpace, sql::render};
 
@@ -45,31 +46,38 @@ FROM told";
 const CLEAN_UP: &str = "
 SELECT pg_advisory_unlock({n}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
-/// Waits in the server's queue; the token is drawn once the lock is held. No row from another process.
+/// Waits in the server's queue; the token is drawn once the lock is held. -1 from another process.
 const WAIT: &str = "
 WITH held AS MATERIALIZED (
     SELECT pg_advisory_lock({n}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2
 )
-SELECT nextval('{schema}.token') FROM held";
+SELECT nextval('{schema}.token') FROM held
+UNION ALL
+SELECT -1 WHERE pg_backend_pid() <> $2";
 
 /// The same until the transaction ends. [`UNMARKED`] when the server has crashed since: behind a pooler
-/// that is not noticed otherwise, and tokens may have been lost.
+/// that is not noticed otherwise, and tokens may have been lost. Also whether the transaction has an id now:
+/// the server gives it one whenever it writes the sequence down, about every 32nd time.
 const TRY_IN_TRANSACTION: &str = "
-SELECT CASE WHEN NOT EXISTS (SELECT FROM {schema}.incarnation) THEN -2
-            WHEN pg_try_advisory_xact_lock({n}) THEN nextval('{schema}.token')
-            ELSE 0 END
-FROM (SELECT $1::bigint AS n) AS o";
+SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
+FROM (SELECT CASE WHEN NOT EXISTS (SELECT FROM {schema}.incarnation) THEN -2
+                  WHEN pg_try_advisory_xact_lock({n}) THEN nextval('{schema}.token')
+                  ELSE 0 END AS drawn
+      FROM (SELECT $1::bigint AS n) AS o OFFSET 0) AS d";
 
 const WAIT_IN_TRANSACTION: &str = "
 WITH held AS MATERIALIZED (SELECT pg_advisory_xact_lock({n}) FROM (SELECT $1::bigint AS n) AS o)
-SELECT CASE WHEN EXISTS (SELECT FROM {schema}.incarnation) THEN nextval('{schema}.token') ELSE -2 END
-FROM held";
+SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
+FROM (SELECT CASE WHEN EXISTS (SELECT FROM {schema}.incarnation) THEN nextval('{schema}.token') ELSE -2 END AS drawn
+      FROM held OFFSET 0) AS d";
 
 /// Tokens may have been lost: they have to be marked first.
 pub(crate) const UNMARKED: i64 = -2;
 
-/// The server's process; the simple protocol works behind every pooler.
-pub(crate) const PROCESS: &str = "SELECT pg_backend_pid()";
+/// The server's process and when it began; by the simple protocol.
+pub(crate) const PROCESS: &str = "
+SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
+FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid()";
 
 /// Shows that somebody here polls for the number.
 const MARK: &str = "
@@ -81,33 +89,72 @@ SELECT pg_advisory_unlock_shared({mark}) FROM (SELECT $1::bigint AS n) AS o WHER
 /// Whether this is still the process that holds our locks.
 pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
 
-/// Ends a wait for an advisory lock, and nothing else that the process may be doing by now.
-pub(crate) const CANCEL: &str = "
+/// Ends a wait for this number, and nothing else that the process may be doing by now.
+const CANCEL: &str = "
 SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity AS a
-WHERE a.pid = {pid} AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
+WHERE a.pid = {pid} AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory' AND EXISTS (
+    SELECT FROM pg_locks AS l
+    WHERE l.pid = a.pid AND l.locktype = 'advisory' AND NOT l.granted AND l.objsubid = {space}
+      AND (l.classid::bigint << 32) | l.objid::bigint = {number})";
 
-/// Ends a session of ours that does not answer.
-pub(crate) const TERMINATE: &str = "
+/// Ends a session of ours, if it is still the same one.
+const TERMINATE: &str = "
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
-WHERE a.pid = {pid} AND a.usename = current_user AND a.datname = current_database()";
+WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
+  AND a.usename = current_user AND a.datname = current_database()";
+
+/// Whether the session of that process is there and waits for an advisory lock.
+pub(crate) const WAITS: &str = "
+SELECT count(*) > 0 FROM pg_stat_activity AS a
+WHERE a.pid = $1 AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
+
+/// Numbers only, for the simple protocol, which works behind every pooler.
+pub(crate) fn cancel(pid: i32, space: i16, number: i64) -> String {
+    let text = CANCEL.replace("{pid}", &pid.to_string()).replace("{space}", &space.to_string());
+    text.replace("{number}", &number.to_string())
+}
+
+/// See [`cancel`].
+pub(crate) fn terminate(session: Process) -> String {
+    TERMINATE.replace("{pid}", &session.pid.to_string()).replace("{started}", &session.started.to_string())
+}
+
+/// A session as the server knows it: process numbers are used again, start times are not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) started: i64,
+}
 
 /// A session that only keeps and awaits locks: tokens lost in a crash are skipped by the incarnation
 /// marker, so that drawing one needs no flush.
 pub(crate) const KEEPER: &str = "SET synchronous_commit = off";
 
 /// A wait in the server's queue ends when its caller says so, not before.
-pub(crate) const WAITER: &str = "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0";
+pub(crate) const WAITER: &str =
+    "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0";
 
-/// A transaction that does nothing but keep a lock. It has no snapshot while it is idle, so it does not
-/// hold back vacuum, and none of the role's limits ends it.
-pub(crate) const BEGIN: &str = "
-BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL synchronous_commit = off; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
+/// A transaction that does nothing but keep a lock. None of the role's limits ends it, and while it is idle
+/// it has neither a snapshot nor an id, so that it does not hold back vacuum (docs/hazards.md H26). A
+/// client that does not confirm any more is given up after `{gives_up}` milliseconds, also behind a pooler,
+/// whose own connection would stay.
+const BEGIN: &str = "
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
-SET LOCAL idle_in_transaction_session_timeout = 0";
+SET LOCAL synchronous_commit = off; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
+SELECT set_config(s.name, '0', true) FROM pg_settings AS s WHERE s.name = 'transaction_timeout';
+SET LOCAL idle_in_transaction_session_timeout = {gives_up}";
 
-/// For statements beside the locks: nobody waits for their flush.
-pub(crate) const BESIDE: &str = "SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off";
+/// See [`BEGIN`].
+pub(crate) fn begin(gives_up: Duration) -> Arc<str> {
+    BEGIN.replace("{gives_up}", &gives_up.as_millis().to_string()).into()
+}
+
+/// For statements beside the locks: nobody waits for their flush, and they must not hold up the locks.
+pub(crate) const BESIDE: &str = "
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off;
+SET LOCAL statement_timeout = '3s'; SET LOCAL lock_timeout = '200ms'";
 
 pub(crate) const COMMIT: &str = "COMMIT";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
@@ -136,9 +183,10 @@ pub(crate) struct Statements {
 impl Statements {
     pub(crate) fn new(schema: &Identifier, space: KeySpace) -> Self {
         let (number, mark) = match space {
-            KeySpace::Pair => {
-                ("(o.n >> 32)::integer, ((o.n << 32) >> 32)::integer".to_owned(), format!("o.n # {MARK_BITS}"))
-            }
+            KeySpace::Pair => (
+                "(o.n >> 32)::integer, ((o.n << 32) >> 32)::integer".to_owned(),
+                format!("o.n # {MARK_BITS}"),
+            ),
             _ => {
                 let mixed = format!("(o.n # {MARK_BITS})");
                 ("o.n".to_owned(), format!("({mixed} >> 32)::integer, (({mixed} << 32) >> 32)::integer"))

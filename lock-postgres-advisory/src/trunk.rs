@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -12,10 +13,12 @@ use leasehold_postgres::{Job, Lane, again, ends_session, store_error, token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
 
+use crate::names::space_of;
 use crate::registry::Place;
 use crate::shared::Shared;
-use crate::sql;
+use crate::sql::{self, Process};
 
 type Answer<T> = oneshot::Sender<Result<T, Error>>;
 
@@ -25,13 +28,33 @@ pub(crate) type Call = Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture
 /// What a trunk is asked to do.
 pub(crate) enum TrunkJob {
     /// Grants or says `None`: held by somebody else.
-    Try { number: i64, holder: HolderId, answer: Answer<Option<FencingToken>> },
-    Unlock { number: i64, holder: HolderId, answer: Answer<Freed> },
-    Confirm { answer: Answer<()> },
+    /// Who `waits` keeps the number reserved here when it is held.
+    Try {
+        number: i64,
+        holder: HolderId,
+        waits: bool,
+        answer: Answer<Option<FencingToken>>,
+    },
+    Unlock {
+        number: i64,
+        holder: HolderId,
+        answer: Answer<Freed>,
+    },
+    Confirm {
+        answer: Answer<()>,
+    },
     /// Shows, or shows no more, that somebody polls for the number.
-    Mark { number: i64, set: bool },
-    /// Ends a wait for an advisory lock in this process of the server, or the process.
-    Cancel { pid: i32, terminate: bool },
+    Mark {
+        number: i64,
+        set: bool,
+    },
+    /// Ends a wait for the number in this process of the server.
+    Cancel {
+        pid: i32,
+        number: i64,
+    },
+    /// Ends a session of ours.
+    Terminate(Process),
     Call(Call),
 }
 
@@ -42,7 +65,7 @@ impl Job for TrunkJob {
             Self::Try { answer, .. } => drop(answer.send(Err(error))),
             Self::Unlock { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
-            Self::Mark { .. } | Self::Cancel { .. } | Self::Call(_) => {}
+            Self::Mark { .. } | Self::Cancel { .. } | Self::Terminate(_) | Self::Call(_) => {}
         }
     }
 }
@@ -54,10 +77,15 @@ pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 pub(crate) struct Trunk {
     pub(crate) shared: Arc<Shared>,
     pub(crate) index: usize,
-    pub(crate) pid: i32,
+    pid: i32,
+    /// The session before, in case the server does not know yet that it is over.
+    before: Option<Process>,
     /// Whether it keeps locks itself; else it only serves the sessions that do.
     pub(crate) keeps: bool,
 }
+
+/// After so many failed statements what is left of a batch fails with the last error.
+const MOST_FAILURES: u32 = 20;
 
 /// A try or an unlock, on its way through one statement.
 struct Step {
@@ -67,7 +95,8 @@ struct Step {
 }
 
 enum Kind {
-    Try(Answer<Option<FencingToken>>),
+    /// And whether it waits.
+    Try(bool, Answer<Option<FencingToken>>),
     Unlock(Answer<Freed>),
 }
 
@@ -92,6 +121,12 @@ impl Work for Trunk {
                 return Err(self.shared.behind_a_pooler());
             }
             self.shared.prepare(connection).await?;
+            let current =
+                process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
+            if let (Some(before), false) = (self.before.replace(current), session.pooled) {
+                let ended = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql::terminate(before)))).await;
+                ended.map_err(|error| store_error(error, "end the session before"))?;
+            }
             self.pid = session.pid;
             self.shared.trunk_opened(self.index, session.pid, session.pooled);
             if !self.keeps {
@@ -113,6 +148,11 @@ impl Work for Trunk {
         self.carry_out(connection, jobs).boxed()
     }
 
+    fn limit(&self, _jobs: &[TrunkJob], _usual: Duration) -> Option<Duration> {
+        // Each statement has its own: many small ones are no sign that the server is silent.
+        None
+    }
+
     fn notified(&mut self, _channel: &str, payload: &str) {
         let Ok(number) = payload.parse::<i64>() else { return };
         let pollers = self.shared.pollers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,19 +167,26 @@ impl Work for Trunk {
 }
 
 impl Trunk {
+    /// One that `keeps` locks itself, or only serves the sessions that do.
+    pub(crate) fn new(shared: &Arc<Shared>, index: usize, keeps: bool) -> Self {
+        Self { shared: Arc::clone(shared), index, pid: 0, before: None, keeps }
+    }
+
     async fn carry_out(&self, connection: &mut PgConnection, jobs: Vec<TrunkJob>) -> Result<(), Error> {
         let mut steps = Vec::with_capacity(jobs.len());
         let mut confirms = Vec::new();
         let mut others = Vec::new();
         for job in jobs {
             match job {
-                TrunkJob::Try { number, holder, answer } => {
-                    steps.push(Step { number, holder, kind: Kind::Try(answer) });
+                // Looked up again: a session may have ended, and with it the claim that the try was for,
+                // or the number been taken anew meanwhile.
+                TrunkJob::Try { number, holder, answer, .. } if !self.is_here(number, holder) => {
+                    let _ = answer.send(Err(interrupted()));
                 }
-                // Looked up again: a session may have ended and the number been taken anew meanwhile.
-                TrunkJob::Unlock { number, holder, answer }
-                    if self.shared.registry.place_of(number, holder) != Some(Place::Trunk(self.index)) =>
-                {
+                TrunkJob::Try { number, holder, waits, answer } => {
+                    steps.push(Step { number, holder, kind: Kind::Try(waits, answer) });
+                }
+                TrunkJob::Unlock { number, holder, answer } if !self.is_here(number, holder) => {
                     let _ = answer.send(Ok(Freed::new(false)));
                 }
                 TrunkJob::Unlock { number, holder, answer } => {
@@ -156,58 +203,86 @@ impl Trunk {
         }
         // A statement that was answered by our process confirms it as well.
         confirms.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
+        let mut called = false;
         for other in others {
-            self.serve(connection, other).await?;
+            // One call a turn: the locks come first.
+            match other {
+                TrunkJob::Call(_) if called => self.shared.trunks[self.index].push(other),
+                other => {
+                    called |= matches!(other, TrunkJob::Call(_));
+                    self.serve(connection, other).await?;
+                }
+            }
         }
         Ok(())
     }
 
-    /// Tries and unlocks. What cannot be done in one statement is done one by one, so that one failing
-    /// number is not its neighbours' failure.
+    fn is_here(&self, number: i64, holder: HolderId) -> bool {
+        self.shared.registry.place_of(number, holder) == Some(Place::Trunk(self.index))
+    }
+
+    /// Tries and unlocks. What cannot be done in one statement is halved until it can, so that one failing
+    /// number is not its neighbours' failure; but not for ever.
     async fn walk(&self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
-        let failure = match self.ask(connection, &steps).await {
-            Ok(said) => {
-                steps.into_iter().zip(said).for_each(|(step, said)| self.settle(step, Ok(said)));
-                return Ok(());
+        let mut parts = vec![(steps, false)];
+        let mut failures = 0;
+        while let Some((mut steps, repeated)) = parts.pop() {
+            let failure = match self.ask(connection, &steps).await {
+                Ok(said) => {
+                    self.settle_all(connection, steps, said, repeated).await?;
+                    continue;
+                }
+                Err(failure) => failure,
+            };
+            if ends_session(&failure) {
+                let error = ended(failure, "keep the session");
+                parts
+                    .into_iter()
+                    .map(|(steps, _)| steps)
+                    .chain([steps])
+                    .for_each(|steps| broken(steps, &error));
+                return Err(error);
             }
-            Err(failure) => failure,
-        };
-        if ends_session(&failure) {
-            return Err(self.broken(failure, steps));
-        }
-        self.clean_up(connection, &steps).await?;
-        if let [_] = steps[..] {
-            let error = store_error(failure, "ask for a lock");
-            steps.into_iter().for_each(|step| self.settle(step, Err(again(&error))));
-            return Ok(());
-        }
-        let mut steps = steps.into_iter();
-        while let Some(step) = steps.next() {
-            match self.ask(connection, std::slice::from_ref(&step)).await {
-                Err(failure) if ends_session(&failure) => {
-                    return Err(self.broken(failure, std::iter::once(step).chain(steps).collect()));
+            self.clean_up(connection, tried(&steps)).await?;
+            failures += 1;
+            if steps.len() == 1 || failures > MOST_FAILURES {
+                let error = store_error(failure, "ask for a lock");
+                for step in steps {
+                    self.settle(step, Err(again(&error)));
                 }
-                // The failed statement may have freed it already.
-                Ok(said) if matches!(step.kind, Kind::Unlock(_)) => {
-                    self.settle(step, Ok(Said { ok: true, ..said[0] }));
-                }
-                Ok(said) => self.settle(step, Ok(said[0])),
-                Err(failure) => {
-                    self.clean_up(connection, std::slice::from_ref(&step)).await?;
-                    self.settle(step, Err(store_error(failure, "ask for a lock")));
-                }
+                continue;
             }
+            let rest = steps.split_off(steps.len() / 2);
+            // In order: a number may be freed and tried in one batch.
+            parts.extend([(rest, true), (steps, true)]);
         }
         Ok(())
+    }
+
+    /// Writes down what the server said. A `repeated` statement may find freed what the failed one has freed.
+    async fn settle_all(
+        &self,
+        connection: &mut PgConnection,
+        steps: Vec<Step>,
+        said: Vec<Said>,
+        repeated: bool,
+    ) -> Result<(), Error> {
+        let mut unwanted = Vec::new();
+        for (step, mut said) in steps.into_iter().zip(said) {
+            said.ok |= repeated && matches!(step.kind, Kind::Unlock(_));
+            unwanted.extend(self.settle(step, Ok(said)));
+        }
+        if unwanted.is_empty() { Ok(()) } else { self.clean_up(connection, unwanted).await }
     }
 
     async fn ask(&self, connection: &mut PgConnection, steps: &[Step]) -> Result<Vec<Said>, sqlx::Error> {
         let statements = &self.shared.statements;
         if let [step] = steps {
             let said = match step.kind {
-                Kind::Try(_) => {
+                Kind::Try(..) => {
                     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
-                    let row = query.bind(step.number).bind(self.pid).fetch_one(connection).await?;
+                    let query = query.bind(step.number).bind(self.pid);
+                    let row = self.bounded(query.fetch_one(connection)).await?;
                     let number: i64 = row.try_get(0)?;
                     if number < 0 {
                         return Err(elsewhere());
@@ -217,7 +292,7 @@ impl Trunk {
                 Kind::Unlock(_) => {
                     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.unlock_one)));
                     let query = query.bind(step.number).bind(self.pid).bind(&*self.shared.channel);
-                    let code: i32 = query.fetch_one(connection).await?.try_get(0)?;
+                    let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
                     if code < 0 {
                         return Err(elsewhere());
                     }
@@ -230,55 +305,45 @@ impl Trunk {
         let free: Vec<bool> = steps.iter().map(|step| matches!(step.kind, Kind::Unlock(_))).collect();
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.many)));
         let query = query.bind(numbers).bind(free).bind(self.pid).bind(&*self.shared.channel);
-        let row: PgRow = query.fetch_one(connection).await?;
+        let row: PgRow = self.bounded(query.fetch_one(connection)).await?;
         let (ok, waiters): (Option<Vec<bool>>, Option<Vec<bool>>) = (row.try_get(0)?, row.try_get(1)?);
         let (Some(ok), Some(waiters)) = (ok, waiters) else { return Err(elsewhere()) };
         let number: Option<i64> = row.try_get(2)?;
         let answers = ok.into_iter().zip(waiters).zip(0_u64..);
-        let said = answers.map(|((ok, waiters), i)| Ok(Said { ok, waiters, token: token_of(number.unwrap_or(0), i)? }));
+        let said = answers
+            .map(|((ok, waiters), i)| Ok(Said { ok, waiters, token: token_of(number.unwrap_or(0), i)? }));
         said.collect()
     }
 
-    /// The session ended under these steps, and all that it held with it: who wanted to release has lost.
-    fn broken(&self, failure: sqlx::Error, steps: Vec<Step>) -> Error {
-        let error = store_error(failure, "keep the session");
-        for step in steps {
-            match step.kind {
-                Kind::Unlock(answer) => drop(answer.send(Ok(Freed::new(false)))),
-                Kind::Try(answer) => drop(answer.send(Err(again(&error)))),
-            }
-        }
-        error
-    }
-
     /// Frees what a failed statement may have left held, each number as often as it was tried: once.
-    async fn clean_up(
-        &self,
-        connection: &mut PgConnection,
-        steps: &[Step],
-    ) -> Result<(), Error> {
-        let tried = steps.iter().filter(|step| matches!(step.kind, Kind::Try(_)));
-        let numbers: Vec<i64> = tried.map(|step| step.number).collect();
+    async fn clean_up(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
         if numbers.is_empty() {
             return Ok(());
         }
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.shared.statements.clean_up)));
-        let done = query.bind(numbers).bind(self.pid).execute(connection).await;
+        let done = self.bounded(query.bind(numbers).bind(self.pid).execute(connection)).await;
         done.map(drop).map_err(|error| store_error(error, "free what a failed statement left held"))
     }
 
-    /// Writes the outcome down and tells the caller, who may have gone.
-    fn settle(&self, step: Step, outcome: Result<Said, Error>) {
+    /// Writes the outcome down and tells the caller, who may have gone. A number that was granted to
+    /// nobody is to be freed.
+    fn settle(&self, step: Step, outcome: Result<Said, Error>) -> Option<i64> {
         let Step { number, holder, kind } = step;
         let registry = &self.shared.registry;
         match (kind, outcome) {
-            (Kind::Try(answer), Ok(Said { ok: true, token: Some(token), .. })) => {
-                registry.granted(number, holder, Place::Trunk(self.index), token);
+            (Kind::Try(_, answer), Ok(Said { ok: true, token: Some(token), .. })) => {
+                if !registry.granted(number, holder, Place::Trunk(self.index), token) {
+                    let _ = answer.send(Err(interrupted()));
+                    return Some(number);
+                }
                 self.shared.watch_capacity(registry.len() as u64);
                 let _ = answer.send(Ok(Some(token)));
             }
-            (Kind::Try(answer), outcome) => {
-                registry.forget(number, holder);
+            (Kind::Try(waits, answer), outcome) => {
+                match waits {
+                    true => drop(registry.move_to(number, holder, Place::Nowhere)),
+                    false => registry.forget(number, holder),
+                }
                 let _ = answer.send(outcome.map(|_| None));
             }
             (Kind::Unlock(answer), Ok(said)) => {
@@ -287,14 +352,23 @@ impl Trunk {
             }
             (Kind::Unlock(answer), Err(error)) => drop(answer.send(Err(error))),
         }
+        None
+    }
+
+    /// What the server does not answer in time ends the session, in which everything is in doubt then.
+    async fn bounded<T>(&self, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+        let limit = self.shared.statement_limit();
+        timeout(limit, work).await.unwrap_or_else(|_| {
+            Err(sqlx::Error::Protocol(format!("the server did not answer within {limit:?}")))
+        })
     }
 
     async fn confirm(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        let row = sqlx::query(sql::CONFIRM).bind(self.pid).fetch_one(connection).await;
+        let row = self.bounded(sqlx::query(sql::CONFIRM).bind(self.pid).fetch_one(connection)).await;
         let same: Result<bool, _> = row.and_then(|row| row.try_get(0));
         match same.map_err(|error| store_error(error, "confirm the session"))? {
             true => Ok(()),
-            false => Err(store_error(elsewhere(), "confirm the session")),
+            false => Err(ended(elsewhere(), "confirm the session")),
         }
     }
 
@@ -304,18 +378,17 @@ impl Trunk {
             TrunkJob::Mark { number, set } => {
                 let text = if set { &statements.mark } else { &statements.unmark };
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
-                query.bind(number).bind(self.pid).execute(connection).await.map(drop)
+                self.bounded(query.bind(number).bind(self.pid).execute(connection)).await.map(drop)
             }
-            TrunkJob::Cancel { pid, terminate } => {
-                let text = if terminate { sql::TERMINATE } else { sql::CANCEL };
-                // The simple protocol, which works behind every pooler.
-                let text = text.replace("{pid}", &pid.to_string());
-                connection.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.map(drop)
+            TrunkJob::Cancel { pid, number } => {
+                let text = sql::cancel(pid, space_of(self.shared.space()), number);
+                self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
             }
-            TrunkJob::Call(call) => {
-                call(connection).await;
-                Ok(())
+            TrunkJob::Terminate(session) => {
+                let text = sql::terminate(session);
+                self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
             }
+            TrunkJob::Call(call) => self.bounded(async { Ok(call(connection).await) }).await,
             TrunkJob::Try { .. } | TrunkJob::Unlock { .. } | TrunkJob::Confirm { .. } => Ok(()),
         };
         match done {
@@ -329,11 +402,41 @@ impl Trunk {
     }
 }
 
+const ELSEWHERE: &str = "the statement reached another server process than the one that keeps the locks, so that they are given up: a pooler is in between; connect to the server directly";
+
+/// The numbers that these steps try.
+fn tried(steps: &[Step]) -> Vec<i64> {
+    let tried = steps.iter().filter(|step| matches!(step.kind, Kind::Try(..)));
+    tried.map(|step| step.number).collect()
+}
+
+/// The session ended under these steps, and all that it held with it: who wanted to release has lost.
+fn broken(steps: Vec<Step>, error: &Error) {
+    for step in steps {
+        match step.kind {
+            Kind::Unlock(answer) => drop(answer.send(Ok(Freed::new(false)))),
+            Kind::Try(_, answer) => drop(answer.send(Err(again(error)))),
+        }
+    }
+}
+
+/// The server's process behind the connection.
+pub(crate) async fn process(connection: &mut PgConnection) -> Result<Process, sqlx::Error> {
+    let row = connection.fetch_one(sqlx::raw_sql(sql::PROCESS)).await?;
+    Ok(Process { pid: row.try_get(0)?, started: row.try_get(1)? })
+}
+
 /// The answer came from another process of the server: statements of one connection are spread.
-fn elsewhere() -> sqlx::Error {
-    sqlx::Error::Protocol(
-        "the statement reached another server process than the one that keeps the locks: a pooler is in between".into(),
-    )
+pub(crate) fn elsewhere() -> sqlx::Error {
+    sqlx::Error::Protocol(ELSEWHERE.into())
+}
+
+/// Why a session ended.
+pub(crate) fn ended(failure: sqlx::Error, doing: &str) -> Error {
+    match &failure {
+        sqlx::Error::Protocol(text) if text == ELSEWHERE => Error::new(ErrorKind::Unavailable, ELSEWHERE),
+        _ => store_error(failure, doing),
+    }
 }
 
 /// The token of the `i`th grant of a statement that drew `number`.
@@ -360,6 +463,6 @@ pub(crate) async fn ask<J: Job, T>(
 pub(crate) fn interrupted() -> Error {
     Error::new(
         ErrorKind::OutcomeUnknown,
-        "the session with the server ended while the request was under way; what it held is gone",
+        "the session with the server ended while the request was under way; if it was carried out, it is undone",
     )
 }

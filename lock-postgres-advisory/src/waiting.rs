@@ -12,7 +12,7 @@ use crate::backend::Keeper;
 use crate::registry::{Claim, Place};
 use crate::seat::Seat;
 use crate::shared::Shared;
-use crate::trunk::{TrunkJob, ask};
+use crate::trunk::{TrunkJob, ask, interrupted};
 
 /// How often a waiter asks that found no seat.
 const POLL: Duration = Duration::from_millis(100);
@@ -25,52 +25,49 @@ const LEAVING: (Duration, u32) = (Duration::from_millis(100), 20);
 pub(crate) async fn wait(keeper: &Keeper, request: &Request, stop: &Stop) -> Result<Attempt, Error> {
     let shared = &keeper.shared;
     let number = shared.number(&request.key)?;
-    let Some(claimed) = claim(shared, number, request, stop).await? else { return Ok(held()) };
-    let claimed = match claimed {
-        Ok(claimed) => claimed,
-        Err(token) => return Ok(granted(token)),
+    match claim(keeper, number, request, stop).await? {
+        Claimed::Ours => {}
+        Claimed::Again(token) => return Ok(granted(token)),
+        Claimed::Stopped => return Ok(held()),
+    }
+    let outcome = match keeper.seats.take().await {
+        Ok(Some(seat)) => wait_in_queue(keeper, number, seat, request, stop).await,
+        Ok(None) => wait_by_asking(keeper, number, request, stop).await,
+        // Asking needs no more connections.
+        Err(error) if keeper.keeps_on_trunk() => {
+            tracing::debug!(%error, "no session to wait on; asking again and again instead");
+            wait_by_asking(keeper, number, request, stop).await
+        }
+        Err(error) => Err(error),
     };
-    let outcome = match keeper.seats.take().await? {
-        Some(seat) => wait_in_queue(keeper, number, seat, request, stop).await,
-        None => wait_by_asking(keeper, number, request, stop).await,
-    };
-    drop(claimed);
+    // A wait that is dropped before keeps its place here: what it has asked for meanwhile is found, and
+    // freed, by the release that follows.
+    if !shared.registry.is_held(number, request.holder) {
+        shared.registry.forget(number, request.holder);
+    }
     outcome
 }
 
-/// The number's place in the registry, given up when dropped unless it was granted.
-struct Claimed<'a> {
-    shared: &'a Shared,
-    number: i64,
-    request: &'a Request,
+/// What became of reserving a number here.
+enum Claimed {
+    Ours,
+    /// The same holder has it already.
+    Again(FencingToken),
+    Stopped,
 }
 
-impl Drop for Claimed<'_> {
-    fn drop(&mut self) {
-        // What was granted is freed by its release.
-        if !self.shared.registry.is_held(self.number, self.request.holder) {
-            self.shared.registry.forget(self.number, self.request.holder);
-        }
-    }
-}
-
-/// Reserves the number here, once an earlier holder of this process is out. `None`: stopped.
-async fn claim<'a>(
-    shared: &'a Shared,
-    number: i64,
-    request: &'a Request,
-    stop: &Stop,
-) -> Result<Option<Result<Claimed<'a>, FencingToken>>, Error> {
-    let place = Place::Trunk(shared.trunk(number));
+/// Reserves the number here, once an earlier holder of this process is out.
+async fn claim(keeper: &Keeper, number: i64, request: &Request, stop: &Stop) -> Result<Claimed, Error> {
+    let shared = &keeper.shared;
     loop {
         let mut freed = std::pin::pin!(shared.registry.freed.notified());
         freed.as_mut().enable();
         shared.open()?;
-        match shared.registry.claim(number, request, place)? {
-            Claim::Ours => return Ok(Some(Ok(Claimed { shared, number, request }))),
-            Claim::Again(token) => return Ok(Some(Err(token))),
+        match shared.registry.claim(number, request, Place::Nowhere)? {
+            Claim::Ours => return Ok(Claimed::Ours),
+            Claim::Again(token) => return Ok(Claimed::Again(token)),
             Claim::Busy => tokio::select! {
-                () = stop.stopped() => return Ok(None),
+                () = stop.stopped() => return Ok(Claimed::Stopped),
                 () = freed => {}
                 () = sleep(POLL) => {}
             },
@@ -92,6 +89,7 @@ async fn wait_in_queue(
         tokio::select! {
             biased;
             outcome = &mut waiting => outcome,
+            error = seen_dead(keeper, &seat) => return Err(error),
             () = stop.stopped() => {
                 let mut told = 0;
                 loop {
@@ -115,7 +113,7 @@ async fn wait_in_queue(
                 asked_at = keeper.now();
                 seat.line().confirm().await?;
             }
-            let granted = keeper.seated(number, request, seat, token);
+            let granted = keeper.seated(number, request, seat, token)?;
             Ok(dated(granted, asked_at))
         }
         Ok(None) => {
@@ -126,33 +124,61 @@ async fn wait_in_queue(
     }
 }
 
+/// Resolves when the server does not know of the wait any more, though its answer has not come: the
+/// connection is dead, which a wait alone would not notice.
+async fn seen_dead(keeper: &Keeper, seat: &Seat) -> Error {
+    let liveness = keeper.shared.config.liveness_settings();
+    let mut missed = 0;
+    let mut last = Instant::now();
+    loop {
+        sleep(liveness.confirm_every).await;
+        match keeper.shared.waits(seat.pid()).await {
+            Ok(true) => (missed, last) = (0, Instant::now()),
+            // It may have been granted this moment, or not begun to wait.
+            Ok(false) if missed < 2 => missed += 1,
+            Ok(false) => return interrupted(),
+            Err(error) if last.elapsed() > liveness.lost_after => return error,
+            Err(_) => {}
+        }
+    }
+}
+
 /// Asks again and again. Others see a mark and notify when they free the number; a seat that becomes
 /// vacant is a place in the queue.
-async fn wait_by_asking(keeper: &Keeper, number: i64, request: &Request, stop: &Stop) -> Result<Attempt, Error> {
+async fn wait_by_asking(
+    keeper: &Keeper,
+    number: i64,
+    request: &Request,
+    stop: &Stop,
+) -> Result<Attempt, Error> {
     let shared = &keeper.shared;
     let poller = keeper.keeps_on_trunk().then(|| Poller::enter(shared, number));
+    // Whether the server has no room for one more session.
+    let mut refused = false;
     loop {
         tokio::select! {
             biased;
             () = stop.stopped() => return Ok(held()),
-            () = keeper.seats.vacant() => {
-                if let Some(seat) = keeper.seats.take().await? {
-                    return wait_in_queue(keeper, number, seat, request, stop).await;
-                }
-            }
+            () = keeper.seats.vacant(), if !refused => match keeper.seats.take().await {
+                Ok(Some(seat)) => return wait_in_queue(keeper, number, seat, request, stop).await,
+                Ok(None) => {}
+                Err(error) if poller.is_none() => return Err(error),
+                Err(_) => refused = true,
+            },
             () = pause(poller.as_ref()) => {}
         }
         if poller.is_some() {
             let (trunk, holder) = (shared.trunk(number), request.holder);
             let lane = &shared.trunks[trunk];
-            // A try that finds it held gives the claim up.
-            if shared.registry.place_of(number, holder).is_none()
-                && !matches!(shared.registry.claim(number, request, Place::Trunk(trunk))?, Claim::Ours)
-            {
-                continue;
+            // Closed, or a session ended with the claim on it.
+            if !shared.registry.move_to(number, holder, Place::Trunk(trunk)) {
+                shared.open()?;
+                return Err(interrupted());
             }
             let asked_at = keeper.now();
-            if let Some(token) = ask(lane, |answer| TrunkJob::Try { number, holder, answer }).await? {
+            if let Some(token) =
+                ask(lane, |answer| TrunkJob::Try { number, holder, waits: true, answer }).await?
+            {
                 return Ok(dated(granted(token), asked_at));
             }
         }
@@ -190,7 +216,10 @@ impl<'a> Poller<'a> {
 impl Drop for Poller<'_> {
     fn drop(&mut self) {
         let mut pollers = self.shared.pollers.lock().unwrap_or_else(PoisonError::into_inner);
-        pollers.remove(&self.number);
+        // The next one may be there already.
+        if pollers.get(&self.number).is_some_and(|woken| Arc::ptr_eq(woken, &self.woken)) {
+            pollers.remove(&self.number);
+        }
         drop(pollers);
         let trunk = self.shared.trunk(self.number);
         self.shared.trunks[trunk].push(TrunkJob::Mark { number: self.number, set: false });
@@ -203,7 +232,7 @@ fn recently(keeper: &Keeper) -> Duration {
 }
 
 /// The grant, with the moment just before it was asked for.
-fn dated(attempt: Attempt, asked_at: Option<Moment>) -> Attempt {
+pub(crate) fn dated(attempt: Attempt, asked_at: Option<Moment>) -> Attempt {
     match attempt {
         Attempt::Granted(mut granted) => {
             granted.asked_at = asked_at;

@@ -9,8 +9,8 @@ use common::*;
 use leasehold_api::{Error, ErrorKind, Lock as _, LockExt as _, LockKey, Validity};
 use leasehold_postgres::{Fnv1a64, Identifier, KeyNumber, KeySpace, RawPair, SqlxNames, pack};
 use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
-use sqlx::postgres::{PgAdvisoryLock, PgAdvisoryLockGuard};
 use sqlx::Either;
+use sqlx::postgres::{PgAdvisoryLock, PgAdvisoryLockGuard};
 use test_servers::Cluster;
 
 /// All keys of one length have one number.
@@ -32,7 +32,8 @@ impl KeyNumber for Weak {
 async fn keys_whose_numbers_meet_exclude_each_other_and_say_so_in_one_process() {
     let database = Cluster::shared().fresh_database().await;
     let weak = || Arc::new(Weak);
-    let session = || async { AdvisoryConfig::new(server(database.url())).hasher(weak()).connect().await.unwrap() };
+    let session =
+        || async { AdvisoryConfig::new(server(database.url())).hasher(weak()).connect().await.unwrap() };
     let transaction =
         || async { XactConfig::new(server(database.url())).hasher(weak()).connect().await.unwrap() };
     for [one, other] in [[session().await, session().await], [transaction().await, transaction().await]] {
@@ -65,7 +66,8 @@ async fn keys_whose_numbers_meet_exclude_each_other_and_say_so_in_one_process() 
 async fn the_two_key_spaces_never_meet() {
     let database = Cluster::shared().fresh_database().await;
     let big = session(database.url()).await;
-    let pair = |config: AdvisoryConfig| async move { config.hasher(Arc::new(RawPair)).connect().await.unwrap() };
+    let pair =
+        |config: AdvisoryConfig| async move { config.hasher(Arc::new(RawPair)).connect().await.unwrap() };
     let pairs = [
         pair(AdvisoryConfig::new(server(database.url()))).await,
         pair(AdvisoryConfig::new(server(database.url()))).await,
@@ -91,7 +93,8 @@ async fn the_two_key_spaces_never_meet() {
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_that_use_the_drivers_own_locks_are_excluded() {
     let database = Cluster::shared().fresh_database().await;
-    let lock = AdvisoryConfig::new(server(database.url())).hasher(Arc::new(SqlxNames)).connect().await.unwrap();
+    let lock =
+        AdvisoryConfig::new(server(database.url())).hasher(Arc::new(SqlxNames)).connect().await.unwrap();
     let theirs = PgAdvisoryLock::new("nightly report");
     let guard = take(&lock, "nightly report").await;
     let connection = match theirs.try_acquire(database.connect().await).await.unwrap() {
@@ -150,13 +153,11 @@ const EVIL: [&str; 6] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_labels_and_names_are_only_text() {
     let database = Cluster::shared().fresh_database().await;
-    for (at, text) in EVIL.into_iter().enumerate() {
+    for text in EVIL {
         let name = || Identifier::new(text).unwrap();
-        let config = || {
-            let config = server(database.url()).application_name(text);
-            if at % 2 == 0 { config } else { config.schema(name()) }
-        };
-        let session = AdvisoryConfig::new(config()).connect().await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
+        let config = || server(database.url()).application_name(text).schema(name());
+        let session =
+            AdvisoryConfig::new(config()).connect().await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
         let transaction = XactConfig::new(config()).connect().await.unwrap();
         for (lock, other) in [(&session, &transaction), (&transaction, &session)] {
             let guard = lock.key(text).label(text).acquire().await.unwrap();

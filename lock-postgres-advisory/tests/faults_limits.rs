@@ -64,7 +64,8 @@ async fn a_full_lock_table_is_an_error_of_its_own() {
 // The server has no connection for us: said so at the start, and when one more is needed.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_connection_left_is_an_error_of_its_own() {
-    let options = ClusterOptions::new().setting("max_connections", "12").setting("superuser_reserved_connections", "0");
+    let options =
+        ClusterOptions::new().setting("max_connections", "12").setting("superuser_reserved_connections", "0");
     let cluster = Cluster::start(options);
     let url = cluster.url("postgres");
     let lock = session(&url).await;
@@ -212,7 +213,8 @@ async fn contended(waiting: usize, lag: Duration) {
         guard.release().await.unwrap();
         let released = Instant::now();
         let granted = timeout(bound, waiters.pop().unwrap()).await;
-        let granted = granted.unwrap_or_else(|_| panic!("not granted {:?} after the release", released.elapsed()));
+        let granted =
+            granted.unwrap_or_else(|_| panic!("not granted {:?} after the release", released.elapsed()));
         granted.unwrap().unwrap().release().await.unwrap();
     }
     let ours = cluster.backends(database.name()).await.len() - holder_sessions;

@@ -27,7 +27,8 @@ async fn session_scope_is_refused_behind_a_pooler() {
         // Server connections that are there before we come, so that equal answers may come by chance.
         let mut warm = Vec::new();
         for _ in 0..3 {
-            let mut one = PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap();
+            let mut one =
+                PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap();
             run(&mut one, "SELECT 1").await;
             warm.push(one);
         }
@@ -47,29 +48,24 @@ async fn session_scope_is_refused_behind_a_pooler() {
 async fn a_statement_that_reaches_another_process_locks_nothing() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
-    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(3).round_robin());
-    let mut warm = Vec::new();
-    for _ in 0..3 {
-        let mut one = PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap();
-        run(&mut one, "BEGIN").await;
-        warm.push(one);
+    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(8));
+    let url = bouncer.url(database.name());
+    for keys in [vec!["7"], vec!["7", "8", "9"]] {
+        // As long as nobody else comes, everything reaches one process.
+        let lock = numbers(server(&url).pooler(Pooler::None)).connect().await.unwrap();
+        let mut other = PgConnection::connect_with(server(&url).options()).await.unwrap();
+        // This one takes the connection that was used last.
+        run(&mut other, "BEGIN").await;
+        // In one statement.
+        let error = lock.keys(keys.clone()).wait(LONG).acquire().await.unwrap_err();
+        assert!(error.can_retry(), "{error}");
+        assert!(everything(&error).contains("pooler"), "{}", everything(&error));
+        assert_eq!(held(cluster, database.name()).await, [0; 0], "{keys:?}");
+        run(&mut other, "ROLLBACK").await;
+        other.close().await.unwrap();
+        lock.close().await.unwrap();
+        assert_eq!(held(cluster, database.name()).await, [0; 0]);
     }
-    for one in &mut warm {
-        run(one, "ROLLBACK").await;
-    }
-    let config = server(&bouncer.url(database.name())).pooler(Pooler::None);
-    match numbers(config).connect().await {
-        Ok(lock) => {
-            for _ in 0..4 {
-                let error = lock.key("7").try_acquire().await.unwrap_err();
-                assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
-                assert_eq!(held(cluster, database.name()).await, [0; 0], "{error}");
-            }
-            lock.close().await.unwrap();
-        }
-        Err(error) => assert_ne!(error.kind(), ErrorKind::Timeout, "{error}"),
-    }
-    assert_eq!(held(cluster, database.name()).await, [0; 0]);
 }
 
 // docs/hazards.md H01: the address leads to a pooler from one session to the next.
@@ -102,7 +98,8 @@ async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let direct = session(database.url()).await;
-    for options in [PgBouncerOptions::new().pool_size(5), PgBouncerOptions::new().pool_size(6).round_robin()] {
+    for options in [PgBouncerOptions::new().pool_size(5), PgBouncerOptions::new().pool_size(6).round_robin()]
+    {
         let bouncer = PgBouncer::start(cluster, &options);
         let pooled = std::sync::Arc::new(transaction(&bouncer.url(database.name())).await);
         let mine = take(&pooled, "7").await;
@@ -128,6 +125,48 @@ async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
         theirs.release().await.unwrap();
         pooled.close().await.unwrap();
         assert_eq!(held(cluster, database.name()).await, [0; 0]);
+    }
+}
+
+// docs/hazards.md H16, H17, H29: behind a pooler no setting of a session can be relied on.
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let direct = session(database.url()).await;
+    for setting in [
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_read_only = on",
+        "statement_timeout = '200ms'",
+        "lock_timeout = '200ms'",
+        "idle_in_transaction_session_timeout = '200ms'",
+        "search_path = 'nowhere'",
+    ] {
+        let name = database.name();
+        cluster.run_sql("postgres", format!("ALTER DATABASE {name} RESET ALL")).await;
+        cluster.run_sql("postgres", format!("ALTER DATABASE {name} SET {setting}")).await;
+        let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(4).round_robin());
+        let config = server(&bouncer.url(name)).install_schema(false);
+        let config = XactConfig::new(config).hasher(std::sync::Arc::new(leasehold_postgres::RawBigint));
+        let pooled = config.connect().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        let pooled = std::sync::Arc::new(pooled);
+        let theirs = take(&direct, "7").await;
+        let waiting = waiter(&pooled, "7");
+        until_queued(cluster, name, 1).await;
+        // Not for anything to happen: for longer than every limit.
+        tokio::time::sleep(ms(450)).await;
+        assert_eq!(queued(cluster, name).await, 1, "{setting}: the wait was ended");
+        theirs.release().await.unwrap();
+        let mine = waiting.await.unwrap().unwrap_or_else(|error| panic!("{setting}: {error}"));
+        tokio::time::sleep(ms(450)).await;
+        assert_eq!(held(cluster, name).await, [7], "{setting}: the hold was ended");
+        until(&format!("the name is written under {setting}"), async || {
+            let hold = direct.admin().unwrap().inspect(&key("7")).await.unwrap().unwrap();
+            hold.holder == Some(mine.holder())
+        })
+        .await;
+        mine.release().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        pooled.close().await.unwrap();
     }
 }
 

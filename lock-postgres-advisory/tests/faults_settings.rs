@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use common::*;
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
+use leasehold_postgres::RawBigint;
+use leasehold_postgres_advisory::XactConfig;
 use test_servers::{Cluster, Database};
 
 /// The URL of a database with these settings for all its sessions.
@@ -37,7 +39,13 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
     for lock in both(database.url()).await {
         let lock = Arc::new(lock);
         let guard = take(&lock, "7").await;
-        let others = both(database.url()).await.map(Arc::new);
+        // Of our own limit too: it is for statements that do not wait for a lock.
+        let config = || server(database.url()).statement_timeout(ms(1_000));
+        let others = [
+            numbers(config()).connect().await.unwrap(),
+            XactConfig::new(config()).hasher(Arc::new(RawBigint)).connect().await.unwrap(),
+        ];
+        let others = others.map(Arc::new);
         let begun = Instant::now();
         // Each gives it back, in whatever order they come.
         let waiting = others.each_ref().map(|other| {
@@ -46,14 +54,14 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
         });
         until_queued(cluster, database.name(), 2).await;
         // Not for anything to happen: for longer than every limit, so that one that counted has passed.
-        tokio::time::sleep(ms(600)).await;
+        tokio::time::sleep(ms(1_600)).await;
         assert_eq!(guard.validity(), Validity::Valid, "{lock}");
         assert_eq!(queued(cluster, database.name()).await, 2, "{lock}: waits were ended");
         guard.release().await.unwrap_or_else(|error| panic!("{lock}: {error}"));
         for waiting in waiting {
             waiting.await.unwrap().unwrap();
         }
-        assert!(begun.elapsed() >= ms(600));
+        assert!(begun.elapsed() >= ms(1_600));
     }
 }
 
@@ -106,12 +114,16 @@ async fn defaults_of_transactions_do_not_matter() {
 async fn a_transaction_that_keeps_a_lock_pins_nothing() {
     let database = with_defaults(&["default_transaction_isolation = 'serializable'"]).await;
     let lock = transaction(database.url()).await;
-    let guard = take(&lock, "7").await;
-    let pid = pid_of(Cluster::shared(), database.name(), 7).await;
     let mut observer = admin(Cluster::shared()).await;
-    let pins = format!("SELECT concat(backend_xid, '/', backend_xmin) FROM pg_stat_activity WHERE pid = {pid}");
-    assert_eq!(text(&mut observer, &pins).await, "/", "a transaction id or a snapshot");
-    guard.release().await.unwrap();
+    // The server writes the sequence down for about every 32nd token, which gives that transaction an id.
+    for _ in 0..70 {
+        let guard = take(&lock, "7").await;
+        let pid = pid_of(Cluster::shared(), database.name(), 7).await;
+        let pins =
+            format!("SELECT concat(backend_xid, '/', backend_xmin) FROM pg_stat_activity WHERE pid = {pid}");
+        assert_eq!(text(&mut observer, &pins).await, "/", "a transaction id or a snapshot");
+        guard.release().await.unwrap();
+    }
 }
 
 // A timeout of the caller's own is the only one there is, and it is not early.

@@ -154,7 +154,7 @@ impl RowConfig {
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
         timing.waiting = Waiting::Poll { every: self.poll };
-        timing.confirm = Some(Confirm::new(self.confirm, self.confirm * CONFIRMS));
+        timing.confirm = Some(Confirm::new(self.confirm, self.confirm * CONFIRMS).stays());
         timing
     }
 }

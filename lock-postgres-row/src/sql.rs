@@ -1,7 +1,8 @@
 //! The statements of mutex rows.
 //!
 //! A row is shut (`acquired`) until its holder or an operator opens it; no clock does. The token is drawn
-//! under the row's lock, or as the row is inserted.
+//! under the row's lock, or as the row is inserted (`docs/hazards.md` H30, H31). A release notifies only if
+//! somebody waits (H33).
 
 use leasehold_postgres::table::Dialect;
 

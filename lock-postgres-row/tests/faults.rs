@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold_api::{
     ErrorKind, HoldState, HolderId, ListQuery, Lock as _, LockExt as _, LockKey, LossReason, Validity,
@@ -34,7 +34,9 @@ fn request(name: &str, serial: u64) -> Request {
 async fn wait_until_marked(database: &Database) {
     let mut user = database.connect().await;
     let marked = "SELECT coalesce(bool_or(wake_until > clock_timestamp()), false) FROM leasehold.mutex";
+    let end = Instant::now() + Duration::from_secs(20);
     while !sqlx::query_scalar::<_, bool>(marked).fetch_one(&mut user).await.unwrap() {
+        assert!(Instant::now() < end, "nobody has noted that it waits");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -165,10 +167,10 @@ async fn futures_of<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = all.map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|cx| {
         for (future, output) in &mut all {
-            if output.is_none() {
-                if let std::task::Poll::Ready(ready) = future.as_mut().poll(cx) {
-                    *output = Some(ready);
-                }
+            if output.is_none()
+                && let std::task::Poll::Ready(ready) = future.as_mut().poll(cx)
+            {
+                *output = Some(ready);
             }
         }
         if all.iter().all(|(_, output)| output.is_some()) {

@@ -1,7 +1,7 @@
 //! The statements of leases.
 //!
 //! - **Live** is a row that was not released and whose `expires_at` is ahead of `clock_timestamp()`.
-//!   Nothing but the server's clock counts.
+//!   Nothing but the server's clock counts (`docs/hazards.md` H27).
 //! - **A try never touches the lock of a live row**: live rows are left out before the insertion, whose
 //!   conflict path looks again once it has the row's lock.
 //! - **The takeover writes the key column.** That makes it take the full row lock, which waits for the
@@ -9,7 +9,9 @@
 //! - **A renewal locks first and looks at the clock then**, in this order of evaluation: a plain `UPDATE`
 //!   does not look again after it has waited for a row that was only locked, and would revive a lease that
 //!   ended meanwhile.
-//! - **The token is drawn under the row's lock**, or as the row is inserted.
+//! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31).
+//! - **No column but the key has an index**, so that rows change in place (H32).
+//! - **A release notifies only if somebody waits** (H33).
 
 use leasehold_postgres::table::Dialect;
 

@@ -193,6 +193,12 @@ impl PgConfig {
         &self.options
     }
 
+    /// How long one statement that does not wait for a lock may take.
+    #[must_use]
+    pub const fn statement_limit(&self) -> Duration {
+        self.statement_timeout
+    }
+
     /// How long one call of a store may take in all: opening a session and running statements on it.
     #[must_use]
     pub fn call_limit(&self) -> Duration {
@@ -231,7 +237,9 @@ impl PgConfig {
         let Liveness { confirm_every, lost_after, server_gives_up } = self.liveness;
         let smallest = Duration::from_millis(20);
         if confirm_every < smallest || self.connect_timeout < smallest || self.statement_timeout < smallest {
-            return invalid(format!("an interval or timeout below {smallest:?} cannot be kept; choose a longer one"));
+            return invalid(format!(
+                "an interval or timeout below {smallest:?} cannot be kept; choose a longer one"
+            ));
         }
         if confirm_every * 2 > lost_after {
             return invalid(format!(

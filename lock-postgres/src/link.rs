@@ -209,6 +209,7 @@ fn settings(config: &PgConfig) -> Vec<(&'static str, String)> {
         ("lock_timeout", "0".to_owned()),
         ("idle_in_transaction_session_timeout", "0".to_owned()),
         ("idle_session_timeout", "0".to_owned()),
+        ("transaction_timeout", "0".to_owned()),
         // The server notices a dead client (H07), also while it waits for a lock (H09).
         ("tcp_keepalives_idle", probe.to_string()),
         ("tcp_keepalives_interval", probe.to_string()),

@@ -76,10 +76,10 @@ CREATE TABLE IF NOT EXISTS {schema}.advisory_name (
 SELECT setval(
     t.tableoid::regclass,
     1 + greatest(
-        floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+        floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
         (SELECT max(token) FROM {schema}.mutex),
         (SELECT max(token) FROM {schema}.lease),
-        (SELECT max(token) FROM {schema}.advisory_name)
+        (SELECT max(token) >> 10 FROM {schema}.advisory_name)
     ),
     false
 )

@@ -13,8 +13,10 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind};
 use sqlx::PgConnection;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::PgConfig;
 use crate::lane::{Job, Lane, Serving, again};
@@ -105,9 +107,15 @@ impl Session {
     ///
     /// A dropped call closes what it has opened.
     pub async fn open<W: Work>(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Result<Self, Error> {
-        let mut actor = Actor::new(config, lane, work);
-        let link = actor.connect().await?;
-        Ok(Self { task: tokio::spawn(actor.act(Some(link))) })
+        let actor = Actor::new(config, lane, work);
+        let (tell, told) = oneshot::channel();
+        // In a task from the start: connections must not be dropped where there is no runtime.
+        let task = AbortOnDropHandle::new(tokio::spawn(actor.begin(tell)));
+        match told.await {
+            Ok(Ok(())) => Ok(Self { task: task.detach() }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, "the runtime ended while a session was opened")),
+        }
     }
 
     /// Starts an actor that opens its session when there is something to do. Needs a tokio runtime.
@@ -132,6 +140,12 @@ impl Session {
     pub fn abort(&self) {
         self.task.abort();
     }
+
+    /// What ends the actor while somebody else has this value.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.task.abort_handle()
+    }
 }
 
 impl fmt::Debug for Session {
@@ -146,11 +160,28 @@ struct Actor<W: Work> {
     work: W,
     epoch: u64,
     serving: Option<Serving<W::Job>>,
+    /// It ends because it was told to.
+    over: bool,
 }
 
 impl<W: Work> Actor<W> {
     fn new(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Self {
-        Self { config: config.clone(), lane: lane.clone(), work, epoch: 0, serving: None }
+        Self { config: config.clone(), lane: lane.clone(), work, epoch: 0, serving: None, over: false }
+    }
+
+    /// Opens the session, says how that went, and serves it.
+    async fn begin(mut self, tell: oneshot::Sender<Result<(), Error>>) {
+        let opened = self.connect().await;
+        let (outcome, link) = match opened {
+            Ok(link) => (Ok(()), Some(link)),
+            Err(error) => (Err(error), None),
+        };
+        // Who does not listen any more has ended this task.
+        let _ = tell.send(outcome);
+        match link {
+            Some(link) => self.act(Some(link)).await,
+            None => self.over = true,
+        }
     }
 
     async fn act(mut self, mut link: Option<Link>) {
@@ -158,6 +189,7 @@ impl<W: Work> Actor<W> {
         loop {
             let Some(open) = link.take() else {
                 if !self.lane.wanted().await {
+                    self.over = true;
                     return;
                 }
                 match self.connect().await {
@@ -176,7 +208,10 @@ impl<W: Work> Actor<W> {
             };
             self.serving = Some(self.lane.serve());
             let error = match self.serve(open).await {
-                ControlFlow::Break(()) => return,
+                ControlFlow::Break(()) => {
+                    self.over = true;
+                    return;
+                }
                 ControlFlow::Continue(error) => error,
             };
             self.serving = None;
@@ -201,7 +236,9 @@ impl<W: Work> Actor<W> {
             Ok(opened) => opened,
             Err(_) => Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("the server did not open a session within {limit:?}; check the network and the server's load"),
+                format!(
+                    "the server did not open a session within {limit:?}; check the network and the server's load"
+                ),
             )),
         };
         opened.map_err(|error: Error| {
@@ -254,7 +291,8 @@ impl<W: Work> Actor<W> {
         let limit = self.work.limit(&jobs, self.config.statement_timeout + GRACE);
         let work = async { self.work.run(link.connection().await?, jobs).await };
         // A bug in one batch costs this session, not all that come after it.
-        let work = AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
+        let work =
+            AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
         match limit {
             None => work.await,
             Some(limit) => timeout(limit, work).await.unwrap_or_else(|_| Err(silent(limit))),
@@ -274,6 +312,10 @@ impl<W: Work> Drop for Actor<W> {
         if self.serving.take().is_some() {
             self.work.ended(&again(&error));
         }
+        if !self.over {
+            // Aborted, or a bug: nobody is there to do what comes.
+            self.lane.close();
+        }
         self.lane.fail_if_unserved(&error);
     }
 }
@@ -288,6 +330,8 @@ fn panicked() -> Error {
 fn silent(limit: Duration) -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        format!("the server did not answer within {limit:?}; the session was closed, check the network and the server's load"),
+        format!(
+            "the server did not answer within {limit:?}; the session was closed, check the network and the server's load"
+        ),
     )
 }

@@ -16,20 +16,25 @@ use crate::sql::render;
 const MAY_ASK: &str =
     "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS may_ask";
 
-/// What tells this server from another one that was restored from a dump of it, which may have the same
-/// sequence under the same oid, and the marker with it. Where the role may not ask, the server's start
-/// does: then a clean restart jumps as well, which costs nothing but numbers.
-const SYSTEM: &str = "(SELECT c.system_identifier FROM pg_catalog.pg_control_system() c)";
-const START: &str =
-    "(pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint";
+/// What tells this database from another one that was restored from a dump of it, or copied, which may
+/// have the same sequence under the same oid, and the marker with it. Where the role may not ask for the
+/// server's identity, the server's start does: then a clean restart jumps as well, which costs nothing
+/// but numbers.
+const SYSTEM: &str = "((SELECT c.system_identifier FROM pg_catalog.pg_control_system() c)
+    # (SELECT d.oid::bigint << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
+const START: &str = "((pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint
+    # (SELECT d.oid::bigint << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
 
 const LOOK: &str = "\
 SELECT EXISTS (SELECT FROM {schema}.incarnation i
     WHERE i.sequence = t.tableoid AND i.system = {system}) AS marked
 FROM {schema}.token t";
 
-/// The jump is more than any server draws in the time that it may lose, and on disk before anybody sees
-/// the marker. The last statement sees what was done while the one before it waited for the lock. One
+/// The jump goes to the clock, in microseconds: as long as fewer than a million numbers a second are
+/// drawn, no number that anybody was told is ahead of it, also not on a server that this one has lost
+/// sight of and that has jumped itself. A clock that was set back leaves a margin instead, more than any
+/// server draws in the time that it may lose. It is on disk before anybody sees the marker. The last
+/// statement sees what was done while the one before it waited for the lock. One
 /// message without BEGIN and COMMIT is one transaction, which ends with it, also when nobody waits for
 /// the answer.
 const JUMP: &str = "\
@@ -42,8 +47,11 @@ WITH mark AS (
     INSERT INTO {schema}.incarnation (sequence, system)
     SELECT t.tableoid, {system} FROM {schema}.token t
     ON CONFLICT DO NOTHING RETURNING sequence)
-SELECT pg_catalog.setval(m.sequence::regclass, t.last_value + 4294967296)
-FROM mark m, {schema}.token t";
+SELECT pg_catalog.setval(m.sequence::regclass,
+    CASE WHEN t.last_value < c.micros THEN c.micros ELSE t.last_value + 4294967296 END)
+FROM mark m, {schema}.token t,
+    (SELECT pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint
+        AS micros) c";
 
 /// Makes sure that numbers drawn from now on are larger than any drawn before, also if the server has
 /// crashed since or was a standby that did not have all of them. Every session calls it once, before

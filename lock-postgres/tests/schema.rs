@@ -245,14 +245,16 @@ async fn a_sequence_made_again_goes_on_above_what_was_given_out() {
     schema::install(&mut conn, &schema).await.unwrap();
     assert_eq!(number(&mut conn, "SELECT last_value FROM leasehold.token").await, first);
 
-    let far = 1_i64 << 50;
+    // Ahead of the clock; names have the token as it was told, with room for local grants.
+    let far = 1_i64 << 52;
+    let told = (far + 7) << 10;
     run(
         &mut conn,
-        format!("INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at) VALUES ('k', 'h', {far}, now(), 1, now()); DROP SEQUENCE leasehold.token"),
+        format!("INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at) VALUES ('k', 'h', {far}, now(), 1, now()); INSERT INTO leasehold.advisory_name (space, number, key, pid, holder, token, granted_at) VALUES (1, 1, 'k', 1, 'h', {told}, now()); DROP SEQUENCE leasehold.token"),
     )
     .await;
     schema::install(&mut conn, &schema).await.unwrap();
-    assert_eq!(number(&mut conn, "SELECT nextval('leasehold.token')").await, far + 1);
+    assert_eq!(number(&mut conn, "SELECT nextval('leasehold.token')").await, far + 8);
 
     run(&mut conn, "DROP SCHEMA leasehold CASCADE").await;
     schema::install(&mut conn, &schema).await.unwrap();

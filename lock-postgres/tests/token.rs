@@ -101,6 +101,49 @@ async fn tokens_grow_when_a_backend_is_killed() {
     assert_eq!(last(&mut after).await, jumped, "once per incident");
 }
 
+/// Two servers that lost sight of each other have both jumped, from the same number.
+#[tokio::test]
+async fn tokens_grow_when_the_jump_itself_is_lost() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    let mut conn = installed(&database).await;
+    let standby = Standby::of(&cluster).await;
+    standby.wait_for_replay(&cluster).await;
+    standby.cut().await;
+    let mut victim = database.connect().await;
+    let pid = number(&mut victim, "SELECT pg_backend_pid()::bigint").await;
+    cluster.kill_backend(i32::try_from(pid).unwrap(), Signal::KILL);
+    while raw_sql("SELECT 1").execute(&mut conn).await.is_ok() {}
+    let mut again = reconnected(database.url()).await;
+    mark(&mut again).await;
+    let (ours, _) = told(&mut again).await;
+    standby.promote().await;
+
+    let mut after = reconnected(&standby.url(database.name())).await;
+    mark(&mut after).await;
+    let drawn = draw(&mut after).await;
+    assert!(drawn > ours, "{drawn} after {ours}");
+}
+
+/// A copy of a database brings the marker along, and takes the name of the original.
+#[tokio::test]
+async fn a_marker_of_a_copied_database_does_not_count() {
+    let cluster = lazy();
+    let database = cluster.fresh_database().await;
+    drop(installed(&database).await);
+    let (name, copy) = (database.name(), format!("{}_copy", database.name()));
+    cluster.run_sql("postgres", format!("CREATE DATABASE {copy} TEMPLATE {name}")).await;
+    let mut conn = database.connect().await;
+    let (ours, _) = told(&mut conn).await;
+    drop(conn);
+    cluster.run_sql("postgres", format!("DROP DATABASE {name} WITH (FORCE)")).await;
+    cluster.run_sql("postgres", format!("ALTER DATABASE {copy} RENAME TO {name}")).await;
+    let mut after = reconnected(database.url()).await;
+    mark(&mut after).await;
+    let drawn = draw(&mut after).await;
+    assert!(drawn > ours, "{drawn} after {ours}");
+}
+
 #[tokio::test]
 async fn tokens_grow_when_the_server_is_killed() {
     let cluster = lazy();
@@ -169,6 +212,13 @@ async fn tokens_grow_when_a_standby_that_lags_is_promoted() {
     assert!(draw(&mut after).await > ours);
 }
 
+/// Where a jump does not go to the clock, its length tells how many there were.
+async fn ahead_of_the_clock(conn: &mut PgConnection) -> i64 {
+    let sql = "SET default_transaction_read_only = off; SELECT setval('leasehold.token', 5000000000000000)";
+    raw_sql(sql).execute(&mut *conn).await.unwrap();
+    last(conn).await
+}
+
 #[tokio::test]
 async fn many_sessions_jump_once() {
     let database = fresh_database().await;
@@ -178,7 +228,7 @@ async fn many_sessions_jump_once() {
         raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
     }
     schema::install(&mut conn, &name()).await.unwrap();
-    let before = last(&mut conn).await;
+    let before = ahead_of_the_clock(&mut conn).await;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let mut conn = database.connect().await;
@@ -198,6 +248,7 @@ async fn a_marker_of_another_server_or_sequence_does_not_count() {
     let mut conn = database.connect().await;
     schema::install(&mut conn, &name()).await.unwrap();
     mark(&mut conn).await;
+    ahead_of_the_clock(&mut conn).await;
     for foreign in ["system = system + 1", "sequence = 1"] {
         let before = last(&mut conn).await;
         let sql =
@@ -216,6 +267,7 @@ async fn who_may_not_ask_for_the_system_gets_a_marker_all_the_same() {
     let role = Identifier::new(format!("Asks {}", &database.name()[..20])).unwrap();
     let quoted = role.quoted();
     schema::install(&mut conn, &name()).await.unwrap();
+    ahead_of_the_clock(&mut conn).await;
     let sql = format!(
         "CREATE ROLE {quoted}; GRANT {quoted} TO CURRENT_USER; {} REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; SET ROLE {quoted}",
         schema::grants(&name(), &role)
@@ -253,6 +305,7 @@ async fn a_dropped_call_can_be_repeated() {
     let database = fresh_database().await;
     let mut conn = database.connect().await;
     schema::install(&mut conn, &name()).await.unwrap();
+    ahead_of_the_clock(&mut conn).await;
     let mut polls = 0;
     loop {
         raw_sql("DELETE FROM leasehold.incarnation").execute(&mut conn).await.unwrap();

@@ -18,6 +18,9 @@ use crate::{admin, or_panic, port};
 /// How many chunks may be on their way in one direction of one connection.
 const IN_FLIGHT: usize = 64;
 
+/// How long our own port may be in use when we want it back.
+const IN_USE: Duration = Duration::from_secs(10);
+
 /// A proxy on loopback. It runs on its own threads, so the test's runtime may be paused or single threaded.
 /// Its methods take effect before they return. It ends, with all its connections, when dropped.
 #[derive(Debug)]
@@ -201,7 +204,17 @@ impl Proxy {
     fn listen_again(&self) {
         let mut accepting = self.accepting();
         if accepting.is_none() {
-            let listener = listen(self.port).map_err(|error| format!("cannot listen again: {error}"));
+            let begun = std::time::Instant::now();
+            let listener = loop {
+                match listen(self.port) {
+                    // Until its own program begins, a child process that is being started elsewhere in
+                    // these tests has a copy of our socket.
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < IN_USE => {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    outcome => break outcome.map_err(|error| format!("cannot listen again: {error}")),
+                }
+            };
             *accepting = Some(accept_all(or_panic(listener), self.shared.clone()));
         }
     }

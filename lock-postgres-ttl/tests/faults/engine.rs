@@ -56,18 +56,16 @@ async fn notifies_only_when_somebody_waits() {
     heard.listen(backend.channel()).await.unwrap();
     let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
     for _ in 0..20 {
-        a.key("k").acquire().await.unwrap().release().await.unwrap();
+        a.key("quiet").acquire().await.unwrap().release().await.unwrap();
         // Tries that are turned away do not wait either.
-        let guard = a.key("k").acquire().await.unwrap();
-        assert!(b.key("k").try_acquire().await.unwrap().is_none());
+        let guard = a.key("quiet").acquire().await.unwrap();
+        assert!(b.key("quiet").try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
     }
     let guard = a.key("k").acquire().await.unwrap();
     let waiting = tokio::spawn(async move { b.key("k").acquire().await.map(|guard| (b, guard)) });
     let mut user = connection(&database).await;
-    while !marked(&mut user).await {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_marked(&mut user).await;
     guard.release().await.unwrap();
     let first = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
     assert_eq!(first.payload(), "fk", "the first notification is that of the contended release");
@@ -75,9 +73,14 @@ async fn notifies_only_when_somebody_waits() {
     guard.release().await.unwrap();
 }
 
-async fn marked(user: &mut PgConnection) -> bool {
+/// Until a waiter has left its mark.
+async fn until_marked(user: &mut PgConnection) {
     let waits = "SELECT coalesce(bool_or(wake_until > clock_timestamp()), false) FROM leasehold.lease";
-    sqlx::query_scalar(waits).fetch_one(user).await.unwrap()
+    let end = Instant::now() + Duration::from_secs(20);
+    while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut *user).await.unwrap() {
+        assert!(Instant::now() < end, "nobody has noted that it waits");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]
@@ -92,9 +95,7 @@ async fn a_notification_hands_over_at_once() {
         (Instant::now(), guard, b)
     });
     let mut user = connection(&database).await;
-    while !marked(&mut user).await {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_marked(&mut user).await;
     let released = Instant::now();
     guard.release().await.unwrap();
     let (granted, guard, _b) = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
@@ -115,9 +116,7 @@ async fn hands_over_with_every_notification_lost() {
         let waiter = Arc::clone(&deaf);
         let waiting = tokio::spawn(async move { waiter.key("k").acquire().await });
         let mut user = connection(&database).await;
-        while !marked(&mut user).await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until_marked(&mut user).await;
         guard.release().await.unwrap();
         let bound = deaf.capabilities().handover;
         let guard = tokio::time::timeout(bound, waiting).await.unwrap_or_else(|_| panic!("round {round}"));
@@ -220,7 +219,9 @@ async fn a_request_without_an_answer_is_undone_also_if_it_is_carried_out_late() 
     });
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    let asked = Instant::now();
     while killer.execute(end).await.unwrap().rows_affected() == 0 {
+        assert!(asked.elapsed() < Duration::from_secs(20), "no grant waits for the row");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let (_backend, answers) = asking.await.unwrap();
@@ -244,4 +245,22 @@ async fn leases_outlive_their_sessions() {
         assert_ne!(guard.validity(), Validity::Lost);
     }
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_row_that_vanishes_is_noticed_long_before_the_next_renewal() {
+    let database = installed().await;
+    let lock = config(&database).ttl(Duration::from_secs(3_600)).connect().await.unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let bystander = lock.key("other").acquire().await.unwrap();
+    let mut user = connection(&database).await;
+    user.execute("DELETE FROM leasehold.lease WHERE key = 'k'").await.unwrap();
+    let bound = lock.capabilities().loss_detection;
+    let reason = tokio::time::timeout(bound, guard.lost()).await.unwrap();
+    assert_eq!(reason, LossReason::Gone);
+    assert_eq!(bystander.validity(), Validity::Valid);
+    bystander.release().await.unwrap();
+    let next = lock.key("k").acquire().await.unwrap();
+    assert!(next.token() > guard.token());
+    next.release().await.unwrap();
 }

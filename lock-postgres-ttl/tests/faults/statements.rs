@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leasehold_api::LockExt as _;
 use sqlx::{Connection, Executor};
+use test_servers::{Cluster, ClusterOptions};
 
 use crate::sql::LEASES;
 use crate::support::{Came, config, connection, expire, holder, installed, key, renew, take, token_of};
@@ -104,8 +105,10 @@ async fn a_purge_does_not_wait_for_or_remove_a_row_that_is_being_taken() {
 
 #[tokio::test]
 async fn updates_stay_on_their_page() {
-    let database = installed().await;
-    let lock = config(&database).connect().await.unwrap();
+    // Of its own: transactions of other tests would keep old rows from being cleared away.
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let lock = config(&database).connections(1).connect().await.unwrap();
     let mut store = connection(&database).await;
     for round in 0..200 {
         let guards = lock.keys((0..5).map(|n| format!("k{n}"))).acquire().await.unwrap();
@@ -114,7 +117,7 @@ async fn updates_stay_on_their_page() {
         }
         leasehold_api::release_all(guards).await.unwrap();
     }
-    // Sessions report their counts when they are idle, within a second.
+    // A session reports its counts with a later statement, after a second.
     let counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'leasehold' AND relname = 'lease'";
     let end = std::time::Instant::now() + Duration::from_secs(20);
     loop {

@@ -143,7 +143,8 @@ impl TableBackend {
         let left: Vec<Named> = self.common.registry.held().into_iter().chain(doubts).collect();
         if !left.is_empty() && !self.lane.is_closed() {
             let freed = self.ask(TableJob::Release, left);
-            let _ = timeout(self.timing.call.min(self.timing.close), freed).await;
+            // The engine's own limit must not end us before the sessions are ended.
+            let _ = timeout(self.timing.call.min(self.timing.close) / 2, freed).await;
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What every session of these stores is told.
+//! What every session of these stores is told, whatever the defaults of database and role are
+//! (`docs/hazards.md` H15, H16, H17, H29).
 
 /// Settings beyond those of every session of ours, as one simple query.
 ///

@@ -1,0 +1,257 @@
+//! What a seat does with its session.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
+use leasehold_postgres::session::{SessionId, Work};
+use leasehold_postgres::{ends_session, schema, store_error, token};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+
+use crate::registry::Place;
+use crate::seat::{Answer, ENDED, IDLE, SeatJob, Span, State, TAKEN};
+use crate::seats::Seats;
+use crate::shared::Shared;
+use crate::sql;
+use crate::trunk::{elsewhere, ended, process};
+
+/// The work of one seat.
+pub(crate) struct SeatWork {
+    pub(crate) id: u64,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) seats: Weak<Seats>,
+    pub(crate) span: Span,
+    pub(crate) state: Arc<State>,
+    /// A seat is one session; it is not opened anew when that has ended.
+    pub(crate) opened: bool,
+}
+
+impl Work for SeatWork {
+    type Job = SeatJob;
+
+    fn opened<'a>(
+        &'a mut self,
+        connection: &'a mut PgConnection,
+        _session: SessionId,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        async move {
+            if self.opened {
+                return Err(Error::new(ErrorKind::Unavailable, "the session that kept the lock has ended"));
+            }
+            self.opened = true;
+            if let Err(error) = token::mark_incarnation(connection, &self.shared.schema).await {
+                // If the server is not what it was, a standby for instance, that says it better.
+                schema::check(connection, &self.shared.schema).await?;
+                return Err(error);
+            }
+            if self.span == Span::Session {
+                let done = connection.execute(sql::WAITER).await;
+                done.map_err(|error| store_error(error, "set up the session"))?;
+            }
+            let process =
+                process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
+            self.state.set_process(process);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn run<'a>(
+        &'a mut self,
+        connection: &'a mut PgConnection,
+        jobs: Vec<SeatJob>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        async move {
+            for job in jobs {
+                self.carry_out(connection, job).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn limit(&self, jobs: &[SeatJob], usual: Duration) -> Option<Duration> {
+        let waits = jobs.iter().any(|job| matches!(job, SeatJob::Take { wait: true, .. }));
+        (!waits).then_some(usual)
+    }
+
+    fn keep(&mut self) -> bool {
+        let unwanted = self.state.go(IDLE, ENDED);
+        if let (true, Some(seats)) = (unwanted, self.seats.upgrade()) {
+            seats.forget(self.id);
+        }
+        !unwanted
+    }
+
+    fn ended(&mut self, _error: &Error) {
+        let before = self.state.phase.swap(ENDED, Ordering::AcqRel);
+        self.shared.place_lost(Place::Seat(self.id), LossReason::SessionLost);
+        if before == TAKEN {
+            // The server may not know yet that it is over.
+            self.shared.end_wait(&self.state, self.span);
+        }
+        if let Some(seats) = self.seats.upgrade() {
+            seats.forget(self.id);
+        }
+    }
+}
+
+impl SeatWork {
+    async fn carry_out(&self, connection: &mut PgConnection, job: SeatJob) -> Result<(), Error> {
+        match job {
+            SeatJob::Take { number, wait, answer } => {
+                let outcome = self.take(connection, number, wait).await;
+                self.settle(answer, outcome, "ask for a lock")
+            }
+            SeatJob::Free { number, answer } => {
+                let outcome = self.free(connection, number).await;
+                match outcome {
+                    // The session has ended, and the lock with it.
+                    Err(error) if ends_session(&error) => {
+                        let _ = answer.send(Ok(false));
+                        Err(store_error(error, "keep the session"))
+                    }
+                    outcome => self.settle(answer, outcome, "free a lock"),
+                }
+            }
+            SeatJob::Confirm { answer } => {
+                let outcome = self.confirm(connection).await;
+                self.settle(answer, outcome, "confirm the session")
+            }
+        }
+    }
+
+    /// A statement of a seat that failed leaves its lock in doubt, so that the session is closed: it has
+    /// no other. Only a wait that was cancelled left nothing behind.
+    fn settle<T>(
+        &self,
+        answer: Answer<T>,
+        outcome: Result<T, sqlx::Error>,
+        doing: &str,
+    ) -> Result<(), Error> {
+        match outcome {
+            Ok(value) => {
+                let _ = answer.send(Ok(value));
+                Ok(())
+            }
+            Err(error) => {
+                let error = ended(error, doing);
+                let _ = answer.send(Err(leasehold_postgres::again(&error)));
+                Err(error)
+            }
+        }
+    }
+
+    async fn confirm(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        if self.span == Span::Transaction {
+            // The transaction is there as long as the connection is.
+            return connection.execute("SELECT 1").await.map(drop);
+        }
+        let pid = self.state.process().pid;
+        match sqlx::query(sql::CONFIRM).bind(pid).fetch_one(connection).await?.try_get(0)? {
+            true => Ok(()),
+            false => Err(elsewhere()),
+        }
+    }
+
+    async fn take(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        wait: bool,
+    ) -> Result<Option<FencingToken>, sqlx::Error> {
+        let statements = &self.shared.statements;
+        let pid = self.state.process().pid;
+        self.state.number.store(number, Ordering::Release);
+        let drawn: Option<i64> = match self.span {
+            Span::Session => {
+                let text = if wait { &statements.wait } else { &statements.try_one };
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(number).bind(pid);
+                match query.fetch_optional(&mut *connection).await {
+                    Ok(row) => row.map(|row| row.try_get(0)).transpose()?,
+                    Err(error) if is_cancelled(&error) => {
+                        // It may have been granted before the statement was ended.
+                        let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.clean_up)));
+                        query.bind(vec![number]).bind(pid).execute(connection).await?;
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Span::Transaction => self.take_in_transaction(connection, number, wait).await?,
+        };
+        match drawn {
+            None | Some(0) => Ok(None),
+            Some(-1) => Err(elsewhere()),
+            Some(number) => {
+                let number = u64::try_from(number).ok().and_then(FencingToken::from_store_number);
+                number.map(Some).ok_or_else(|| sqlx::Error::Protocol("the token cannot be read".into()))
+            }
+        }
+    }
+
+    /// Begins the transaction that keeps the lock, if it is granted; else none is left.
+    async fn take_in_transaction(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        wait: bool,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        let statements = &self.shared.statements;
+        let text = if wait { &statements.wait_in_transaction } else { &statements.try_in_transaction };
+        let begin = sql::begin(self.shared.config.liveness_settings().server_gives_up);
+        for attempt in 1..=ATTEMPTS {
+            connection.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(&begin)))).await?;
+            self.state.set_process(process(connection).await?);
+            let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(false).bind(number);
+            let (drawn, has_id): (i64, bool) = match query.fetch_optional(&mut *connection).await {
+                Ok(Some(row)) => (row.try_get(0)?, row.try_get(1)?),
+                Ok(None) => (0, false),
+                Err(error) if is_cancelled(&error) => (0, false),
+                Err(error) => return Err(error),
+            };
+            // What was waited for is not given back.
+            if drawn > 0 && (!has_id || wait || attempt == ATTEMPTS) {
+                return Ok(Some(drawn));
+            }
+            connection.execute(sql::ROLLBACK).await?;
+            if drawn == 0 {
+                return Ok(None);
+            }
+            if drawn == sql::UNMARKED {
+                let marked = token::mark_incarnation(connection, &self.shared.schema).await;
+                marked.map_err(|error| sqlx::Error::Protocol(error.to_string()))?;
+            }
+        }
+        Err(sqlx::Error::Protocol("the server loses its memory again and again".into()))
+    }
+
+    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<bool, sqlx::Error> {
+        match self.span {
+            Span::Session => {
+                let pid = self.state.process().pid;
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.shared.statements.unlock_one)));
+                let query = query.bind(number).bind(pid).bind(&*self.shared.channel);
+                let code: i32 = query.fetch_one(connection).await?.try_get(0)?;
+                if code < 0 { Err(elsewhere()) } else { Ok(code > 0) }
+            }
+            Span::Transaction => {
+                // An answer says that the transaction was there until now: its end would have ended the session.
+                connection.execute(sql::COMMIT).await?;
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// How often a transaction is begun for one lock: anew if the server lost its memory behind a pooler that
+/// hid it, and, except for the last time, if keeping the transaction would hold back vacuum.
+const ATTEMPTS: usize = 4;
+
+/// A wait that was ended from outside, before it was granted.
+fn is_cancelled(error: &sqlx::Error) -> bool {
+    leasehold_postgres::sqlstate(error).as_deref() == Some("57014")
+}
