@@ -128,12 +128,12 @@ impl Registry {
     /// `holder` has nothing more to do with `number`.
     pub(crate) fn forget(&self, number: i64, holder: HolderId) {
         let mut entries = self.lock();
-        if let Slot::Occupied(slot) = entries.entry(number) {
-            if slot.get().holder == holder {
-                slot.remove();
-                drop(entries);
-                self.freed.notify_waiters();
-            }
+        if let Slot::Occupied(slot) = entries.entry(number)
+            && slot.get().holder == holder
+        {
+            slot.remove();
+            drop(entries);
+            self.freed.notify_waiters();
         }
     }
 

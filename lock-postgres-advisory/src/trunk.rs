@@ -388,7 +388,13 @@ impl Trunk {
                 let text = sql::terminate(session);
                 self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
             }
-            TrunkJob::Call(call) => self.bounded(async { Ok(call(connection).await) }).await,
+            TrunkJob::Call(call) => {
+                self.bounded(async {
+                    call(connection).await;
+                    Ok(())
+                })
+                .await
+            }
             TrunkJob::Try { .. } | TrunkJob::Unlock { .. } | TrunkJob::Confirm { .. } => Ok(()),
         };
         match done {

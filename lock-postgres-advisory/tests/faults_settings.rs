@@ -36,6 +36,7 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
     ];
     let cluster = Cluster::shared();
     let database = with_defaults(&limits).await;
+    let mut observer = admin(cluster).await;
     for lock in both(database.url()).await {
         let lock = Arc::new(lock);
         let guard = take(&lock, "7").await;
@@ -53,10 +54,18 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
             tokio::spawn(async move { take(&other, "7").await.release().await })
         });
         until_queued(cluster, database.name(), 2).await;
+        // A wait that is ended and begun anew would lose its place.
+        let since = format!(
+            "SELECT string_agg(query_start::text, ' ' ORDER BY pid) FROM pg_stat_activity
+             WHERE datname = '{}' AND wait_event = 'advisory'",
+            database.name()
+        );
+        let begun_at = text(&mut observer, &since).await;
         // Not for anything to happen: for longer than every limit, so that one that counted has passed.
         tokio::time::sleep(ms(1_600)).await;
         assert_eq!(guard.validity(), Validity::Valid, "{lock}");
         assert_eq!(queued(cluster, database.name()).await, 2, "{lock}: waits were ended");
+        assert_eq!(text(&mut observer, &since).await, begun_at, "{lock}: waits were begun anew");
         guard.release().await.unwrap_or_else(|error| panic!("{lock}: {error}"));
         for waiting in waiting {
             waiting.await.unwrap().unwrap();
