@@ -14,9 +14,17 @@ use crate::hold::Hold;
 /// The holds that end unless renewed or confirmed, by when to look at them.
 #[derive(Default)]
 pub(crate) struct Beats {
-    due: Mutex<BTreeMap<(Moment, u64), Weak<Hold>>>,
-    /// Something became due earlier than everything before.
+    due: Mutex<Due>,
+    /// Something is due before the driver wants to look.
     pub(crate) changed: Notify,
+}
+
+#[derive(Default)]
+struct Due {
+    holds: BTreeMap<(Moment, u64), Weak<Hold>>,
+    /// When the driver looks next, or was told to. It looks once in vain rather than be woken for each
+    /// hold that comes and goes.
+    look: Option<Moment>,
 }
 
 impl Beats {
@@ -25,16 +33,18 @@ impl Beats {
         let Some(beat) = &hold.beat else { return };
         let mut due = self.lock();
         let old = beat.due.swap(at.as_nanos(), Ordering::Relaxed);
-        due.remove(&(Moment::from_nanos(old), hold.request.holder.serial()));
+        due.holds.remove(&(Moment::from_nanos(old), hold.request.holder.serial()));
         // A hold that ended meanwhile has been forgotten and stays so.
         if !hold.is_live() {
             return;
         }
-        due.insert((at, hold.request.holder.serial()), Arc::downgrade(hold));
-        let is_first =
-            due.first_key_value().is_some_and(|(first, _)| *first == (at, hold.request.holder.serial()));
+        due.holds.insert((at, hold.request.holder.serial()), Arc::downgrade(hold));
+        let is_sooner = due.look.is_none_or(|look| at < look);
+        if is_sooner {
+            due.look = Some(at);
+        }
         drop(due);
-        if is_first {
+        if is_sooner {
             self.changed.notify_one();
         }
     }
@@ -44,12 +54,19 @@ impl Beats {
         let Some(beat) = &hold.beat else { return };
         let mut due = self.lock();
         let at = Moment::from_nanos(beat.due.load(Ordering::Relaxed));
-        due.remove(&(at, hold.request.holder.serial()));
+        due.holds.remove(&(at, hold.request.holder.serial()));
     }
 
-    /// When the first hold is due.
-    pub(crate) fn first(&self) -> Option<Moment> {
-        self.lock().first_key_value().map(|((at, _), _)| *at)
+    /// When to look next: when the first hold is due, or when it was said before.
+    pub(crate) fn next_look(&self, now: Moment) -> Option<Moment> {
+        let mut due = self.lock();
+        let first = due.holds.first_key_value().map(|((at, _), _)| *at);
+        let said = due.look.filter(|look| *look > now);
+        due.look = match (first, said) {
+            (Some(first), Some(said)) => Some(first.min(said)),
+            (first, said) => first.or(said),
+        };
+        due.look
     }
 
     /// Takes out the holds that are due at `now`, and, if there are any, those due up to `ahead` of the
@@ -58,7 +75,7 @@ impl Beats {
         let mut due = self.lock();
         let mut taken = Vec::new();
         let mut horizon = now;
-        while let Some(entry) = due.first_entry() {
+        while let Some(entry) = due.holds.first_entry() {
             if entry.key().0 > horizon {
                 break;
             }
@@ -72,13 +89,13 @@ impl Beats {
         taken
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Moment, u64), Weak<Hold>>> {
+    fn lock(&self) -> MutexGuard<'_, Due> {
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Beats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Beats").field("holds", &self.lock().len()).finish()
+        f.debug_struct("Beats").field("holds", &self.lock().holds.len()).finish()
     }
 }

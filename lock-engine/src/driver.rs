@@ -114,8 +114,8 @@ impl Driver {
 
     /// When the next hold must be looked at.
     fn next_look(&self) -> Option<Instant> {
-        let first = self.beats.first()?;
-        let left = first.since(self.clock.now());
+        let now = self.clock.now();
+        let left = self.beats.next_look(now)?.since(now);
         Some(Instant::now() + left.min(GLANCE))
     }
 
