@@ -68,7 +68,8 @@ impl RowConfig {
     }
 
     /// How often holders look whether an operator has opened their rows, 50 ms to 60 s. After five
-    /// intervals without an answer they count as lost; the rows stay shut.
+    /// intervals without an answer they count as lost for good; the rows stay shut, also when the server can be
+    /// reached again, until an operator opens them.
     #[must_use]
     pub const fn confirm(mut self, every: Duration) -> Self {
         self.confirm = every;

@@ -1,8 +1,9 @@
 //! The statements of mutex rows.
 //!
 //! A row is shut (`acquired`) until its holder or an operator opens it; no clock does. The token is drawn
-//! under the row's lock, or as the row is inserted (`docs/hazards.md` H30, H31). A release notifies only if
-//! somebody waits (H33).
+//! under the row's lock, or as the row is inserted (`docs/hazards.md` H30, H31); what is proposed for insertion
+//! always has one, since a row that was there may be gone by then. A release notifies only if somebody
+//! waits (H33). A row may say anything that an operator writes: windows are cut to a hundred years.
 
 use leasehold_postgres::table::Dialect;
 
@@ -26,11 +27,12 @@ pub(crate) const MUTEXES: Dialect = Dialect {
 /// All parameters have to occur, so the TTL does too: it is never negative.
 const GRANT_ONE: &str = "\
 INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at, cooldown_us, label, owner)
-SELECT $1::text, $3::bigint >= 0, $2::text, CASE WHEN o.key IS NULL THEN nextval({token}) ELSE 0 END,
+SELECT $1::text, $3::bigint >= 0, $2::text, nextval({token}),
     clock_timestamp(), $4::bigint, $5::text, $6::text
 FROM (SELECT) one LEFT JOIN {schema}.mutex o ON o.key = $1::text COLLATE \"C\"
 WHERE o.key IS NULL OR (NOT o.acquired AND (o.cooldown_us IS NULL
-    OR o.acquired_at + coalesce(o.window_us, o.cooldown_us) * interval '1 microsecond' <= clock_timestamp()))
+    OR o.acquired_at + least(greatest(coalesce(o.window_us, o.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp()))
 ON CONFLICT (key) DO UPDATE SET
     key = excluded.key,
     acquired = true,
@@ -43,21 +45,25 @@ ON CONFLICT (key) DO UPDATE SET
     owner = excluded.owner,
     wake_until = NULL
 WHERE NOT l.acquired AND (l.cooldown_us IS NULL
-    OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+    OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
     SELECT r.key, r.holder AS me, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token, l.acquired,
-        l.wake_until,
-        CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+        l.wake_until, l.cool_until
     FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
         AS r (key, holder, ttl, cooldown, label)
-    LEFT JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\"
+    LEFT JOIN LATERAL (
+        SELECT l.*, CASE WHEN l.cooldown_us IS NOT NULL THEN
+            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' END AS cool_until
+        FROM {schema}.mutex l WHERE l.key = r.key COLLATE \"C\" OFFSET 0
+    ) l ON true
 ){free}, g AS (
     INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at, cooldown_us, label, owner)
-    SELECT o.key, true, o.me, CASE WHEN o.fresh THEN nextval({token}) ELSE 0 END, clock_timestamp(),
+    SELECT o.key, true, o.me, nextval({token}), clock_timestamp(),
         o.cooldown, o.label, $6::text
     FROM o
     WHERE (o.fresh OR NOT o.acquired)
@@ -75,7 +81,8 @@ WITH o AS MATERIALIZED (
         owner = excluded.owner,
         wake_until = NULL
     WHERE NOT l.acquired AND (l.cooldown_us IS NULL
-        OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+        OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
     RETURNING l.key, l.token
 )
 SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
@@ -90,9 +97,10 @@ SELECT o.key,
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
-    SELECT l.key FROM o JOIN {schema}.mutex l ON l.key = o.key COLLATE \"C\"
-    WHERE NOT l.acquired
-    ORDER BY l.key FOR UPDATE OF l SKIP LOCKED
+    SELECT f.key FROM (SELECT o.key FROM o ORDER BY o.key COLLATE \"C\") r CROSS JOIN LATERAL (
+        SELECT l.key FROM {schema}.mutex l WHERE l.key = r.key COLLATE \"C\" AND NOT l.acquired
+        FOR UPDATE SKIP LOCKED
+    ) f
 )";
 
 const AMONG: &str = "
@@ -101,16 +109,18 @@ const AMONG: &str = "
 /// There is nothing to renew: whether it is still shut by this holder. It locks nothing, so it has no
 /// need to leave out locked rows.
 const RENEW: &str = "\
-SELECT r.n
-FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, ttl, n)
-JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
-WHERE l.acquired";
+SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
+    SELECT FROM {schema}.mutex l
+    WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired AND $3::bigint >= 0
+    OFFSET 0
+) l";
 
 const CONFIRM: &str = "\
-SELECT r.n
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
-JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
-WHERE l.acquired";
+SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
+    SELECT FROM {schema}.mutex l
+    WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired
+    OFFSET 0
+) l";
 
 const RELEASE_ONE: &str = "\
 UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
@@ -120,24 +130,31 @@ RETURNING true, coalesce(l.wake_until > clock_timestamp(), false),
 
 const RELEASE: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT l.key, r.n FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
-    JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
-    WHERE l.acquired
-    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+    SELECT f.key FROM (
+        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
+        ORDER BY u.key COLLATE \"C\"
+    ) r CROSS JOIN LATERAL (
+        SELECT l.key FROM {schema}.mutex l
+        WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired
+        FOR NO KEY UPDATE{skip}
+    ) f
 )
-UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp() FROM g WHERE l.key = g.key
-RETURNING g.n, true, coalesce(l.wake_until > clock_timestamp(), false),
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
+RETURNING l.key, l.holder, true, coalesce(l.wake_until > clock_timestamp(), false),
     CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
 
 const MARK: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT l.key FROM unnest($1::text[]) AS r (key)
-    JOIN {schema}.mutex l ON l.key = r.key COLLATE \"C\"
-    WHERE l.acquired
-    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+    SELECT f.key FROM (SELECT u.key FROM unnest($1::text[]) AS u (key) ORDER BY u.key COLLATE \"C\") r
+    CROSS JOIN LATERAL (
+        SELECT l.key FROM {schema}.mutex l WHERE l.key = r.key COLLATE \"C\" AND l.acquired
+        FOR NO KEY UPDATE{skip}
+    ) f
 )
-UPDATE {schema}.mutex l SET wake_until = clock_timestamp() + $2::bigint * interval '1 microsecond'
-FROM g WHERE l.key = g.key
+UPDATE {schema}.mutex l SET
+    wake_until = greatest(l.wake_until, clock_timestamp() + $2::bigint * interval '1 microsecond')
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.key";
 
 const FORCE: &str = "\
@@ -147,14 +164,15 @@ RETURNING pg_notify($3::text, 'b' || l.holder || ' ' || l.key)";
 
 const LIST: &str = "\
 SELECT i.key, i.holder, i.token, i.label, i.owner,
-    (extract(epoch FROM i.acquired_at) * 1000000)::bigint,
+    CASE WHEN isfinite(i.acquired_at) THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
     CASE WHEN i.acquired THEN 0 ELSE 2 END::smallint,
     NULL::bigint,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END
 FROM (
     SELECT l.*, c.now,
         CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' END AS cool_until
     FROM {schema}.mutex l, (SELECT clock_timestamp() AS now OFFSET 0) c
     WHERE l.key >= $1::text AND ($2::text IS NULL OR l.key <= $2::text) AND starts_with(l.key, $4::text)
 ) i
@@ -167,7 +185,8 @@ DELETE FROM {schema}.mutex d WHERE d.key = ANY (ARRAY(
     SELECT l.key FROM {schema}.mutex l
     WHERE NOT l.acquired AND l.released_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
         AND l.window_us IS NULL
-        AND (l.cooldown_us IS NULL OR l.acquired_at + l.cooldown_us * interval '1 microsecond'
+        AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
+        * interval '1 microsecond'
             < clock_timestamp() - $1::bigint * interval '1 microsecond')
     LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 ))

@@ -46,7 +46,8 @@ pub trait LeaseGuardExt {
     ///
     /// Call it once, before the transaction's commit or before what must not be done twice. The
     /// transaction must run at READ COMMITTED, in the database of the store, by a role that may update
-    /// the store's tables.
+    /// the store's tables. Inside a savepoint it counts as long as the savepoint does: rolled back, the fence is
+    /// gone, and the rest of the transaction is not fenced.
     ///
     /// # Errors
     ///
@@ -60,7 +61,8 @@ pub trait LeaseGuardExt {
     /// A dropped call leaves the transaction to be rolled back; it may be fenced.
     async fn fence(&self, tx: &mut PgTransaction<'_>) -> Result<(), Error>;
 
-    /// [Fences](Self::fence) and commits.
+    /// [Fences](Self::fence) and commits. `tx` must be the transaction itself: of one that was begun inside
+    /// another (a savepoint) the driver's commit is no commit, and the outer one may still be rolled back.
     ///
     /// # Errors
     ///

@@ -9,7 +9,10 @@
 //! - **A renewal locks first and looks at the clock then**, in this order of evaluation: a plain `UPDATE`
 //!   does not look again after it has waited for a row that was only locked, and would revive a lease that
 //!   ended meanwhile.
-//! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31).
+//! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31). What is proposed for
+//!   insertion always has one: a row that was there may be gone by then.
+//! - **A row may say anything that an operator writes**: windows are cut to a hundred years, and times
+//!   without end are not calculated with.
 //! - **No column but the key has an index**, so that rows change in place (H32).
 //! - **A release notifies only if somebody waits** (H33).
 
@@ -35,11 +38,12 @@ pub(crate) const LEASES: Dialect = Dialect {
 const GRANT_ONE: &str = "\
 INSERT INTO {schema}.lease AS l
     (key, holder, token, acquired_at, ttl_us, expires_at, released, cooldown_us, label, owner)
-SELECT $1::text, $2::text, CASE WHEN o.key IS NULL THEN nextval({token}) ELSE 0 END, clock_timestamp(),
+SELECT $1::text, $2::text, nextval({token}), clock_timestamp(),
     $3::bigint, clock_timestamp() + $3::bigint * interval '1 microsecond', false, $4::bigint, $5::text, $6::text
 FROM (SELECT) one LEFT JOIN {schema}.lease o ON o.key = $1::text COLLATE \"C\"
 WHERE o.key IS NULL OR ((o.released OR o.expires_at <= clock_timestamp()) AND (o.cooldown_us IS NULL
-    OR o.acquired_at + coalesce(o.window_us, o.cooldown_us) * interval '1 microsecond' <= clock_timestamp()))
+    OR o.acquired_at + least(greatest(coalesce(o.window_us, o.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp()))
 ON CONFLICT (key) DO UPDATE SET
     key = excluded.key,
     holder = excluded.holder,
@@ -53,22 +57,26 @@ ON CONFLICT (key) DO UPDATE SET
     owner = excluded.owner,
     wake_until = NULL
 WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NULL
-    OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+    OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
     SELECT r.key, r.holder AS me, r.ttl, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token,
-        l.released, l.expires_at, l.wake_until,
-        CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+        l.released, l.expires_at, l.wake_until, l.cool_until
     FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
         AS r (key, holder, ttl, cooldown, label)
-    LEFT JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\"
+    LEFT JOIN LATERAL (
+        SELECT l.*, CASE WHEN l.cooldown_us IS NOT NULL THEN
+            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' END AS cool_until
+        FROM {schema}.lease l WHERE l.key = r.key COLLATE \"C\" OFFSET 0
+    ) l ON true
 ){free}, g AS (
     INSERT INTO {schema}.lease AS l
         (key, holder, token, acquired_at, ttl_us, expires_at, released, cooldown_us, label, owner)
-    SELECT o.key, o.me, CASE WHEN o.fresh THEN nextval({token}) ELSE 0 END, clock_timestamp(),
+    SELECT o.key, o.me, nextval({token}), clock_timestamp(),
         o.ttl, clock_timestamp() + o.ttl * interval '1 microsecond', false, o.cooldown, o.label, $6::text
     FROM o
     WHERE (o.fresh OR o.released OR o.expires_at <= clock_timestamp())
@@ -87,7 +95,8 @@ WITH o AS MATERIALIZED (
         owner = excluded.owner,
         wake_until = NULL
     WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NULL
-        OR l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' <= clock_timestamp())
+        OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
     RETURNING l.key, l.token
 )
 SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
@@ -95,16 +104,19 @@ UNION ALL
 SELECT o.key,
     CASE WHEN o.holder = o.me AND NOT o.released AND o.expires_at > clock_timestamp() THEN o.token END,
     coalesce(NOT o.released AND o.expires_at > clock_timestamp(), false),
-    ceil(extract(epoch FROM o.expires_at - clock_timestamp()) * 1000000)::bigint,
+    CASE WHEN isfinite(o.expires_at)
+        THEN ceil(extract(epoch FROM o.expires_at - clock_timestamp()) * 1000000)::bigint END,
     CASE WHEN o.cool_until > clock_timestamp()
         THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
     coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false)
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
-    SELECT l.key FROM o JOIN {schema}.lease l ON l.key = o.key COLLATE \"C\"
-    WHERE l.released OR l.expires_at <= clock_timestamp()
-    ORDER BY l.key FOR UPDATE OF l SKIP LOCKED
+    SELECT f.key FROM (SELECT o.key FROM o ORDER BY o.key COLLATE \"C\") r CROSS JOIN LATERAL (
+        SELECT l.key FROM {schema}.lease l
+        WHERE l.key = r.key COLLATE \"C\" AND (l.released OR l.expires_at <= clock_timestamp())
+        FOR UPDATE SKIP LOCKED
+    ) f
 )";
 
 const AMONG: &str = "
@@ -112,23 +124,28 @@ const AMONG: &str = "
 
 const RENEW: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT l.key, l.expires_at AS until, r.ttl, r.n
-    FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, ttl, n)
-    JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
-    WHERE NOT l.released
-    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+    SELECT f.key, f.until FROM (
+        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
+        ORDER BY u.key COLLATE \"C\"
+    ) r CROSS JOIN LATERAL (
+        SELECT l.key, l.expires_at AS until FROM {schema}.lease l
+        WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND NOT l.released
+        FOR NO KEY UPDATE{skip}
+    ) f
 )
 UPDATE {schema}.lease l SET
-    ttl_us = g.ttl,
-    expires_at = clock_timestamp() + g.ttl * interval '1 microsecond'
-FROM g WHERE l.key = g.key AND g.until > clock_timestamp()
-RETURNING g.n";
+    ttl_us = $3::bigint,
+    expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
+RETURNING l.key, l.holder";
 
 const CONFIRM: &str = "\
-SELECT r.n
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
-JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
-WHERE NOT l.released AND l.expires_at > clock_timestamp()";
+SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
+    SELECT FROM {schema}.lease l
+    WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND NOT l.released
+        AND l.expires_at > clock_timestamp()
+    OFFSET 0
+) l";
 
 const RELEASE_ONE: &str = "\
 UPDATE {schema}.lease l SET released = true
@@ -138,24 +155,32 @@ RETURNING l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timest
 
 const RELEASE: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT l.key, r.n FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n)
-    JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\" AND l.holder = r.holder
-    WHERE NOT l.released
-    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+    SELECT f.key FROM (
+        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
+        ORDER BY u.key COLLATE \"C\"
+    ) r CROSS JOIN LATERAL (
+        SELECT l.key FROM {schema}.lease l
+        WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND NOT l.released
+        FOR NO KEY UPDATE{skip}
+    ) f
 )
-UPDATE {schema}.lease l SET released = true FROM g WHERE l.key = g.key
-RETURNING g.n, l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timestamp(), false),
+UPDATE {schema}.lease l SET released = true WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
+RETURNING l.key, l.holder, l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timestamp(), false),
     CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
 
 const MARK: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT l.key, l.expires_at AS until FROM unnest($1::text[]) AS r (key)
-    JOIN {schema}.lease l ON l.key = r.key COLLATE \"C\"
-    WHERE NOT l.released
-    ORDER BY l.key FOR NO KEY UPDATE OF l{skip}
+    SELECT f.key, f.until
+    FROM (SELECT u.key FROM unnest($1::text[]) AS u (key) ORDER BY u.key COLLATE \"C\") r
+    CROSS JOIN LATERAL (
+        SELECT l.key, l.expires_at AS until FROM {schema}.lease l
+        WHERE l.key = r.key COLLATE \"C\" AND NOT l.released
+        FOR NO KEY UPDATE{skip}
+    ) f
 )
-UPDATE {schema}.lease l SET wake_until = clock_timestamp() + $2::bigint * interval '1 microsecond'
-FROM g WHERE l.key = g.key AND g.until > clock_timestamp()
+UPDATE {schema}.lease l SET
+    wake_until = greatest(l.wake_until, clock_timestamp() + $2::bigint * interval '1 microsecond')
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
 RETURNING l.key";
 
 const FORCE: &str = "\
@@ -165,14 +190,16 @@ RETURNING pg_notify($3::text, 'b' || l.holder || ' ' || l.key)";
 
 const LIST: &str = "\
 SELECT i.key, i.holder, i.token, i.label, i.owner,
-    (extract(epoch FROM i.acquired_at) * 1000000)::bigint,
+    CASE WHEN isfinite(i.acquired_at) THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
     CASE WHEN i.live THEN 0 WHEN NOT i.released THEN 1 ELSE 2 END::smallint,
-    greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0),
+    CASE WHEN isfinite(i.expires_at)
+        THEN greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0) END,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END
 FROM (
     SELECT l.*, c.now, NOT l.released AND l.expires_at > c.now AS live,
         CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + coalesce(l.window_us, l.cooldown_us) * interval '1 microsecond' END AS cool_until
+            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' END AS cool_until
     FROM {schema}.lease l, (SELECT clock_timestamp() AS now OFFSET 0) c
     WHERE l.key >= $1::text AND ($2::text IS NULL OR l.key <= $2::text) AND starts_with(l.key, $4::text)
 ) i
@@ -184,7 +211,8 @@ const PURGE: &str = "\
 DELETE FROM {schema}.lease d WHERE d.key = ANY (ARRAY(
     SELECT l.key FROM {schema}.lease l
     WHERE l.expires_at < clock_timestamp() - $1::bigint * interval '1 microsecond' AND l.window_us IS NULL
-        AND (l.cooldown_us IS NULL OR l.acquired_at + l.cooldown_us * interval '1 microsecond'
+        AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
+        * interval '1 microsecond'
             < clock_timestamp() - $1::bigint * interval '1 microsecond')
     LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 ))

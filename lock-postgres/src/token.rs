@@ -5,6 +5,8 @@
 //! one tells whether numbers may have been lost since the last mark; then the sequence jumps ahead
 //! (`docs/hazards.md` H12, H13, H30).
 
+use std::sync::Arc;
+
 use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Row as _, raw_sql};
@@ -82,14 +84,25 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
 }
 
 async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::Error> {
-    let may_ask: bool = raw_sql(MAY_ASK).fetch_one(&mut *conn).await?.try_get("may_ask")?;
-    let system = if may_ask { SYSTEM } else { START };
-    let statement = |template: &str| AssertSqlSafe(render(&template.replace("{system}", system), schema));
-
-    let row = raw_sql(statement(LOOK)).fetch_one(&mut *conn).await?;
+    let system = system(conn).await?;
+    let row = raw_sql(AssertSqlSafe(statement(LOOK, system, schema))).fetch_one(&mut *conn).await?;
     if row.try_get("marked")? {
         return Ok(());
     }
-    raw_sql(statement(JUMP)).execute(conn).await?;
+    raw_sql(AssertSqlSafe(statement(JUMP, system, schema))).execute(conn).await?;
     Ok(())
+}
+
+/// The statement that answers whether tokens can be drawn, for transactions that draw them behind a pooler.
+pub(crate) async fn look(conn: &mut PgConnection, schema: &Identifier) -> Result<Arc<str>, sqlx::Error> {
+    Ok(statement(LOOK, system(conn).await?, schema))
+}
+
+async fn system(conn: &mut PgConnection) -> Result<&'static str, sqlx::Error> {
+    let may_ask: bool = raw_sql(MAY_ASK).fetch_one(conn).await?.try_get("may_ask")?;
+    Ok(if may_ask { SYSTEM } else { START })
+}
+
+fn statement(template: &str, system: &str, schema: &Identifier) -> Arc<str> {
+    render(&template.replace("{system}", system), schema)
 }

@@ -33,7 +33,7 @@ async fn main() {
         match arguments[..] {
             ["waiter", url, kind] => handover::child(url, Kind::named(kind).unwrap()).await,
             ["held", url] => held::child(url).await,
-            // A part of its name chooses a section.
+            // The name of a section chooses it.
             [section] => all(section).await,
             _ => all("").await,
         }
@@ -56,7 +56,7 @@ async fn all(chosen: &str) {
     connection.close().await.unwrap();
 
     let mut rows = Vec::new();
-    let wanted = |name: &str| name.contains(chosen);
+    let wanted = |name: &str| chosen.is_empty() || name == chosen;
     if wanted("advisory") {
         cycles::advisory(url, &mut rows).await;
     }

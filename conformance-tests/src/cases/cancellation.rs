@@ -145,10 +145,12 @@ pub(crate) async fn unpolled_releases(cx: &Context) {
     let key = cx.key();
     drop(cx.take(&a, &key).await.release());
     cx.undone(&b, &key).await;
-    // The grant's own future as well, which wrappers hold.
-    drop(cx.take(&a, &key).await.into_grant().release());
+    // The grant's own future as well, which wrappers hold. The store knows that the key is free a moment
+    // before the client that freed it does.
+    let undo = cx.capabilities().undo;
+    drop(cx.free_within(&a, &key, undo).await.into_grant().release());
     cx.undone(&b, &key).await;
-    let guard = cx.take(&a, &key).await;
+    let guard = cx.free_within(&a, &key, undo).await;
     drop(a.release(guard));
     cx.undone(&b, &key).await;
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod batches;
 mod engine;
 mod fence;
 mod network;

@@ -10,12 +10,12 @@ use crate::support::{config_of, connection, installed};
 
 /// Notes under which settings rows are written.
 const WATCHED: &str = "\
-CREATE TABLE public.seen (isolation text, durable text, statement text, lock text, read_only text);
+CREATE TABLE public.seen (isolation text, durable text, statement text, lock text, read_only text, jit text);
 GRANT ALL ON public.seen TO PUBLIC;
 CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO public.seen VALUES (current_setting('transaction_isolation'), current_setting('synchronous_commit'),
-        current_setting('statement_timeout'), current_setting('lock_timeout'), current_setting('transaction_read_only'));
+        current_setting('statement_timeout'), current_setting('lock_timeout'), current_setting('transaction_read_only'), current_setting('jit'));
     RETURN NULL;
 END $$;
 CREATE TRIGGER see AFTER INSERT OR UPDATE ON leasehold.lease FOR EACH ROW EXECUTE FUNCTION public.see()";
@@ -56,12 +56,13 @@ async fn defaults_of_database_and_role_do_not_matter() {
         guard.release().await.unwrap();
         let guards = lock.keys(["a", "b", "c"]).acquire().await.unwrap();
         leasehold_api::release_all(guards).await.unwrap();
-        let seen: Vec<(String, String, String, String, String)> =
-            sqlx::query_as("SELECT DISTINCT isolation, durable, statement, lock, read_only FROM public.seen")
-                .fetch_all(&mut connection(&database).await)
-                .await
-                .unwrap();
-        let expected = ["read committed", "on", "7s", "250ms", "off"].map(str::to_owned);
+        let seen: Vec<(String, String, String, String, String, String)> = sqlx::query_as(
+            "SELECT DISTINCT isolation, durable, statement, lock, read_only, jit FROM public.seen",
+        )
+        .fetch_all(&mut connection(&database).await)
+        .await
+        .unwrap();
+        let expected = ["read committed", "on", "7s", "250ms", "off", "off"].map(str::to_owned);
         assert_eq!(seen, [expected.into()], "{pooler:?}");
     }
 }
@@ -115,4 +116,25 @@ async fn odd_names_of_schemas_keys_and_labels_are_taken_literally() {
         assert!(lock.key(key).try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_role_that_acts_as_another_one_will_do() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    let name = database.name();
+    // The other role is not told when sessions of the first one began.
+    let roles = format!(
+        "CREATE ROLE {name}_acts; CREATE ROLE {name}_logs_in LOGIN IN ROLE {name}_acts;
+        ALTER ROLE {name}_logs_in SET role = '{name}_acts';
+        GRANT USAGE ON SCHEMA leasehold TO {name}_acts;
+        GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO {name}_acts;
+        GRANT ALL ON ALL SEQUENCES IN SCHEMA leasehold TO {name}_acts"
+    );
+    sqlx::raw_sql(AssertSqlSafe(roles)).execute(&mut user).await.unwrap();
+    let options: sqlx::postgres::PgConnectOptions = database.url().parse().unwrap();
+    let options = options.username(&format!("{name}_logs_in"));
+    let postgres = leasehold_postgres_ttl::PgConfig::from_options(options);
+    let lock = leasehold_postgres_ttl::TtlConfig::new(postgres).connect().await.unwrap();
+    lock.key("k").acquire().await.unwrap().release().await.unwrap();
 }

@@ -36,8 +36,8 @@ async fn a_renewal_that_waited_does_not_revive_an_ended_lease() {
 #[tokio::test]
 async fn mutant_a_renewal_that_does_not_look_again_revives_it() {
     let mutant = "\
-UPDATE {schema}.lease l SET expires_at = clock_timestamp() + r.ttl * interval '1 microsecond'
-FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r (key, holder, ttl)
+UPDATE {schema}.lease l SET expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+FROM unnest($1::text[], $2::text[]) AS r (key, holder)
 WHERE l.key = r.key AND l.holder = r.holder AND NOT l.released AND l.expires_at > clock_timestamp()
 RETURNING l.key";
     assert_eq!(renewed_after_waiting(mutant).await, Came::Rows(1));

@@ -114,7 +114,7 @@ pub(crate) async fn take_all(
 
 pub(crate) async fn renew(on: &mut PgConnection, statement: &str, key: &str, by: HolderId) -> Came {
     let query = sqlx::query(text(statement)).bind(vec![key]).bind(vec![by.to_string()]);
-    came(query.bind(vec![30_000_000_i64]).fetch_all(on).await)
+    came(query.bind(30_000_000_i64).fetch_all(on).await)
 }
 
 pub(crate) async fn release(on: &mut PgConnection, key: &str, by: HolderId) -> Came {

@@ -1,21 +1,21 @@
 //! The backend: calls become jobs of the sessions.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, ErrorKind, LockAdmin};
 use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Request, Timing};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::dialect::{Dialect, Extension, Statements};
 use super::grants::micros;
 use super::job::{Answer, Call, TableJob};
-use super::registry::{Named, Registry};
-use super::upkeep::Upkeep;
+use super::registry::{Afterlife, Named, Registry};
+use super::upkeep::{Upkeep, free};
 use super::work::{Common, TableWork};
 use crate::config::PgConfig;
 use crate::lane::Lane;
@@ -24,6 +24,9 @@ use crate::sql::channel;
 
 /// How long closing waits for the sessions to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(2);
+
+/// How often closing looks whether all is let go of.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// What a store of this family promises, and how it is driven.
 #[derive(Clone)]
@@ -52,7 +55,7 @@ pub struct TableBackend {
     timing: Timing,
     lane: Lane<TableJob>,
     sessions: Mutex<Vec<Session>>,
-    closing: CancellationToken,
+    closed: CancellationToken,
 }
 
 impl TableBackend {
@@ -76,31 +79,34 @@ impl TableBackend {
         check(&settings)?;
         let TableSettings { capabilities, timing, poll, connections, check_every, purge_after, extension } =
             settings;
+        // The engine counts from a little earlier than we do.
+        let stays = timing.confirm.filter(|confirm| confirm.stays);
         let common = Arc::new(Common {
             config: config.clone(),
             statements: Statements::new(dialect, &config.schema),
             extension,
-            registry: Registry::default(),
+            registry: Registry::new(stays.map(|c| c.lost_after.saturating_sub(c.every))),
             events: OnceLock::new(),
             channel: channel(dialect.kind, &config.schema),
             poll,
             listening: AtomicBool::new(false),
             pinned: Mutex::default(),
             process: process(config),
+            closing: AtomicBool::new(false),
         });
         let lane = Lane::new();
         let mut sessions = vec![Session::open(config, &lane, TableWork::new(&common)).await?];
         sessions.extend((1..connections).map(|_| Session::lazy(config, &lane, TableWork::new(&common))));
-        let closing = CancellationToken::new();
+        let closed = CancellationToken::new();
         let upkeep = Upkeep {
             common: Arc::clone(&common),
             lane: lane.clone(),
-            closing: closing.clone(),
+            closed: closed.clone(),
             check_every,
             purge_after,
         };
         tokio::spawn(upkeep.run());
-        Ok(Self { common, capabilities, timing, lane, sessions: Mutex::new(sessions), closing })
+        Ok(Self { common, capabilities, timing, lane, sessions: Mutex::new(sessions), closed })
     }
 
     /// Removes rows that ended longer ago than `age` (an hour at least), in small batches, and says how many there were. It
@@ -131,21 +137,27 @@ impl TableBackend {
         ask(&self.lane, job, items).await
     }
 
+    /// From here on nothing is granted, and nothing is asked once the queue is empty.
     fn end(&self) -> Vec<Session> {
-        self.closing.cancel();
+        self.common.closing.store(true, Ordering::Release);
         self.lane.close();
         std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Lets go of what calls have left that were not polled to their end.
     async fn free_the_rest(&self) {
-        let doubts = self.common.registry.take_doubts().into_iter().map(|doubt| doubt.hold);
-        let left: Vec<Named> = self.common.registry.held().into_iter().chain(doubts).collect();
-        if !left.is_empty() && !self.lane.is_closed() {
-            let freed = self.ask(TableJob::Release, left);
-            // The engine's own limit must not end us before the sessions are ended.
-            let _ = timeout(self.timing.call.min(self.timing.close) / 2, freed).await;
-        }
+        let registry = &self.common.registry;
+        let freed = async {
+            while !self.lane.is_closed() {
+                registry.doubt(registry.held(), Afterlife::default());
+                if registry.has_doubts() && !free(&self.common, &self.lane).await || registry.is_quiet() {
+                    return;
+                }
+                sleep(AGAIN).await;
+            }
+        };
+        // The engine's own limit must not end us before the sessions are ended.
+        let _ = timeout(self.timing.call.min(self.timing.close) / 2, freed).await;
     }
 }
 
@@ -235,14 +247,18 @@ impl Backend for TableBackend {
     }
 
     async fn close(&self) {
+        self.common.closing.store(true, Ordering::Release);
         self.free_the_rest().await;
         for session in self.end() {
             session.ended(GOODBYE).await;
         }
+        // Not before: what it has asked for is asked to the end.
+        self.closed.cancel();
     }
 
     fn sever(&self) {
         self.end().iter().for_each(Session::abort);
+        self.closed.cancel();
     }
 }
 
@@ -250,12 +266,13 @@ impl Drop for TableBackend {
     fn drop(&mut self) {
         // Without an engine nobody calls `close`.
         drop(self.end());
+        self.closed.cancel();
     }
 }
 
 impl fmt::Display for TableBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.common.config, f)
+        write!(f, "{} rows of {}", self.common.statements.kind, self.common.config)
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
-use sqlx::postgres::{PgArguments, PgRow, Postgres};
+use sqlx::postgres::{PgArguments, PgDatabaseError, PgRow, Postgres};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use super::sql;
@@ -18,8 +18,11 @@ use crate::token::mark_incarnation;
 pub(super) enum Trouble {
     /// The connection cannot be used any more; what the statement did is not known.
     Dead(Error),
-    /// Somebody else has locked a row for too long. Nothing was done.
-    Locked,
+    /// Somebody else has locked something for too long. Nothing was done.
+    Locked {
+        /// It is a row; else it may be the table.
+        row: bool,
+    },
     /// The values of one request cannot be stored; its neighbours can. Nothing was done.
     OneOf(Error),
     /// The server refused the statement. Nothing was done.
@@ -32,11 +35,18 @@ pub(super) type Statement = Query<'static, Postgres, PgArguments>;
 /// Gives a statement its values; each time that it is sent.
 pub(super) type Bind<'b> = &'b (dyn Fn(Statement) -> Statement + Send + Sync);
 
+/// What begins a transaction behind a pooler.
+pub(super) struct Pooled {
+    pub(super) begin: Arc<str>,
+    /// The same, and answers whether tokens can be drawn in it: the server may have crashed and come back
+    /// without our noticing, and may do so between two transactions.
+    pub(super) begin_marked: Arc<str>,
+}
+
 /// A connection, and whether a pooler is behind it.
 pub(super) struct Db<'c> {
     pub(super) connection: &'c mut PgConnection,
-    /// What begins a transaction behind a pooler.
-    pub(super) pooled: Option<&'c Arc<str>>,
+    pub(super) pooled: Option<&'c Pooled>,
     /// How long one statement may take.
     pub(super) limit: Duration,
 }
@@ -45,17 +55,46 @@ pub(super) struct Db<'c> {
 const ATTEMPTS: u32 = 4;
 
 impl Db<'_> {
-    /// Sends what `statement` makes and answers its rows.
+    /// Sends `text` and answers its rows.
     pub(super) async fn rows(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, Trouble> {
+        self.attempt(doing, text, bind, None).await
+    }
+
+    /// As [`rows`](Self::rows), for a statement that draws tokens in `schema`.
+    pub(super) async fn drawing(
+        &mut self,
+        doing: &str,
+        text: &Arc<str>,
+        schema: &Identifier,
+        bind: Bind<'_>,
+    ) -> Result<Vec<PgRow>, Trouble> {
+        self.attempt(doing, text, bind, Some(schema)).await
+    }
+
+    async fn attempt(
+        &mut self,
+        doing: &str,
+        text: &Arc<str>,
+        bind: Bind<'_>,
+        draws: Option<&Identifier>,
+    ) -> Result<Vec<PgRow>, Trouble> {
         let mut attempt = 1;
         loop {
-            let error = match timeout(self.limit, self.send(text, bind)).await {
-                Ok(Ok(rows)) => return Ok(rows),
+            let error = match timeout(self.limit, self.send(text, bind, draws.is_some())).await {
+                Ok(Ok(Some(rows))) => return Ok(rows),
+                Ok(Ok(None)) => {
+                    let Some(schema) = draws.filter(|_| attempt < ATTEMPTS) else {
+                        return Err(Trouble::Refused(restless()));
+                    };
+                    attempt += 1;
+                    mark_incarnation(self.connection, schema).await.map_err(Trouble::Dead)?;
+                    continue;
+                }
                 Ok(Err(error)) => error,
                 Err(_) => {
                     return Err(Trouble::Dead(Error::new(
@@ -68,7 +107,7 @@ impl Db<'_> {
             match code.as_str() {
                 // Nothing of ours provokes these; a trigger or a lock by hand may.
                 "40001" | "40P01" if attempt < ATTEMPTS => attempt += 1,
-                "55P03" => return Err(Trouble::Locked),
+                "55P03" => return Err(Trouble::Locked { row: names_row(&error) }),
                 _ if is_dead(&error, &code) => return Err(Trouble::Dead(store_error(error, doing))),
                 _ if ["22", "23", "54", "P0"].iter().any(|class| code.starts_with(class)) => {
                     return Err(Trouble::OneOf(store_error(error, doing)));
@@ -78,24 +117,27 @@ impl Db<'_> {
         }
     }
 
-    async fn send(&mut self, text: &Arc<str>, bind: Bind<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+    /// `None` when tokens have to be marked before they are drawn.
+    async fn send(
+        &mut self,
+        text: &Arc<str>,
+        bind: Bind<'_>,
+        draws: bool,
+    ) -> Result<Option<Vec<PgRow>>, sqlx::Error> {
         let query = bind(sqlx::query(AssertSqlSafe(Arc::clone(text))));
-        let Some(begin) = self.pooled else {
-            return query.fetch_all(&mut *self.connection).await;
+        let Some(pooled) = self.pooled else {
+            return query.fetch_all(&mut *self.connection).await.map(Some);
         };
-        raw_sql(AssertSqlSafe(Arc::clone(begin))).execute(&mut *self.connection).await?;
+        let begin = AssertSqlSafe(Arc::clone(if draws { &pooled.begin_marked } else { &pooled.begin }));
+        let begun = raw_sql(begin).fetch_all(&mut *self.connection).await?;
+        if draws && !begun.last().map(|row| row.try_get(0)).transpose()?.unwrap_or(false) {
+            raw_sql(sql::ROLLBACK).execute(&mut *self.connection).await?;
+            return Ok(None);
+        }
         let rows = query.persistent(false).fetch_all(&mut *self.connection).await;
         let end = if rows.is_ok() { sql::COMMIT } else { sql::ROLLBACK };
         raw_sql(end).execute(&mut *self.connection).await?;
-        rows
-    }
-
-    /// Behind a pooler the server may have crashed and come back without our noticing.
-    pub(super) async fn before_tokens(&mut self, schema: &Identifier) -> Result<(), Trouble> {
-        if self.pooled.is_none() {
-            return Ok(());
-        }
-        mark_incarnation(self.connection, schema).await.map_err(Trouble::Dead)
+        rows.map(Some)
     }
 }
 
@@ -104,7 +146,7 @@ impl Trouble {
     pub(super) fn into_error(self) -> Error {
         match self {
             Self::Dead(error) | Self::OneOf(error) | Self::Refused(error) => error,
-            Self::Locked => locked(),
+            Self::Locked { .. } => locked(),
         }
     }
 }
@@ -113,8 +155,18 @@ impl Trouble {
 pub(super) fn locked() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "another transaction keeps the row of this key locked; look for it in pg_locks, or try again",
+        "another transaction keeps the row of this key, or the table, locked; look for it in pg_locks, or try again",
     )
+}
+
+fn restless() -> Error {
+    Error::new(ErrorKind::Unavailable, "the server restarts again and again; try again when it stays up")
+}
+
+/// Whether what was waited for in vain is a row: the server then says where it is.
+fn names_row(error: &sqlx::Error) -> bool {
+    let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    error.is_some_and(|error| error.r#where().is_some())
 }
 
 /// Whether the connection is of no more use.

@@ -5,13 +5,20 @@ use std::sync::Arc;
 
 use leasehold_api::{HolderId, LockKey};
 
+use super::sql;
 use crate::ident::Identifier;
 
 /// The statements of one store, with `{schema}` for the quoted name of the schema and `{token}` for the
 /// sequence of tokens as a value. All stores take the same values and answer the same columns.
 ///
-/// Statements that lock several rows lock them in the order of their keys, so that two of them cannot
-/// wait for each other. What reads the clock reads `clock_timestamp()`, after the row is locked.
+/// Statements that lock several rows lock them in the order of their keys, so that two of them do not wait
+/// for each other. One exception: a grant with [`free`](Self::free) locks free rows before it inserts new
+/// ones; if it waits in a circle with another grant, `lock_timeout` ends one of them, which is sent again.
+/// What reads the clock reads `clock_timestamp()`, after the row is locked.
+///
+/// Plans are kept, and were perhaps made when the table was empty. So no statement leaves the planner the
+/// choice in which order to join: rows are looked up by key from within a `LATERAL` subquery that cannot be
+/// pulled up, or by an array of keys.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with all statements.
 pub struct Dialect {
@@ -30,16 +37,16 @@ pub struct Dialect {
     pub free: &'static str,
     /// A further condition of [`grant`](Self::grant): only rows that were locked so, and new ones.
     pub among: &'static str,
-    /// Renews, or confirms where there is nothing to renew. `$1` keys, `$2` holders, `$3` TTLs in
-    /// microseconds. Answers the places, from 1, of what
-    /// is still held. `{skip}` is empty or ` SKIP LOCKED`.
+    /// Renews, or confirms where there is nothing to renew. `$1` keys, `$2` holders, `$3` the TTL of all in
+    /// microseconds. Answers `(key, holder)` of what is still held. `{skip}` is empty or ` SKIP LOCKED`.
     pub renew: &'static str,
-    /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers the places of those that are.
+    /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers `(key, holder)` of those that
+    /// are.
     pub confirm: &'static str,
     /// One release. `$1` key, `$2` holder, `$3` channel. Answers `(held, waited)` or no row, and notifies
     /// if somebody waits.
     pub release_one: &'static str,
-    /// Several releases: `$1` keys, `$2` holders, `$3` channel. Answers `(place, held, waited)` of
+    /// Several releases: `$1` keys, `$2` holders, `$3` channel. Answers `(key, holder, held, waited)` of
     /// those that were there. Has `{skip}`.
     pub release: &'static str,
     /// Notes that somebody waits. `$1` keys, `$2` for how many microseconds. Answers the keys that are
@@ -62,6 +69,7 @@ pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send +
 /// The statements of a store in its schema.
 #[derive(Debug)]
 pub(super) struct Statements {
+    pub(super) kind: &'static str,
     pub(super) grant_one: Arc<str>,
     pub(super) grant: Patient,
     pub(super) renew: Patient,
@@ -72,6 +80,7 @@ pub(super) struct Statements {
     pub(super) force: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) purge: Arc<str>,
+    pub(super) end: Arc<str>,
 }
 
 /// A statement that waits for rows which somebody else has locked, and the one that leaves them out.
@@ -102,6 +111,7 @@ impl Statements {
         let grant =
             |free, among| fill(dialect.grant, &[given[0], given[1], ("{free}", free), ("{among}", among)]);
         Self {
+            kind: dialect.kind,
             grant_one: render(dialect.grant_one),
             grant: Patient { waits: grant("", ""), skips: grant(&free, &among) },
             renew: patient(dialect.renew),
@@ -112,6 +122,7 @@ impl Statements {
             force: render(dialect.force),
             list: render(dialect.list),
             purge: render(dialect.purge),
+            end: sql::END.into(),
         }
     }
 }

@@ -1,21 +1,27 @@
 //! Granting: the batch, the marks of those who are turned away, and rows that somebody else has locked.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
 use leasehold_engine::{Attempt, Granted, Held, Request};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
+use tokio::time::Instant;
 
-use super::db::{Db, Trouble};
+use super::db::{Db, Trouble, locked};
 use super::job::{Call, hand_out};
-use super::registry::Named;
+use super::registry::{Afterlife, Named};
+use super::simple;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
 
 /// How many keys one statement takes.
 const MOST_KEYS: usize = 512;
+
+/// How many locked rows are met one by one before the others are left alone: each takes `lock_timeout`.
+const FEW: usize = 4;
 
 /// How often a request is sent again because the row changed under it.
 const ROUNDS: u32 = 4;
@@ -35,31 +41,54 @@ enum Outcome {
 
 type Fate = Result<Outcome, Error>;
 
-/// Asks for all keys of `calls` and answers.
+/// Asks for all keys of `calls` and answers. What nobody hears of is released at once.
 pub(super) async fn grant(
     db: &mut Db<'_>,
     common: &Common,
-    owner: &str,
+    asker: &Asker,
     calls: Vec<Call<Request, Attempt>>,
 ) -> Result<(), Error> {
     let requests: Vec<&Request> = calls.iter().flat_map(|call| &call.items).collect();
-    let named = requests.iter().map(|r| Named { key: r.key.clone(), holder: r.holder }).collect();
-    let in_air = common.registry.in_air(named, common.aftermath());
-    let answers = Grants { db, common, owner }.attempt(&requests).await?;
+    let named = requests.iter().map(|request| name(request)).collect();
+    let in_air = common.registry.in_air(named, asker.afterlife);
+    let asked = Instant::now();
+    let mut answers = Grants { db, common, owner: &asker.owner }.attempt(&requests).await?;
     for (request, answer) in requests.iter().zip(&answers) {
         if matches!(answer, Ok(Attempt::Granted(_))) {
-            common.registry.granted(Named { key: request.key.clone(), holder: request.holder });
+            common.registry.granted(name(request), asked);
         }
     }
     in_air.answered();
+    let mut unheard = Vec::new();
+    if common.is_closing() {
+        // Whoever hears of it could not release it any more.
+        for (request, answer) in requests.iter().zip(&mut answers) {
+            if matches!(answer, Ok(Attempt::Granted(_))) {
+                *answer = Err(Error::closed());
+                unheard.push(name(request));
+            }
+        }
+    }
     hand_out(calls, answers, |request, answer| {
         if matches!(answer, Ok(Attempt::Granted(_))) {
-            common
-                .registry
-                .doubt([Named { key: request.key.clone(), holder: request.holder }], Duration::ZERO);
+            unheard.push(name(request));
         }
     });
+    if !unheard.is_empty() {
+        common.registry.doubt(unheard.iter().cloned(), Afterlife::default());
+        simple::undo(db, common, &unheard).await?;
+    }
     Ok(())
+}
+
+/// The session that asks, and how operators are shown whose it is.
+pub(super) struct Asker {
+    pub(super) owner: Arc<str>,
+    pub(super) afterlife: Afterlife,
+}
+
+fn name(request: &Request) -> Named {
+    Named { key: request.key.clone(), holder: request.holder }
 }
 
 struct Grants<'g, 'c> {
@@ -112,13 +141,13 @@ impl Grants<'_, '_> {
     }
 
     fn granted(&self, request: &Request, number: i64) -> Result<Attempt, Error> {
-        let token =
-            u64::try_from(number).ok().and_then(FencingToken::from_store_number).ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Capacity,
-                    "this schema has drawn every fencing token there is; use a new one",
-                )
-            })?;
+        let token = u64::try_from(number).ok().filter(|number| *number > 0);
+        let token = token.and_then(FencingToken::from_store_number).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Capacity,
+                "this schema has drawn every fencing token there is; use a new one",
+            )
+        })?;
         let mut granted = Granted::with_token(Some(token));
         granted.extension =
             self.common.extension.as_ref().map(|make| make(&request.key, request.holder, number));
@@ -130,28 +159,37 @@ impl Grants<'_, '_> {
         let pinned = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
         match self.ask_together(requests, pinned).await {
             Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
-            Err(Trouble::Locked | Trouble::OneOf(_)) if requests.len() > 1 || !pinned => {
-                let again = self.ask_together(requests, true).await;
-                match again {
+            Err(Trouble::Locked { .. } | Trouble::OneOf(_)) if requests.len() > 1 || !pinned => {
+                match self.ask_together(requests, true).await {
                     Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
-                    Err(Trouble::Locked | Trouble::OneOf(_)) => self.ask_one_by_one(requests).await,
-                    Err(trouble) => refused(trouble, requests.len()),
+                    Err(Trouble::Locked { row: true } | Trouble::OneOf(_)) => {
+                        self.ask_one_by_one(requests).await
+                    }
+                    Err(trouble) => refused(trouble, requests),
                 }
             }
-            Err(Trouble::Locked) => Ok(vec![Ok(Outcome::Held(Held::new()))]),
-            Err(trouble) => refused(trouble, requests.len()),
+            Err(Trouble::Locked { row: true }) => Ok(vec![Ok(Outcome::Held(Held::new()))]),
+            Err(trouble) => refused(trouble, requests),
         }
     }
 
     async fn ask_one_by_one(&mut self, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
         let mut fates = Vec::with_capacity(requests.len());
+        let mut locked_in_a_row = 0;
         for request in requests {
-            fates.push(match self.ask_together(&[request], true).await {
+            if locked_in_a_row >= FEW {
+                fates.push(Err(locked().with_key(&request.key)));
+                continue;
+            }
+            let asked = self.ask_together(&[request], true).await;
+            locked_in_a_row =
+                if matches!(asked, Err(Trouble::Locked { .. })) { locked_in_a_row + 1 } else { 0 };
+            fates.push(match asked {
                 Ok(outcomes) => outcomes.into_iter().next().map_or(Ok(Outcome::Passed), Ok),
                 // A row that is being inserted by a transaction that does not end.
-                Err(Trouble::Locked) => Ok(Outcome::Held(Held::new())),
+                Err(Trouble::Locked { row: true }) => Ok(Outcome::Held(Held::new())),
                 Err(Trouble::Dead(error)) => return Err(error),
-                Err(Trouble::OneOf(error) | Trouble::Refused(error)) => Err(error.with_key(&request.key)),
+                Err(trouble) => Err(trouble.into_error().with_key(&request.key)),
             });
         }
         Ok(fates)
@@ -159,7 +197,6 @@ impl Grants<'_, '_> {
 
     /// One statement. With `skips` it leaves out rows that somebody else has locked, and remembers them.
     async fn ask_together(&mut self, requests: &[&Request], skips: bool) -> Result<Vec<Outcome>, Trouble> {
-        self.db.before_tokens(&self.common.config.schema).await?;
         if let ([request], false) = (requests, skips) {
             // By far the most frequent case: one key, and it is free.
             if let Some(token) = self.ask_alone(request).await? {
@@ -171,7 +208,7 @@ impl Grants<'_, '_> {
         let owner = self.owner;
         let rows = self
             .db
-            .rows("acquire", text, &|query| {
+            .drawing("acquire", text, &self.common.config.schema, &|query| {
                 query
                     .bind(requests.iter().map(|r| r.key.as_str().to_owned()).collect::<Vec<_>>())
                     .bind(requests.iter().map(|r| r.holder.to_string()).collect::<Vec<_>>())
@@ -195,9 +232,10 @@ impl Grants<'_, '_> {
 
     async fn ask_alone(&mut self, request: &Request) -> Result<Option<i64>, Trouble> {
         let (ttl, owner) = (ttl(request), self.owner);
+        let text = &self.common.statements.grant_one;
         let rows = self
             .db
-            .rows("acquire", &self.common.statements.grant_one, &|query| {
+            .drawing("acquire", text, &self.common.config.schema, &|query| {
                 query
                     .bind(request.key.as_str().to_owned())
                     .bind(request.holder.to_string())
@@ -282,8 +320,9 @@ fn refusal(row: &PgRow) -> Result<Outcome, sqlx::Error> {
     })
 }
 
-fn refused(trouble: Trouble, count: usize) -> Result<Vec<Fate>, Error> {
-    Ok(for_each_of(trouble, count)?.into_iter().map(Err).collect())
+fn refused(trouble: Trouble, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
+    let errors = for_each_of(trouble, requests.len())?.into_iter().zip(requests);
+    Ok(errors.map(|(error, request)| Err(error.with_key(&request.key))).collect())
 }
 
 /// Rounded up, within what a row can say.

@@ -4,7 +4,7 @@ use leasehold_api::{Error, HoldInfo};
 use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
 
-use super::registry::Named;
+use super::registry::{Named, Process};
 use crate::lane::{Job, again};
 
 /// One call of the backend.
@@ -18,6 +18,8 @@ pub(super) enum TableJob {
     Force(Call<Named, bool>),
     /// Removes what ended so many microseconds ago; answers how many rows.
     Purge(Call<i64, u64>),
+    /// Ends sessions of ours that are in doubt; answers which of them are gone.
+    End(Call<Process, bool>),
 }
 
 /// Which holds to show.
@@ -46,6 +48,11 @@ impl<Q, A> Call<Q, A> {
         (Self { items, reply }, answer)
     }
 
+    /// Whether nobody waits for the answer any more.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.reply.is_closed()
+    }
+
     /// Answers. Given back if nobody waits any more.
     pub(super) fn answer(self, answers: Vec<Result<A, Error>>) -> Result<(), Vec<Result<A, Error>>> {
         self.reply.send(answers)
@@ -54,6 +61,22 @@ impl<Q, A> Call<Q, A> {
     pub(super) fn fail(self, error: &Error) {
         let answers = self.items.iter().map(|_| Err(again(error))).collect();
         let _ = self.reply.send(answers);
+    }
+}
+
+impl TableJob {
+    /// Whether it need not be done: its caller has gone. Releases are done all the same.
+    pub(super) fn is_needless(&self) -> bool {
+        match self {
+            Self::Release(_) => false,
+            Self::Acquire(call) => call.is_unheard(),
+            Self::Renew(call) => call.is_unheard(),
+            Self::Confirm(call) => call.is_unheard(),
+            Self::Look(call) => call.is_unheard(),
+            Self::Force(call) => call.is_unheard(),
+            Self::Purge(call) => call.is_unheard(),
+            Self::End(call) => call.is_unheard(),
+        }
     }
 }
 
@@ -83,6 +106,7 @@ impl Job for TableJob {
             Self::Look(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Purge(call) => call.fail(&error),
+            Self::End(call) => call.fail(&error),
         }
     }
 }

@@ -9,37 +9,79 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// A hold, named.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Named {
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
+}
+
+/// A session as the server knows it: process numbers are used again, start times are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: i32,
+    pub(super) started: i64,
 }
 
 /// The holds of this client: those it was granted, and those that a lost answer leaves open.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     state: Mutex<State>,
+    /// What was not seen for so long counts as lost for good, and stays in the store.
+    lost_after: Option<Duration>,
     /// There is something to free.
     pub(super) changed: Notify,
+    /// There is something to look at.
+    pub(super) suspected: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    held: HashMap<HolderId, LockKey>,
+    held: HashMap<HolderId, Held>,
     doubts: Vec<Doubt>,
+    suspects: Vec<Named>,
+    /// How many batches of requests are on their way.
+    in_air: usize,
+}
+
+#[derive(Debug)]
+struct Held {
+    key: LockKey,
+    /// When the last question was sent that was answered with it.
+    seen: Instant,
 }
 
 /// A request that may be granted without anybody here knowing.
 #[derive(Clone, Debug)]
 pub(super) struct Doubt {
     pub(super) hold: Named,
-    /// Until then the server may still carry out what it was sent.
-    pub(super) until: Instant,
+    /// As long as it is there, this session may carry the request out, or be about to commit it.
+    pub(super) session: Option<Process>,
+    /// Until then the server may still carry it out.
+    until: Instant,
+}
+
+/// How long a request may be carried out after its connection broke: as long as its session is there, and
+/// for some time, because something between us and the server may hide which session it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Afterlife {
+    pub(super) session: Option<Process>,
+    pub(super) time: Duration,
 }
 
 impl Registry {
-    pub(super) fn granted(&self, hold: Named) {
-        self.state().held.insert(hold.holder, hold.key);
+    /// For a store in which lost holds stay, if it says after which time they are lost.
+    pub(super) fn new(lost_after: Option<Duration>) -> Self {
+        Self { lost_after, ..Self::default() }
+    }
+
+    pub(super) fn granted(&self, hold: Named, asked: Instant) {
+        self.state().held.insert(hold.holder, Held { key: hold.key, seen: asked });
+    }
+
+    pub(super) fn seen(&self, holder: HolderId, asked: Instant) {
+        if let Some(held) = self.state().held.get_mut(&holder).filter(|held| !self.is_lost(held)) {
+            held.seen = asked;
+        }
     }
 
     pub(super) fn ended(&self, holder: HolderId) {
@@ -50,39 +92,72 @@ impl Registry {
         self.state().held.contains_key(&holder)
     }
 
+    /// What is held and does not count as lost.
     pub(super) fn held(&self) -> Vec<Named> {
         let state = self.state();
-        state.held.iter().map(|(holder, key)| Named { key: key.clone(), holder: *holder }).collect()
+        let held = state.held.iter().filter(|(_, held)| !self.is_lost(held));
+        held.map(|(holder, held)| Named { key: held.key.clone(), holder: *holder }).collect()
     }
 
-    /// Nobody waits for what became of these: they are to be released until `for_long` from now.
-    pub(super) fn doubt(&self, holds: impl IntoIterator<Item = Named>, for_long: Duration) {
-        let until = Instant::now() + for_long;
+    fn is_lost(&self, held: &Held) -> bool {
+        self.lost_after.is_some_and(|after| held.seen.elapsed() >= after)
+    }
+
+    /// Nobody waits for what became of these: they are to be released.
+    pub(super) fn doubt(&self, holds: impl IntoIterator<Item = Named>, afterlife: Afterlife) {
+        let Afterlife { session, time } = afterlife;
+        let until = Instant::now() + time;
         let mut state = self.state();
         for hold in holds {
             state.held.remove(&hold.holder);
-            state.doubts.push(Doubt { hold, until });
+            state.doubts.push(Doubt { hold, session, until });
         }
         drop(state);
         self.changed.notify_one();
     }
 
-    pub(super) fn doubt_again(&self, doubts: Vec<Doubt>) {
-        self.state().doubts.extend(doubts);
+    /// What is in doubt; it stays so until it is [settled](Self::settle).
+    pub(super) fn doubts(&self) -> Vec<Doubt> {
+        self.state().doubts.clone()
     }
 
-    pub(super) fn take_doubts(&self) -> Vec<Doubt> {
-        std::mem::take(&mut self.state().doubts)
+    /// `freed` were released by requests sent at `asked` or later, when the sessions `gone` were gone.
+    pub(super) fn settle(&self, freed: &[Named], asked: Instant, gone: &[Process]) {
+        self.state().doubts.retain_mut(|doubt| {
+            doubt.session = doubt.session.filter(|session| !gone.contains(session));
+            doubt.session.is_some() || doubt.until > asked || !freed.contains(&doubt.hold)
+        });
     }
 
     pub(super) fn has_doubts(&self) -> bool {
         !self.state().doubts.is_empty()
     }
 
+    /// Nothing is on its way, and what is in doubt could only come late.
+    pub(super) fn is_quiet(&self) -> bool {
+        let (state, now) = (self.state(), Instant::now());
+        state.in_air == 0 && state.doubts.iter().all(|doubt| doubt.session.is_none() && doubt.until > now)
+    }
+
+    /// Somebody says that this hold was ended. Ignored unless it is held.
+    pub(super) fn suspect(&self, hold: Named) {
+        let mut state = self.state();
+        if state.held.contains_key(&hold.holder) && !state.suspects.contains(&hold) {
+            state.suspects.push(hold);
+            drop(state);
+            self.suspected.notify_one();
+        }
+    }
+
+    pub(super) fn take_suspects(&self) -> Vec<Named> {
+        std::mem::take(&mut self.state().suspects)
+    }
+
     /// Requests that are on their way. Unless the value is told that they were answered, they are in doubt
-    /// from when it is dropped.
-    pub(super) fn in_air<'r>(&'r self, holds: Vec<Named>, for_long: Duration) -> InAir<'r> {
-        InAir { registry: self, holds, for_long }
+    /// from when it is dropped, as `afterlife` says.
+    pub(super) fn in_air(&self, holds: Vec<Named>, afterlife: Afterlife) -> InAir<'_> {
+        self.state().in_air += 1;
+        InAir { registry: self, holds, afterlife }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -94,7 +169,7 @@ impl Registry {
 pub(super) struct InAir<'r> {
     registry: &'r Registry,
     holds: Vec<Named>,
-    for_long: Duration,
+    afterlife: Afterlife,
 }
 
 impl InAir<'_> {
@@ -106,7 +181,8 @@ impl InAir<'_> {
 impl Drop for InAir<'_> {
     fn drop(&mut self) {
         if !self.holds.is_empty() {
-            self.registry.doubt(std::mem::take(&mut self.holds), self.for_long);
+            self.registry.doubt(std::mem::take(&mut self.holds), self.afterlife);
         }
+        self.registry.state().in_air -= 1;
     }
 }

@@ -1,18 +1,21 @@
 //! Renewing, confirming, releasing, looking: one statement each.
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
 use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, LockKey, LossReason};
 use leasehold_engine::{Freed, Renewed};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
+use tokio::time::Instant;
 
-use super::db::{Bind, Db, Trouble, locked};
+use super::db::{Bind, Db, Statement, Trouble, locked};
 use super::dialect::Patient;
 use super::job::{Call, Look, hand_out};
-use super::registry::Named;
+use super::registry::{Named, Process};
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
+use crate::lane::again;
 
 /// How many rows one statement renews, confirms or releases.
 const MOST_ROWS: usize = 4096;
@@ -23,32 +26,50 @@ pub(super) async fn renew(
     calls: Vec<Call<(Named, i64), Renewed>>,
 ) -> Result<(), Error> {
     let items: Vec<&(Named, i64)> = calls.iter().flat_map(|call| &call.items).collect();
-    let mut answers = Vec::with_capacity(items.len());
-    for part in items.chunks(MOST_ROWS) {
-        let rows = patiently(db, part.len(), "renew", &common.statements.renew, &|query| {
-            query
-                .bind(part.iter().map(|(hold, _)| hold.key.as_str().to_owned()).collect::<Vec<_>>())
-                .bind(part.iter().map(|(hold, _)| hold.holder.to_string()).collect::<Vec<_>>())
-                .bind(part.iter().map(|(_, ttl)| *ttl).collect::<Vec<_>>())
-        })
-        .await;
-        answers.extend(match rows? {
-            Ok((rows, skipped)) => {
-                let answer = |(row, (hold, _)): (Option<&PgRow>, &&(Named, i64))| match row {
-                    Some(_) => Ok(Renewed::Extended),
-                    None if skipped => Err(locked().with_key(&hold.key)),
-                    None => {
-                        common.registry.ended(hold.holder);
-                        Ok(Renewed::Gone(LossReason::Gone))
-                    }
-                };
-                by_place(&rows, part.len()).into_iter().zip(part).map(answer).collect::<Vec<_>>()
-            }
-            Err(errors) => errors.into_iter().map(Err).collect(),
-        });
+    // A statement answers each hold once; the last TTL that was asked for counts.
+    let (once, which) = each_hold_once(items.iter().map(|(hold, _)| hold));
+    let mut by_ttl: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (place, at) in once.iter().enumerate() {
+        by_ttl.entry(items[*at].1).or_default().push(place);
     }
-    hand_out(calls, answers, |_, _| ());
+    let mut answers: Vec<Option<Result<Renewed, Error>>> = once.iter().map(|_| None).collect();
+    for (ttl, places) in by_ttl {
+        for part in places.chunks(MOST_ROWS) {
+            let holds: Vec<&Named> = part.iter().map(|place| &items[once[*place]].0).collect();
+            for (place, answer) in part.iter().zip(renew_part(db, common, &holds, ttl).await?) {
+                answers[*place] = Some(answer);
+            }
+        }
+    }
+    hand_out(calls, copies(&which, answers), |_, _| ());
     Ok(())
+}
+
+async fn renew_part(
+    db: &mut Db<'_>,
+    common: &Common,
+    part: &[&Named],
+    ttl: i64,
+) -> Result<Vec<Result<Renewed, Error>>, Error> {
+    let asked = Instant::now();
+    let text = &common.statements.renew;
+    let rows = patiently(db, part.len(), "renew", text, &|query| bind_holds(query, part).bind(ttl)).await;
+    let (rows, skipped) = match rows? {
+        Ok(found) => found,
+        Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
+    };
+    let answer = |(row, hold): (Option<&PgRow>, &&Named)| match row {
+        Some(_) => {
+            common.registry.seen(hold.holder, asked);
+            Ok(Renewed::Extended)
+        }
+        None if skipped => Err(locked().with_key(&hold.key)),
+        None => {
+            common.registry.ended(hold.holder);
+            Ok(Renewed::Gone(LossReason::Gone))
+        }
+    };
+    Ok(by_name(&rows, part).into_iter().zip(part).map(answer).collect())
 }
 
 pub(super) async fn confirm(
@@ -59,15 +80,9 @@ pub(super) async fn confirm(
     let items: Vec<&Named> = calls.iter().flat_map(|call| &call.items).collect();
     let mut answers = Vec::with_capacity(items.len());
     for part in items.chunks(MOST_ROWS) {
-        let rows = db
-            .rows("confirm", &common.statements.confirm, &|query| {
-                query
-                    .bind(part.iter().map(|hold| hold.key.as_str().to_owned()).collect::<Vec<_>>())
-                    .bind(part.iter().map(|hold| hold.holder.to_string()).collect::<Vec<_>>())
-            })
-            .await;
-        match rows {
-            Ok(rows) => answers.extend(by_place(&rows, part.len()).into_iter().map(|row| Ok(row.is_some()))),
+        let text = &common.statements.confirm;
+        match db.rows("confirm", text, &|query| bind_holds(query, part)).await {
+            Ok(rows) => answers.extend(by_name(&rows, part).into_iter().map(|row| Ok(row.is_some()))),
             Err(trouble) => answers.extend(for_each_of(trouble, part.len())?.into_iter().map(Err)),
         }
     }
@@ -81,20 +96,41 @@ pub(super) async fn release(
     calls: Vec<Call<Named, Freed>>,
 ) -> Result<(), Error> {
     let items: Vec<&Named> = calls.iter().flat_map(|call| &call.items).collect();
-    let mut answers: Vec<Result<Freed, Error>> = Vec::with_capacity(items.len());
-    for part in items.chunks(MOST_ROWS) {
-        answers.extend(match part {
-            [hold] => vec![release_one(db, common, hold).await?],
-            _ => release_many(db, common, part).await?,
-        });
+    if let [hold] = items[..] {
+        let answer = release_one(db, common, hold).await?;
+        hand_out(calls, [answer], |_, _| ());
+        return Ok(());
     }
-    for (hold, answer) in items.iter().zip(&answers) {
-        if answer.is_ok() {
-            common.registry.ended(hold.holder);
+    let (once, which) = each_hold_once(items.iter().copied());
+    let holds: Vec<&Named> = once.iter().map(|at| items[*at]).collect();
+    let answers = free(db, common, &holds).await?.into_iter().map(Some).collect();
+    hand_out(calls, copies(&which, answers), |_, _| ());
+    Ok(())
+}
+
+/// Releases grants that nobody heard of.
+pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[Named]) -> Result<(), Error> {
+    let asked = Instant::now();
+    let answers = free(db, common, &holds.iter().collect::<Vec<_>>()).await?;
+    let freed = holds.iter().zip(answers).filter(|(_, answer)| answer.is_ok());
+    common.registry.settle(&freed.map(|(hold, _)| hold.clone()).collect::<Vec<_>>(), asked, &[]);
+    Ok(())
+}
+
+/// Releases holds that are all different.
+async fn free(
+    db: &mut Db<'_>,
+    common: &Common,
+    holds: &[&Named],
+) -> Result<Vec<Result<Freed, Error>>, Error> {
+    let mut answers = Vec::with_capacity(holds.len());
+    for part in holds.chunks(MOST_ROWS) {
+        match part {
+            [hold] => answers.push(release_one(db, common, hold).await?),
+            _ => answers.extend(release_many(db, common, part).await?),
         }
     }
-    hand_out(calls, answers, |_, _| ());
-    Ok(())
+    Ok(answers)
 }
 
 async fn release_one(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Result<Freed, Error>, Error> {
@@ -106,15 +142,12 @@ async fn release_one(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<R
                 .bind(common.channel.clone())
         })
         .await;
-    let freed = |row: &PgRow| Ok(Freed::new(row.try_get(0)?).waiters(row.try_get(1)?));
-    match rows {
-        Ok(rows) => match rows.first().map(freed).transpose() {
-            Ok(found) => Ok(Ok(found.unwrap_or(Freed::new(false)))),
-            Err(error) => Ok(Err(store_error(error, "release"))),
-        },
-        Err(Trouble::Dead(error)) => Err(error),
-        Err(trouble) => Ok(Err(trouble.into_error().with_key(&hold.key))),
-    }
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(Trouble::Dead(error)) => return Err(error),
+        Err(trouble) => return Ok(Err(trouble.into_error().with_key(&hold.key))),
+    };
+    Ok(freed(common, hold, rows.first(), 0))
 }
 
 async fn release_many(
@@ -122,26 +155,27 @@ async fn release_many(
     common: &Common,
     part: &[&Named],
 ) -> Result<Vec<Result<Freed, Error>>, Error> {
-    let rows = patiently(db, part.len(), "release", &common.statements.release, &|query| {
-        query
-            .bind(part.iter().map(|hold| hold.key.as_str().to_owned()).collect::<Vec<_>>())
-            .bind(part.iter().map(|hold| hold.holder.to_string()).collect::<Vec<_>>())
-            .bind(common.channel.clone())
-    })
-    .await;
-    let (rows, skipped) = match rows? {
+    let text = &common.statements.release;
+    let bind = |query| bind_holds(query, part).bind(common.channel.clone());
+    let (rows, skipped) = match patiently(db, part.len(), "release", text, &bind).await? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
     };
     let answer = |(row, hold): (Option<&PgRow>, &&Named)| match row {
-        Some(row) => match (row.try_get(1), row.try_get(2)) {
-            (Ok(held), Ok(waited)) => Ok(Freed::new(held).waiters(waited)),
-            (Err(error), _) | (_, Err(error)) => Err(store_error(error, "release")),
-        },
         None if skipped => Err(locked().with_key(&hold.key)),
-        None => Ok(Freed::new(false)),
+        row => freed(common, hold, row, 2),
     };
-    Ok(by_place(&rows, part.len()).into_iter().zip(part).map(answer).collect())
+    Ok(by_name(&rows, part).into_iter().zip(part).map(answer).collect())
+}
+
+/// What the row of a release says from its column `at` on; no row: it was not held.
+fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Result<Freed, Error> {
+    let freed = match row {
+        None => Ok(Freed::new(false)),
+        Some(row) => row.try_get(at).and_then(|held| Ok(Freed::new(held).waiters(row.try_get(at + 1)?))),
+    };
+    common.registry.ended(hold.holder);
+    freed.map_err(|error| store_error(error, "release"))
 }
 
 pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bool>) -> Result<(), Error> {
@@ -173,6 +207,23 @@ pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<i64, u64>
             .await;
         answers.push(match rows {
             Ok(rows) => Ok(rows.len() as u64),
+            Err(Trouble::Dead(error)) => return Err(error),
+            Err(trouble) => Err(trouble.into_error()),
+        });
+    }
+    let _ = call.answer(answers);
+    Ok(())
+}
+
+/// Ends sessions that are in doubt; answers which are gone.
+pub(super) async fn end(db: &mut Db<'_>, common: &Common, call: Call<Process, bool>) -> Result<(), Error> {
+    let mut answers = Vec::with_capacity(call.items.len());
+    for Process { pid, started } in &call.items {
+        let rows = db
+            .rows("end a session in doubt", &common.statements.end, &|query| query.bind(*pid).bind(*started))
+            .await;
+        answers.push(match rows {
+            Ok(rows) => Ok(rows.is_empty()),
             Err(Trouble::Dead(error)) => return Err(error),
             Err(trouble) => Err(trouble.into_error()),
         });
@@ -258,7 +309,7 @@ async fn patiently(
     bind: Bind<'_>,
 ) -> Result<Result<(Vec<PgRow>, bool), Vec<Error>>, Error> {
     let outcome = match db.rows(doing, text.text(false), bind).await {
-        Err(Trouble::Locked) if count > 1 => {
+        Err(Trouble::Locked { .. }) if count > 1 => {
             db.rows(doing, text.text(true), bind).await.map(|rows| (rows, true))
         }
         outcome => outcome.map(|rows| (rows, false)),
@@ -269,15 +320,47 @@ async fn patiently(
     }
 }
 
-/// The row of each of `count` requests, which rows name by their first column. A row that says anything
-/// else is nobody's.
-fn by_place(rows: &[PgRow], count: usize) -> Vec<Option<&PgRow>> {
-    let mut places = vec![None; count];
-    for row in rows {
-        let place = row.try_get::<i64, _>(0).ok().and_then(|n| usize::try_from(n - 1).ok());
-        if let Some(found) = place.and_then(|place| places.get_mut(place)) {
-            *found = Some(row);
-        }
+/// Gives a statement the keys and the holders of `holds`.
+fn bind_holds(query: Statement, holds: &[&Named]) -> Statement {
+    query
+        .bind(holds.iter().map(|hold| hold.key.as_str().to_owned()).collect::<Vec<_>>())
+        .bind(holds.iter().map(|hold| hold.holder.to_string()).collect::<Vec<_>>())
+}
+
+/// The row of each of `holds`, which rows name by their first two columns. A row that says anything else
+/// is nobody's.
+fn by_name<'r>(rows: &'r [PgRow], holds: &[&Named]) -> Vec<Option<&'r PgRow>> {
+    let name = |row: &'r PgRow| {
+        let (key, holder): (&str, &str) = (row.try_get(0).ok()?, row.try_get(1).ok()?);
+        Some(((key, holder.parse().ok()?), row))
+    };
+    let found: HashMap<(&str, HolderId), &PgRow> = rows.iter().filter_map(name).collect();
+    holds.iter().map(|hold| found.get(&(hold.key.as_str(), hold.holder)).copied()).collect()
+}
+
+/// Where each hold is named last, and for each name which of these holds it means.
+fn each_hold_once<'h>(holds: impl Iterator<Item = &'h Named>) -> (Vec<usize>, Vec<usize>) {
+    let (mut once, mut which) = (Vec::new(), Vec::new());
+    let mut places: HashMap<&Named, usize> = HashMap::new();
+    for (at, hold) in holds.enumerate() {
+        let place = *places.entry(hold).or_insert_with(|| {
+            once.push(at);
+            once.len() - 1
+        });
+        once[place] = at;
+        which.push(place);
     }
-    places
+    (once, which)
+}
+
+/// The answer of each item: the first that means a hold gets the answer itself, the others a copy.
+fn copies<A: Copy>(which: &[usize], mut answers: Vec<Option<Result<A, Error>>>) -> Vec<Result<A, Error>> {
+    let missing =
+        || Error::new(ErrorKind::OutcomeUnknown, "the server was not asked; this is a bug to report");
+    let take = |place: &usize| {
+        let answer = answers[*place].take().unwrap_or_else(|| Err(missing()));
+        answers[*place] = Some(answer.as_ref().copied().map_err(again));
+        answer
+    };
+    which.iter().map(take).collect()
 }

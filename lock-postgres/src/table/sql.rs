@@ -5,14 +5,16 @@
 ///
 /// Row locks are waited for briefly: an ended lease that a transaction has fenced stays locked for as
 /// long as that transaction lasts, and must not hold up the keys that travel with it. Plans are made
-/// once and look rows up by key, whatever the table's statistics were at that time.
+/// once and look rows up by key, whatever the table's statistics were at that time. Statements this short
+/// are not worth compiling, whatever the planner expects of them.
 pub(super) const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
 SET standard_conforming_strings = on;
 SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
 SET enable_hashjoin = off;
-SET enable_mergejoin = off";
+SET enable_mergejoin = off;
+SET jit = off";
 
 /// Behind a pooler in transaction mode nothing outlives a transaction: each one sets what it needs.
 /// `{timeout}` is the limit of a statement in milliseconds.
@@ -26,7 +28,8 @@ SET LOCAL lock_timeout = '250ms';
 SET LOCAL standard_conforming_strings = on;
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_hashjoin = off;
-SET LOCAL enable_mergejoin = off";
+SET LOCAL enable_mergejoin = off;
+SET LOCAL jit = off";
 
 pub(super) const COMMIT: &str = "COMMIT";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
@@ -34,5 +37,13 @@ pub(super) const ROLLBACK: &str = "ROLLBACK";
 /// `{channel}` is a name of our own making, without anything to quote.
 pub(super) const LISTEN: &str = "LISTEN {channel}";
 
-pub(super) const CLIENT_ADDRESS: &str =
-    "SELECT coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), 'local socket')";
+/// The client's address, and the server's process with the time when it began.
+pub(super) const SESSION: &str = "\
+SELECT coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), 'local socket'), a.pid,
+    (pg_catalog.date_part('epoch', a.backend_start) * 1000000)::bigint
+FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()";
+
+/// Ends the session of process `$1` that began at `$2`; no row if it is gone, and its transaction with it.
+pub(super) const END: &str = "\
+SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
+WHERE a.pid = $1::integer AND (date_part('epoch', a.backend_start) * 1000000)::bigint = $2::bigint";

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::backend::{ask, only};
 use super::grants::micros;
 use super::job::TableJob;
-use super::registry::Named;
+use super::registry::{Named, Process};
 use super::simple::PURGED;
 use super::work::Common;
 use crate::lane::Lane;
@@ -26,24 +26,26 @@ const PURGE_EVERY: Duration = Duration::from_secs(600);
 pub(super) struct Upkeep {
     pub(super) common: Arc<Common>,
     pub(super) lane: Lane<TableJob>,
-    pub(super) closing: CancellationToken,
+    pub(super) closed: CancellationToken,
     pub(super) check_every: Option<Duration>,
     pub(super) purge_after: Option<Duration>,
 }
 
 impl Upkeep {
     pub(super) async fn run(self) {
-        let closing = self.closing.clone();
+        let closed = self.closed.clone();
         tokio::select! {
-            () = closing.cancelled() => {}
-            ((), (), ()) = async { tokio::join!(self.free(), self.check(), self.purge()) } => {}
+            () = closed.cancelled() => {}
+            _ = async {
+                tokio::join!(self.free(), self.check(), self.look_at_suspects(), self.purge())
+            } => {}
         }
     }
 
     async fn free(&self) {
         loop {
             if self.common.registry.has_doubts() {
-                self.free_once().await;
+                free(&self.common, &self.lane).await;
                 sleep_until(Instant::now() + AGAIN).await;
             } else {
                 self.common.registry.changed.notified().await;
@@ -51,16 +53,27 @@ impl Upkeep {
         }
     }
 
-    /// Releases what is in doubt. What the server may still carry out, and what could not be released,
-    /// stays in doubt.
-    async fn free_once(&self) {
-        let doubts = self.common.registry.take_doubts();
-        let asked = Instant::now();
-        let holds = doubts.iter().map(|doubt| doubt.hold.clone()).collect();
-        let answers = ask(&self.lane, TableJob::Release, holds).await;
-        let open = doubts.into_iter().zip(answers);
-        let open = open.filter(|(doubt, answer)| answer.is_err() || doubt.until > asked);
-        self.common.registry.doubt_again(open.map(|(doubt, _)| doubt).collect());
+    /// Looks at holds of which somebody said that they were ended: anybody may say so.
+    async fn look_at_suspects(&self) {
+        loop {
+            self.common.registry.suspected.notified().await;
+            let mut suspects = self.common.registry.take_suspects();
+            while !suspects.is_empty() {
+                let answers = ask(&self.lane, TableJob::Confirm, suspects.clone()).await;
+                let mut unknown = Vec::new();
+                for (hold, answer) in suspects.into_iter().zip(answers) {
+                    match answer {
+                        Ok(true) => {}
+                        Ok(false) => self.tell_lost(&hold, LossReason::ForcedRelease),
+                        Err(_) => unknown.push(hold),
+                    }
+                }
+                if !unknown.is_empty() {
+                    sleep_until(Instant::now() + AGAIN).await;
+                }
+                suspects = unknown;
+            }
+        }
     }
 
     async fn check(&self) {
@@ -74,17 +87,17 @@ impl Upkeep {
             let answers = ask(&self.lane, TableJob::Confirm, holds.clone()).await;
             for (hold, answer) in holds.into_iter().zip(answers) {
                 if matches!(answer, Ok(false)) {
-                    self.tell_lost(&hold);
+                    self.tell_lost(&hold, LossReason::Gone);
                 }
             }
         }
     }
 
     /// A hold that was released meanwhile is not in the registry any more.
-    fn tell_lost(&self, hold: &Named) {
+    fn tell_lost(&self, hold: &Named, reason: LossReason) {
         if self.common.registry.is_held(hold.holder) {
             self.common.registry.ended(hold.holder);
-            self.common.events(|events| events.lost(&hold.key, hold.holder, LossReason::Gone));
+            self.common.events(|events| events.lost(&hold.key, hold.holder, reason));
         }
     }
 
@@ -97,6 +110,33 @@ impl Upkeep {
             }
         }
     }
+}
+
+/// Releases what is in doubt, and ends the sessions that may still acquire it: only a release after their
+/// end decides. What could not be decided stays in doubt. `false` if the store did not answer all of it.
+pub(super) async fn free(common: &Common, lane: &Lane<TableJob>) -> bool {
+    let doubts = common.registry.doubts();
+    let mut sessions: Vec<Process> = Vec::new();
+    for doubt in &doubts {
+        if let Some(process) = doubt.session
+            && !sessions.contains(&process)
+        {
+            sessions.push(process);
+        }
+    }
+    let mut gone = Vec::new();
+    if !sessions.is_empty() {
+        let answers = ask(lane, TableJob::End, sessions.clone()).await;
+        let ended = sessions.into_iter().zip(answers).filter(|(_, answer)| matches!(answer, Ok(true)));
+        gone = ended.map(|(process, _)| process).collect();
+    }
+    let asked = Instant::now();
+    let holds: Vec<Named> = doubts.into_iter().map(|doubt| doubt.hold).collect();
+    let answers = ask(lane, TableJob::Release, holds.clone()).await;
+    let all = answers.iter().all(Result::is_ok);
+    let freed = holds.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
+    common.registry.settle(&freed.map(|(hold, _)| hold).collect::<Vec<_>>(), asked, &gone);
+    all
 }
 
 /// Removes old rows until there are no more.

@@ -1,21 +1,22 @@
 //! What a session does with the jobs that came together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use leasehold_api::{Error, HolderId, LockKey, LossReason};
+use leasehold_api::{Error, HolderId, LockKey};
 use leasehold_engine::{Events, Request};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::Instant;
 
-use super::db::{Db, Trouble};
+use super::db::{Db, Pooled, Trouble};
 use super::dialect::{Extension, Statements};
+use super::grants::Asker;
 use super::job::{Call, TableJob};
-use super::registry::{Named, Registry};
+use super::registry::{Afterlife, Named, Process, Registry};
 use super::{grants, simple, sql};
 use crate::config::PgConfig;
 use crate::error::store_error;
@@ -40,6 +41,7 @@ pub(super) struct Common {
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
     /// How this process is shown to operators; without the client's address.
     pub(super) process: String,
+    pub(super) closing: AtomicBool,
 }
 
 impl Common {
@@ -54,9 +56,17 @@ impl Common {
         self.config.statement_timeout + Duration::from_secs(1)
     }
 
-    /// How long the server may still carry out what it was sent on a connection that broke.
-    pub(super) fn aftermath(&self) -> Duration {
-        self.config.statement_timeout + Duration::from_secs(1)
+    /// How long the server may still carry out what it was sent on a connection that broke, by `session`. Where
+    /// a pooler hides that one: until the pooler has noticed that the client is gone, or what it passed on has
+    /// arrived, and then as long as a statement takes. A commit has no limit.
+    fn afterlife(&self, session: Option<Process>) -> Afterlife {
+        let arrives = session.map_or(self.config.liveness.server_gives_up, |_| Duration::from_secs(1));
+        Afterlife { session, time: arrives + self.config.statement_timeout }
+    }
+
+    /// Whether nothing is to be granted any more.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
     }
 
     /// Which of `keys` are not to be waited for.
@@ -82,42 +92,53 @@ const PINNED: Duration = Duration::from_secs(5);
 /// The work of one session.
 pub(super) struct TableWork {
     pub(super) common: Arc<Common>,
-    /// What begins a transaction, if a pooler is in between.
-    begin: Option<Arc<str>>,
+    /// If there is a pooler in between.
+    pooled: Option<Pooled>,
     /// Whether this session is the one that listens.
     listens: bool,
-    pub(super) owner: Arc<str>,
+    asker: Asker,
 }
 
 impl TableWork {
     pub(super) fn new(common: &Arc<Common>) -> Self {
-        Self { common: Arc::clone(common), begin: None, listens: false, owner: "".into() }
+        let asker = Asker { owner: "".into(), afterlife: common.afterlife(None) };
+        Self { common: Arc::clone(common), pooled: None, listens: false, asker }
     }
 
     async fn open(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
         let common = Arc::clone(&self.common);
         let failed = |error| store_error(error, "set up the session");
-        let timeout = common.config.statement_timeout.as_millis().to_string();
-        self.begin = session.pooled.then(|| sql::BEGIN_POOLED.replace("{timeout}", &timeout).into());
         if session.epoch == 1 && common.config.install {
             schema::install(connection, &common.config.schema).await?;
         }
         schema::check(connection, &common.config.schema).await?;
         token::mark_incarnation(connection, &common.config.schema).await?;
-        if !session.pooled {
+        self.pooled = None;
+        if session.pooled {
+            let timeout = common.config.statement_timeout.as_millis().to_string();
+            let begin = sql::BEGIN_POOLED.replace("{timeout}", &timeout);
+            let look = token::look(connection, &common.config.schema).await.map_err(failed)?;
+            let begin_marked = format!("{begin}; {look}").into();
+            self.pooled = Some(Pooled { begin: begin.into(), begin_marked });
+        } else {
             connection.execute(raw_sql(sql::SETTINGS)).await.map_err(failed)?;
         }
-        let row = connection.fetch_one(raw_sql(sql::CLIENT_ADDRESS)).await.map_err(failed)?;
+        let row = connection.fetch_one(raw_sql(sql::SESSION)).await.map_err(failed)?;
         let mut owner = common.process.clone();
         let _ = write!(owner, " from {}", row.try_get::<String, _>(0).map_err(failed)?);
-        self.owner = owner.into();
+        // Under another role than it logged in with, a session may not be told when it began.
+        let (pid, started): (i32, Option<i64>) =
+            (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
+        let session = started.filter(|_| !session.pooled).map(|started| Process { pid, started });
+        let afterlife = common.afterlife(session);
+        self.asker = Asker { owner: owner.into(), afterlife };
         self.listen(connection).await
     }
 
     /// Listens, if none of the other sessions does. Notifications sent before were missed.
     async fn listen(&mut self, connection: &mut PgConnection) -> Result<(), Error> {
         let taken = || self.common.listening.swap(true, Ordering::AcqRel);
-        if self.begin.is_some() || self.listens || taken() {
+        if self.pooled.is_some() || self.listens || taken() {
             return Ok(());
         }
         self.listens = true;
@@ -133,9 +154,9 @@ impl TableWork {
             self.listen(connection).await?;
         }
         let common = Arc::clone(&self.common);
-        let mut db = Db { connection, pooled: self.begin.as_ref(), limit: common.limit() };
+        let mut db = Db { connection, pooled: self.pooled.as_ref(), limit: common.limit() };
         let mut batch = Batch::of(jobs);
-        let outcome = batch.carry_out(&mut db, &common, &self.owner).await;
+        let outcome = batch.carry_out(&mut db, &common, &self.asker).await;
         if let Err(error) = &outcome {
             // What was begun is dropped, and its outcome is not known; the rest was not begun.
             batch.fail(error);
@@ -157,7 +178,8 @@ struct Batch {
 impl Batch {
     fn of(jobs: Vec<TableJob>) -> Self {
         let mut batch = Self::default();
-        for job in jobs {
+        // Nobody would hear of what is acquired, and a renewal that was given up has been repeated.
+        for job in jobs.into_iter().filter(|job| !job.is_needless()) {
             match job {
                 TableJob::Acquire(call) => batch.acquires.push(call),
                 TableJob::Renew(call) => batch.renewals.push(call),
@@ -169,8 +191,13 @@ impl Batch {
         batch
     }
 
-    /// Renewals first, which have a deadline; releases before the grants that they allow.
-    async fn carry_out(&mut self, db: &mut Db<'_>, common: &Common, owner: &str) -> Result<(), Error> {
+    /// Renewals first, which have a deadline; releases before the grants that they allow, and after those
+    /// that they undo.
+    async fn carry_out(&mut self, db: &mut Db<'_>, common: &Common, asker: &Asker) -> Result<(), Error> {
+        if common.is_closing() {
+            self.acquires.drain(..).for_each(|call| call.fail(&Error::closed()));
+        }
+        let late = self.take_late_releases();
         if !self.renewals.is_empty() {
             simple::renew(db, common, std::mem::take(&mut self.renewals)).await?;
         }
@@ -178,7 +205,10 @@ impl Batch {
             simple::release(db, common, std::mem::take(&mut self.releases)).await?;
         }
         if !self.acquires.is_empty() {
-            grants::grant(db, common, owner, std::mem::take(&mut self.acquires)).await?;
+            grants::grant(db, common, asker, std::mem::take(&mut self.acquires)).await?;
+        }
+        if !late.is_empty() {
+            simple::release(db, common, late).await?;
         }
         if !self.confirms.is_empty() {
             simple::confirm(db, common, std::mem::take(&mut self.confirms)).await?;
@@ -189,10 +219,22 @@ impl Batch {
                 TableJob::Look(call) => simple::look(db, common, call).await?,
                 TableJob::Force(call) => simple::force(db, common, call).await?,
                 TableJob::Purge(call) => simple::purge(db, common, call).await?,
+                TableJob::End(call) => simple::end(db, common, call).await?,
                 TableJob::Acquire(_) | TableJob::Renew(_) | TableJob::Release(_) | TableJob::Confirm(_) => {}
             }
         }
         Ok(())
+    }
+
+    /// Releases of what is asked for in the same batch.
+    fn take_late_releases(&mut self) -> Vec<Call<Named, leasehold_engine::Freed>> {
+        if self.acquires.is_empty() || self.releases.is_empty() {
+            return Vec::new();
+        }
+        let asked = self.acquires.iter().flat_map(|call| &call.items);
+        let asked: HashSet<HolderId> = asked.map(|request| request.holder).collect();
+        let is_late = |call: &mut Call<Named, _>| call.items.iter().any(|hold| asked.contains(&hold.holder));
+        self.releases.extract_if(.., is_late).collect()
     }
 
     fn fail(self, error: &Error) {
@@ -232,11 +274,8 @@ impl Work for TableWork {
         match Notice::parse(payload) {
             Some(Notice::Freed(key)) => self.common.events(|events| events.wake(&key)),
             Some(Notice::Broken(holder, key)) => {
-                self.common.registry.ended(holder);
-                self.common.events(|events| {
-                    events.lost(&key, holder, LossReason::ForcedRelease);
-                    events.wake(&key);
-                });
+                self.common.events(|events| events.wake(&key));
+                self.common.registry.suspect(Named { key, holder });
             }
             None => {}
         }
@@ -258,7 +297,7 @@ enum Notice {
 }
 
 impl Notice {
-    /// Anybody may send notifications: what is not understood is nothing.
+    /// Anybody may send notifications: what is not understood is nothing, and what is, a hint.
     fn parse(payload: &str) -> Option<Self> {
         match payload.split_at_checked(1)? {
             ("f", key) => LockKey::new(key).ok().map(Self::Freed),

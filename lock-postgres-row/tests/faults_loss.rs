@@ -1,0 +1,199 @@
+//! Answers that are lost, commits that stall, holders that are cut off, clients that close meanwhile.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use leasehold_api::{ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Validity};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
+use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
+use sqlx::{Connection, Executor, PgConnection};
+use test_servers::{Cluster, ClusterOptions, Database, Proxy, fresh_database};
+
+fn config_of(url: &str) -> RowConfig {
+    RowConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
+}
+
+fn request(name: &str, serial: u64) -> Request {
+    Request::new(LockKey::new(name).unwrap(), HolderId::from_parts(0xfeed, serial))
+}
+
+async fn granted(backend: &RowBackend, request: Request) -> HoldRef {
+    let hold = request.hold();
+    assert!(matches!(backend.acquire(vec![request]).await.remove(0).unwrap(), Attempt::Granted(_)));
+    hold
+}
+
+async fn is_shut(user: &mut PgConnection, name: &str) -> bool {
+    let shut =
+        sqlx::query_scalar("SELECT coalesce(bool_or(acquired), false) FROM leasehold.mutex WHERE key = $1");
+    shut.bind(name).fetch_one(user).await.unwrap()
+}
+
+async fn until_shut(user: &mut PgConnection, name: &str) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_shut(user, name).await {
+        assert!(Instant::now() < end, "{name} was not acquired");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Has the server see at once what its settings say now.
+async fn set_standbys(cluster: &Cluster, names: &str) {
+    cluster.run_sql("postgres", format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'")).await;
+    cluster.run_sql("postgres", "SELECT pg_reload_conf()").await;
+    let mut user = PgConnection::connect(&cluster.url("postgres")).await.unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let now: String =
+            sqlx::query_scalar("SHOW synchronous_standby_names").fetch_one(&mut user).await.unwrap();
+        if now == names {
+            return;
+        }
+        assert!(Instant::now() < end, "the setting is not taken over");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_is_stalled_leaves_no_ghost() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+    let backend =
+        RowConfig::new(postgres.statement_timeout(Duration::from_millis(500))).backend().await.unwrap();
+    // No standby of that name will ever confirm a commit, and no limit of a statement ends the wait.
+    set_standbys(&cluster, "nobody").await;
+    let error = backend.acquire(vec![request("k", 1)]).await.remove(0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    // Longer than any statement may take.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    set_standbys(&cluster, "").await;
+    let bound = backend.capabilities().undo;
+    let lock = config_of(database.url()).connect().await.unwrap();
+    let guard = lock.key("k").wait(bound).acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// A client behind a proxy, whose first statements were prepared, and a connection beside it.
+async fn behind_a_proxy() -> (Database, Proxy, RowBackend, PgConnection) {
+    let database = fresh_database().await;
+    let proxy = Proxy::start(Cluster::shared().address()).await;
+    let backend = config_of(&proxy.url(database.url())).connections(1).backend().await.unwrap();
+    let warm = granted(&backend, request("warm", 100)).await;
+    backend.release(vec![warm]).await.remove(0).unwrap();
+    let user = database.connect().await;
+    (database, proxy, backend, user)
+}
+
+#[tokio::test]
+async fn closing_undoes_a_grant_that_is_under_way() {
+    let (_database, proxy, backend, mut user) = behind_a_proxy().await;
+    let backend = std::sync::Arc::new(backend);
+    proxy.stall_replies();
+    let asking = tokio::spawn({
+        let backend = std::sync::Arc::clone(&backend);
+        async move { backend.acquire(vec![request("k", 1)]).await }
+    });
+    until_shut(&mut user, "k").await;
+    asking.abort();
+    assert!(asking.await.unwrap_err().is_cancelled());
+    tokio::join!(backend.close(), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.restore();
+    });
+    assert!(!is_shut(&mut user, "k").await);
+}
+
+#[tokio::test]
+async fn closing_takes_back_a_grant_that_is_heard_of_too_late_to_release_it() {
+    let (_database, proxy, backend, mut user) = behind_a_proxy().await;
+    proxy.stall_replies();
+    let (answers, ..) = tokio::join!(backend.acquire(vec![request("k", 1)]), async {
+        until_shut(&mut user, "k").await;
+        tokio::join!(backend.close(), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            proxy.restore();
+        })
+    });
+    assert_eq!(answers.into_iter().next().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert!(!is_shut(&mut user, "k").await);
+}
+
+#[tokio::test]
+async fn a_holder_that_was_cut_off_leaves_its_row_shut() {
+    let database = fresh_database().await;
+    let proxy = Proxy::start(Cluster::shared().address()).await;
+    let behind = config_of(&proxy.url(database.url())).confirm(Duration::from_millis(200));
+    let (cut_off, direct) =
+        (behind.connect().await.unwrap(), config_of(database.url()).connect().await.unwrap());
+    let guard = cut_off.key("k").acquire().await.unwrap();
+    let (key, holder) = (guard.key().clone(), guard.holder());
+    let mut user = database.connect().await;
+    proxy.stall();
+    tokio::time::timeout(cut_off.capabilities().loss_detection * 3, guard.lost()).await.unwrap();
+    proxy.restore();
+    // Its connections work again, and it has answered for the hold in every way that it could.
+    cut_off.key("other").wait(Duration::from_secs(20)).acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(is_shut(&mut user, "k").await);
+    assert!(direct.key("k").try_acquire().await.unwrap().is_none());
+    cut_off.close().await.unwrap();
+    assert!(is_shut(&mut user, "k").await, "also when its client goes in good order");
+    assert!(direct.admin().unwrap().force_release(&key, holder).await.unwrap());
+    let guard = direct.key("k").try_acquire().await.unwrap().unwrap();
+    assert_eq!(guard.validity(), Validity::Valid);
+    guard.release().await.unwrap();
+}
+
+/// Grants of `names` that wait for the removal of their rows, which is committed then.
+async fn has_tokens_beside_a_purge(names: &[&str]) {
+    let database = fresh_database().await;
+    let backend = config_of(database.url()).backend().await.unwrap();
+    for (name, serial) in names.iter().zip(100..) {
+        let hold = granted(&backend, request(name, serial)).await;
+        backend.release(vec![hold]).await.remove(0).unwrap();
+    }
+    let (mut user, mut watcher) = (database.connect().await, database.connect().await);
+    let waits = "SELECT count(*) > 0 FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("DELETE FROM leasehold.mutex").await.unwrap();
+    let asked = names.iter().zip(1..).map(|(name, serial)| request(name, serial)).collect();
+    let (answers, ()) = tokio::join!(backend.acquire(asked), async {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut watcher).await.unwrap() {
+            assert!(Instant::now() < end, "no grant waits for the row");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tx.commit().await.unwrap();
+    });
+    for answer in answers {
+        let Attempt::Granted(granted) = answer.unwrap() else { panic!("it is free") };
+        assert!(granted.token > FencingToken::from_store_number(0));
+    }
+}
+
+#[tokio::test]
+async fn a_grant_beside_a_purge_has_a_token_alone() {
+    has_tokens_beside_a_purge(&["k"]).await;
+}
+
+#[tokio::test]
+async fn a_grant_beside_a_purge_has_a_token_in_a_batch() {
+    has_tokens_beside_a_purge(&["a", "b", "c"]).await;
+}
+
+#[tokio::test]
+async fn a_locked_table_is_an_error_and_not_a_held_key() {
+    let database = fresh_database().await;
+    let backend = config_of(database.url()).backend().await.unwrap();
+    assert!(backend.to_string().starts_with("mutex rows of postgres "), "{backend}");
+    let mut user = database.connect().await;
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("LOCK TABLE leasehold.mutex IN SHARE MODE").await.unwrap();
+    let error = backend.acquire(vec![request("k", 1)]).await.remove(0).unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Unavailable, Some(&request("k", 1).key)), "{error}");
+    tx.commit().await.unwrap();
+    granted(&backend, request("k", 1)).await;
+}

@@ -1,0 +1,287 @@
+//! Requests that travel together, and calls that are given up while they wait to.
+
+use std::future::Future as _;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use leasehold_api::{ErrorKind, FencingToken, Lock as _, LockExt as _, LossReason, Validity};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Renewed, Request};
+use leasehold_postgres::Pooler;
+use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
+use sqlx::{Connection, Executor, PgConnection};
+use test_servers::Database;
+
+use crate::sql::LEASES;
+use crate::support::{config, connection, holder, installed, key, micros, text};
+
+fn request(name: &str, serial: u64) -> Request {
+    let mut request = Request::new(key(name), holder(serial));
+    request.ttl = Some(Duration::from_secs(30));
+    request
+}
+
+async fn granted(backend: &TtlBackend, request: Request) -> HoldRef {
+    let hold = request.hold();
+    assert!(matches!(backend.acquire(vec![request]).await.remove(0).unwrap(), Attempt::Granted(_)));
+    hold
+}
+
+/// Until somebody waits for a lock.
+async fn until_blocked(watcher: &mut PgConnection) {
+    let waits = "SELECT count(*) > 0 FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    let end = Instant::now() + Duration::from_secs(20);
+    while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut *watcher).await.unwrap() {
+        assert!(Instant::now() < end, "nobody waits");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The tokens of grants of `names` that wait for a purge of their rows, which is committed then.
+async fn tokens_beside_a_purge(names: &[&str]) -> Vec<FencingToken> {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    for (name, serial) in names.iter().zip(100..) {
+        let hold = granted(&backend, request(name, serial)).await;
+        backend.release(vec![hold]).await.remove(0).unwrap();
+    }
+    let (mut user, mut watcher) = (connection(&database).await, connection(&database).await);
+    user.execute("UPDATE leasehold.lease SET expires_at = now() - interval '1 day'").await.unwrap();
+    let mut tx = user.begin().await.unwrap();
+    let purged = sqlx::query(text(LEASES.purge)).bind(0_i64).bind(100_i64).fetch_all(&mut *tx).await.unwrap();
+    assert_eq!(purged.len(), names.len());
+    let requests = names.iter().zip(1..).map(|(name, serial)| request(name, serial)).collect();
+    let asking = tokio::spawn(async move { backend.acquire(requests).await });
+    until_blocked(&mut watcher).await;
+    tx.commit().await.unwrap();
+    let token = |answer| match answer {
+        Ok(Attempt::Granted(granted)) => granted.token.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    asking.await.unwrap().into_iter().map(token).collect()
+}
+
+#[tokio::test]
+async fn a_grant_beside_a_purge_has_a_token_alone() {
+    assert!(tokens_beside_a_purge(&["k"]).await[0] > FencingToken::from_store_number(0).unwrap());
+}
+
+#[tokio::test]
+async fn a_grant_beside_a_purge_has_a_token_in_a_batch() {
+    let none = FencingToken::from_store_number(0).unwrap();
+    assert!(tokens_beside_a_purge(&["a", "b", "c"]).await.into_iter().all(|token| token > none));
+}
+
+#[tokio::test]
+async fn two_renewals_of_one_lease_in_one_batch_are_both_answered() {
+    let database = installed().await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let hold = granted(&backend, request("k", 1)).await;
+    let mut longer = hold.clone();
+    longer.ttl = Some(Duration::from_secs(3_600));
+    let (one, other) = tokio::join!(backend.renew(vec![hold.clone()]), backend.renew(vec![longer]));
+    for answer in one.into_iter().chain(other) {
+        assert_eq!(answer.unwrap(), Renewed::Extended);
+    }
+    let mut user = connection(&database).await;
+    let ttl: i64 =
+        sqlx::query_scalar("SELECT ttl_us FROM leasehold.lease").fetch_one(&mut user).await.unwrap();
+    assert_eq!(ttl, micros(Duration::from_secs(3_600)), "the last one counts");
+    let (one, other) = tokio::join!(backend.release(vec![hold.clone()]), backend.release(vec![hold]));
+    for answer in one.into_iter().chain(other) {
+        assert!(answer.unwrap().was_held);
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_waits_for_any_more_is_not_asked() {
+    let database = installed().await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    {
+        // It is queued by the first poll.
+        let mut dropped = pin!(backend.acquire(vec![request("dropped", 1)]));
+        assert!(matches!(dropped.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+    }
+    granted(&backend, request("next", 2)).await;
+    let mut user = connection(&database).await;
+    let keys: Vec<String> =
+        sqlx::query_scalar("SELECT key FROM leasehold.lease").fetch_all(&mut user).await.unwrap();
+    assert_eq!(keys, ["next"]);
+}
+
+#[tokio::test]
+async fn a_release_comes_after_the_grant_that_it_undoes() {
+    let database = installed().await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let asked = request("k", 1);
+    let hold = asked.hold();
+    let (asked, freed) = tokio::join!(backend.acquire(vec![asked]), backend.release(vec![hold]));
+    assert!(matches!(asked.into_iter().next().unwrap().unwrap(), Attempt::Granted(_)));
+    assert!(freed.into_iter().next().unwrap().unwrap().was_held);
+}
+
+#[tokio::test]
+async fn a_locked_table_is_an_error_and_not_a_held_key() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = connection(&database).await;
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("LOCK TABLE leasehold.lease IN SHARE MODE").await.unwrap();
+    for count in [1, 512] {
+        let start = Instant::now();
+        let requests = (0..count).map(|n| request(&format!("k{n}"), n)).collect();
+        for answer in backend.acquire(requests).await {
+            let error = answer.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.key().is_some());
+        }
+        assert!(start.elapsed() < Duration::from_secs(4), "{count}: {:?}", start.elapsed());
+    }
+    tx.commit().await.unwrap();
+    granted(&backend, request("k0", 1)).await;
+}
+
+#[tokio::test]
+async fn plans_that_were_made_for_an_empty_table_are_good_for_a_full_one() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    // An analysis would have the plans made again.
+    user.execute("ALTER TABLE leasehold.lease SET (autovacuum_enabled = off)").await.unwrap();
+    user.execute("VACUUM ANALYZE leasehold.lease").await.unwrap();
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let few: Vec<Request> = (0..3).map(|n| request(&format!("few{n}"), n)).collect();
+    let holds: Vec<HoldRef> = few.iter().map(Request::hold).collect();
+    for _ in 0..2 {
+        backend.acquire(few.clone()).await;
+        backend.renew(holds.clone()).await;
+        backend.release(holds.clone()).await;
+    }
+    user.execute(
+        "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at, released)
+        SELECT 'old' || n, 'x', n, now(), 1, now(), true FROM generate_series(1, 100000) n",
+    )
+    .await
+    .unwrap();
+    let many: Vec<Request> = (0..300).map(|n| request(&format!("k{n}"), 1_000 + n)).collect();
+    let holds: Vec<HoldRef> = many.iter().map(Request::hold).collect();
+    let start = Instant::now();
+    for answer in backend.acquire(many).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    let grants = start.elapsed();
+    for answer in backend.renew(holds.clone()).await {
+        assert_eq!(answer.unwrap(), Renewed::Extended);
+    }
+    let renewals = start.elapsed() - grants;
+    for answer in backend.release(holds).await {
+        assert!(answer.unwrap().was_held);
+    }
+    let releases = start.elapsed() - grants - renewals;
+    println!("{grants:?}, {renewals:?}, {releases:?}");
+    assert!([grants, renewals, releases].into_iter().all(|took| took < Duration::from_millis(700)));
+}
+
+/// Notes whether a grant's own transaction has looked at the marker.
+const MARKER: &str = "\
+CREATE TABLE public.looked (n bigint);
+GRANT ALL ON public.looked TO PUBLIC;
+CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.looked SELECT count(*) FROM pg_locks
+        WHERE pid = pg_backend_pid() AND relation = 'leasehold.incarnation'::regclass;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER INSERT ON leasehold.lease FOR EACH ROW EXECUTE FUNCTION public.note()";
+
+#[tokio::test]
+async fn behind_a_pooler_the_marker_is_looked_at_where_the_token_is_drawn() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    user.execute(MARKER).await.unwrap();
+    let postgres = PgConfig::from_url(database.url()).unwrap().pooler(Pooler::Transaction);
+    let backend = TtlConfig::new(postgres).backend().await.unwrap();
+    granted(&backend, request("a", 1)).await;
+    let looked: i64 = sqlx::query_scalar("SELECT n FROM public.looked").fetch_one(&mut user).await.unwrap();
+    assert!(looked > 0, "the server may have crashed since it was looked at");
+    // As after a crash: the sequence jumps before the next token.
+    user.execute("TRUNCATE leasehold.incarnation").await.unwrap();
+    let last = last_token(&mut user).await;
+    granted(&backend, request("b", 2)).await;
+    assert!(last_token(&mut user).await > last + 1_000);
+}
+
+async fn last_token(user: &mut PgConnection) -> i64 {
+    sqlx::query_scalar("SELECT max(token) FROM leasehold.lease").fetch_one(user).await.unwrap()
+}
+
+#[tokio::test]
+async fn extreme_values_in_a_row_harm_nobody() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = connection(&database).await;
+    for (name, serial) in [("max", 1), ("min", 2), ("endless", 3)] {
+        let mut asked = request(name, serial);
+        asked.cooldown = Some(Duration::from_micros(1));
+        let hold = granted(&backend, asked).await;
+        if name != "endless" {
+            backend.release(vec![hold]).await.remove(0).unwrap();
+        }
+    }
+    for set in [
+        "window_us = 9223372036854775807 WHERE key = 'max'",
+        "window_us = -9223372036854775808 WHERE key = 'min'",
+        "expires_at = 'infinity' WHERE key = 'endless'",
+    ] {
+        let update = sqlx::AssertSqlSafe(format!("UPDATE leasehold.lease SET {set}"));
+        assert_eq!(user.execute(update).await.unwrap().rows_affected(), 1);
+    }
+    let asked = ["endless", "max", "min"].into_iter().zip(10..).map(|(name, n)| request(name, n)).collect();
+    let answers: Vec<_> = backend.acquire(asked).await.into_iter().map(Result::unwrap).collect();
+    assert!(matches!(&answers[0], Attempt::Held(held) if held.retry_after.is_none()), "{answers:?}");
+    assert!(matches!(&answers[1], Attempt::Held(held) if held.cooling_for.is_some()), "{answers:?}");
+    assert!(matches!(answers[2], Attempt::Granted(_)), "{answers:?}");
+    for name in ["max", "endless"] {
+        assert!(matches!(backend.acquire(vec![request(name, 20)]).await.remove(0), Ok(Attempt::Held(_))));
+    }
+    let query = leasehold_api::ListQuery::new().include_ended();
+    assert_eq!(backend.admin().unwrap().list(&query).await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_mark_shortens_nobody_elses() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    granted(&backend, request("k", 1)).await;
+    let mut user = connection(&database).await;
+    for seconds in [60, 1] {
+        let mark = sqlx::query(text(LEASES.mark)).bind(vec!["k"]).bind(seconds * 1_000_000_i64);
+        assert_eq!(mark.fetch_all(&mut user).await.unwrap().len(), 1);
+    }
+    let lasts = "SELECT wake_until > clock_timestamp() + interval '30 s' FROM leasehold.lease";
+    assert!(sqlx::query_scalar::<_, bool>(lasts).fetch_one(&mut user).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_forged_notification_ends_nothing() {
+    let database: Database = installed().await;
+    let channel = config(&database).backend().await.unwrap().channel().to_owned();
+    let lock = config(&database).connect().await.unwrap();
+    let (spared, ended) = (lock.key("k").acquire().await.unwrap(), lock.key("l").acquire().await.unwrap());
+    let mut user = connection(&database).await;
+    let forged = format!("b{} k", spared.holder());
+    sqlx::query("SELECT pg_notify($1, $2)").bind(channel).bind(forged).execute(&mut user).await.unwrap();
+    // Notifications come in their order.
+    assert!(lock.admin().unwrap().force_release(ended.key(), ended.holder()).await.unwrap());
+    let reason = tokio::time::timeout(Duration::from_secs(5), ended.lost()).await.unwrap();
+    assert_eq!(reason, LossReason::ForcedRelease);
+    assert_eq!(spared.validity(), Validity::Valid);
+    spared.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_says_which_it_is() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    assert!(backend.to_string().starts_with("lease rows of postgres "), "{backend}");
+}
