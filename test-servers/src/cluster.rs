@@ -200,6 +200,10 @@ impl Cluster {
     }
 
     /// A new, empty database of this cluster. It stays as long as the cluster.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn fresh_database(&self) -> crate::Database {
         crate::Database::create(&self.admin_url(), false).await
     }
@@ -209,16 +213,28 @@ impl Cluster {
     /// # Panics
     ///
     /// When the server refuses it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn run_sql(&self, database: &str, sql: impl Into<String>) {
         or_panic(admin::script(self.url(database), sql.into()).await);
     }
 
     /// The client sessions of a database, without the one that asks.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn backends(&self, database: &str) -> Vec<crate::Backend> {
         or_panic(observe::backends(&self.admin_url(), database).await)
     }
 
     /// The advisory locks that are held or waited for in a database.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn advisory_locks(&self, database: &str) -> Vec<crate::AdvisoryLock> {
         or_panic(observe::advisory_locks(&self.admin_url(), database).await)
     }
@@ -228,6 +244,10 @@ impl Cluster {
     /// # Panics
     ///
     /// When it takes more than 60 seconds.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn stop(&self, mode: StopMode) {
         let signal = match mode {
             StopMode::Smart => Signal::TERM,
@@ -238,6 +258,10 @@ impl Cluster {
     }
 
     /// Kills the postmaster as a crash of the machine would, and waits until its children have noticed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn kill_postmaster(&self) {
         self.change(|server, _| server.process.end(Signal::KILL)).await;
     }
@@ -247,11 +271,19 @@ impl Cluster {
     /// # Panics
     ///
     /// When it does not start; the message has its log.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn start_again(&self) {
         self.change(Server::start).await;
     }
 
     /// Stops and starts the server.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn restart(&self, mode: StopMode) {
         self.stop(mode).await;
         self.start_again().await;

@@ -21,6 +21,10 @@ pub struct Database {
 /// # Panics
 ///
 /// When there is no server (see [`Cluster::start`]) or it refuses.
+///
+/// # Cancel safety
+///
+/// Dropping it leaves the servers as they are at that moment; they end with their values.
 pub async fn fresh_database() -> Database {
     match env::var("DATABASE_URL") {
         Ok(url) => Database::create(&url, true).await,
@@ -58,6 +62,10 @@ impl Database {
     /// # Panics
     ///
     /// When the server refuses it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn connect(&self) -> PgConnection {
         or_panic(PgConnection::connect(&self.url).await.map_err(|error| format!("cannot connect: {error}")))
     }

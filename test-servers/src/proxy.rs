@@ -86,6 +86,10 @@ impl Proxy {
     /// # Panics
     ///
     /// When no port can be had.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn start(target: impl Into<String>) -> Self {
         let target = Mutex::new(target.into());
         let (traps, counters) = (Mutex::default(), Counters::default());

@@ -28,6 +28,10 @@ impl Standby {
     /// # Panics
     ///
     /// When the copy cannot be made or started.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn of(primary: &Cluster) -> Self {
         let (url, password) = (primary.admin_url(), primary.password().map(str::to_owned));
         let started = admin::blocking(move || start(&url, password)).await;
@@ -53,6 +57,10 @@ impl Standby {
     /// # Panics
     ///
     /// When that takes more than 60 seconds.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn promote(&self) {
         self.cluster.run_sql("postgres", "SELECT pg_promote(true, 60)").await;
         self.wait_until("SELECT NOT pg_is_in_recovery()").await;
@@ -63,6 +71,10 @@ impl Standby {
     /// # Panics
     ///
     /// When that takes more than 60 seconds.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn cut(&self) {
         let sql = "ALTER SYSTEM SET primary_conninfo = ''";
         self.cluster.run_sql("postgres", sql).await;
@@ -75,6 +87,10 @@ impl Standby {
     /// # Panics
     ///
     /// When that takes more than 60 seconds.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn wait_for_replay(&self, primary: &Cluster) {
         let rows =
             admin::rows(primary.admin_url(), "SELECT pg_current_wal_lsn()::text".to_owned(), Vec::new());
