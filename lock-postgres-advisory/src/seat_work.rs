@@ -251,7 +251,7 @@ impl SeatWork {
 /// hid it, and, except for the last time, if keeping the transaction would hold back vacuum.
 const ATTEMPTS: usize = 4;
 
-/// A wait that was ended from outside, before it was granted.
-fn is_cancelled(error: &sqlx::Error) -> bool {
+/// The statement was ended from outside or by its time limit.
+pub(crate) fn is_cancelled(error: &sqlx::Error) -> bool {
     leasehold_postgres::sqlstate(error).as_deref() == Some("57014")
 }

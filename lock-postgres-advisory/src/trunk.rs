@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::names::space_of;
 use crate::registry::Place;
+use crate::seat_work::is_cancelled;
 use crate::shared::Shared;
 use crate::sql::{self, Process};
 
@@ -245,7 +246,8 @@ impl Trunk {
             }
             self.clean_up(connection, tried(&steps)).await?;
             failures += 1;
-            if steps.len() == 1 || failures > MOST_FAILURES {
+            // What took the server too long would take it as long again, and confirmations wait meanwhile.
+            if steps.len() == 1 || failures > MOST_FAILURES || is_cancelled(&failure) {
                 let error = store_error(failure, "ask for a lock");
                 for step in steps {
                     self.settle(step, Err(again(&error)));

@@ -160,7 +160,11 @@ async fn wait_by_asking(
             biased;
             () = stop.stopped() => return Ok(held()),
             () = keeper.seats.vacant(), if !refused => match keeper.seats.take().await {
-                Ok(Some(seat)) => return wait_in_queue(keeper, number, seat, request, stop).await,
+                Ok(Some(seat)) => {
+                    // In the queue nobody has to be notified for it.
+                    drop(poller);
+                    return wait_in_queue(keeper, number, seat, request, stop).await;
+                }
                 Ok(None) => {}
                 Err(error) if poller.is_none() => return Err(error),
                 Err(_) => refused = true,
