@@ -19,5 +19,6 @@ mod xact_sql;
 
 pub use backend::AdvisoryBackend;
 pub use config::{AdvisoryConfig, XactConfig};
-pub use xact::{LockWait, XactLocks, XactProof};
+pub use leasehold_postgres::LockWait;
+pub use xact::{XactLocks, XactProof};
 pub use xact_guard::XactGuard;

@@ -66,7 +66,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey, LossReason};
 use leasehold_postgres::{
-    Fnv1a64, Identifier, KeyNumber, KeySpace, sql::render, state_error, store_error, token,
+    Fnv1a64, Identifier, KeyNumber, KeySpace, LockWait, sql::render, state_error, store_error, token,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
@@ -78,19 +78,6 @@ use crate::xact_sql;
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
 const TAKE: &str = "take the lock";
-
-/// What to do about a lock that somebody else holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // The server knows these three.
-pub enum LockWait {
-    /// Wait at most this long in the server's queue, then [`Timeout`](ErrorKind::Timeout). Counted in whole
-    /// milliseconds, rounded up; at most 24 days.
-    Block(Duration),
-    /// [`Timeout`](ErrorKind::Timeout) at once.
-    NoWait,
-    /// No lock: `None`.
-    Skip,
-}
 
 /// Takes locks in transactions of the caller. Has no connection of its own; cheap to clone.
 ///

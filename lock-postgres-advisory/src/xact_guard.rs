@@ -5,12 +5,12 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockKey};
-use leasehold_postgres::{outcome_unknown, store_error};
+use leasehold_postgres::{LockWait, outcome_unknown, store_error};
 use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlStr, Transaction, raw_sql};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::xact::{ANSWER, LockWait, XactLocks, XactProof, answer, ask, held_by_others};
+use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, held_by_others};
 use crate::xact_sql;
 
 const BEGIN: &str = "begin a transaction";

@@ -1,4 +1,4 @@
-//! Names of schemas, quoted wherever they enter a statement.
+//! Names of the server's objects, quoted wherever they enter a statement.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use leasehold_api::{Error, ErrorKind};
 /// The longest name that the server keeps, in bytes of UTF-8. It would cut a longer one in silence.
 pub const MAX_IDENTIFIER_BYTES: usize = 63;
 
-/// The name of a schema: 1 to [`MAX_IDENTIFIER_BYTES`] bytes of UTF-8 without NUL.
+/// The name of a schema, table or column: 1 to [`MAX_IDENTIFIER_BYTES`] bytes of UTF-8 without NUL.
 ///
 /// Any other character is allowed, because a name enters a statement in quotes only. It is therefore
-/// taken literally: `Locks` and `locks` are two schemas.
+/// taken literally: `Locks` and `locks` are two names.
 ///
 /// ```
 /// use leasehold_postgres::Identifier;
@@ -34,24 +34,26 @@ impl Identifier {
     pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
         let text = text.as_ref();
         let reason = if text.is_empty() {
-            "the name of a schema needs at least one character".to_owned()
+            "a name on the server needs at least one character".to_owned()
         } else if text.len() > MAX_IDENTIFIER_BYTES {
             format!(
-                "the name of a schema has at most {MAX_IDENTIFIER_BYTES} bytes, this one has {}; choose a shorter one",
+                "a name on the server has at most {MAX_IDENTIFIER_BYTES} bytes, this one has {}; choose a shorter one",
                 text.len()
             )
         } else if text.contains('\0') {
-            "the name of a schema cannot contain NUL".to_owned()
+            "a name on the server cannot contain NUL".to_owned()
         } else if text.starts_with("pg_") {
-            "the server keeps names that begin with pg_ for itself; choose another schema".to_owned()
+            "the server keeps names that begin with pg_ for itself; choose another one".to_owned()
         } else {
             return Ok(Self(Arc::from(text)));
         };
         Err(Error::new(ErrorKind::InvalidOption, reason))
     }
 
-    /// A name of our own, known to be valid.
-    pub(crate) fn known(text: &'static str) -> Self {
+    /// A name that is known to be valid when it is written down; not checked in release builds, so never one
+    /// from outside.
+    #[must_use]
+    pub fn known(text: &'static str) -> Self {
         debug_assert!(Self::new(text).is_ok(), "{text:?}");
         Self(Arc::from(text))
     }

@@ -11,6 +11,7 @@ pub mod session;
 pub mod sql;
 pub mod table;
 pub mod token;
+mod wait;
 
 pub use config::{DEFAULT_SCHEMA, Liveness, PgConfig, Pooler};
 pub use error::{ends_session, outcome_unknown, sqlstate, state_error, store_error};
@@ -20,6 +21,7 @@ pub use number::{
     Djb2Xor, Fnv1a64, KeyNumber, KeySpace, RawBigint, RawPair, Sha256, SqlxNames, pack, unpack,
 };
 pub use sql::channel;
+pub use wait::LockWait;
 
 /// The driver whose types are part of this crate's interface.
 pub use sqlx;
