@@ -89,6 +89,7 @@
 //! | `postgres-advisory` | the modules `postgres` and `postgres_advisory`, `postgres://`, `postgres+advisory://` and `postgres+advisory-xact://` URLs |
 //! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
 //! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
+//! | `claim` | the modules `postgres` and `claim`: each row of your own table to one worker |
 //! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
 //!
 //! A feature only adds: it changes nothing of what is there without it.
@@ -119,7 +120,12 @@ pub use leasehold_memory as memory;
 pub use leasehold_file as file;
 
 /// What the Postgres stores share: the way to the server, the schema, numbers for keys.
-#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[cfg(any(
+    feature = "postgres-advisory",
+    feature = "postgres-row",
+    feature = "postgres-ttl",
+    feature = "claim"
+))]
 pub use leasehold_postgres as postgres;
 
 /// Postgres advisory locks.
@@ -133,3 +139,7 @@ pub use leasehold_postgres_row as postgres_row;
 /// Postgres lease rows.
 #[cfg(feature = "postgres-ttl")]
 pub use leasehold_postgres_ttl as postgres_ttl;
+
+/// Claims on the rows of your own Postgres table: each row to one worker, nothing lost, no zombie.
+#[cfg(feature = "claim")]
+pub use leasehold_claim as claim;

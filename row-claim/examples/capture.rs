@@ -1,0 +1,227 @@
+//! `capture(limit)` and `set_status(id, status)`: tasks that are run again and again, as a state machine.
+//!
+//! The status is an enum of the database: who captures a task in one of the states that are asked for sets it
+//! to `in_progress`, and alone may set another. A task has a timeout of its own, after which a sweep sets it
+//! to `failed` and whoever had it is refused, and a number of retries, after which it is `exhausted` until it
+//! is topped up. Everything is in a schema of its own, which is made anew each time.
+//!
+//! ```text
+//! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example capture
+//! ```
+
+use std::collections::BTreeMap;
+use std::error::Error;
+
+use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use leasehold_claim::sqlx::{PgPool, query_scalar, raw_sql};
+use leasehold_claim::{
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, RowId, RowKey, State, StateName,
+    States, Table, Take,
+};
+
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+const SCHEMA: &str = "leasehold_capture";
+
+const TABLES: &str = "
+    DROP SCHEMA IF EXISTS leasehold_capture CASCADE;
+    CREATE SCHEMA leasehold_capture;
+    CREATE TYPE task_status AS ENUM ('done', 'in_progress', 'failed', 'exhausted', 'retired');
+    CREATE TABLE task (
+        id bigint PRIMARY KEY,
+        status task_status NOT NULL DEFAULT 'done',
+        retries_left integer DEFAULT 5,
+        timeout_seconds integer NOT NULL DEFAULT 60
+    );
+    INSERT INTO task (id) SELECT n FROM generate_series(1, 5) n";
+
+/// What a task is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It was run, or never yet; it can be run again.
+    Done,
+    /// Somebody runs it, and nobody else may.
+    InProgress,
+    /// It went wrong, or took too long.
+    Failed,
+    /// No retries are left.
+    Exhausted,
+    /// It is not to be run any more.
+    Retired,
+}
+
+impl StateName for Status {
+    const ALL: &'static [Self] =
+        &[Self::Done, Self::InProgress, Self::Failed, Self::Exhausted, Self::Retired];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::InProgress => "in_progress",
+            Self::Failed => "failed",
+            Self::Exhausted => "exhausted",
+            Self::Retired => "retired",
+        }
+    }
+}
+
+/// Which tasks there are, and what may become of them. A captured one may become `done` or `failed`, which
+/// can be captured again (a sweep leaves the first of them behind), or `retired`, which cannot.
+fn spec() -> Result<ClaimSpec, ClaimError> {
+    let states = States::enumeration(
+        Table::new("task_status")?,
+        [State::of(Status::Failed), State::of(Status::Done)],
+        State::of(Status::Retired),
+    );
+    ClaimSpec::builder(Table::new("task")?)
+        .state("status", states.taken(State::of(Status::InProgress)).exhausted(State::of(Status::Exhausted)))
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("retries_left")
+        .timeout_seconds("timeout_seconds")
+        .build()
+}
+
+/// Somebody who runs tasks, and the tasks that it has captured.
+#[derive(Debug)]
+pub struct Tasks {
+    claims: PgClaims,
+    captured: BTreeMap<i64, ClaimRef>,
+}
+
+impl Tasks {
+    /// Nothing is captured yet.
+    pub fn new(claims: PgClaims) -> Self {
+        Self { claims, captured: BTreeMap::new() }
+    }
+
+    /// Captures at most `limit` tasks that are in one of the states `from`, which become `in_progress`.
+    pub async fn capture(&mut self, limit: u32, from: &[Status]) -> Result<Vec<i64>, ClaimError> {
+        let take = Take::up_to(limit).from(from.iter().copied().map(State::of));
+        let mut ids = Vec::new();
+        for claimed in self.claims.take(&take).await?.claims {
+            let id = id(&claimed.rows[0].key)?;
+            self.captured.insert(id, claimed.claim);
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    /// Sets the status of a task that was captured here, and lets go of it. One that may not be set is
+    /// refused, and the task is still captured.
+    pub async fn set_status(&mut self, id: i64, status: Status) -> Result<(), ClaimError> {
+        let claim = self.captured.get(&id).cloned();
+        let claim = claim.ok_or_else(|| ClaimError::NotFound { row: RowKey::new(id) })?;
+        let set = self.claims.settle_one(&claim, Outcome::To(State::of(status))).await;
+        if let Ok(_) | Err(ClaimError::Superseded { .. }) = set {
+            self.captured.remove(&id);
+        }
+        set?;
+        Ok(())
+    }
+}
+
+fn id(key: &RowKey) -> Result<i64, ClaimError> {
+    let RowId::Int(id) = key.id else { return Err(ClaimError::Unsupported("tasks have numbers".to_owned())) };
+    Ok(id)
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let url = std::env::var("DATABASE_URL").map_err(|_| "set DATABASE_URL to a database to try this in")?;
+    let example = Example::set_up(&url).await?;
+    example.two_capture().await?.iter().for_each(|line| println!("{line}"));
+    example.one_is_too_late().await?.iter().for_each(|line| println!("{line}"));
+    example.until_exhausted().await?.iter().for_each(|line| println!("{line}"));
+    Ok(())
+}
+
+/// The table, and whoever uses it.
+#[derive(Debug)]
+pub struct Example {
+    pool: PgPool,
+    claims: PgClaims,
+}
+
+impl Example {
+    /// Makes the table.
+    pub async fn set_up(url: &str) -> Result<Self> {
+        let options = url.parse::<PgConnectOptions>()?.options([("search_path", SCHEMA)]);
+        let pool = PgPoolOptions::new().connect_with(options).await?;
+        raw_sql(TABLES).execute(&pool).await?;
+        let spec = spec()?;
+        spec.migration().attempts(5).apply(&pool).await?;
+        spec.ensure(&pool).await?;
+        Ok(Self { claims: PgClaims::new(pool.clone(), spec), pool })
+    }
+
+    /// Two capture tasks, each others than the other, and set what may be set.
+    pub async fn two_capture(&self) -> Result<Vec<String>> {
+        let (mut a, mut b) = (Tasks::new(self.claims.clone()), Tasks::new(self.claims.clone()));
+        let all = [Status::Done, Status::Failed];
+        Ok(vec![
+            format!("A captures {:?}", a.capture(2, &all).await?),
+            format!("B captures {:?}", b.capture(2, &all).await?),
+            told("B sets 1 to done", b.set_status(1, Status::Done).await),
+            told("A sets 1 to failed", a.set_status(1, Status::Failed).await),
+            told("A sets 2 to exhausted", a.set_status(2, Status::Exhausted).await),
+            told("A sets 2 to done", a.set_status(2, Status::Done).await),
+            told("B sets 3 to retired", b.set_status(3, Status::Retired).await),
+            format!("B captures of those that failed {:?}", b.capture(9, &[Status::Failed]).await?),
+            told("B sets 1 to done", b.set_status(1, Status::Done).await),
+            told("B sets 4 to done", b.set_status(4, Status::Done).await),
+        ])
+    }
+
+    /// A task takes longer than its timeout.
+    pub async fn one_is_too_late(&self) -> Result<Vec<String>> {
+        let (mut a, mut b) = (Tasks::new(self.claims.clone()), Tasks::new(self.claims.clone()));
+        let mut said = vec![format!("A captures {:?}", a.capture(1, &[Status::Done]).await?)];
+        // Its minute passes.
+        raw_sql("UPDATE task SET lease_until = lease_until - interval '1 minute' WHERE id = 1")
+            .execute(&self.pool)
+            .await?;
+        let (one, two) = tokio::join!(self.claims.sweep(100), self.claims.sweep(100));
+        said.push(format!("two sweeps return {}", one?.returned.len() + two?.returned.len()));
+        said.push(format!("B captures {:?}", b.capture(1, &[Status::Failed]).await?));
+        said.push(told("A sets 1 to done", a.set_status(1, Status::Done).await));
+        said.push(told("B sets 1 to done", b.set_status(1, Status::Done).await));
+        Ok(said)
+    }
+
+    /// A task that fails each time, and one that is topped up.
+    pub async fn until_exhausted(&self) -> Result<Vec<String>> {
+        raw_sql("INSERT INTO task (id, status, retries_left) VALUES (6, 'failed', 3)")
+            .execute(&self.pool)
+            .await?;
+        let mut a = Tasks::new(self.claims.clone());
+        let mut said = Vec::new();
+        for _ in 0..4 {
+            let captured = a.capture(1, &[Status::Failed]).await?;
+            said.push(format!("A captures {captured:?}"));
+            for id in captured {
+                a.set_status(id, Status::Failed).await?;
+            }
+        }
+        // Sweeps also find what lies waiting without a retry left.
+        self.claims.sweep(100).await?;
+        said.push(format!("6 is {}", self.status(6).await?));
+        said.push(format!("{} topped up", self.claims.top_up(&[RowKey::new(6)], 1).await?));
+        said.push(format!("A captures {:?}", a.capture(1, &[Status::Failed]).await?));
+        Ok(said)
+    }
+
+    async fn status(&self, id: i64) -> Result<String> {
+        Ok(query_scalar("SELECT status::text FROM task WHERE id = $1").bind(id).fetch_one(&self.pool).await?)
+    }
+}
+
+/// What became of a call, by the kind of the error.
+fn told(what: &str, result: Result<(), ClaimError>) -> String {
+    match result {
+        Ok(()) => what.to_owned(),
+        Err(ClaimError::NotFound { .. }) => format!("{what}: refused, it has not captured it"),
+        Err(ClaimError::IllegalTransition { from, to }) => format!("{what}: refused, {from} to {to}"),
+        Err(ClaimError::Superseded { .. }) => format!("{what}: refused, it is somebody else's by now"),
+        Err(error) => format!("{what}: {error}"),
+    }
+}

@@ -1,0 +1,284 @@
+//! A claim as a worker has it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LossReason, Lost};
+use serde::de::DeserializeOwned;
+use sqlx::{Postgres, Transaction};
+use tokio::sync::oneshot;
+
+use crate::claimer::{Extend, Hold, Shared, closed};
+use crate::error::ClaimError;
+use crate::id::OwnerToken;
+use crate::postgres::PgClaims;
+use crate::store::{ClaimRef, ClaimedRow, Outcome, Settled};
+
+/// What a claim that nobody settled is returned with.
+const DROPPED: &str = "dropped";
+
+/// A row, or all outstanding rows of a group, that this worker has until the lease ends, which the claimer
+/// renews in the background.
+///
+/// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry) or
+/// [`put_back`](Self::put_back). A claim that is dropped is returned, and the attempt counts. Where the store
+/// refuses an end and nothing was written, the claim is returned likewise.
+///
+/// A process that stood still may come back when somebody else has the row. Then whatever it writes through
+/// the claim answers [`Superseded`](ClaimError::Superseded) and changes nothing. For what it changes elsewhere,
+/// pass [`epoch`](Self::epoch) on, and stop at [`lost`](Self::lost).
+#[must_use = "a dropped claim is returned, and the attempt counts"]
+pub struct Claim {
+    hold: Arc<Hold>,
+    shared: Arc<Shared>,
+}
+
+impl Claim {
+    pub(crate) fn new(hold: Arc<Hold>, shared: Arc<Shared>) -> Self {
+        Self { hold, shared }
+    }
+
+    /// Its rows, in order; at least one.
+    #[must_use]
+    pub fn rows(&self) -> &[ClaimedRow] {
+        &self.hold.claimed.rows
+    }
+
+    /// The row, or the first of the group.
+    #[must_use]
+    pub fn row(&self) -> &ClaimedRow {
+        // The claimer drops claims without rows before they become one of these.
+        &self.hold.claimed.rows[0]
+    }
+
+    /// The columns of the work of the row, or of the first of the group, as a value of your own.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) when they do not fit its type.
+    pub fn work<T: DeserializeOwned>(&self) -> Result<T, ClaimError> {
+        self.row().work()
+    }
+
+    /// The group, where the spec names one and the row has one.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        self.hold.claimed.group.as_deref()
+    }
+
+    /// Who has it. Made for this claim alone.
+    #[must_use]
+    pub fn owner(&self) -> OwnerToken {
+        self.hold.claimed.claim.owner
+    }
+
+    /// A number that is greater for each later claim of the same row, to be passed to whatever the work
+    /// changes elsewhere. `None` where the spec keeps none.
+    #[must_use]
+    pub fn epoch(&self) -> Option<i64> {
+        self.hold.claimed.epoch()
+    }
+
+    /// The claim as calls of the store name it.
+    #[must_use]
+    pub fn claim_ref(&self) -> &ClaimRef {
+        &self.hold.claimed.claim
+    }
+
+    /// Whether nobody else can have the row. Computed from the clock at each look, so it is right also when
+    /// the process was stopped and no task has run since.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// For how long nobody else can have the row, if the lease is not renewed: counted from when the claim or
+    /// its renewal was asked for, and a tenth less than the lease. Zero when it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.hold.remaining(&*self.shared.clock)
+    }
+
+    /// Resolves when the claim is lost, with the reason: somebody else has the row, or the lease ended before
+    /// the store confirmed a renewal. Never, when it was settled.
+    pub fn lost(&self) -> Lost {
+        self.hold.lost()
+    }
+
+    /// The work is done.
+    ///
+    /// # Errors
+    ///
+    /// As [`settle`](Self::settle).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`settle`](Self::settle).
+    pub async fn done(self) -> Result<Settled, ClaimError> {
+        self.settle(Outcome::Done).await
+    }
+
+    /// The work was tried and failed for good.
+    ///
+    /// # Errors
+    ///
+    /// As [`settle`](Self::settle).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`settle`](Self::settle).
+    pub async fn fail(self, message: impl Into<String>) -> Result<Settled, ClaimError> {
+        self.settle(Outcome::Failed(message.into())).await
+    }
+
+    /// The work failed this time and is to be tried again `after` a pause, if attempts are left: the answer
+    /// names rows that have none.
+    ///
+    /// # Errors
+    ///
+    /// As [`settle`](Self::settle).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`settle`](Self::settle).
+    pub async fn retry(self, message: impl Into<String>, after: Duration) -> Result<Settled, ClaimError> {
+        self.settle(Outcome::Retry { error: Some(message.into()), after }).await
+    }
+
+    /// The work was not tried: somebody else may, and the attempt does not count.
+    ///
+    /// # Errors
+    ///
+    /// As [`settle`](Self::settle).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`settle`](Self::settle).
+    pub async fn put_back(self) -> Result<Settled, ClaimError> {
+        self.settle(Outcome::PutBack).await
+    }
+
+    /// Ends the claim: all of its rows, or none. When the store cannot be reached, it is asked again until
+    /// the lease has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Superseded`](ClaimError::Superseded) when a row is not this claim's any more,
+    /// [`IllegalTransition`](ClaimError::IllegalTransition), [`Unsupported`](ClaimError::Unsupported) and
+    /// constraints of the table when the store refuses; nothing was written then. `Store` of kind
+    /// `OutcomeUnknown` when it did not answer in time.
+    ///
+    /// # Cancel safety
+    ///
+    /// A call that was polled once goes on when it is dropped, without telling how it ended. One that was not
+    /// returns the claim.
+    pub async fn settle(self, outcome: Outcome) -> Result<Settled, ClaimError> {
+        self.settle_shared(outcome).await.unwrap_or_else(|| Err(settled()))
+    }
+
+    /// `None` when it was settled already.
+    pub(crate) async fn settle_shared(&self, outcome: Outcome) -> Option<Result<Settled, ClaimError>> {
+        if !self.hold.try_settle() {
+            return None;
+        }
+        let (reply, answer) = oneshot::channel();
+        self.shared.settle(Arc::clone(&self.hold), outcome, Some(reply));
+        Some(answer.await.unwrap_or_else(|_| Err(closed())))
+    }
+
+    /// Ends the claim in a transaction of yours, in which the work was done, and commits it: both count, or
+    /// neither. `claims` is the store that the claim is from.
+    ///
+    /// After an error the transaction is rolled back and the claim is still held, unless it was lost: try
+    /// again with a new transaction, end it otherwise, or drop it. If a commit was not answered, both may
+    /// count all the same; whatever is tried then answers `Superseded`.
+    ///
+    /// # Errors
+    ///
+    /// As [`PgClaims::settle_in`], and what keeps the server from committing.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call rolls back, or may have committed if it was committing. The claim is still held.
+    pub async fn settle_with(
+        &mut self,
+        claims: &PgClaims,
+        mut transaction: Transaction<'_, Postgres>,
+        outcome: Outcome,
+    ) -> Result<Settled, ClaimError> {
+        if !self.hold.try_settle() {
+            return Err(settled());
+        }
+        let settling = Settling(self);
+        let settled = match claims.settle_in(&mut transaction, self.claim_ref(), &outcome).await {
+            Ok(settled) => settled,
+            Err(error) => {
+                drop(settling);
+                if matches!(error, ClaimError::Superseded { .. }) {
+                    self.hold.lose(LossReason::Gone);
+                }
+                return Err(error);
+            }
+        };
+        transaction.commit().await.map_err(|error| ClaimError::of(error, "commit the end of a claim"))?;
+        self.shared.release(&self.hold);
+        self.shared.after(&outcome);
+        self.shared.report_exhausted(&settled.exhausted);
+        Ok(settled)
+    }
+
+    /// Lets the lease begin anew, and last `lease` from now on, with this and each later renewal.
+    ///
+    /// # Errors
+    ///
+    /// [`Superseded`](ClaimError::Superseded) when a row is not this claim's any more,
+    /// [`Busy`](ClaimError::Busy) when somebody is changing one at this moment, an `InvalidOption` for a lease
+    /// shorter than a millisecond, and what keeps the store from answering. The claim is as before then, or,
+    /// if that is not known, lasts no longer than either lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// A call that was polled once goes on when it is dropped.
+    pub async fn extend(&self, lease: Duration) -> Result<(), ClaimError> {
+        if lease < Duration::from_millis(1) {
+            let message = "a lease shorter than a millisecond is none; ask for more, or settle the claim";
+            return Err(Error::new(ErrorKind::InvalidOption, message).into());
+        }
+        let (reply, answer) = oneshot::channel();
+        self.shared.extend(Extend { hold: Arc::clone(&self.hold), lease, reply });
+        answer.await.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let outcome = Outcome::Retry { error: Some(DROPPED.to_owned()), after: Duration::ZERO };
+        self.shared.give_back(&self.hold, outcome);
+    }
+}
+
+/// A claim whose end is being written by its worker. Unless it has ended, it is held on after this.
+struct Settling<'a>(&'a Claim);
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.hold.unsettled();
+        // Its deadline may have passed meanwhile.
+        self.0.shared.kept.notify_one();
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("claim", self.claim_ref())
+            .field("group", &self.group())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}
+
+fn settled() -> ClaimError {
+    ClaimError::unsupported("the claim was settled already; take the next one")
+}

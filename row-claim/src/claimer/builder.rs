@@ -1,0 +1,234 @@
+//! How a claimer is set up.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::{Clock, SystemClock};
+use tokio::runtime::Handle;
+
+use super::{Claimer, feeder, keeper, listener, settler, shared, sweeper};
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::state::State;
+use crate::store::{ClaimStore, DEFAULT_LEASE, Take};
+
+/// What [`Claimer::run`](super::Claimer::run) does with a claim whose handler answered an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // It is tried again or not.
+pub enum OnFailure {
+    /// It is settled as failed, with the message.
+    Fail,
+    /// It is tried again after this pause, if attempts are left. A pause above zero needs a column for it.
+    Retry(Duration),
+}
+
+pub(crate) type OnExhausted = Arc<dyn Fn(&[RowKey]) + Send + Sync>;
+pub(crate) type OnError = Arc<dyn Fn(&ClaimError) + Send + Sync>;
+
+pub(crate) struct Config {
+    pub(crate) batch: u32,
+    pub(crate) ahead: u32,
+    pub(crate) lease: Duration,
+    pub(crate) renew_every: Duration,
+    pub(crate) queue: Option<Arc<str>>,
+    pub(crate) from: Vec<State>,
+    pub(crate) poll: Duration,
+    pub(crate) sweep_every: Duration,
+    pub(crate) close_limit: Duration,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) on_exhausted: Option<OnExhausted>,
+    pub(crate) on_error: Option<OnError>,
+}
+
+impl Config {
+    /// What to take, at most `limit` of it.
+    pub(crate) fn take(&self, limit: u32) -> Take {
+        let mut take = Take::up_to(limit).lease(self.lease).from(self.from.iter().cloned());
+        take.queue.clone_from(&self.queue);
+        take
+    }
+
+    /// How long a claim may lie ready before it was one too many: a tenth of its lease.
+    pub(crate) fn patience(&self) -> Duration {
+        self.lease / 10
+    }
+
+    /// The limit of one call of the store: an answer that takes longer than the lease is of no use.
+    pub(crate) fn call_limit(&self) -> Duration {
+        self.lease.max(Duration::from_secs(1))
+    }
+}
+
+/// A claimer that is being set up. What is left out has a default that suits most work.
+#[must_use = "call `start`"]
+pub struct ClaimerBuilder {
+    store: Arc<dyn ClaimStore>,
+    clock: Arc<dyn Clock>,
+    renew_every: Option<Duration>,
+    sweep_every: Option<Duration>,
+    config: Config,
+}
+
+impl ClaimerBuilder {
+    pub(super) fn new(store: Arc<dyn ClaimStore>) -> Self {
+        Self {
+            store,
+            clock: SystemClock::shared(),
+            renew_every: None,
+            sweep_every: None,
+            config: Config {
+                batch: 100,
+                ahead: 100,
+                lease: DEFAULT_LEASE,
+                renew_every: Duration::ZERO,
+                queue: None,
+                from: Vec::new(),
+                poll: Duration::from_secs(30),
+                sweep_every: Duration::ZERO,
+                close_limit: Duration::from_secs(10),
+                on_failure: OnFailure::Fail,
+                on_exhausted: None,
+                on_error: None,
+            },
+        }
+    }
+
+    /// The most claims (rows, or groups where the spec groups) that one statement takes. By default 100.
+    pub fn batch(mut self, claims: u32) -> Self {
+        self.config.batch = claims;
+        self
+    }
+
+    /// The most claims that may lie ready for workers who have not asked yet. By default 100; with 0, only
+    /// what somebody waits for is taken. It is a bound: how many are really taken ahead follows the workers,
+    /// so that none lies about for more than a tenth of its lease.
+    pub fn ahead(mut self, claims: u32) -> Self {
+        self.config.ahead = claims;
+        self
+    }
+
+    /// How long a lease lasts unless it is renewed, which the claimer does for as long as the process lives.
+    /// It bounds for how long the rows of a process that was killed are left alone. By default 30 seconds.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.lease = lease;
+        self
+    }
+
+    /// How long after a claim or a renewal it is renewed: by default a third of the lease, at most half.
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.renew_every = Some(interval);
+        self
+    }
+
+    /// Only rows of this queue. Without it, of all queues; how they share the workers is then up to the order
+    /// of the spec.
+    pub fn queue(mut self, queue: impl Into<Arc<str>>) -> Self {
+        self.config.queue = Some(queue.into());
+        self
+    }
+
+    /// Only rows in one of these states, which must be among those that the spec allows to be taken.
+    pub fn from<S: Into<State>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
+        self.config.from = states.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How long an idle claimer goes without looking for work, at most: up to a fifth less, at random. Work
+    /// whose notification was lost, or that became ready by the passing of time, is found by then. By default
+    /// 30 seconds.
+    pub fn poll(mut self, interval: Duration) -> Self {
+        self.config.poll = interval;
+        self
+    }
+
+    /// How often it looks for leases of others that have ended, at most: up to half of it less, at random.
+    /// By default a quarter of the lease, and at most half a second. Where nobody sweeps, the rows of
+    /// processes that died stay taken.
+    pub fn sweep_every(mut self, interval: Duration) -> Self {
+        self.sweep_every = Some(interval);
+        self
+    }
+
+    /// How long [`close`](super::Claimer::close) waits for claims that workers have. By default 10 seconds.
+    pub fn close_limit(mut self, limit: Duration) -> Self {
+        self.config.close_limit = limit;
+        self
+    }
+
+    /// What [`run`](super::Claimer::run) does with a claim whose handler answered an error. By default it
+    /// is failed.
+    pub fn on_failure(mut self, policy: OnFailure) -> Self {
+        self.config.on_failure = policy;
+        self
+    }
+
+    /// Is told of rows that have no attempt left. Called from a task of the claimer: be quick.
+    pub fn on_exhausted(mut self, tell: impl Fn(&[RowKey]) + Send + Sync + 'static) -> Self {
+        self.config.on_exhausted = Some(Arc::new(tell));
+        self
+    }
+
+    /// Is told of errors that no caller gets: of taking, sweeping and listening, which are all tried again.
+    /// Called from a task of the claimer: be quick.
+    pub fn on_error(mut self, tell: impl Fn(&ClaimError) + Send + Sync + 'static) -> Self {
+        self.config.on_error = Some(Arc::new(tell));
+        self
+    }
+
+    /// The clock by which leases end here, for stores whose time is virtual. By default one that never goes
+    /// back and also runs while the machine is suspended.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Starts its tasks on the current tokio runtime. Nothing is taken before somebody asks for a claim.
+    ///
+    /// # Errors
+    ///
+    /// [`Store`](ClaimError::Store) of kind `Closed` outside of a tokio runtime and of kind `InvalidOption`
+    /// for a zero where there must be more, and [`Unsupported`](ClaimError::Unsupported) when the spec keeps
+    /// no lease.
+    pub fn start(self) -> Result<Claimer, ClaimError> {
+        let Self { store, clock, renew_every, sweep_every, mut config } = self;
+        store.spec().needs_lease()?;
+        let least = Duration::from_millis(1);
+        let wrong = match &config {
+            Config { batch: 0, .. } => Some("the batch is 0: a claimer has to take at least one at a time"),
+            Config { lease, .. } if *lease < least => Some("the lease is shorter than a millisecond"),
+            Config { poll, .. } if *poll < least => Some("the poll interval is shorter than a millisecond"),
+            _ if renew_every.is_some_and(|every| every < least) => {
+                Some("the renewal interval is shorter than a millisecond")
+            }
+            _ if sweep_every.is_some_and(|every| every < least) => {
+                Some("the sweep interval is shorter than a millisecond")
+            }
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            return Err(Error::new(ErrorKind::InvalidOption, wrong).into());
+        }
+        let runtime = Handle::try_current().map_err(|error| {
+            let message = "there is no tokio runtime here to run the claimer's tasks; start it inside of one";
+            Error::new(ErrorKind::Closed, message).with_source(error)
+        })?;
+        config.renew_every = renew_every.unwrap_or(config.lease / 3).min(config.lease / 2);
+        let usual = (config.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
+        config.sweep_every = sweep_every.unwrap_or(usual);
+        let (shared, settlements, extensions) = shared::Shared::new(store, clock, config);
+        runtime.spawn(keeper::run(Arc::clone(&shared), extensions));
+        runtime.spawn(settler::run(Arc::clone(&shared), settlements));
+        runtime.spawn(sweeper::run(Arc::clone(&shared)));
+        runtime.spawn(listener::run(Arc::clone(&shared)));
+        runtime.spawn(feeder::run(Arc::clone(&shared)));
+        Ok(Claimer::new(shared))
+    }
+}
+
+impl fmt::Debug for ClaimerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClaimerBuilder").field("store", &self.store).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,234 @@
+//! Takes claims for the workers: passes over the table, pauses, sleep.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use leasehold_api::{Error, ErrorKind};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::shared::Shared;
+use crate::error::ClaimError;
+use crate::pass::{Pass, PassEnd};
+use crate::store::Outcome;
+
+/// How long the first look waits for the listener to listen, so that nothing can come in between.
+const PRIMING: Duration = Duration::from_secs(1);
+
+/// After this long a pass that gets work done goes back to the start, so that rows which came to lie before
+/// the line do not wait for the end of a table that others keep filling.
+const LONGEST_PASS: Duration = Duration::from_secs(1);
+
+/// The pauses after passes that only met rows which others are at, or which were put back.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// After a pass that found nothing, the next one begins no sooner: a thousand notifications in a row are not
+/// a thousand passes.
+const GAP: Duration = Duration::from_millis(10);
+
+/// What comes after a step.
+enum Next {
+    Go,
+    Pause(Duration),
+    Idle,
+}
+
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut feeder = Feeder::new(shared);
+    feeder.rest(PRIMING, Duration::ZERO).await;
+    while feeder.demand().await {
+        match feeder.step().await {
+            Next::Go => {}
+            // News shorten a pause, and cannot make it none: they may be of the very rows that it is for.
+            Next::Pause(pause) => feeder.rest(pause, GAP.max(pause / 4)).await,
+            Next::Idle => feeder.idle().await,
+        }
+    }
+}
+
+struct Feeder {
+    shared: Arc<Shared>,
+    pass: Pass,
+    /// When the pass began; `None` at its start.
+    began: Option<Instant>,
+    pauses: ExponentialBackoff,
+    failures: ExponentialBackoff,
+}
+
+impl Feeder {
+    fn new(shared: Arc<Shared>) -> Self {
+        let (pauses, failures) = (pauses(&shared), failures(&shared));
+        Self { shared, pass: Pass::new(), began: None, pauses, failures }
+    }
+
+    /// Waits until somebody wants claims. False when there will be none.
+    async fn demand(&self) -> bool {
+        loop {
+            if self.shared.stop.is_cancelled() {
+                return false;
+            }
+            if self.shared.wanted() > 0 {
+                return true;
+            }
+            tokio::select! {
+                () = self.shared.stop.cancelled() => {}
+                () = self.shared.demand.notified() => {}
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Next {
+        match self.try_step().await {
+            Ok(next) => {
+                self.failures = failures(&self.shared);
+                next
+            }
+            Err(error) => {
+                self.shared.report(&error);
+                self.restart();
+                Next::Pause(self.failures.next().unwrap_or(self.shared.config.poll))
+            }
+        }
+    }
+
+    async fn try_step(&mut self) -> Result<Next, ClaimError> {
+        let began = match self.began {
+            Some(began) => began,
+            None => {
+                // Whatever was announced by now is seen by a pass that begins now.
+                self.shared.take_woken();
+                *self.began.insert(Instant::now())
+            }
+        };
+        let limit = self.shared.wanted();
+        if limit == 0 {
+            return Ok(Next::Go);
+        }
+        let line = self.pass.line();
+        let take = self.shared.config.take(limit).after(line.clone());
+        let asked = self.shared.clock.now();
+        let taken = self.bounded(self.shared.store.take(&take)).await?;
+        self.pass.saw(&taken);
+        let is_end = taken.claims.is_empty() && (taken.line.is_none() || taken.line == line);
+        self.shared.accept(taken.claims, asked);
+        let is_long = began.elapsed() >= LONGEST_PASS && self.pass.gained() > 0;
+        if is_end || is_long { self.end().await } else { Ok(Next::Go) }
+    }
+
+    async fn end(&mut self) -> Result<Next, ClaimError> {
+        self.pass.returned(self.shared.take_returned());
+        let pending = self.pass.must_ask() && {
+            let take = self.shared.config.take(1);
+            self.bounded(self.shared.store.pending(&take)).await?
+        };
+        self.began = None;
+        Ok(match self.pass.end(pending) {
+            PassEnd::Found => {
+                self.pauses = pauses(&self.shared);
+                Next::Go
+            }
+            PassEnd::Skipped => Next::Pause(self.pause()),
+            PassEnd::Clean => Next::Idle,
+        })
+    }
+
+    /// Sleeps until woken, at most until the next poll.
+    async fn idle(&mut self) {
+        let gap = Instant::now() + GAP;
+        // Not all at once: up to a fifth sooner.
+        let poll = Instant::now() + self.shared.config.poll.mul_f64(1.0 - fastrand::f64() / 5.0);
+        let until = loop {
+            let mut wake = std::pin::pin!(self.shared.wake.notified());
+            wake.as_mut().enable();
+            if self.shared.take_woken() {
+                break gap;
+            }
+            if self.shared.has_returned() {
+                break gap + self.pauses.next().unwrap_or(LONGEST_PAUSE);
+            }
+            let until = self.shared.next_later().map_or(poll, |later| later.min(poll));
+            tokio::select! {
+                () = self.shared.stop.cancelled() => return,
+                () = wake => {}
+                () = sleep_until(until) => if Instant::now() >= poll { break gap },
+            }
+        };
+        tokio::select! {
+            () = self.shared.stop.cancelled() => {}
+            () = sleep_until(until) => {}
+        }
+    }
+
+    /// Sleeps for `pause`, or until there is new work, but for `least`.
+    async fn rest(&self, pause: Duration, least: Duration) {
+        let now = Instant::now();
+        let (least, until) = (now + least, now + pause);
+        loop {
+            let mut wake = std::pin::pin!(self.shared.wake.notified());
+            wake.as_mut().enable();
+            if self.shared.take_woken() {
+                break;
+            }
+            let until = self.shared.next_later().map_or(until, |later| later.min(until));
+            tokio::select! {
+                () = self.shared.stop.cancelled() => return,
+                () = wake => {}
+                () = sleep_until(until) => break,
+            }
+        }
+        tokio::select! {
+            () = self.shared.stop.cancelled() => {}
+            () = sleep_until(least.min(until)) => {}
+        }
+    }
+
+    fn pause(&mut self) -> Duration {
+        self.pauses.next().unwrap_or(LONGEST_PAUSE)
+    }
+
+    fn restart(&mut self) {
+        self.pass = Pass::new();
+        self.began = None;
+    }
+
+    async fn bounded<T>(&self, call: impl Future<Output = Result<T, ClaimError>>) -> Result<T, ClaimError> {
+        match timeout(self.shared.config.call_limit(), call).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let message = "the store took longer to answer than a lease lasts; it is asked again";
+                Err(Error::new(ErrorKind::Unavailable, message).into())
+            }
+        }
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        // Also when the runtime ends: those who wait must hear that nothing will come.
+        for hold in self.shared.unbegun(None) {
+            self.shared.give_back(&hold, Outcome::PutBack);
+        }
+        self.shared.fed();
+    }
+}
+
+fn pauses(shared: &Shared) -> ExponentialBackoff {
+    let longest = LONGEST_PAUSE.min(shared.config.poll);
+    ExponentialBuilder::default()
+        .with_jitter()
+        .with_min_delay(SHORTEST_PAUSE.min(longest))
+        .with_max_delay(longest)
+        .without_max_times()
+        .build()
+}
+
+fn failures(shared: &Shared) -> ExponentialBackoff {
+    let longest = shared.config.poll.min(Duration::from_secs(5));
+    ExponentialBuilder::default()
+        .with_jitter()
+        .with_min_delay(Duration::from_millis(100).min(longest))
+        .with_max_delay(longest)
+        .without_max_times()
+        .build()
+}

@@ -1,0 +1,229 @@
+//! Keeps claims: renews their leases, all in one statement, and tells when one is lost.
+//!
+//! It never awaits the store itself: calls are futures of its own set, so that a silent store delays neither
+//! a loss nor the next renewal.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use leasehold_api::{Error, ErrorKind, LossReason};
+use leasehold_engine::Moment;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::hold::Hold;
+use super::shared::{Extend, Shared, closed};
+use crate::error::ClaimError;
+use crate::store::{Outcome, Renewal};
+
+/// The longest it sleeps while something is held: leases also end while the machine is suspended, when the
+/// runtime's timers may stand still.
+const GLANCE: Duration = Duration::from_secs(1);
+
+type Reply = oneshot::Sender<Result<(), ClaimError>>;
+
+pub(crate) async fn run(shared: Arc<Shared>, requests: mpsc::UnboundedReceiver<Extend>) {
+    let part = shared.config.renew_every.as_secs_f64() / shared.config.lease.as_secs_f64();
+    Keeper { shared, requests, calls: FuturesUnordered::new(), queue: Vec::new(), part }.run().await;
+}
+
+struct Keeper {
+    shared: Arc<Shared>,
+    requests: mpsc::UnboundedReceiver<Extend>,
+    calls: FuturesUnordered<BoxFuture<'static, Call>>,
+    /// Requests for claims that are being renewed already.
+    queue: Vec<Extend>,
+    /// Which part of a lease passes before it is renewed.
+    part: f64,
+}
+
+/// A renewal that was answered, or not.
+struct Call {
+    holds: Vec<Arc<Hold>>,
+    lease: Duration,
+    sent: Moment,
+    reply: Option<Reply>,
+    answers: Result<Vec<Renewal>, ClaimError>,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut calm = std::pin::pin!(shared.calm());
+        loop {
+            let look = self.look();
+            tokio::select! {
+                biased;
+                () = &mut calm => return,
+                Some(call) = self.calls.next() => self.answered(call),
+                Some(request) = self.requests.recv() => self.queue.push(request),
+                () = shared.kept.notified() => {}
+                () = at(look) => {}
+            }
+        }
+    }
+
+    /// Looks after everything that is held. Answers when to look again.
+    fn look(&mut self) -> Option<Instant> {
+        let now = self.shared.clock.now();
+        self.return_unbegun();
+        let mut holds = self.shared.held();
+        holds.retain(|hold| {
+            if !hold.is_lost() && hold.deadline() <= now && hold.lose(LossReason::Expired) {
+                tracing::warn!(claim = ?hold.claimed.claim, "a lease ended before the store renewed it");
+            }
+            !hold.is_lost() && hold.deadline() > now
+        });
+        self.extend();
+        self.renew(&holds, now);
+        let next = |hold: &Arc<Hold>| {
+            if hold.renewing.load(Ordering::Acquire) {
+                hold.deadline()
+            } else {
+                hold.due().min(hold.deadline())
+            }
+        };
+        let left = holds.iter().map(next).min().map(|next| next.since(now).min(GLANCE));
+        let stale = self.shared.ready_since().map(|since| since + self.shared.config.patience() * 2);
+        let look = left.map(|left| Instant::now() + left.max(Duration::from_millis(1)));
+        look.into_iter().chain(stale).min()
+    }
+
+    /// What nobody begins with is better off with others.
+    fn return_unbegun(&self) {
+        for hold in self.shared.unbegun(Some(self.shared.config.patience() * 2)) {
+            self.shared.give_back(&hold, Outcome::PutBack);
+        }
+    }
+
+    /// Renews what is due, and with it what would be due soon: one statement for all that share a lease.
+    fn renew(&mut self, holds: &[Arc<Hold>], now: Moment) {
+        let is_free = |hold: &&Arc<Hold>| !hold.renewing.load(Ordering::Acquire);
+        if !holds.iter().filter(is_free).any(|hold| hold.due() <= now) {
+            return;
+        }
+        let mut beats: BTreeMap<Duration, Vec<Arc<Hold>>> = BTreeMap::new();
+        for hold in holds.iter().filter(is_free) {
+            let soon = now.after(hold.window().mul_f64(self.part / 2.0));
+            if hold.due() <= soon {
+                beats.entry(hold.lease()).or_default().push(Arc::clone(hold));
+            }
+        }
+        for (lease, holds) in beats {
+            self.call(holds, lease, None);
+        }
+    }
+
+    /// Carries out requests whose claims are not being renewed at this moment.
+    fn extend(&mut self) {
+        for request in std::mem::take(&mut self.queue) {
+            if request.hold.renewing.load(Ordering::Acquire) {
+                self.queue.push(request);
+            } else {
+                self.call(vec![request.hold], request.lease, Some(request.reply));
+            }
+        }
+    }
+
+    fn call(&mut self, holds: Vec<Arc<Hold>>, lease: Duration, reply: Option<Reply>) {
+        for hold in &holds {
+            hold.renewing.store(true, Ordering::Release);
+        }
+        let store = Arc::clone(&self.shared.store);
+        let sent = self.shared.clock.now();
+        // Whatever is not answered by then is asked again on another connection.
+        let window = holds.iter().map(|hold| hold.window()).min().unwrap_or(lease);
+        let limit = (window / 4).max(Duration::from_millis(10));
+        self.calls.push(Box::pin(async move {
+            let claims: Vec<_> = holds.iter().map(|hold| hold.claimed.claim.clone()).collect();
+            let answers = match timeout(limit, store.renew(&claims, lease)).await {
+                Ok(answers) => answers,
+                Err(_) => Err(unanswered("the store did not answer in time whether the lease is renewed")),
+            };
+            let answers = answers.and_then(|answers| match answers.len() == claims.len() {
+                true => Ok(answers),
+                false => Err(unanswered("the store did not answer for each claim whether it is renewed")),
+            });
+            Call { holds, lease, sent, reply, answers }
+        }));
+    }
+
+    fn answered(&mut self, call: Call) {
+        let Call { holds, lease, sent, mut reply, answers } = call;
+        let now = self.shared.clock.now();
+        for hold in &holds {
+            hold.renewing.store(false, Ordering::Release);
+        }
+        let mut tell = |answer| {
+            if let Some(reply) = reply.take() {
+                // Nobody need wait for it.
+                let _ = reply.send(answer);
+            }
+        };
+        let answers = match answers {
+            Ok(answers) => answers,
+            Err(error) => {
+                for hold in &holds {
+                    hold.maybe_renewed(sent, lease);
+                    self.again_soon(hold, now);
+                }
+                tracing::warn!(store = %self.shared.store, %error, "a renewal failed and is tried again");
+                return tell(Err(error));
+            }
+        };
+        // They stay together, and not in step with other processes.
+        let part = self.part * (0.9 + fastrand::f64() / 10.0);
+        for (hold, answer) in holds.iter().zip(answers) {
+            match answer {
+                Renewal::Renewed => {
+                    hold.renewed(sent, lease, part);
+                    tell(Ok(()));
+                }
+                Renewal::Busy => {
+                    self.again_soon(hold, now);
+                    let what = hold.claimed.rows.first().map_or_else(String::new, |row| row.key.to_string());
+                    tell(Err(ClaimError::Busy { what: format!("row {what}") }));
+                }
+                Renewal::Lost { row, current_epoch, state } => {
+                    // It may be its own end, which is being written, that the store has seen.
+                    self.again_soon(hold, now);
+                    if hold.lose(LossReason::Gone) {
+                        tracing::warn!(%row, ?current_epoch, "a claim was lost to somebody else");
+                    }
+                    let claimed = hold.claimed.claim.rows.iter().find(|(key, _)| *key == row);
+                    let epoch = claimed.map_or(0, |(_, epoch)| *epoch);
+                    tell(Err(ClaimError::Superseded { row, epoch, current_epoch, state }));
+                }
+            }
+        }
+    }
+
+    fn again_soon(&self, hold: &Hold, now: Moment) {
+        hold.due_at(now.after(hold.window().mul_f64(self.part / 4.0).min(GLANCE)));
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        for request in self.queue.drain(..) {
+            let _ = request.reply.send(Err(closed()));
+        }
+        self.shared.abandon();
+    }
+}
+
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn unanswered(message: &'static str) -> ClaimError {
+    Error::new(ErrorKind::OutcomeUnknown, message).into()
+}

@@ -1,0 +1,246 @@
+//! Writes the ends of claims: a lone one at once, many at a time together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use leasehold_api::{Error, ErrorKind, LossReason};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::shared::{Settle, Shared, closed};
+use crate::error::ClaimError;
+use crate::spec::ClaimSpec;
+use crate::store::{Outcome, Settled, Settlement};
+
+/// How many calls are under way at once: while these are, what comes in is gathered for the next.
+const CALLS: usize = 2;
+
+/// The most claims that end in one call.
+const BATCH: usize = 100;
+
+type Answers = Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
+
+pub(crate) async fn run(shared: Arc<Shared>, inbox: mpsc::UnboundedReceiver<Settle>) {
+    let settler =
+        Settler { shared, inbox, queue: Vec::new(), resting: Vec::new(), calls: FuturesUnordered::new() };
+    settler.run().await;
+}
+
+struct Settler {
+    shared: Arc<Shared>,
+    inbox: mpsc::UnboundedReceiver<Settle>,
+    queue: Vec<Job>,
+    /// To be asked again later.
+    resting: Vec<(Instant, Job)>,
+    calls: FuturesUnordered<BoxFuture<'static, (Vec<Job>, Answers)>>,
+}
+
+struct Job {
+    settle: Settle,
+    /// A call before this one may have written it.
+    doubtful: bool,
+    /// Asked for on its own, because the call for many failed.
+    alone: bool,
+    pauses: Option<ExponentialBackoff>,
+}
+
+impl Settler {
+    async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut calm = std::pin::pin!(shared.calm());
+        loop {
+            self.start();
+            let rested = self.resting.iter().map(|(when, _)| *when).min();
+            tokio::select! {
+                biased;
+                Some((jobs, answers)) = self.calls.next() => self.answered(jobs, answers),
+                Some(settle) = self.inbox.recv() => self.gather(settle),
+                () = sleep_until(rested.unwrap_or_else(Instant::now)), if rested.is_some() => self.wake(),
+                () = &mut calm => return,
+            }
+        }
+    }
+
+    fn gather(&mut self, settle: Settle) {
+        let mut next = Some(settle);
+        while let Some(settle) = next {
+            self.queue.push(Job { settle, doubtful: false, alone: false, pauses: None });
+            next = self.inbox.try_recv().ok();
+        }
+    }
+
+    fn wake(&mut self) {
+        let now = Instant::now();
+        let (due, resting) =
+            std::mem::take(&mut self.resting).into_iter().partition(|(when, _)| *when <= now);
+        self.resting = resting;
+        let due: Vec<(Instant, Job)> = due;
+        self.queue.extend(due.into_iter().map(|(_, job)| job));
+    }
+
+    fn start(&mut self) {
+        while self.calls.len() < CALLS && !self.queue.is_empty() {
+            let jobs = self.next_batch();
+            let store = Arc::clone(&self.shared.store);
+            let limit = self.shared.config.call_limit();
+            self.calls.push(Box::pin(async move {
+                let end = |job: &Job| {
+                    Settlement::new(job.settle.hold.claimed.claim.clone(), job.settle.outcome.clone())
+                };
+                let settlements: Vec<_> = jobs.iter().map(end).collect();
+                let answers = match timeout(limit, store.settle(&settlements)).await {
+                    Ok(Ok(answers)) if answers.len() != jobs.len() => Err(unknown(None)),
+                    Ok(answers) => answers,
+                    Err(_) => Err(unknown(None)),
+                };
+                (jobs, answers)
+            }));
+        }
+    }
+
+    fn next_batch(&mut self) -> Vec<Job> {
+        let at = self.queue.iter().position(|job| job.alone);
+        let many = match at {
+            Some(0) => 1,
+            Some(at) => at.min(BATCH),
+            None => self.queue.len().min(BATCH),
+        };
+        self.queue.drain(..many).collect()
+    }
+
+    fn answered(&mut self, jobs: Vec<Job>, answers: Answers) {
+        match answers {
+            Ok(answers) => {
+                for (job, answer) in jobs.into_iter().zip(answers) {
+                    self.finish(job, answer);
+                }
+            }
+            Err(error) => self.failed(jobs, error),
+        }
+    }
+
+    /// The call as a whole failed: each may or may not be written. They are asked again as long as their
+    /// leases last, and one by one if it may have been for one of them.
+    fn failed(&mut self, jobs: Vec<Job>, error: ClaimError) {
+        let now = self.shared.clock.now();
+        let (is_many, can_retry) = (jobs.len() > 1, error.can_retry());
+        let error = Arc::new(error);
+        for mut job in jobs {
+            job.doubtful = true;
+            if is_many && !can_retry {
+                job.alone = true;
+                self.queue.push(job);
+            } else if can_retry && job.settle.hold.deadline() > now {
+                let pause = job.pauses.get_or_insert_with(pauses).next().unwrap_or(Duration::from_secs(1));
+                self.resting.push((Instant::now() + pause, job));
+            } else {
+                self.finish(job, Err(unknown(Some(Arc::clone(&error)))));
+            }
+        }
+    }
+
+    fn finish(&mut self, job: Job, answer: Result<Settled, ClaimError>) {
+        let Job { settle: Settle { hold, outcome, reply }, doubtful, .. } = job;
+        let is_return = matches!(outcome, Outcome::Retry { .. } | Outcome::PutBack);
+        let answer =
+            if doubtful { resolve(answer, &outcome, self.shared.store.spec(), &hold) } else { answer };
+        match &answer {
+            Ok(settled) => {
+                self.shared.release(&hold);
+                self.shared.after(&outcome);
+                self.shared.report_exhausted(&settled.exhausted);
+            }
+            Err(ClaimError::Superseded { .. } | ClaimError::NotFound { .. }) => {
+                hold.signal.fire(LossReason::Gone);
+                self.shared.release(&hold);
+            }
+            // Nothing was written: the work counts as tried.
+            Err(error) if is_refusal(error) && !is_return => {
+                let outcome = Outcome::Retry { error: Some(error.to_string()), after: Duration::ZERO };
+                self.gather(Settle { hold, outcome, reply: None });
+            }
+            Err(_) => {
+                hold.signal.fire(LossReason::Expired);
+                self.shared.release(&hold);
+            }
+        }
+        match (reply, answer) {
+            // Nobody need wait for it.
+            (Some(reply), answer) => drop(reply.send(answer)),
+            (None, Ok(_)) => {}
+            // What was only to be returned has found its way.
+            (None, Err(ClaimError::Superseded { .. })) if is_return => {}
+            (None, Err(error)) => self.shared.report(&error),
+        }
+    }
+}
+
+impl Drop for Settler {
+    fn drop(&mut self) {
+        // The runtime has ended. What is under way is told by the replies that are dropped.
+        self.inbox.close();
+        let jobs = std::mem::take(&mut self.queue).into_iter();
+        for job in jobs.chain(std::mem::take(&mut self.resting).into_iter().map(|(_, job)| job)) {
+            self.shared.release(&job.settle.hold);
+            if let Some(reply) = job.settle.reply {
+                let _ = reply.send(Err(closed()));
+            }
+        }
+    }
+}
+
+/// What the answer to a repeated call means: the row is as the first call was to leave it, and its epoch says
+/// that nobody else has had it since, so that call was carried out.
+fn resolve(
+    answer: Result<Settled, ClaimError>,
+    outcome: &Outcome,
+    spec: &ClaimSpec,
+    hold: &super::hold::Hold,
+) -> Result<Settled, ClaimError> {
+    let Err(ClaimError::Superseded { row, epoch, current_epoch, state }) = answer else { return answer };
+    let states = spec.states();
+    let is_meant = state.as_ref().is_some_and(|state| match outcome {
+        Outcome::Done => *state == states.done,
+        Outcome::Failed(_) => Some(state) == states.failed.as_ref(),
+        Outcome::To(to) => state == to,
+        Outcome::Retry { .. } => states.takeable.contains(state) || Some(state) == states.exhausted.as_ref(),
+        Outcome::PutBack => states.takeable.contains(state),
+    });
+    let claimed = hold.claimed.claim.rows.iter().find(|(key, _)| *key == row).map(|(_, epoch)| *epoch);
+    if is_meant && current_epoch.is_some() && current_epoch == claimed {
+        return Ok(Settled { exhausted: Vec::new() });
+    }
+    if current_epoch.is_none() {
+        // The row is gone, as settling may leave it, or it keeps no epoch that could tell.
+        return Err(unknown(Some(Arc::new(ClaimError::Superseded { row, epoch, current_epoch, state }))));
+    }
+    Err(ClaimError::Superseded { row, epoch, current_epoch, state })
+}
+
+/// Whether the store has refused, so that nothing was written.
+fn is_refusal(error: &ClaimError) -> bool {
+    !matches!(error, ClaimError::Store(_) | ClaimError::Busy { .. })
+}
+
+fn unknown(source: Option<Arc<ClaimError>>) -> ClaimError {
+    let message =
+        "the store did not say whether the claim is settled; its row tells, or the next who takes it";
+    let error = Error::new(ErrorKind::OutcomeUnknown, message);
+    match source {
+        Some(source) => error.with_source(source).into(),
+        None => error.into(),
+    }
+}
+
+fn pauses() -> ExponentialBackoff {
+    ExponentialBuilder::default()
+        .with_jitter()
+        .with_min_delay(Duration::from_millis(20))
+        .with_max_delay(Duration::from_secs(1))
+        .without_max_times()
+        .build()
+}

@@ -1,0 +1,400 @@
+//! What the tasks of a claimer, its handles and its claims have in common.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LossReason};
+use leasehold_engine::{Clock, Moment};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::builder::Config;
+use super::hold::Hold;
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::store::{ClaimStore, Claimed, Outcome, Settled};
+
+/// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
+/// pause are one look.
+const GRAIN: Duration = Duration::from_millis(20);
+
+pub(crate) type SettleReply = oneshot::Sender<Result<Settled, ClaimError>>;
+
+/// A claim whose end is to be written.
+pub(crate) struct Settle {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) outcome: Outcome,
+    pub(crate) reply: Option<SettleReply>,
+}
+
+/// A claim whose lease is to be another.
+pub(crate) struct Extend {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) lease: Duration,
+    pub(crate) reply: oneshot::Sender<Result<(), ClaimError>>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) store: Arc<dyn ClaimStore>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) config: Config,
+    /// Everything that is out, ready or begun, until its end is written.
+    holds: Mutex<HashMap<u64, Arc<Hold>>>,
+    serial: AtomicU64,
+    ready: Mutex<Ready>,
+    /// Workers that wait for a claim.
+    waiting: AtomicUsize,
+    /// There may be a claim for those who wait.
+    pub(crate) arrived: Notify,
+    /// There may be room for more claims.
+    pub(crate) demand: Notify,
+    /// There may be new work, or else when.
+    woken: AtomicBool,
+    pub(crate) wake: Notify,
+    later: Mutex<BTreeSet<Instant>>,
+    /// Claims put back since the feeder asked last.
+    returned: AtomicU64,
+    /// New holds for the keeper.
+    pub(crate) kept: Notify,
+    settlements: mpsc::UnboundedSender<Settle>,
+    extensions: mpsc::UnboundedSender<Extend>,
+    pub(crate) stop: CancellationToken,
+    /// The feeder takes nothing any more.
+    fed: AtomicBool,
+    calm: Notify,
+}
+
+/// Claims that lie ready, and how many should.
+#[derive(Default)]
+struct Ready {
+    queue: VecDeque<(Arc<Hold>, Instant)>,
+    /// How many may be taken ahead of those who ask. It doubles as long as they are begun with in time, is
+    /// halved when one lay for too long, and is nothing when nobody comes.
+    ahead: u32,
+    /// Claims begun with since `ahead` was last changed, without those that somebody waited for already.
+    credit: i64,
+    /// When claims came last.
+    filled: Option<Instant>,
+    /// Whether one of those that came last lay for too long.
+    late: bool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        store: Arc<dyn ClaimStore>,
+        clock: Arc<dyn Clock>,
+        config: Config,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Settle>, mpsc::UnboundedReceiver<Extend>) {
+        let (settlements, to_settle) = mpsc::unbounded_channel();
+        let (extensions, to_extend) = mpsc::unbounded_channel();
+        let shared = Self {
+            store,
+            clock,
+            config,
+            holds: Mutex::default(),
+            serial: AtomicU64::new(0),
+            ready: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            arrived: Notify::new(),
+            demand: Notify::new(),
+            woken: AtomicBool::new(false),
+            wake: Notify::new(),
+            later: Mutex::default(),
+            returned: AtomicU64::new(0),
+            kept: Notify::new(),
+            settlements,
+            extensions,
+            stop: CancellationToken::new(),
+            fed: AtomicBool::new(false),
+            calm: Notify::new(),
+        };
+        (Arc::new(shared), to_settle, to_extend)
+    }
+
+    // ---- claims between the feeder and the workers ----
+
+    /// Claims that the store has taken, asked at `asked`.
+    pub(crate) fn accept(&self, claims: Vec<Claimed>, asked: Moment) {
+        if claims.is_empty() {
+            return;
+        }
+        let lease = self.config.lease;
+        let part = self.config.renew_every.as_secs_f64() / lease.as_secs_f64();
+        let timed = self.store.spec().inner.timeout.is_some();
+        let hold = |claimed: Claimed| {
+            let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+            Arc::new(Hold::new(serial, claimed, asked, lease, part, timed))
+        };
+        let holds: Vec<_> = claims.into_iter().filter(|claim| !claim.rows.is_empty()).map(hold).collect();
+        lock(&self.holds).extend(holds.iter().map(|hold| (hold.serial, Arc::clone(hold))));
+        let now = Instant::now();
+        let mut ready = lock(&self.ready);
+        let served = self.waiting.load(Ordering::Acquire).min(holds.len());
+        ready.credit -= i64::try_from(served).unwrap_or(i64::MAX);
+        ready.filled = Some(now);
+        ready.late = false;
+        ready.queue.extend(holds.into_iter().map(|hold| (hold, now)));
+        drop(ready);
+        self.kept.notify_one();
+        self.arrived.notify_waiters();
+    }
+
+    /// The next claim that can still be worked on.
+    pub(crate) fn begin(&self) -> Option<Arc<Hold>> {
+        let mut spoiled = Vec::new();
+        let mut ready = lock(&self.ready);
+        let found = loop {
+            let Some((hold, since)) = ready.queue.pop_front() else { break None };
+            ready.credit += 1;
+            if since.elapsed() > self.config.patience() && !ready.late {
+                ready.late = true;
+                ready.ahead /= 2;
+                ready.credit = 0;
+            }
+            if hold.remaining(&*self.clock) > Duration::ZERO {
+                hold.begin();
+                break Some(hold);
+            }
+            spoiled.push(hold);
+        };
+        let is_low = ready.queue.len() <= ready.ahead as usize / 2;
+        drop(ready);
+        for hold in spoiled {
+            self.give_back(&hold, Outcome::PutBack);
+        }
+        if is_low {
+            self.demand.notify_one();
+        }
+        found
+    }
+
+    /// How many claims to take now; 0 while enough lie ready.
+    pub(crate) fn wanted(&self) -> u32 {
+        let mut ready = lock(&self.ready);
+        let waiting = self.waiting.load(Ordering::Acquire);
+        let lying = ready.queue.len();
+        if ready.credit >= i64::from(ready.ahead.max(1)) {
+            ready.ahead = ready.ahead.saturating_mul(2).min(self.config.ahead);
+            ready.credit = 0;
+        } else if ready.ahead == 0 && waiting > 0 {
+            // Somebody is back for more sooner than a claim may lie ready.
+            let is_quick = ready.filled.is_some_and(|filled| filled.elapsed() < self.config.patience());
+            ready.ahead = u32::from(is_quick).min(self.config.ahead);
+        }
+        if lying > ready.ahead as usize / 2 && waiting <= lying {
+            return 0;
+        }
+        let wanted = (waiting + ready.ahead as usize).saturating_sub(lying);
+        u32::try_from(wanted).unwrap_or(u32::MAX).min(self.config.batch)
+    }
+
+    /// Removes claims that nobody has begun with: all, or those that lay for longer than `patience`.
+    pub(crate) fn unbegun(&self, patience: Option<Duration>) -> Vec<Arc<Hold>> {
+        let mut ready = lock(&self.ready);
+        let is_over = |since: &Instant| patience.is_none_or(|patience| since.elapsed() >= patience);
+        let over = ready.queue.iter().take_while(|(_, since)| is_over(since)).count();
+        if over > 0 {
+            ready.ahead = 0;
+            ready.credit = 0;
+            ready.filled = None;
+        }
+        ready.queue.drain(..over).map(|(hold, _)| hold).collect()
+    }
+
+    /// Since when the first claim lies ready.
+    pub(crate) fn ready_since(&self) -> Option<Instant> {
+        lock(&self.ready).queue.front().map(|(_, since)| *since)
+    }
+
+    // ---- the ends of claims ----
+
+    /// Has the end of a claim written, which must be `Settling`.
+    pub(crate) fn settle(&self, hold: Arc<Hold>, outcome: Outcome, reply: Option<SettleReply>) {
+        if let Err(unsent) = self.settlements.send(Settle { hold, outcome, reply }) {
+            // The runtime has ended, and with it the task that would do it. Whoever waits is told by the
+            // reply that is dropped; the row is free when its lease has ended.
+            self.release(&unsent.0.hold);
+        }
+    }
+
+    /// Returns a claim that nobody settles, unless somebody does.
+    pub(crate) fn give_back(&self, hold: &Arc<Hold>, outcome: Outcome) {
+        if !hold.try_settle() {
+            return;
+        }
+        if hold.is_gone() {
+            // The store has said that it is somebody else's: there is nothing to return.
+            return self.release(hold);
+        }
+        self.settle(Arc::clone(hold), outcome, None);
+    }
+
+    pub(crate) fn extend(&self, request: Extend) {
+        // Unsent, its reply is dropped, which the caller notices.
+        let _ = self.extensions.send(request);
+    }
+
+    /// A claim has ended, as far as this process goes.
+    pub(crate) fn release(&self, hold: &Hold) {
+        hold.end();
+        lock(&self.holds).remove(&hold.serial);
+        self.calm.notify_waiters();
+    }
+
+    /// The end of a claim was written: what else may be ready now?
+    pub(crate) fn after(&self, outcome: &Outcome) {
+        let inner = &self.store.spec().inner;
+        match outcome {
+            Outcome::Retry { after, .. } if !after.is_zero() => self.wake_after(*after),
+            Outcome::Retry { .. } | Outcome::PutBack => {
+                self.returned.fetch_add(1, Ordering::AcqRel);
+                self.wake.notify_one();
+            }
+            // Another row may have waited for this one.
+            _ if inner.grouped || !inner.preconditions.is_empty() => self.wake_now(),
+            // A state that may be taken again.
+            Outcome::To(state) if inner.states.takeable.contains(state) => self.wake_now(),
+            _ => {}
+        }
+    }
+
+    // ---- wake-ups ----
+
+    /// There may be new work.
+    pub(crate) fn wake_now(&self) {
+        self.woken.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
+    /// There may be new work when `pause` has passed. What is later than a poll is left to the poll.
+    pub(crate) fn wake_after(&self, pause: Duration) {
+        if pause >= self.config.poll {
+            return;
+        }
+        let grain = GRAIN.as_nanos();
+        let ticks = pause.as_nanos() / grain + 1;
+        let pause = GRAIN.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
+        lock(&self.later).insert(Instant::now() + pause);
+        self.wake.notify_one();
+    }
+
+    /// Whether there may be new work since the last time this was asked.
+    pub(crate) fn take_woken(&self) -> bool {
+        let now = Instant::now();
+        let mut later = lock(&self.later);
+        let still = later.split_off(&(now + Duration::from_nanos(1)));
+        let is_due = !std::mem::replace(&mut *later, still).is_empty();
+        drop(later);
+        self.woken.swap(false, Ordering::AcqRel) || is_due
+    }
+
+    /// When there may be new work by the passing of time.
+    pub(crate) fn next_later(&self) -> Option<Instant> {
+        lock(&self.later).first().copied()
+    }
+
+    /// How many claims were put back since this was asked last.
+    pub(crate) fn take_returned(&self) -> u64 {
+        self.returned.swap(0, Ordering::AcqRel)
+    }
+
+    pub(crate) fn has_returned(&self) -> bool {
+        self.returned.load(Ordering::Acquire) > 0
+    }
+
+    // ---- what is held ----
+
+    pub(crate) fn held(&self) -> Vec<Arc<Hold>> {
+        lock(&self.holds).values().cloned().collect()
+    }
+
+    pub(crate) fn held_count(&self) -> usize {
+        lock(&self.holds).len()
+    }
+
+    // ---- the end ----
+
+    /// Nothing is taken from now on, and nobody gets a claim.
+    pub(crate) fn shut(&self) {
+        self.stop.cancel();
+        self.arrived.notify_waiters();
+        self.calm.notify_waiters();
+    }
+
+    /// The feeder has ended.
+    pub(crate) fn fed(&self) {
+        self.fed.store(true, Ordering::Release);
+        self.shut();
+    }
+
+    /// Waits until nothing is taken any more and nothing is held.
+    pub(crate) async fn calm(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.calm.notified());
+            changed.as_mut().enable();
+            if self.fed.load(Ordering::Acquire) && lock(&self.holds).is_empty() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// The runtime has ended: nothing is renewed and nobody watches.
+    pub(crate) fn abandon(&self) {
+        for hold in self.held() {
+            hold.lose(LossReason::RuntimeGone);
+        }
+    }
+
+    // ---- news for the application ----
+
+    pub(crate) fn report(&self, error: &ClaimError) {
+        tracing::warn!(store = %self.store, %error, "the claimer goes on after an error");
+        if let Some(tell) = &self.config.on_error {
+            // A callback that panics must not end a task that leases depend upon.
+            let _ = catch_unwind(AssertUnwindSafe(|| tell(error)));
+        }
+    }
+
+    pub(crate) fn report_exhausted(&self, rows: &[RowKey]) {
+        if rows.is_empty() {
+            return;
+        }
+        tracing::warn!(store = %self.store, rows = rows.len(), first = %rows[0], "no attempts are left for rows");
+        if let Some(tell) = &self.config.on_exhausted {
+            let _ = catch_unwind(AssertUnwindSafe(|| tell(rows)));
+        }
+    }
+}
+
+/// Somebody who waits for a claim, counted for as long as this lives.
+pub(crate) struct Waiting<'a>(&'a Shared);
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Self {
+        shared.waiting.fetch_add(1, Ordering::AcqRel);
+        shared.demand.notify_one();
+        Self(shared)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The claimer was closed, or its runtime has ended.
+pub(crate) fn closed() -> ClaimError {
+    let message = "the claimer was closed, or its runtime has ended; the claim ends with its lease";
+    Error::new(ErrorKind::Closed, message).into()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks can panic half-way, so a poisoned state is whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

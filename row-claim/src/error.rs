@@ -1,0 +1,138 @@
+//! What can go wrong with claims.
+
+use std::sync::Arc;
+
+use leasehold_postgres::{sqlstate, store_error};
+
+use crate::id::RowKey;
+use crate::state::State;
+
+/// Why a claim, or what was to be done with it, failed.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// The description of the table cannot be used, or does not fit the table. The text says which part, and
+    /// what to change.
+    #[error("{0}")]
+    InvalidSpec(String),
+
+    /// The row is not this claim's any more: its lease ended and somebody else has it or has had it, or it
+    /// was changed by hand. Nothing was written; drop what was done, or make it undone.
+    #[error(
+        "row {row} was taken from this claim (epoch {epoch}{}): drop what was done for it",
+        describe(*current_epoch, state.as_ref())
+    )]
+    Superseded {
+        /// A row that the claim has lost.
+        row: RowKey,
+        /// The epoch under which it was claimed.
+        epoch: i64,
+        /// The epoch that the row has now; `None` if the row is gone, or does not keep one.
+        current_epoch: Option<i64>,
+        /// The state that the row is in now; `None` if the row is gone.
+        state: Option<State>,
+    },
+
+    /// There is no such row.
+    #[error("there is no row {row}; it was deleted, or never was there")]
+    NotFound {
+        /// The row that is missing.
+        row: RowKey,
+    },
+
+    /// Somebody else has the row, or another row that it depends on, locked at this moment. Nothing was
+    /// changed; go on with the next, and come back.
+    #[error("{what} is locked by somebody else; go on with the next row and come back")]
+    Busy {
+        /// What is locked.
+        what: String,
+    },
+
+    /// The row is there already, according to a unique constraint or index.
+    #[error("it is there already: unique constraint {constraint}")]
+    Duplicate {
+        /// The constraint or index that says so.
+        constraint: Arc<str>,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
+    /// A constraint of the table does not allow what was to be written, for example because another row took
+    /// the place that this row would return to. Nothing was written.
+    #[error(
+        "constraint {constraint} of the table does not allow to {doing}; change the row or the constraint"
+    )]
+    Constraint {
+        /// The constraint that was violated.
+        constraint: Arc<str>,
+        /// What was to be done.
+        doing: &'static str,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
+    /// The table of transitions does not have this edge. Nothing was written.
+    #[error("a row may not go from {from} to {to}; the allowed transitions are part of the spec")]
+    IllegalTransition {
+        /// The state that the row is in.
+        from: State,
+        /// The state that it was to be in.
+        to: State,
+    },
+
+    /// No attempts are left for the row. Top it up if it is to be tried again.
+    #[error("row {row} has no attempts left; top it up to have it tried again")]
+    Exhausted {
+        /// The row that is used up.
+        row: RowKey,
+    },
+
+    /// The spec does not have what was asked for; the text says what to add to it.
+    #[error("{0}")]
+    Unsupported(String),
+
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] leasehold_api::Error),
+}
+
+impl ClaimError {
+    pub(crate) fn spec(message: impl Into<String>) -> Self {
+        Self::InvalidSpec(message.into())
+    }
+
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::Unsupported(message.into())
+    }
+
+    /// From the driver's error, while trying to `doing` ("settle a claim").
+    pub fn of(error: sqlx::Error, doing: &'static str) -> Self {
+        let constraint = error.as_database_error().and_then(|answer| answer.constraint()).map(Arc::from);
+        match (sqlstate(&error).as_deref(), constraint) {
+            (Some("23505"), Some(constraint)) => Self::Duplicate { constraint, source: error },
+            (Some("23502" | "23503" | "23514" | "23P01"), Some(constraint)) => {
+                Self::Constraint { constraint, doing, source: error }
+            }
+            (Some("55P03"), _) => Self::Busy { what: "the row".to_owned() },
+            _ => Self::Store(store_error(error, doing)),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the call or the table.
+    #[must_use]
+    pub fn can_retry(&self) -> bool {
+        match self {
+            Self::Busy { .. } => true,
+            Self::Store(error) => error.can_retry(),
+            _ => false,
+        }
+    }
+}
+
+fn describe(current: Option<i64>, state: Option<&State>) -> String {
+    match (current, state) {
+        (_, None) => ", the row is gone".to_owned(),
+        (Some(epoch), Some(state)) => format!(", now {epoch}, state {state}"),
+        (None, Some(state)) => format!(", state {state}"),
+    }
+}

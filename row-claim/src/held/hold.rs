@@ -1,0 +1,312 @@
+//! A transaction that begins with a claim.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use async_trait::async_trait;
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::outcome_unknown;
+use sqlx::pool::PoolConnection;
+use sqlx::{PgConnection, PgPool, Postgres, SqlStr, Transaction};
+use tokio::time::timeout;
+
+use super::PgHeld;
+use super::pick::Taking;
+use super::statement::bounded;
+use crate::error::ClaimError;
+use crate::hold::Hold;
+use crate::spec::ClaimSpec;
+use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
+
+/// In words, as the database may have other defaults.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+const COMMIT_LOST: &str =
+    "the commit was not confirmed, so it may have been carried out; look before doing the work again";
+
+impl PgHeld {
+    /// What is claimed.
+    #[must_use]
+    pub fn spec(&self) -> &ClaimSpec {
+        &self.spec
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Opens a transaction at READ COMMITTED on a connection of the pool and takes rows in it. `None`, and the
+    /// end of it, when there are none that nobody else is at.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](ClaimError::Busy) when all that is left are rows that wait for one that is locked or not done
+    /// yet; else as [`take_in`](Self::take_in), and what keeps the pool from giving a connection.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call takes nothing: its transaction is rolled back in the background.
+    pub async fn begin(&self, take: &Take) -> Result<Option<PgHold>, ClaimError> {
+        let (hold, _, busy) = self.attempt_hold(take).await?;
+        match (hold, busy) {
+            (None, Some(what)) => Err(ClaimError::Busy { what }),
+            (hold, _) => Ok(hold),
+        }
+    }
+
+    /// The same, with how far the pass has got where nothing was taken.
+    pub(super) async fn begin_or_pass(&self, take: &Take) -> Result<(Option<PgHold>, Taken), ClaimError> {
+        let (hold, seen, _) = self.attempt_hold(take).await?;
+        Ok((hold, seen))
+    }
+
+    async fn attempt_hold(&self, take: &Take) -> Result<(Option<PgHold>, Taken, Option<String>), ClaimError> {
+        let mut transaction = self.open().await?;
+        let Taking { taken, busy } = self.take_rows(&mut transaction, take).await?;
+        if taken.claims.is_empty() {
+            bounded(self.answer, "roll back", transaction.rollback()).await?;
+            return Ok((None, taken, busy));
+        }
+        let hold = PgHold { transaction, held: self.clone(), taken, unsure: false, broken: false };
+        Ok((Some(hold), Taken::default(), None))
+    }
+
+    /// Takes rows, lets `work` work on them in their transaction, settles and commits. `None` when there are no
+    /// rows. When `work` fails, what it did is undone, and the rows are settled as failed with its message, or
+    /// left as they were where the spec has no state for that. When it is dropped or panics, everything is as
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin), [`PgHold::settle`] and [`PgHold::commit`]. What `work` answers is the inner
+    /// result.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`PgHold::commit`] at the end, before that everything is rolled back.
+    pub async fn run_one<T, E: fmt::Display>(
+        &self,
+        take: &Take,
+        work: impl AsyncFnOnce(&mut PgHold) -> Result<T, E>,
+    ) -> Result<Option<Result<T, E>>, ClaimError> {
+        let Some(mut hold) = self.begin(take).await? else { return Ok(None) };
+        hold.plain("SAVEPOINT leasehold_work").await?;
+        let result = work(&mut hold).await;
+        let outcome = match &result {
+            Ok(_) => Outcome::Done,
+            Err(error) => {
+                hold.plain("ROLLBACK TO SAVEPOINT leasehold_work").await?;
+                if self.spec.states().failed.is_none() {
+                    hold.rollback().await?;
+                    return Ok(Some(result));
+                }
+                Outcome::Failed(error.to_string())
+            }
+        };
+        let claims: Vec<ClaimRef> = hold.taken.claims.iter().map(|claimed| claimed.claim.clone()).collect();
+        for claim in claims {
+            hold.settle(&claim, &outcome).await?;
+        }
+        hold.commit().await?;
+        Ok(Some(result))
+    }
+
+    pub(super) async fn open(&self) -> Result<Transaction<'static, Postgres>, ClaimError> {
+        const DOING: &str = "begin a transaction";
+        let acquired = bounded(self.answer, DOING, self.pool.acquire()).await?;
+        // In a task, because the driver does not know of a `BEGIN` in flight: dropped here, the connection
+        // would be back in the pool with an open transaction.
+        let begun = tokio::spawn(Transaction::begin(acquired, Some(SqlStr::from_static(BEGIN))));
+        let begun = bounded(self.answer, DOING, async { Ok(begun.await) }).await?;
+        begun.map_err(|_| Error::closed())?.map_err(|error| ClaimError::of(error, DOING))
+    }
+
+    pub(super) async fn connection(&self) -> Result<Lent, ClaimError> {
+        let acquired = bounded(self.answer, "get a connection of the pool", self.pool.acquire()).await?;
+        Ok(Lent { connection: acquired, sound: false })
+    }
+}
+
+/// An open transaction that holds rows. Do the work in it, through [`connection`](Self::connection);
+/// [`settle`](Self::settle) each claim and [`commit`](Self::commit).
+///
+/// Dropping it, as any transaction of a pool inside the runtime, rolls back in the background: everything is as
+/// before. [`rollback`](Self::rollback) waits for it.
+pub struct PgHold {
+    transaction: Transaction<'static, Postgres>,
+    held: PgHeld,
+    taken: Taken,
+    /// The caller has had the connection since the last statement that is known to have gone well.
+    unsure: bool,
+    /// A statement was begun and not finished.
+    broken: bool,
+}
+
+impl PgHold {
+    /// What was taken, and how far the pass has got.
+    #[must_use]
+    pub fn taken(&self) -> &Taken {
+        &self.taken
+    }
+
+    /// The connection with the open transaction, for the work. Transactions begun on it, as with
+    /// [`sqlx::Connection::begin`], are savepoints. End the transaction by [`commit`](Self::commit) and
+    /// [`rollback`](Self::rollback) alone.
+    pub fn connection(&mut self) -> &mut PgConnection {
+        self
+    }
+
+    /// Writes how a claim ends; it counts when the transaction is committed. All rows of the claim or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`PgHeld::settle_in`].
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        self.sound()?;
+        (self.broken, self.unsure) = (true, true);
+        let settled = self.held.settle_rows(&mut self.transaction, claim, outcome).await;
+        self.broken =
+            matches!(&settled, Err(ClaimError::Store(error)) if error.kind() == ErrorKind::Unavailable);
+        self.unsure = settled.is_err();
+        settled
+    }
+
+    /// Commits: the work and its settlement are visible at once. Rows that were not settled are as before.
+    /// `Ok` means that it is there; the driver's own commit says so too of a transaction that has failed and
+    /// is rolled back.
+    ///
+    /// # Errors
+    ///
+    /// A store's [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended:
+    /// nothing of it is there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed
+    /// meanwhile. Else what the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped in between, it is committed or rolled back: look.
+    pub async fn commit(mut self) -> Result<(), ClaimError> {
+        self.sound()?;
+        if self.unsure {
+            // Fails in a transaction that has failed.
+            self.held.run().plain(&mut self.transaction, "SELECT 1".to_owned(), "commit").await?;
+        }
+        match timeout(self.held.answer, self.transaction.commit()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if outcome_unknown(&error) => {
+                Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error).into())
+            }
+            Ok(Err(error)) => Err(ClaimError::of(error, "commit")),
+            Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).into()),
+        }
+    }
+
+    /// Rolls back: everything is as before.
+    ///
+    /// # Errors
+    ///
+    /// What kept the server from saying so; it rolls back in any case.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call rolls back too.
+    pub async fn rollback(self) -> Result<(), ClaimError> {
+        bounded(self.held.answer, "roll back", self.transaction.rollback()).await
+    }
+
+    async fn plain(&mut self, text: &str) -> Result<(), ClaimError> {
+        self.held.run().plain(&mut self.transaction, text.to_owned(), "work on claimed rows").await
+    }
+
+    fn sound(&self) -> Result<(), ClaimError> {
+        if self.broken {
+            let message = "a statement of this transaction was given up; roll back and start again";
+            return Err(Error::new(ErrorKind::Unavailable, message).into());
+        }
+        Ok(())
+    }
+}
+
+impl Deref for PgHold {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for PgHold {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.unsure = true;
+        &mut self.transaction
+    }
+}
+
+#[async_trait]
+impl Hold for PgHold {
+    fn taken(&self) -> &Taken {
+        &self.taken
+    }
+
+    async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        self.settle(claim, outcome).await
+    }
+
+    async fn commit(self: Box<Self>) -> Result<(), ClaimError> {
+        (*self).commit().await
+    }
+
+    async fn rollback(self: Box<Self>) -> Result<(), ClaimError> {
+        (*self).rollback().await
+    }
+}
+
+impl fmt::Debug for PgHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgHold")
+            .field("taken", &self.taken)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A connection of the pool on which something is under way: unless it is kept in order, it is closed. The
+/// pool would keep it busy until the server has answered.
+pub(super) struct Lent {
+    connection: PoolConnection<Postgres>,
+    sound: bool,
+}
+
+impl Lent {
+    /// Nothing is under way any more.
+    pub(super) fn keep(mut self) {
+        self.sound = true;
+    }
+}
+
+impl Deref for Lent {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if !self.sound {
+            self.connection.close_on_drop();
+        }
+    }
+}

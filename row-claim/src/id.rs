@@ -1,0 +1,162 @@
+//! Which row.
+
+use std::fmt;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::error::ClaimError;
+
+/// The type of the column that identifies a row.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IdType {
+    /// `smallint`, `integer` or `bigint`.
+    Int,
+    /// `uuid`.
+    Uuid,
+    /// `text` or `varchar`.
+    Text,
+}
+
+impl IdType {
+    /// What the server calls the widest type of this kind.
+    pub(crate) const fn sql(self) -> &'static str {
+        match self {
+            Self::Int => "bigint",
+            Self::Uuid => "uuid",
+            Self::Text => "text",
+        }
+    }
+}
+
+/// The value that identifies a row.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RowId {
+    /// Of a `smallint`, `integer` or `bigint` column.
+    Int(i64),
+    /// Of a `uuid` column.
+    Uuid(Uuid),
+    /// Of a `text` or `varchar` column.
+    Text(Arc<str>),
+}
+
+impl RowId {
+    /// Reads the server's text form of an id of type `kind`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) when `text` is not of that type: the column is of another.
+    pub fn parse(kind: IdType, text: &str) -> Result<Self, ClaimError> {
+        let parsed = match kind {
+            IdType::Int => text.parse().ok().map(Self::Int),
+            IdType::Uuid => text.parse().ok().map(Self::Uuid),
+            IdType::Text => Some(Self::Text(text.into())),
+        };
+        parsed.ok_or_else(|| {
+            ClaimError::spec(format!("the id {text:?} is no {}; name the type of the id column", kind.sql()))
+        })
+    }
+
+    /// Its type.
+    #[must_use]
+    pub const fn kind(&self) -> IdType {
+        match self {
+            Self::Int(_) => IdType::Int,
+            Self::Uuid(_) => IdType::Uuid,
+            Self::Text(_) => IdType::Text,
+        }
+    }
+}
+
+impl fmt::Display for RowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(id) => id.fmt(f),
+            Self::Uuid(id) => id.fmt(f),
+            Self::Text(id) => id.fmt(f),
+        }
+    }
+}
+
+impl From<i64> for RowId {
+    fn from(id: i64) -> Self {
+        Self::Int(id)
+    }
+}
+
+impl From<i32> for RowId {
+    fn from(id: i32) -> Self {
+        Self::Int(id.into())
+    }
+}
+
+impl From<Uuid> for RowId {
+    fn from(id: Uuid) -> Self {
+        Self::Uuid(id)
+    }
+}
+
+impl From<&str> for RowId {
+    fn from(id: &str) -> Self {
+        Self::Text(id.into())
+    }
+}
+
+impl From<String> for RowId {
+    fn from(id: String) -> Self {
+        Self::Text(id.into())
+    }
+}
+
+/// A row: its id, and the queue that it is in where the table has queues, because then the same id may be in
+/// two of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(clippy::exhaustive_structs)] // This is what identifies a row.
+pub struct RowKey {
+    /// The queue, `None` where the table has none.
+    pub queue: Option<Arc<str>>,
+    /// The id within the queue.
+    pub id: RowId,
+}
+
+impl RowKey {
+    /// The row `id` of a table without queues.
+    pub fn new(id: impl Into<RowId>) -> Self {
+        Self { queue: None, id: id.into() }
+    }
+
+    /// The row `id` in `queue`.
+    pub fn queued(queue: impl Into<Arc<str>>, id: impl Into<RowId>) -> Self {
+        Self { queue: Some(queue.into()), id: id.into() }
+    }
+}
+
+impl fmt::Display for RowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.queue {
+            Some(queue) => write!(f, "{} in queue {queue}", self.id),
+            None => self.id.fmt(f),
+        }
+    }
+}
+
+/// Who has a claim. Made anew for each claim, so that two claims of one process are two owners.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OwnerToken {
+    /// Random; of a `uuid` column.
+    Uuid(Uuid),
+    /// The next number of a sequence of the database; of a `bigint` column.
+    Number(i64),
+}
+
+impl fmt::Display for OwnerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uuid(owner) => owner.fmt(f),
+            Self::Number(owner) => owner.fmt(f),
+        }
+    }
+}

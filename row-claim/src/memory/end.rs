@@ -1,0 +1,146 @@
+//! How claims end: settling, and what does not match.
+
+use super::row::MemoryRow;
+use super::time::{Micros, span};
+use crate::error::ClaimError;
+use crate::id::{OwnerToken, RowKey};
+use crate::spec::{Inner, Retention};
+use crate::state::State;
+use crate::store::{ClaimRef, Outcome, Settled};
+
+/// The rows as they are after a settlement; `None` for one that is deleted.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) rows: Vec<(RowKey, Option<MemoryRow>)>,
+    pub(super) settled: Settled,
+}
+
+/// What a claim has lost.
+#[derive(Debug)]
+pub(super) struct Lost {
+    pub(super) row: RowKey,
+    pub(super) epoch: i64,
+    pub(super) current_epoch: Option<i64>,
+    pub(super) state: Option<State>,
+}
+
+impl From<Lost> for ClaimError {
+    fn from(lost: Lost) -> Self {
+        let Lost { row, epoch, current_epoch, state } = lost;
+        Self::Superseded { row, epoch, current_epoch, state }
+    }
+}
+
+/// The first row that is not the claim's any more.
+pub(super) fn lost<'a>(
+    spec: &Inner,
+    claim: &ClaimRef,
+    row: impl Fn(&RowKey) -> Option<&'a MemoryRow>,
+) -> Option<Lost> {
+    claim.rows.iter().find_map(|(key, epoch)| {
+        let row = row(key);
+        if row.is_some_and(|row| is_of(spec, row, claim.owner, *epoch)) {
+            return None;
+        }
+        Some(Lost {
+            row: key.clone(),
+            epoch: *epoch,
+            current_epoch: row.and_then(|row| spec.visible_epoch(row)),
+            state: row.and_then(|row| row.state.clone()),
+        })
+    })
+}
+
+fn is_of(spec: &Inner, row: &MemoryRow, owner: OwnerToken, epoch: i64) -> bool {
+    row.owner == Some(owner) && row.epoch == epoch && spec.is_taken(row)
+}
+
+/// The claim's rows, which are still its own, after `outcome`.
+pub(super) fn end(
+    spec: &Inner,
+    rows: Vec<MemoryRow>,
+    outcome: &Outcome,
+    now: Micros,
+) -> Result<Ended, ClaimError> {
+    let mut ended =
+        Ended { rows: Vec::with_capacity(rows.len()), settled: Settled { exhausted: Vec::new() } };
+    for row in rows {
+        let key = row.key.clone();
+        let after = end_row(spec, row, outcome, now)?;
+        if let Some(row) = &after {
+            let used_up = matches!(outcome, Outcome::Retry { .. }) && !Inner::has_attempts(row);
+            if used_up {
+                ended.settled.exhausted.push(key.clone());
+            }
+        }
+        ended.rows.push((key, after));
+    }
+    Ok(ended)
+}
+
+fn end_row(
+    spec: &Inner,
+    mut row: MemoryRow,
+    outcome: &Outcome,
+    now: Micros,
+) -> Result<Option<MemoryRow>, ClaimError> {
+    let was = row.state.clone();
+    spec.let_go(&mut row);
+    let to = match outcome {
+        Outcome::Done => spec.states.done.clone(),
+        Outcome::Failed(message) => {
+            let failed =
+                spec.states.failed.clone().ok_or_else(|| {
+                    unsupported(spec, "has no state for rows that failed; name one, or retry")
+                })?;
+            note(spec, &mut row, Some(message));
+            failed
+        }
+        Outcome::Retry { error, after } => {
+            if !after.is_zero() {
+                if spec.ready_at.is_none() {
+                    return Err(unsupported(spec, "has no column for the time of a retry; name `ready_at`"));
+                }
+                row.ready_at = Some(now.saturating_add(span(*after)));
+            }
+            note(spec, &mut row, error.as_ref());
+            back(spec, &row)
+        }
+        Outcome::PutBack => {
+            row.attempts = row.attempts.map(|left| left.saturating_add(1));
+            spec.states.home().clone()
+        }
+        Outcome::To(to) => {
+            if let Some(from) = was.filter(|from| !spec.states.allows(from, to)) {
+                return Err(ClaimError::IllegalTransition { from, to: to.clone() });
+            }
+            to.clone()
+        }
+    };
+    let is_done = to == spec.states.done;
+    if is_done && spec.retention == Retention::DeleteOnSettle {
+        return Ok(None);
+    }
+    if (is_done || Some(&to) == spec.states.failed.as_ref()) && spec.settled_at.is_some() {
+        row.settled_at = Some(now);
+    }
+    row.state = Some(to);
+    Ok(Some(row))
+}
+
+/// Where a row goes that is to be tried again, if it can.
+pub(super) fn back(spec: &Inner, row: &MemoryRow) -> State {
+    let home = spec.states.home();
+    let exhausted = spec.states.exhausted.as_ref().filter(|_| !Inner::has_attempts(row));
+    exhausted.unwrap_or(home).clone()
+}
+
+fn note(spec: &Inner, row: &mut MemoryRow, message: Option<&String>) {
+    if let (Some(_), Some(message)) = (&spec.error, message) {
+        row.error = Some(message.clone());
+    }
+}
+
+fn unsupported(spec: &Inner, what: &str) -> ClaimError {
+    ClaimError::unsupported(format!("the spec of table {} {what}", spec.table))
+}

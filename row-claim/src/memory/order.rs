@@ -1,0 +1,129 @@
+//! The order in which rows are taken, and the line that a pass draws in it.
+
+use std::cmp::Ordering;
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::row::{MemoryRow, read_time};
+use super::time::{self, Micros};
+use crate::error::ClaimError;
+use crate::id::{RowId, RowKey};
+use crate::spec::{Inner, OrderType};
+use crate::store::Line;
+
+/// What a row is ordered by: the columns of the order, the id, the queue. Total.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    columns: Vec<Part>,
+    pub(super) key: RowKey,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    value: Sort,
+    descending: bool,
+}
+
+/// NULL comes last, and first in descending order, as on the server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sort {
+    Int(i64),
+    Text(String),
+    Time(Micros),
+    Uuid(Uuid),
+    Null,
+}
+
+impl Ord for Place {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let columns = self.columns.iter().zip(&other.columns).map(|(one, two)| {
+            let order = one.value.cmp(&two.value);
+            if one.descending { order.reverse() } else { order }
+        });
+        columns
+            .fold(Ordering::Equal, Ordering::then)
+            .then_with(|| (&self.key.id, &self.key.queue).cmp(&(&other.key.id, &other.key.queue)))
+    }
+}
+
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Place {
+    pub(super) fn of(spec: &Inner, row: &MemoryRow) -> Result<Self, ClaimError> {
+        let mut columns = Vec::with_capacity(spec.order.len());
+        for order in &spec.order {
+            let value = row.get(spec, &order.column);
+            let value = Sort::read(order.kind, &value).ok_or_else(|| {
+                ClaimError::spec(format!(
+                    "{value} in column {} of row {} is not of the type by which the spec orders",
+                    order.column, row.key
+                ))
+            })?;
+            columns.push(Part { value, descending: order.descending });
+        }
+        Ok(Self { columns, key: row.key.clone() })
+    }
+
+    /// The line at this place.
+    pub(super) fn line(&self, spec: &Inner) -> Line {
+        let columns = self.columns.iter().map(|part| part.value.text());
+        let queue = spec.queue.as_ref().map(|_| self.key.queue.as_deref().unwrap_or("").to_owned());
+        Line(columns.chain(Some(self.key.id.to_string())).chain(queue).collect())
+    }
+
+    /// The place of a line that this table has drawn.
+    pub(super) fn at(spec: &Inner, line: &Line) -> Result<Self, ClaimError> {
+        let foreign = || ClaimError::spec("the line is of another table; begin the pass anew");
+        let parts = &line.0;
+        if parts.len() != spec.order.len() + 1 + usize::from(spec.queue.is_some()) {
+            return Err(foreign());
+        }
+        let mut columns = Vec::with_capacity(spec.order.len());
+        for (order, text) in spec.order.iter().zip(parts.iter()) {
+            let value = Sort::parse(order.kind, text).ok_or_else(foreign)?;
+            columns.push(Part { value, descending: order.descending });
+        }
+        let id = RowId::parse(spec.id_type, &parts[spec.order.len()]).map_err(|_| foreign())?;
+        let queue = spec.queue.as_ref().and_then(|_| parts.last()).map(|queue| queue.as_str().into());
+        Ok(Self { columns, key: RowKey { queue, id } })
+    }
+}
+
+impl Sort {
+    fn read(kind: OrderType, value: &Value) -> Option<Self> {
+        match (kind, value) {
+            (_, Value::Null) => Some(Self::Null),
+            (OrderType::Int, Value::Number(number)) => number.as_i64().map(Self::Int),
+            (OrderType::Text, Value::String(text)) => Some(Self::Text(text.clone())),
+            (OrderType::Time, value) => read_time(value).ok().flatten().map(Self::Time),
+            (OrderType::Uuid, Value::String(text)) => text.parse().ok().map(Self::Uuid),
+            _ => None,
+        }
+    }
+
+    /// With a sign in front, so that no text is taken for NULL.
+    fn text(&self) -> String {
+        match self {
+            Self::Int(number) => format!("={number}"),
+            Self::Text(text) => format!("={text}"),
+            Self::Time(time) => format!("={}", time::text(*time)),
+            Self::Uuid(uuid) => format!("={uuid}"),
+            Self::Null => String::new(),
+        }
+    }
+
+    fn parse(kind: OrderType, text: &str) -> Option<Self> {
+        let Some(text) = text.strip_prefix('=') else { return Some(Self::Null) };
+        match kind {
+            OrderType::Int => text.parse().ok().map(Self::Int),
+            OrderType::Text => Some(Self::Text(text.to_owned())),
+            OrderType::Time => time::parse(text).map(Self::Time),
+            OrderType::Uuid => text.parse().ok().map(Self::Uuid),
+        }
+    }
+}

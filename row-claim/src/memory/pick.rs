@@ -1,0 +1,174 @@
+//! Which rows a claim takes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::order::Place;
+use super::row::MemoryRow;
+use super::table::{Siblings, Standing, Table};
+use super::time::{Micros, span};
+use crate::error::ClaimError;
+use crate::id::{OwnerToken, RowKey};
+use crate::spec::{Inner, Tracking};
+use crate::state::State;
+use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Take};
+
+/// What a statement has picked.
+#[derive(Debug, Default)]
+pub(super) struct Picked {
+    /// The rows of each claim, in order.
+    pub(super) claims: Vec<Vec<RowKey>>,
+    pub(super) skipped: u64,
+    pub(super) line: Option<Line>,
+}
+
+/// Looks at the rows in order, until there are enough. Changes nothing.
+pub(super) fn pick(
+    spec: &Inner,
+    table: &Table,
+    siblings: &Siblings,
+    take: &Take,
+    now: Micros,
+) -> Result<Picked, ClaimError> {
+    let line = take.after.as_ref().map(|line| Place::at(spec, line)).transpose()?;
+    let mut places = Vec::new();
+    for row in table.rows.values().filter(|row| is_ready(spec, siblings, row, take, now)) {
+        places.push(Place::of(spec, row)?);
+    }
+    places.sort_unstable();
+    let mut picked = Picked::default();
+    let (mut seen, mut groups, mut last) = (HashSet::new(), HashSet::new(), None);
+    for place in places.iter().filter(|place| line.as_ref().is_none_or(|line| *place > line)) {
+        if picked.claims.len() >= usize::try_from(take.limit).unwrap_or(usize::MAX) {
+            break;
+        }
+        let group = table.row(&place.key)?.group().filter(|_| spec.grouped);
+        let Some(group) = group else {
+            // What is locked is not seen at all, as with SKIP LOCKED.
+            if table.locks.is_free(&place.key) {
+                picked.claims.push(vec![place.key.clone()]);
+                last = Some(place);
+            }
+            continue;
+        };
+        if !groups.insert(group.clone()) {
+            continue;
+        }
+        last = Some(place);
+        match whole_group(table, siblings, &places, &group)? {
+            Some(rows) => picked.claims.push(rows),
+            None => {
+                seen.insert(group);
+            }
+        }
+    }
+    picked.skipped = seen.len() as u64;
+    picked.line = last.map(|place| place.line(spec));
+    Ok(picked)
+}
+
+/// Whether a claim could take the row but for others who are at it.
+pub(super) fn is_ready(spec: &Inner, siblings: &Siblings, row: &MemoryRow, take: &Take, now: Micros) -> bool {
+    is_open(spec, row, take, now) && siblings.standing(spec, row) == Standing::Ready
+}
+
+/// Whether a claim could take the row but for others who are at it, or at one that it waits for.
+pub(super) fn is_pending(
+    spec: &Inner,
+    siblings: &Siblings,
+    row: &MemoryRow,
+    take: &Take,
+    now: Micros,
+) -> bool {
+    is_open(spec, row, take, now) && matches!(siblings.standing(spec, row), Standing::Ready | Standing::Waits)
+}
+
+fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
+    let wanted = |state: &&State| take.from.is_empty() || take.from.contains(state);
+    let in_queue = take.queue.is_none() || take.queue == row.key.queue;
+    in_queue
+        && spec.takeable(row, now).filter(wanted).is_some()
+        && Inner::has_attempts(row)
+        && row.ready_at.is_none_or(|ready| ready <= now)
+}
+
+/// All ready rows of a group, in order; `None` if somebody is at it.
+fn whole_group(
+    table: &Table,
+    siblings: &Siblings,
+    ready: &[Place],
+    group: &Arc<str>,
+) -> Result<Option<Vec<RowKey>>, ClaimError> {
+    if siblings.is_taken(group) || !table.locks.group_is_free(group) {
+        return Ok(None);
+    }
+    let mut rows = Vec::new();
+    for place in ready {
+        if table.row(&place.key)?.group().as_ref() == Some(group) {
+            rows.push(place.key.clone());
+        }
+    }
+    Ok(rows.iter().all(|row| table.locks.is_free(row)).then_some(rows))
+}
+
+/// The rows of one claim as they are while it has them, and the claim.
+pub(super) fn claim(
+    spec: &Inner,
+    table: &mut Table,
+    keys: &[RowKey],
+    lease: Duration,
+    now: Micros,
+) -> Result<(Vec<MemoryRow>, Claimed), ClaimError> {
+    let owner = table.owner(spec);
+    let (mut rows, mut claimed, mut shortest) = (Vec::new(), Vec::new(), Duration::MAX);
+    for key in keys {
+        let mut row = table.row(key)?.clone();
+        let found = spec.takeable(&row, now).unwrap_or_else(|| spec.states.home()).clone();
+        row.epoch = table.epoch(spec, row.epoch);
+        row.attempts = row.attempts.map(|left| left.saturating_sub(1));
+        let lasts = lasts(spec, &row, lease);
+        shortest = shortest.min(lasts);
+        begin(spec, &mut row, owner, now, lasts);
+        row.state = Some(spec.states.while_taken(&found).clone());
+        claimed.push(ClaimedRow {
+            key: key.clone(),
+            epoch: row.epoch,
+            found,
+            kind: row.kind.clone(),
+            attempts_left: row.attempts,
+            work: work(spec, &row),
+        });
+        rows.push(row);
+    }
+    let group = rows.first().and_then(MemoryRow::group);
+    let refs = claimed.iter().map(|row| (row.key.clone(), row.epoch)).collect();
+    let claim = ClaimRef { owner, rows: refs };
+    Ok((rows, Claimed { claim, rows: claimed, group, lease: shortest }))
+}
+
+fn begin(spec: &Inner, row: &mut MemoryRow, owner: OwnerToken, now: Micros, lasts: Duration) {
+    row.owner = Some(owner);
+    if !matches!(spec.tracking, Tracking::None) {
+        row.until = Some(now.saturating_add(span(lasts)));
+    }
+    if spec.taken_at.is_some() || matches!(spec.tracking, Tracking::Side(_)) {
+        row.taken_at = Some(now);
+    }
+}
+
+/// How long a lease of the row lasts.
+pub(super) fn lasts(spec: &Inner, row: &MemoryRow, lease: Duration) -> Duration {
+    let own = row.timeout.filter(|_| spec.timeout.is_some()).and_then(|seconds| u64::try_from(seconds).ok());
+    own.map_or(lease, Duration::from_secs)
+}
+
+fn work(spec: &Inner, row: &MemoryRow) -> Value {
+    if spec.work.is_empty() {
+        return Value::Null;
+    }
+    let columns = spec.work.iter().map(|column| (column.as_str().to_owned(), row.get(spec, column)));
+    Value::Object(columns.collect::<Map<_, _>>())
+}

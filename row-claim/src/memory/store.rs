@@ -1,0 +1,183 @@
+//! The calls of a store of claims.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::end::{end, lost};
+use super::pick::{claim, is_pending, lasts, pick};
+use super::table::Siblings;
+use super::time::span;
+use super::wake::MemoryWake;
+use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::spec::ClaimSpec;
+use crate::store::{
+    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Wake,
+    check_lease,
+};
+
+#[async_trait]
+impl ClaimStore for MemoryClaims {
+    fn spec(&self) -> &ClaimSpec {
+        &self.shared.spec
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken, ClaimError> {
+        let spec = self.inner();
+        self.shared.spec.needs_lease()?;
+        take.check(spec)?;
+        let mut table = self.table();
+        let now = self.shared.clock.micros();
+        let siblings = Siblings::of(spec, &table, now);
+        let picked = pick(spec, &table, &siblings, take, now)?;
+        let mut taken = Taken { claims: Vec::new(), skipped: picked.skipped, line: picked.line };
+        for keys in &picked.claims {
+            let (rows, claimed) = claim(spec, &mut table, keys, take.lease, now)?;
+            table.rows.extend(rows.into_iter().map(|row| (row.key.clone(), row)));
+            taken.claims.push(claimed);
+        }
+        Ok(taken)
+    }
+
+    async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
+        let spec = self.inner();
+        self.shared.spec.needs_lease()?;
+        take.check(spec)?;
+        let table = self.table();
+        let now = self.shared.clock.micros();
+        let siblings = Siblings::of(spec, &table, now);
+        Ok(table.rows.values().any(|row| is_pending(spec, &siblings, row, take, now)))
+    }
+
+    async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError> {
+        self.shared.spec.needs_lease()?;
+        check_lease(lease)?;
+        Ok(claims.iter().map(|claim| self.renew_one(claim, lease)).collect())
+    }
+
+    async fn settle(
+        &self,
+        settlements: &[Settlement],
+    ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
+        self.shared.spec.needs_lease()?;
+        let mut answers = Vec::with_capacity(settlements.len());
+        for one in settlements {
+            answers.push(self.settle_one(&one.claim, &one.outcome).await);
+        }
+        if answers.iter().any(Result::is_ok) {
+            self.wake();
+        }
+        Ok(answers)
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {
+        self.shared.spec.needs_lease()?;
+        let swept = upkeep::sweep(self.inner(), &mut self.table(), limit, self.shared.clock.micros());
+        if !swept.returned.is_empty() {
+            self.wake();
+        }
+        Ok(swept)
+    }
+
+    async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
+        self.shared.spec.needs_lease()?;
+        Ok(upkeep::taken(self.inner(), &self.table(), limit, self.shared.clock.micros()))
+    }
+
+    async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.needs_attempts()?;
+        upkeep::exhausted(self.inner(), &self.table(), limit)
+    }
+
+    async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        upkeep::blocked(self.inner(), &self.table(), limit, self.shared.clock.micros())
+    }
+
+    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        self.needs_attempts()?;
+        let attempts = i32::try_from(attempts).ok().filter(|attempts| *attempts > 0).ok_or_else(|| {
+            ClaimError::spec(format!("{attempts} attempts cannot be added; give 1 to {}", i32::MAX))
+        })?;
+        let count = upkeep::top_up(self.inner(), &mut self.table(), rows, attempts);
+        if count > 0 {
+            self.wake();
+        }
+        Ok(count)
+    }
+
+    async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
+        upkeep::purge(self.inner(), &mut self.table(), limit, self.shared.clock.micros())
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
+        Ok(Box::new(MemoryWake::new(self)))
+    }
+}
+
+impl MemoryClaims {
+    fn renew_one(&self, claim: &ClaimRef, lease: Duration) -> Renewal {
+        let (spec, mut table) = (self.inner(), self.table());
+        if let Some(lost) = lost(spec, claim, |key| table.rows.get(key)) {
+            return Renewal::Lost { row: lost.row, current_epoch: lost.current_epoch, state: lost.state };
+        }
+        if !claim.rows.iter().all(|(key, _)| table.locks.is_free(key)) {
+            return Renewal::Busy;
+        }
+        let now = self.shared.clock.micros();
+        for (key, _) in &*claim.rows {
+            if let Some(row) = table.rows.get_mut(key) {
+                row.until = Some(now.saturating_add(span(lasts(spec, row, lease))));
+            }
+        }
+        Renewal::Renewed
+    }
+
+    /// As an UPDATE does, it waits for transactions that have one of the rows locked.
+    async fn settle_one(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        let mut ended = self.shared.ended.subscribe();
+        let deadline = tokio::time::Instant::now() + LONGEST_WAIT;
+        loop {
+            match self.settle_now(claim, outcome) {
+                Err(ClaimError::Busy { what }) => {
+                    let next = tokio::time::timeout_at(deadline, ended.changed()).await;
+                    if next.is_err() {
+                        return Err(ClaimError::Busy { what });
+                    }
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn settle_now(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        let (spec, mut table) = (self.inner(), self.table());
+        // What is lost already is not waited for.
+        if let Some(lost) = lost(spec, claim, |key| table.rows.get(key)) {
+            return Err(lost.into());
+        }
+        if let Some((key, _)) = claim.rows.iter().find(|(key, _)| !table.locks.is_free(key)) {
+            return Err(busy(key));
+        }
+        let rows = claim.rows.iter().filter_map(|(key, _)| table.rows.get(key).cloned()).collect();
+        let ended = end(spec, rows, outcome, self.shared.clock.micros())?;
+        for (key, row) in ended.rows {
+            match row {
+                Some(row) => table.rows.insert(key, row),
+                None => table.rows.remove(&key),
+            };
+        }
+        Ok(ended.settled)
+    }
+
+    fn needs_attempts(&self) -> Result<(), ClaimError> {
+        if self.inner().attempts.is_some() {
+            return Ok(());
+        }
+        Err(ClaimError::unsupported(format!(
+            "the spec of table {} counts no attempts; name the column of attempts left",
+            self.shared.spec.table()
+        )))
+    }
+}

@@ -1,0 +1,260 @@
+//! The table itself: rows, locks, sequences, and what a row's columns say about it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::row::MemoryRow;
+use super::time::Micros;
+use crate::error::ClaimError;
+use crate::id::{OwnerToken, RowKey};
+use crate::spec::{Inner, Tracking, Unmet};
+use crate::state::State;
+
+/// An open transaction.
+pub(super) type Transaction = u64;
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) rows: BTreeMap<RowKey, MemoryRow>,
+    pub(super) locks: Locks,
+    owners: i64,
+    epochs: i64,
+}
+
+impl Table {
+    /// The owner of one more claim.
+    pub(super) fn owner(&mut self, spec: &Inner) -> OwnerToken {
+        if spec.owner_sequence.is_some() {
+            self.owners += 1;
+            OwnerToken::Number(self.owners)
+        } else {
+            OwnerToken::Uuid(Uuid::new_v4())
+        }
+    }
+
+    /// The epoch that comes after `epoch` of a row.
+    pub(super) fn epoch(&mut self, spec: &Inner, epoch: i64) -> i64 {
+        let sequence = spec.epoch_sequence.is_some() || matches!(spec.tracking, Tracking::Side(_));
+        match (&spec.tracking, sequence) {
+            (_, true) => {
+                self.epochs += 1;
+                self.epochs
+            }
+            (Tracking::None, false) => 0,
+            (_, false) => epoch.saturating_add(1),
+        }
+    }
+
+    pub(super) fn row(&self, key: &RowKey) -> Result<&MemoryRow, ClaimError> {
+        self.rows.get(key).ok_or_else(|| ClaimError::NotFound { row: key.clone() })
+    }
+}
+
+/// Who has what locked. As on the server, a lock ends with its transaction and not before.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    rows: HashMap<RowKey, Lock>,
+    groups: HashMap<Arc<str>, Transaction>,
+    transactions: Transaction,
+}
+
+#[derive(Debug, Default)]
+struct Lock {
+    exclusive: Option<Transaction>,
+    shared: Vec<Transaction>,
+}
+
+impl Locks {
+    pub(super) fn begin(&mut self) -> Transaction {
+        self.transactions += 1;
+        self.transactions
+    }
+
+    /// Whether nobody has locked the row, so that it can be changed.
+    pub(super) fn is_free(&self, row: &RowKey) -> bool {
+        !self.rows.contains_key(row)
+    }
+
+    /// Whether nobody is changing the row.
+    pub(super) fn is_free_to_share(&self, row: &RowKey) -> bool {
+        self.rows.get(row).is_none_or(|lock| lock.exclusive.is_none())
+    }
+
+    /// Locks the row, which is free, against everybody else.
+    pub(super) fn lock(&mut self, row: &RowKey, by: Transaction) {
+        self.rows.entry(row.clone()).or_default().exclusive = Some(by);
+    }
+
+    /// Locks the row against changes by others.
+    pub(super) fn share(&mut self, row: &RowKey, by: Transaction) {
+        self.rows.entry(row.clone()).or_default().shared.push(by);
+    }
+
+    pub(super) fn group_is_free(&self, group: &str) -> bool {
+        !self.groups.contains_key(group)
+    }
+
+    pub(super) fn lock_group(&mut self, group: Arc<str>, by: Transaction) {
+        self.groups.insert(group, by);
+    }
+
+    /// Ends the transaction.
+    pub(super) fn end(&mut self, of: Transaction) {
+        self.groups.retain(|_, by| *by != of);
+        self.rows.retain(|_, lock| {
+            lock.exclusive = lock.exclusive.filter(|by| *by != of);
+            lock.shared.retain(|by| *by != of);
+            lock.exclusive.is_some() || !lock.shared.is_empty()
+        });
+    }
+}
+
+/// What the columns of one row say.
+impl Inner {
+    /// Whether somebody has the row, under a lease that may have ended.
+    pub(super) fn is_taken(&self, row: &MemoryRow) -> bool {
+        match &self.states.taken {
+            Some(taken) => row.state.as_ref() == Some(taken),
+            None => {
+                row.owner.is_some()
+                    && row.state.as_ref().is_some_and(|state| self.states.takeable.contains(state))
+            }
+        }
+    }
+
+    pub(super) fn is_over(row: &MemoryRow, now: Micros) -> bool {
+        row.until.is_some_and(|until| until <= now)
+    }
+
+    /// The state from which the row could be taken, whatever else keeps it from that.
+    pub(super) fn takeable<'a>(&'a self, row: &'a MemoryRow, now: Micros) -> Option<&'a State> {
+        if self.is_taken(row) {
+            let back =
+                if self.states.taken.is_some() { Some(self.states.home()) } else { row.state.as_ref() };
+            return back.filter(|_| self.on_read && Self::is_over(row, now));
+        }
+        row.state.as_ref().filter(|state| self.states.takeable.contains(state))
+    }
+
+    pub(super) fn has_attempts(row: &MemoryRow) -> bool {
+        row.attempts.is_none_or(|left| left > 0)
+    }
+
+    /// Whether the row lies there, or says, that it has no attempt left.
+    pub(super) fn is_exhausted(&self, row: &MemoryRow) -> bool {
+        let named = self.states.exhausted.is_some() && row.state == self.states.exhausted;
+        let waits = row.state.as_ref().is_some_and(|state| self.states.takeable.contains(state));
+        named || (waits && !self.is_taken(row) && !Self::has_attempts(row))
+    }
+
+    /// The epoch that anybody can see.
+    pub(super) fn visible_epoch(&self, row: &MemoryRow) -> Option<i64> {
+        match self.tracking {
+            Tracking::None => None,
+            Tracking::Columns { .. } => Some(row.epoch),
+            Tracking::Side(_) => row.owner.map(|_| row.epoch),
+        }
+    }
+
+    /// Nobody has the row any more.
+    pub(super) fn let_go(&self, row: &mut MemoryRow) {
+        row.owner = None;
+        row.until = None;
+        row.taken_at = None;
+        if !matches!(self.tracking, Tracking::Columns { .. }) {
+            row.epoch = 0;
+        }
+    }
+}
+
+/// What the rows of a table mean to each other, looked up once per call.
+#[derive(Debug, Default)]
+pub(super) struct Siblings {
+    /// By group and kind.
+    kinds: HashMap<(Arc<str>, Arc<str>), Kinds>,
+    /// Groups with a row that somebody has.
+    taken: HashSet<Arc<str>>,
+}
+
+#[derive(Debug, Default)]
+struct Kinds {
+    /// Neither done nor given up.
+    open: bool,
+    /// Failed or exhausted.
+    failed: bool,
+    /// Taken, or there to be taken now.
+    moving: bool,
+    keys: Vec<RowKey>,
+}
+
+/// How a row stands with those it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Ready,
+    /// One of them is still to be done, and somebody is at it or may be.
+    Waits,
+    /// One of them is still to be done, but not yet.
+    Rests,
+    /// It will not come true by itself.
+    Blocked,
+}
+
+impl Siblings {
+    pub(super) fn of(spec: &Inner, table: &Table, now: Micros) -> Self {
+        let mut siblings = Self::default();
+        if !spec.grouped && spec.preconditions.is_empty() {
+            return siblings;
+        }
+        for row in table.rows.values() {
+            let Some(group) = row.group() else { continue };
+            if spec.grouped && spec.is_taken(row) && spec.takeable(row, now).is_none() {
+                siblings.taken.insert(group.clone());
+            }
+            if let Some(kind) = row.kind.as_ref().filter(|_| !spec.preconditions.is_empty()) {
+                let kinds = siblings.kinds.entry((group, kind.clone())).or_default();
+                let failed = row.state.is_some() && row.state == spec.states.failed || spec.is_exhausted(row);
+                kinds.failed |= failed;
+                kinds.open |= !failed && row.state.as_ref() != Some(&spec.states.done);
+                kinds.moving |= spec.is_taken(row)
+                    || spec.takeable(row, now).is_some()
+                        && Inner::has_attempts(row)
+                        && row.ready_at.is_none_or(|ready| ready <= now);
+                kinds.keys.push(row.key.clone());
+            }
+        }
+        siblings
+    }
+
+    pub(super) fn is_taken(&self, group: &str) -> bool {
+        self.taken.contains(group)
+    }
+
+    pub(super) fn standing(&self, spec: &Inner, row: &MemoryRow) -> Standing {
+        let mut standing = Standing::Ready;
+        for one in spec.preconditions.iter().filter(|one| row.kind.as_ref() == Some(&one.kind)) {
+            let kinds = row.group().and_then(|group| self.kinds.get(&(group, one.on.clone())));
+            let (unmet, open, moving) = match kinds {
+                None => (Some(one.missing), false, false),
+                Some(kinds) => (kinds.failed.then_some(one.failed), kinds.open, kinds.moving),
+            };
+            if unmet == Some(Unmet::Block) {
+                return Standing::Blocked;
+            }
+            if open && (!moving || standing == Standing::Rests) {
+                standing = Standing::Rests;
+            } else if open {
+                standing = Standing::Waits;
+            }
+        }
+        standing
+    }
+
+    /// The rows that `row` waits for, or has waited for.
+    pub(super) fn awaited(&self, spec: &Inner, row: &MemoryRow) -> Vec<RowKey> {
+        let mine = spec.preconditions.iter().filter(|one| row.kind.as_ref() == Some(&one.kind));
+        let kinds = mine.filter_map(|one| self.kinds.get(&(row.group()?, one.on.clone())));
+        kinds.flat_map(|kinds| kinds.keys.iter().cloned()).collect()
+    }
+}

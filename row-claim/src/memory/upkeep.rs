@@ -1,0 +1,131 @@
+//! What keeps a table in order: sweeping, topping up, purging, and the lists of what is in it.
+
+use super::end::back;
+use super::order::Place;
+use super::row::MemoryRow;
+use super::table::{Siblings, Standing, Table};
+use super::time::{Micros, between, span};
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::spec::{Inner, Retention};
+use crate::store::{Swept, TakenRow};
+
+pub(super) fn sweep(spec: &Inner, table: &mut Table, limit: u32, now: Micros) -> Swept {
+    let ended = |row: &MemoryRow| spec.is_taken(row) && Inner::is_over(row, now);
+    let lies_used_up = |row: &MemoryRow| {
+        spec.states.exhausted.is_some() && row.state != spec.states.exhausted && spec.is_exhausted(row)
+    };
+    let due = table.rows.values().filter(|row| ended(row) || lies_used_up(row));
+    let free = due.filter(|row| table.locks.is_free(&row.key));
+    let mut due: Vec<_> = free.map(|row| (row.until, row.key.clone())).collect();
+    due.sort_unstable();
+    let mut swept = Swept::default();
+    for (_, key) in due.into_iter().take(usize_of(limit)) {
+        let Some(mut row) = table.rows.get(&key).cloned() else { continue };
+        if spec.is_taken(&row) {
+            let epoch = table.epoch(spec, row.epoch);
+            row.epoch = epoch;
+            spec.let_go(&mut row);
+        }
+        row.state = Some(back(spec, &row));
+        let list = if Inner::has_attempts(&row) { &mut swept.returned } else { &mut swept.exhausted };
+        list.push(key.clone());
+        table.rows.insert(key, row);
+    }
+    swept
+}
+
+pub(super) fn taken(spec: &Inner, table: &Table, limit: u32, now: Micros) -> Vec<TakenRow> {
+    let mut rows: Vec<&MemoryRow> = table.rows.values().filter(|row| spec.is_taken(row)).collect();
+    rows.sort_by_key(|row| (row.taken_at.unwrap_or(Micros::MAX), row.until));
+    let shown = rows.into_iter().take(usize_of(limit)).filter_map(|row| {
+        Some(TakenRow {
+            key: row.key.clone(),
+            group: row.group(),
+            state: row.state.clone()?,
+            owner: row.owner,
+            epoch: spec.visible_epoch(row),
+            held_for: row.taken_at.map(|since| between(since, now)),
+            remaining: row.until.map(|until| between(now, until)),
+            attempts_left: row.attempts,
+        })
+    });
+    shown.collect()
+}
+
+pub(super) fn exhausted(spec: &Inner, table: &Table, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+    listed(spec, table, limit, |row| spec.is_exhausted(row))
+}
+
+pub(super) fn blocked(
+    spec: &Inner,
+    table: &Table,
+    limit: u32,
+    now: Micros,
+) -> Result<Vec<RowKey>, ClaimError> {
+    let siblings = Siblings::of(spec, table, now);
+    listed(spec, table, limit, |row| {
+        spec.takeable(row, now).is_some()
+            && Inner::has_attempts(row)
+            && siblings.standing(spec, row) == Standing::Blocked
+    })
+}
+
+/// The first `limit` rows, in order, of those that `shown` is true of.
+fn listed(
+    spec: &Inner,
+    table: &Table,
+    limit: u32,
+    shown: impl Fn(&MemoryRow) -> bool,
+) -> Result<Vec<RowKey>, ClaimError> {
+    let rows = table.rows.values().filter(|row| shown(row));
+    let mut places = rows.map(|row| Place::of(spec, row)).collect::<Result<Vec<_>, _>>()?;
+    places.sort_unstable();
+    Ok(places.into_iter().take(usize_of(limit)).map(|place| place.key).collect())
+}
+
+pub(super) fn top_up(spec: &Inner, table: &mut Table, rows: &[RowKey], attempts: i32) -> u64 {
+    let mut count = 0;
+    for key in rows {
+        let is_free = table.locks.is_free(key);
+        let Some(row) = table.rows.get_mut(key).filter(|row| is_free && spec.is_exhausted(row)) else {
+            continue;
+        };
+        row.attempts = Some(row.attempts.unwrap_or(0).max(0).saturating_add(attempts));
+        row.state = Some(spec.states.home().clone());
+        count += 1;
+    }
+    count
+}
+
+pub(super) fn purge(spec: &Inner, table: &mut Table, limit: u32, now: Micros) -> Result<u64, ClaimError> {
+    let is_done = |row: &MemoryRow| row.state.as_ref() == Some(&spec.states.done);
+    let is_failed = |row: &MemoryRow| spec.states.failed.is_some() && row.state == spec.states.failed;
+    let due: Box<dyn Fn(&MemoryRow) -> bool> = match spec.retention {
+        Retention::KeepAll => {
+            return Err(ClaimError::unsupported(format!(
+                "the spec of table {} keeps settled rows for ever; name another retention to purge them",
+                spec.table
+            )));
+        }
+        Retention::KeepFor(time) => {
+            let before = now.saturating_sub(span(time));
+            Box::new(move |row| {
+                (is_done(row) || is_failed(row)) && row.settled_at.is_some_and(|at| at <= before)
+            })
+        }
+        Retention::DeleteOnSettle => Box::new(is_done),
+    };
+    let rows = table.rows.values().filter(|row| due(row) && table.locks.is_free(&row.key));
+    let mut rows: Vec<_> = rows.map(|row| (row.settled_at, row.key.clone())).collect();
+    rows.sort_unstable();
+    rows.truncate(usize_of(limit));
+    for (_, key) in &rows {
+        table.rows.remove(key);
+    }
+    Ok(rows.len() as u64)
+}
+
+fn usize_of(limit: u32) -> usize {
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}

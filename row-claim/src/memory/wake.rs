@@ -1,0 +1,31 @@
+//! Hearing of new work.
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use super::MemoryClaims;
+use crate::error::ClaimError;
+use crate::store::Wake;
+
+#[derive(Debug)]
+pub(super) struct MemoryWake {
+    news: watch::Receiver<u64>,
+    /// Keeps the sender alive: a listener that is left alone waits, it does not fail.
+    _claims: MemoryClaims,
+}
+
+impl MemoryWake {
+    pub(super) fn new(claims: &MemoryClaims) -> Self {
+        Self { news: claims.shared.news.subscribe(), _claims: claims.clone() }
+    }
+}
+
+#[async_trait]
+impl Wake for MemoryWake {
+    async fn woken(&mut self) -> Result<(), ClaimError> {
+        if self.news.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+}

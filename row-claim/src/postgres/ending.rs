@@ -1,0 +1,223 @@
+//! The statements that end claims.
+
+use super::words::{NOW, Words, checked, column, list};
+use crate::name::literal;
+use crate::spec::Tracking;
+use crate::state::State;
+
+/// Outcomes that one statement can write together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// To this state, with a message or without.
+    At {
+        state: State,
+        noted: bool,
+    },
+    Deleted,
+    Retry {
+        later: bool,
+        noted: bool,
+    },
+    PutBack,
+}
+
+/// The assignments of an ending; `error` and `delay` are its values.
+fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> String {
+    let inner = words.inner();
+    let mut set = words.let_go();
+    let note = |noted: bool, set: &mut Vec<String>| {
+        set.extend(
+            inner.error.iter().filter(|_| noted).map(|column| format!("{} = {error}", column.quoted())),
+        );
+    };
+    match ending {
+        Ending::At { state, noted } => {
+            set.push(format!("{} = {}", inner.state.quoted(), literal(state.as_str())));
+            note(*noted, &mut set);
+            if *state == inner.states.done || Some(state) == inner.states.failed.as_ref() {
+                set.extend(inner.settled_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
+            }
+        }
+        Ending::Retry { later, noted } => {
+            set.extend(words.back());
+            note(*noted, &mut set);
+            if *later {
+                let at = inner.ready_at.iter();
+                set.extend(
+                    at.map(|at| format!("{} = {NOW} + {delay} * interval '1 millisecond'", at.quoted())),
+                );
+            }
+        }
+        Ending::PutBack => {
+            if words.is_moved() {
+                set.push(format!("{} = {}", inner.state.quoted(), words.home()));
+            }
+            let left = inner.attempts.iter();
+            set.extend(left.map(|left| format!("{} = {} + 1", left.quoted(), column("t", left))));
+        }
+        Ending::Deleted => {}
+    }
+    set.join(", ")
+}
+
+/// Whether the ending may be written to a row, beyond its being taken.
+fn allowed(words: &Words, ending: &Ending) -> String {
+    let states = &words.inner().states;
+    match ending {
+        Ending::At { state, .. } if states.taken.is_none() => {
+            let froms: Vec<State> =
+                states.takeable.iter().filter(|from| states.allows(from, state)).cloned().collect();
+            if froms.len() == states.takeable.len() {
+                String::new()
+            } else {
+                format!(" AND {} IN ({})", words.state(), list(&froms))
+            }
+        }
+        _ => String::new(),
+    }
+}
+
+/// Whether an ending may use up a row.
+fn used(words: &Words, ending: &Ending) -> String {
+    if matches!(ending, Ending::Retry { .. }) { words.used_up() } else { "false".to_owned() }
+}
+
+/// One row of a claim with one row, for the commonest case.
+pub(super) fn one(words: &Words, ending: &Ending) -> String {
+    let Tracking::Columns { owner, epoch, .. } = &words.inner().tracking else { return String::new() };
+    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = $3::text"));
+    let row = format!(
+        "{} = $2::text::{}{queue} AND {} = $4::text::{} AND {} = $5::bigint AND {}{}",
+        words.id,
+        words.inner().id_type.sql(),
+        column("t", owner),
+        words.owner_type(),
+        column("t", epoch),
+        words.taken("t"),
+        allowed(words, ending)
+    );
+    let returning =
+        format!("RETURNING $1::bigint AS claim, {}, {} AS used", words.key_text(), used(words, ending));
+    match ending {
+        Ending::Deleted => format!("DELETE FROM {} t WHERE {row} {returning}", words.table),
+        _ => {
+            let set = assignments(words, ending, "$6::text", "$7::bigint");
+            format!("UPDATE {} AS t SET {set} WHERE {row} {returning}", words.table)
+        }
+    }
+}
+
+/// The rows of claims as parameters.
+pub(super) fn want(words: &Words, ends: bool) -> String {
+    let (more, names) = if ends {
+        (", pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bigint[])", ", error, delay")
+    } else {
+        ("", "")
+    };
+    format!(
+        "want AS MATERIALIZED (SELECT * FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest({}), \
+         pg_catalog.unnest($3::text[]), pg_catalog.unnest({}), pg_catalog.unnest($5::bigint[]){more}) \
+         WITH ORDINALITY AS w(claim, id, queue, owner, epoch{names}, n))",
+        words.ids("$2"),
+        words.owners("$4"),
+    )
+}
+
+/// `t`, and `x` where the lease is kept elsewhere, joined to the rows `w` that are wanted. With the
+/// condition that the row is the claim's, and what is to be locked.
+pub(super) fn owned(words: &Words) -> (String, String, &'static str) {
+    let same = words.same_row("w");
+    match (&words.inner().tracking, &words.side) {
+        (Tracking::Columns { owner, epoch, .. }, _) => (
+            format!("{} t ON {same}", words.table),
+            format!(
+                "{} = w.owner AND {} = w.epoch AND {}",
+                column("t", owner),
+                column("t", epoch),
+                words.taken("t")
+            ),
+            "t",
+        ),
+        (_, Some(side)) => {
+            let row = words.side_row(side, "t");
+            // What is taken is in the side table: the state need not be asked for that.
+            let states = &words.inner().states;
+            let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
+            (
+                format!("{} t ON {same} LEFT JOIN {} x ON {row}", words.table, side.table),
+                format!(
+                    "x.owner = w.owner AND x.epoch = w.epoch AND {} IN ({})",
+                    words.state(),
+                    list(stored)
+                ),
+                "t, x",
+            )
+        }
+        _ => (String::new(), String::new(), "t"),
+    }
+}
+
+/// All rows of the claim were found. Not a join, which the planner takes for a small one and does by comparing
+/// each row with each claim.
+const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
+
+/// Several rows, in the order in which everybody locks rows, and only claims of which all rows are there.
+pub(super) fn many(words: &Words, ending: &Ending) -> String {
+    let (join, mine, lock) = owned(words);
+    let join = join.replace("LEFT JOIN", "JOIN");
+    let used = used(words, ending);
+    let locked = format!(
+        "{}, locked AS MATERIALIZED (SELECT w.claim, {}, w.owner, w.epoch{} FROM want w JOIN {join} WHERE {} \
+         ORDER BY {} FOR UPDATE OF {lock}), \
+         whole AS MATERIALIZED (SELECT claim FROM (SELECT claim, pg_catalog.count(*) AS n FROM want GROUP BY claim) a \
+         JOIN (SELECT claim, pg_catalog.count(*) AS n FROM locked GROUP BY claim) b USING (claim, n))",
+        want(words, true),
+        words.key(),
+        if matches!(ending, Ending::Deleted) { "" } else { ", w.error, w.delay" },
+        checked(&format!("{mine}{}", allowed(words, ending))),
+        words.lock_order(),
+    );
+    let set = assignments(words, ending, "l.error", "l.delay");
+    let from = format!("locked l WHERE {} AND {IS_WHOLE}", words.same_row("l"));
+    let change = match (ending, set.is_empty()) {
+        (Ending::Deleted, _) => Some(format!("DELETE FROM {} t USING {from}", words.table)),
+        (_, false) => Some(format!("UPDATE {} AS t SET {set} FROM {from}", words.table)),
+        (_, true) => None,
+    };
+    let answer = format!("RETURNING l.claim, {}, {used} AS used", words.key_text());
+    let Some(side) = &words.side else {
+        return format!("WITH {locked} {} {answer}", change.unwrap_or_default());
+    };
+    let queue = if words.queue.is_some() { "l.queue::text" } else { "''" };
+    let freed = format!(
+        "DELETE FROM {} x USING locked l \
+         WHERE x.tab = {} AND x.queue = {queue} AND x.id = l.id::text AND {IS_WHOLE}",
+        side.table, side.tab
+    );
+    match change {
+        Some(change) => format!("WITH {locked}, freed AS ({freed}) {change} {answer}"),
+        None => {
+            let key = if words.queue.is_some() { "l.queue::text" } else { "NULL::text" };
+            format!(
+                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, false AS used"
+            )
+        }
+    }
+}
+
+/// What is there of the rows that are wanted.
+pub(super) fn probe(words: &Words) -> String {
+    let (join, mine, _) = owned(words);
+    let epoch = match &words.inner().tracking {
+        Tracking::Columns { epoch, .. } => column("t", epoch),
+        _ => "x.epoch".to_owned(),
+    };
+    let queue = if words.queue.is_some() { "w.queue" } else { "NULL::text" };
+    format!(
+        "WITH {} SELECT w.claim, w.id::text AS id, {queue} AS queue, w.epoch AS wanted, \
+         COALESCE({mine}, false) AS mine, {epoch}::bigint AS epoch, {}::text AS state \
+         FROM want w LEFT JOIN {join}",
+        want(words, false),
+        words.state(),
+    )
+}

@@ -1,0 +1,202 @@
+//! The order of rows, and the line that a pass has drawn in it.
+
+use crate::error::ClaimError;
+use crate::spec::OrderType;
+use crate::store::Line;
+
+use super::words::{Words, column};
+
+/// The order of a spec. The id, and the queue where there are queues, come last and make it total.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    parts: Vec<Part>,
+    /// How many parts come in front of the id.
+    own: usize,
+}
+
+#[derive(Debug)]
+struct Part {
+    name: String,
+    kind: &'static str,
+    descending: bool,
+    nullable: bool,
+    /// Its value as text, the same whatever the session's `DateStyle`.
+    text: String,
+}
+
+impl Sequence {
+    /// `is_nullable` says of the columns of the order whether they may be NULL.
+    pub(super) fn new(words: &Words, is_nullable: impl Fn(&str) -> bool) -> Self {
+        let inner = words.inner();
+        let own = inner.order.iter().map(|by| {
+            let name = column("t", &by.column);
+            let (kind, text) = match by.kind {
+                OrderType::Int => ("bigint", format!("{name}::text")),
+                OrderType::Text => ("text", format!("{name}::text")),
+                // ISO 8601, infinity too.
+                OrderType::Time => ("timestamptz", format!("(pg_catalog.to_json({name}) #>> '{{}}')")),
+                OrderType::Uuid => ("uuid", format!("{name}::text")),
+            };
+            let nullable = is_nullable(by.column.as_str());
+            Part { name: by.column.quoted(), kind, descending: by.descending, nullable, text }
+        });
+        let mut parts: Vec<Part> = own.collect();
+        let own = parts.len();
+        let last =
+            [Some((&inner.id, inner.id_type.sql())), inner.queue.as_ref().map(|queue| (queue, "text"))];
+        parts.extend(last.into_iter().flatten().map(|(by, kind)| Part {
+            name: by.quoted(),
+            kind,
+            descending: false,
+            nullable: false,
+            text: format!("{}::text", column("t", by)),
+        }));
+        Self { parts, own }
+    }
+
+    /// To stand behind `ORDER BY`, for the columns of `t`.
+    pub(super) fn order(&self) -> String {
+        let by = self.parts.iter().map(|part| {
+            let direction = if part.descending { " DESC" } else { "" };
+            format!("t.{}{direction}", part.name)
+        });
+        by.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The same by [`raw`](Self::raw) columns of `alias`.
+    pub(super) fn order_raw(&self, alias: &str) -> String {
+        let by = self
+            .parts
+            .iter()
+            .enumerate()
+            .map(|(at, part)| format!("{alias}.o{at}{}", if part.descending { " DESC" } else { "" }));
+        by.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The columns of `t` by which rows are compared, as `o0`, `o1` and so on.
+    pub(super) fn raw(&self) -> String {
+        let raw = self.parts.iter().enumerate().map(|(at, part)| format!("t.{} AS o{at}", part.name));
+        raw.collect::<Vec<_>>().join(", ")
+    }
+
+    /// What a line is made of and the key does not have, as `l0`, `l1` and so on.
+    pub(super) fn texts(&self) -> String {
+        let texts = self.parts[..self.own].iter().enumerate();
+        texts.map(|(at, part)| format!(", {} AS l{at}", part.text)).collect()
+    }
+
+    pub(super) fn own(&self) -> usize {
+        self.own
+    }
+
+    /// The line at a row.
+    pub(super) fn line(&self, own: Vec<Option<String>>, id: &str, queue: Option<&str>) -> Line {
+        // With a sign in front, so that no text is taken for NULL.
+        let own = own.into_iter().map(|value| value.map_or_else(String::new, |value| format!("={value}")));
+        let queue = (self.parts.len() > self.own + 1).then(|| queue.unwrap_or_default().to_owned());
+        Line(own.chain(Some(id.to_owned())).chain(queue).collect())
+    }
+
+    /// The values of a line; `None` stands for NULL.
+    pub(super) fn values<'a>(&self, line: &'a Line) -> Result<Vec<Option<&'a str>>, ClaimError> {
+        if line.0.len() != self.parts.len() {
+            return Err(ClaimError::spec("the line is of another table; begin the pass anew"));
+        }
+        let values = line.0.iter().enumerate().map(|(at, text)| match at < self.own {
+            true => text.strip_prefix('='),
+            false => Some(text.as_str()),
+        });
+        Ok(values.collect())
+    }
+
+    /// The condition that `t` lies behind a line whose values, but for NULLs, are parameters from `first` on.
+    pub(super) fn behind(&self, nulls: &[bool], first: usize) -> String {
+        let mut parameter = first;
+        let values: Vec<Option<String>> = self
+            .parts
+            .iter()
+            .zip(nulls)
+            .map(|(part, is_null)| {
+                if *is_null {
+                    return None;
+                }
+                parameter += 1;
+                Some(format!("${}::text::{}", parameter - 1, part.kind))
+            })
+            .collect();
+        self.after(|part| format!("t.{}", part.name), |at| values[at].clone(), |at| nulls[at])
+    }
+
+    /// The condition that `t` comes before `other`, whose raw columns are known.
+    pub(super) fn before(&self, other: &str) -> String {
+        // Turned round: `other` comes after `t`.
+        if self.is_plain() {
+            let mine: Vec<_> = self.parts.iter().map(|part| format!("t.{}", part.name)).collect();
+            let theirs: Vec<_> = (0..self.parts.len()).map(|at| format!("{other}.o{at}")).collect();
+            return format!("({}) < ({})", mine.join(", "), theirs.join(", "));
+        }
+        let mut any = Vec::new();
+        let mut equal = String::new();
+        for (at, part) in self.parts.iter().enumerate() {
+            let (mine, theirs) = (format!("t.{}", part.name), format!("{other}.o{at}"));
+            let less = match (part.descending, part.nullable) {
+                (false, false) => format!("{mine} < {theirs}"),
+                (true, false) => format!("{mine} > {theirs}"),
+                (false, true) => format!("({mine} < {theirs} OR {mine} IS NOT NULL AND {theirs} IS NULL)"),
+                (true, true) => format!("({mine} > {theirs} OR {mine} IS NULL AND {theirs} IS NOT NULL)"),
+            };
+            any.push(format!("({equal}{less})"));
+            let same = if part.nullable { "IS NOT DISTINCT FROM" } else { "=" };
+            equal += &format!("{mine} {same} {theirs} AND ");
+        }
+        format!("({})", any.join(" OR "))
+    }
+
+    /// Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
+    fn is_plain(&self) -> bool {
+        self.parts.iter().all(|part| !part.descending && !part.nullable)
+    }
+
+    fn after(
+        &self,
+        name: impl Fn(&Part) -> String,
+        value: impl Fn(usize) -> Option<String>,
+        is_null: impl Fn(usize) -> bool,
+    ) -> String {
+        let known = |at: usize| value(at).unwrap_or_else(|| "NULL".to_owned());
+        if self.is_plain() && !(0..self.parts.len()).any(&is_null) {
+            let names: Vec<_> = self.parts.iter().map(&name).collect();
+            let values: Vec<_> = (0..self.parts.len()).map(known).collect();
+            return if names.len() == 1 {
+                format!("{} > {}", names[0], values[0])
+            } else {
+                format!("({}) > ({})", names.join(", "), values.join(", "))
+            };
+        }
+        let mut any = Vec::new();
+        let mut equal = String::new();
+        for (at, part) in self.parts.iter().enumerate() {
+            let name = name(part);
+            let behind = match (part.descending, is_null(at)) {
+                (false, true) => "false".to_owned(),
+                (true, true) => format!("{name} IS NOT NULL"),
+                (false, false) if part.nullable => format!("({name} > {} OR {name} IS NULL)", known(at)),
+                (false, false) => format!("{name} > {}", known(at)),
+                (true, false) => format!("{name} < {}", known(at)),
+            };
+            any.push(format!("({equal}{behind})"));
+            let same =
+                if is_null(at) { format!("{name} IS NULL") } else { format!("{name} = {}", known(at)) };
+            equal += &format!("{same} AND ");
+        }
+        let any = format!("({})", any.join(" OR "));
+        match self.parts.first() {
+            // A bound where an index can begin.
+            Some(part) if !part.nullable && !is_null(0) => {
+                let sign = if part.descending { "<=" } else { ">=" };
+                format!("{} {sign} {} AND {any}", name(part), known(0))
+            }
+            _ => any,
+        }
+    }
+}

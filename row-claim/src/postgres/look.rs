@@ -1,0 +1,204 @@
+//! Looking at the table: what is to be done, what is taken, what has stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Row as _;
+
+use super::PgClaims;
+use super::line::Sequence;
+use super::server::{Query, failed};
+use super::take::Asked;
+use super::words::{NOW, column};
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::name::literal;
+use crate::spec::{OrderType, Tracking};
+use crate::state::State;
+use crate::store::{Take, TakenRow};
+
+const LOOK: &str = "look at the table";
+
+impl PgClaims {
+    pub(super) async fn is_pending(&self, take: &Take) -> Result<bool, ClaimError> {
+        self.spec_ref().needs_lease()?;
+        take.check(self.words().inner())?;
+        let from = if take.from.is_empty() { &self.words().inner().states.takeable } else { &take.from };
+        let asked = Asked { take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
+        let condition = asked.sooner_or_later(self.words());
+        let sql =
+            format!("SELECT EXISTS (SELECT FROM {} t WHERE {condition}) AS is_there", self.words().table);
+        let rows = self.server().rows(&asked.bind_few(sql)?).await.map_err(|fault| fault.error(LOOK))?;
+        let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
+        first.try_get("is_there").map_err(|error| failed(error, LOOK))
+    }
+
+    pub(super) async fn list_taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
+        self.spec_ref().needs_lease()?;
+        let sql = self.remembered("taken".to_owned(), || self.taken_sql());
+        let query = Query::new(sql).bind(i64::from(limit))?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(LOOK))?;
+        let wrong = |error| failed(error, LOOK);
+        let mut taken = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let owner: Option<String> = row.try_get("owner").map_err(wrong)?;
+            let span = |name: &str| {
+                let millis: Option<i64> = row.try_get(name).map_err(wrong)?;
+                Ok::<_, ClaimError>(
+                    millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))),
+                )
+            };
+            let group: Option<String> = row.try_get("grp").map_err(wrong)?;
+            let state: Option<String> = row.try_get("state").map_err(wrong)?;
+            taken.push(TakenRow {
+                key: self.key_of(row, LOOK)?,
+                group: group.map(Arc::from),
+                state: State::new(state.unwrap_or_default()),
+                owner: owner.map(|owner| self.owner_of(&owner)).transpose()?,
+                epoch: row.try_get("epoch").map_err(wrong)?,
+                held_for: span("held")?,
+                remaining: span("remaining")?,
+                attempts_left: row.try_get("attempts").map_err(wrong)?,
+            });
+        }
+        Ok(taken)
+    }
+
+    fn taken_sql(&self) -> String {
+        let words = self.words();
+        let inner = words.inner();
+        let text = |found: Option<&crate::name::Column>, kind: &str| {
+            found.map_or(format!("NULL::{kind}"), |found| format!("{}::{kind}", column("t", found)))
+        };
+        let millis = |span: String| format!("(GREATEST(EXTRACT(epoch FROM {span}), 0) * 1000)::bigint");
+        let (from, owner, epoch, until, since) = match (&inner.tracking, &words.side) {
+            (Tracking::Columns { owner, epoch, until }, _) => (
+                format!("FROM {} t WHERE {}", words.table, words.taken("t")),
+                column("t", owner),
+                column("t", epoch),
+                column("t", until),
+                inner.taken_at.as_ref().map(|at| column("t", at)),
+            ),
+            (_, Some(side)) => (
+                format!(
+                    "FROM {} t JOIN {} x ON {} WHERE {}",
+                    words.table,
+                    side.table,
+                    words.side_row(side, "t"),
+                    words.taken("t")
+                ),
+                "x.owner".to_owned(),
+                "x.epoch".to_owned(),
+                "x.lease_until".to_owned(),
+                Some("x.taken_at".to_owned()),
+            ),
+            _ => return String::new(),
+        };
+        let held =
+            since.as_ref().map_or("NULL::bigint".to_owned(), |since| millis(format!("({NOW} - {since})")));
+        format!(
+            "SELECT {}, {} AS grp, {}::text AS state, {owner}::text AS owner, {epoch}::bigint AS epoch, {held} AS held, \
+             {} AS remaining, {} AS attempts {from} ORDER BY {}, {until} LIMIT $1",
+            words.key_text(),
+            text(inner.group.as_ref(), "text"),
+            words.state(),
+            millis(format!("({until} - {NOW})")),
+            text(inner.attempts.as_ref(), "int4"),
+            since.unwrap_or_else(|| until.clone()),
+        )
+    }
+
+    pub(super) async fn list_exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.needs_attempts()?;
+        let condition = self.words().exhausted("t").unwrap_or_else(|| "false".to_owned());
+        self.list(&condition, limit).await
+    }
+
+    pub(super) async fn list_blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        if self.words().inner().preconditions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let words = self.words();
+        let mut condition = words.free(&words.inner().states.takeable);
+        if let Some(left) = &words.inner().attempts {
+            let left = column("t", left);
+            condition += &format!(" AND ({left} IS NULL OR {left} > 0)");
+        }
+        condition += &format!(" AND {}", words.blocked());
+        self.list(&condition, limit).await
+    }
+
+    async fn list(&self, condition: &str, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        let words = self.words();
+        let order = Sequence::new(words, |_| true);
+        let sql = format!(
+            "SELECT {} FROM {} t WHERE {condition} ORDER BY {} LIMIT $1",
+            words.key_text(),
+            words.table,
+            order.order()
+        );
+        let rows = self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await;
+        rows.map_err(|fault| fault.error(LOOK))?.iter().map(|row| self.key_of(row, LOOK)).collect()
+    }
+
+    pub(super) fn needs_attempts(&self) -> Result<(), ClaimError> {
+        if self.words().inner().attempts.is_some() {
+            return Ok(());
+        }
+        Err(ClaimError::unsupported(format!(
+            "the spec of table {} counts no attempts; name the column of attempts left",
+            self.spec_ref().table()
+        )))
+    }
+
+    /// The order of rows. The first time it looks whether the columns of leases are of the right type, because
+    /// the server would take others and then tell another time in each session.
+    pub(super) async fn order(&self) -> Result<&Sequence, ClaimError> {
+        self.known().get_or_try_init(|| self.read_order()).await
+    }
+
+    async fn read_order(&self) -> Result<Sequence, ClaimError> {
+        let words = self.words();
+        let inner = words.inner();
+        let sql = "SELECT a.attname::text AS name, a.attnotnull AS is_given, \
+             pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_catalog.pg_attribute a \
+             WHERE a.attrelid = pg_catalog.to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped";
+        let rows = self.server().rows(&Query::new(sql).bind(inner.table.quoted())?).await;
+        let rows = rows.map_err(|fault| fault.error(LOOK))?;
+        let wrong = |error| failed(error, LOOK);
+        if rows.is_empty() {
+            let message =
+                format!("there is no table {}; create it, or name its schema in the spec", inner.table);
+            return Err(leasehold_api::Error::new(leasehold_api::ErrorKind::SchemaMissing, message).into());
+        }
+        let mut times: Vec<&str> = [&inner.ready_at, &inner.taken_at, &inner.settled_at]
+            .into_iter()
+            .flatten()
+            .map(crate::name::Column::as_str)
+            .collect();
+        if let Tracking::Columns { until, .. } = &inner.tracking {
+            times.push(until.as_str());
+        }
+        times.extend(inner.order.iter().filter(|by| by.kind == OrderType::Time).map(|by| by.column.as_str()));
+        let mut given = Vec::new();
+        for row in &rows {
+            let name: String = row.try_get("name").map_err(wrong)?;
+            let kind: String = row.try_get("kind").map_err(wrong)?;
+            if times.contains(&name.as_str()) && kind != "timestamp with time zone" {
+                return Err(ClaimError::spec(format!(
+                    "column {name} of table {} is a {kind}; make it a timestamptz, or sessions in another time zone see another time \
+                     (ALTER TABLE {} ALTER COLUMN {} TYPE timestamptz USING {} AT TIME ZONE {})",
+                    inner.table,
+                    inner.table.quoted(),
+                    crate::name::Column::new(&name)?.quoted(),
+                    crate::name::Column::new(&name)?.quoted(),
+                    literal("UTC"),
+                )));
+            }
+            if row.try_get("is_given").map_err(wrong)? {
+                given.push(name);
+            }
+        }
+        Ok(Sequence::new(words, |name| !given.iter().any(|given| given == name)))
+    }
+}

@@ -1,0 +1,245 @@
+//! Claims in Postgres.
+
+mod ending;
+mod groups;
+mod line;
+mod listen;
+mod look;
+mod renew;
+mod server;
+mod settle;
+mod sweep;
+mod tail;
+mod take;
+mod words;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::{PgConnection, PgPool};
+use tokio::sync::OnceCell;
+
+use self::line::Sequence;
+use self::server::Server;
+use self::take::Made;
+use self::words::Words;
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::spec::ClaimSpec;
+use crate::store::{
+    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Wake,
+};
+
+const TAKE: &str = "take rows";
+
+/// How long the server has for a call unless told otherwise.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The longest time that is sent to the server: a hundred years.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+/// Claims on a table in Postgres, under leases. Cheap to clone; clones share what they know of the table.
+///
+/// Each call is one statement, in a transaction of its own (two for claims of groups), and uses a connection
+/// of the pool for that long. It works whatever isolation the sessions of the pool are set to.
+#[derive(Clone)]
+pub struct PgClaims {
+    server: Server,
+    shared: Arc<Shared>,
+}
+
+/// What follows from the spec and the table.
+struct Shared {
+    spec: ClaimSpec,
+    words: Words,
+    order: OnceCell<Sequence>,
+    made: Made,
+    texts: Mutex<HashMap<String, Arc<str>>>,
+}
+
+impl PgClaims {
+    /// Claims as `spec` says, through connections of `pool`. Nothing is sent yet.
+    #[must_use]
+    pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
+        let shared = Shared {
+            words: Words::new(&spec),
+            spec,
+            order: OnceCell::new(),
+            made: Made::default(),
+            texts: Mutex::default(),
+        };
+        Self { server: Server::new(pool, ANSWER), shared: Arc::new(shared) }
+    }
+
+    /// The pool leads to a pooler that gives each transaction another session, as PgBouncer does in
+    /// transaction mode: nothing is prepared, and each call is a transaction. There is no listening then.
+    #[must_use]
+    pub fn behind_pooler(mut self) -> Self {
+        self.server.pooled = true;
+        self
+    }
+
+    /// How long the server has for each call, the wait for a connection included; 10 seconds by default. A
+    /// connection whose call was given up is closed.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.server.limit = limit;
+        self
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &PgPool {
+        &self.server.pool
+    }
+
+    /// What is claimed.
+    #[must_use]
+    pub fn spec(&self) -> &ClaimSpec {
+        &self.shared.spec
+    }
+
+    /// Ends a claim in the transaction that `connection` has open, together with the work: both count when it
+    /// is committed, or neither. Until then the rows are locked, so that nobody sweeps or takes them, even if
+    /// the lease ends meanwhile.
+    ///
+    /// Do it first, and the work knows that it is not late.
+    ///
+    /// # Errors
+    ///
+    /// [`Superseded`](ClaimError::Superseded) when the claim has lost one of its rows: nothing was written; roll
+    /// back. Else as [`ClaimStore::settle`] for one claim; after an error of the server the transaction can only
+    /// be rolled back.
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn settle_in(
+        &self,
+        connection: &mut PgConnection,
+        claim: &ClaimRef,
+        outcome: &Outcome,
+    ) -> Result<Settled, ClaimError> {
+        self.settle_on(connection, claim, outcome).await
+    }
+
+    /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
+    /// rollback wakes nobody. Commits that wake are carried out one after the other by the server, so leave it
+    /// out where many are made; polls find the work too.
+    ///
+    /// # Errors
+    ///
+    /// What the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn notify(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
+        self.notify_on(connection).await
+    }
+
+    fn spec_ref(&self) -> &ClaimSpec {
+        &self.shared.spec
+    }
+
+    fn words(&self) -> &Words {
+        &self.shared.words
+    }
+
+    fn server(&self) -> &Server {
+        &self.server
+    }
+
+    fn made(&self) -> &Made {
+        &self.shared.made
+    }
+
+    fn known(&self) -> &OnceCell<Sequence> {
+        &self.shared.order
+    }
+
+    /// The statement of that name, made when it is first used.
+    fn remembered(&self, name: String, make: impl FnOnce() -> String) -> Arc<str> {
+        let mut texts = self.shared.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(texts.entry(name).or_insert_with(|| make().into()))
+    }
+}
+
+#[async_trait]
+impl ClaimStore for PgClaims {
+    fn spec(&self) -> &ClaimSpec {
+        &self.shared.spec
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken, ClaimError> {
+        self.take_rows(take).await
+    }
+
+    async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
+        self.is_pending(take).await
+    }
+
+    async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError> {
+        self.renew_all(claims, lease).await
+    }
+
+    async fn settle(
+        &self,
+        settlements: &[Settlement],
+    ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
+        self.settle_all(settlements).await
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {
+        self.sweep_rows(limit).await
+    }
+
+    async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
+        self.list_taken(limit).await
+    }
+
+    async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.list_exhausted(limit).await
+    }
+
+    async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.list_blocked(limit).await
+    }
+
+    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        self.add_attempts(rows, attempts).await
+    }
+
+    async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
+        self.purge_rows(limit).await
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
+        self.begin_to_listen().await
+    }
+}
+
+impl fmt::Debug for PgClaims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgClaims").field("spec", &self.shared.spec).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for PgClaims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.spec.fmt(f)
+    }
+}
+
+/// A time for the server, rounded up.
+fn millis(time: Duration) -> i64 {
+    let rounded = time.min(LONGEST).as_nanos().div_ceil(1_000_000);
+    i64::try_from(rounded).unwrap_or(i64::MAX)
+}
+
+fn usize_of(limit: u32) -> usize {
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}

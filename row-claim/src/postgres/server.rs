@@ -1,0 +1,271 @@
+//! Statements on connections of the pool: bounded, and never on a connection that is in doubt.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::{ends_session, outcome_unknown, sqlstate};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::{
+    Arguments as _, AssertSqlSafe, Encode, Executor as _, PgConnection, PgPool, Postgres, Type, query_with,
+    raw_sql,
+};
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::ClaimError;
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+/// How often a statement is tried that came into conflict with others.
+const TRIES: u32 = 5;
+
+/// A statement and its values.
+#[derive(Clone)]
+pub(super) struct Query {
+    pub(super) sql: Arc<str>,
+    values: PgArguments,
+}
+
+impl Query {
+    pub(super) fn new(sql: impl Into<Arc<str>>) -> Self {
+        Self { sql: sql.into(), values: PgArguments::default() }
+    }
+
+    /// The next value.
+    pub(super) fn bind<'q, T: Encode<'q, Postgres> + Type<Postgres>>(
+        mut self,
+        value: T,
+    ) -> Result<Self, ClaimError> {
+        self.values
+            .add(value)
+            .map_err(|error| ClaimError::of(sqlx::Error::Encode(error), "send a value to the server"))?;
+        Ok(self)
+    }
+
+    pub(super) async fn rows(
+        &self,
+        connection: &mut PgConnection,
+        prepared: bool,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let query = query_with(AssertSqlSafe(Arc::clone(&self.sql)), self.values.clone());
+        query.persistent(prepared).fetch_all(connection).await
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// There was no connection, so nothing was sent.
+    Unsent(sqlx::Error),
+    Failed(sqlx::Error),
+    /// No answer within this time.
+    Silent(Duration),
+}
+
+impl Fault {
+    /// Whether it may have been carried out all the same.
+    pub(super) fn is_unknown(&self) -> bool {
+        match self {
+            Self::Unsent(_) => false,
+            Self::Failed(error) => outcome_unknown(error),
+            Self::Silent(_) => true,
+        }
+    }
+
+    /// Whether a constraint of the table stands against it.
+    pub(super) fn is_constraint(&self) -> bool {
+        matches!(self, Self::Failed(error) if sqlstate(error).is_some_and(|state| state.starts_with("23")))
+    }
+
+    pub(super) fn error(self, doing: &'static str) -> ClaimError {
+        match self {
+            Self::Unsent(error) => failed(error, doing),
+            Self::Failed(error) if outcome_unknown(&error) => {
+                let message = format!(
+                    "the connection failed while it was to {doing}, which may have been done all the same; ask again"
+                );
+                Error::new(ErrorKind::OutcomeUnknown, message).with_source(error).into()
+            }
+            Self::Failed(error) => failed(error, doing),
+            Self::Silent(limit) => {
+                let message = format!(
+                    "could not {doing}: no answer from the server within {limit:?}; it may have been done all the same, ask again"
+                );
+                Error::new(ErrorKind::OutcomeUnknown, message).into()
+            }
+        }
+    }
+}
+
+/// The error of a statement; that of a table which does not fit the spec says so.
+pub(super) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
+    let state = sqlstate(&error).unwrap_or_default();
+    match state.as_str() {
+        "42P01" | "42703" | "42704" | "42883" | "42804" | "3F000" | "22P02" | "22007" => {
+            let said =
+                error.as_database_error().map_or_else(String::new, |answer| answer.message().to_owned());
+            let message = format!(
+                "could not {doing}: {said} ({state}): the table does not fit the spec; check the spec, or run its migration"
+            );
+            Error::new(ErrorKind::SchemaMissing, message).with_source(error).into()
+        }
+        _ => ClaimError::of(error, doing),
+    }
+}
+
+/// The server, as a pool of connections leads to it.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) pool: PgPool,
+    pub(super) limit: Duration,
+    /// A pooler gives every transaction another session.
+    pub(super) pooled: bool,
+    /// Statements alone fail here: sessions are set to another isolation, or to read only.
+    explicit: Arc<AtomicBool>,
+}
+
+impl Server {
+    pub(super) fn new(pool: PgPool, limit: Duration) -> Self {
+        Self { pool, limit, pooled: false, explicit: Arc::default() }
+    }
+
+    /// Carries out one statement: alone, or where that does not work, in a transaction of its own.
+    pub(super) async fn rows(&self, query: &Query) -> Result<Vec<PgRow>, Fault> {
+        let deadline = self.deadline();
+        let mut tries = 1;
+        loop {
+            let explicit = self.pooled || self.explicit.load(Ordering::Relaxed);
+            let fault = match self.once(query, explicit, deadline).await {
+                Ok(rows) => return Ok(rows),
+                Err(fault) => fault,
+            };
+            let Fault::Failed(error) = &fault else { return Err(fault) };
+            let again = match sqlstate(error).as_deref() {
+                Some("40001" | "25006") if !explicit => {
+                    self.explicit.store(true, Ordering::Relaxed);
+                    true
+                }
+                Some("40001" | "40P01") => true,
+                _ => false,
+            };
+            if !again || tries == TRIES {
+                return Err(fault);
+            }
+            let pause = Duration::from_millis(fastrand::u64(1..=5 * u64::from(tries)));
+            tries += 1;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn once(&self, query: &Query, explicit: bool, deadline: Instant) -> Result<Vec<PgRow>, Fault> {
+        let mut session = Session::open(self, deadline).await?;
+        if !explicit {
+            let rows = session.rows(query).await?;
+            session.give_back();
+            return Ok(rows);
+        }
+        session.run(BEGIN).await?;
+        let rows = session.rows(query).await?;
+        session.commit().await?;
+        Ok(rows)
+    }
+
+    /// Begins a transaction at READ COMMITTED.
+    pub(super) async fn begin(&self) -> Result<Session, Fault> {
+        let mut session = Session::open(self, self.deadline()).await?;
+        session.run(BEGIN).await?;
+        Ok(session)
+    }
+
+    fn deadline(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_add(self.limit).unwrap_or_else(|| now + Duration::from_secs(86_400))
+    }
+}
+
+/// A connection in use. Unless it is given back in order it is closed, because nobody knows what it is at.
+pub(super) struct Session {
+    connection: Option<PoolConnection<Postgres>>,
+    deadline: Instant,
+    limit: Duration,
+    prepared: bool,
+    in_transaction: bool,
+}
+
+impl Session {
+    async fn open(server: &Server, deadline: Instant) -> Result<Self, Fault> {
+        let acquired = timeout_at(deadline, server.pool.acquire()).await;
+        let connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(Fault::Unsent)?;
+        Ok(Self {
+            connection: Some(connection),
+            deadline,
+            limit: server.limit,
+            prepared: !server.pooled,
+            in_transaction: false,
+        })
+    }
+
+    pub(super) async fn rows(&mut self, query: &Query) -> Result<Vec<PgRow>, Fault> {
+        let (prepared, deadline) = (self.prepared, self.deadline);
+        let connection = self.connection()?;
+        let answer = timeout_at(deadline, query.rows(connection, prepared)).await;
+        self.judge(answer.ok()).await
+    }
+
+    async fn run(&mut self, sql: &'static str) -> Result<(), Fault> {
+        let deadline = self.deadline;
+        let answer = timeout_at(deadline, self.connection()?.execute(raw_sql(sql))).await;
+        self.judge(answer.ok()).await?;
+        self.in_transaction = sql == BEGIN;
+        Ok(())
+    }
+
+    pub(super) async fn commit(mut self) -> Result<(), Fault> {
+        self.run("COMMIT").await?;
+        self.give_back();
+        Ok(())
+    }
+
+    pub(super) async fn rollback(mut self) -> Result<(), Fault> {
+        self.run("ROLLBACK").await?;
+        self.give_back();
+        Ok(())
+    }
+
+    /// After a refusal by the server the connection is as good as before.
+    async fn judge<T>(&mut self, answer: Option<Result<T, sqlx::Error>>) -> Result<T, Fault> {
+        let error = match answer {
+            None => return Err(Fault::Silent(self.limit)),
+            Some(Ok(value)) => return Ok(value),
+            Some(Err(error)) => error,
+        };
+        let refused = error.as_database_error().is_some() && !ends_session(&error);
+        if refused && !self.in_transaction {
+            self.give_back();
+        } else if refused && let Some(connection) = self.connection.as_deref_mut() {
+            let undone = timeout_at(self.deadline, connection.execute(raw_sql("ROLLBACK"))).await;
+            if matches!(undone, Ok(Ok(_))) {
+                self.give_back();
+            }
+        }
+        Err(Fault::Failed(error))
+    }
+
+    fn connection(&mut self) -> Result<&mut PgConnection, Fault> {
+        self.connection.as_deref_mut().ok_or(Fault::Unsent(sqlx::Error::PoolClosed))
+    }
+
+    fn give_back(&mut self) {
+        self.connection = None;
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.close_on_drop();
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Returning rows whose lease has ended, and other upkeep.
+
+use std::collections::HashSet;
+
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::server::{Query, failed};
+use super::words::{NOW, Words, checked, column, list};
+use super::{PgClaims, millis};
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::name::literal;
+use crate::spec::{Retention, Tracking};
+use crate::store::Swept;
+
+const SWEEP: &str = "return rows whose lease has ended";
+
+/// How many rows more are looked at when some cannot be returned.
+const BEYOND: i64 = 1_000;
+
+impl PgClaims {
+    pub(super) async fn sweep_rows(&self, limit: u32) -> Result<Swept, ClaimError> {
+        self.spec_ref().needs_lease()?;
+        let mut swept = Swept::default();
+        if limit == 0 {
+            return Ok(swept);
+        }
+        let sql = self.remembered("sweep".to_owned(), || sweep(self.words(), ""));
+        let query = Query::new(sql).bind(i64::from(limit))?;
+        match self.server().rows(&query).await {
+            Ok(rows) => self.note(&mut swept, &rows)?,
+            Err(fault) if fault.is_constraint() => self.sweep_singly(&mut swept, limit).await?,
+            Err(fault) => return Err(fault.error(SWEEP)),
+        }
+        let left = i64::from(limit) - (swept.returned.len() + swept.exhausted.len()) as i64;
+        if left > 0
+            && let Some(sql) = use_up(self.words())
+        {
+            let sql = self.remembered("use up".to_owned(), || sql);
+            let rows = self.server().rows(&Query::new(sql).bind(left)?).await;
+            self.note(&mut swept, &rows.map_err(|fault| fault.error(SWEEP))?)?;
+        }
+        Ok(swept)
+    }
+
+    /// One row after the other, because a constraint stands against one of them. The error is that of the
+    /// first such row, and only if no row at all could be returned.
+    async fn sweep_singly(&self, swept: &mut Swept, limit: u32) -> Result<(), ClaimError> {
+        let sql = self.remembered("ended".to_owned(), || ended(self.words()));
+        let query = Query::new(sql).bind(i64::from(limit).saturating_add(BEYOND))?;
+        let due = self.server().rows(&query).await.map_err(|fault| fault.error(SWEEP))?;
+        let mut trouble = None;
+        for row in due {
+            if swept.returned.len() + swept.exhausted.len() >= super::usize_of(limit) {
+                break;
+            }
+            let key = self.key_of(&row, SWEEP)?;
+            let sql = self.remembered("sweep one".to_owned(), || sweep(self.words(), &only(self.words())));
+            let query = Query::new(sql).bind(1_i64)?.bind(key.id.to_string())?.bind(key.queue.as_deref())?;
+            match self.server().rows(&query).await {
+                Ok(rows) => self.note(swept, &rows)?,
+                Err(fault) if fault.is_constraint() => {
+                    let error = fault.error(SWEEP);
+                    tracing::warn!(row = %key, %error, "a row whose lease has ended cannot be returned");
+                    trouble.get_or_insert(error);
+                }
+                Err(fault) => return Err(fault.error(SWEEP)),
+            }
+        }
+        match trouble {
+            Some(error) if swept.returned.is_empty() && swept.exhausted.is_empty() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn note(&self, swept: &mut Swept, rows: &[PgRow]) -> Result<(), ClaimError> {
+        for row in rows {
+            let used: bool = row.try_get("used").map_err(|error| failed(error, SWEEP))?;
+            let list = if used { &mut swept.exhausted } else { &mut swept.returned };
+            list.push(self.key_of(row, SWEEP)?);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn add_attempts(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        const TOP_UP: &str = "add attempts";
+        self.needs_attempts()?;
+        let attempts = i32::try_from(attempts).ok().filter(|attempts| *attempts > 0).ok_or_else(|| {
+            ClaimError::spec(format!("{attempts} attempts cannot be added; give 1 to {}", i32::MAX))
+        })?;
+        let rows: Vec<&RowKey> = rows.iter().collect::<HashSet<_>>().into_iter().collect();
+        let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+        let queues: Vec<Option<&str>> = rows.iter().map(|row| row.queue.as_deref()).collect();
+        let Some(sql) = top_up(self.words()) else { return Ok(0) };
+        let sql = self.remembered("top up".to_owned(), || sql);
+        let query = Query::new(sql).bind(ids)?.bind(queues)?.bind(i64::from(attempts))?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(TOP_UP))?;
+        Ok(rows.len() as u64)
+    }
+
+    pub(super) async fn purge_rows(&self, limit: u32) -> Result<u64, ClaimError> {
+        const PURGE: &str = "delete settled rows";
+        let keep = match self.words().inner().retention {
+            Retention::KeepAll => {
+                return Err(ClaimError::unsupported(format!(
+                    "the spec of table {} keeps settled rows for ever; name another retention to purge them",
+                    self.spec_ref().table()
+                )));
+            }
+            Retention::KeepFor(time) => millis(time),
+            Retention::DeleteOnSettle => 0,
+        };
+        let sql = self.remembered("purge".to_owned(), || purge(self.words()));
+        let query = Query::new(sql).bind(i64::from(limit))?.bind(keep)?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(PURGE))?;
+        Ok(rows.len() as u64)
+    }
+}
+
+/// One row: its id is the second parameter, its queue the third.
+fn only(words: &Words) -> String {
+    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = $3::text"));
+    format!(" AND {} = $2::text::{}{queue}", words.id, words.inner().id_type.sql())
+}
+
+/// Rows of `t` whose lease has ended, `x` being the lease where it is kept elsewhere, those first that ended
+/// first.
+fn over(words: &Words, and: &str) -> String {
+    match (&words.inner().tracking, &words.side) {
+        (Tracking::Columns { until, .. }, _) => {
+            let until = column("t", until);
+            format!(
+                "FROM {} t WHERE {} AND {until} <= {NOW}{and} ORDER BY {until}",
+                words.table,
+                words.taken("t")
+            )
+        }
+        (_, Some(side)) => format!(
+            "FROM {} x JOIN {} t ON {} WHERE x.tab = {} AND x.lease_until <= {NOW}{and} ORDER BY x.lease_until",
+            side.table,
+            words.table,
+            joined(words),
+            side.tab
+        ),
+        _ => String::new(),
+    }
+}
+
+/// From the lease to the row, whose id has an index as it is.
+fn joined(words: &Words) -> String {
+    let queue = words.queue.as_ref().map_or("x.queue = ''".to_owned(), |queue| format!("{queue} = x.queue"));
+    format!("{} = x.id::{} AND {queue}", words.id, words.inner().id_type.sql())
+}
+
+fn ended(words: &Words) -> String {
+    format!("SELECT {} {} LIMIT $1", words.key_text(), over(words, ""))
+}
+
+fn sweep(words: &Words, and: &str) -> String {
+    let inner = words.inner();
+    let mut set = words.let_go();
+    let states = &inner.states;
+    let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
+    // A row that was settled by hand stays so; only the lease goes.
+    let is_taken = format!("{} IN ({})", words.state(), list(stored));
+    set.extend(words.back());
+    let answer = format!("RETURNING {}, {} AS used", words.key_text(), words.used_up());
+    match (&inner.tracking, &words.side) {
+        (Tracking::Columns { epoch, until, .. }, _) => {
+            set.push(format!("{} = {}", epoch.quoted(), words.next_epoch()));
+            format!(
+                "WITH due AS MATERIALIZED (SELECT {} {} LIMIT $1 FOR UPDATE OF t SKIP LOCKED) \
+                 UPDATE {} AS t SET {} FROM due WHERE {} AND {} {answer}",
+                words.key(),
+                over(words, and),
+                words.table,
+                set.join(", "),
+                words.same_row("due"),
+                checked(&format!("{} AND {} <= {NOW}", words.taken("t"), column("t", until))),
+            )
+        }
+        (_, Some(side)) => {
+            let queue = if words.queue.is_some() { "due.queue::text" } else { "''" };
+            // Also leases of rows that are gone.
+            let gone = format!(
+                "gone AS (DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {NOW} \
+                 AND NOT EXISTS (SELECT FROM {claimed} t WHERE {joined}))",
+                table = side.table,
+                tab = side.tab,
+                claimed = words.table,
+                joined = joined(words),
+            );
+            let freed = format!(
+                "WITH due AS MATERIALIZED (SELECT {key}, {is_taken} AS is_taken, {used} AS used {over} LIMIT $1 FOR UPDATE OF t, x SKIP LOCKED), \
+                 {gone}, freed AS (DELETE FROM {table} x USING due WHERE x.tab = {tab} AND x.queue = {queue} \
+                 AND x.id = due.id::text AND x.lease_until <= {NOW} RETURNING due.*)",
+                key = words.key(),
+                used = words.used_up(),
+                over = over(words, and),
+                table = side.table,
+                tab = side.tab,
+            );
+            if set.is_empty() {
+                let queue = if words.queue.is_some() { "freed.queue::text" } else { "NULL::text" };
+                return format!(
+                    "{freed} SELECT freed.id::text AS id, {queue} AS queue, freed.used FROM freed WHERE freed.is_taken"
+                );
+            }
+            format!(
+                "{freed} UPDATE {} AS t SET {} FROM freed WHERE {} AND freed.is_taken {answer}",
+                words.table,
+                set.join(", "),
+                words.same_row("freed")
+            )
+        }
+        _ => String::new(),
+    }
+}
+
+/// Rows that lie waiting without an attempt left become exhausted, where there is a state for that.
+fn use_up(words: &Words) -> Option<String> {
+    let inner = words.inner();
+    let (exhausted, left) = (inner.states.exhausted.as_ref()?, column("t", inner.attempts.as_ref()?));
+    let waits = format!("{} AND {left} <= 0", words.free(&inner.states.takeable));
+    Some(format!(
+        "WITH due AS MATERIALIZED (SELECT {} FROM {} t WHERE {waits} LIMIT $1 FOR UPDATE OF t SKIP LOCKED) \
+         UPDATE {} AS t SET {} = {} FROM due WHERE {} RETURNING {}, true AS used",
+        words.key(),
+        words.table,
+        words.table,
+        inner.state.quoted(),
+        literal(exhausted.as_str()),
+        words.same_row("due"),
+        words.key_text(),
+    ))
+}
+
+fn top_up(words: &Words) -> Option<String> {
+    let inner = words.inner();
+    let (exhausted, left) = (checked(&words.exhausted("t")?), inner.attempts.as_ref()?);
+    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
+    Some(format!(
+        "WITH want AS MATERIALIZED (SELECT * FROM ROWS FROM (pg_catalog.unnest({ids}), pg_catalog.unnest($2::text[])) AS w(id, queue)), \
+         due AS MATERIALIZED (SELECT {key} FROM want w JOIN {table} t ON {id} = w.id{queue} WHERE {exhausted} ORDER BY {order} FOR UPDATE OF t) \
+         UPDATE {table} AS t SET {state} = {home}, {attempts} = LEAST(GREATEST(COALESCE({now}, 0), 0)::bigint + $3::bigint, 2147483647)::int4 \
+         FROM due WHERE {same} RETURNING 1",
+        ids = words.ids("$1"),
+        key = words.key(),
+        table = words.table,
+        id = words.id,
+        order = words.lock_order(),
+        state = inner.state.quoted(),
+        home = words.home(),
+        attempts = left.quoted(),
+        now = column("t", left),
+        same = words.same_row("due"),
+    ))
+}
+
+fn purge(words: &Words) -> String {
+    let inner = words.inner();
+    let mut settled = vec![inner.states.done.clone()];
+    let mut condition = String::new();
+    if let (Retention::KeepFor(_), Some(at)) = (inner.retention, &inner.settled_at) {
+        settled.extend(inner.states.failed.clone());
+        condition = format!(" AND {} <= {NOW} - $2::bigint * interval '1 millisecond'", column("t", at));
+    }
+    let old = format!("{} IN ({}){condition}", words.state(), list(&settled));
+    format!(
+        "WITH due AS MATERIALIZED (SELECT {key} FROM {table} t WHERE {old} ORDER BY {first} LIMIT $1 FOR UPDATE OF t SKIP LOCKED) \
+         DELETE FROM {table} t USING due WHERE {same} AND {old} RETURNING 1",
+        key = words.key(),
+        table = words.table,
+        first = inner.settled_at.as_ref().map_or_else(|| words.id.clone(), |at| column("t", at)),
+        same = words.same_row("due"),
+    )
+}

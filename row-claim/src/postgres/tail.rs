@@ -1,0 +1,174 @@
+//! The second half of a claim's statement.
+
+use super::line::Sequence;
+use super::words::{NOW, Words, checked, column, next};
+use crate::error::ClaimError;
+use crate::name::{Column, literal};
+use crate::spec::Tracking;
+use crate::state::State;
+
+/// The second half of a claim, after `picked`, which has locked rows of `t`: writes who has them.
+pub(super) struct Tail<'a> {
+    pub(super) words: &'a Words,
+    pub(super) order: &'a Sequence,
+    /// One row at most.
+    pub(super) single: bool,
+    /// Which claim of the batch a row is of.
+    pub(super) claim: &'a str,
+    /// Where owners come from that are numbers, if not from a sequence row by row.
+    pub(super) sequence: Option<&'a str>,
+}
+
+impl Tail<'_> {
+    /// What `picked` selects beyond the key. The side table's claim does not return the row, so it carries
+    /// along the row's columns.
+    pub(super) fn carried(&self, from: &[State]) -> String {
+        let mut carried = String::new();
+        if from.len() > 1 {
+            carried += &format!(", {} AS found", self.words.found());
+        }
+        if self.words.side.is_some() {
+            carried += &self.answers("- 1");
+        }
+        carried
+    }
+
+    /// What is answered of a row of `t`, beyond its key and who has it.
+    fn answers(&self, attempts: &str) -> String {
+        let inner = self.words.inner();
+        let mut answers = String::new();
+        let mut add = |name: &str, value: String| answers += &format!(", {value} AS {name}");
+        if let Some(group) = &inner.group {
+            add("grp", format!("{}::text", column("t", group)));
+        }
+        if let Some(kind) = &inner.kind {
+            add("kind", format!("{}::text", column("t", kind)));
+        }
+        if let Some(left) = &inner.attempts {
+            add("attempts", format!("({} {attempts})::int4", column("t", left)));
+        }
+        if let Some(own) = &inner.timeout {
+            let own = column("t", own);
+            add("lease", format!("CASE WHEN {own} >= 0 THEN {own}::bigint * 1000 END"));
+        }
+        if !inner.work.is_empty() {
+            let columns: Vec<_> = inner.work.iter().map(|of| column("t", of)).collect();
+            add(
+                "work",
+                format!("(SELECT pg_catalog.to_json(w) FROM (SELECT {}) w)::text", columns.join(", ")),
+            );
+        }
+        answers + &self.order.texts()
+    }
+
+    pub(super) fn statement(&self, picked: &str, from: &[State]) -> Result<String, ClaimError> {
+        let numbered = if self.single {
+            "(SELECT picked.*, 1::bigint AS place FROM picked)"
+        } else {
+            "(SELECT picked.*, pg_catalog.row_number() OVER () AS place FROM picked)"
+        };
+        let found = if from.len() > 1 { ", p.found AS found" } else { "" };
+        match &self.words.inner().tracking {
+            Tracking::Side(_) => self.on_side(picked, numbered, found),
+            Tracking::Columns { owner, epoch, until } => {
+                let words = self.words;
+                let mut set = self.changes();
+                set.push(format!("{} = {}", owner.quoted(), self.owner()));
+                set.push(format!("{} = {}", epoch.quoted(), words.next_epoch()));
+                set.push(format!("{} = {}", until.quoted(), words.until("$3")));
+                Ok(format!(
+                    "{picked} UPDATE {} AS t SET {} FROM {numbered} p WHERE {} AND {} \
+                     RETURNING {}, {}::text AS owner, {}::bigint AS epoch, p.place AS place, {} AS claim{found}{}",
+                    words.table,
+                    set.join(", "),
+                    words.same_row("p"),
+                    checked(&words.free(from)),
+                    words.key_text(),
+                    column("t", owner),
+                    column("t", epoch),
+                    self.claim,
+                    self.answers("")
+                ))
+            }
+            Tracking::None => self.words.spec.needs_lease().map(|()| String::new()),
+        }
+    }
+
+    fn on_side(&self, picked: &str, numbered: &str, found: &str) -> Result<String, ClaimError> {
+        let words = self.words;
+        let inner = words.inner();
+        let Some(side) = &words.side else { return Ok(String::new()) };
+        let queue = if inner.queue.is_some() { "p.queue::text" } else { "''" };
+        let own = if inner.timeout.is_some() { "COALESCE(p.lease, $3::bigint)" } else { "$3::bigint" };
+        let changes = self.changes();
+        let changed = if changes.is_empty() {
+            String::new()
+        } else {
+            format!(
+                ", changed AS (UPDATE {} AS t SET {} FROM picked p, noted WHERE {} AND noted.id = p.id::text AND noted.queue = {queue})",
+                words.table,
+                changes.join(", "),
+                words.same_row("p")
+            )
+        };
+        let optional = [
+            ("grp", inner.group.is_some()),
+            ("kind", inner.kind.is_some()),
+            ("attempts", inner.attempts.is_some()),
+            ("lease", inner.timeout.is_some()),
+            ("work", !inner.work.is_empty()),
+        ];
+        let mut answers: String = optional
+            .iter()
+            .filter(|(_, is_there)| *is_there)
+            .map(|(name, _)| format!(", p.{name}"))
+            .collect();
+        answers.extend((0..self.order.own()).map(|at| format!(", p.l{at}")));
+        let key = if inner.queue.is_some() { "p.queue::text" } else { "NULL::text" };
+        Ok(format!(
+            "{picked}, numbered AS MATERIALIZED {numbered}, noted AS (\
+             INSERT INTO {table} (tab, queue, id, owner, epoch, lease_until, taken_at) \
+             SELECT {tab}, {queue}, p.id::text, {owner}, {epoch}, {NOW} + {own} * interval '1 millisecond', {NOW} \
+             FROM numbered p ON CONFLICT (tab, queue, id) DO NOTHING RETURNING queue, id, owner, epoch){changed} \
+             SELECT p.id::text AS id, {key} AS queue, noted.owner::text AS owner, noted.epoch::bigint AS epoch, \
+             p.place AS place, {claim} AS claim{found}{answers} \
+             FROM numbered p JOIN noted ON noted.id = p.id::text AND noted.queue = {queue}",
+            table = side.table,
+            tab = side.tab,
+            owner = self.owner(),
+            epoch = words.next_epoch(),
+            claim = self.claim,
+        ))
+    }
+
+    /// What changes in the claimed table, whoever has the row.
+    fn changes(&self) -> Vec<String> {
+        let inner = self.words.inner();
+        let mut set = Vec::new();
+        if let Some(taken) = &inner.states.taken {
+            set.push(format!("{} = {}", inner.state.quoted(), literal(taken.as_str())));
+        }
+        if let Some(left) = &inner.attempts {
+            set.push(format!("{} = {} - 1", left.quoted(), column("t", left)));
+        }
+        let at: Option<&Column> = inner.taken_at.as_ref();
+        set.extend(at.map(|at| format!("{} = {NOW}", at.quoted())));
+        set
+    }
+
+    fn owner(&self) -> String {
+        match (&self.words.inner().owner_sequence, self.sequence) {
+            (Some(_), Some(drawn)) => drawn.to_owned(),
+            (Some(sequence), None) => next(sequence),
+            (None, _) if self.single => "$2::text::uuid".to_owned(),
+            (None, _) => owner_of_batch("$2::text", self.claim),
+        }
+    }
+}
+
+/// The owner of the claim with this number in a batch: found again by who knows the batch.
+pub(super) fn owner_of_batch(batch: &str, number: &str) -> String {
+    format!(
+        "pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(pg_catalog.convert_to({batch} || ':' || {number}, 'UTF8')), 1, 16), 'hex')::uuid"
+    )
+}

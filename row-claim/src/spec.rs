@@ -1,0 +1,201 @@
+//! What is claimed: your table, its columns, its states.
+
+mod builder;
+mod check;
+mod migration;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use builder::ClaimSpecBuilder;
+pub(crate) use check::reader::Reader;
+pub use check::{ConstraintKind, Finding, NamedConstraint, Severity};
+pub use migration::Migration;
+pub(crate) use migration::tools as migration_tools;
+
+use crate::error::ClaimError;
+use crate::id::IdType;
+use crate::name::{Column, Sql, Table};
+use crate::state::States;
+
+/// The type of a column that rows are ordered by.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderType {
+    /// `smallint`, `integer` or `bigint`.
+    Int,
+    /// `text` or `varchar`, by the column's collation.
+    Text,
+    /// `timestamptz`.
+    Time,
+    /// `uuid`, for example of version 7.
+    Uuid,
+}
+
+/// A column that rows are taken in the order of.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) column: Column,
+    pub(crate) kind: OrderType,
+    pub(crate) descending: bool,
+}
+
+/// Where it is kept who has a row, under which epoch and until when.
+#[derive(Clone, Debug)]
+pub(crate) enum Tracking {
+    /// Nowhere: held claims only.
+    None,
+    /// In columns of the table.
+    Columns { owner: Column, epoch: Column, until: Column },
+    /// In a table of its own, because none may be added: see `migration`. One row for each row that is taken.
+    Side(Table),
+}
+
+/// What a row of one kind waits for.
+#[derive(Clone, Debug)]
+pub(crate) struct Precondition {
+    /// Rows of this kind wait
+    pub(crate) kind: Arc<str>,
+    /// for those of this kind in the same group.
+    pub(crate) on: Arc<str>,
+    pub(crate) failed: Unmet,
+    pub(crate) missing: Unmet,
+}
+
+/// What becomes of a row whose precondition will not come true by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // A row is worked on or not.
+pub enum Unmet {
+    /// It is worked on all the same.
+    Run,
+    /// It is not taken, is listed as blocked, and keeps no worker from idling. As soon as the row that it
+    /// waits for is settled well, it can be taken.
+    Block,
+}
+
+/// How long settled rows stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // There is no fourth way.
+pub enum Retention {
+    /// For ever: the table is its own history.
+    KeepAll,
+    /// This long after they were settled; then [`purge`](crate::ClaimStore::purge) may delete them. Needs a
+    /// column for the time of settling.
+    KeepFor(Duration),
+    /// Not at all: settling well deletes the row. Rows that failed stay.
+    DeleteOnSettle,
+}
+
+/// A table of yours and how its rows are claimed. Built from typed names by
+/// [`ClaimSpec::builder`]; immutable and cheap to clone.
+#[derive(Clone)]
+pub struct ClaimSpec {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Inner {
+    pub(crate) table: Table,
+    pub(crate) id: Column,
+    pub(crate) id_type: IdType,
+    pub(crate) state: Column,
+    pub(crate) states: States,
+    /// In front of the id, which always comes last and makes the order total.
+    pub(crate) order: Vec<Order>,
+    pub(crate) queue: Option<Column>,
+    pub(crate) group: Option<Column>,
+    /// One claim takes all ready rows of a group.
+    pub(crate) grouped: bool,
+    pub(crate) kind: Option<Column>,
+    pub(crate) preconditions: Vec<Precondition>,
+    pub(crate) attempts: Option<Column>,
+    pub(crate) tracking: Tracking,
+    /// Owners are numbers of this sequence instead of random UUIDs.
+    pub(crate) owner_sequence: Option<Table>,
+    /// Epochs are numbers of this sequence instead of counting per row.
+    pub(crate) epoch_sequence: Option<Table>,
+    pub(crate) taken_at: Option<Column>,
+    pub(crate) settled_at: Option<Column>,
+    /// Not taken before this time.
+    pub(crate) ready_at: Option<Column>,
+    /// Seconds of the lease, per row, instead of what the claim asks for.
+    pub(crate) timeout: Option<Column>,
+    pub(crate) error: Option<Column>,
+    /// Columns that a claim brings along.
+    pub(crate) work: Vec<Column>,
+    pub(crate) filter: Option<Sql>,
+    pub(crate) retention: Retention,
+    /// A lease that has ended counts as ended when it is read: by the claim as by everybody else who uses the
+    /// function of the migration.
+    pub(crate) on_read: bool,
+    pub(crate) channel: Arc<str>,
+}
+
+impl ClaimSpec {
+    /// Begins the description of `table`.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimSpec, IdType, States, Table};
+    ///
+    /// let spec = ClaimSpec::builder(Table::new("request")?)
+    ///     .id("id", IdType::Int)
+    ///     .state("status", States::text(["new"], "complete").taken("in-progress").failed("error"))
+    ///     .lease_columns("owner", "epoch", "lease_until")
+    ///     .attempts("attempts_left")
+    ///     .error("error")
+    ///     .work(["entity_id", "document"])
+    ///     .build()?;
+    /// assert_eq!(spec.table().to_string(), "request");
+    /// # Ok::<(), leasehold_claim::ClaimError>(())
+    /// ```
+    pub fn builder(table: Table) -> ClaimSpecBuilder {
+        ClaimSpecBuilder::new(table)
+    }
+
+    /// The table.
+    #[must_use]
+    pub fn table(&self) -> &Table {
+        &self.inner.table
+    }
+
+    /// Its states.
+    #[must_use]
+    pub fn states(&self) -> &States {
+        &self.inner.states
+    }
+
+    /// The channel on which workers are woken. Derived from the table's name, at most 63 bytes.
+    #[must_use]
+    pub fn channel(&self) -> &str {
+        &self.inner.channel
+    }
+
+    /// Whether rows can be taken under a lease.
+    #[must_use]
+    pub fn has_lease(&self) -> bool {
+        !matches!(self.inner.tracking, Tracking::None)
+    }
+
+    pub(crate) fn needs_lease(&self) -> Result<(), ClaimError> {
+        if self.has_lease() {
+            return Ok(());
+        }
+        Err(ClaimError::unsupported(format!(
+            "table {} keeps nowhere who has a row; name lease columns or a side table in the spec, or use held claims",
+            self.table()
+        )))
+    }
+}
+
+impl fmt::Debug for ClaimSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl fmt::Display for ClaimSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "claims on {}", self.inner.table)
+    }
+}

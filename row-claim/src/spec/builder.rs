@@ -1,0 +1,330 @@
+//! Putting a spec together.
+
+use std::hash::Hasher as _;
+use std::sync::Arc;
+
+use super::{ClaimSpec, Inner, Order, OrderType, Precondition, Retention, Tracking, Unmet};
+use crate::error::ClaimError;
+use crate::id::IdType;
+use crate::name::{Column, Sql, Table};
+use crate::state::{StateType, States};
+
+/// The most bytes of a channel's name.
+const LONGEST_CHANNEL: usize = 63;
+
+/// A spec that is being put together. Setters never fail: [`build`](Self::build) names the first mistake.
+#[derive(Debug)]
+#[must_use = "call `build`"]
+pub struct ClaimSpecBuilder {
+    inner: Inner,
+    has_state: bool,
+    mistake: Option<ClaimError>,
+}
+
+impl ClaimSpecBuilder {
+    pub(super) fn new(table: Table) -> Self {
+        let channel = channel_of(&table);
+        let mut builder = Self {
+            inner: Inner {
+                id: placeholder(),
+                id_type: IdType::Int,
+                state: placeholder(),
+                states: States::boolean(),
+                order: Vec::new(),
+                queue: None,
+                group: None,
+                grouped: false,
+                kind: None,
+                preconditions: Vec::new(),
+                attempts: None,
+                tracking: Tracking::None,
+                owner_sequence: None,
+                epoch_sequence: None,
+                taken_at: None,
+                settled_at: None,
+                ready_at: None,
+                timeout: None,
+                error: None,
+                work: Vec::new(),
+                filter: None,
+                retention: Retention::KeepAll,
+                on_read: false,
+                channel,
+                table,
+            },
+            has_state: false,
+            mistake: None,
+        };
+        builder = builder.id("id", IdType::Int);
+        builder
+    }
+
+    /// The column that identifies a row (within its queue). By default `id`, a number. It needs a unique
+    /// index.
+    pub fn id(mut self, column: &str, kind: IdType) -> Self {
+        self.inner.id = self.column(column);
+        self.inner.id_type = kind;
+        self
+    }
+
+    /// The column of the state, and what its states mean. Needed.
+    pub fn state(mut self, column: &str, states: States) -> Self {
+        self.inner.state = self.column(column);
+        self.inner.states = states;
+        self.has_state = true;
+        self
+    }
+
+    /// Rows are taken in ascending order of this column, after those named before and before the id.
+    pub fn order_by(self, column: &str, kind: OrderType) -> Self {
+        self.ordered(column, kind, false)
+    }
+
+    /// The same, in descending order: for priorities.
+    pub fn order_by_descending(self, column: &str, kind: OrderType) -> Self {
+        self.ordered(column, kind, true)
+    }
+
+    fn ordered(mut self, column: &str, kind: OrderType, descending: bool) -> Self {
+        let column = self.column(column);
+        self.inner.order.push(Order { column, kind, descending });
+        self
+    }
+
+    /// The `text` column of the queue. A row is then identified by queue and id.
+    pub fn queue(mut self, column: &str) -> Self {
+        self.inner.queue = Some(self.column(column));
+        self
+    }
+
+    /// The column that says which entity a row is about. Rows without one (NULL) are each on their own.
+    pub fn group(mut self, column: &str) -> Self {
+        self.inner.group = Some(self.column(column));
+        self
+    }
+
+    /// One claim takes all outstanding rows of an entity, and no two claims ever have rows of one entity.
+    pub fn grouped(mut self) -> Self {
+        self.inner.grouped = true;
+        self
+    }
+
+    /// The `text` column of the kind of work, for [`waits`](Self::waits).
+    pub fn kind(mut self, column: &str) -> Self {
+        self.inner.kind = Some(self.column(column));
+        self
+    }
+
+    /// Rows of `kind` wait until every row of kind `on` of the same group is done. `failed` says what becomes
+    /// of them when such a row has failed (or is exhausted), `missing` what when there is none.
+    pub fn waits(mut self, kind: &str, on: &str, failed: Unmet, missing: Unmet) -> Self {
+        self.inner.preconditions.push(Precondition { kind: kind.into(), on: on.into(), failed, missing });
+        self
+    }
+
+    /// The `integer` column of attempts left: each claim takes one, at zero a row is not taken.
+    pub fn attempts(mut self, column: &str) -> Self {
+        self.inner.attempts = Some(self.column(column));
+        self
+    }
+
+    /// The columns of the lease: the owner (`uuid`), the epoch (`bigint`), and until when (`timestamptz`).
+    pub fn lease_columns(mut self, owner: &str, epoch: &str, until: &str) -> Self {
+        let (owner, epoch, until) = (self.column(owner), self.column(epoch), self.column(until));
+        self.inner.tracking = Tracking::Columns { owner, epoch, until };
+        self
+    }
+
+    /// The lease is kept in `table` instead, because the claimed table must not get further columns. Made by
+    /// [`ClaimSpec::migration`].
+    pub fn side_table(mut self, table: Table) -> Self {
+        self.inner.tracking = Tracking::Side(table);
+        self
+    }
+
+    /// Owners are the next numbers of `sequence` instead of random UUIDs; the owner's column is a `bigint`.
+    pub fn owner_sequence(mut self, sequence: Table) -> Self {
+        self.inner.owner_sequence = Some(sequence);
+        self
+    }
+
+    /// Epochs are the next numbers of `sequence` instead of counting up in each row: then they also grow from
+    /// one row to the next, so that whoever fences by entity can compare them, and held claims have one.
+    pub fn epoch_sequence(mut self, sequence: Table) -> Self {
+        self.inner.epoch_sequence = Some(sequence);
+        self
+    }
+
+    /// The `timestamptz` column that keeps since when a row is taken.
+    pub fn taken_at(mut self, column: &str) -> Self {
+        self.inner.taken_at = Some(self.column(column));
+        self
+    }
+
+    /// The `timestamptz` column that keeps when a row was settled.
+    pub fn settled_at(mut self, column: &str) -> Self {
+        self.inner.settled_at = Some(self.column(column));
+        self
+    }
+
+    /// The `timestamptz` column before which a row is not taken; NULL means at once. Needed to retry later.
+    pub fn ready_at(mut self, column: &str) -> Self {
+        self.inner.ready_at = Some(self.column(column));
+        self
+    }
+
+    /// The `integer` column with the seconds of the row's own lease; NULL means what the claim asks for.
+    pub fn timeout_seconds(mut self, column: &str) -> Self {
+        self.inner.timeout = Some(self.column(column));
+        self
+    }
+
+    /// The `text` column for the message of a failure.
+    pub fn error(mut self, column: &str) -> Self {
+        self.inner.error = Some(self.column(column));
+        self
+    }
+
+    /// Columns that a claim brings along, as JSON made by the server.
+    pub fn work<'a>(mut self, columns: impl IntoIterator<Item = &'a str>) -> Self {
+        for column in columns {
+            let column = self.column(column);
+            self.inner.work.push(column);
+        }
+        self
+    }
+
+    /// Only rows for which `condition` is true are ever taken.
+    pub fn filter(mut self, condition: Sql) -> Self {
+        self.inner.filter = Some(condition);
+        self
+    }
+
+    /// How long settled rows stay; by default for ever.
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.inner.retention = retention;
+        self
+    }
+
+    /// A lease that has ended counts as ended whenever it is read, by the claim too, so that nobody waits for
+    /// a sweep. Needs the function and the index of [`ClaimSpec::migration`].
+    pub fn expire_on_read(mut self) -> Self {
+        self.inner.on_read = true;
+        self
+    }
+
+    /// Another channel for wake-ups than the one derived from the table's name. A name that the server would
+    /// cut is replaced by a hash of it.
+    pub fn channel(mut self, name: &str) -> Self {
+        if name.is_empty() || name.contains('\0') {
+            self.note(ClaimError::spec("the name of a channel needs at least one character, and no NUL"));
+        } else {
+            self.inner.channel = fitting(name);
+        }
+        self
+    }
+
+    /// The spec.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) naming the first mistake: a name that cannot be one, states that
+    /// contradict each other, something asked for without the column that it needs.
+    pub fn build(self) -> Result<ClaimSpec, ClaimError> {
+        if let Some(mistake) = self.mistake {
+            return Err(mistake);
+        }
+        let inner = self.inner;
+        let wrong =
+            |message: &str| Err(ClaimError::spec(format!("spec of table {}: {message}", inner.table)));
+        if !self.has_state {
+            return wrong("name the column of the state");
+        }
+        inner.states.validate()?;
+        if inner.grouped && inner.group.is_none() {
+            return wrong("rows are to be grouped; name the column of the group");
+        }
+        if !inner.preconditions.is_empty() && (inner.group.is_none() || inner.kind.is_none()) {
+            return wrong("rows are to wait for others; name the columns of the group and of the kind");
+        }
+        if inner.preconditions.iter().any(|row| row.kind == row.on) {
+            return wrong("a kind cannot wait for itself");
+        }
+        if matches!(inner.retention, Retention::KeepFor(_)) && inner.settled_at.is_none() {
+            return wrong("settled rows are to be kept for a time; name the column of the time of settling");
+        }
+        if inner.states.cyclic && inner.retention != Retention::KeepAll {
+            return wrong("rows that are worked on again and again are never old; keep them all");
+        }
+        if inner.states.kind == StateType::Boolean && inner.states.taken.is_some() {
+            return wrong("a boolean column has no third state for rows that are taken; leave `taken` out");
+        }
+        if inner.on_read && matches!(inner.tracking, Tracking::None | Tracking::Side(_)) {
+            return wrong("leases that expire on read need lease columns in the table");
+        }
+        let columns = inner.columns();
+        if let Some((at, column)) =
+            columns.iter().enumerate().find(|(at, column)| columns[..*at].contains(column))
+        {
+            let _ = at;
+            return wrong(&format!("the column {column} has two meanings; give each its own"));
+        }
+        Ok(ClaimSpec { inner: Arc::new(inner) })
+    }
+
+    /// The column, or the mistake noted and some column.
+    fn column(&mut self, name: &str) -> Column {
+        match Column::new(name) {
+            Ok(column) => column,
+            Err(mistake) => {
+                self.note(mistake);
+                placeholder()
+            }
+        }
+    }
+
+    fn note(&mut self, mistake: ClaimError) {
+        self.mistake.get_or_insert(mistake);
+    }
+}
+
+impl Inner {
+    /// The columns that claims write or decide by, each with one meaning.
+    fn columns(&self) -> Vec<&Column> {
+        let mut columns = vec![&self.id, &self.state];
+        if let Tracking::Columns { owner, epoch, until } = &self.tracking {
+            columns.extend([owner, epoch, until]);
+        }
+        let options = [
+            &self.queue,
+            &self.group,
+            &self.kind,
+            &self.attempts,
+            &self.taken_at,
+            &self.settled_at,
+            &self.timeout,
+            &self.error,
+        ];
+        columns.extend(options.into_iter().flatten());
+        columns
+    }
+}
+
+fn placeholder() -> Column {
+    // A valid name: never reaches a statement, because the mistake keeps the spec from being built.
+    Column::known("id")
+}
+
+fn channel_of(table: &Table) -> Arc<str> {
+    fitting(&format!("leasehold_claim.{table}"))
+}
+
+/// The name itself where the server keeps it whole, else one with a hash.
+fn fitting(name: &str) -> Arc<str> {
+    if name.len() <= LONGEST_CHANNEL {
+        return name.into();
+    }
+    let mut hasher = fnv::FnvHasher::default();
+    hasher.write(name.as_bytes());
+    format!("leasehold_claim_{:016x}", hasher.finish()).into()
+}

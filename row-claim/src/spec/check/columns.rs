@@ -1,0 +1,214 @@
+//! Columns and their types.
+
+use super::Finding;
+use super::facts::{ColumnFact, Facts};
+use crate::id::IdType;
+use crate::name::Column;
+use crate::spec::{ClaimSpec, OrderType, Tracking};
+use crate::state::StateType;
+
+const INTS: &[&str] = &["smallint", "integer", "bigint"];
+const SMALL: &[&str] = &["smallint", "integer"];
+const BIG: &[&str] = &["bigint"];
+const TEXTS: &[&str] = &["text", "character varying"];
+const TIME: &[&str] = &["timestamp with time zone"];
+const UUID: &[&str] = &["uuid"];
+const BOOLEAN: &[&str] = &["boolean"];
+/// Any type will do.
+const ANY: &[&str] = &[];
+
+/// What claims do with a column.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Use {
+    Reads,
+    Writes,
+    /// Also that it is empty.
+    Empties,
+}
+
+/// A column as the spec wants it.
+pub(super) struct Wanted<'a> {
+    pub(super) column: &'a Column,
+    pub(super) how: Use,
+    what: &'static str,
+    types: &'static [&'static str],
+    is_made: bool,
+}
+
+/// Every column of the spec but that of the state.
+pub(super) fn wanted(spec: &ClaimSpec) -> Vec<Wanted<'_>> {
+    let inner = &spec.inner;
+    let mut all = Vec::new();
+    let mut want = |column, what, types, how, is_made| all.push(Wanted { column, how, what, types, is_made });
+    let id = match inner.id_type {
+        IdType::Int => INTS,
+        IdType::Uuid => UUID,
+        IdType::Text => TEXTS,
+    };
+    want(&inner.id, "the id", id, Use::Reads, false);
+    for by in &inner.order {
+        let types = match by.kind {
+            OrderType::Int => INTS,
+            OrderType::Text => TEXTS,
+            OrderType::Time => TIME,
+            OrderType::Uuid => UUID,
+        };
+        want(&by.column, "the order", types, Use::Reads, false);
+    }
+    if let Tracking::Columns { owner, epoch, until } = &inner.tracking {
+        let owners = if inner.owner_sequence.is_some() { BIG } else { UUID };
+        want(owner, "the owner", owners, Use::Empties, true);
+        want(epoch, "the epoch", BIG, Use::Writes, true);
+        want(until, "the end of the lease", TIME, Use::Empties, true);
+    }
+    let options = [
+        (&inner.queue, "the queue", TEXTS, Use::Reads, true),
+        (&inner.group, "the group", ANY, Use::Reads, false),
+        (&inner.kind, "the kind", TEXTS, Use::Reads, false),
+        (&inner.attempts, "attempts", SMALL, Use::Writes, true),
+        (&inner.taken_at, "the time of the claim", TIME, Use::Empties, true),
+        (&inner.settled_at, "the time of settling", TIME, Use::Writes, true),
+        (&inner.ready_at, "the time of the next try", TIME, Use::Writes, true),
+        (&inner.timeout, "the lease in seconds", SMALL, Use::Reads, true),
+        (&inner.error, "the message of a failure", TEXTS, Use::Writes, true),
+    ];
+    for (column, what, types, how, is_made) in options {
+        if let Some(column) = column {
+            want(column, what, types, how, is_made);
+        }
+    }
+    for column in &inner.work {
+        want(column, "work", ANY, Use::Reads, false);
+    }
+    all
+}
+
+pub(super) fn look(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
+    state(spec, facts, findings);
+    let table = spec.table().quoted();
+    for want in wanted(spec) {
+        let (column, name) = (want.column, want.column.quoted());
+        let Some(fact) = facts.column(column) else {
+            let fix = if want.is_made { "run the migration" } else { "add it, or name another in the spec" };
+            findings.push(Finding::error(format!("there is no column {column} for {}; {fix}", want.what)));
+            continue;
+        };
+        if !want.types.is_empty() && !want.types.contains(&fact.base.as_str()) {
+            findings.push(wrong_type(&table, &want, fact));
+        } else if want.how != Use::Reads && fact.is_generated {
+            findings.push(Finding::error(format!(
+                "column {column} is computed by the server, and claims have to write it; name another column"
+            )));
+        } else if want.how == Use::Empties && fact.is_required {
+            findings.push(Finding::error(format!(
+                "column {column} may not be NULL, but is NULL while nobody has the row: \
+                 ALTER TABLE {table} ALTER COLUMN {name} DROP NOT NULL"
+            )));
+        }
+    }
+    nulls(spec, facts, findings);
+}
+
+fn wrong_type(table: &str, want: &Wanted<'_>, fact: &ColumnFact) -> Finding {
+    let (column, name, what) = (want.column, want.column.quoted(), want.what);
+    let wanted = want.types.join(" or ");
+    if want.types == TIME && fact.base == "timestamp without time zone" {
+        return Finding::error(format!(
+            "column {column} for {what} is a timestamp without time zone, which means another moment in each \
+             session; convert it, with the zone that it was written in: ALTER TABLE {table} ALTER COLUMN {name} \
+             TYPE timestamptz USING {name} AT TIME ZONE 'UTC'"
+        ));
+    }
+    let hint = match what {
+        "the owner" if fact.base == "bigint" => {
+            "; name an owner_sequence in the spec if owners are to be numbers, else change the type of the column"
+        }
+        "the owner" => "; with an owner_sequence owners are numbers, without one UUIDs",
+        "the id" => "; name the type of the id in the spec",
+        "the order" => "; name the type in order_by",
+        _ => "; change its type, or name another column",
+    };
+    Finding::error(format!("column {column} for {what} is of type {}, not {wanted}{hint}", fact.kind))
+}
+
+fn state(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
+    let (inner, table) = (&spec.inner, spec.table().quoted());
+    let (column, name) = (&inner.state, inner.state.quoted());
+    let home = crate::name::literal(inner.states.home().as_str());
+    let kind = match &inner.states.kind {
+        StateType::Text => "text".to_owned(),
+        StateType::Boolean => "boolean".to_owned(),
+        StateType::Enum(name) => name.quoted(),
+    };
+    let Some(fact) = facts.column(column) else {
+        findings.push(Finding::error(format!(
+            "there is no column {column} for the state; add it, with a default that says what the rows that are \
+             there mean: ALTER TABLE {table} ADD COLUMN {name} {kind} NOT NULL DEFAULT {home}"
+        )));
+        return;
+    };
+    let fits = match &inner.states.kind {
+        StateType::Text => TEXTS.contains(&fact.base.as_str()),
+        StateType::Boolean => BOOLEAN.contains(&fact.base.as_str()),
+        StateType::Enum(_) => fact.is_enum,
+    };
+    if !fits {
+        let hint = match (fact.is_enum, fact.base.as_str()) {
+            (true, _) => format!("describe its states with States::enumeration of type {}", fact.kind),
+            (_, "boolean") => "describe its states with States::boolean".to_owned(),
+            (_, "text" | "character varying") => "describe its states with States::text".to_owned(),
+            _ => format!("change its type to {kind}"),
+        };
+        findings
+            .push(Finding::error(format!("column {column} of the state is of type {}; {hint}", fact.kind)));
+    }
+    if fact.is_generated {
+        findings.push(Finding::error(format!(
+            "column {column} of the state is computed by the server, and claims have to write it; name another"
+        )));
+    }
+    if let Some(longest) = fact.longest {
+        let too_long =
+            |state: &&crate::State| state.as_str().chars().count() > usize::try_from(longest).unwrap_or(0);
+        for state in inner.states.all().into_iter().filter(too_long) {
+            findings.push(Finding::error(format!(
+                "column {column} has room for {longest} characters, too few for the state {state}: \
+                 ALTER TABLE {table} ALTER COLUMN {name} TYPE text"
+            )));
+        }
+    }
+    if !fact.is_required {
+        findings.push(Finding::warning(format!(
+            "column {column} of the state may be NULL, and rows without a state are never taken; give it a default, \
+             fill the rows, then forbid it: ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT {home}, then \
+             UPDATE {table} SET {name} = {home} WHERE {name} IS NULL, then ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL"
+        )));
+    }
+}
+
+/// Columns in which NULL means something that is easily overlooked.
+fn nulls(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
+    let (inner, table) = (&spec.inner, spec.table().quoted());
+    let open = |column: &Column| facts.column(column).is_some_and(|fact| !fact.is_required);
+    for by in inner.order.iter().filter(|by| open(&by.column)) {
+        let name = by.column.quoted();
+        findings.push(Finding::warning(format!(
+            "column {} of the order may be NULL, and such rows come {}; fill it, then \
+             ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL",
+            by.column,
+            if by.descending { "before all others" } else { "after all others" }
+        )));
+    }
+    if let Some(column) = inner.attempts.as_ref().filter(|column| open(column)) {
+        findings.push(Finding::warning(format!(
+            "column {column} may be NULL, and such a row may be tried for ever; where that is not meant, \
+             ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT 3, fill the rows, and SET NOT NULL",
+            name = column.quoted()
+        )));
+    }
+    if let Some(column) = inner.queue.as_ref().filter(|column| open(column)) {
+        findings.push(Finding::error(format!(
+            "column {column} of the queue may be NULL, and a row without a queue cannot be named; run the migration"
+        )));
+    }
+}

@@ -1,0 +1,218 @@
+//! Does the server find the rows to take without looking at all the others?
+
+use serde_json::Value;
+
+use super::Finding;
+use super::constraints::holds;
+use super::facts::{Facts, IndexFact};
+use super::reader::Reader;
+use crate::error::ClaimError;
+use crate::spec::migration::names::{state_function, state_list};
+use crate::spec::{ClaimSpec, Tracking};
+
+/// So many rows are read quickly whatever the plan.
+const FEW: i64 = 1_000;
+
+pub(super) async fn look(
+    spec: &ClaimSpec,
+    facts: &Facts,
+    reader: &mut Reader,
+    findings: &mut Vec<Finding>,
+) -> Result<(), ClaimError> {
+    // Of a small table the server reads every row, whatever indexes there are: it is asked what it would do if
+    // that were expensive.
+    let explain = format!(
+        "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
+         SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
+        pick(spec)
+    );
+    let answer = match reader.attempt(&explain).await? {
+        Ok(rows) => rows.iter().map(|row| row.text(0)).collect::<Vec<_>>().join("\n"),
+        Err(error) => {
+            let said = error
+                .as_database_error()
+                .map_or_else(|| error.to_string(), |answer| answer.message().to_owned());
+            findings.push(Finding::error(format!(
+                "the statement that takes rows is refused: {said}; look at the filter of the spec, and at the \
+                 privileges of this role"
+            )));
+            return Ok(());
+        }
+    };
+    let plan: Value = serde_json::from_str(&answer).unwrap_or_default();
+    let plan = Plan::read(&plan[0]["Plan"]);
+    let own = fitting(spec, facts, reader).await?;
+    if plan.is_good(spec, facts, reader).await? || facts.is_partitioned() && !plan.sorts && !plan.scans_all {
+        return Ok(());
+    }
+    if let Some(index) = own {
+        // Where most rows may be taken, another index does as well, and the server may like it better.
+        if facts.rows >= FEW && plan.estimate.is_some_and(|rows| rows < facts.rows / 2) {
+            findings.push(Finding::warning(format!(
+                "the server would not use index {index} to take rows ({}); ANALYZE {}, and see EXPLAIN of the claim",
+                plan.describe(),
+                spec.table().quoted()
+            )));
+        }
+        return Ok(());
+    }
+    findings.push(Finding::warning(format!(
+        "no index has just the rows that may be taken, in their order ({}), so that each claim would look at settled \
+         rows too, more with each day; run the migration",
+        plan.describe()
+    )));
+    Ok(())
+}
+
+/// The statement by which rows are picked, in the form that an index has to serve.
+fn pick(spec: &ClaimSpec) -> String {
+    let inner = &spec.inner;
+    let state = format!("t.{}", inner.state.quoted());
+    let home = state_list(&inner.states.takeable);
+    let mut conditions = Vec::new();
+    match &inner.tracking {
+        Tracking::Columns { until, .. } if inner.on_read => {
+            let until = format!("t.{}", until.quoted());
+            let offered = state_list(inner.states.takeable.iter().chain(&inner.states.taken));
+            let function = state_function(spec).quoted();
+            conditions.push(format!("{state} IN ({offered}) AND {function}({state}, {until}) IN ({home})"));
+        }
+        Tracking::Columns { owner, .. } if inner.states.taken.is_none() => {
+            conditions.push(format!("{state} IN ({home}) AND t.{} IS NULL", owner.quoted()));
+        }
+        _ => conditions.push(format!("{state} IN ({home})")),
+    }
+    if let Some(attempts) = &inner.attempts {
+        conditions.push(format!("(t.{0} IS NULL OR t.{0} > 0)", attempts.quoted()));
+    }
+    if let Some(ready) = &inner.ready_at {
+        conditions.push(format!("(t.{0} IS NULL OR t.{0} <= pg_catalog.clock_timestamp())", ready.quoted()));
+    }
+    if let Some(filter) = &inner.filter {
+        conditions.push(format!("({})", filter.as_str()));
+    }
+    let mut order: Vec<String> = inner
+        .order
+        .iter()
+        .map(|by| format!("t.{}{}", by.column.quoted(), if by.descending { " DESC" } else { "" }))
+        .collect();
+    order.push(format!("t.{}", inner.id.quoted()));
+    order.extend(inner.queue.as_ref().map(|queue| format!("t.{}", queue.quoted())));
+    format!(
+        "SELECT t.{} FROM {} AS t WHERE {} ORDER BY {} LIMIT 10 FOR UPDATE OF t SKIP LOCKED",
+        inner.id.quoted(),
+        spec.table().quoted(),
+        conditions.join(" AND "),
+        order.join(", ")
+    )
+}
+
+/// What the server would do.
+#[derive(Default)]
+struct Plan {
+    sorts: bool,
+    scans_all: bool,
+    /// Name and condition of the index that it would use.
+    index: Option<(String, String)>,
+    /// Rows that it expects.
+    estimate: Option<i64>,
+}
+
+impl Plan {
+    fn read(node: &Value) -> Self {
+        let mut plan = Self::default();
+        plan.visit(node);
+        plan
+    }
+
+    fn visit(&mut self, node: &Value) {
+        let text = |key: &str| node[key].as_str().unwrap_or_default();
+        match text("Node Type") {
+            "Sort" => self.sorts = true,
+            "Seq Scan" => self.scans_all = true,
+            _ => {}
+        }
+        if node["Relation Name"].is_string() {
+            self.estimate = node["Plan Rows"].as_i64();
+        }
+        if let Some(name) = node["Index Name"].as_str() {
+            self.index = Some((name.to_owned(), text("Index Cond").to_owned()));
+        }
+        for child in node["Plans"].as_array().into_iter().flatten() {
+            self.visit(child);
+        }
+    }
+
+    /// Whether it finds the rows in order and meets no settled ones. An incremental sort is no harm: it sorts
+    /// those that are equal in what the index has.
+    async fn is_good(
+        &self,
+        spec: &ClaimSpec,
+        facts: &Facts,
+        reader: &mut Reader,
+    ) -> Result<bool, ClaimError> {
+        let Some((name, condition)) = &self.index else { return Ok(false) };
+        let Some(index) = facts.indexes.iter().find(|index| index.name == *name) else { return Ok(false) };
+        if self.sorts || self.scans_all {
+            return Ok(false);
+        }
+        let number = facts.number(&spec.inner.state);
+        Ok(match &index.predicate {
+            Some(predicate) if index.depends.contains(&number) => {
+                holds(spec, facts, reader, predicate, &spec.inner.states.done).await? != Some(true)
+            }
+            _ => index.keys.first() == Some(&number) && !condition.is_empty(),
+        })
+    }
+
+    fn describe(&self) -> String {
+        match &self.index {
+            _ if self.scans_all => "it would read the whole table".to_owned(),
+            Some((name, _)) if self.sorts => format!("it would sort what index {name} finds"),
+            Some((name, _)) => format!("it would go through index {name}"),
+            None => "it would use none".to_owned(),
+        }
+    }
+}
+
+/// An index that has the rows to be taken, no settled ones, and in their order.
+async fn fitting(spec: &ClaimSpec, facts: &Facts, reader: &mut Reader) -> Result<Option<String>, ClaimError> {
+    let inner = &spec.inner;
+    let state = facts.number(&inner.state);
+    let mut order: Vec<(i64, i64)> =
+        inner.order.iter().map(|by| (facts.number(&by.column), i64::from(by.descending))).collect();
+    if !inner.order.iter().any(|by| by.column == inner.id) {
+        order.push((facts.number(&inner.id), 0));
+    }
+    let queued: Vec<(i64, i64)> =
+        inner.queue.iter().map(|queue| (facts.number(queue), 0)).chain(order.iter().copied()).collect();
+    for index in &facts.indexes {
+        let keys: Vec<(i64, i64)> =
+            index.keys.iter().zip(&index.options).map(|(key, option)| (*key, option & 1)).collect();
+        // One state in front of the order does as well as a condition.
+        let by_state = keys.first() == Some(&(state, 0)) && keys[1..].starts_with(&order);
+        let is_plain =
+            by_state && index.predicate.is_none() && inner.states.takeable.len() == 1 && !inner.on_read;
+        let is_ordered = keys.starts_with(&order) || keys.starts_with(&queued);
+        if is_plain || is_ordered && has_those_alone(spec, facts, reader, index).await? {
+            return Ok(Some(index.name.clone()));
+        }
+    }
+    Ok(None)
+}
+
+async fn has_those_alone(
+    spec: &ClaimSpec,
+    facts: &Facts,
+    reader: &mut Reader,
+    index: &IndexFact,
+) -> Result<bool, ClaimError> {
+    let Some(predicate) = &index.predicate else { return Ok(false) };
+    let states = &spec.inner.states;
+    for state in &states.takeable {
+        if holds(spec, facts, reader, predicate, state).await? != Some(true) {
+            return Ok(false);
+        }
+    }
+    Ok(holds(spec, facts, reader, predicate, &states.done).await? == Some(false))
+}

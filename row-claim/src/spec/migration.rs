@@ -1,0 +1,244 @@
+//! What the table needs, as SQL.
+
+pub(crate) mod names;
+mod queue;
+pub(crate) mod session;
+pub(crate) mod step;
+mod steps;
+
+/// What other statements that change tables are made with.
+pub(crate) mod tools {
+    pub(crate) use super::names::{block, derived, dollar_tag, regclass};
+    pub(crate) use super::session::Session;
+    pub(crate) use super::step::{Step, closed_set, index, quote};
+}
+
+use std::fmt;
+use std::time::Duration;
+
+use sqlx::PgPool;
+
+use self::names::{comment, regclass};
+use self::session::{SHORT_WAIT, Session};
+use self::step::Step;
+use self::steps::Choices;
+use super::{ClaimSpec, Tracking};
+use crate::error::ClaimError;
+use crate::name::{Table, literal};
+
+const DOING: &str = "migrate the table";
+
+/// How long [`Migration::apply`] takes at most unless told otherwise.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// SQL that gives a table what its spec needs: columns, constraints, indexes, a function, a side table. It is
+/// additive, may be run again at any time, and lets reads and writes go on:
+///
+/// - new columns have constant defaults, so that no row is rewritten;
+/// - statements that others have to wait behind give up after a second and are tried again;
+/// - constraints hold for what is written first, and are then checked for what is there;
+/// - indexes are built without locking out writers; what an interrupted build leaves is removed.
+///
+/// One thing is taken away: with a column of the queue, the unique constraint on the id gives way to one on
+/// queue and id, unless [`keep_unique_id`](Self::keep_unique_id) says otherwise. Statements with
+/// `ON CONFLICT (id)` then no longer find their constraint; deploy those that name queue and id first.
+///
+/// The column of the state is not added, because its default decides whether old rows are work.
+///
+/// The SQL function `<table>_claim_state(state, lease_until)` says in which state a row counts as being: that
+/// of a row whose lease has ended is where it returns to. Where the spec has no state for taken rows it
+/// answers NULL while a lease runs. Use it in views, so that they and the claims never disagree.
+#[derive(Clone, Debug)]
+pub struct Migration {
+    spec: ClaimSpec,
+    before: Vec<Step>,
+    choices: Choices,
+    within: Duration,
+}
+
+impl ClaimSpec {
+    /// What the table needs for this spec.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimSpec, IdType, States, Table};
+    ///
+    /// let spec = ClaimSpec::builder(Table::new("job")?)
+    ///     .state("status", States::text(["new"], "done").taken("working"))
+    ///     .lease_columns("owner", "epoch", "lease_until")
+    ///     .attempts("attempts_left")
+    ///     .build()?;
+    /// let migration = spec.migration().attempts(5);
+    /// println!("{migration}");
+    /// # assert!(migration.sql().contains("DEFAULT 5"));
+    /// # Ok::<(), leasehold_claim::ClaimError>(())
+    /// ```
+    #[must_use]
+    pub fn migration(&self) -> Migration {
+        Migration { spec: self.clone(), before: Vec::new(), choices: Choices::default(), within: LONGEST }
+    }
+}
+
+impl Migration {
+    /// Rows have this many attempts by default. Without it, a column of attempts is added without a default:
+    /// rows that name none may be tried for ever.
+    #[must_use]
+    pub fn attempts(mut self, count: u32) -> Self {
+        self.choices.attempts = Some(count.min(i32::MAX.unsigned_abs()));
+        self
+    }
+
+    /// Ids stay unique over all queues, because foreign keys refer to them for example.
+    #[must_use]
+    pub fn keep_unique_id(mut self) -> Self {
+        self.choices.keeps_unique_id = true;
+        self
+    }
+
+    /// [`apply`](Self::apply) gives up after this time; by default an hour.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = time;
+        self
+    }
+
+    /// The same after `steps`, which make the table.
+    pub(crate) fn after(mut self, steps: Vec<Step>) -> Self {
+        self.before = steps;
+        self
+    }
+
+    /// Its statements, in order. Each is to be run outside of a transaction.
+    #[must_use]
+    pub fn statements(&self) -> Vec<String> {
+        self.steps().into_iter().map(|step| step.sql).collect()
+    }
+
+    /// All of it as a script for `psql`, with a word on each statement and a suggestion for autovacuum at the
+    /// end.
+    #[must_use]
+    pub fn sql(&self) -> String {
+        self.to_string()
+    }
+
+    /// The function that says in which state a row counts as being; `None` where the table keeps no lease.
+    #[must_use]
+    pub fn state_function(&self) -> Option<Table> {
+        let has = matches!(self.spec.inner.tracking, Tracking::Columns { .. });
+        has.then(|| names::state_function(&self.spec))
+    }
+
+    /// Carries it out. Any number of processes may do so at once, with traffic on the table: they take turns,
+    /// and who comes later finds nothing to do. It takes a connection of its own, straight to the server: not
+    /// one through a pooler in transaction mode.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) when the table, or a column that it does not add, is missing;
+    /// [`Constraint`](ClaimError::Constraint) or [`Duplicate`](ClaimError::Duplicate) when rows contradict the
+    /// spec; a timeout when somebody keeps the table locked. What was done until then stays, and is not done
+    /// again by the next call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Its connection is closed. What was done stays; a statement under way ends or is finished by the server,
+    /// and the next call goes on from there.
+    pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
+        let mut session = Session::open(pool, self.within, DOING).await?;
+        for step in &self.before {
+            session.step(step).await?;
+        }
+        self.look(&mut session).await?;
+        for step in steps::steps(&self.spec, &self.choices) {
+            session.step(&step).await?;
+        }
+        session.close().await
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = self.before.clone();
+        steps.extend(steps::steps(&self.spec, &self.choices));
+        steps
+    }
+
+    /// Whether what it builds on is there.
+    async fn look(&self, session: &mut Session) -> Result<(), ClaimError> {
+        let table = self.spec.table();
+        let found = format!("SELECT pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()));
+        if !session.ask(&found).await? {
+            return Err(ClaimError::spec(format!(
+                "there is no table {table}; create it, or name its schema in the spec"
+            )));
+        }
+        let plain = format!("SELECT relkind = 'r' FROM pg_catalog.pg_class WHERE oid = {}", regclass(table));
+        if !session.ask(&plain).await? {
+            return Err(ClaimError::unsupported(format!(
+                "{table} is partitioned, or no table; its indexes cannot be built without locking out writers: \
+                 run the statements of the migration by hand, for each partition"
+            )));
+        }
+        let inner = &self.spec.inner;
+        let groups = [Some(&inner.id), Some(&inner.state), inner.group.as_ref(), inner.kind.as_ref()];
+        let order = inner.order.iter().map(|by| &by.column);
+        for column in groups.into_iter().flatten().chain(order).chain(&inner.work) {
+            let there = format!(
+                "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {} \
+                 AND NOT attisdropped)",
+                regclass(table),
+                literal(column.as_str())
+            );
+            if !self.adds(column) && !session.ask(&there).await? {
+                return Err(ClaimError::spec(format!(
+                    "table {table} has no column {column}, and only you know what it means for the rows that \
+                     are there; add it first"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `column` has a meaning for claims alone, too.
+    fn adds(&self, column: &crate::name::Column) -> bool {
+        let inner = &self.spec.inner;
+        let lease = match &inner.tracking {
+            Tracking::Columns { owner, epoch, until } => vec![owner, epoch, until],
+            Tracking::None | Tracking::Side(_) => Vec::new(),
+        };
+        let options = [
+            &inner.queue,
+            &inner.attempts,
+            &inner.taken_at,
+            &inner.settled_at,
+            &inner.ready_at,
+            &inner.error,
+        ];
+        options.into_iter().chain([&inner.timeout]).flatten().chain(lease).any(|added| added == column)
+    }
+}
+
+/// An expression: is the function missing that says in which state a row counts as being? `None` where the
+/// table needs none.
+pub(crate) fn state_function_is_missing(spec: &ClaimSpec) -> Option<String> {
+    matches!(spec.inner.tracking, Tracking::Columns { .. }).then(|| steps::StateFunction::of(spec).is_missing)
+}
+
+impl fmt::Display for Migration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "-- What the table needs for claims. It may be run again, and with traffic on the table, but"
+        )?;
+        writeln!(f, "-- not inside of a transaction. What fails for want of a lock is to be run again.")?;
+        let mut patient = None;
+        for step in self.steps() {
+            if patient != Some(step.patient) {
+                patient = Some(step.patient);
+                let wait = if step.patient { 0 } else { SHORT_WAIT };
+                writeln!(f, "\nSET lock_timeout = {wait};")?;
+            }
+            writeln!(f, "\n{}\n{};", comment(step.what), step.sql)?;
+        }
+        writeln!(f, "\nRESET lock_timeout;")?;
+        writeln!(f, "\n-- Suggested where many rows are settled, so that dead entries do not pile up:")?;
+        writeln!(f, "{};", comment(&steps::suggestion(&self.spec)))
+    }
+}

@@ -1,0 +1,142 @@
+//! The column of the queue, and what identifies a row then.
+
+use super::names::{block, derived, regclass};
+use super::step::{Step, index, quote, validate};
+use super::steps::Writer;
+use crate::name::{Column, literal};
+
+impl Writer<'_> {
+    /// A column of the queue that was there before, and may be empty.
+    pub(super) fn queue(&self) -> Vec<Step> {
+        let Some(queue) = &self.inner.queue else { return Vec::new() };
+        let (here, column, table) = (regclass(self.spec.table()), queue.quoted(), &self.table);
+        let attribute = |condition: &str| {
+            format!(
+                "EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {here} AND attname = {} \
+                 AND NOT attisdropped AND {condition})",
+                literal(queue.as_str())
+            )
+        };
+        let name = derived(&[self.spec.table().name(), queue.as_str(), "given"]);
+        let guard = quote(&name);
+        let nullable = attribute("NOT attnotnull");
+        let guarded = format!(
+            "EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE conrelid = {here} AND conname = {})",
+            literal(&name)
+        );
+        let fill = format!(
+            "  IF {nullable} THEN\n    LOOP\n      \
+             UPDATE {table} AS t SET {column} = 'default' FROM (SELECT ctid FROM {table} WHERE {column} IS NULL\n        \
+             LIMIT 1000 FOR UPDATE) AS batch WHERE t.ctid = batch.ctid AND t.{column} IS NULL;\n      \
+             EXIT WHEN NOT FOUND;\n      COMMIT;\n    END LOOP;\n  END IF;"
+        );
+        vec![
+            Step::only_if(
+                "Rows that name no queue are in the queue `default`,",
+                &attribute("NOT atthasdef"),
+                &format!("ALTER TABLE {table} ALTER COLUMN {column} SET DEFAULT 'default'"),
+            ),
+            Step::only_if(
+                "no further ones come without a queue,",
+                &format!("{nullable} AND NOT {guarded}"),
+                &format!("ALTER TABLE {table} ADD CONSTRAINT {guard} CHECK ({column} IS NOT NULL) NOT VALID"),
+            ),
+            Step::new("and those that have none get it, a thousand at a time.", block("", &fill)),
+            validate(self.spec.table(), &name),
+            Step::only_if(
+                "The constraint proves it, so that no row is looked at again.",
+                &nullable,
+                &format!("ALTER TABLE {table} ALTER COLUMN {column} SET NOT NULL"),
+            ),
+            Step::only_if(
+                "It has served.",
+                &guarded,
+                &format!("ALTER TABLE {table} DROP CONSTRAINT {guard}"),
+            ),
+        ]
+    }
+
+    /// What identifies a row is unique; with a queue, within it.
+    pub(super) fn identity(&self) -> Vec<Step> {
+        let (table, id) = (self.spec.table(), &self.inner.id);
+        let unique = |columns: &str| {
+            format!(
+                "EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = {} AND i.indisunique \
+                 AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND {columns})",
+                regclass(table)
+            )
+        };
+        let number = |column: &Column| {
+            format!(
+                "(SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {})",
+                regclass(table),
+                literal(column.as_str())
+            )
+        };
+        let alone = format!("i.indnkeyatts = 1 AND i.indkey[0] = {}", number(id));
+        let queue = self.inner.queue.as_ref().filter(|_| !self.choices.keeps_unique_id);
+        let Some(queue) = queue else {
+            let name = derived(&[table.name(), id.as_str(), "key"]);
+            let mut made = index("The id is unique.", table, &name, true, &format!("({})", id.quoted()));
+            made[1].needed = Some(format!("SELECT NOT {}", unique(&alone)));
+            return made.into();
+        };
+        let name = derived(&[table.name(), queue.as_str(), id.as_str(), "key"]);
+        let both = format!(
+            "i.indnkeyatts = 2 AND (i.indkey[0] = {q} AND i.indkey[1] = {i} OR i.indkey[0] = {i} AND i.indkey[1] = {q})",
+            q = number(queue),
+            i = number(id)
+        );
+        let definition = format!("({}, {})", queue.quoted(), id.quoted());
+        let what = "Queue and id together are unique,";
+        let mut made = index(what, table, &name, true, &definition);
+        made[1].needed = Some(format!("SELECT NOT {}", unique(&both)));
+        let mut steps: Vec<Step> = made.into();
+        steps.push(self.swap(&name, &unique(&both), &alone));
+        steps
+    }
+
+    /// The unique constraint on the id gives way to the one on queue and id, in one transaction.
+    fn swap(&self, name: &str, is_unique: &str, alone: &str) -> Step {
+        let (here, table) = (regclass(self.spec.table()), &self.table);
+        let constraint = quote(name);
+        let free = format!(
+            "EXISTS (SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid \
+             WHERE i.indrelid = {here} AND c.relname = {} AND NOT EXISTS \
+             (SELECT FROM pg_catalog.pg_constraint WHERE conindid = i.indexrelid AND contype IN ('p', 'u')))",
+            literal(name)
+        );
+        let with_key = format!(
+            "ALTER TABLE {table} DROP CONSTRAINT %I, ADD CONSTRAINT {} PRIMARY KEY USING INDEX {}",
+            constraint.replace('%', "%%"),
+            constraint.replace('%', "%%")
+        )
+        .replacen(table.as_str(), &table.replace('%', "%%"), 1);
+        let without = format!("ALTER TABLE {} DROP CONSTRAINT %I", table.replace('%', "%%"));
+        let body = format!(
+            "  IF NOT {is_unique} THEN\n    \
+               RAISE EXCEPTION 'queue and id are not unique yet; run the statement that makes them so first';\n  \
+             END IF;\n  \
+             FOR old IN SELECT i.indexrelid::pg_catalog.regclass AS index, c.conname AS name, c.contype AS kind\n    \
+               FROM pg_catalog.pg_index AS i LEFT JOIN pg_catalog.pg_constraint AS c\n    \
+               ON c.conindid = i.indexrelid AND c.conrelid = i.indrelid AND c.contype IN ('p', 'u')\n    \
+               WHERE i.indrelid = {here} AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL\n    \
+               AND {alone}\n  \
+             LOOP\n    \
+               IF old.name IS NULL THEN\n      \
+                 EXECUTE pg_catalog.format('DROP INDEX %s', old.index);\n    \
+               ELSIF old.kind = 'p' AND {free} THEN\n      \
+                 EXECUTE pg_catalog.format({with_key}, old.name);\n    \
+               ELSE\n      \
+                 EXECUTE pg_catalog.format({without}, old.name);\n    \
+               END IF;\n  \
+             END LOOP;\n  \
+             IF {free} THEN\n    \
+               ALTER TABLE {table} ADD CONSTRAINT {constraint} UNIQUE USING INDEX {constraint};\n  \
+             END IF;",
+            with_key = literal(&with_key),
+            without = literal(&without),
+        );
+        Step::new("and take the place of the id alone.", block("  old record;", &body))
+    }
+}

@@ -1,0 +1,306 @@
+//! The statements of a migration, in order.
+
+use super::names::{derived, dollar_tag, hash, regclass, side_epochs, state_function, state_list};
+use super::step::{Step, check, closed_set, index, sequence};
+use crate::name::{Column, literal};
+use crate::spec::{ClaimSpec, Inner, Retention, Tracking};
+use crate::state::{State, StateType};
+
+/// What is decided by whoever migrates.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Choices {
+    pub(super) attempts: Option<u32>,
+    pub(super) keeps_unique_id: bool,
+}
+
+/// Every statement that `spec` needs, in order.
+pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
+    let writer = Writer { spec, inner: &spec.inner, choices, table: spec.table().quoted() };
+    let mut steps = writer.states();
+    steps.extend(writer.sequences_before());
+    steps.extend(writer.columns());
+    steps.extend(writer.queue());
+    steps.extend(writer.constraints());
+    steps.extend(writer.identity());
+    steps.extend(writer.indexes());
+    steps.extend(writer.function());
+    steps.extend(writer.side_table());
+    steps
+}
+
+pub(super) struct Writer<'a> {
+    pub(super) spec: &'a ClaimSpec,
+    pub(super) inner: &'a Inner,
+    pub(super) choices: &'a Choices,
+    pub(super) table: String,
+}
+
+impl Writer<'_> {
+    /// The labels of an enum. The states of a text column are a constraint, which comes after the columns.
+    fn states(&self) -> Vec<Step> {
+        let StateType::Enum(name) = &self.inner.states.kind else { return Vec::new() };
+        let states = self.inner.states.all();
+        let label = |state: &&State| {
+            let sql =
+                format!("ALTER TYPE {} ADD VALUE IF NOT EXISTS {}", name.quoted(), literal(state.as_str()));
+            let needed = format!(
+                "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_enum WHERE enumtypid = {}::pg_catalog.regtype \
+                 AND enumlabel = {})",
+                literal(&name.quoted()),
+                literal(state.as_str())
+            );
+            Step { needed: Some(needed), ..Step::new("Each state is a label of the enum.", sql) }
+        };
+        states.iter().map(label).collect()
+    }
+
+    fn sequences_before(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if let Some(owners) = &self.inner.owner_sequence {
+            steps.push(sequence("Owners of claims are numbers of a sequence.", owners, None));
+        }
+        steps
+    }
+
+    fn columns(&self) -> Vec<Step> {
+        let mut columns: Vec<(&Column, String)> = Vec::new();
+        if let Tracking::Columns { owner, epoch, until } = &self.inner.tracking {
+            columns.push((owner, self.inner.owner_sql().to_owned()));
+            columns.push((epoch, "bigint NOT NULL DEFAULT 0".to_owned()));
+            columns.push((until, "timestamptz".to_owned()));
+        }
+        if let Some(attempts) = &self.inner.attempts {
+            let rest = self.choices.attempts.map(|count| format!(" NOT NULL DEFAULT {count}"));
+            columns.push((attempts, format!("integer{}", rest.unwrap_or_default())));
+        }
+        let times = [&self.inner.taken_at, &self.inner.settled_at, &self.inner.ready_at];
+        columns.extend(times.into_iter().flatten().map(|column| (column, "timestamptz".to_owned())));
+        let others = [
+            (&self.inner.timeout, "integer"),
+            (&self.inner.error, "text"),
+            (&self.inner.queue, "text NOT NULL DEFAULT 'default'"),
+        ];
+        for (column, kind) in others {
+            columns.extend(column.as_ref().map(|column| (column, kind.to_owned())));
+        }
+        if columns.is_empty() {
+            return Vec::new();
+        }
+        let names: Vec<String> = columns.iter().map(|(column, _)| literal(column.as_str())).collect();
+        let adds: Vec<String> = columns
+            .iter()
+            .map(|(column, kind)| format!("ADD COLUMN IF NOT EXISTS {} {kind}", column.quoted()))
+            .collect();
+        let missing = format!(
+            "(SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute WHERE attrelid = {} AND NOT attisdropped \
+             AND attname IN ({})) < {}",
+            regclass(self.spec.table()),
+            names.join(", "),
+            names.len()
+        );
+        let add = format!("ALTER TABLE {}\n      {}", self.table, adds.join(",\n      "));
+        vec![Step::only_if(
+            "Columns of the claims. Their defaults are constants, so that no row is rewritten.",
+            &missing,
+            &add,
+        )]
+    }
+
+    fn constraints(&self) -> Vec<Step> {
+        let (table, mut steps) = (self.spec.table(), Vec::new());
+        if self.inner.states.kind == StateType::Text {
+            let name = derived(&[table.name(), self.inner.state.as_str(), "states"]);
+            let all = self.inner.states.all();
+            let states: Vec<&str> = all.iter().map(|state| state.as_str()).collect();
+            let what = "The states are a closed set. A set that was narrower is widened.";
+            steps.extend(closed_set(what, table, &self.inner.state, &name, &states));
+        }
+        if let Some(attempts) = &self.inner.attempts {
+            let name = derived(&[table.name(), attempts.as_str(), "not_negative"]);
+            let condition = format!("{} >= 0", attempts.quoted());
+            steps.extend(check("Attempts are counted down to zero, not below.", table, &name, &condition));
+        }
+        steps
+    }
+
+    fn indexes(&self) -> Vec<Step> {
+        let (inner, table) = (self.inner, self.spec.table());
+        let mut steps = Vec::new();
+        let mut add = |what: &'static str, kind: &str, definition: String| {
+            // The definition is part of the name, so that two versions of a spec each have theirs.
+            let name = derived(&[table.name(), "claim", kind, &hash(&definition)[..8]]);
+            steps.extend(index(what, table, &name, false, &definition));
+        };
+        let mut order: Vec<String> = inner
+            .order
+            .iter()
+            .map(|by| format!("{}{}", by.column.quoted(), if by.descending { " DESC" } else { "" }))
+            .collect();
+        if !inner.order.iter().any(|by| by.column == inner.id) {
+            order.push(inner.id.quoted());
+        }
+        let offered = if inner.on_read {
+            inner.states.takeable.iter().chain(&inner.states.taken).collect::<Vec<_>>()
+        } else {
+            inner.states.takeable.iter().collect()
+        };
+        let state = inner.state.quoted();
+        let wanted = format!("WHERE {state} IN ({})", state_list(offered));
+        let pick = "The index from which rows are taken: it has those that may be taken, in their order.";
+        match &inner.queue {
+            Some(queue) => {
+                let queue = queue.quoted();
+                let within: Vec<&String> = order.iter().filter(|column| **column != queue).collect();
+                let within: Vec<&str> = within.into_iter().map(String::as_str).collect();
+                add(pick, "pick", format!("({queue}, {}) {wanted}", within.join(", ")));
+                add(
+                    "The same over all queues.",
+                    "pick_all",
+                    format!("({}, {queue}) {wanted}", within.join(", ")),
+                );
+            }
+            None => add(pick, "pick", format!("({}) {wanted}", order.join(", "))),
+        }
+        if let Tracking::Columns { until, .. } = &inner.tracking {
+            let until = until.quoted();
+            let condition = match &inner.states.taken {
+                Some(taken) => format!("{state} IN ({})", literal(taken.as_str())),
+                None => format!("{until} IS NOT NULL"),
+            };
+            add(
+                "Leases that have ended are found by this one.",
+                "until",
+                format!("({until}) WHERE {condition}"),
+            );
+        }
+        if let Some(group) = &inner.group {
+            let group = group.quoted();
+            if let (Some(kind), false) = (&inner.kind, inner.preconditions.is_empty()) {
+                add(
+                    "What a row waits for is found by this one.",
+                    "kind",
+                    format!("({group}, {})", kind.quoted()),
+                );
+            }
+            if inner.grouped {
+                let open = state_list(inner.states.takeable.iter().chain(&inner.states.taken));
+                let definition = format!("({group}) WHERE {state} IN ({open})");
+                add("The outstanding rows of a group are found by this one.", "group", definition);
+            }
+        }
+        if let Some(attempts) = &inner.attempts {
+            let home = state_list(&inner.states.takeable);
+            let definition =
+                format!("({}) WHERE {} <= 0 AND {state} IN ({home})", inner.id.quoted(), attempts.quoted());
+            add("Rows without an attempt left are found by this one.", "spent", definition);
+        }
+        if let (Retention::KeepFor(_), Some(settled)) = (inner.retention, &inner.settled_at) {
+            let settled = settled.quoted();
+            let definition = format!("({settled}) WHERE {settled} IS NOT NULL");
+            add("What may be purged is found by this one.", "settled", definition);
+        }
+        steps
+    }
+
+    fn function(&self) -> Vec<Step> {
+        let Tracking::Columns { epoch, .. } = &self.inner.tracking else { return Vec::new() };
+        let what = "In which state a row counts as being, for claims and views alike.";
+        let function = StateFunction::of(self.spec);
+        let mut steps = vec![Step::only_if(what, &function.is_missing, &function.create)];
+        if let Some(epochs) = &self.inner.epoch_sequence {
+            let from = Some((self.table.as_str(), epoch));
+            steps.push(sequence("Epochs are numbers of a sequence.", epochs, from));
+        }
+        steps
+    }
+
+    fn side_table(&self) -> Vec<Step> {
+        let Tracking::Side(side) = &self.inner.tracking else {
+            return match (&self.inner.tracking, &self.inner.epoch_sequence) {
+                (Tracking::None, Some(epochs)) => {
+                    vec![sequence("Epochs are numbers of a sequence.", epochs, None)]
+                }
+                _ => Vec::new(),
+            };
+        };
+        let create = format!(
+            "CREATE TABLE IF NOT EXISTS {} (\n  tab text NOT NULL,\n  queue text NOT NULL DEFAULT '',\n  \
+             id text NOT NULL,\n  owner {},\n  epoch bigint NOT NULL,\n  lease_until timestamptz NOT NULL,\n  \
+             taken_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),\n  PRIMARY KEY (tab, queue, id)\n)",
+            side.quoted(),
+            self.inner.owner_sql()
+        );
+        let what = "Who has which row: there is a row here while one is taken.";
+        let epochs = side_epochs(side);
+        let mut steps = vec![
+            Step::new(what, create),
+            sequence(
+                "Epochs are numbers of a sequence.",
+                self.inner.epoch_sequence.as_ref().unwrap_or(&epochs),
+                None,
+            ),
+        ];
+        let name = derived(&[side.name(), "until"]);
+        let what = "Leases that have ended are found by this one.";
+        steps.extend(index(what, side, &name, false, "(tab, lease_until)"));
+        steps
+    }
+}
+
+/// The function that says in which state a row counts as being. Not stable, because a lease may end during a
+/// statement, and the server puts a function into the query that calls it only if it is declared as what it is.
+pub(super) struct StateFunction {
+    /// Is it missing, or of another spec? An expression.
+    pub(super) is_missing: String,
+    create: String,
+}
+
+impl StateFunction {
+    pub(super) fn of(spec: &ClaimSpec) -> Self {
+        let (inner, name) = (&*spec.inner, state_function(spec));
+        let kind = inner.state_sql();
+        let now = "pg_catalog.clock_timestamp()";
+        let (equals, ended, runs) =
+            ("OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<=)", "OPERATOR(pg_catalog.>)");
+        let typed = |state: &State| format!("{}::{kind}", literal(state.as_str()));
+        let body = match &inner.states.taken {
+            Some(taken) => format!(
+                "SELECT CASE WHEN $1 {equals} {} AND $2 {ended} {now} THEN {} ELSE $1 END",
+                typed(taken),
+                typed(inner.states.home())
+            ),
+            None => {
+                let home: Vec<String> = inner
+                    .states
+                    .takeable
+                    .iter()
+                    .map(|state| format!("$1 {equals} {}", typed(state)))
+                    .collect();
+                format!("SELECT CASE WHEN $2 {runs} {now} AND ({}) THEN NULL ELSE $1 END", home.join(" OR "))
+            }
+        };
+        let arguments = format!("({kind}, pg_catalog.timestamptz)");
+        let is_missing = format!(
+            "NOT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure({}) AND prosrc = {} \
+             AND provolatile = 'v')",
+            literal(&format!("{}{arguments}", name.quoted())),
+            literal(&body)
+        );
+        let tag = dollar_tag(&body);
+        let create = format!(
+            "CREATE OR REPLACE FUNCTION {}{arguments} RETURNS {kind}\n      \
+             LANGUAGE sql VOLATILE PARALLEL SAFE AS {tag}{body}{tag}",
+            name.quoted()
+        );
+        Self { is_missing, create }
+    }
+}
+
+/// The suggested settings for a table of which many rows change.
+pub(super) fn suggestion(spec: &ClaimSpec) -> String {
+    format!(
+        "ALTER TABLE {} SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.02, \
+         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)",
+        spec.table().quoted()
+    )
+}

@@ -1,0 +1,495 @@
+//! What a store of claims does, whichever it is: the one that keeps them in Postgres, or its twin in memory.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, ErrorKind};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::ClaimError;
+use crate::id::{OwnerToken, RowKey};
+use crate::spec::{ClaimSpec, Inner};
+use crate::state::State;
+
+/// The lease that a claim asks for by default.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
+/// What is to be taken.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold_claim::Take;
+///
+/// let take = Take::up_to(100).lease(Duration::from_secs(60)).queue("mail");
+/// assert_eq!(take.limit(), 100);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Take {
+    pub(crate) limit: u32,
+    pub(crate) lease: Duration,
+    pub(crate) queue: Option<Arc<str>>,
+    pub(crate) from: Vec<State>,
+    pub(crate) after: Option<Line>,
+}
+
+impl Take {
+    /// At most `limit` rows, or at most `limit` groups where the spec groups rows.
+    #[must_use]
+    pub fn up_to(limit: u32) -> Self {
+        Self { limit, lease: DEFAULT_LEASE, queue: None, from: Vec::new(), after: None }
+    }
+
+    /// How long the lease lasts unless it is renewed; of rows with a timeout of their own, that one counts.
+    /// In whole milliseconds, at least one.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Only rows of this queue. Without it, of all queues.
+    #[must_use]
+    pub fn queue(mut self, queue: impl Into<Arc<str>>) -> Self {
+        self.queue = Some(queue.into());
+        self
+    }
+
+    /// Only rows in one of these states, which must be among those that the spec allows to be taken.
+    #[must_use]
+    pub fn from<S: Into<State>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
+        self.from = states.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Only rows behind `line`, where a pass has got to.
+    #[must_use]
+    pub fn after(mut self, line: Option<Line>) -> Self {
+        self.after = line;
+        self
+    }
+
+    /// The most rows, or groups, that are taken.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Refuses what no table could answer.
+    pub(crate) fn check(&self, spec: &Inner) -> Result<(), ClaimError> {
+        if self.limit == 0 {
+            return Err(ClaimError::spec("a claim takes at least one row; give a limit of 1 or more"));
+        }
+        check_lease(self.lease)?;
+        if let Some(state) = self.from.iter().find(|state| !spec.states.takeable.contains(state)) {
+            return Err(ClaimError::spec(format!(
+                "rows in the state {state} may not be taken; add it to the states of the spec that may"
+            )));
+        }
+        if self.queue.is_some() && spec.queue.is_none() {
+            return Err(ClaimError::spec(
+                "the spec has no queues; name the column of the queue, or none in `Take`",
+            ));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn check_lease(lease: Duration) -> Result<(), ClaimError> {
+    if lease < Duration::from_millis(1) {
+        return Err(ClaimError::spec("a lease lasts a millisecond or longer"));
+    }
+    Ok(())
+}
+
+/// A line in the sand: how far a pass over the table has got, in the order in which rows are taken. What lies
+/// before it is not offered again in this pass.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Line(pub(crate) Arc<[String]>);
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Line").field(&self.0).finish()
+    }
+}
+
+/// What was taken.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Taken {
+    /// In the order in which they are to be done.
+    pub claims: Vec<Claimed>,
+    /// Rows or groups that could have been taken but for somebody else who is at them at this moment, as far
+    /// as the statement has seen them.
+    pub skipped: u64,
+    /// How far the pass has got; `None` where nothing was seen.
+    pub line: Option<Line>,
+}
+
+/// One claim: a row, or all outstanding rows of a group.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Claimed {
+    /// Who has it, and which rows under which epochs: what later calls match.
+    pub claim: ClaimRef,
+    /// The rows, in order.
+    pub rows: Vec<ClaimedRow>,
+    /// The group, where the spec names one and the row has one.
+    pub group: Option<Arc<str>>,
+    /// The shortest lease of its rows.
+    pub lease: Duration,
+}
+
+impl Claimed {
+    /// A number that grows with every claim of a row, to be passed to whatever the work changes elsewhere: who
+    /// comes with a smaller one than was seen for this row is late. The greatest of its rows; `None` where
+    /// the spec keeps none.
+    #[must_use]
+    pub fn epoch(&self) -> Option<i64> {
+        self.rows.iter().map(|row| row.epoch).max().filter(|epoch| *epoch > 0)
+    }
+}
+
+/// A claim as later calls name it. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClaimRef {
+    /// Made for this claim alone.
+    pub owner: OwnerToken,
+    /// Its rows, each with the epoch under which it was taken.
+    pub rows: Arc<[(RowKey, i64)]>,
+}
+
+/// A row as it was claimed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClaimedRow {
+    /// Which row.
+    pub key: RowKey,
+    /// The epoch of this claim; 0 where the spec keeps none.
+    pub epoch: i64,
+    /// The state in which it was found.
+    pub found: State,
+    /// The kind of work, where the spec has kinds.
+    pub kind: Option<Arc<str>>,
+    /// How often it can be tried after this time, where the spec counts attempts.
+    pub attempts_left: Option<i32>,
+    /// The columns that the spec names as work, as an object; `Null` where it names none.
+    pub work: Value,
+}
+
+impl ClaimedRow {
+    /// The columns of the work as a value of your own.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) when they do not fit its type.
+    pub fn work<T: DeserializeOwned>(&self) -> Result<T, ClaimError> {
+        T::deserialize(&self.work).map_err(|error| {
+            ClaimError::spec(format!("the work of row {} is not what was expected: {error}", self.key))
+        })
+    }
+
+    /// The same text each time the row is worked on, for whoever has to recognise a repetition: the table,
+    /// the queue, the id. Lengths keep `a` + `bc` and `ab` + `c` apart.
+    #[must_use]
+    pub fn dedupe_key(&self, spec: &ClaimSpec) -> String {
+        let (table, id) = (spec.table().to_string(), self.key.id.to_string());
+        match &self.key.queue {
+            Some(queue) => format!("{}:{table}/{}:{queue}/{id}", table.len(), queue.len()),
+            None => format!("{}:{table}/{id}", table.len()),
+        }
+    }
+}
+
+/// How a claim ends.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The work is done: the rows are settled (or deleted, as the spec's retention says).
+    Done,
+    /// The work was tried and failed for good: settled too, with a message.
+    Failed(String),
+    /// The work failed this time: back to where it can be taken, after a pause. The attempt counts; if it was
+    /// the last one, the row is exhausted. A pause needs a column for the time.
+    Retry {
+        /// The message of the failure.
+        error: Option<String>,
+        /// How long it is left alone.
+        after: Duration,
+    },
+    /// Not tried: back to where it can be taken, and the attempt does not count.
+    PutBack,
+    /// To another state of the spec, along one of its transitions.
+    To(State),
+}
+
+/// A claim and how it ends.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settlement {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// How it ends.
+    pub outcome: Outcome,
+}
+
+impl Settlement {
+    /// `claim` ends as `outcome` says.
+    #[must_use]
+    pub fn new(claim: ClaimRef, outcome: Outcome) -> Self {
+        Self { claim, outcome }
+    }
+}
+
+/// A claim has ended: all of its rows at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settled {
+    /// Rows that are exhausted now instead of taken again.
+    pub exhausted: Vec<RowKey>,
+}
+
+/// What became of the renewal of one claim.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// The lease counts anew from the server's receipt of the statement.
+    Renewed,
+    /// Somebody is changing one of its rows at this moment; nothing is known, ask again. Other claims were not
+    /// kept waiting for it.
+    Busy,
+    /// It is not this claim's any more.
+    Lost {
+        /// The row that was lost.
+        row: RowKey,
+        /// Its epoch now, if it is there and keeps one.
+        current_epoch: Option<i64>,
+        /// Its state now, if it is there.
+        state: Option<State>,
+    },
+}
+
+/// What a sweep has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Swept {
+    /// Rows whose lease had ended, and that can be taken again.
+    pub returned: Vec<RowKey>,
+    /// Rows whose lease had ended, or that lay waiting, without an attempt left.
+    pub exhausted: Vec<RowKey>,
+}
+
+/// A row that is taken, as an operator sees it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TakenRow {
+    /// Which row.
+    pub key: RowKey,
+    /// Its group, where the spec names one.
+    pub group: Option<Arc<str>>,
+    /// Its state.
+    pub state: State,
+    /// Who has it.
+    pub owner: Option<OwnerToken>,
+    /// Under which epoch.
+    pub epoch: Option<i64>,
+    /// How long it has been taken, by the server's clock; `None` where the spec has no column for it.
+    pub held_for: Option<Duration>,
+    /// How long its lease lasts; zero when it has ended and nobody has swept it yet.
+    pub remaining: Option<Duration>,
+    /// How often it can be tried after this time.
+    pub attempts_left: Option<i32>,
+}
+
+/// A store of claims under leases. [`PgClaims`](crate::PgClaims) and [`MemoryClaims`](crate::MemoryClaims) are
+/// two, and one suite runs on both.
+///
+/// # Contract
+///
+/// - A row is in at most one claim whose lease has not ended, by the store's clock.
+/// - [`take`](Self::take) takes at most as many rows (or groups) as it was asked for, never waits for a row
+///   that somebody else has locked, and takes no row whose precondition is unmet or that has no attempt left.
+/// - Each claim has an owner of its own, and the epoch of a row grows with each claim of it.
+/// - [`settle`](Self::settle) and [`renew`](Self::renew) write only where row, owner, epoch and state are
+///   those of the claim; all rows of a claim are settled or none.
+/// - A row whose lease has ended can be taken after a [`sweep`](Self::sweep) by anybody. A sweep never touches
+///   a lease that has not ended.
+#[async_trait]
+pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// What is claimed.
+    fn spec(&self) -> &ClaimSpec;
+
+    /// Takes rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) when the spec keeps no lease,
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit or lease of zero or states that may not be taken,
+    /// and what keeps the store from answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have taken rows: they are free again when their lease has ended and was swept.
+    async fn take(&self, take: &Take) -> Result<Taken, ClaimError>;
+
+    /// Whether there is a row that `take` could take but for others who are at it, or are or may be at a row that
+    /// it waits for, wherever the pass has got to. Rows that are blocked, exhausted or not yet ready do not
+    /// count, nor those that wait for such a row.
+    ///
+    /// # Errors
+    ///
+    /// As [`take`](Self::take).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    async fn pending(&self, take: &Take) -> Result<bool, ClaimError>;
+
+    /// Lets the leases of `claims` begin anew, in one statement; of rows with a timeout of their own, that
+    /// one counts. One answer for each.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the store from answering; nothing is known of any of them then.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have renewed them.
+    async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError>;
+
+    /// Ends claims, each as a whole or not at all. One answer for each.
+    ///
+    /// # Errors
+    ///
+    /// Per claim: [`Superseded`](ClaimError::Superseded), [`IllegalTransition`](ClaimError::IllegalTransition),
+    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for, and
+    /// constraints of the table. Of the whole call: what keeps the store from answering; then each may or may
+    /// not have been settled, and asking again tells: one that was answers `Superseded`.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have settled them.
+    async fn settle(
+        &self,
+        settlements: &[Settlement],
+    ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
+
+    /// Ends one claim.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`settle`](Self::settle) for it, and of the whole call.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have settled it.
+    async fn settle_one(&self, claim: &ClaimRef, outcome: Outcome) -> Result<Settled, ClaimError> {
+        let mut answers = self.settle(&[Settlement::new(claim.clone(), outcome)]).await?;
+        answers.pop().unwrap_or_else(|| {
+            let message = "the store has not said what became of a claim; look at its rows";
+            Err(Error::new(ErrorKind::OutcomeUnknown, message).into())
+        })
+    }
+
+    /// Returns at most `limit` rows whose lease has ended to where they can be taken, with a greater epoch;
+    /// those without an attempt left become exhausted. Any number of workers may do so at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) when the spec keeps no lease, and what keeps the store from
+    /// answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have swept.
+    async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError>;
+
+    /// Rows that are taken, the longest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`sweep`](Self::sweep).
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError>;
+
+    /// Rows that have no attempt left.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) when the spec counts no attempts, and what keeps the store
+    /// from answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError>;
+
+    /// Rows that wait for one that has failed, or is not there, and that the spec blocks for that.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the store from answering. Without preconditions there are none.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError>;
+
+    /// Gives each of `rows` that is exhausted `attempts` more and lets it be taken again. Answers how many.
+    ///
+    /// # Errors
+    ///
+    /// As [`exhausted`](Self::exhausted).
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have done so.
+    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError>;
+
+    /// Deletes at most `limit` rows that were settled long enough ago. Answers how many; skips those that
+    /// somebody has locked.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) when the spec keeps settled rows for ever, and what keeps the
+    /// store from answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have deleted them.
+    async fn purge(&self, limit: u32) -> Result<u64, ClaimError>;
+
+    /// Begins to listen for new work. When it answers, whatever comes in from now on is announced; what came
+    /// before must be looked for.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the store from listening. Everything works without: then only polls find new work.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call listens to nothing.
+    async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError>;
+}
+
+/// Hears of new work. Dropping it ends the listening.
+#[async_trait]
+pub trait Wake: fmt::Debug + Send + 'static {
+    /// Waits until there may be new work. What came since the last call is one answer; a listener that had
+    /// to connect again answers too, as it may have missed something.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot listen any more; begin anew after a pause.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call loses nothing: the next one answers.
+    async fn woken(&mut self) -> Result<(), ClaimError>;
+}

@@ -1,0 +1,329 @@
+//! What the tests of the claimer share: a store that counts its calls and can be made to fail.
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used)] // Each test file uses its part.
+
+pub mod pg;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_claim::{
+    ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimer, ClaimerBuilder, IdType,
+    MemoryClaims, MemoryClock, MemoryRow, Renewal, RowKey, Settled, Settlement, States, Swept, Table, Take,
+    Taken, TakenRow, Wake,
+};
+use leasehold_engine::TokioClock;
+use tokio::sync::watch;
+
+/// No test waits longer than this for anything.
+pub const BOUND: Duration = Duration::from_secs(60);
+
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(BOUND, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} took longer than {BOUND:?}"),
+    }
+}
+
+/// Waits until `is_so`, by looking.
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    within(what, async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+pub fn builder() -> ClaimSpecBuilder {
+    ClaimSpec::builder(Table::new("request").unwrap())
+        .id("id", IdType::Int)
+        .state(
+            "status",
+            States::text(["new"], "complete").taken("in-progress").failed("error").exhausted("exhausted"),
+        )
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts_left")
+        .error("error")
+        .ready_at("ready_at")
+}
+
+pub fn memory() -> MemoryClaims {
+    MemoryClaims::new(builder().build().unwrap()).unwrap()
+}
+
+/// A table whose clock stands still, for tests that pause the time.
+pub fn still_memory() -> MemoryClaims {
+    MemoryClaims::with_clock(builder().build().unwrap(), MemoryClock::stopped()).unwrap()
+}
+
+pub fn insert(claims: &MemoryClaims, ids: impl IntoIterator<Item = i64>) {
+    for id in ids {
+        claims.insert(MemoryRow::new(id)).unwrap();
+    }
+}
+
+pub fn with_attempts(claims: &MemoryClaims, id: i64, attempts: i32) {
+    claims.insert(MemoryRow::new(id).with_attempts(attempts)).unwrap();
+}
+
+pub fn kind(error: &ClaimError) -> Option<leasehold_api::ErrorKind> {
+    match error {
+        ClaimError::Store(error) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+pub fn state(claims: &MemoryClaims, id: i64) -> String {
+    claims.row(&RowKey::new(id)).unwrap().state().unwrap().to_string()
+}
+
+pub fn count_in(claims: &MemoryClaims, state: &str) -> usize {
+    claims.rows().iter().filter(|row| row.state().is_some_and(|is| is.as_str() == state)).count()
+}
+
+/// A claimer for tests whose time is paused.
+pub fn paused(store: &Arc<Probe>) -> ClaimerBuilder {
+    Claimer::builder(store.clone()).clock(Arc::new(TokioClock::new()))
+}
+
+/// Passes calls on, counts them, and fails where it is told to.
+pub struct Probe {
+    inner: Arc<dyn ClaimStore>,
+    pub takes: AtomicUsize,
+    /// Of each take: whether it looked from the start, its limit, the rows that it brought.
+    pub passes: Mutex<Vec<(bool, u32, Vec<RowKey>)>>,
+    pub pendings: AtomicUsize,
+    pub renews: AtomicUsize,
+    pub renewed: AtomicUsize,
+    pub settles: AtomicUsize,
+    pub settled: AtomicUsize,
+    pub sweeps: AtomicUsize,
+    pub listens: AtomicUsize,
+    /// What happened, in order.
+    pub log: Mutex<Vec<&'static str>>,
+    /// So many takes pretend that others were at a row.
+    pub skips: AtomicU64,
+    /// Calls fail.
+    pub down: AtomicBool,
+    /// Renewals answer that somebody is at the row.
+    pub busy: AtomicBool,
+    /// The next settle is carried out, and its answer lost.
+    pub lose_answer: AtomicBool,
+    /// Listening is refused.
+    pub deaf: AtomicBool,
+    /// Every announcement is lost.
+    pub dumb: AtomicBool,
+    /// Calls do not answer while this is true.
+    silent: watch::Sender<bool>,
+    /// The same for settling alone.
+    slow_settles: watch::Sender<bool>,
+    /// The same for answers to takes: they are carried out.
+    slow_takes: watch::Sender<bool>,
+    slow_renewals: watch::Sender<bool>,
+    /// Breaks what listens.
+    broken: watch::Sender<u64>,
+}
+
+impl Probe {
+    pub fn of(inner: impl ClaimStore) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::new(inner),
+            takes: AtomicUsize::new(0),
+            passes: Mutex::default(),
+            pendings: AtomicUsize::new(0),
+            renews: AtomicUsize::new(0),
+            renewed: AtomicUsize::new(0),
+            settles: AtomicUsize::new(0),
+            settled: AtomicUsize::new(0),
+            sweeps: AtomicUsize::new(0),
+            listens: AtomicUsize::new(0),
+            log: Mutex::default(),
+            skips: AtomicU64::new(0),
+            down: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
+            lose_answer: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
+            dumb: AtomicBool::new(false),
+            silent: watch::Sender::new(false),
+            slow_settles: watch::Sender::new(false),
+            slow_takes: watch::Sender::new(false),
+            slow_renewals: watch::Sender::new(false),
+            broken: watch::Sender::new(0),
+        })
+    }
+
+    pub fn silence(&self, silent: bool) {
+        self.silent.send_replace(silent);
+    }
+
+    pub fn hold_settles(&self, hold: bool) {
+        self.slow_settles.send_replace(hold);
+    }
+
+    pub fn hold_takes(&self, hold: bool) {
+        self.slow_takes.send_replace(hold);
+    }
+
+    pub fn hold_renewals(&self, hold: bool) {
+        self.slow_renewals.send_replace(hold);
+    }
+
+    pub fn break_listeners(&self) {
+        self.broken.send_modify(|count| *count += 1);
+    }
+
+    /// Calls that ask for claims.
+    pub fn claim_queries(&self) -> usize {
+        self.takes.load(Ordering::SeqCst) + self.pendings.load(Ordering::SeqCst)
+    }
+
+    fn note(&self, counter: &AtomicUsize, what: &'static str) {
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.log.lock().unwrap().push(what);
+    }
+
+    async fn reach(&self) -> Result<(), ClaimError> {
+        open(&self.silent).await;
+        if self.down.load(Ordering::SeqCst) {
+            let error = leasehold_api::Error::new(leasehold_api::ErrorKind::Unavailable, "it is down");
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}
+
+async fn open(gate: &watch::Sender<bool>) {
+    gate.subscribe().wait_for(|shut| !shut).await.unwrap();
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Probe")
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ClaimStore for Probe {
+    fn spec(&self) -> &ClaimSpec {
+        self.inner.spec()
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken, ClaimError> {
+        self.note(&self.takes, "take");
+        self.reach().await?;
+        let mut taken = self.inner.take(take).await?;
+        let rows = taken.claims.iter().flat_map(|claim| claim.rows.iter().map(|row| row.key.clone()));
+        let from_start = format!("{take:?}").contains("after: None");
+        self.passes.lock().unwrap().push((from_start, take.limit(), rows.collect()));
+        if self.skips.load(Ordering::SeqCst) > 0 && taken.claims.is_empty() {
+            self.skips.fetch_sub(1, Ordering::SeqCst);
+            taken.skipped += 1;
+        }
+        open(&self.slow_takes).await;
+        Ok(taken)
+    }
+
+    async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
+        self.note(&self.pendings, "pending");
+        self.reach().await?;
+        self.inner.pending(take).await
+    }
+
+    async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError> {
+        self.note(&self.renews, "renew");
+        self.renewed.fetch_add(claims.len(), Ordering::SeqCst);
+        self.reach().await?;
+        open(&self.slow_renewals).await;
+        if self.busy.load(Ordering::SeqCst) {
+            return Ok(vec![Renewal::Busy; claims.len()]);
+        }
+        self.inner.renew(claims, lease).await
+    }
+
+    async fn settle(
+        &self,
+        settlements: &[Settlement],
+    ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
+        self.note(&self.settles, "settle");
+        self.settled.fetch_add(settlements.len(), Ordering::SeqCst);
+        self.reach().await?;
+        open(&self.slow_settles).await;
+        let answers = self.inner.settle(settlements).await;
+        if self.lose_answer.swap(false, Ordering::SeqCst) {
+            let message = "the answer was lost";
+            return Err(leasehold_api::Error::new(leasehold_api::ErrorKind::OutcomeUnknown, message).into());
+        }
+        answers
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {
+        self.sweeps.fetch_add(1, Ordering::SeqCst);
+        self.reach().await?;
+        self.inner.sweep(limit).await
+    }
+
+    async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
+        self.inner.taken(limit).await
+    }
+
+    async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.inner.exhausted(limit).await
+    }
+
+    async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.inner.blocked(limit).await
+    }
+
+    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        self.inner.top_up(rows, attempts).await
+    }
+
+    async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
+        self.inner.purge(limit).await
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
+        self.note(&self.listens, "listen");
+        self.reach().await?;
+        if self.deaf.load(Ordering::SeqCst) {
+            return Err(ClaimError::Unsupported("there is nothing to listen to".to_owned()));
+        }
+        let inner = self.inner.listen().await?;
+        self.log.lock().unwrap().push("listening");
+        let dumb = self.dumb.load(Ordering::SeqCst);
+        Ok(Box::new(ProbeWake { inner, dumb, broken: self.broken.subscribe() }))
+    }
+}
+
+#[derive(Debug)]
+struct ProbeWake {
+    inner: Box<dyn Wake>,
+    dumb: bool,
+    broken: watch::Receiver<u64>,
+}
+
+#[async_trait]
+impl Wake for ProbeWake {
+    async fn woken(&mut self) -> Result<(), ClaimError> {
+        let dumb = self.dumb;
+        let inner = async {
+            if dumb {
+                std::future::pending::<()>().await;
+            }
+            self.inner.woken().await
+        };
+        tokio::select! {
+            woken = inner => woken,
+            _ = self.broken.changed() => Err(ClaimError::Unsupported("the connection broke".to_owned())),
+        }
+    }
+}

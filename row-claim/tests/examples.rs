@@ -1,0 +1,222 @@
+//! The examples do what they say.
+
+#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+
+#[allow(dead_code, unreachable_pub)] // A program, of which tests use parts.
+#[path = "../examples/capture.rs"]
+mod capture;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../examples/orders.rs"]
+mod orders;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../examples/processed.rs"]
+mod processed;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../examples/spreadsheet.rs"]
+mod spreadsheet;
+
+use leasehold_claim::sqlx::query_scalar;
+use test_servers::{Database, fresh_database};
+use tokio::process::Command;
+
+const ROLE: &str = "LEASEHOLD_EXAMPLE_ROLE";
+
+/// What the processes of `spreadsheet` run: this program again, with this as its only test.
+#[tokio::test]
+async fn another_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    spreadsheet::process(&role, &std::env::var("DATABASE_URL").unwrap()).await.unwrap();
+}
+
+fn another(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "another_process", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+    command
+}
+
+/// One value of the database, as text.
+async fn text(db: &Database, sql: &'static str) -> String {
+    query_scalar(sql).fetch_one(&mut db.connect().await).await.unwrap()
+}
+
+/// rows 1, 2, 5, 20 and 22
+#[tokio::test]
+async fn row_01_what_was_recorded_without_a_worker_is_done_by_one_that_comes_later() {
+    let db = fresh_database().await;
+    let mut told = spreadsheet::hand_over(db.url(), another).await.unwrap();
+    let mut done = told.split_off(10);
+    let recorded = [
+        "recorded create 1 as row 1",
+        "recorded update 1 as row 2",
+        "recorded update 1 as row 3",
+        "recorded create 2 as row 4",
+        "recorded update 2 as row 5",
+        "recorded update 2 as row 6",
+        "recorded create 3 as row 7",
+        "recorded update 3 as row 8",
+        "recorded update 3 as row 9",
+        "refused create 1: it is there already",
+    ];
+    assert_eq!(told, recorded);
+    // In which order the sheets are done is up to the worker; updates come after the creation.
+    for (create, update) in
+        [("1 as row 1", "1 as row 2+3"), ("2 as row 4", "2 as row 5+6"), ("3 as row 7", "3 as row 8+9")]
+    {
+        let at =
+            |what: String| done.iter().position(|line| *line == what).unwrap_or_else(|| panic!("{done:#?}"));
+        assert!(at(format!("did create {create}")) < at(format!("did update {update}")), "{done:#?}");
+    }
+    done.dedup();
+    assert_eq!(done.len(), 6);
+    assert_eq!(
+        text(&db, "SELECT string_agg(DISTINCT status, ' ') FROM leasehold_spreadsheet.request").await,
+        "complete"
+    );
+}
+
+/// rows 13, 20, 22, 23, 24 and 26
+#[tokio::test]
+async fn row_26_two_processes_step_by_step() {
+    let db = fresh_database().await;
+    let told = spreadsheet::replay(db.url(), another).await.unwrap();
+    let schedule = [
+        "recorded create 10 as row 1",
+        "recorded update 10 as row 2",
+        "recorded update 10 as row 3",
+        "recorded create 20 as row 4",
+        "recorded update 10 as row 5",
+        "A took create 10 as row 1",
+        "B took create 20 as row 4",
+        "B settled create 20 as row 4",
+        "B took nothing",
+        "B took nothing",
+        "A settled create 10 as row 1",
+        "B took update 10 as row 2+3+5",
+        "A took nothing",
+        "B settled update 10 as row 2+3+5",
+        "A took nothing",
+    ];
+    assert_eq!(told, schedule);
+    // Each row was claimed once, and the group was settled in one transaction.
+    let rows = "SELECT string_agg(id || ' ' || status || ' ' || epoch, ', ' ORDER BY id) FROM leasehold_spreadsheet.request";
+    assert_eq!(text(&db, rows).await, "1 complete 1, 2 complete 1, 3 complete 1, 4 complete 1, 5 complete 1");
+    let transactions =
+        "SELECT count(DISTINCT xmin::text)::text FROM leasehold_spreadsheet.request WHERE id IN (2, 3, 5)";
+    assert_eq!(text(&db, transactions).await, "1");
+}
+
+/// rows 16, 17, 64 and 68
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_64_each_payment_is_booked_once_and_no_column_is_added() {
+    let db = fresh_database().await;
+    let books = processed::run(db.url()).await.unwrap();
+    let expected = processed::Books {
+        payments: 200,
+        processed: 200,
+        bookings: 200,
+        booked_payments: 200,
+        booked_by_the_dead: 0,
+    };
+    assert_eq!(books, expected);
+    let columns = "SELECT string_agg(column_name, ' ' ORDER BY ordinal_position) FROM information_schema.columns \
+        WHERE table_schema = 'leasehold_processed' AND table_name = 'payment'";
+    assert_eq!(text(&db, columns).await, "id amount processed");
+    let tables = "SELECT string_agg(table_name, ' ' ORDER BY table_name) FROM information_schema.tables \
+        WHERE table_schema = 'leasehold_processed'";
+    assert_eq!(text(&db, tables).await, "booking payment");
+}
+
+/// rows 37, 38 and 39
+#[tokio::test]
+async fn row_38_capture_takes_at_most_the_limit_and_only_the_holder_sets_a_status() {
+    let db = fresh_database().await;
+    let example = capture::Example::set_up(db.url()).await.unwrap();
+    let told = [
+        "A captures [1, 2]",
+        "B captures [3, 4]",
+        "B sets 1 to done: refused, it has not captured it",
+        "A sets 1 to failed",
+        "A sets 2 to exhausted: refused, in_progress to exhausted",
+        "A sets 2 to done",
+        "B sets 3 to retired",
+        "B captures of those that failed [1]",
+        "B sets 1 to done",
+        "B sets 4 to done",
+    ];
+    assert_eq!(example.two_capture().await.unwrap(), told);
+    let tasks = "SELECT string_agg(id || ' ' || status || ' ' || retries_left, ', ' ORDER BY id) FROM leasehold_capture.task";
+    assert_eq!(text(&db, tasks).await, "1 done 3, 2 done 4, 3 retired 4, 4 done 4, 5 done 5");
+}
+
+/// row 40
+#[tokio::test]
+async fn row_40_after_its_timeout_a_task_is_swept_once_and_whoever_had_it_is_refused() {
+    let db = fresh_database().await;
+    let example = capture::Example::set_up(db.url()).await.unwrap();
+    let told = [
+        "A captures [1]",
+        "two sweeps return 1",
+        "B captures [1]",
+        "A sets 1 to done: refused, it is somebody else's by now",
+        "B sets 1 to done",
+    ];
+    assert_eq!(example.one_is_too_late().await.unwrap(), told);
+}
+
+/// row 42
+#[tokio::test]
+async fn row_42_three_retries_are_three_captures_then_it_is_exhausted_until_topped_up() {
+    let db = fresh_database().await;
+    let example = capture::Example::set_up(db.url()).await.unwrap();
+    let told = [
+        "A captures [6]",
+        "A captures [6]",
+        "A captures [6]",
+        "A captures []",
+        "6 is exhausted",
+        "1 topped up",
+        "A captures [6]",
+    ];
+    assert_eq!(example.until_exhausted().await.unwrap(), told);
+}
+
+/// rows 27, 28 and 30
+#[tokio::test]
+async fn row_30_an_order_is_rebuilt_once_for_all_its_changes_in_three_tables() {
+    let db = fresh_database().await;
+    let shop = orders::Shop::set_up(db.url()).await.unwrap();
+    shop.sell().await.unwrap();
+    // 15 of the sales, two of prices, two of lines; none of the sale that was rolled back.
+    assert_eq!(shop.changes().await.unwrap(), 19);
+    assert_eq!(shop.rebuild(3).await.unwrap(), [5, 7, 7]);
+    assert!(!shop.is_behind().await.unwrap());
+    let found = [
+        (1, "CUSTOMER-1 apple pear".to_owned(), 20, 1),
+        (2, "CUSTOMER-2 apple pear".to_owned(), 18, 1),
+        (3, "CUSTOMER-3".to_owned(), -60, 1),
+    ];
+    assert_eq!(shop.search().await.unwrap(), found);
+
+    shop.clear_out().await.unwrap();
+    assert_eq!(shop.rebuild(4).await.unwrap(), [1, 1, 1, 1]);
+    assert!(!shop.is_behind().await.unwrap());
+    let found =
+        [(1, "CUSTOMER-1 apple pear".to_owned(), 80, 2), (2, "CUSTOMER-2 apple pear".to_owned(), 78, 2)];
+    assert_eq!(shop.search().await.unwrap(), found);
+}
+
+/// row 29
+#[tokio::test]
+async fn row_29_changes_stay_for_their_time_and_are_purged_then() {
+    let db = fresh_database().await;
+    let shop = orders::Shop::set_up(db.url()).await.unwrap();
+    shop.sell().await.unwrap();
+    shop.rebuild(2).await.unwrap();
+    shop.let_days_pass(29).await.unwrap();
+    assert_eq!(shop.purge().await.unwrap(), 0);
+    shop.let_days_pass(2).await.unwrap();
+    assert_eq!(shop.purge().await.unwrap(), 12);
+    // Those of the third order are not settled, however old they are.
+    assert_eq!(shop.changes().await.unwrap(), 7);
+    assert!(shop.is_behind().await.unwrap());
+}

@@ -1,0 +1,90 @@
+//! Held claims on tables whose rows others take under leases.
+
+#![allow(clippy::unwrap_used)] // Also in what the tests share.
+
+mod held_common;
+
+use held_common::*;
+use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Outcome, PgHeld, Sql, States, Table, Take};
+use test_servers::fresh_database;
+
+const ITEM: &str =
+    "CREATE TABLE item (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', owner uuid, epoch bigint,
+        lease_until timestamptz, entity int);
+    CREATE SEQUENCE item_epoch START 100;
+    CREATE TABLE lease (tab text, queue text, id text, owner uuid, epoch bigint, lease_until timestamptz,
+        taken_at timestamptz, PRIMARY KEY (tab, queue, id));
+    INSERT INTO item (id) VALUES (1), (2), (3)";
+
+fn items() -> ClaimSpecBuilder {
+    ClaimSpec::builder(Table::new("item").unwrap()).state("status", States::text(["new"], "complete"))
+}
+
+/// A row under a lease is not taken; a held claim that is settled leaves a greater epoch, so that a late
+/// holder of a lease is told.
+#[tokio::test]
+async fn lease_columns_are_respected() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    let lease = "UPDATE item SET owner = gen_random_uuid(), epoch = 4, lease_until = now()";
+    run(&mut observer, &format!("{lease} + interval '1 hour' WHERE id = 1")).await;
+    run(&mut observer, &format!("{lease} - interval '1 hour' WHERE id = 2")).await;
+    let pool = pool(db.url(), 2).await;
+    let columns = || items().lease_columns("owner", "epoch", "lease_until");
+    let swept = PgHeld::new(pool.clone(), columns().build().unwrap());
+    let hold = swept.begin(&Take::up_to(9)).await.unwrap().unwrap();
+    assert_eq!(ids(hold.taken()), ["3"], "2 waits for a sweep");
+    hold.rollback().await.unwrap();
+    let sequence = columns().epoch_sequence(Table::new("item_epoch").unwrap()).expire_on_read();
+    for (spec, epoch) in [(columns().expire_on_read(), "5 1"), (sequence, "100 101")] {
+        let read = PgHeld::new(pool.clone(), spec.build().unwrap());
+        let mut hold = read.begin(&Take::up_to(9)).await.unwrap().unwrap();
+        assert_eq!(ids(hold.taken()), ["2", "3"]);
+        for claimed in hold.taken().claims.clone() {
+            hold.settle(&claimed.claim, &Outcome::PutBack).await.unwrap();
+        }
+        hold.commit().await.unwrap();
+        let left = "SELECT string_agg(epoch::text, ' ' ORDER BY id) FROM item WHERE owner IS NULL AND lease_until IS NULL";
+        assert_eq!(text(&mut observer, left).await, epoch);
+        run(&mut observer, &format!("{lease} - interval '1 hour' WHERE id = 2")).await;
+    }
+}
+
+/// The same with a side table, also when the lease came between the look and the lock.
+#[tokio::test]
+async fn a_side_table_is_respected() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    let hook = "CREATE FUNCTION hook(n bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+        IF n = 3 THEN PERFORM pg_advisory_lock(1); PERFORM pg_advisory_unlock(1); END IF; RETURN true; END $$";
+    run(&mut observer, hook).await;
+    let lease = |id: i32| format!("INSERT INTO lease (tab, queue, id) VALUES ('\"item\"', '', '{id}')");
+    run(&mut observer, &lease(1)).await;
+    for grouped in [false, true] {
+        let spec = items().side_table(Table::new("lease").unwrap()).filter(Sql::trusted("hook(t.id)"));
+        let spec = if grouped { spec.group("entity").grouped() } else { spec };
+        let held = PgHeld::new(pool(db.url(), 2).await, spec.build().unwrap());
+        run(&mut observer, "SELECT pg_advisory_lock(1)").await;
+        let mut other = db.connect().await;
+        let meanwhile = async {
+            until(
+                &mut other,
+                "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 1",
+            )
+            .await;
+            run(&mut other, &lease(2)).await;
+            run(&mut observer, "SELECT pg_advisory_unlock(1)").await;
+        };
+        let take = Take::up_to(9);
+        let (hold, ()) = tokio::join!(held.begin(&take), meanwhile);
+        assert_eq!(ids(hold.unwrap().unwrap().taken()), ["3"], "grouped: {grouped}");
+        run(&mut observer, "DELETE FROM lease WHERE id = '2'").await;
+    }
+    // A sibling under a lease keeps the group.
+    run(&mut observer, "UPDATE item SET entity = id % 2").await;
+    let spec = items().side_table(Table::new("lease").unwrap()).group("entity").grouped().build().unwrap();
+    let held = PgHeld::new(pool(db.url(), 2).await, spec);
+    assert_eq!(ids(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken()), ["2"]);
+}

@@ -1,0 +1,100 @@
+//! What the tests of held claims and plain tables share.
+
+#![allow(clippy::unwrap_used, unreachable_pub, dead_code)] // Of tests; each uses some of it.
+
+use std::time::Duration;
+
+use leasehold_claim::{ClaimSpec, IdType, PgHeld, States, Table};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use test_servers::Database;
+use tokio::time::timeout;
+
+/// Only a broken server needs this long.
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub async fn run(connection: &mut PgConnection, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
+}
+
+pub async fn text(connection: &mut PgConnection, sql: &str) -> String {
+    let sql = format!("SELECT COALESCE(({sql})::text, 'NULL')");
+    sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await.unwrap().get(0)
+}
+
+pub async fn pool(url: &str, connections: u32) -> PgPool {
+    // PgBouncer refuses this start-up parameter.
+    let options = url.parse::<PgConnectOptions>().unwrap().extra_float_digits(None);
+    PgPoolOptions::new().max_connections(connections).connect_with(options).await.unwrap()
+}
+
+/// Waits until `sql` is true.
+pub async fn until(observer: &mut PgConnection, sql: &str) {
+    let look = async {
+        while text(&mut *observer, sql).await != "true" {
+            tokio::time::sleep(ms(2)).await;
+        }
+    };
+    timeout(LONG, look).await.unwrap_or_else(|_| panic!("never: {sql}"));
+}
+
+/// A table that belongs to somebody else: an id and a boolean.
+pub const PAYMENT: &str =
+    "CREATE TABLE payment (id bigint PRIMARY KEY, processed boolean NOT NULL DEFAULT false);
+    INSERT INTO payment SELECT n FROM generate_series(1, 5) n";
+
+pub fn payments() -> ClaimSpec {
+    ClaimSpec::builder(Table::new("payment").unwrap()).state("processed", States::boolean()).build().unwrap()
+}
+
+pub async fn payment(db: &Database) -> (PgHeld, PgConnection) {
+    let mut observer = db.connect().await;
+    run(&mut observer, PAYMENT).await;
+    (PgHeld::new(pool(db.url(), 8).await, payments()), observer)
+}
+
+/// A hand-off table with everything.
+pub const REQUEST: &str = "CREATE SEQUENCE request_epoch;
+    CREATE TYPE status AS ENUM ('new', 'in-progress', 'complete', 'error', 'exhausted', 'parked');
+    CREATE TABLE request (id bigint, queue text NOT NULL DEFAULT 'default', status status NOT NULL DEFAULT 'new',
+        kind text NOT NULL DEFAULT 'update', entity int, attempts int DEFAULT 3, message text, priority int,
+        ready_at timestamptz, settled_at timestamptz, body jsonb, PRIMARY KEY (queue, id))";
+
+pub fn states() -> States {
+    States::enumeration(Table::new("status").unwrap(), ["new"], "complete")
+        .taken("in-progress")
+        .failed("error")
+        .exhausted("exhausted")
+        .others(["parked"])
+        .transition("in-progress", "parked")
+}
+
+pub fn requests() -> leasehold_claim::ClaimSpecBuilder {
+    ClaimSpec::builder(Table::new("request").unwrap())
+        .id("id", IdType::Int)
+        .queue("queue")
+        .state("status", states())
+        .kind("kind")
+        .group("entity")
+        .attempts("attempts")
+        .error("message")
+        .ready_at("ready_at")
+        .settled_at("settled_at")
+        .epoch_sequence(Table::new("request_epoch").unwrap())
+        .work(["entity", "body"])
+}
+
+pub async fn request(db: &Database, spec: ClaimSpec) -> (PgHeld, PgConnection) {
+    let mut observer = db.connect().await;
+    run(&mut observer, REQUEST).await;
+    (PgHeld::new(pool(db.url(), 8).await, spec), observer)
+}
+
+/// The ids of what was taken.
+pub fn ids(taken: &leasehold_claim::Taken) -> Vec<String> {
+    taken.claims.iter().flat_map(|claimed| &claimed.rows).map(|row| row.key.id.to_string()).collect()
+}

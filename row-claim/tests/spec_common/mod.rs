@@ -1,0 +1,94 @@
+//! What tests of specs, migrations and captures share.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // Of tests, which are to fail here; each file uses some.
+
+use std::time::Duration;
+
+use leasehold_claim::sqlx::postgres::PgPoolOptions;
+use leasehold_claim::sqlx::{AssertSqlSafe, Error, PgExecutor, PgPool, query_scalar, raw_sql};
+use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Finding, IdType, Severity, States, Table};
+use test_servers::{Database, fresh_database};
+
+pub const LONG: Duration = Duration::from_secs(60);
+
+pub async fn database() -> (Database, PgPool) {
+    let db = fresh_database().await;
+    let pool = PgPoolOptions::new().max_connections(20).connect(db.url()).await.unwrap();
+    (db, pool)
+}
+
+pub async fn run(on: impl PgExecutor<'_>, sql: &str) {
+    try_run(on, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+pub async fn try_run(on: impl PgExecutor<'_>, sql: &str) -> Result<(), Error> {
+    raw_sql(AssertSqlSafe(sql)).execute(on).await.map(drop)
+}
+
+/// The server's code of what `sql` is refused with.
+pub async fn refused(on: impl PgExecutor<'_>, sql: &str) -> String {
+    let error = try_run(on, sql).await.expect_err(sql);
+    error.as_database_error().unwrap().code().unwrap().into_owned()
+}
+
+/// One value as text; NULL is `-`.
+pub async fn text(on: impl PgExecutor<'_>, sql: &str) -> String {
+    let answer = query_scalar::<_, Option<String>>(AssertSqlSafe(sql)).fetch_one(on).await;
+    answer.unwrap_or_else(|error| panic!("{sql}: {error}")).unwrap_or_else(|| "-".to_owned())
+}
+
+pub async fn texts(on: impl PgExecutor<'_>, sql: &str) -> Vec<String> {
+    query_scalar(AssertSqlSafe(sql)).fetch_all(on).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
+}
+
+/// The names of constraints, with what kind they are.
+pub async fn constraints(pool: &PgPool, table: &str) -> Vec<String> {
+    let sql = format!(
+        "SELECT contype::text || ' ' || conname FROM pg_constraint WHERE conrelid = '{table}'::regclass ORDER BY 1"
+    );
+    texts(pool, &sql).await
+}
+
+pub async fn indexes(pool: &PgPool, table: &str) -> Vec<String> {
+    let sql = format!(
+        "SELECT pg_get_indexdef(indexrelid) || CASE WHEN indisvalid THEN '' ELSE ' INVALID' END FROM pg_index \
+         WHERE indrelid = '{table}'::regclass ORDER BY 1"
+    );
+    texts(pool, &sql).await
+}
+
+pub fn states() -> States {
+    States::text(["new"], "complete").taken("in-progress").failed("error")
+}
+
+/// A spec with everything that a migration adds.
+pub fn full(table: &str) -> ClaimSpecBuilder {
+    ClaimSpec::builder(Table::new(table).unwrap())
+        .id("id", IdType::Int)
+        .state("status", states())
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts_left")
+        .taken_at("taken_at")
+        .settled_at("settled_at")
+        .ready_at("ready_at")
+        .timeout_seconds("timeout")
+        .error("error")
+        .work(["document"])
+}
+
+pub async fn legacy_table(pool: &PgPool) {
+    run(
+        pool,
+        "CREATE TABLE request (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'new', document text)",
+    )
+    .await;
+}
+
+/// Whether one of `findings` is of this severity and has all of `words` in it.
+pub fn has(findings: &[Finding], severity: Severity, words: &[&str]) -> bool {
+    findings.iter().any(|row| row.severity == severity && words.iter().all(|word| row.message.contains(word)))
+}
+
+#[track_caller]
+pub fn assert_finding(findings: &[Finding], severity: Severity, words: &[&str]) {
+    assert!(has(findings, severity, words), "no {severity:?} with {words:?} in {findings:#?}");
+}

@@ -1,0 +1,133 @@
+//! Attempts: counted when a row is taken, and what happens when none is left.
+
+use leasehold_claim::{ClaimError, Outcome, RowKey};
+
+use super::bench::{Layout, bounded, retry, row};
+use super::{Bench, Env};
+
+async fn counted(env: &Env) -> Bench {
+    env.table(Layout::new(|spec| spec.attempts("attempts_left"))).await
+}
+
+async fn exhausted(bench: &Bench) -> Vec<RowKey> {
+    bounded(bench.client().exhausted(100)).await.unwrap()
+}
+
+pub async fn row_42_three_and_no_more(env: &Env) {
+    let bench = counted(env).await;
+    let key = bench.insert(row(1).attempts(3)).await;
+    for left in [2, 1, 0] {
+        assert!(exhausted(&bench).await.is_empty());
+        let claimed = bench.take_one().await;
+        assert_eq!((claimed.rows[0].attempts_left, bench.see(&key).await.attempts), (Some(left), Some(left)));
+        let settled = bench.settle(&claimed.claim, retry()).await.unwrap();
+        assert_eq!(!settled.exhausted.is_empty(), left == 0);
+    }
+    assert_eq!(bench.take(1).await.len(), 0);
+    let seen = bench.see(&key).await;
+    assert_eq!((seen.state.as_str(), seen.attempts, seen.owner), (env.variant.exhausted(), Some(0), None));
+    assert_eq!(exhausted(&bench).await, [key]);
+}
+
+pub async fn row_42_a_crash_counts(env: &Env) {
+    let bench = counted(env).await;
+    let key = bench.insert(row(1).attempts(2)).await;
+    let swept = bench.crash(&bench.take_one().await.claim).await;
+    assert_eq!((swept.returned, swept.exhausted), (vec![key.clone()], Vec::new()));
+    let last = bench.take_one().await;
+    let swept = bench.crash(&last.claim).await;
+    assert_eq!((swept.returned, swept.exhausted), (Vec::new(), vec![key.clone()]));
+    assert_eq!(bench.take(1).await.len(), 0);
+    assert_eq!(bench.see(&key).await.attempts, Some(0), "never negative");
+    assert_eq!(bench.state(&key).await, env.variant.exhausted());
+    assert!(bench.settle(&last.claim, Outcome::Done).await.is_err(), "its worker was too late");
+}
+
+pub async fn row_42_put_back_does_not_count(env: &Env) {
+    let bench = counted(env).await;
+    let key = bench.insert(row(1).attempts(1)).await;
+    for _ in 0..3 {
+        let settled = bench.settle(&bench.take_one().await.claim, Outcome::PutBack).await.unwrap();
+        assert!(settled.exhausted.is_empty());
+    }
+    assert_eq!(bench.see(&key).await.attempts, Some(1));
+}
+
+pub async fn row_42_top_up(env: &Env) {
+    let bench = counted(env).await;
+    let key = bench.insert(row(1).attempts(1)).await;
+    bench.settle(&bench.take_one().await.claim, retry()).await.unwrap();
+    assert_eq!(bounded(bench.client().top_up(std::slice::from_ref(&key), 2)).await.unwrap(), 1);
+    assert!(exhausted(&bench).await.is_empty());
+    assert!(bench.is_home(&key).await);
+    for _ in 0..2 {
+        bench.settle(&bench.take_one().await.claim, retry()).await.unwrap();
+    }
+    assert_eq!(exhausted(&bench).await, [key]);
+}
+
+pub async fn row_42_top_up_only_what_is_exhausted(env: &Env) {
+    let bench = counted(env).await;
+    let used = bench.insert(row(1).attempts(0)).await;
+    let fresh = bench.insert(row(2).attempts(2)).await;
+    let done = bench.insert(row(3).attempts(0).state(env.variant.done())).await;
+    let taken = bench.insert(row(4).attempts(1)).await;
+    let free = bench.take(5).await;
+    assert_eq!(free.len(), 2);
+    let asked = [used.clone(), fresh, done.clone(), taken.clone(), RowKey::new(99)];
+    assert_eq!(bounded(bench.client().top_up(&asked, 7)).await.unwrap(), 1);
+    assert_eq!(bench.see(&used).await.attempts, Some(7));
+    assert_eq!(bench.see(&taken).await.attempts, Some(0), "its last attempt is under way");
+    assert!(bench.is_done(&done).await);
+}
+
+pub async fn row_43_null_is_without_limit(env: &Env) {
+    let bench = counted(env).await;
+    let key = bench.insert(row(1)).await;
+    for _ in 0..5 {
+        let claimed = bench.take_one().await;
+        assert_eq!(claimed.rows[0].attempts_left, None);
+        let settled = bench.settle(&claimed.claim, retry()).await.unwrap();
+        assert!(settled.exhausted.is_empty());
+    }
+    assert!(bench.is_home(&key).await && exhausted(&bench).await.is_empty());
+}
+
+pub async fn row_42_used_up_rows_are_never_taken(env: &Env) {
+    let bench = counted(env).await;
+    let zero = bench.insert(row(1).attempts(0)).await;
+    let less = bench.insert(row(2).attempts(-3)).await;
+    assert_eq!(bench.take(5).await.len(), 0);
+    assert_eq!(exhausted(&bench).await, [zero.clone(), less.clone()]);
+    bench.sweep().await;
+    for key in [&zero, &less] {
+        assert_eq!(bench.state(key).await, env.variant.exhausted(), "a sweep gives it its state");
+    }
+    assert_eq!(exhausted(&bench).await, [zero, less]);
+    assert_eq!(bounded(bench.client().exhausted(1)).await.unwrap().len(), 1);
+}
+
+pub async fn without_attempts_there_is_no_list(env: &Env) {
+    let bench = env.plain().await;
+    let key = bench.insert(row(1)).await;
+    let refused = bounded(bench.client().exhausted(5)).await;
+    assert!(matches!(refused, Err(ClaimError::Unsupported(_))), "{refused:?}");
+    let refused = bounded(bench.client().top_up(&[key], 5)).await;
+    assert!(matches!(refused, Err(ClaimError::Unsupported(_))), "{refused:?}");
+}
+
+pub async fn row_42_a_used_up_row_is_not_pending(env: &Env) {
+    let bench = counted(env).await;
+    bench.insert(row(1).attempts(0)).await;
+    assert!(!bench.is_pending().await);
+}
+
+pub async fn row_43_the_last_attempt_can_be_settled(env: &Env) {
+    let bench = counted(env).await;
+    let key = bench.insert(row(1).attempts(1)).await;
+    let claimed = bench.take_one().await;
+    assert!(exhausted(&bench).await.is_empty(), "it is under way");
+    assert!(bench.sweep().await.exhausted.is_empty());
+    bench.settle(&claimed.claim, Outcome::Done).await.unwrap();
+    assert!(bench.is_done(&key).await && exhausted(&bench).await.is_empty());
+}
