@@ -83,7 +83,11 @@ async fn release_session(args: &Release, lock: &dyn Lock, admin: &dyn LockAdmin)
         output::problem(&format!(
             "the session {}{} keeps {others} more; --yes ends it with all of them:\n{}",
             session.id,
-            session.owner.as_deref().map(|owner| format!(" of {}", printable(owner))).unwrap_or_default(),
+            session
+                .owner
+                .as_deref()
+                .map(|owner| format!(" of {}", output::printable(owner)))
+                .unwrap_or_default(),
             listed(&session.holds),
         ));
         if args.json {
@@ -167,11 +171,11 @@ fn row(hold: &HoldInfo) -> [String; 8] {
         hold.key.to_string(),
         state(hold.state).to_owned(),
         who(hold),
-        or_dash(hold.since.map(output::local)),
-        or_dash(held_for(hold).map(output::duration)),
-        or_dash(hold.token.map(|token| token.to_string())),
-        or_dash(hold.waiters.map(|waiters| waiters.to_string())),
-        or_dash(hold.label.as_deref().map(printable)),
+        output::or_dash(hold.since.map(output::local)),
+        output::or_dash(held_for(hold).map(output::duration)),
+        output::or_dash(hold.token.map(|token| token.to_string())),
+        output::or_dash(hold.waiters.map(|waiters| waiters.to_string())),
+        output::or_dash(hold.label.as_deref().map(output::printable)),
     ]
 }
 
@@ -179,12 +183,12 @@ fn details(hold: &HoldInfo) -> String {
     let known = [
         (if hold.named { "key" } else { "number" }, Some(hold.key.to_string())),
         ("state", Some(state(hold.state).to_owned())),
-        ("who", hold.owner.as_deref().map(printable)),
+        ("who", hold.owner.as_deref().map(output::printable)),
         ("holder", hold.holder.map(|holder| holder.to_string())),
         ("since", hold.since.map(output::local)),
         ("for", held_for(hold).map(output::duration)),
         ("token", hold.token.map(|token| token.to_string())),
-        ("label", hold.label.as_deref().map(printable)),
+        ("label", hold.label.as_deref().map(output::printable)),
         ("expires in", hold.expires_in.map(output::duration)),
         ("pause lasts", hold.cooling_for.map(output::duration)),
         ("waiters", hold.waiters.map(|waiters| waiters.to_string())),
@@ -205,23 +209,12 @@ fn state(state: HoldState) -> &'static str {
 /// The owner where the store knows it, else the holder id.
 fn who(hold: &HoldInfo) -> String {
     let holder = || hold.holder.map(|holder| holder.to_string());
-    hold.owner.as_deref().map(printable).or_else(holder).unwrap_or_else(|| "somebody".to_owned())
+    hold.owner.as_deref().map(output::printable).or_else(holder).unwrap_or_else(|| "somebody".to_owned())
 }
 
 fn held_for(hold: &HoldInfo) -> Option<Duration> {
     // A clock that was set back makes it a time that has not begun.
     hold.since.map(|since| SystemTime::now().duration_since(since).unwrap_or_default())
-}
-
-fn or_dash(text: Option<String>) -> String {
-    text.unwrap_or_else(|| "-".to_owned())
-}
-
-/// Labels and owners are other people's text: control characters must not reach the terminal.
-fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect()
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Inspect(Inspect),
     Release(Release),
     Check(Check),
+    Claims(Claims),
     Schema(Schema),
     Completions(Completions),
     Man(Man),
@@ -181,6 +182,77 @@ pub(crate) struct SchemaPrint {
 /// Try the store: does it work, what can it do, what should be mended.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Check {
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List what is taken on a table of your own: by whom, since when, which epoch, and what is exhausted.
+///
+/// For tables whose rows are claimed through leasehold's claims, under leases or by open transactions.
+/// Columns that are not named are found by their usual names: id; state or status; queue_id; group_id or
+/// entity_id; owner or process_id; epoch; lease_until; taken_at; attempts_left or retries_left; error.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Claims {
+    /// The table, as TABLE or SCHEMA.TABLE.
+    pub(crate) table: String,
+
+    /// The column that identifies a row.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) id: Option<String>,
+
+    /// The column of the state.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) state: Option<String>,
+
+    /// The column of the queue.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) queue: Option<String>,
+
+    /// The column of the entity that a row is about.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) group: Option<String>,
+
+    /// The column of who has a row.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) owner: Option<String>,
+
+    /// The column of the epoch.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) epoch: Option<String>,
+
+    /// The column of the time at which a lease ends.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) until: Option<String>,
+
+    /// The column of the time since which a row is taken.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) taken_at: Option<String>,
+
+    /// The column of the attempts left.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) attempts: Option<String>,
+
+    /// The column of the last failure's message.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) error: Option<String>,
+
+    /// The table that keeps the leases, where they are not in columns.
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) side_table: Option<String>,
+
+    /// A state from which rows are taken; may be given several times [default: new, false].
+    #[arg(long, value_name = "STATE")]
+    pub(crate) takeable: Vec<String>,
+
+    /// The state of rows without an attempt left [default: exhausted].
+    #[arg(long, value_name = "STATE")]
+    pub(crate) exhausted_state: Option<String>,
+
+    /// List at most so many rows of each sort.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) limit: u32,
+
     /// Print a JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,6 +9,7 @@ mod admin;
 mod args;
 mod check;
 mod child;
+mod claims;
 mod exit;
 mod output;
 mod run;
@@ -66,6 +67,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
         Command::Inspect(inspect) => admin::inspect(&inspect, url).await,
         Command::Release(release) => admin::release(&release, url).await,
         Command::Check(check) => check::check(&check, url).await,
+        Command::Claims(claims) => claims::claims(&claims, url).await,
         Command::Schema(schema) => schema::schema(&schema, url).await,
         Command::Completions(completions) => {
             let mut script = Vec::new();

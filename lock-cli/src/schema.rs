@@ -128,7 +128,7 @@ impl Facts {
 }
 
 /// A session for this one purpose.
-async fn open(config: &PgConfig) -> Result<PgConnection, Error> {
+pub(crate) async fn open(config: &PgConfig) -> Result<PgConnection, Error> {
     let opening = async {
         let opened = PgConnection::connect_with(config.options()).await;
         opened.map_err(|error| store_error(error, "connect"))
@@ -145,6 +145,6 @@ async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>
 }
 
 /// Says good-bye; that the server does not hear it changes nothing.
-async fn close(session: PgConnection) {
+pub(crate) async fn close(session: PgConnection) {
     let _ = tokio::time::timeout(Duration::from_secs(1), session.close()).await;
 }
