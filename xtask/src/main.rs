@@ -1,6 +1,7 @@
 //! One obvious command for each job: `cargo xtask` lists them.
 
 mod dependencies;
+mod documents;
 mod licence;
 mod metadata;
 mod servers;
@@ -16,10 +17,11 @@ usage: cargo xtask JOB
 
   test        every test: unit, documentation, conformance, mutants, the command end to end; installs
               PostgreSQL and PgBouncer if they are missing and apt-get may, or says how
-  lint        formatting, clippy for each combination of features, documentation; no warning passes
+  lint        tests named in the documents, formatting, clippy for each combination of features,
+              documentation; no warning passes
   deps        licences, sources and duplicate versions of all dependencies
-  bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`
-              or `bench postgres`
+  bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
+              `bench postgres` or `bench claims`
   ci          lint, deps and test: what has to pass before a change goes in";
 
 fn main() -> ExitCode {
@@ -59,6 +61,7 @@ fn test() -> Outcome {
 }
 
 fn lint() -> Outcome {
+    documents::check()?;
     step::need_component("fmt", "rustfmt")?;
     step::need_component("clippy", "clippy")?;
     cargo("formatting", &["fmt", "--all", "--check"])?;
@@ -109,7 +112,7 @@ fn bench(name: &str) -> Outcome {
             names.join(", ")
         ));
     }
-    if packages.iter().any(|package| package.contains("postgres")) {
+    if packages.iter().any(|package| package.contains("postgres") || package.contains("claims")) {
         servers::ensure()?;
     }
     let packages = packages.iter().flat_map(|package| ["--package", package]);

@@ -124,15 +124,19 @@ async fn commits_while_held_and_rolls_back_when_lost() {
     let mut tx = user.begin().await.unwrap();
     tx.execute("INSERT INTO ledger VALUES (1)").await.unwrap();
     guard.commit(tx).await.unwrap();
-    let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut user).await.unwrap();
-    assert_eq!(rows, 1);
-
+    // Twice under one lock: what the first has committed stays, whatever becomes of the second.
     let mut tx = user.begin().await.unwrap();
     tx.execute("INSERT INTO ledger VALUES (2)").await.unwrap();
+    guard.commit(tx).await.unwrap();
+    let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut user).await.unwrap();
+    assert_eq!(rows, 2);
+
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("INSERT INTO ledger VALUES (3)").await.unwrap();
     assert!(lock.admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap());
     assert_eq!(guard.commit(tx).await.unwrap_err().kind(), ErrorKind::Lost);
     let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut user).await.unwrap();
-    assert_eq!(rows, 1, "rolled back");
+    assert_eq!(rows, 2, "rolled back");
 }
 
 #[tokio::test]
