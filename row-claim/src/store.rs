@@ -365,7 +365,8 @@ pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// # Errors
     ///
     /// Per claim: [`Superseded`](ClaimError::Superseded), [`IllegalTransition`](ClaimError::IllegalTransition),
-    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for, and
+    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for,
+    /// [`Busy`](ClaimError::Busy) where somebody else has a row of it locked and others are settled with it, and
     /// constraints of the table. Of the whole call: what keeps the store from answering; then each may or may
     /// not have been settled, and asking again tells: one that was answers `Superseded`.
     ///

@@ -267,7 +267,7 @@ async fn a_unique_index_over_the_state_is_a_warning_where_a_row_could_not_move()
     assert_finding(&found, Severity::Warning, &["mine", "put back or swept", "from in-progress to new"]);
     assert_eq!(found.len(), 1, "{found:#?}");
     let found = with("(document) WHERE status = 'in-progress'").await;
-    assert_finding(&found, Severity::Warning, &["mine", "be claimed"]);
+    assert_finding(&found, Severity::Error, &["mine", "be claimed"]);
     let found = with("(document, status)").await;
     assert_finding(&found, Severity::Warning, &["mine", "be settled"]);
     assert!(with("(document) WHERE status IN ('new', 'in-progress')").await.is_empty());

@@ -14,6 +14,9 @@ use crate::id::RowKey;
 use crate::state::State;
 use crate::store::{ClaimStore, DEFAULT_LEASE, Take};
 
+/// As good as never.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
 /// What [`Claimer::run`](super::Claimer::run) does with a claim whose handler answered an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // It is tried again or not.
@@ -216,7 +219,9 @@ impl ClaimerBuilder {
         })?;
         config.renew_every = renew_every.unwrap_or(config.lease / 3).min(config.lease / 2);
         let usual = (config.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
-        config.sweep_every = sweep_every.unwrap_or(usual);
+        // Beyond that, moments in time cannot be counted with.
+        config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
+        config.poll = config.poll.min(LONGEST);
         let (shared, settlements, extensions) = shared::Shared::new(store, clock, config);
         runtime.spawn(keeper::run(Arc::clone(&shared), extensions));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));

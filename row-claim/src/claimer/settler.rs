@@ -143,7 +143,15 @@ impl Settler {
         }
     }
 
-    fn finish(&mut self, job: Job, answer: Result<Settled, ClaimError>) {
+    fn finish(&mut self, mut job: Job, answer: Result<Settled, ClaimError>) {
+        if matches!(answer, Err(ClaimError::Busy { .. }))
+            && job.settle.hold.deadline() > self.shared.clock.now()
+        {
+            // Somebody else has it locked for a moment; the others of its batch are written.
+            let pause = job.pauses.get_or_insert_with(pauses).next().unwrap_or(Duration::from_secs(1));
+            self.resting.push((Instant::now() + pause, job));
+            return;
+        }
         let Job { settle: Settle { hold, outcome, reply }, doubtful, .. } = job;
         let is_return = matches!(outcome, Outcome::Retry { .. } | Outcome::PutBack);
         let answer =

@@ -162,6 +162,7 @@ fn begin(spec: &Inner, row: &mut MemoryRow, owner: OwnerToken, now: Micros, last
 /// How long a lease of the row lasts.
 pub(super) fn lasts(spec: &Inner, row: &MemoryRow, lease: Duration) -> Duration {
     let own = row.timeout.filter(|_| spec.timeout.is_some()).and_then(|seconds| u64::try_from(seconds).ok());
+    let own = own.filter(|seconds| *seconds > 0);
     own.map_or(lease, Duration::from_secs)
 }
 

@@ -161,14 +161,18 @@ pub(super) fn owned(words: &Words) -> (String, String, &'static str) {
 /// each row with each claim.
 const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
 
-/// Several rows, in the order in which everybody locks rows, and only claims of which all rows are there.
-pub(super) fn many(words: &Words, ending: &Ending) -> String {
+/// Several rows, in the order in which everybody locks rows, and only claims of which all rows are there. Those
+/// of several claims are not waited for while others have them locked: one must not hold up the rest.
+pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
+    // A row that others refer to can be settled, but not deleted, while they insert the reference.
+    let strength = if matches!(ending, Ending::Deleted) { "UPDATE" } else { "NO KEY UPDATE" };
+    let skip = if is_batch { " SKIP LOCKED" } else { "" };
     let (join, mine, lock) = owned(words);
     let join = join.replace("LEFT JOIN", "JOIN");
     let used = used(words, ending);
     let locked = format!(
-        "{}, locked AS MATERIALIZED (SELECT w.claim, {}, w.owner, w.epoch{} FROM want w JOIN {join} WHERE {} \
-         ORDER BY {} FOR UPDATE OF {lock}), \
+        "{}, locked AS MATERIALIZED (SELECT w.claim, {}, {used} AS used, w.owner, w.epoch{} FROM want w JOIN {join} WHERE {} \
+         ORDER BY {} FOR {strength} OF {lock}{skip}), \
          whole AS MATERIALIZED (SELECT claim FROM (SELECT claim, pg_catalog.count(*) AS n FROM want GROUP BY claim) a \
          JOIN (SELECT claim, pg_catalog.count(*) AS n FROM locked GROUP BY claim) b USING (claim, n))",
         want(words, true),
@@ -199,7 +203,7 @@ pub(super) fn many(words: &Words, ending: &Ending) -> String {
         None => {
             let key = if words.queue.is_some() { "l.queue::text" } else { "NULL::text" };
             format!(
-                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, false AS used"
+                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, l.used AS used"
             )
         }
     }

@@ -135,7 +135,7 @@ fn members(words: &Words, order: &Sequence, asked: &Asked<'_>, group: &Column) -
          UNION ALL SELECT lead.claim{owner}, lead.id{queue} FROM lead WHERE lead.g IS NULL), \
          picked AS MATERIALIZED (SELECT {key}, m.claim{of_member}{carried} FROM member m JOIN {table} t ON {same} WHERE {ready} \
          AND NOT EXISTS (SELECT FROM {table} s WHERE {sibling} = {grp} AND {busy}) \
-         ORDER BY m.claim, {by} FOR UPDATE OF t SKIP LOCKED)",
+         ORDER BY m.claim, {by} FOR NO KEY UPDATE OF t SKIP LOCKED)",
         key = words.key(),
         id = words.id,
         state = words.state(),

@@ -96,7 +96,7 @@ fn renew(words: &Words) -> String {
     let own = match (&inner.timeout, &words.side) {
         (Some(own), Some(_)) => {
             let own = column("t", own);
-            format!(", CASE WHEN {own} >= 0 THEN {own}::bigint * 1000 END AS lease")
+            format!(", CASE WHEN {own} > 0 THEN {own}::bigint * 1000 END AS lease")
         }
         _ => String::new(),
     };
@@ -104,7 +104,7 @@ fn renew(words: &Words) -> String {
     format!(
         "WITH {want}, standing AS MATERIALIZED (SELECT w.n, w.claim, w.id{wanted_queue}, COALESCE({mine}, false) AS mine, {epoch}::bigint AS epoch, {state}::text AS state \
          FROM want w LEFT JOIN {join}), \
-         locked AS MATERIALIZED (SELECT w.n, w.claim, {key}{own} FROM want w JOIN {joined} WHERE {checked} ORDER BY {order} FOR UPDATE OF {lock} SKIP LOCKED), \
+         locked AS MATERIALIZED (SELECT w.n, w.claim, {key}{own} FROM want w JOIN {joined} WHERE {checked} ORDER BY {order} FOR NO KEY UPDATE OF {lock} SKIP LOCKED), \
          renewed AS ({renewed}) \
          SELECT n.claim, n.id::text AS id, {queue} AS queue, n.mine, n.epoch, n.state FROM standing n \
          WHERE (n.n IN (SELECT n FROM renewed)) IS NOT TRUE",

@@ -154,6 +154,7 @@ impl PgClaims {
         members: Vec<usize>,
     ) -> Result<Vec<(usize, Result<Settled, ClaimError>)>, ClaimError> {
         let mut written = self.written(rows)?;
+        let is_batch = members.len() > 1;
         let mut answers = Vec::with_capacity(members.len());
         let mut missing = Vec::new();
         for at in members {
@@ -172,7 +173,7 @@ impl PgClaims {
         let rows = self.server().rows(&self.probe(wanted)?).await.map_err(|fault| fault.error(SETTLE))?;
         for at in missing {
             let one = &settlements[at];
-            answers.push((at, Err(self.lost(&rows, at, &one.claim, &one.outcome)?)));
+            answers.push((at, Err(self.lost(&rows, at, &one.claim, &one.outcome, is_batch)?)));
         }
         Ok(answers)
     }
@@ -197,7 +198,7 @@ impl PgClaims {
         let probe = self.probe(Wanted::of(claim))?;
         let rows =
             probe.rows(connection, prepared).await.map_err(|error| Fault::Failed(error).error(SETTLE))?;
-        Err(self.lost(&rows, 0, claim, outcome)?)
+        Err(self.lost(&rows, 0, claim, outcome, false)?)
     }
 
     fn written(
@@ -272,7 +273,9 @@ impl PgClaims {
             let sql = self.remembered(format!("one {ending:?}"), || one(words, ending));
             return wanted.bind_one(sql);
         }
-        let sql = self.remembered(format!("many {ending:?}"), || many(words, ending));
+        let is_batch = members.len() > 1;
+        let what = format!("{} {ending:?}", if is_batch { "many" } else { "some" });
+        let sql = self.remembered(what, || many(words, ending, is_batch));
         wanted.bind(sql, true)
     }
 
@@ -289,6 +292,7 @@ impl PgClaims {
         number: usize,
         claim: &ClaimRef,
         outcome: &Outcome,
+        is_batch: bool,
     ) -> Result<ClaimError, ClaimError> {
         let wrong = |error| failed(error, SETTLE);
         let mut standing = None;
@@ -312,6 +316,8 @@ impl PgClaims {
             (Some((.., Some(from))), Outcome::To(to)) if !self.words().inner().states.allows(&from, to) => {
                 Ok(ClaimError::IllegalTransition { from, to: to.clone() })
             }
+            // In a batch, rows that others have locked are passed over.
+            (Some((row, ..)), _) if is_batch => Ok(ClaimError::Busy { what: format!("row {row}") }),
             (Some((row, epoch, current_epoch, state)), _) => {
                 Ok(ClaimError::Superseded { row, epoch, current_epoch, state })
             }

@@ -38,8 +38,14 @@ impl PgClaims {
             && let Some(sql) = use_up(self.words())
         {
             let sql = self.remembered("use up".to_owned(), || sql);
-            let rows = self.server().rows(&Query::new(sql).bind(left)?).await;
-            self.note(&mut swept, &rows.map_err(|fault| fault.error(SWEEP))?)?;
+            match self.server().rows(&Query::new(sql).bind(left)?).await {
+                Ok(rows) => self.note(&mut swept, &rows)?,
+                // What was returned before has to be told.
+                Err(fault) if swept != Swept::default() => {
+                    tracing::warn!(error = %fault.error(SWEEP), "rows without attempts were not looked for");
+                }
+                Err(fault) => return Err(fault.error(SWEEP)),
+            }
         }
         Ok(swept)
     }
@@ -170,7 +176,7 @@ fn sweep(words: &Words, and: &str) -> String {
         (Tracking::Columns { epoch, until, .. }, _) => {
             set.push(format!("{} = {}", epoch.quoted(), words.next_epoch()));
             format!(
-                "WITH due AS MATERIALIZED (SELECT {} {} LIMIT $1 FOR UPDATE OF t SKIP LOCKED) \
+                "WITH due AS MATERIALIZED (SELECT {} {} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED) \
                  UPDATE {} AS t SET {} FROM due WHERE {} AND {} {answer}",
                 words.key(),
                 over(words, and),
@@ -192,7 +198,7 @@ fn sweep(words: &Words, and: &str) -> String {
                 joined = joined(words),
             );
             let freed = format!(
-                "WITH due AS MATERIALIZED (SELECT {key}, {is_taken} AS is_taken, {used} AS used {over} LIMIT $1 FOR UPDATE OF t, x SKIP LOCKED), \
+                "WITH due AS MATERIALIZED (SELECT {key}, {is_taken} AS is_taken, {used} AS used {over} LIMIT $1 FOR NO KEY UPDATE OF t, x SKIP LOCKED), \
                  {gone}, freed AS (DELETE FROM {table} x USING due WHERE x.tab = {tab} AND x.queue = {queue} \
                  AND x.id = due.id::text AND x.lease_until <= {NOW} RETURNING due.*)",
                 key = words.key(),
@@ -224,7 +230,7 @@ fn use_up(words: &Words) -> Option<String> {
     let (exhausted, left) = (inner.states.exhausted.as_ref()?, column("t", inner.attempts.as_ref()?));
     let waits = format!("{} AND {left} <= 0", words.free(&inner.states.takeable));
     Some(format!(
-        "WITH due AS MATERIALIZED (SELECT {} FROM {} t WHERE {waits} LIMIT $1 FOR UPDATE OF t SKIP LOCKED) \
+        "WITH due AS MATERIALIZED (SELECT {} FROM {} t WHERE {waits} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED) \
          UPDATE {} AS t SET {} = {} FROM due WHERE {} RETURNING {}, true AS used",
         words.key(),
         words.table,

@@ -49,7 +49,7 @@ impl Tail<'_> {
         }
         if let Some(own) = &inner.timeout {
             let own = column("t", own);
-            add("lease", format!("CASE WHEN {own} >= 0 THEN {own}::bigint * 1000 END"));
+            add("lease", format!("CASE WHEN {own} > 0 THEN {own}::bigint * 1000 END"));
         }
         if !inner.work.is_empty() {
             let columns: Vec<_> = inner.work.iter().map(|of| column("t", of)).collect();

@@ -92,9 +92,11 @@ impl PgClaims {
             None => asked.from.first().unwrap_or_else(|| inner.states.home()).clone(),
         };
         let work = match text_if(row, "work", !inner.work.is_empty())? {
-            Some(work) => serde_json::from_str(&work).map_err(|error| {
-                ClaimError::spec(format!("the work of row {key} cannot be read: {error}"))
-            })?,
+            // Whoever works on it finds it unreadable and can fail it; the others of the batch are good.
+            Some(work) => serde_json::from_str(&work).unwrap_or_else(|error| {
+                tracing::warn!(row = %key, %error, "the work of a row is JSON beyond what can be read");
+                serde_json::Value::String(work)
+            }),
             None => serde_json::Value::Null,
         };
         let attempts_left = match inner.attempts {
@@ -144,18 +146,19 @@ impl From<Fault> for Trouble {
 impl Trouble {
     /// Puts back what may have been taken without anybody knowing of it. If that fails too, the lease ends.
     async fn undo(self, claims: &PgClaims, asked: &Asked<'_>) -> Result<Taken, ClaimError> {
-        let fault = match self {
-            Self::Error(error) => return Err(error),
-            Self::Fault(fault) => fault,
+        let (may_be_taken, error) = match self {
+            // The answer was not understood, after the rows were taken.
+            Self::Error(error) => (true, error),
+            Self::Fault(fault) => (fault.is_unknown(), fault.error(TAKE)),
         };
-        if fault.is_unknown() && claims.words().inner().owner_sequence.is_none() {
+        if may_be_taken && claims.words().inner().owner_sequence.is_none() {
             let undone = match claims.put_back_query(asked) {
                 Ok(query) => claims.server().rows(&query).await.is_ok(),
                 Err(_) => false,
             };
             tracing::debug!(undone, "a claim whose outcome is unknown was looked for");
         }
-        Err(fault.error(TAKE))
+        Err(error)
     }
 }
 
@@ -259,7 +262,7 @@ impl Asked<'_> {
 fn alone(words: &Words, order: &Sequence, asked: &Asked<'_>, single: bool) -> Result<String, ClaimError> {
     let tail = Tail { words, order, single, claim: "p.place", sequence: None };
     let picked = format!(
-        "SELECT {}{} FROM {} t WHERE {} ORDER BY {} LIMIT {} FOR UPDATE OF t SKIP LOCKED",
+        "SELECT {}{} FROM {} t WHERE {} ORDER BY {} LIMIT {} FOR NO KEY UPDATE OF t SKIP LOCKED",
         words.key(),
         tail.carried(asked.from),
         words.table,

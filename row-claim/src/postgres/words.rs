@@ -353,7 +353,7 @@ impl Words {
         match &self.inner().timeout {
             Some(own) => {
                 let own = column("t", own);
-                format!("{NOW} + CASE WHEN {own} >= 0 THEN {own} * interval '1 second' ELSE {asked} END")
+                format!("{NOW} + CASE WHEN {own} > 0 THEN {own} * interval '1 second' ELSE {asked} END")
             }
             None => format!("{NOW} + {asked}"),
         }

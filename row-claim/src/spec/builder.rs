@@ -253,6 +253,19 @@ impl ClaimSpecBuilder {
         if matches!(inner.retention, Retention::KeepFor(_)) && inner.settled_at.is_none() {
             return wrong("settled rows are to be kept for a time; name the column of the time of settling");
         }
+        let waits = |unmet: fn(&Precondition) -> Unmet| {
+            inner.preconditions.iter().any(|one| unmet(one) == Unmet::Block)
+        };
+        if inner.retention != Retention::KeepAll && waits(|one| one.missing) {
+            return wrong(
+                "rows wait for others that have to be there, and settled rows are deleted; keep them all, or let rows run when the others are missing",
+            );
+        }
+        if matches!(inner.retention, Retention::KeepFor(_)) && waits(|one| one.failed) {
+            return wrong(
+                "rows are blocked by others that failed, and those are deleted after a time; keep them all, or let rows run when the others failed",
+            );
+        }
         if inner.states.cyclic && inner.retention != Retention::KeepAll {
             return wrong("rows that are worked on again and again are never old; keep them all");
         }

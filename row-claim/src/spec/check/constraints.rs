@@ -10,6 +10,8 @@ use crate::spec::migration::step::quote;
 use crate::spec::{ClaimSpec, Tracking};
 use crate::state::State;
 
+const TAKEN: &str = "be claimed";
+
 pub(super) async fn list(reader: &mut Reader, table: &Table) -> Result<Vec<NamedConstraint>, ClaimError> {
     let here = regclass(table);
     let sql = format!(
@@ -116,7 +118,7 @@ fn moments(spec: &ClaimSpec) -> Vec<Moment<'_>> {
         }
         Moment { doing, state, values }
     };
-    let mut all = vec![moment("be claimed", states.taken.as_ref(), true)];
+    let mut all = vec![moment(TAKEN, states.taken.as_ref(), true)];
     all.push(moment("be put back", Some(states.home()), false));
     let mut done = moment("be settled", Some(&states.done), false);
     done.values.extend(inner.settled_at.as_ref().map(|column| (column, now)));
@@ -229,7 +231,7 @@ pub(super) async fn collisions(
         }
         let mut moves = Vec::new();
         let taken = states.taken.as_ref();
-        moves.push(("be claimed", Some(states.home()), taken));
+        moves.push((TAKEN, Some(states.home()), taken));
         moves.push(("be put back or swept", taken, Some(states.home())));
         let from = taken.or(Some(states.home()));
         moves.push(("be settled", from, Some(&states.done)));
@@ -246,12 +248,18 @@ pub(super) async fn collisions(
                 }
             };
             if enters && from != to {
-                findings.push(Finding::warning(format!(
-                    "unique index {} may not let a row {doing} (from {from} to {to}) while another row is in its \
-                     place; such a claim fails and the row waits: put {from} into the index as well, or leave the \
-                     state out of it",
+                let what = format!(
+                    "unique index {} may not let a row {doing} (from {from} to {to}) while another row is in its place",
                     index.name
-                )));
+                );
+                let mend = format!("put {from} into the index as well, or leave the state out of it");
+                findings.push(if doing == TAKEN {
+                    Finding::error(format!(
+                        "{what}; nobody could take any row as long as that one is next: {mend}"
+                    ))
+                } else {
+                    Finding::warning(format!("{what}; such a claim fails and the row waits: {mend}"))
+                });
             }
         }
     }
