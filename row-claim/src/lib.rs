@@ -17,6 +17,7 @@ mod spec;
 mod state;
 mod store;
 mod survey;
+mod work;
 
 pub use capture::{Capture, CaptureBuilder, Source};
 pub use claim::Claim;

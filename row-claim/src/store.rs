@@ -176,7 +176,8 @@ pub struct ClaimedRow {
     pub kind: Option<Arc<str>>,
     /// How often it can be tried after this time, where the spec counts attempts.
     pub attempts_left: Option<i32>,
-    /// The columns that the spec names as work, as an object; `Null` where it names none.
+    /// The columns that the spec names as work, as an object; `Null` where it names none, and their JSON as text
+    /// where it cannot be read.
     pub work: Value,
 }
 

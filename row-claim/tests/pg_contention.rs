@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore, Claimer, Outcome, Renewal, Retention, Settlement, States, Table, Take,
-    Unmet,
+    ClaimError, ClaimSpec, ClaimStore, Claimer, Outcome, PgHeld, Renewal, Retention, Settlement, States,
+    Table, Take, Unmet,
 };
 use pg_common::{REQUEST, World, bounded, flat, request, take, take_one};
 use serde_json::json;
@@ -98,13 +98,21 @@ async fn unreadable_work_is_its_own_workers_business() {
         .state("status", States::text(["new"], "complete").taken("in-progress"))
         .lease_columns("owner", "epoch", "lease_until")
         .work(["amount"]);
-    let taken = take(&world.claims(spec), 5).await;
+    let claims = world.claims(spec);
+    let taken = take(&claims, 5).await;
     let work: Vec<_> = taken.claims.iter().map(|claim| &claim.rows[0].work).collect();
     assert_eq!((work[0], work[2]), (&json!({ "amount": 7 }), &json!({ "amount": 8 })));
     assert!(
         work[1].is_string() && taken.claims[1].rows[0].work::<serde_json::Map<_, _>>().is_err(),
         "{work:?}"
     );
+    // Held claims likewise.
+    world.run("UPDATE job SET status = 'new', owner = NULL, lease_until = NULL").await;
+    let held = PgHeld::new(world.pool.clone(), claims.spec().clone());
+    let hold = bounded(held.begin(&Take::up_to(5))).await.unwrap().unwrap();
+    let kinds: Vec<_> = hold.taken().claims.iter().map(|claim| claim.rows[0].work.is_string()).collect();
+    assert_eq!(kinds, [false, true, false]);
+    hold.rollback().await.unwrap();
 }
 
 /// row 40: a timeout of zero in the row is none: the claim's own counts.

@@ -16,6 +16,7 @@ use crate::name::literal;
 use crate::spec::Inner;
 use crate::state::State;
 use crate::store::ClaimedRow;
+use crate::work;
 
 const LOCK: &str = "lock a row";
 
@@ -118,16 +119,13 @@ impl PgHeld {
             return Ok(None);
         }
         let work: Option<String> = column(row, 6, LOCK)?;
-        let work = work.map_or(Ok(serde_json::Value::Null), |work| serde_json::from_str(&work));
         Ok(Some(ClaimedRow {
             key: self.key(row, 1)?,
             epoch: 0,
             found: State::new(column::<String>(row, 3, LOCK)?),
             kind: column::<Option<String>>(row, 4, LOCK)?.map(Into::into),
             attempts_left: column(row, 5, LOCK)?,
-            work: work.map_err(|error| {
-                ClaimError::spec(format!("the work of row {key} cannot be read: {error}"))
-            })?,
+            work: work::read(key, work),
         }))
     }
 

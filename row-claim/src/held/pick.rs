@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, PgConnection, raw_sql};
 use tokio::time::Instant;
@@ -17,6 +16,7 @@ use crate::name::literal;
 use crate::spec::Tracking;
 use crate::state::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Take, Taken};
+use crate::work;
 
 pub(super) const TAKE: &str = "take rows";
 
@@ -328,16 +328,16 @@ impl PgHeld {
     fn picked(&self, row: &PgRow) -> Result<Picked, ClaimError> {
         let (group, attempts): (Option<String>, Option<i32>) = (column(row, 5, TAKE)?, column(row, 6, TAKE)?);
         let (work, owner): (Option<String>, String) = (column(row, 7, TAKE)?, column(row, 9, TAKE)?);
-        let work = work.map_or(Ok(Value::Null), |work| serde_json::from_str(&work));
+        let key = self.key(row, 1)?;
         Ok(Picked {
             row: ClaimedRow {
-                key: self.key(row, 1)?,
+                work: work::read(&key, work),
+                key,
                 epoch: column::<Option<i64>>(row, 10, TAKE)?.unwrap_or(0),
                 found: State::new(column::<String>(row, 3, TAKE)?),
                 kind: column::<Option<String>>(row, 4, TAKE)?.map(Arc::from),
                 // The one that is under way is written when it is settled.
                 attempts_left: attempts.map(|left| left.saturating_sub(1)),
-                work: work.map_err(|error| unreadable(&error))?,
             },
             group: group.map(Arc::from),
             line: Line::of(column(row, 8, TAKE)?),

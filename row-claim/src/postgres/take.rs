@@ -18,6 +18,7 @@ use crate::id::{OwnerToken, RowId, RowKey};
 use crate::spec::Tracking;
 use crate::state::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Take, Taken};
+use crate::work;
 
 /// The first parameter that is free: 1 is the limit, 2 the batch, 3 the lease, 4 the queue.
 pub(super) const FREE: usize = 5;
@@ -91,14 +92,7 @@ impl PgClaims {
             Some(found) => State::new(found),
             None => asked.from.first().unwrap_or_else(|| inner.states.home()).clone(),
         };
-        let work = match text_if(row, "work", !inner.work.is_empty())? {
-            // Whoever works on it finds it unreadable and can fail it; the others of the batch are good.
-            Some(work) => serde_json::from_str(&work).unwrap_or_else(|error| {
-                tracing::warn!(row = %key, %error, "the work of a row is JSON beyond what can be read");
-                serde_json::Value::String(work)
-            }),
-            None => serde_json::Value::Null,
-        };
+        let work = work::read(&key, text_if(row, "work", !inner.work.is_empty())?);
         let attempts_left = match inner.attempts {
             Some(_) => row.try_get("attempts").map_err(|error| failed(error, TAKE))?,
             None => None,

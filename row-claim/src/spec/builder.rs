@@ -103,7 +103,9 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// One claim takes all outstanding rows of an entity, and no two claims ever have rows of one entity.
+    /// One claim takes all outstanding rows of an entity, and no two claims ever have rows of one entity. The
+    /// groups of a table are locked under the name that the spec has for it: all processes have to name it
+    /// alike, with its schema or all without.
     pub fn grouped(mut self) -> Self {
         self.inner.grouped = true;
         self
@@ -136,7 +138,8 @@ impl ClaimSpecBuilder {
     }
 
     /// The lease is kept in `table` instead, because the claimed table must not get further columns. Made by
-    /// [`ClaimSpec::migration`].
+    /// [`ClaimSpec::migration`]. It knows the claimed table by the name that the spec has: all processes have to
+    /// name it alike, with its schema or all without.
     pub fn side_table(mut self, table: Table) -> Self {
         self.inner.tracking = Tracking::Side(table);
         self
