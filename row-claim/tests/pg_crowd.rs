@@ -233,15 +233,22 @@ async fn crossing_batches_do_not_deadlock() {
     }
 }
 
+/// Rows that another batch is at are busy: they are come back to.
 async fn put_back(claims: &PgClaims, all: &[ClaimRef]) -> u32 {
-    let all: Vec<_> = all.iter().map(|claim| Settlement::new(claim.clone(), Outcome::PutBack)).collect();
+    let mut left: Vec<_> = all.iter().map(|claim| Settlement::new(claim.clone(), Outcome::PutBack)).collect();
     let mut count = 0;
-    for answer in claims.settle(&all).await.unwrap() {
-        match answer {
-            Ok(_) => count += 1,
-            Err(ClaimError::Superseded { .. }) => {}
-            Err(error) => panic!("{error}"),
+    while !left.is_empty() {
+        let answers = bounded(claims.settle(&left)).await.unwrap();
+        let mut busy = Vec::new();
+        for (one, answer) in left.into_iter().zip(answers) {
+            match answer {
+                Ok(_) => count += 1,
+                Err(ClaimError::Superseded { .. }) => {}
+                Err(ClaimError::Busy { .. }) => busy.push(one),
+                Err(error) => panic!("{error}"),
+            }
         }
+        left = busy;
     }
     count
 }
