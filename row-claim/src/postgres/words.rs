@@ -1,11 +1,8 @@
 //! The parts of which statements on the claimed table are made. The table is `t` in all of them.
 
-use std::hash::Hasher as _;
-
-use leasehold_postgres::MAX_IDENTIFIER_BYTES;
-
 use crate::id::IdType;
 use crate::name::{Column, Table, literal};
+use crate::spec::migration_tools::{side_epochs, state_function};
 use crate::spec::{ClaimSpec, Inner, Precondition, Tracking, Unmet};
 use crate::state::{State, StateType};
 
@@ -43,7 +40,7 @@ impl Words {
             }
             Tracking::None | Tracking::Columns { .. } => None,
         };
-        let function = inner.on_read.then(|| beside(&inner.table, "claim_state").quoted());
+        let function = inner.on_read.then(|| state_function(spec).quoted());
         Self {
             table: inner.table.quoted(),
             id: column("t", &inner.id),
@@ -363,7 +360,7 @@ impl Words {
     pub(super) fn next_epoch(&self) -> String {
         match (&self.inner().epoch_sequence, &self.inner().tracking) {
             (Some(sequence), _) => next(sequence),
-            (None, Tracking::Side(side)) => next(&beside(side, "epoch")),
+            (None, Tracking::Side(side)) => next(&side_epochs(side)),
             (None, Tracking::Columns { epoch, .. }) => format!("COALESCE({}, 0) + 1", column("t", epoch)),
             (None, Tracking::None) => "0".to_owned(),
         }
@@ -444,21 +441,4 @@ pub(super) fn list(states: &[State]) -> String {
 
 pub(super) fn next(sequence: &Table) -> String {
     format!("pg_catalog.nextval({})", literal(&sequence.quoted()))
-}
-
-/// What the migration puts beside `table` under its name and `part`; a name that is too long ends in a hash.
-fn beside(table: &Table, part: &str) -> Table {
-    let whole = format!("{}_{part}", table.name());
-    if whole.len() <= MAX_IDENTIFIER_BYTES {
-        return table.sibling(&whole).unwrap_or_else(|_| table.clone());
-    }
-    let mut end = MAX_IDENTIFIER_BYTES - 17;
-    while !whole.is_char_boundary(end) {
-        end -= 1;
-    }
-    let mut hasher = fnv::FnvHasher::default();
-    hasher.write(whole.as_bytes());
-    let short = format!("{}_{:016x}", &whole[..end], hasher.finish());
-    // It begins as the table's name does and is short enough, so that the server can have it.
-    table.sibling(&short).unwrap_or_else(|_| table.clone())
 }

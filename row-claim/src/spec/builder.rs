@@ -279,10 +279,9 @@ impl ClaimSpecBuilder {
             return wrong("leases that expire on read need lease columns in the table");
         }
         let columns = inner.columns();
-        if let Some((at, column)) =
+        if let Some((_, column)) =
             columns.iter().enumerate().find(|(at, column)| columns[..*at].contains(column))
         {
-            let _ = at;
             return wrong(&format!("the column {column} has two meanings; give each its own"));
         }
         Ok(ClaimSpec { inner: Arc::new(inner) })

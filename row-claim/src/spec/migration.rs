@@ -8,7 +8,7 @@ mod steps;
 
 /// What other statements that change tables are made with.
 pub(crate) mod tools {
-    pub(crate) use super::names::{block, derived, dollar_tag, regclass};
+    pub(crate) use super::names::{block, derived, dollar_tag, regclass, side_epochs, state_function};
     pub(crate) use super::session::Session;
     pub(crate) use super::step::{Step, closed_set, index, quote};
 }
