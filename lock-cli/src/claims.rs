@@ -8,16 +8,10 @@ use serde_json::{Value, json};
 
 use crate::args::Claims;
 use crate::output::{self, printable};
-use crate::schema::{close, open};
+use crate::schema::{close, database, open};
 
 pub(crate) async fn claims(args: &Claims, url: Option<&str>) -> Result<u8, Error> {
-    let url = url.ok_or_else(|| {
-        Error::new(
-            ErrorKind::InvalidOption,
-            "no database is named; set --url or LEASEHOLD_URL to postgres://USER@HOST/DATABASE",
-        )
-    })?;
-    let config = leasehold::postgres_config(url)?;
+    let config = database(url)?;
     let named = |error: Error| error.with_store(config.to_string());
     let survey = survey(args).map_err(|error| named(plain(error)))?;
     let mut session = open(&config).await.map_err(named)?;

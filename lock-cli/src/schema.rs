@@ -36,19 +36,24 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
 }
 
 async fn apply(url: Option<&str>) -> Result<u8, Error> {
-    let url = url.ok_or_else(|| {
-        Error::new(
-            ErrorKind::InvalidOption,
-            "no database is named; set --url or LEASEHOLD_URL to postgres://USER@HOST/DATABASE",
-        )
-    })?;
-    let config = leasehold::postgres_config(url)?;
+    let config = database(url)?;
     let named = |error: Error| error.with_store(config.to_string());
     let mut session = open(&config).await.map_err(named)?;
     within(INSTALL_LIMIT, schema::install(&mut session, config.schema_name())).await.map_err(named)?;
     close(session).await;
     output::line(&format!("the schema \"{}\" is ready on {config}", config.schema_name()));
     Ok(0)
+}
+
+/// The database that `url` names.
+pub(crate) fn database(url: Option<&str>) -> Result<PgConfig, Error> {
+    let url = url.ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidOption,
+            "no database is named; set --url or LEASEHOLD_URL to postgres://USER@HOST/DATABASE",
+        )
+    })?;
+    leasehold::postgres_config(url)
 }
 
 pub(crate) fn is_postgres(url: &str) -> bool {

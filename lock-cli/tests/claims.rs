@@ -101,7 +101,7 @@ fn columns_and_states_can_be_named() {
 #[test]
 fn a_side_table_is_read_instead_of_columns() {
     let (_runtime, database, _connection) = database(
-        "CREATE TABLE plain (id text PRIMARY KEY, processed boolean NOT NULL DEFAULT false);
+        "CREATE TABLE plain (id text PRIMARY KEY, queue text NOT NULL DEFAULT 'no queue of ours', processed boolean NOT NULL DEFAULT false);
         CREATE TABLE side (tab text, queue text, id text, owner uuid, epoch bigint, lease_until timestamptz,
                            taken_at timestamptz, PRIMARY KEY (tab, queue, id));
         INSERT INTO plain VALUES ('x'), ('y');

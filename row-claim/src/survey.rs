@@ -268,8 +268,9 @@ impl Survey {
         let in_queue = columns
             .of(Part::Queue)
             .map_or_else(|| "''".to_owned(), |column| format!("t.{}::text", column.quoted()));
+        // The table may have a column that is called so and is no queue to those who claim.
         let join = format!(
-            "JOIN {} s ON pg_catalog.to_regclass(s.tab) = pg_catalog.to_regclass({}) AND s.queue = {in_queue} AND s.id = {}::text",
+            "JOIN {} s ON pg_catalog.to_regclass(s.tab) = pg_catalog.to_regclass({}) AND s.queue IN ({in_queue}, '') AND s.id = {}::text",
             side.quoted(),
             literal(&self.table.quoted()),
             own(Part::Id),
