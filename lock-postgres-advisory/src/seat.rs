@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use leasehold_api::{Error, FencingToken};
+use leasehold_api::{Error, ErrorKind, FencingToken};
 use leasehold_postgres::session::Session;
 use leasehold_postgres::{Job, Lane};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -36,6 +36,8 @@ impl Job for SeatJob {
     fn fail(self, error: Error) {
         match self {
             Self::Take { answer, .. } => drop(answer.send(Err(error))),
+            // A seat is one session: what it kept has ended with it.
+            Self::Free { answer, .. } if error.kind() != ErrorKind::Closed => drop(answer.send(Ok(false))),
             Self::Free { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
         }

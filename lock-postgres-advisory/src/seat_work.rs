@@ -87,12 +87,8 @@ impl Work for SeatWork {
     }
 
     fn ended(&mut self, _error: &Error) {
-        let before = self.state.phase.swap(ENDED, Ordering::AcqRel);
+        self.end();
         self.shared.place_lost(Place::Seat(self.id), LossReason::SessionLost);
-        if before == TAKEN {
-            // The server may not know yet that it is over.
-            self.shared.end_wait(&self.state, self.span);
-        }
         if let Some(seats) = self.seats.upgrade() {
             seats.forget(self.id);
         }
@@ -100,6 +96,14 @@ impl Work for SeatWork {
 }
 
 impl SeatWork {
+    /// The session is over.
+    fn end(&self) {
+        if self.state.phase.swap(ENDED, Ordering::AcqRel) == TAKEN {
+            // The server may not know it yet.
+            self.shared.end_wait(&self.state, self.span);
+        }
+    }
+
     async fn carry_out(&self, connection: &mut PgConnection, job: SeatJob) -> Result<(), Error> {
         match job {
             SeatJob::Take { number, wait, answer } => {
@@ -109,8 +113,9 @@ impl SeatWork {
             SeatJob::Free { number, answer } => {
                 let outcome = self.free(connection, number).await;
                 match outcome {
-                    // The session has ended, and the lock with it.
+                    // The session has ended, and the lock with it. Whoever is told so must not pass the seat on.
                     Err(error) if ends_session(&error) => {
+                        self.end();
                         let _ = answer.send(Ok(false));
                         Err(store_error(error, "keep the session"))
                     }
