@@ -11,13 +11,16 @@ use leasehold_postgres::table::Dialect;
 pub(crate) const MUTEXES: Dialect = Dialect {
     kind: "mutex",
     grant_one: GRANT_ONE,
+    grant_free: GRANT_FREE,
     grant: GRANT,
     free: FREE,
     among: AMONG,
+    renew_early: None,
     renew: RENEW,
     confirm: CONFIRM,
     release_one: RELEASE_ONE,
     release: RELEASE,
+    release_unlocked: RELEASE_UNLOCKED,
     mark: MARK,
     force: FORCE,
     list: LIST,
@@ -48,6 +51,33 @@ WHERE NOT l.acquired AND (l.cooldown_us IS NULL
     OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
+
+/// Rows are looked up once: those that are open are locked, and written where they were found. A row that
+/// somebody has changed since the statement began is locked where it is now and not found there: it is left to
+/// the next statement.
+const GRANT_FREE: &str = "\
+WITH s AS MATERIALIZED (
+    SELECT r.n, r.holder, f.at
+    FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n) CROSS JOIN LATERAL (
+        SELECT l.ctid AS at FROM {schema}.mutex l
+        WHERE l.key = r.key COLLATE \"C\" AND NOT l.acquired AND (l.cooldown_us IS NULL
+            OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
+        FOR UPDATE
+    ) f
+)
+UPDATE {schema}.mutex l SET
+    acquired = $3::bigint >= 0,
+    holder = s.holder,
+    token = nextval({token}),
+    acquired_at = clock_timestamp(),
+    released_at = NULL,
+    cooldown_us = $4::bigint,
+    label = $5::text,
+    owner = $6::text,
+    wake_until = NULL
+FROM s WHERE l.ctid = s.at
+RETURNING s.n, l.token";
 
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
@@ -129,6 +159,14 @@ RETURNING true, coalesce(l.wake_until > clock_timestamp(), false),
     CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
 
 const RELEASE: &str = "\
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+WHERE l.key = ANY ($1::text[])
+    AND ((l.key, l.holder) IN (SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder))) IS TRUE
+    AND l.acquired
+RETURNING l.key, l.holder, true, coalesce(l.wake_until > clock_timestamp(), false),
+    CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
+
+const RELEASE_UNLOCKED: &str = "\
 WITH g AS MATERIALIZED (
     SELECT f.key FROM (
         SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
@@ -136,7 +174,7 @@ WITH g AS MATERIALIZED (
     ) r CROSS JOIN LATERAL (
         SELECT l.key FROM {schema}.mutex l
         WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired
-        FOR NO KEY UPDATE{skip}
+        FOR NO KEY UPDATE SKIP LOCKED
     ) f
 )
 UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()

@@ -22,13 +22,16 @@ use leasehold_postgres::table::Dialect;
 pub(crate) const LEASES: Dialect = Dialect {
     kind: "lease",
     grant_one: GRANT_ONE,
+    grant_free: GRANT_FREE,
     grant: GRANT,
     free: FREE,
     among: AMONG,
+    renew_early: Some(RENEW_EARLY),
     renew: RENEW,
     confirm: CONFIRM,
     release_one: RELEASE_ONE,
     release: RELEASE,
+    release_unlocked: RELEASE_UNLOCKED,
     mark: MARK,
     force: FORCE,
     list: LIST,
@@ -60,6 +63,35 @@ WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NU
     OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
+
+/// Rows are looked up once: those that are free are locked, and written where they were found. The lock is
+/// the full one, which waits for a fence. A row that somebody has changed since the statement began is locked
+/// where it is now and not found there: it is left to the next statement.
+const GRANT_FREE: &str = "\
+WITH s AS MATERIALIZED (
+    SELECT r.n, r.holder, f.at
+    FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n) CROSS JOIN LATERAL (
+        SELECT l.ctid AS at FROM {schema}.lease l
+        WHERE l.key = r.key COLLATE \"C\" AND (l.released OR l.expires_at <= clock_timestamp())
+            AND (l.cooldown_us IS NULL
+                OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
+        FOR UPDATE
+    ) f
+)
+UPDATE {schema}.lease l SET
+    holder = s.holder,
+    token = nextval({token}),
+    acquired_at = clock_timestamp(),
+    ttl_us = $3::bigint,
+    expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond',
+    released = false,
+    cooldown_us = $4::bigint,
+    label = $5::text,
+    owner = $6::text,
+    wake_until = NULL
+FROM s WHERE l.ctid = s.at
+RETURNING s.n, l.token";
 
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
@@ -122,6 +154,24 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
+/// Only what has more time left than it could have waited: 300 ms, more than `lock_timeout`. Should one row
+/// have taken longer all the same, because the server stood still, the cast fails and nothing is renewed.
+const RENEW_EARLY: &str = "\
+WITH u AS (
+    UPDATE {schema}.lease l SET
+        ttl_us = $3::bigint,
+        expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+    WHERE l.key = ANY ($1::text[])
+        AND ((l.key, l.holder) IN (SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder))) IS TRUE
+        AND NOT l.released AND l.expires_at > clock_timestamp() + interval '300 milliseconds'
+    RETURNING CASE
+        WHEN l.expires_at + interval '300 milliseconds' < clock_timestamp() + $3::bigint * interval '1 microsecond'
+        THEN ('the server stood still while it renewed ' || l.key)::boolean
+        ELSE true
+    END AS in_time
+)
+SELECT count(u.in_time) FROM u";
+
 const RENEW: &str = "\
 WITH g AS MATERIALIZED (
     SELECT f.key, f.until FROM (
@@ -154,6 +204,14 @@ RETURNING l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timest
     CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
 
 const RELEASE: &str = "\
+UPDATE {schema}.lease l SET released = true
+WHERE l.key = ANY ($1::text[])
+    AND ((l.key, l.holder) IN (SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder))) IS TRUE
+    AND NOT l.released
+RETURNING l.key, l.holder, l.expires_at > clock_timestamp(), coalesce(l.wake_until > clock_timestamp(), false),
+    CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify($3::text, 'f' || l.key) END";
+
+const RELEASE_UNLOCKED: &str = "\
 WITH g AS MATERIALIZED (
     SELECT f.key FROM (
         SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
@@ -161,7 +219,7 @@ WITH g AS MATERIALIZED (
     ) r CROSS JOIN LATERAL (
         SELECT l.key FROM {schema}.lease l
         WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND NOT l.released
-        FOR NO KEY UPDATE{skip}
+        FOR NO KEY UPDATE SKIP LOCKED
     ) f
 )
 UPDATE {schema}.lease l SET released = true WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))

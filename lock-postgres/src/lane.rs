@@ -1,5 +1,13 @@
 //! The queue in front of one or several sessions: what arrives while a round trip is under way travels
 //! together in the next one.
+//!
+//! What a statement costs beside its rows is the larger part of it, so the fewer statements the better:
+//!
+//! - A session that has answered many gives them a chance to ask for what they want next before it looks. No
+//!   time is waited for, only others' turns on the runtime.
+//! - Jobs that make statements of their own go one kind after the other ([`Job::later`]): whoever is answered by
+//!   the first would wait for the second.
+//! - Many jobs are shared out evenly among the sessions, so that no session is left with single ones.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,7 +20,20 @@ use tokio::sync::Notify;
 pub trait Job: Send + 'static {
     /// Answers with `error`: the job was not begun.
     fn fail(self, error: Error);
+
+    /// Takes out of `jobs`, which could travel together, what had better wait for the next round trip or another
+    /// session; it stays first in the queue. At least one is left. By default all are.
+    fn later(jobs: &mut Vec<Self>) -> Vec<Self>
+    where
+        Self: Sized,
+    {
+        let _ = jobs;
+        Vec::new()
+    }
 }
+
+/// So few jobs are not shared out.
+const FEW: usize = 8;
 
 /// The queue. Cheap to clone; all clones are one queue.
 pub struct Lane<J: Job>(Arc<Inner<J>>);
@@ -29,13 +50,15 @@ struct State<J> {
     closed: bool,
     /// How many sessions are connected and take jobs.
     serving: usize,
+    /// How many jobs these have taken and not done yet.
+    under_way: usize,
 }
 
 impl<J: Job> Lane<J> {
     /// An empty queue that is open.
     #[must_use]
     pub fn new() -> Self {
-        let state = State { jobs: VecDeque::new(), closed: false, serving: 0 };
+        let state = State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
         Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new(), closing: Notify::new() }))
     }
 
@@ -70,22 +93,27 @@ impl<J: Job> Lane<J> {
         self.state().closed
     }
 
-    /// Waits for jobs and takes up to `most` of them, oldest first; `None` once it is closed and empty.
-    pub(crate) async fn take(&self, most: usize) -> Option<Vec<J>> {
-        self.until(|state| {
-            let count = state.jobs.len().min(most);
-            (count > 0).then(|| state.jobs.drain(..count).collect())
-        })
-        .await
-    }
-
     /// Waits until there is a job, and leaves it there; `false` once the lane is closed and empty.
     pub(crate) async fn wanted(&self) -> bool {
-        self.until(|state| (!state.jobs.is_empty()).then_some(())).await.is_some()
+        self.until(1, |state| (!state.jobs.is_empty()).then_some(())).await.is_some()
     }
 
-    async fn until<T>(&self, mut look: impl FnMut(&mut State<J>) -> Option<T>) -> Option<T> {
+    /// Lets those ask who have just been answered, or came together, where `expected` of them are likely to:
+    /// until all have, or no more do.
+    async fn gather(&self, expected: usize) {
+        let (mut waiting, mut before) = (0, usize::MAX);
+        while waiting < expected && waiting != before {
+            before = waiting;
+            tokio::task::yield_now().await;
+            waiting = self.state().jobs.len();
+        }
+    }
+
+    async fn until<T>(&self, expected: usize, mut look: impl FnMut(&mut State<J>) -> Option<T>) -> Option<T> {
         loop {
+            if expected > 1 {
+                self.gather(expected).await;
+            }
             // Both are registered before the look, so that nothing in between is missed.
             let mut arrived = std::pin::pin!(self.0.arrived.notified());
             let mut closing = std::pin::pin!(self.0.closing.notified());
@@ -114,7 +142,7 @@ impl<J: Job> Lane<J> {
     /// A session takes jobs until the returned value is dropped.
     pub(crate) fn serve(&self) -> Serving<J> {
         self.state().serving += 1;
-        Serving(self.clone())
+        Serving { lane: self.clone(), under_way: 0, last: 0 }
     }
 
     /// Fails what waits, unless another session can do it.
@@ -140,13 +168,53 @@ pub fn again(error: &Error) -> Error {
 }
 
 /// A session that takes jobs.
-pub(crate) struct Serving<J: Job>(Lane<J>);
+pub(crate) struct Serving<J: Job> {
+    lane: Lane<J>,
+    /// How many jobs it has taken and not done yet.
+    under_way: usize,
+    /// How many it took last.
+    last: usize,
+}
+
+impl<J: Job> Serving<J> {
+    /// Waits for jobs and takes this session's share of them, up to `most`, oldest first; `None` once the lane is
+    /// closed and empty. What it took before is done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it has taken nothing.
+    pub(crate) async fn take(&mut self, most: usize) -> Option<Vec<J>> {
+        self.done();
+        let look = |state: &mut State<J>| {
+            let all = state.jobs.len() + state.under_way;
+            let share = all.div_ceil(state.serving.max(1)).max(FEW).min(most);
+            let mut jobs: Vec<J> = state.jobs.drain(..share.min(state.jobs.len())).collect();
+            for job in J::later(&mut jobs).into_iter().rev() {
+                state.jobs.push_front(job);
+            }
+            state.under_way += jobs.len();
+            (!jobs.is_empty()).then_some(jobs)
+        };
+        let jobs = self.lane.until(self.last, look).await?;
+        self.under_way = jobs.len();
+        self.last = jobs.len();
+        Some(jobs)
+    }
+
+    fn done(&mut self) {
+        let done = std::mem::take(&mut self.under_way);
+        if done > 0 {
+            self.lane.state().under_way -= done;
+        }
+    }
+}
 
 impl<J: Job> Drop for Serving<J> {
     fn drop(&mut self) {
-        self.0.state().serving -= 1;
+        self.done();
+        self.lane.state().serving -= 1;
         // Whoever is left looks again: the permit of a job may have been ours.
-        self.0.0.arrived.notify_one();
+        self.lane.0.arrived.notify_one();
     }
 }
 
@@ -172,6 +240,7 @@ impl<J: Job> fmt::Debug for Lane<J> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
     use leasehold_api::ErrorKind;
     use tokio::sync::mpsc;
 
@@ -183,21 +252,119 @@ mod tests {
         }
     }
 
+    fn numbers(jobs: Option<Vec<Number>>) -> Vec<u32> {
+        jobs.unwrap().iter().map(|job| job.0).collect()
+    }
+
     #[tokio::test]
     async fn what_came_together_is_taken_together_and_in_order() {
         let (failed, mut failures) = mpsc::unbounded_channel();
         let lane = Lane::new();
+        let mut session = lane.serve();
         lane.push_all((0..5).map(|n| Number(n, failed.clone())));
         lane.push(Number(5, failed.clone()));
-        let taken = |jobs: Option<Vec<Number>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
-        assert_eq!(taken(lane.take(4).await), [0, 1, 2, 3]);
-        assert_eq!(taken(lane.take(4).await), [4, 5]);
+        assert_eq!(numbers(session.take(4).await), [0, 1, 2, 3]);
+        assert_eq!(numbers(session.take(4).await), [4, 5]);
         lane.push(Number(6, failed.clone()));
         lane.close();
         lane.push(Number(7, failed.clone()));
         assert_eq!(failures.try_recv().unwrap(), (7, ErrorKind::Closed));
-        assert_eq!(taken(lane.take(4).await), [6], "what was queued before the close is still done");
-        assert!(lane.take(4).await.is_none());
+        assert_eq!(numbers(session.take(4).await), [6], "what was queued before the close is still done");
+        assert!(session.take(4).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_those_ask_for_who_were_just_answered_travels_together() {
+        let (failed, _failures) = mpsc::unbounded_channel();
+        let lane = Lane::new();
+        let mut session = lane.serve();
+        let mut asked = 0;
+        for round in 0..3 {
+            lane.push_all((0..20).map(|n| Number(n, failed.clone())));
+            assert_eq!(session.take(64).await.unwrap().len(), 20, "round {round}");
+            // Each is answered, and has something else to do before it asks again.
+            for n in 0..20 {
+                let (lane, failed) = (lane.clone(), failed.clone());
+                asked += 1;
+                tokio::spawn(async move {
+                    for _ in 0..n % 3 {
+                        tokio::task::yield_now().await;
+                    }
+                    lane.push(Number(n, failed));
+                });
+            }
+            assert_eq!(session.take(64).await.unwrap().len(), 20, "round {round}");
+        }
+        assert_eq!(asked, 60);
+        assert_eq!(lane.state().jobs.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_lone_job_is_taken_without_anybodys_turn_in_between() {
+        let (failed, _failures) = mpsc::unbounded_channel();
+        let lane = Lane::new();
+        let mut session = lane.serve();
+        for n in 0..3 {
+            lane.push(Number(n, failed.clone()));
+            let taken = std::pin::pin!(session.take(64)).now_or_never();
+            assert_eq!(numbers(taken.unwrap()), [n]);
+        }
+    }
+
+    #[tokio::test]
+    async fn many_jobs_are_shared_out_and_few_are_not() {
+        let (failed, _failures) = mpsc::unbounded_channel();
+        let lane = Lane::new();
+        let (mut one, mut other) = (lane.serve(), lane.serve());
+        lane.push_all((0..64).map(|n| Number(n, failed.clone())));
+        assert_eq!(one.take(512).await.unwrap().len(), 32);
+        assert_eq!(other.take(512).await.unwrap().len(), 32);
+        // Those that are under way elsewhere count: 33 and 31 are better than 1 and 63.
+        lane.push_all((0..32).map(|n| Number(n, failed.clone())));
+        assert_eq!(one.take(512).await.unwrap().len(), 32);
+        lane.push_all((0..7).map(|n| Number(n, failed.clone())));
+        assert_eq!(other.take(512).await.unwrap().len(), 7);
+        // A session that has ended has nothing under way.
+        drop(other);
+        lane.push_all((0..40).map(|n| Number(n, failed.clone())));
+        assert_eq!(one.take(512).await.unwrap().len(), 40);
+        drop(one);
+        let state = lane.state();
+        assert_eq!((state.under_way, state.serving), (0, 0));
+    }
+
+    /// Even numbers go before odd ones.
+    struct Parity(u32);
+
+    impl Job for Parity {
+        fn fail(self, _: Error) {}
+
+        fn later(jobs: &mut Vec<Self>) -> Vec<Self> {
+            let mixed = jobs.iter().any(|job| job.0 % 2 == 0);
+            jobs.extract_if(.., |job| mixed && job.0 % 2 == 1).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_had_better_wait_stays_first_in_the_queue() {
+        let lane = Lane::new();
+        let mut session = lane.serve();
+        lane.push_all((1..6).map(Parity));
+        let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
+        assert_eq!(taken(session.take(4).await), [2, 4]);
+        assert_eq!(taken(session.take(4).await), [1, 3, 5]);
+    }
+
+    #[tokio::test]
+    async fn what_is_left_for_another_session_wakes_it() {
+        let lane = Lane::new();
+        let mut other = lane.serve();
+        let waiting = tokio::spawn(async move { other.take(4).await.map(|jobs| jobs.len()) });
+        tokio::task::yield_now().await;
+        let mut session = lane.serve();
+        lane.push_all((1..4).map(Parity));
+        assert_eq!(session.take(4).await.unwrap().len(), 1);
+        assert_eq!(waiting.await.unwrap(), Some(2));
     }
 
     #[tokio::test]
@@ -219,7 +386,7 @@ mod tests {
         let lane: Lane<Number> = Lane::new();
         let idle = tokio::spawn({
             let lane = lane.clone();
-            async move { lane.take(1).await.is_none() }
+            async move { lane.serve().take(1).await.is_none() }
         });
         tokio::task::yield_now().await;
         lane.close();

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::PgConfig;
-use crate::lane::{Job, Lane, Serving, again};
+use crate::lane::{Job, Lane, again};
 use crate::link::Link;
 
 /// The most jobs that travel together.
@@ -159,14 +159,14 @@ struct Actor<W: Work> {
     lane: Lane<W::Job>,
     work: W,
     epoch: u64,
-    serving: Option<Serving<W::Job>>,
+    serving: bool,
     /// It ends because it was told to.
     over: bool,
 }
 
 impl<W: Work> Actor<W> {
     fn new(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Self {
-        Self { config: config.clone(), lane: lane.clone(), work, epoch: 0, serving: None, over: false }
+        Self { config: config.clone(), lane: lane.clone(), work, epoch: 0, serving: false, over: false }
     }
 
     /// Opens the session, says how that went, and serves it.
@@ -206,7 +206,6 @@ impl<W: Work> Actor<W> {
                 }
                 continue;
             };
-            self.serving = Some(self.lane.serve());
             let error = match self.serve(open).await {
                 ControlFlow::Break(()) => {
                     self.over = true;
@@ -214,7 +213,7 @@ impl<W: Work> Actor<W> {
                 }
                 ControlFlow::Continue(error) => error,
             };
-            self.serving = None;
+            self.serving = false;
             if let Some(error) = error {
                 tracing::warn!(server = %self.config, %error, "a session has ended");
                 self.work.ended(&error);
@@ -251,12 +250,14 @@ impl<W: Work> Actor<W> {
     /// Does what comes until the lane is closed (`Break`) or the session has ended, by an error or because
     /// nobody needed it.
     async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Error>> {
+        self.serving = true;
+        let mut serving = self.lane.serve();
         let mut idle = std::pin::pin!(sleep_until(Instant::now() + IDLE));
         let mut last = Instant::now();
         loop {
             let done = tokio::select! {
                 biased;
-                jobs = self.lane.take(MOST_JOBS) => match jobs {
+                jobs = serving.take(MOST_JOBS) => match jobs {
                     Some(jobs) => self.run(&mut link, jobs).await,
                     None => {
                         link.close().await;
@@ -309,7 +310,7 @@ impl<W: Work> Actor<W> {
 impl<W: Work> Drop for Actor<W> {
     fn drop(&mut self) {
         let error = Error::new(ErrorKind::Unavailable, "the session's task has ended; connect again");
-        if self.serving.take().is_some() {
+        if self.serving {
             self.work.ended(&again(&error));
         }
         if !self.over {

@@ -13,7 +13,7 @@ use sqlx::{Connection, Executor, PgConnection};
 use test_servers::Database;
 
 use crate::sql::LEASES;
-use crate::support::{config, connection, holder, installed, key, micros, text};
+use crate::support::{Came, config, connection, expire, holder, installed, key, micros, take, text};
 
 fn request(name: &str, serial: u64) -> Request {
     let mut request = Request::new(key(name), holder(serial));
@@ -122,6 +122,84 @@ async fn a_release_comes_after_the_grant_that_it_undoes() {
 }
 
 #[tokio::test]
+async fn a_free_row_that_was_changed_while_it_was_waited_for_is_granted_all_the_same() {
+    let database = installed().await;
+    let (mut user, mut watcher) = (connection(&database).await, connection(&database).await);
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    for serial in 1..3 {
+        let hold = granted(&backend, request(&format!("k{serial}"), serial)).await;
+        assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    }
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("UPDATE leasehold.lease SET label = 'seen' WHERE key = 'k1'").await.unwrap();
+    let asking = tokio::spawn(async move { backend.acquire(vec![request("k1", 3), request("k2", 4)]).await });
+    until_blocked(&mut watcher).await;
+    tx.commit().await.unwrap();
+    for answer in asking.await.unwrap() {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_waited_for_a_takeover_leaves_the_new_holder_alone() {
+    let database = installed().await;
+    let (mut user, mut watcher) = (connection(&database).await, connection(&database).await);
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let mut holds = Vec::new();
+    for serial in 1..3 {
+        holds.push(granted(&backend, request(&format!("k{serial}"), serial)).await);
+    }
+    expire(&mut user, "k1", "1 s").await;
+    let mut tx = user.begin().await.unwrap();
+    let taken = take(&mut tx, LEASES.grant_one, "k1", holder(9), Duration::from_secs(30)).await;
+    assert_eq!(taken, Came::Rows(1));
+    let releasing = tokio::spawn(async move { (backend.release(holds.clone()).await, backend, holds) });
+    until_blocked(&mut watcher).await;
+    tx.commit().await.unwrap();
+    let (answers, backend, holds) = releasing.await.unwrap();
+    let were_held: Vec<bool> = answers.into_iter().map(|answer| answer.unwrap().was_held).collect();
+    assert_eq!(were_held, [false, true]);
+    let live = "SELECT holder FROM leasehold.lease WHERE NOT released AND expires_at > clock_timestamp()";
+    let live: String = sqlx::query_scalar(live).fetch_one(&mut user).await.unwrap();
+    assert_eq!(live, holder(9).to_string());
+    // Nor does a renewal take what is somebody else's.
+    for answer in backend.renew(holds).await {
+        assert_eq!(answer.unwrap(), Renewed::Gone(LossReason::Gone));
+    }
+}
+
+#[tokio::test]
+async fn what_differs_in_its_ttl_its_cooldown_or_its_label_is_granted_as_asked_for() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    for round in 0..2 {
+        let mut requests: Vec<Request> = (0..4).map(|n| request(&format!("k{n}"), round * 10 + n)).collect();
+        requests[1].ttl = Some(Duration::from_secs(70));
+        requests[2].cooldown = Some(Duration::from_micros(1));
+        requests[3].label = Some("fourth".into());
+        let holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
+        for answer in backend.acquire(requests).await {
+            assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+        }
+        let rows: Vec<(i64, Option<i64>, Option<String>)> =
+            sqlx::query_as("SELECT ttl_us, cooldown_us, label FROM leasehold.lease ORDER BY key")
+                .fetch_all(&mut user)
+                .await
+                .unwrap();
+        let usual = (30_000_000, None, None);
+        let expected = [
+            usual.clone(),
+            (70_000_000, None, None),
+            (30_000_000, Some(1), None),
+            (30_000_000, None, Some("fourth".to_owned())),
+        ];
+        assert_eq!(rows, expected, "round {round}");
+        backend.release(holds).await;
+    }
+}
+
+#[tokio::test]
 async fn a_locked_table_is_an_error_and_not_a_held_key() {
     let database = installed().await;
     let backend = config(&database).backend().await.unwrap();
@@ -178,8 +256,16 @@ async fn plans_that_were_made_for_an_empty_table_are_good_for_a_full_one() {
         assert!(answer.unwrap().was_held);
     }
     let releases = start.elapsed() - grants - renewals;
-    println!("{grants:?}, {renewals:?}, {releases:?}");
-    assert!([grants, renewals, releases].into_iter().all(|took| took < Duration::from_millis(700)));
+    // Those are rows that are there, which is another statement.
+    let again: Vec<Request> = (0..300).map(|n| request(&format!("k{n}"), 2_000 + n)).collect();
+    for answer in backend.acquire(again).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    let takeovers = start.elapsed() - grants - renewals - releases;
+    println!("{grants:?}, {renewals:?}, {releases:?}, {takeovers:?}");
+    assert!(
+        [grants, renewals, releases, takeovers].into_iter().all(|took| took < Duration::from_millis(700))
+    );
 }
 
 /// Notes whether a grant's own transaction has looked at the marker.

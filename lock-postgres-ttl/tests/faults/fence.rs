@@ -10,7 +10,8 @@ use test_servers::Database;
 
 use crate::sql::{FENCE, LEASES};
 use crate::support::{
-    Came, config, connection, expire, holder, installed, key, release, renew, take, take_all, text, token_of,
+    Came, config, connection, expire, holder, installed, key, release, renew, renew_early, take, take_all,
+    take_free, text, token_of,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -45,6 +46,9 @@ async fn a_fence_lets_renewals_releases_and_tries_pass() {
     // A try that travels with a fenced live lease answers at once and grants its neighbours.
     let granted = take_all(&mut store, LEASES.grant, &["a", "b", "c"], holder(2)).await;
     assert_eq!(granted.unwrap(), ["b", "c"]);
+    expire(&mut store, "b", "1 s").await;
+    assert_eq!(take_free(&mut store, LEASES.grant_free, &["a", "b", "c"], holder(3)).await.unwrap(), [2]);
+    assert_eq!(renew_early(&mut store, &["a"], holder(1)).await, Ok(1));
     assert_eq!(release(&mut store, "a", holder(1)).await, Came::Rows(1));
     // Released, it is still pinned: nobody else may have it before the transaction ends.
     assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Blocked);
@@ -59,6 +63,7 @@ async fn a_fence_holds_up_the_takeover_of_an_ended_lease() {
     expire(&mut store, "a", "1 s").await;
     assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Blocked);
     assert_eq!(take_all(&mut store, LEASES.grant, &["a", "b"], holder(2)).await, None, "blocked as a whole");
+    assert_eq!(take_free(&mut store, LEASES.grant_free, &["a"], holder(2)).await, None);
     tx.commit().await.unwrap();
     assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(1));
 }
@@ -83,6 +88,21 @@ async fn mutant_a_takeover_that_does_not_write_the_key_walks_through_the_fence()
     let mutant = LEASES.grant_one.replace("    key = excluded.key,\n", "");
     assert_ne!(mutant, LEASES.grant_one);
     assert_eq!(take(&mut store, &mutant, "a", holder(2), LONG).await, Came::Rows(1), "granted: no fence");
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn mutant_a_takeover_that_does_not_lock_the_row_for_itself_walks_through_the_fence() {
+    let (_database, mut store, mut user) = database_with_lease("a").await;
+    let tx = fenced(&mut user, FENCE, "a").await;
+    expire(&mut store, "a", "1 s").await;
+    for weaker in ["FOR NO KEY UPDATE", "OFFSET 0"] {
+        let mutant = LEASES.grant_free.replace("FOR UPDATE", weaker);
+        assert_ne!(mutant, LEASES.grant_free);
+        let granted = take_free(&mut store, &mutant, &["a"], holder(2)).await;
+        assert_eq!(granted.unwrap(), [1], "granted: no fence");
+        expire(&mut store, "a", "1 s").await;
+    }
     tx.commit().await.unwrap();
 }
 

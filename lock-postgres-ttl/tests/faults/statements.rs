@@ -3,16 +3,22 @@
 use std::time::Duration;
 
 use leasehold_api::LockExt as _;
-use sqlx::{Connection, Executor};
+use sqlx::{Connection, Executor, PgConnection};
 use test_servers::{Cluster, ClusterOptions};
 
 use crate::sql::LEASES;
-use crate::support::{Came, config, connection, expire, holder, installed, key, renew, take, token_of};
+use crate::support::{
+    Came, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many, take,
+    token_of,
+};
 
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A renewal that waits for the row's lock until the lease has ended: how many rows it renews.
-async fn renewed_after_waiting(statement: &str) -> Came {
+/// What `renewing` answers, which waits for the row's lock until the lease of `k` has ended.
+async fn after_waiting<F: Future + Send + 'static>(renewing: fn(PgConnection) -> F) -> (F::Output, bool)
+where
+    F::Output: Send,
+{
     let database = installed().await;
     let (mut store, mut user) = (connection(&database).await, connection(&database).await);
     store.execute("SET lock_timeout = 0").await.unwrap();
@@ -20,27 +26,60 @@ async fn renewed_after_waiting(statement: &str) -> Came {
     // Locked, not changed: that is what a plain UPDATE does not look at again.
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT 1 FROM leasehold.lease WHERE key = 'k' FOR UPDATE").await.unwrap();
-    let statement = statement.to_owned();
-    let renewing = tokio::spawn(async move { renew(&mut store, &statement, "k", holder(1)).await });
+    let renewing = tokio::spawn(renewing(store));
     tokio::time::sleep(SHORT + Duration::from_millis(100)).await;
     assert!(!renewing.is_finished());
     tx.commit().await.unwrap();
-    renewing.await.unwrap()
+    let answer = renewing.await.unwrap();
+    let live = "SELECT expires_at > clock_timestamp() FROM leasehold.lease WHERE key = 'k'";
+    (answer, sqlx::query_scalar(live).fetch_one(&mut user).await.unwrap())
 }
 
 #[tokio::test]
 async fn a_renewal_that_waited_does_not_revive_an_ended_lease() {
-    assert_eq!(renewed_after_waiting(LEASES.renew).await, Came::Rows(0));
+    let renewing = |mut store| async move { renew(&mut store, LEASES.renew, "k", holder(1)).await };
+    assert_eq!(after_waiting(renewing).await, (Came::Rows(0), false));
+}
+
+#[tokio::test]
+async fn a_renewal_of_many_that_waited_longer_than_it_may_fails_as_a_whole() {
+    // In its own words, `invalid_text_representation`: what makes the store ask by the other statement.
+    let renewing = |mut store| async move { renew_early(&mut store, &["k"], holder(1)).await };
+    assert_eq!(after_waiting(renewing).await, (Err("22P02".to_owned()), false));
 }
 
 #[tokio::test]
 async fn mutant_a_renewal_that_does_not_look_again_revives_it() {
-    let mutant = "\
+    let renewing = |mut store| async move {
+        let original = "WHEN l.expires_at + interval '300 milliseconds' <";
+        let mutant = LEASES.renew_early.unwrap().replace(original, "WHEN l.expires_at + interval '1 hour' <");
+        assert_ne!(mutant, LEASES.renew_early.unwrap());
+        renew_many(&mut store, &mutant, &["k"], holder(1)).await
+    };
+    assert_eq!(after_waiting(renewing).await, (Ok(1), true));
+    let renewing = |mut store| async move {
+        let mutant = "\
 UPDATE {schema}.lease l SET expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
 FROM unnest($1::text[], $2::text[]) AS r (key, holder)
 WHERE l.key = r.key AND l.holder = r.holder AND NOT l.released AND l.expires_at > clock_timestamp()
 RETURNING l.key";
-    assert_eq!(renewed_after_waiting(mutant).await, Came::Rows(1));
+        renew(&mut store, mutant, "k", holder(1)).await
+    };
+    assert_eq!(after_waiting(renewing).await, (Came::Rows(1), true));
+}
+
+#[tokio::test]
+async fn what_ends_just_now_is_not_renewed_early() {
+    let database = installed().await;
+    let mut store = connection(&database).await;
+    for (k, ttl) in [("a", 60_000), ("b", 200), ("c", 60_000)] {
+        let taken = take(&mut store, LEASES.grant_one, k, holder(1), Duration::from_millis(ttl)).await;
+        assert_eq!(taken, Came::Rows(1));
+    }
+    assert_eq!(renew_early(&mut store, &["a", "b", "c"], holder(1)).await, Ok(2));
+    assert_eq!(renew_early(&mut store, &["a", "c"], holder(2)).await, Ok(0), "somebody else's");
+    assert_eq!(release(&mut store, "a", holder(1)).await, Came::Rows(1));
+    assert_eq!(renew_early(&mut store, &["a", "c"], holder(1)).await, Ok(1), "released");
 }
 
 #[tokio::test]

@@ -112,9 +112,50 @@ pub(crate) async fn take_all(
     }
 }
 
+/// The grant of several keys that were there before; answers the places of those that were granted, or `None`
+/// when blocked.
+pub(crate) async fn take_free(
+    on: &mut PgConnection,
+    statement: &str,
+    keys: &[&str],
+    by: HolderId,
+) -> Option<Vec<i64>> {
+    let holders: Vec<String> = keys.iter().map(|_| by.to_string()).collect();
+    let query = sqlx::query(text(statement)).bind(keys).bind(holders).bind(micros(Duration::from_secs(30)));
+    let rows = query.bind(None::<i64>).bind(None::<&str>).bind("test").fetch_all(on).await;
+    match rows {
+        Ok(rows) => Some(rows.iter().map(|row| row.get(0)).collect()),
+        Err(error) => {
+            assert_eq!(came(Err(error)), Came::Blocked);
+            None
+        }
+    }
+}
+
 pub(crate) async fn renew(on: &mut PgConnection, statement: &str, key: &str, by: HolderId) -> Came {
     let query = sqlx::query(text(statement)).bind(vec![key]).bind(vec![by.to_string()]);
     came(query.bind(30_000_000_i64).fetch_all(on).await)
+}
+
+/// The renewal of what does not end just now: how many it renewed, or the code of its error.
+pub(crate) async fn renew_early(on: &mut PgConnection, keys: &[&str], by: HolderId) -> Result<i64, String> {
+    renew_many(on, LEASES.renew_early.unwrap(), keys, by).await
+}
+
+/// The same by `statement`, a template.
+pub(crate) async fn renew_many(
+    on: &mut PgConnection,
+    statement: &str,
+    keys: &[&str],
+    by: HolderId,
+) -> Result<i64, String> {
+    let holders: Vec<String> = keys.iter().map(|_| by.to_string()).collect();
+    let query = sqlx::query_scalar(text(statement)).bind(keys).bind(holders).bind(30_000_000_i64);
+    match query.fetch_one(on).await {
+        Ok(count) => Ok(count),
+        Err(sqlx::Error::Database(error)) => Err(error.code().unwrap_or_default().into_owned()),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 pub(crate) async fn release(on: &mut PgConnection, key: &str, by: HolderId) -> Came {

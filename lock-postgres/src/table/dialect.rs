@@ -17,8 +17,9 @@ use crate::ident::Identifier;
 /// What reads the clock reads `clock_timestamp()`, after the row is locked.
 ///
 /// Plans are kept, and were perhaps made when the table was empty. So no statement leaves the planner the
-/// choice in which order to join: rows are looked up by key from within a `LATERAL` subquery that cannot be
-/// pulled up, or by an array of keys.
+/// choice in which order to join: rows are looked up by an array of keys, whose order an index scan follows,
+/// or from within a `LATERAL` subquery that cannot be pulled up. Who holds them is compared by an
+/// `IN (SELECT ..)` that cannot be pulled up either, since it is asked whether it `IS TRUE`: it is hashed.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with all statements.
 pub struct Dialect {
@@ -27,8 +28,12 @@ pub struct Dialect {
     /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
     /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
     pub grant_one: &'static str,
-    /// Grants for several keys, each of them once. As above with arrays for `$1` to `$5`; `$7` is how
-    /// many microseconds a waiter's mark must still last. Answers `(key, token, live, live_us, cool_us,
+    /// Grants for several keys, each of them once and in their order, of which it need not find all that are
+    /// free, and inserts none. As above with arrays for `$1` and `$2`; the rest is the same for all. Answers the
+    /// place of each that was granted, counted from one, and its token.
+    pub grant_free: &'static str,
+    /// Grants for several keys, each of them once, that says of each why it was not granted. As above with
+    /// arrays for `$1` to `$5`; `$7` is how many microseconds a waiter's mark must still last. Answers `(key, token, live, live_us, cool_us,
     /// marked)`: one row per request with what was there before, and one row with only key and token
     /// per grant. `{free}` and `{among}` are empty or what the two fields below say.
     pub grant: &'static str,
@@ -37,6 +42,9 @@ pub struct Dialect {
     pub free: &'static str,
     /// A further condition of [`grant`](Self::grant): only rows that were locked so, and new ones.
     pub among: &'static str,
+    /// Renews holds that do not end just now, which are nearly all: `$1` to `$3` as below. Answers how many
+    /// it has renewed; fails, and renews none, if it cannot tell whether one had ended.
+    pub renew_early: Option<&'static str>,
     /// Renews, or confirms where there is nothing to renew. `$1` keys, `$2` holders, `$3` the TTL of all in
     /// microseconds. Answers `(key, holder)` of what is still held. `{skip}` is empty or ` SKIP LOCKED`.
     pub renew: &'static str,
@@ -47,8 +55,10 @@ pub struct Dialect {
     /// if somebody waits.
     pub release_one: &'static str,
     /// Several releases: `$1` keys, `$2` holders, `$3` channel. Answers `(key, holder, held, waited)` of
-    /// those that were there. Has `{skip}`.
+    /// those that were there.
     pub release: &'static str,
+    /// The same, which leaves out rows that somebody else has locked.
+    pub release_unlocked: &'static str,
     /// Notes that somebody waits. `$1` keys, `$2` for how many microseconds. Answers the keys that are
     /// held. Has `{skip}`.
     pub mark: &'static str,
@@ -71,7 +81,9 @@ pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send +
 pub(super) struct Statements {
     pub(super) kind: &'static str,
     pub(super) grant_one: Arc<str>,
+    pub(super) grant_free: Arc<str>,
     pub(super) grant: Patient,
+    pub(super) renew_early: Option<Arc<str>>,
     pub(super) renew: Patient,
     pub(super) confirm: Arc<str>,
     pub(super) release_one: Arc<str>,
@@ -113,11 +125,13 @@ impl Statements {
         Self {
             kind: dialect.kind,
             grant_one: render(dialect.grant_one),
+            grant_free: render(dialect.grant_free),
             grant: Patient { waits: grant("", ""), skips: grant(&free, &among) },
+            renew_early: dialect.renew_early.map(render),
             renew: patient(dialect.renew),
             confirm: render(dialect.confirm),
             release_one: render(dialect.release_one),
-            release: patient(dialect.release),
+            release: Patient { waits: render(dialect.release), skips: render(dialect.release_unlocked) },
             mark: patient(dialect.mark),
             force: render(dialect.force),
             list: render(dialect.list),

@@ -10,7 +10,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
-use super::db::{Db, Trouble, locked};
+use super::db::{Db, Statement, Trouble, locked};
 use super::job::{Call, hand_out};
 use super::registry::{Afterlife, Named};
 use super::simple;
@@ -154,19 +154,75 @@ impl Grants<'_, '_> {
         Ok(Attempt::Granted(granted))
     }
 
-    /// One statement for all, or more of them if somebody has locked a row or a value cannot be stored.
+    /// One statement if all are free, which is by far the most frequent case; what it did not grant is asked
+    /// for once more, by one that inserts rows and says why not.
     async fn ask(&mut self, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
-        let pinned = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
-        match self.ask_together(requests, pinned).await {
+        let mut skips = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
+        let mut tokens = Vec::new();
+        if !skips {
+            match self.ask_if_free(requests).await {
+                Ok(granted) => tokens = granted,
+                Err(Trouble::Locked { .. } | Trouble::OneOf(_)) => skips = true,
+                Err(trouble) => return refused(trouble, requests),
+            }
+        }
+        tokens.resize(requests.len(), None);
+        let rest = requests.iter().zip(&tokens).filter(|(_, token)| token.is_none());
+        let rest: Vec<&Request> = rest.map(|(request, _)| *request).collect();
+        let mut fates = self.ask_of_each(&rest, skips).await?.into_iter();
+        let fate = |token: Option<i64>| match token {
+            Some(token) => Ok(Outcome::Granted(token)),
+            None => fates.next().unwrap_or(Ok(Outcome::Passed)),
+        };
+        Ok(tokens.into_iter().map(fate).collect())
+    }
+
+    /// Answers the tokens of those that were granted, at their places.
+    async fn ask_if_free(&mut self, requests: &[&Request]) -> Result<Vec<Option<i64>>, Trouble> {
+        let [first, others @ ..] = requests else { return Ok(Vec::new()) };
+        if others.is_empty() {
+            return Ok(vec![self.ask_alone(first).await?]);
+        }
+        let like_the_first =
+            |r: &&Request| r.ttl == first.ttl && r.cooldown == first.cooldown && r.label == first.label;
+        if !others.iter().all(like_the_first) {
+            return Ok(Vec::new());
+        }
+        let text = &self.common.statements.grant_free;
+        let (schema, owner) = (&self.common.config.schema, self.owner);
+        let bind = |query: Statement| {
+            let query = query.bind(keys(requests)).bind(holders(requests)).bind(ttl(first));
+            query
+                .bind(first.cooldown.map(micros))
+                .bind(first.label.as_deref().map(str::to_owned))
+                .bind(owner.to_owned())
+        };
+        let rows = self.db.drawing("acquire", text, schema, &bind).await?;
+        let mut tokens = vec![None; requests.len()];
+        for row in &rows {
+            let read =
+                |at| row.try_get::<i64, _>(at).map_err(|e| Trouble::Refused(store_error(e, "acquire")));
+            let place = usize::try_from(read(0)?).ok().and_then(|n| n.checked_sub(1));
+            if let Some(token) = place.and_then(|place| tokens.get_mut(place)) {
+                *token = Some(read(1)?);
+            }
+        }
+        Ok(tokens)
+    }
+
+    /// One statement, or more of them if somebody has locked a row or a value cannot be stored.
+    async fn ask_of_each(&mut self, requests: &[&Request], skips: bool) -> Result<Vec<Fate>, Error> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut asked = self.ask_together(requests, skips).await;
+        if !skips && matches!(asked, Err(Trouble::Locked { .. } | Trouble::OneOf(_))) {
+            asked = self.ask_together(requests, true).await;
+        }
+        match asked {
             Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
-            Err(Trouble::Locked { .. } | Trouble::OneOf(_)) if requests.len() > 1 || !pinned => {
-                match self.ask_together(requests, true).await {
-                    Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
-                    Err(Trouble::Locked { row: true } | Trouble::OneOf(_)) => {
-                        self.ask_one_by_one(requests).await
-                    }
-                    Err(trouble) => refused(trouble, requests),
-                }
+            Err(Trouble::Locked { row: true } | Trouble::OneOf(_)) if requests.len() > 1 => {
+                self.ask_one_by_one(requests).await
             }
             Err(Trouble::Locked { row: true }) => Ok(vec![Ok(Outcome::Held(Held::new()))]),
             Err(trouble) => refused(trouble, requests),
@@ -197,12 +253,6 @@ impl Grants<'_, '_> {
 
     /// One statement. With `skips` it leaves out rows that somebody else has locked, and remembers them.
     async fn ask_together(&mut self, requests: &[&Request], skips: bool) -> Result<Vec<Outcome>, Trouble> {
-        if let ([request], false) = (requests, skips) {
-            // By far the most frequent case: one key, and it is free.
-            if let Some(token) = self.ask_alone(request).await? {
-                return Ok(vec![Outcome::Granted(token)]);
-            }
-        }
         let text = self.common.statements.grant.text(skips);
         let poll = micros(self.common.poll);
         let owner = self.owner;
@@ -210,8 +260,8 @@ impl Grants<'_, '_> {
             .db
             .drawing("acquire", text, &self.common.config.schema, &|query| {
                 query
-                    .bind(requests.iter().map(|r| r.key.as_str().to_owned()).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.holder.to_string()).collect::<Vec<_>>())
+                    .bind(keys(requests))
+                    .bind(holders(requests))
                     .bind(requests.iter().map(|r| ttl(r)).collect::<Vec<_>>())
                     .bind(requests.iter().map(|r| r.cooldown.map(micros)).collect::<Vec<_>>())
                     .bind(requests.iter().map(|r| r.label.as_deref().map(str::to_owned)).collect::<Vec<_>>())
@@ -269,6 +319,14 @@ impl Grants<'_, '_> {
         let live: Vec<&str> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
         Ok(keys.iter().filter(|k| !live.contains(&k.as_str())).map(|k| (*k).clone()).collect())
     }
+}
+
+fn keys(requests: &[&Request]) -> Vec<String> {
+    requests.iter().map(|r| r.key.as_str().to_owned()).collect()
+}
+
+fn holders(requests: &[&Request]) -> Vec<String> {
+    requests.iter().map(|r| r.holder.to_string()).collect()
 }
 
 /// Takes each key once, ordered, as many as travel together; the rest is for the next statement.

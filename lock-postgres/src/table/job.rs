@@ -1,6 +1,8 @@
 //! What the sessions are asked to do.
 
-use leasehold_api::{Error, HoldInfo};
+use std::collections::HashSet;
+
+use leasehold_api::{Error, HoldInfo, HolderId};
 use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
 
@@ -97,6 +99,24 @@ pub(super) fn hand_out<Q, A>(
 }
 
 impl Job for TableJob {
+    /// Releases go alone before what is asked for: both statements take as long as their flush, and whoever is
+    /// answered by the first would wait for the second. There are never more releases than there were grants.
+    fn later(jobs: &mut Vec<Self>) -> Vec<Self> {
+        let asks = |job: &Self| matches!(job, Self::Acquire(_));
+        let asked: HashSet<HolderId> = jobs
+            .iter()
+            .filter_map(|job| if let Self::Acquire(call) = job { Some(&call.items) } else { None })
+            .flatten()
+            .map(|request| request.holder)
+            .collect();
+        let late = |call: &Call<Named, Freed>| call.items.iter().any(|hold| asked.contains(&hold.holder));
+        let frees = |job: &Self| matches!(job, Self::Release(call) if !late(call));
+        if asked.is_empty() || !jobs.iter().any(frees) {
+            return Vec::new();
+        }
+        jobs.extract_if(.., |job| asks(job) || matches!(job, Self::Release(call) if late(call))).collect()
+    }
+
     fn fail(self, error: Error) {
         match self {
             Self::Acquire(call) => call.fail(&error),

@@ -52,8 +52,21 @@ async fn renew_part(
     ttl: i64,
 ) -> Result<Vec<Result<Renewed, Error>>, Error> {
     let asked = Instant::now();
+    let bind = |query| bind_holds(query, part).bind(ttl);
+    let mut waits = true;
+    if let Some(text) = &common.statements.renew_early {
+        match db.rows("renew", text, &bind).await {
+            Ok(rows) if count(&rows) == part.len() => {
+                part.iter().for_each(|hold| common.registry.seen(hold.holder, asked));
+                return Ok(part.iter().map(|_| Ok(Renewed::Extended)).collect());
+            }
+            Ok(_) | Err(Trouble::OneOf(_)) => {}
+            Err(Trouble::Locked { .. }) => waits = false,
+            Err(trouble) => return Ok(for_each_of(trouble, part.len())?.into_iter().map(Err).collect()),
+        }
+    }
     let text = &common.statements.renew;
-    let rows = patiently(db, part.len(), "renew", text, &|query| bind_holds(query, part).bind(ttl)).await;
+    let rows = patiently(db, part.len(), "renew", text, waits, &bind).await;
     let (rows, skipped) = match rows? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
@@ -157,7 +170,7 @@ async fn release_many(
 ) -> Result<Vec<Result<Freed, Error>>, Error> {
     let text = &common.statements.release;
     let bind = |query| bind_holds(query, part).bind(common.channel.clone());
-    let (rows, skipped) = match patiently(db, part.len(), "release", text, &bind).await? {
+    let (rows, skipped) = match patiently(db, part.len(), "release", text, true, &bind).await? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
     };
@@ -299,25 +312,33 @@ fn corrupt() -> Error {
     )
 }
 
-/// Sends a statement that waits for locked rows; if one stays locked, the one that leaves those out.
+/// Sends a statement that `waits` for locked rows; if one stays locked, the one that leaves those out.
 /// Answers the rows and whether some may have been left out.
 async fn patiently(
     db: &mut Db<'_>,
     count: usize,
     doing: &str,
     text: &Patient,
+    waits: bool,
     bind: Bind<'_>,
 ) -> Result<Result<(Vec<PgRow>, bool), Vec<Error>>, Error> {
-    let outcome = match db.rows(doing, text.text(false), bind).await {
-        Err(Trouble::Locked { .. }) if count > 1 => {
-            db.rows(doing, text.text(true), bind).await.map(|rows| (rows, true))
-        }
-        outcome => outcome.map(|rows| (rows, false)),
-    };
+    let mut skips = count > 1 && !waits;
+    let mut outcome = db.rows(doing, text.text(skips), bind).await;
+    if count > 1 && !skips && matches!(outcome, Err(Trouble::Locked { .. })) {
+        skips = true;
+        outcome = db.rows(doing, text.text(skips), bind).await;
+    }
+    let outcome = outcome.map(|rows| (rows, skips));
     match outcome {
         Ok(found) => Ok(Ok(found)),
         Err(trouble) => for_each_of(trouble, count).map(Err),
     }
+}
+
+/// The one number that a statement answers.
+fn count(rows: &[PgRow]) -> usize {
+    let count: Option<i64> = rows.first().and_then(|row| row.try_get(0).ok());
+    count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
 }
 
 /// Gives a statement the keys and the holders of `holds`.

@@ -5,7 +5,8 @@
 ///
 /// Row locks are waited for briefly: an ended lease that a transaction has fenced stays locked for as
 /// long as that transaction lasts, and must not hold up the keys that travel with it. Plans are made
-/// once and look rows up by key, whatever the table's statistics were at that time. Statements this short
+/// once and look rows up by key and in the order of their keys, whatever the table's statistics were at that
+/// time. Statements this short
 /// are not worth compiling, whatever the planner expects of them.
 pub(super) const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
@@ -14,6 +15,7 @@ SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
+SET enable_bitmapscan = off;
 SET jit = off";
 
 /// Behind a pooler in transaction mode nothing outlives a transaction: each one sets what it needs.
@@ -29,6 +31,7 @@ SET LOCAL standard_conforming_strings = on;
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_hashjoin = off;
 SET LOCAL enable_mergejoin = off;
+SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off";
 
 pub(super) const COMMIT: &str = "COMMIT";
