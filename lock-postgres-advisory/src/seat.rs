@@ -181,3 +181,19 @@ impl fmt::Debug for Seat {
         f.debug_struct("Seat").field("id", &self.id).field("pid", &self.pid()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_release_on_a_session_that_has_ended_finds_nothing_held() {
+        for (kind, expected) in
+            [(ErrorKind::Unavailable, Ok(false)), (ErrorKind::Closed, Err(ErrorKind::Closed))]
+        {
+            let (answer, told) = tokio::sync::oneshot::channel();
+            SeatJob::Free { number: 1, answer }.fail(Error::new(kind, "ended"));
+            assert_eq!(told.await.unwrap().map_err(|error| error.kind()), expected);
+        }
+    }
+}

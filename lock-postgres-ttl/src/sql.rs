@@ -154,15 +154,16 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
-/// Only what has more time left than it could have waited: 300 ms, more than `lock_timeout`. Should one row
-/// have taken longer all the same, because the server stood still, the cast fails and nothing is renewed.
+/// A holder belongs to one key. Only what has more time left than it could have waited: 300 ms, more than
+/// `lock_timeout`. Should one row have taken longer all the same, because the server stood still, the cast fails
+/// and nothing is renewed.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease l SET
         ttl_us = $3::bigint,
         expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
     WHERE l.key = ANY ($1::text[])
-        AND ((l.key, l.holder) IN (SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder))) IS TRUE
+        AND (l.holder IN (SELECT unnest($2::text[]))) IS TRUE
         AND NOT l.released AND l.expires_at > clock_timestamp() + interval '300 milliseconds'
     RETURNING CASE
         WHEN l.expires_at + interval '300 milliseconds' < clock_timestamp() + $3::bigint * interval '1 microsecond'

@@ -130,3 +130,42 @@ impl Job for TableJob {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_api::LockKey;
+
+    fn acquire(name: &str, serial: u64) -> TableJob {
+        let request = Request::new(LockKey::new(name).unwrap(), HolderId::from_parts(1, serial));
+        TableJob::Acquire(Call::new(vec![request]).0)
+    }
+
+    fn release(name: &str, serial: u64) -> TableJob {
+        let hold = Named { key: LockKey::new(name).unwrap(), holder: HolderId::from_parts(1, serial) };
+        TableJob::Release(Call::new(vec![hold]).0)
+    }
+
+    fn names(jobs: &[TableJob]) -> Vec<String> {
+        let name = |job: &TableJob| match job {
+            TableJob::Acquire(call) => format!("acquire {}", call.items[0].key),
+            TableJob::Release(call) => format!("release {}", call.items[0].key),
+            _ => "other".to_owned(),
+        };
+        jobs.iter().map(name).collect()
+    }
+
+    #[test]
+    fn releases_go_first_unless_they_undo_what_is_asked_for() {
+        let other = TableJob::Purge(Call::new(vec![1]).0);
+        let mut jobs = vec![acquire("a", 1), release("b", 2), other, acquire("c", 3), release("c", 3)];
+        let later = TableJob::later(&mut jobs);
+        assert_eq!(names(&jobs), ["release b", "other"]);
+        assert_eq!(names(&later), ["acquire a", "acquire c", "release c"]);
+        let mut jobs = later;
+        assert!(TableJob::later(&mut jobs).is_empty(), "what is left goes together");
+        assert_eq!(names(&jobs), ["acquire a", "acquire c", "release c"]);
+        let mut jobs = vec![release("a", 1), release("b", 2)];
+        assert!(TableJob::later(&mut jobs).is_empty());
+    }
+}
