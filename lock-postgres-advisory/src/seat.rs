@@ -191,7 +191,7 @@ mod tests {
         for (kind, expected) in
             [(ErrorKind::Unavailable, Ok(false)), (ErrorKind::Closed, Err(ErrorKind::Closed))]
         {
-            let (answer, told) = tokio::sync::oneshot::channel();
+            let (answer, told) = oneshot::channel();
             SeatJob::Free { number: 1, answer }.fail(Error::new(kind, "ended"));
             assert_eq!(told.await.unwrap().map_err(|error| error.kind()), expected);
         }
