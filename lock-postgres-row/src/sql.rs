@@ -54,10 +54,12 @@ RETURNING l.token";
 
 /// Rows are looked up once: those that are open are locked, and written where they were found. A row that
 /// somebody has changed since the statement began is locked where it is now and not found there: it is left to
-/// the next statement.
+/// the next statement. The key is compared once more, for
+/// tables that have others under them, since places are unique within one; and in a way that rows cannot be looked
+/// up by.
 const GRANT_FREE: &str = "\
 WITH s AS MATERIALIZED (
-    SELECT r.n, r.holder, f.at
+    SELECT r.n, r.key, r.holder, f.at
     FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS r (key, holder, n) CROSS JOIN LATERAL (
         SELECT l.ctid AS at FROM {schema}.mutex l
         WHERE l.key = r.key COLLATE \"C\" AND NOT l.acquired AND (l.cooldown_us IS NULL
@@ -76,7 +78,7 @@ UPDATE {schema}.mutex l SET
     label = $5::text,
     owner = $6::text,
     wake_until = NULL
-FROM s WHERE l.ctid = s.at
+FROM s WHERE l.ctid = s.at AND (l.key = s.key) IS TRUE
 RETURNING s.n, l.token";
 
 const GRANT: &str = "\

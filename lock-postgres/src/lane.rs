@@ -6,7 +6,7 @@
 //! - A session that has answered many gives them a chance to ask for what they want next before it looks. No
 //!   time is waited for, only others' turns on the runtime.
 //! - Jobs that make statements of their own go one kind after the other ([`Job::later`]): whoever is answered by
-//!   the first would wait for the second.
+//!   the first would wait for the second. What has stood back once does not stand back again.
 //! - Many jobs are shared out evenly among the sessions, so that no session is left with single ones.
 
 use std::collections::VecDeque;
@@ -52,13 +52,16 @@ struct State<J> {
     serving: usize,
     /// How many jobs these have taken and not done yet.
     under_way: usize,
+    /// Whether the first jobs have let others go before them.
+    stood_back: bool,
 }
 
 impl<J: Job> Lane<J> {
     /// An empty queue that is open.
     #[must_use]
     pub fn new() -> Self {
-        let state = State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
+        let state =
+            State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0, stood_back: false };
         Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new(), closing: Notify::new() }))
     }
 
@@ -172,7 +175,7 @@ pub(crate) struct Serving<J: Job> {
     lane: Lane<J>,
     /// How many jobs it has taken and not done yet.
     under_way: usize,
-    /// How many it took last.
+    /// How many it took last, unless it has gathered since.
     last: usize,
 }
 
@@ -189,13 +192,17 @@ impl<J: Job> Serving<J> {
             let all = state.jobs.len() + state.under_way;
             let share = all.div_ceil(state.serving.max(1)).max(FEW).min(most);
             let mut jobs: Vec<J> = state.jobs.drain(..share.min(state.jobs.len())).collect();
-            for job in J::later(&mut jobs).into_iter().rev() {
+            let later = if state.stood_back { Vec::new() } else { J::later(&mut jobs) };
+            state.stood_back = !later.is_empty();
+            for job in later.into_iter().rev() {
                 state.jobs.push_front(job);
             }
             state.under_way += jobs.len();
             (!jobs.is_empty()).then_some(jobs)
         };
-        let jobs = self.lane.until(self.last, look).await?;
+        // Once after each batch: whoever drops this to read a notification does not begin to gather anew.
+        let expected = std::mem::take(&mut self.last);
+        let jobs = self.lane.until(expected, look).await?;
         self.under_way = jobs.len();
         self.last = jobs.len();
         Some(jobs)
@@ -353,6 +360,32 @@ mod tests {
         let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
         assert_eq!(taken(session.take(4).await), [2, 4]);
         assert_eq!(taken(session.take(4).await), [1, 3, 5]);
+    }
+
+    #[tokio::test]
+    async fn what_has_stood_back_once_does_not_again() {
+        let lane = Lane::new();
+        let mut session = lane.serve();
+        let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
+        lane.push_all([1, 2].map(Parity));
+        assert_eq!(taken(session.take(8).await), [2]);
+        lane.push(Parity(4));
+        assert_eq!(taken(session.take(8).await), [1, 4], "an endless stream of others holds it up once");
+        lane.push_all([3, 6].map(Parity));
+        assert_eq!(taken(session.take(8).await), [6]);
+    }
+
+    #[tokio::test]
+    async fn whoever_is_interrupted_does_not_gather_anew() {
+        let (failed, _failures) = mpsc::unbounded_channel();
+        let lane = Lane::new();
+        let mut session = lane.serve();
+        lane.push_all((0..9).map(|n| Number(n, failed.clone())));
+        assert_eq!(session.take(64).await.unwrap().len(), 9);
+        lane.push(Number(9, failed.clone()));
+        assert!(std::pin::pin!(session.take(64)).now_or_never().is_none(), "it expects more");
+        let taken = std::pin::pin!(session.take(64)).now_or_never();
+        assert_eq!(numbers(taken.unwrap()), [9]);
     }
 
     #[tokio::test]

@@ -141,6 +141,29 @@ async fn a_free_row_that_was_changed_while_it_was_waited_for_is_granted_all_the_
 }
 
 #[tokio::test]
+async fn rows_at_the_same_places_of_a_table_below_are_left_alone() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let two = |serial| vec![request("k1", serial), request("k2", serial + 1)];
+    let holds: Vec<HoldRef> = two(1).iter().map(Request::hold).collect();
+    backend.acquire(two(1)).await;
+    backend.release(holds).await;
+    user.execute("CREATE TABLE public.below () INHERITS (leasehold.lease)").await.unwrap();
+    user.execute(
+        "INSERT INTO public.below (key, holder, token, acquired_at, ttl_us, expires_at, released)
+        SELECT 'below' || n, 'x', n, now(), 1, 'infinity', false FROM generate_series(1, 20) n",
+    )
+    .await
+    .unwrap();
+    for answer in backend.acquire(two(3)).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    let untouched = "SELECT count(*) FROM public.below WHERE holder = 'x'";
+    assert_eq!(sqlx::query_scalar::<_, i64>(untouched).fetch_one(&mut user).await.unwrap(), 20);
+}
+
+#[tokio::test]
 async fn a_release_that_waited_for_a_takeover_leaves_the_new_holder_alone() {
     let database = installed().await;
     let (mut user, mut watcher) = (connection(&database).await, connection(&database).await);

@@ -61,7 +61,7 @@ async fn renew_part(
                 return Ok(part.iter().map(|_| Ok(Renewed::Extended)).collect());
             }
             Ok(_) | Err(Trouble::OneOf(_)) => {}
-            Err(Trouble::Locked { .. }) => waits = false,
+            Err(Trouble::Locked { .. }) if part.len() > 1 => waits = false,
             Err(trouble) => return Ok(for_each_of(trouble, part.len())?.into_iter().map(Err).collect()),
         }
     }
@@ -322,7 +322,7 @@ async fn patiently(
     waits: bool,
     bind: Bind<'_>,
 ) -> Result<Result<(Vec<PgRow>, bool), Vec<Error>>, Error> {
-    let mut skips = count > 1 && !waits;
+    let mut skips = !waits;
     let mut outcome = db.rows(doing, text.text(skips), bind).await;
     if count > 1 && !skips && matches!(outcome, Err(Trouble::Locked { .. })) {
         skips = true;
