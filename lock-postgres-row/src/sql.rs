@@ -54,9 +54,8 @@ RETURNING l.token";
 
 /// Rows are looked up once: those that are open are locked, and written where they were found. A row that
 /// somebody has changed since the statement began is locked where it is now and not found there: it is left to
-/// the next statement. The key is compared once more, for
-/// tables that have others under them, since places are unique within one; and in a way that rows cannot be looked
-/// up by.
+/// the next statement. The key is compared once more, since places are unique within one table and others may be
+/// below this one; `IS TRUE` keeps the planner from looking rows up by it.
 const GRANT_FREE: &str = "\
 WITH s AS MATERIALIZED (
     SELECT r.n, r.key, r.holder, f.at

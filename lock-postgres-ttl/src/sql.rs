@@ -2,13 +2,14 @@
 //!
 //! - **Live** is a row that was not released and whose `expires_at` is ahead of `clock_timestamp()`.
 //!   Nothing but the server's clock counts (`docs/hazards.md` H27).
-//! - **A try never touches the lock of a live row**: live rows are left out before the insertion, whose
-//!   conflict path looks again once it has the row's lock.
-//! - **The takeover writes the key column.** That makes it take the full row lock, which waits for the
-//!   `FOR KEY SHARE` of a fence. Renewal, release and marks write other columns and pass the fence.
-//! - **A renewal locks first and looks at the clock then**, in this order of evaluation: a plain `UPDATE`
-//!   does not look again after it has waited for a row that was only locked, and would revive a lease that
-//!   ended meanwhile.
+//! - **A try does not touch the lock of a row that is live as its statement begins**: live rows are left out
+//!   before rows are locked or inserted, and what is locked is looked at again.
+//! - **The takeover takes the full row lock**, by `FOR UPDATE` or because the insertion's conflict path writes
+//!   the key column; a plain `UPDATE` would not. It waits for the `FOR KEY SHARE` of a fence. Renewal, release
+//!   and marks write other columns and pass the fence.
+//! - **A renewal locks first and looks at the clock then**, in this order of evaluation, or has more time left
+//!   than it can have waited: a plain `UPDATE` does not look again after it has waited for a row that was only
+//!   locked, and would revive a lease that ended meanwhile.
 //! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31). What is proposed for
 //!   insertion always has one: a row that was there may be gone by then.
 //! - **A row may say anything that an operator writes**: windows are cut to a hundred years, and times
@@ -66,9 +67,9 @@ RETURNING l.token";
 
 /// Rows are looked up once: those that are free are locked, and written where they were found. The lock is
 /// the full one, which waits for a fence. A row that somebody has changed since the statement began is locked
-/// where it is now and not found there: it is left to the next statement. The key is compared once more, for
-/// tables that have others under them, since places are unique within one; and in a way that rows cannot be looked
-/// up by.
+/// where it is now and not found there: it is left to the next statement. The key is compared once more, since
+/// places are unique within one table and others may be below this one; `IS TRUE` keeps the planner from looking
+/// rows up by it.
 const GRANT_FREE: &str = "\
 WITH s AS MATERIALIZED (
     SELECT r.n, r.key, r.holder, f.at

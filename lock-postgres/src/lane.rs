@@ -104,11 +104,13 @@ impl<J: Job> Lane<J> {
     /// Lets those ask who have just been answered, or came together, where `expected` of them are likely to:
     /// until all have, or no more do.
     async fn gather(&self, expected: usize) {
-        let (mut waiting, mut before) = (0, usize::MAX);
-        while waiting < expected && waiting != before {
-            before = waiting;
+        let mut waiting = 0;
+        loop {
             tokio::task::yield_now().await;
-            waiting = self.state().jobs.len();
+            let before = std::mem::replace(&mut waiting, self.state().jobs.len());
+            if waiting >= expected || waiting <= before {
+                return;
+            }
         }
     }
 

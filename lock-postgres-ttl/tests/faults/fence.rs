@@ -96,9 +96,12 @@ async fn mutant_a_takeover_that_does_not_lock_the_row_for_itself_walks_through_t
     let (_database, mut store, mut user) = database_with_lease("a").await;
     let tx = fenced(&mut user, FENCE, "a").await;
     expire(&mut store, "a", "1 s").await;
-    for weaker in ["FOR NO KEY UPDATE", "OFFSET 0"] {
-        let mutant = LEASES.grant_free.replace("FOR UPDATE", weaker);
-        assert_ne!(mutant, LEASES.grant_free);
+    let unlocked = LEASES.grant_free.replace("FOR UPDATE", "OFFSET 0");
+    let weaker = LEASES.grant_free.replace("FOR UPDATE", "FOR NO KEY UPDATE");
+    // Unlike the conflict path of an insertion, an update looks whether the key changes.
+    let writes_the_key = unlocked.replace("SET\n    holder", "SET\n    key = s.key,\n    holder");
+    assert!(unlocked != LEASES.grant_free && weaker != LEASES.grant_free && writes_the_key != unlocked);
+    for mutant in [unlocked, weaker, writes_the_key] {
         let granted = take_free(&mut store, &mutant, &["a"], holder(2)).await;
         assert_eq!(granted.unwrap(), [1], "granted: no fence");
         expire(&mut store, "a", "1 s").await;

@@ -6,8 +6,7 @@
 /// Row locks are waited for briefly: an ended lease that a transaction has fenced stays locked for as
 /// long as that transaction lasts, and must not hold up the keys that travel with it. Plans are made
 /// once and look rows up by key and in the order of their keys, whatever the table's statistics were at that
-/// time. Statements this short
-/// are not worth compiling, whatever the planner expects of them.
+/// time. Statements this short are not worth compiling, whatever the planner expects of them.
 pub(super) const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
 SET standard_conforming_strings = on;
