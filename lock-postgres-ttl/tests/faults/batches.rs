@@ -192,6 +192,42 @@ async fn a_release_that_waited_for_a_takeover_leaves_the_new_holder_alone() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_renewed_early_is_renewed_all_the_same() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let mut holds = Vec::new();
+    for serial in 1..4 {
+        holds.push(granted(&backend, request(&format!("k{serial}"), serial)).await);
+    }
+    // To the check this looks as if it had taken long.
+    user.execute(
+        "CREATE FUNCTION public.cap() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN NEW.expires_at := least(NEW.expires_at, clock_timestamp() + interval '10 s'); RETURN NEW; END $$;
+        CREATE TRIGGER cap BEFORE UPDATE ON leasehold.lease FOR EACH ROW EXECUTE FUNCTION public.cap()",
+    )
+    .await
+    .unwrap();
+    for answer in backend.renew(holds.clone()).await {
+        assert_eq!(answer.unwrap(), Renewed::Extended);
+    }
+    user.execute("DROP TRIGGER cap ON leasehold.lease").await.unwrap();
+    // A row that stays locked holds up itself alone.
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("SELECT FROM leasehold.lease WHERE key = 'k2' FOR UPDATE").await.unwrap();
+    let answers = backend.renew(holds.clone()).await;
+    let extended: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
+    assert_eq!(extended, [Some(Renewed::Extended), None, Some(Renewed::Extended)]);
+    assert_eq!(answers[1].as_ref().unwrap_err().kind(), ErrorKind::Unavailable);
+    tx.rollback().await.unwrap();
+    // One that is gone is told as such, beside others that are not.
+    backend.release(holds[..1].to_vec()).await;
+    let answers = backend.renew(holds).await.into_iter().map(Result::unwrap);
+    let gone = Renewed::Gone(LossReason::Gone);
+    assert_eq!(answers.collect::<Vec<_>>(), [gone, Renewed::Extended, Renewed::Extended]);
+}
+
+#[tokio::test]
 async fn what_differs_in_its_ttl_its_cooldown_or_its_label_is_granted_as_asked_for() {
     let database = installed().await;
     let mut user = connection(&database).await;
