@@ -3,6 +3,7 @@
 mod admin;
 mod admin_sql;
 mod backend;
+mod cancels;
 mod config;
 mod names;
 mod registry;

@@ -9,6 +9,7 @@ use leasehold_postgres::session::Session;
 use leasehold_postgres::{Job, Lane};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use crate::cancels::Cancels;
 use crate::registry::Place;
 use crate::seats::Seats;
 use crate::shared::Shared;
@@ -58,9 +59,11 @@ pub(crate) struct Seat {
 impl Shared {
     /// Has the server end a wait, which its owner will hear of.
     pub(crate) fn cancel_wait(&self, state: &State) {
-        if let (Some(trunk), false) = (self.trunks.first(), state.has_ended()) {
+        if let Some(trunk) = self.trunks.first()
+            && let Some(cancel) = state.cancels.request()
+        {
             let number = state.number.load(Ordering::Acquire);
-            trunk.push(TrunkJob::Cancel { pid: state.process().pid, number });
+            trunk.push(TrunkJob::Cancel { pid: state.process().pid, number, cancel });
         }
     }
 
@@ -81,6 +84,7 @@ pub(crate) struct State {
     process: Mutex<Process>,
     /// The number that it keeps or waits for.
     pub(crate) number: AtomicI64,
+    pub(crate) cancels: Arc<Cancels>,
     pub(crate) phase: AtomicU8,
 }
 
@@ -91,7 +95,12 @@ pub(crate) const ENDED: u8 = 2;
 
 impl State {
     pub(crate) fn new() -> Self {
-        Self { process: Mutex::default(), number: AtomicI64::new(0), phase: AtomicU8::new(TAKEN) }
+        Self {
+            process: Mutex::default(),
+            number: AtomicI64::new(0),
+            cancels: Arc::default(),
+            phase: AtomicU8::new(TAKEN),
+        }
     }
 
     /// The server's process.

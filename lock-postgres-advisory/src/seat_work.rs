@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, schema, store_error, token};
+use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 
 use crate::registry::Place;
@@ -175,7 +176,7 @@ impl SeatWork {
             Span::Session => {
                 let text = if wait { &statements.wait } else { &statements.try_one };
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(number).bind(pid);
-                match query.fetch_optional(&mut *connection).await {
+                match self.answered(query.fetch_optional(&mut *connection), wait).await? {
                     Ok(row) => row.map(|row| row.try_get(0)).transpose()?,
                     Err(error) if is_cancelled(&error) => {
                         // It may have been granted before the statement was ended.
@@ -198,6 +199,20 @@ impl SeatWork {
         }
     }
 
+    /// What the server answers to an attempt. If that waits, whatever was asked to end it is over as well.
+    async fn answered(
+        &self,
+        attempt: impl Future<Output = Result<Option<PgRow>, sqlx::Error>>,
+        wait: bool,
+    ) -> Result<Result<Option<PgRow>, sqlx::Error>, sqlx::Error> {
+        if !wait {
+            return Ok(attempt.await);
+        }
+        self.state.cancels.wait_begins();
+        let answer = attempt.await;
+        if self.state.cancels.wait_is_over().await { Ok(answer) } else { Err(stray()) }
+    }
+
     /// Begins the transaction that keeps the lock, if it is granted; else none is left.
     async fn take_in_transaction(
         &self,
@@ -212,7 +227,8 @@ impl SeatWork {
             connection.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(&begin)))).await?;
             self.state.set_process(process(connection).await?);
             let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(false).bind(number);
-            let (drawn, has_id): (i64, bool) = match query.fetch_optional(&mut *connection).await {
+            let answered = self.answered(query.fetch_optional(&mut *connection), wait).await?;
+            let (drawn, has_id): (i64, bool) = match answered {
                 Ok(Some(row)) => (row.try_get(0)?, row.try_get(1)?),
                 Ok(None) => (0, false),
                 Err(error) if is_cancelled(&error) => (0, false),
@@ -255,6 +271,10 @@ impl SeatWork {
 /// How often a transaction is begun for one lock: anew if the server lost its memory behind a pooler that
 /// hid it, and, except for the last time, if keeping the transaction would hold back vacuum.
 const ATTEMPTS: usize = 4;
+
+fn stray() -> sqlx::Error {
+    sqlx::Error::Protocol("a request to end the wait may still arrive, and end what comes after it".into())
+}
 
 /// The statement was ended from outside or by its time limit.
 pub(crate) fn is_cancelled(error: &sqlx::Error) -> bool {

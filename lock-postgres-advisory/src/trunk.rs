@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
+use crate::cancels::Cancel;
 use crate::names::space_of;
 use crate::registry::Place;
 use crate::seat_work::is_cancelled;
@@ -53,6 +54,7 @@ pub(crate) enum TrunkJob {
     Cancel {
         pid: i32,
         number: i64,
+        cancel: Cancel,
     },
     /// Ends a session of ours.
     Terminate(Process),
@@ -382,9 +384,14 @@ impl Trunk {
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
                 self.bounded(query.bind(number).bind(self.pid).execute(connection)).await.map(drop)
             }
-            TrunkJob::Cancel { pid, number } => {
+            TrunkJob::Cancel { pid, number, cancel } => {
                 let text = sql::cancel(pid, space_of(self.shared.space()), number);
-                self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
+                let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
+                // Refused or not, the statement is over.
+                if done.as_ref().err().is_none_or(|error| error.as_database_error().is_some()) {
+                    cancel.arrived();
+                }
+                done.map(drop)
             }
             TrunkJob::Terminate(session) => {
                 let text = sql::terminate(session);

@@ -169,6 +169,52 @@ async fn an_answer_that_is_lost_leaves_nothing() {
     assert_clean(&database).await;
 }
 
+// docs/hazards.md H38: the request to end a wait is under way when the wait is granted. It would end the
+// next statement, so that there is none before it has arrived.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_to_end_a_wait_meets_no_later_statement() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let calm = || seldom(database.url()).statement_timeout(LONG);
+    let in_session = numbers(calm()).backend().await.unwrap();
+    let in_transaction = XactConfig::new(calm()).hasher(Arc::new(RawBigint)).backend().await.unwrap();
+    for (backend, arrives) in
+        [&in_session, &in_transaction].into_iter().flat_map(|backend| [(backend, true), (backend, false)])
+    {
+        let (kept, stop) = (take(&holder, "1").await, Stop::new());
+        let request = Request::new(key("1"), HolderId::from_parts(7, 1));
+        let mut wait = backend.wait(request.clone(), stop.clone());
+        // What the request has to read cannot be read.
+        let mut barrier = database.connect().await;
+        let steps = async {
+            until_queued(cluster, database.name(), 1).await;
+            run(&mut barrier, "BEGIN; LOCK TABLE pg_catalog.pg_locks IN ACCESS EXCLUSIVE MODE").await;
+            stop.fire();
+            let under_way = "SELECT count(*) = 1 FROM pg_lock_status()
+                             WHERE NOT granted AND relation = 'pg_catalog.pg_locks'::regclass";
+            until_true(&mut barrier, under_way).await;
+            kept.release().await.unwrap();
+            until("the wait is granted", async || held(cluster, database.name()).await == [1]).await;
+        };
+        tokio::select! {
+            outcome = &mut wait => panic!("{outcome:?} while the request is under way: {backend}"),
+            () = steps => {}
+        }
+        if arrives {
+            run(&mut barrier, "ROLLBACK").await;
+        }
+        let granted = matches!(wait.await.unwrap(), Attempt::Granted(_));
+        assert_eq!(granted, arrives, "{backend}");
+        if !arrives {
+            run(&mut barrier, "ROLLBACK").await;
+        }
+        let released = backend.release(vec![request.hold()]).await.pop().unwrap().unwrap();
+        assert_eq!(released.was_held, arrives, "{backend}");
+        take(&holder, "1").await.release().await.unwrap();
+    }
+}
+
 /// A role that may use the stores, and its URL.
 async fn poor(database: &Database) -> (Identifier, String) {
     let role = Identifier::new(format!("poor_{}", &database.name()[5..25])).unwrap();

@@ -94,6 +94,15 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() 
     }
 }
 
+/// Waits until the server says so, on a session that can still ask.
+pub async fn until_true(connection: &mut PgConnection, sql: &str) {
+    let begun = Instant::now();
+    while text(connection, sql).await != "true" {
+        assert!(begun.elapsed() < LONG, "never: {sql}");
+        tokio::time::sleep(ms(5)).await;
+    }
+}
+
 pub async fn run(connection: &mut PgConnection, sql: impl Into<String>) {
     let sql = sql.into();
     let done = sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(connection).await;

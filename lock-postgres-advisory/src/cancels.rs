@@ -1,0 +1,128 @@
+//! Asking the server to end a wait.
+//!
+//! Such a request reaches a process, whatever that is doing by then: one that is still under way when the
+//! wait is over ends the next statement, and behind a pooler somebody else's. So none is made outside of a
+//! wait, and after a wait nothing more is sent until the last one has arrived: an idle process ignores it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// The requests to end the waits of one session, of which one at a time is under way.
+#[derive(Default)]
+pub(crate) struct Cancels {
+    standing: Mutex<Standing>,
+    arrived: Notify,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Standing {
+    waiting: bool,
+    under_way: bool,
+    /// Nobody knows what became of a request.
+    stray: bool,
+}
+
+impl Cancels {
+    /// A wait begins.
+    pub(crate) fn wait_begins(&self) {
+        self.standing().waiting = true;
+    }
+
+    /// The wait was answered. Resolves when no request is under way any more: `false` if one may still
+    /// arrive, so that the session is of no use.
+    pub(crate) async fn wait_is_over(&self) -> bool {
+        loop {
+            let mut arrived = std::pin::pin!(self.arrived.notified());
+            arrived.as_mut().enable();
+            {
+                let mut standing = self.standing();
+                standing.waiting = false;
+                if !standing.under_way {
+                    return !standing.stray;
+                }
+            }
+            arrived.await;
+        }
+    }
+
+    /// A request to be made now, unless there is no wait to end or one is under way.
+    pub(crate) fn request(self: &Arc<Self>) -> Option<Cancel> {
+        let mut standing = self.standing();
+        if !standing.waiting || standing.under_way {
+            return None;
+        }
+        standing.under_way = true;
+        Some(Cancel { cancels: Arc::clone(self), has_arrived: false })
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that is under way. Dropped otherwise than by [`Cancel::arrived`], it may still arrive.
+pub(crate) struct Cancel {
+    cancels: Arc<Cancels>,
+    has_arrived: bool,
+}
+
+impl Cancel {
+    /// The server has answered: it comes to no later statement.
+    pub(crate) fn arrived(mut self) {
+        self.has_arrived = true;
+    }
+}
+
+impl Drop for Cancel {
+    fn drop(&mut self) {
+        let mut standing = self.cancels.standing();
+        standing.under_way = false;
+        standing.stray |= !self.has_arrived;
+        drop(standing);
+        self.cancels.arrived.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_made_during_a_wait_only_and_one_at_a_time() {
+        let cancels = Arc::new(Cancels::default());
+        assert!(cancels.request().is_none());
+        cancels.wait_begins();
+        let first = cancels.request().unwrap();
+        assert!(cancels.request().is_none());
+        first.arrived();
+        cancels.request().unwrap().arrived();
+        assert_eq!(cancels.wait_is_over().now_or_never(), Some(true));
+        assert!(cancels.request().is_none());
+    }
+
+    #[test]
+    fn a_wait_is_not_over_while_a_request_is_under_way() {
+        let cancels = Arc::new(Cancels::default());
+        cancels.wait_begins();
+        let request = cancels.request().unwrap();
+        let mut over = std::pin::pin!(cancels.wait_is_over());
+        assert_eq!(over.as_mut().now_or_never(), None);
+        assert!(cancels.request().is_none());
+        request.arrived();
+        assert_eq!(over.as_mut().now_or_never(), Some(true));
+    }
+
+    #[test]
+    fn after_a_lost_request_the_session_is_of_no_use() {
+        let cancels = Arc::new(Cancels::default());
+        cancels.wait_begins();
+        let request = cancels.request().unwrap();
+        let mut over = std::pin::pin!(cancels.wait_is_over());
+        assert_eq!(over.as_mut().now_or_never(), None);
+        drop(request);
+        assert_eq!(over.as_mut().now_or_never(), Some(false));
+    }
+}
