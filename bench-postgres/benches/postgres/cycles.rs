@@ -8,7 +8,7 @@ use leasehold_postgres_advisory::AdvisoryConfig;
 use leasehold_postgres_row::RowConfig;
 use leasehold_postgres_ttl::TtlConfig;
 
-use crate::contender::{Contender, LEASES, MUTEXES, Statements, Worker, compete};
+use crate::contender::{ByHand, Contender, LEASES_BY_HAND, MUTEXES_BY_HAND, Statements, Worker, compete};
 use crate::report::{Row, Series};
 
 pub(crate) async fn advisory(url: &str, rows: &mut Vec<Row>) {
@@ -42,38 +42,41 @@ pub(crate) async fn advisory(url: &str, rows: &mut Vec<Row>) {
 pub(crate) async fn leases(url: &str, rows: &mut Vec<Row>) {
     let config = TtlConfig::new(PgConfig::from_url(url).unwrap());
     let lock: Arc<dyn Lock> = Arc::new(config.connect().await.unwrap());
-    table("lease row", url, &lock, &LEASES, rows).await;
+    table("lease row", url, &lock, &LEASES_BY_HAND, rows).await;
     lock.close().await.unwrap();
 }
 
 pub(crate) async fn mutexes(url: &str, rows: &mut Vec<Row>) {
     let config = RowConfig::new(PgConfig::from_url(url).unwrap());
     let lock: Arc<dyn Lock> = Arc::new(config.connect().await.unwrap());
-    table("mutex row", url, &lock, &MUTEXES, rows).await;
+    table("mutex row", url, &lock, &MUTEXES_BY_HAND, rows).await;
     lock.close().await.unwrap();
 }
 
-async fn table(
-    what: &str,
-    url: &str,
-    lock: &Arc<dyn Lock>,
-    statements: &'static Statements,
-    rows: &mut Vec<Row>,
-) {
+async fn table(what: &str, url: &str, lock: &Arc<dyn Lock>, by_hand: &ByHand, rows: &mut Vec<Row>) {
     for (tasks, goal) in [(64, 3.0), (1, 0.85)] {
         println!("{what}, {tasks} tasks");
-        let mut by_hand = Vec::new();
-        for _ in 0..tasks {
-            by_hand.push(Worker::rows(url, statements).await);
-        }
         let series = compete(vec![
             Contender::new("leasehold, 2 connections", (0..tasks).map(|_| Worker::library(lock))),
-            Contender::new(&format!("by hand, {tasks} connections"), by_hand),
+            hand(url, "the shortest by hand", by_hand.shortest, tasks).await,
+            hand(url, "the same by hand", by_hand.same, tasks).await,
         ]);
         let series = series.await;
         let plural = if tasks == 1 { "task" } else { "tasks" };
-        rows.push(row(&format!("{what} cycle, {tasks} {plural}"), &series[0], &series[1], goal));
+        for floor in &series[1..] {
+            rows.push(row(&format!("{what} cycle, {tasks} {plural}"), &series[0], floor, goal));
+        }
     }
+}
+
+/// Every task with a connection of its own.
+async fn hand(url: &str, name: &str, statements: &'static Statements, tasks: usize) -> Contender {
+    let mut workers = Vec::new();
+    for _ in 0..tasks {
+        workers.push(Worker::rows(url, statements).await);
+    }
+    let plural = if tasks == 1 { "connection" } else { "connections" };
+    Contender::new(&format!("{name}, {tasks} {plural}"), workers)
 }
 
 async fn engine_of_advisory(url: &str, connections: usize) -> Arc<dyn Lock> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{ErrorKind, LockExt as _, LossReason};
+use tokio::sync::Notify;
 
 use crate::context::{Context, fails};
 
@@ -74,12 +75,14 @@ pub(crate) async fn a_loss_stops_the_body(cx: &Context) {
     let key = cx.key();
     let dropped = Arc::new(AtomicBool::new(false));
     let witness = Witness(Arc::clone(&dropped));
-    let run = a.key(&key).run(async move |_| {
+    let begun = Notify::new();
+    let run = a.key(&key).run(async |_| {
         let _witness = witness;
+        begun.notify_one();
         std::future::pending::<()>().await;
     });
     let lose = async {
-        cx.settle().await;
+        begun.notified().await;
         cx.lose(&key, LossReason::SessionLost).await;
     };
     let bound = cx.capabilities().loss_detection;
@@ -101,9 +104,13 @@ impl Drop for Witness {
 pub(crate) async fn a_loss_of_one_key_stops_the_body(cx: &Context) {
     let a = cx.client().await;
     let keys = cx.some_keys(3);
-    let run = a.keys(&keys).run(async |_| std::future::pending::<()>().await);
+    let begun = Notify::new();
+    let run = a.keys(&keys).run(async |_| {
+        begun.notify_one();
+        std::future::pending::<()>().await;
+    });
     let lose = async {
-        cx.settle().await;
+        begun.notified().await;
         cx.lose(&keys[1], LossReason::Gone).await;
     };
     let bound = cx.capabilities().loss_detection;

@@ -42,7 +42,9 @@ async fn a_fence_lets_renewals_releases_and_tries_pass() {
     let (_database, mut store, mut user) = database_with_lease("a").await;
     let tx = fenced(&mut user, FENCE, "a").await;
     assert_eq!(renew(&mut store, LEASES.renew, "a", holder(1)).await, Came::Rows(1));
-    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(0));
+    for alone in [LEASES.grant_one, LEASES.retake_one] {
+        assert_eq!(take(&mut store, alone, "a", holder(2), LONG).await, Came::Rows(0));
+    }
     // A try that travels with a fenced live lease answers at once and grants its neighbours.
     let granted = take_all(&mut store, LEASES.grant, &["a", "b", "c"], holder(2)).await;
     assert_eq!(granted.unwrap(), ["b", "c"]);
@@ -61,11 +63,13 @@ async fn a_fence_holds_up_the_takeover_of_an_ended_lease() {
     let (_database, mut store, mut user) = database_with_lease("a").await;
     let tx = fenced(&mut user, FENCE, "a").await;
     expire(&mut store, "a", "1 s").await;
-    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Blocked);
+    for alone in [LEASES.grant_one, LEASES.retake_one] {
+        assert_eq!(take(&mut store, alone, "a", holder(2), LONG).await, Came::Blocked);
+    }
     assert_eq!(take_all(&mut store, LEASES.grant, &["a", "b"], holder(2)).await, None, "blocked as a whole");
     assert_eq!(take_free(&mut store, LEASES.grant_free, &["a"], holder(2)).await, None);
     tx.commit().await.unwrap();
-    assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(1));
+    assert_eq!(take(&mut store, LEASES.retake_one, "a", holder(2), LONG).await, Came::Rows(1));
 }
 
 #[tokio::test]
@@ -106,6 +110,8 @@ async fn mutant_a_takeover_that_does_not_lock_the_row_for_itself_walks_through_t
         assert_eq!(granted.unwrap(), [1], "granted: no fence");
         expire(&mut store, "a", "1 s").await;
     }
+    let mutant = LEASES.retake_one.replace("FOR UPDATE", "FOR NO KEY UPDATE");
+    assert_eq!(take(&mut store, &mutant, "a", holder(2), LONG).await, Came::Rows(1), "granted: no fence");
     tx.commit().await.unwrap();
 }
 

@@ -7,7 +7,7 @@ use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Validity};
 use leasehold_engine::Engine;
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, Standby};
 
-use crate::support::config_of;
+use crate::support::{config_of, connection};
 
 /// A client behind a proxy with one connection in use, and one beside it.
 async fn two_ways() -> (Proxy, Database, Engine, Engine) {
@@ -31,6 +31,24 @@ async fn a_grant_and_a_release_take_one_round_trip_each() {
         behind.key("k").acquire().await.unwrap().release().await.unwrap();
     }
     assert_eq!(proxy.traffic().round_trips - before, 20);
+}
+
+#[tokio::test]
+async fn a_key_whose_row_was_removed_takes_one_round_trip_more() {
+    let (proxy, database, behind, _) = two_ways().await;
+    let mut user = connection(&database).await;
+    let mut trips = Vec::new();
+    for round in 0..3 {
+        sqlx::query("DELETE FROM leasehold.lease").execute(&mut user).await.unwrap();
+        for key in ["k".to_owned(), format!("new{round}")] {
+            let before = proxy.traffic().round_trips;
+            let guard = behind.key(key).acquire().await.unwrap();
+            trips.push(proxy.traffic().round_trips - before);
+            guard.release().await.unwrap();
+        }
+    }
+    // At first nothing is known of the key; then the statement for a key without a row is prepared.
+    assert_eq!(trips, [1, 1, 3, 1, 2, 1]);
 }
 
 #[tokio::test]

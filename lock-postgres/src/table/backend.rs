@@ -15,6 +15,7 @@ use super::dialect::{Dialect, Extension, Statements};
 use super::grants::micros;
 use super::job::{Answer, Call, TableJob};
 use super::registry::{Afterlife, Named, Registry};
+use super::seen::Seen;
 use super::upkeep::{Upkeep, free};
 use super::work::{Common, TableWork};
 use crate::config::PgConfig;
@@ -91,6 +92,7 @@ impl TableBackend {
             poll,
             listening: AtomicBool::new(false),
             pinned: Mutex::default(),
+            seen: Seen::new(),
             process: process(config),
             closing: AtomicBool::new(false),
         });

@@ -28,6 +28,8 @@ pub struct Dialect {
     /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
     /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
     pub grant_one: &'static str,
+    /// The same for a key that has a row; does nothing where there is none, and need not find each that is free.
+    pub retake_one: &'static str,
     /// Grants for several keys, each of them once and in their order, of which it need not find all that are
     /// free, and inserts none. As above with arrays for `$1` and `$2`; the rest is the same for all. Answers the
     /// place of each that was granted, counted from one, and its token.
@@ -81,6 +83,7 @@ pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send +
 pub(super) struct Statements {
     pub(super) kind: &'static str,
     pub(super) grant_one: Arc<str>,
+    pub(super) retake_one: Arc<str>,
     pub(super) grant_free: Arc<str>,
     pub(super) grant: Patient,
     pub(super) renew_early: Option<Arc<str>>,
@@ -125,6 +128,7 @@ impl Statements {
         Self {
             kind: dialect.kind,
             grant_one: render(dialect.grant_one),
+            retake_one: render(dialect.retake_one),
             grant_free: render(dialect.grant_free),
             grant: Patient { waits: grant("", ""), skips: grant(&free, &among) },
             renew_early: dialect.renew_early.map(render),

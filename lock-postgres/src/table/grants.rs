@@ -56,6 +56,7 @@ pub(super) async fn grant(
     for (request, answer) in requests.iter().zip(&answers) {
         if matches!(answer, Ok(Attempt::Granted(_))) {
             common.registry.granted(name(request), asked);
+            common.seen.note(&request.key);
         }
     }
     in_air.answered();
@@ -282,7 +283,9 @@ impl Grants<'_, '_> {
 
     async fn ask_alone(&mut self, request: &Request) -> Result<Option<i64>, Trouble> {
         let (ttl, owner) = (ttl(request), self.owner);
-        let text = &self.common.statements.grant_one;
+        let statements = &self.common.statements;
+        let has_row = self.common.seen.has(&request.key);
+        let text = if has_row { &statements.retake_one } else { &statements.grant_one };
         let rows = self
             .db
             .drawing("acquire", text, &self.common.config.schema, &|query| {

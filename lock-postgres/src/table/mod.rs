@@ -11,6 +11,7 @@ mod dialect;
 mod grants;
 mod job;
 mod registry;
+mod seen;
 mod simple;
 mod sql;
 mod upkeep;

@@ -17,6 +17,7 @@ use super::dialect::{Extension, Statements};
 use super::grants::Asker;
 use super::job::{Call, TableJob};
 use super::registry::{Afterlife, Named, Process, Registry};
+use super::seen::Seen;
 use super::{grants, simple, sql};
 use crate::config::PgConfig;
 use crate::error::store_error;
@@ -39,6 +40,7 @@ pub(super) struct Common {
     pub(super) listening: AtomicBool,
     /// Keys whose row another transaction keeps locked, and until when to expect that.
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
+    pub(super) seen: Seen,
     /// How this process is shown to operators; without the client's address.
     pub(super) process: String,
     pub(super) closing: AtomicBool,
