@@ -102,7 +102,7 @@ async fn a_row_by_hand_has_a_key_that_the_library_can_read() {
     };
     for bytes in [0, 1025] {
         let refused = raw_sql(AssertSqlSafe(insert(bytes))).execute(&mut conn).await.unwrap_err();
-        let code = refused.as_database_error().and_then(|error| error.code());
+        let code = refused.as_database_error().and_then(sqlx::error::DatabaseError::code);
         assert_eq!(code.as_deref(), Some("23514"), "{bytes} bytes: {refused}");
     }
     for bytes in [1, 1024] {

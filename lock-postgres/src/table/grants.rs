@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::db::{Db, Statement, Trouble, locked};
 use super::job::{Call, hand_out};
-use super::registry::{Afterlife, Named};
+use super::registry::{Afterlife, Named, text_of};
 use super::simple;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
@@ -291,7 +291,7 @@ impl Grants<'_, '_> {
             .drawing("acquire", text, &self.common.config.schema, &|query| {
                 query
                     .bind(request.key.as_str().to_owned())
-                    .bind(request.holder.to_string())
+                    .bind(text_of(request.holder))
                     .bind(ttl)
                     .bind(request.cooldown.map(micros))
                     .bind(request.label.as_deref().map(str::to_owned))
@@ -329,7 +329,7 @@ fn keys(requests: &[&Request]) -> Vec<String> {
 }
 
 fn holders(requests: &[&Request]) -> Vec<String> {
-    requests.iter().map(|r| r.holder.to_string()).collect()
+    requests.iter().map(|r| text_of(r.holder)).collect()
 }
 
 /// Takes each key once, ordered, as many as travel together; the rest is for the next statement.

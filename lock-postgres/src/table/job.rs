@@ -1,7 +1,6 @@
 //! What the sessions are asked to do.
 
-use std::collections::HashSet;
-
+use fnv::FnvHashSet;
 use leasehold_api::{Error, HoldInfo, HolderId};
 use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
@@ -103,7 +102,7 @@ impl Job for TableJob {
     /// answered by the first would wait for the second. There are never more releases than there were grants.
     fn later(jobs: &mut Vec<Self>) -> Vec<Self> {
         let asks = |job: &Self| matches!(job, Self::Acquire(_));
-        let asked: HashSet<HolderId> = jobs
+        let asked: FnvHashSet<HolderId> = jobs
             .iter()
             .filter_map(|job| if let Self::Acquire(call) = job { Some(&call.items) } else { None })
             .flatten()

@@ -1,9 +1,10 @@
 //! What this client has at the store, and what it may have.
 
-use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fnv::FnvHashMap;
 use leasehold_api::{HolderId, LockKey};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -13,6 +14,14 @@ use tokio::time::Instant;
 pub(super) struct Named {
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
+}
+
+/// A holder as the tables have it.
+pub(super) fn text_of(holder: HolderId) -> String {
+    let mut text = String::with_capacity(32 + 1 + 20);
+    // Writing into a String cannot fail.
+    let _ = write!(text, "{holder}");
+    text
 }
 
 /// A session as the server knows it: process numbers are used again, start times are not.
@@ -36,7 +45,7 @@ pub(super) struct Registry {
 
 #[derive(Debug, Default)]
 struct State {
-    held: HashMap<HolderId, Held>,
+    held: FnvHashMap<HolderId, Held>,
     doubts: Vec<Doubt>,
     suspects: Vec<Named>,
     /// How many batches of requests are on their way.

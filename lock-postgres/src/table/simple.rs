@@ -1,8 +1,10 @@
 //! Renewing, confirming, releasing, looking: one statement each.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::hash::BuildHasherDefault;
 use std::time::{Duration, SystemTime};
 
+use fnv::FnvHashMap;
 use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, LockKey, LossReason};
 use leasehold_engine::{Freed, Renewed};
 use sqlx::Row as _;
@@ -12,7 +14,7 @@ use tokio::time::Instant;
 use super::db::{Bind, Db, Statement, Trouble, locked};
 use super::dialect::Patient;
 use super::job::{Call, Look, hand_out};
-use super::registry::{Named, Process};
+use super::registry::{Named, Process, text_of};
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
 use crate::lane::again;
@@ -149,10 +151,7 @@ async fn free(
 async fn release_one(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Result<Freed, Error>, Error> {
     let rows = db
         .rows("release", &common.statements.release_one, &|query| {
-            query
-                .bind(hold.key.as_str().to_owned())
-                .bind(hold.holder.to_string())
-                .bind(common.channel.clone())
+            query.bind(hold.key.as_str().to_owned()).bind(text_of(hold.holder)).bind(common.channel.clone())
         })
         .await;
     let rows = match rows {
@@ -198,7 +197,7 @@ pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bo
             .rows("force a release", &common.statements.force, &|query| {
                 query
                     .bind(hold.key.as_str().to_owned())
-                    .bind(hold.holder.to_string())
+                    .bind(text_of(hold.holder))
                     .bind(common.channel.clone())
             })
             .await;
@@ -345,7 +344,7 @@ fn count(rows: &[PgRow]) -> usize {
 fn bind_holds(query: Statement, holds: &[&Named]) -> Statement {
     query
         .bind(holds.iter().map(|hold| hold.key.as_str().to_owned()).collect::<Vec<_>>())
-        .bind(holds.iter().map(|hold| hold.holder.to_string()).collect::<Vec<_>>())
+        .bind(holds.iter().map(|hold| text_of(hold.holder)).collect::<Vec<_>>())
 }
 
 /// The row of each of `holds`, which rows name by their first two columns. A row that says anything else
@@ -355,14 +354,16 @@ fn by_name<'r>(rows: &'r [PgRow], holds: &[&Named]) -> Vec<Option<&'r PgRow>> {
         let (key, holder): (&str, &str) = (row.try_get(0).ok()?, row.try_get(1).ok()?);
         Some(((key, holder.parse().ok()?), row))
     };
-    let found: HashMap<(&str, HolderId), &PgRow> = rows.iter().filter_map(name).collect();
+    let found: FnvHashMap<(&str, HolderId), &PgRow> = rows.iter().filter_map(name).collect();
     holds.iter().map(|hold| found.get(&(hold.key.as_str(), hold.holder)).copied()).collect()
 }
 
 /// Where each hold is named last, and for each name which of these holds it means.
 fn each_hold_once<'h>(holds: impl Iterator<Item = &'h Named>) -> (Vec<usize>, Vec<usize>) {
-    let (mut once, mut which) = (Vec::new(), Vec::new());
-    let mut places: HashMap<&Named, usize> = HashMap::new();
+    let least = holds.size_hint().0;
+    let (mut once, mut which) = (Vec::with_capacity(least), Vec::with_capacity(least));
+    let mut places: FnvHashMap<&Named, usize> =
+        FnvHashMap::with_capacity_and_hasher(least, BuildHasherDefault::default());
     for (at, hold) in holds.enumerate() {
         let place = *places.entry(hold).or_insert_with(|| {
             once.push(at);

@@ -1,11 +1,12 @@
 //! What a session does with the jobs that came together.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use fnv::FnvHashSet;
 use futures_util::future::BoxFuture;
 use leasehold_api::{Error, HolderId, LockKey};
 use leasehold_engine::{Events, Request};
@@ -234,7 +235,7 @@ impl Batch {
             return Vec::new();
         }
         let asked = self.acquires.iter().flat_map(|call| &call.items);
-        let asked: HashSet<HolderId> = asked.map(|request| request.holder).collect();
+        let asked: FnvHashSet<HolderId> = asked.map(|request| request.holder).collect();
         let is_late = |call: &mut Call<Named, _>| call.items.iter().any(|hold| asked.contains(&hold.holder));
         self.releases.extract_if(.., is_late).collect()
     }
