@@ -17,12 +17,18 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.incarnation (
 );
 
 -- A domain and not a check of the tables: those are read anew by each statement that changes a row.
-DO $$ BEGIN
-    IF pg_catalog.to_regtype('{schema}.lock_key') IS NULL THEN
-        CREATE DOMAIN {schema}.lock_key AS text COLLATE pg_catalog."C"
-            CHECK (octet_length(VALUE) BETWEEN 1 AND 1024);
+-- A schema's name may contain what ends a literal, so that it is not written into the block.
+SET LOCAL search_path = pg_catalog, {schema};
+DO $$
+DECLARE
+    name text := quote_ident((current_schemas(false))[2]) || '.lock_key';
+BEGIN
+    IF to_regtype(name) IS NULL THEN
+        EXECUTE 'CREATE DOMAIN ' || name || ' AS text COLLATE pg_catalog."C"'
+            ' CHECK (octet_length(VALUE) BETWEEN 1 AND 1024)';
     END IF;
 END $$;
+SET LOCAL search_path = pg_catalog;
 
 CREATE TABLE IF NOT EXISTS {schema}.mutex (
     key {schema}.lock_key PRIMARY KEY,

@@ -35,11 +35,12 @@ async fn refused(conn: &mut PgConnection, schema: &Identifier) -> Error {
     schema::check(conn, schema).await.unwrap_err()
 }
 
-const ODD: [&str; 8] = [
+const ODD: [&str; 9] = [
     "leasehold",
     "Upper Case",
     r#"a"; DROP TABLE precious; --"#,
     "it's \\ a $1 {schema} $x$",
+    "$$; DROP TABLE precious; DO $$",
     "-- \n;",
     "schlüssel 🔑",
     "/* %I",
@@ -66,7 +67,7 @@ async fn any_name_is_a_name_and_nothing_else() {
     }
     assert_eq!(number(&mut conn, "SELECT count(*) FROM precious").await, 0);
     let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname NOT IN ('public', 'information_schema')";
-    assert_eq!(number(&mut conn, schemas).await, 9);
+    assert_eq!(number(&mut conn, schemas).await, 10);
 }
 
 #[tokio::test]
