@@ -12,13 +12,15 @@ use tokio::sync::Notify;
 #[derive(Default)]
 pub(crate) struct Cancels {
     standing: Mutex<Standing>,
-    arrived: Notify,
+    changed: Notify,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Standing {
     waiting: bool,
     under_way: bool,
+    /// Nobody wants the session any more.
+    given_up: bool,
     /// Nobody knows what became of a request.
     stray: bool,
 }
@@ -32,18 +34,20 @@ impl Cancels {
     /// The wait was answered. Resolves when no request is under way any more: `false` if one may still
     /// arrive, so that the session is of no use.
     pub(crate) async fn wait_is_over(&self) -> bool {
-        loop {
-            let mut arrived = std::pin::pin!(self.arrived.notified());
-            arrived.as_mut().enable();
-            {
-                let mut standing = self.standing();
-                standing.waiting = false;
-                if !standing.under_way {
-                    return !standing.stray;
-                }
-            }
-            arrived.await;
-        }
+        self.standing().waiting = false;
+        self.until(|standing| !standing.under_way).await;
+        !self.standing().stray
+    }
+
+    /// Nobody wants the session any more: it ends what it is doing by itself.
+    pub(crate) fn give_up(&self) {
+        self.standing().given_up = true;
+        self.changed.notify_waiters();
+    }
+
+    /// Resolves when nobody wants the session any more.
+    pub(crate) async fn given_up(&self) {
+        self.until(|standing| standing.given_up).await;
     }
 
     /// A request to be made now, unless there is no wait to end or one is under way.
@@ -54,6 +58,17 @@ impl Cancels {
         }
         standing.under_way = true;
         Some(Cancel { cancels: Arc::clone(self), has_arrived: false })
+    }
+
+    async fn until(&self, is: impl Fn(&Standing) -> bool) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if is(&self.standing()) {
+                return;
+            }
+            changed.await;
+        }
     }
 
     fn standing(&self) -> MutexGuard<'_, Standing> {
@@ -80,7 +95,7 @@ impl Drop for Cancel {
         standing.under_way = false;
         standing.stray |= !self.has_arrived;
         drop(standing);
-        self.cancels.arrived.notify_waiters();
+        self.cancels.changed.notify_waiters();
     }
 }
 
@@ -113,6 +128,16 @@ mod tests {
         assert!(cancels.request().is_none());
         request.arrived();
         assert_eq!(over.as_mut().now_or_never(), Some(true));
+    }
+
+    #[test]
+    fn what_is_given_up_is_told_also_later() {
+        let cancels = Cancels::default();
+        let mut early = std::pin::pin!(cancels.given_up());
+        assert_eq!(early.as_mut().now_or_never(), None);
+        cancels.give_up();
+        assert_eq!(early.as_mut().now_or_never(), Some(()));
+        assert_eq!(cancels.given_up().now_or_never(), Some(()));
     }
 
     #[test]

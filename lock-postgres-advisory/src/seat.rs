@@ -164,6 +164,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         // Closing ends an idle session; one that waits in the server's queue has to be told there.
         self.lane.close();
+        self.state.cancels.give_up();
         if !self.clean && !self.state.has_ended() {
             self.seats.shared.end_wait(&self.state, self.seats.span);
         }

@@ -11,6 +11,7 @@ use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, schema, store_error, token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+use tokio::time::sleep;
 
 use crate::registry::Place;
 use crate::seat::{Answer, ENDED, IDLE, SeatJob, Span, State, TAKEN};
@@ -209,7 +210,20 @@ impl SeatWork {
             return Ok(attempt.await);
         }
         self.state.cancels.wait_begins();
-        let answer = attempt.await;
+        let mut attempt = std::pin::pin!(attempt);
+        let answer = loop {
+            // The server may not have begun to wait when it is told first, and a request may get lost.
+            let tell = async {
+                self.state.cancels.given_up().await;
+                self.shared.cancel_wait(&self.state);
+                sleep(AGAIN).await;
+            };
+            tokio::select! {
+                biased;
+                answer = &mut attempt => break answer,
+                () = tell => {}
+            }
+        };
         if self.state.cancels.wait_is_over().await { Ok(answer) } else { Err(stray()) }
     }
 
@@ -224,8 +238,17 @@ impl SeatWork {
         let text = if wait { &statements.wait_in_transaction } else { &statements.try_in_transaction };
         let begin = sql::begin(self.shared.config.liveness_settings().server_gives_up);
         for attempt in 1..=ATTEMPTS {
-            connection.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(&begin)))).await?;
-            self.state.set_process(process(connection).await?);
+            let begun = async {
+                connection.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(&begin)))).await?;
+                process(connection).await
+            };
+            // Behind a pooler it may take until another transaction ends.
+            let process = tokio::select! {
+                biased;
+                begun = begun => begun?,
+                () = self.state.cancels.given_up() => return Err(given_up()),
+            };
+            self.state.set_process(process);
             let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(false).bind(number);
             let answered = self.answered(query.fetch_optional(&mut *connection), wait).await?;
             let (drawn, has_id): (i64, bool) = match answered {
@@ -271,6 +294,13 @@ impl SeatWork {
 /// How often a transaction is begun for one lock: anew if the server lost its memory behind a pooler that
 /// hid it, and, except for the last time, if keeping the transaction would hold back vacuum.
 const ATTEMPTS: usize = 4;
+
+/// How often the server is told that nobody waits any more.
+const AGAIN: Duration = Duration::from_millis(100);
+
+fn given_up() -> sqlx::Error {
+    sqlx::Error::Protocol("nobody waits for the lock any more".into())
+}
 
 fn stray() -> sqlx::Error {
     sqlx::Error::Protocol("a request to end the wait may still arrive, and end what comes after it".into())

@@ -112,6 +112,7 @@ impl Seats {
         let waiting: Vec<Open> = self.open().drain().map(|(_, open)| open).collect();
         for open in &waiting {
             open.lane.close();
+            open.state.cancels.give_up();
             if open.state.phase.load(Ordering::Acquire) == TAKEN {
                 self.shared.end_wait(&open.state, self.span);
             }

@@ -68,7 +68,9 @@ impl Job for TrunkJob {
             Self::Try { answer, .. } => drop(answer.send(Err(error))),
             Self::Unlock { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
-            Self::Mark { .. } | Self::Cancel { .. } | Self::Terminate(_) | Self::Call(_) => {}
+            // It was not begun.
+            Self::Cancel { cancel, .. } => cancel.arrived(),
+            Self::Mark { .. } | Self::Terminate(_) | Self::Call(_) => {}
         }
     }
 }
@@ -387,8 +389,10 @@ impl Trunk {
             TrunkJob::Cancel { pid, number, cancel } => {
                 let text = sql::cancel(pid, space_of(self.shared.space()), number);
                 let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
-                // Refused or not, the statement is over.
-                if done.as_ref().err().is_none_or(|error| error.as_database_error().is_some()) {
+                // Refused or not, the statement is over; unless a pooler says so, which ends the session.
+                let is_over =
+                    |error: &sqlx::Error| error.as_database_error().is_some() && !ends_session(error);
+                if done.as_ref().err().is_none_or(is_over) {
                     cancel.arrived();
                 }
                 done.map(drop)

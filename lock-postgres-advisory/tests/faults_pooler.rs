@@ -3,9 +3,12 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason};
-use leasehold_postgres::Pooler;
+use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, LossReason};
+use leasehold_engine::{Attempt, Backend as _, Request, Stop};
+use leasehold_postgres::{Pooler, RawBigint};
 use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Proxy, Standby};
@@ -101,7 +104,7 @@ async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
     for options in [PgBouncerOptions::new().pool_size(5), PgBouncerOptions::new().pool_size(6).round_robin()]
     {
         let bouncer = PgBouncer::start(cluster, &options);
-        let pooled = std::sync::Arc::new(transaction(&bouncer.url(database.name())).await);
+        let pooled = Arc::new(transaction(&bouncer.url(database.name())).await);
         let mine = take(&pooled, "7").await;
         assert!(is_held(&direct, "7").await);
         mine.release().await.unwrap();
@@ -147,9 +150,9 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
         cluster.run_sql("postgres", format!("ALTER DATABASE {name} SET {setting}")).await;
         let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(4).round_robin());
         let config = server(&bouncer.url(name)).install_schema(false);
-        let config = XactConfig::new(config).hasher(std::sync::Arc::new(leasehold_postgres::RawBigint));
+        let config = XactConfig::new(config).hasher(Arc::new(RawBigint));
         let pooled = config.connect().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
-        let pooled = std::sync::Arc::new(pooled);
+        let pooled = Arc::new(pooled);
         let theirs = take(&direct, "7").await;
         let waiting = waiter(&pooled, "7");
         until_queued(cluster, name, 1).await;
@@ -229,4 +232,38 @@ async fn two_databases_are_two_stores() {
         mine.release().await.unwrap();
         theirs.release().await.unwrap();
     }
+}
+
+// docs/hazards.md H38: nobody wants the wait any more before it has begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let pooler = PgBouncer::transaction_mode(cluster);
+    let proxy = Proxy::start(pooler.address()).await;
+    let calm = seldom(&proxy.url(&pooler.url(database.name()))).statement_timeout(LONG);
+    let backend = XactConfig::new(calm).hasher(Arc::new(RawBigint)).backend().await.unwrap();
+    let kept = take(&holder, "7").await;
+    let pass = async |serial| {
+        let request = Request::new(key("8"), HolderId::from_parts(7, serial));
+        let hold = request.hold();
+        let granted = backend.acquire(vec![request]).await.remove(0).unwrap();
+        assert!(matches!(granted, Attempt::Granted(_)));
+        assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    };
+    // A session is open, and what is sent on it next does not arrive.
+    pass(1).await;
+    proxy.stall();
+    let stop = Stop::new();
+    stop.fire();
+    let waited = backend.wait(Request::new(key("7"), HolderId::from_parts(7, 2)), stop).await;
+    assert!(matches!(waited.unwrap(), Attempt::Held(_)));
+    proxy.restore();
+    for serial in 3..6 {
+        pass(serial).await;
+    }
+    assert_eq!(queued(cluster, database.name()).await, 0);
+    kept.release().await.unwrap();
+    until("nothing is left", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
 }

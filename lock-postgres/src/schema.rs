@@ -92,7 +92,8 @@ SELECT
         FROM lacking), '') AS lacking";
 
 /// The SQL that installs the schema, for `psql` and migration tools. It can be run any number of times
-/// and changes nothing where everything is there; it needs the privilege to create what is missing.
+/// and changes nothing where everything is there; it needs the privilege to create what is missing, and
+/// PL/pgSQL, which every database has unless somebody removed it.
 #[must_use]
 pub fn script(schema: &Identifier) -> String {
     let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);

@@ -18,17 +18,21 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.incarnation (
 
 -- A domain and not a check of the tables: those are read anew by each statement that changes a row.
 -- A schema's name may contain what ends a literal, so that it is not written into the block.
-SET LOCAL search_path = pg_catalog, {schema};
+SELECT set_config('leasehold.schema', c.relnamespace::text, true)
+FROM {schema}.token t JOIN pg_class c ON c.oid = t.tableoid;
 DO $$
 DECLARE
-    name text := quote_ident((current_schemas(false))[2]) || '.lock_key';
+    name text := current_setting('leasehold.schema')::oid::regnamespace::text || '.lock_key';
 BEGIN
     IF to_regtype(name) IS NULL THEN
         EXECUTE 'CREATE DOMAIN ' || name || ' AS text COLLATE pg_catalog."C"'
             ' CHECK (octet_length(VALUE) BETWEEN 1 AND 1024)';
+    ELSIF NOT EXISTS (SELECT FROM pg_type t WHERE t.oid = to_regtype(name)
+            AND t.typtype = 'd' AND t.typbasetype = 'text'::regtype AND t.typcollation = '"C"'::regcollation) THEN
+        RAISE EXCEPTION '% is not the type of keys but something else; drop or rename it', name
+            USING ERRCODE = 'wrong_object_type';
     END IF;
 END $$;
-SET LOCAL search_path = pg_catalog;
 
 CREATE TABLE IF NOT EXISTS {schema}.mutex (
     key {schema}.lock_key PRIMARY KEY,

@@ -35,12 +35,13 @@ async fn refused(conn: &mut PgConnection, schema: &Identifier) -> Error {
     schema::check(conn, schema).await.unwrap_err()
 }
 
-const ODD: [&str; 9] = [
+const ODD: [&str; 10] = [
     "leasehold",
     "Upper Case",
     r#"a"; DROP TABLE precious; --"#,
     "it's \\ a $1 {schema} $x$",
     "$$; DROP TABLE precious; DO $$",
+    "$user",
     "-- \n;",
     "schlüssel 🔑",
     "/* %I",
@@ -67,7 +68,7 @@ async fn any_name_is_a_name_and_nothing_else() {
     }
     assert_eq!(number(&mut conn, "SELECT count(*) FROM precious").await, 0);
     let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname NOT IN ('public', 'information_schema')";
-    assert_eq!(number(&mut conn, schemas).await, 10);
+    assert_eq!(number(&mut conn, schemas).await, 11);
 }
 
 #[tokio::test]
@@ -109,6 +110,9 @@ async fn a_row_by_hand_has_a_key_that_the_library_can_read() {
     for bytes in [1, 1024] {
         run(&mut conn, insert(bytes)).await;
     }
+    run(&mut conn, "CREATE SCHEMA other; CREATE TYPE other.lock_key AS (id int)").await;
+    let error = schema::install(&mut conn, &name("other")).await.unwrap_err();
+    assert!(error.message().contains("other.lock_key is not the type of keys"), "{error}");
 }
 
 #[tokio::test]
