@@ -213,16 +213,7 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
         )
         .await;
     lost_within(&guard, ms(1_000)).await;
-    // The loss is told first, and the turn handed on then: a try in between finds the key busy.
-    let told = async {
-        loop {
-            match poor.key("k").try_acquire().await {
-                Ok(None) => tokio::task::yield_now().await,
-                outcome => return outcome.unwrap_err(),
-            }
-        }
-    };
-    let error = tokio::time::timeout(ms(5_000), told).await.unwrap();
+    let error = refused_after_a_loss(&poor, "k").await;
     assert_error(&error, ErrorKind::SchemaMissing, "update this program");
 }
 

@@ -165,7 +165,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
             panic!("{guard:?} was granted in a crash of the {crash}");
         }
         if crash == "postmaster" {
-            let error = holder.key("7").try_acquire().await.unwrap_err();
+            let error = refused_after_a_loss(&holder, "7").await;
             assert_error(&error, ErrorKind::Unavailable, "");
             cluster.start_again().await;
         }

@@ -201,7 +201,7 @@ async fn a_standby_is_refused_at_first_and_after_a_reconnect() {
     assert_eq!(lost_within(&a, ms(1_000)).await, LossReason::SessionLost);
     assert_eq!(lost_within(&b, ms(1_000)).await, LossReason::SessionLost);
     for lock in [&lock, &in_transaction] {
-        let error = lock.key("7").try_acquire().await.unwrap_err();
+        let error = refused_after_a_loss(lock, "7").await;
         assert_error(&error, ErrorKind::Unavailable, "standby");
         assert_eq!(held(standby.cluster(), "postgres").await, [0; 0], "{lock}");
     }

@@ -214,9 +214,10 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.signal(Signal::QUIT);
-        self.signal(Signal::CONT);
-        // Where the tests run in the background of a script, servers may ignore it.
+        // A pooler that was started in the background of a script ignores the first and heeds the second.
+        for signal in [Signal::QUIT, Signal::TERM, Signal::CONT] {
+            self.signal(signal);
+        }
         let ended = self.end_within(QUITS, Signal::QUIT);
         if ended.is_err() {
             self.signal(Signal::KILL);

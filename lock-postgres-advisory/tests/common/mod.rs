@@ -73,6 +73,20 @@ pub async fn is_held(lock: &Engine, key: &str) -> bool {
     }
 }
 
+/// Why a key that was just lost cannot be taken. The loss is told first, and the turn handed on then: a try in
+/// between finds the key busy.
+pub async fn refused_after_a_loss(lock: &Engine, key: &str) -> Error {
+    let refused = async {
+        loop {
+            match lock.key(key).try_acquire().await {
+                Ok(None) => tokio::task::yield_now().await,
+                outcome => return outcome.unwrap_err(),
+            }
+        }
+    };
+    timeout(LONG, refused).await.unwrap()
+}
+
 /// A waiter with its own task.
 pub fn waiter(lock: &Arc<Engine>, key: &str) -> tokio::task::JoinHandle<Result<LockGuard, Error>> {
     let (lock, key) = (Arc::clone(lock), key.to_owned());

@@ -1,6 +1,6 @@
 //! Which keys are likely to have a row.
 
-use std::hash::Hasher as _;
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fnv::FnvHasher;
@@ -31,7 +31,7 @@ impl Seen {
     }
 
     fn place(&self, hash: u64) -> Option<&AtomicU64> {
-        self.0.get(usize::try_from((hash >> 32) % PLACES).ok()?)
+        self.0.get(usize::try_from(hash % PLACES).ok()?)
     }
 }
 
@@ -39,7 +39,7 @@ const NOBODY: u64 = 0;
 
 fn hash(key: &LockKey) -> u64 {
     let mut hasher = FnvHasher::default();
-    hasher.write(key.as_str().as_bytes());
+    key.hash(&mut hasher);
     hasher.finish().max(NOBODY + 1)
 }
 
