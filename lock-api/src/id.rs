@@ -38,7 +38,7 @@ impl HolderId {
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // By hand: a store writes one for each request, and the formatter takes five times as long.
+        // By hand: a store writes one for each request, and the formatter made that a tenth of a busy client's work.
         let mut digits = [0; 32];
         for (pair, byte) in digits.chunks_exact_mut(2).zip(self.instance.to_be_bytes()) {
             pair.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);

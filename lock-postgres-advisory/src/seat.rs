@@ -197,6 +197,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn a_request_that_was_not_begun_meets_no_later_statement() {
+        let cancels: Arc<Cancels> = Arc::default();
+        cancels.wait_begins();
+        let cancel = cancels.request().unwrap();
+        TrunkJob::Cancel { pid: 1, number: 1, cancel }.fail(Error::new(ErrorKind::Unavailable, "ended"));
+        assert!(cancels.wait_is_over().await);
+    }
+
+    #[tokio::test]
     async fn a_release_on_a_session_that_has_ended_finds_nothing_held() {
         for (kind, expected) in
             [(ErrorKind::Unavailable, Ok(false)), (ErrorKind::Closed, Err(ErrorKind::Closed))]

@@ -267,3 +267,36 @@ async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
     kept.release().await.unwrap();
     until("nothing is left", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
 }
+
+// docs/hazards.md H38: the one request that was under way when the wait was given up is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_given_up_is_ended_though_a_request_gets_lost() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let pooler = PgBouncer::transaction_mode(cluster);
+    let calm = seldom(&pooler.url(database.name())).statement_timeout(LONG);
+    let backend = XactConfig::new(calm).hasher(Arc::new(RawBigint)).backend().await.unwrap();
+    let kept = take(&holder, "7").await;
+    let stop = Stop::new();
+    let mut barrier = database.connect().await;
+    let wait = backend.wait(Request::new(key("7"), HolderId::from_parts(7, 1)), stop.clone());
+    let steps = async {
+        until_queued(cluster, database.name(), 1).await;
+        // What the request has to read cannot be read.
+        run(&mut barrier, "BEGIN; LOCK TABLE pg_catalog.pg_locks IN ACCESS EXCLUSIVE MODE").await;
+        stop.fire();
+    };
+    let (waited, ()) = tokio::join!(wait, steps);
+    assert!(matches!(waited.unwrap(), Attempt::Held(_)));
+    assert_eq!(queued(cluster, database.name()).await, 1);
+    let under_way = "SELECT min(pid) FROM pg_lock_status()
+                     WHERE NOT granted AND relation = 'pg_catalog.pg_locks'::regclass";
+    let pid = text(&mut barrier, under_way).await;
+    run(&mut barrier, format!("SELECT pg_terminate_backend({pid})")).await;
+    until_true(&mut barrier, &format!("SELECT NOT EXISTS (SELECT FROM pg_lock_status() WHERE pid = {pid})"))
+        .await;
+    run(&mut barrier, "ROLLBACK").await;
+    until_queued(cluster, database.name(), 0).await;
+    kept.release().await.unwrap();
+}
