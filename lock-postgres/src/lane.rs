@@ -6,7 +6,8 @@
 //! - A session that has answered many gives them a chance to ask for what they want next before it looks. No
 //!   time is waited for, only others' turns on the runtime.
 //! - Jobs that make statements of their own go one kind after the other ([`Job::later`]): whoever is answered by
-//!   the first would wait for the second. What has stood back once does not stand back again.
+//!   the first would wait for the second. A single straggler is not worth a statement of its own while many wait:
+//!   it stands back until its kind's turn comes, but only so often.
 //! - Many jobs are shared out evenly among the sessions, so that no session is left with single ones.
 
 use std::collections::VecDeque;
@@ -21,16 +22,20 @@ pub trait Job: Send + 'static {
     /// Answers with `error`: the job was not begun.
     fn fail(self, error: Error);
 
-    /// Takes out of `jobs`, which could travel together, what had better wait for the next round trip or another
-    /// session; it stays first in the queue. At least one is left. By default all are.
-    fn later(jobs: &mut Vec<Self>) -> Vec<Self>
-    where
-        Self: Sized,
-    {
+    /// Which of `jobs`, which could travel together, had better wait for the next round trip or another session;
+    /// they stay first in the queue. At least one is left. By default none, also said by an empty answer.
+    fn later(jobs: &[&Self]) -> Vec<bool> {
         let _ = jobs;
         Vec::new()
     }
 }
+
+/// How often in a row others are given a turn in vain before they are not waited for any more: they may be at
+/// work on another thread.
+const LOOKS: u32 = 4;
+
+/// How often a job lets others go before it: once for each of two sessions, which then does its kind.
+const MOST_PASSED: u8 = 2;
 
 /// So few jobs are not shared out.
 const FEW: usize = 8;
@@ -46,22 +51,25 @@ struct Inner<J> {
 }
 
 struct State<J> {
-    jobs: VecDeque<J>,
+    jobs: VecDeque<Waiting<J>>,
     closed: bool,
     /// How many sessions are connected and take jobs.
     serving: usize,
     /// How many jobs these have taken and not done yet.
     under_way: usize,
-    /// Whether the first jobs have let others go before them.
-    stood_back: bool,
+}
+
+struct Waiting<J> {
+    job: J,
+    /// How often it has let others go before it.
+    passed: u8,
 }
 
 impl<J: Job> Lane<J> {
     /// An empty queue that is open.
     #[must_use]
     pub fn new() -> Self {
-        let state =
-            State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0, stood_back: false };
+        let state = State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
         Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new(), closing: Notify::new() }))
     }
 
@@ -78,7 +86,7 @@ impl<J: Job> Lane<J> {
             jobs.into_iter().for_each(|job| job.fail(Error::closed()));
             return;
         }
-        state.jobs.extend(jobs);
+        state.jobs.extend(jobs.into_iter().map(|job| Waiting { job, passed: 0 }));
         drop(state);
         // The one that became idle last: its caches are warm.
         self.0.arrived.notify_last();
@@ -105,12 +113,14 @@ impl<J: Job> Lane<J> {
     /// until all have, or no more do.
     async fn gather(&self, expected: usize) {
         let mut waiting = 0;
-        loop {
+        let mut in_vain = 0;
+        while in_vain < LOOKS {
             tokio::task::yield_now().await;
             let before = std::mem::replace(&mut waiting, self.state().jobs.len());
-            if waiting >= expected || waiting <= before {
+            if waiting >= expected {
                 return;
             }
+            in_vain = if waiting > before { 0 } else { in_vain + 1 };
         }
     }
 
@@ -158,7 +168,7 @@ impl<J: Job> Lane<J> {
         }
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
-        jobs.into_iter().for_each(|job| job.fail(again(error)));
+        jobs.into_iter().for_each(|waiting| waiting.job.fail(again(error)));
     }
 
     fn state(&self) -> MutexGuard<'_, State<J>> {
@@ -193,11 +203,25 @@ impl<J: Job> Serving<J> {
         let look = |state: &mut State<J>| {
             let all = state.jobs.len() + state.under_way;
             let share = all.div_ceil(state.serving.max(1)).max(FEW).min(most);
-            let mut jobs: Vec<J> = state.jobs.drain(..share.min(state.jobs.len())).collect();
-            let later = if state.stood_back { Vec::new() } else { J::later(&mut jobs) };
-            state.stood_back = !later.is_empty();
-            for job in later.into_iter().rev() {
-                state.jobs.push_front(job);
+            let waiting = state.jobs.len();
+            // A few more are not left behind.
+            let share = if waiting < share + FEW { waiting.min(most) } else { share };
+            let together: Vec<_> = state.jobs.drain(..share).collect();
+            let mut later = J::later(&together.iter().map(|waiting| &waiting.job).collect::<Vec<_>>());
+            if together.iter().zip(&later).any(|(waiting, later)| *later && waiting.passed == MOST_PASSED) {
+                later.clear();
+            }
+            let mut jobs = Vec::with_capacity(together.len());
+            let mut left = Vec::new();
+            for (place, Waiting { job, passed }) in together.into_iter().enumerate() {
+                if later.get(place) == Some(&true) {
+                    left.push(Waiting { job, passed: passed + 1 });
+                } else {
+                    jobs.push(job);
+                }
+            }
+            for waiting in left.into_iter().rev() {
+                state.jobs.push_front(waiting);
             }
             state.under_way += jobs.len();
             (!jobs.is_empty()).then_some(jobs)
@@ -309,6 +333,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn those_who_are_at_work_elsewhere_are_waited_for_and_those_who_do_not_come_are_not() {
+        let (failed, _failures) = mpsc::unbounded_channel();
+        let lane = Lane::new();
+        let mut session = lane.serve();
+        lane.push_all((0..3).map(|n| Number(n, failed.clone())));
+        assert_eq!(session.take(64).await.unwrap().len(), 3);
+        for turns in [1, LOOKS, 100] {
+            let (lane, failed) = (lane.clone(), failed.clone());
+            tokio::spawn(async move {
+                for _ in 1..turns {
+                    tokio::task::yield_now().await;
+                }
+                lane.push(Number(turns, failed));
+            });
+        }
+        assert_eq!(numbers(session.take(64).await), [1, LOOKS]);
+    }
+
+    #[tokio::test]
     async fn a_lone_job_is_taken_without_anybodys_turn_in_between() {
         let (failed, _failures) = mpsc::unbounded_channel();
         let lane = Lane::new();
@@ -333,6 +376,13 @@ mod tests {
         assert_eq!(one.take(512).await.unwrap().len(), 32);
         lane.push_all((0..7).map(|n| Number(n, failed.clone())));
         assert_eq!(other.take(512).await.unwrap().len(), 7);
+        // A few more than its share are not left behind.
+        lane.push_all((0..18).map(|n| Number(n, failed.clone())));
+        assert_eq!(one.take(512).await.unwrap().len(), 18, "its share is 13");
+        lane.push_all((0..23).map(|n| Number(n, failed.clone())));
+        assert_eq!(one.take(20).await.unwrap().len(), 15, "its share, as eight more are many");
+        assert_eq!(one.take(4).await.unwrap().len(), 4, "never more than it may");
+        assert_eq!(other.take(512).await.unwrap().len(), 4);
         // A session that has ended has nothing under way.
         drop(other);
         lane.push_all((0..40).map(|n| Number(n, failed.clone())));
@@ -343,14 +393,15 @@ mod tests {
     }
 
     /// Even numbers go before odd ones.
+    #[derive(Debug)]
     struct Parity(u32);
 
     impl Job for Parity {
         fn fail(self, _: Error) {}
 
-        fn later(jobs: &mut Vec<Self>) -> Vec<Self> {
+        fn later(jobs: &[&Self]) -> Vec<bool> {
             let mixed = jobs.iter().any(|job| job.0 % 2 == 0);
-            jobs.extract_if(.., |job| mixed && job.0 % 2 == 1).collect()
+            jobs.iter().map(|job| mixed && job.0 % 2 == 1).collect()
         }
     }
 
@@ -365,16 +416,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_stood_back_once_does_not_again() {
+    async fn each_job_stands_back_only_so_often() {
         let lane = Lane::new();
         let mut session = lane.serve();
         let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
         lane.push_all([1, 2].map(Parity));
         assert_eq!(taken(session.take(8).await), [2]);
-        lane.push(Parity(4));
-        assert_eq!(taken(session.take(8).await), [1, 4], "an endless stream of others holds it up once");
-        lane.push_all([3, 6].map(Parity));
-        assert_eq!(taken(session.take(8).await), [6]);
+        lane.push_all([3, 4].map(Parity));
+        assert_eq!(taken(session.take(8).await), [4]);
+        lane.push_all([5, 6].map(Parity));
+        assert_eq!(
+            taken(session.take(8).await),
+            [1, 3, 5, 6],
+            "an endless stream of others holds it up twice"
+        );
+        lane.push_all([7, 8].map(Parity));
+        assert_eq!(taken(session.take(8).await), [8]);
+        assert_eq!(taken(session.take(8).await), [7]);
     }
 
     #[tokio::test]

@@ -97,23 +97,40 @@ pub(super) fn hand_out<Q, A>(
     }
 }
 
+/// What makes statements of its own, of which a session is better sent one at a time.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Asks,
+    Frees,
+}
+
 impl Job for TableJob {
-    /// Releases go alone before what is asked for: both statements take as long as their flush, and whoever is
-    /// answered by the first would wait for the second. There are never more releases than there were grants.
-    fn later(jobs: &mut Vec<Self>) -> Vec<Self> {
-        let asks = |job: &Self| matches!(job, Self::Acquire(_));
+    /// Releases and what is asked for go apart, the more numerous ones first: both statements take as long as their
+    /// flush, and whoever is answered by the first would wait for the second. A release that undoes what is asked
+    /// for here goes with it.
+    fn later(jobs: &[&Self]) -> Vec<bool> {
         let asked: FnvHashSet<HolderId> = jobs
             .iter()
             .filter_map(|job| if let Self::Acquire(call) = job { Some(&call.items) } else { None })
             .flatten()
             .map(|request| request.holder)
             .collect();
-        let late = |call: &Call<Named, Freed>| call.items.iter().any(|hold| asked.contains(&hold.holder));
-        let frees = |job: &Self| matches!(job, Self::Release(call) if !late(call));
-        if asked.is_empty() || !jobs.iter().any(frees) {
+        let kind = |job: &&Self| match job {
+            Self::Acquire(_) => Some(Kind::Asks),
+            Self::Release(call) if call.items.iter().any(|hold| asked.contains(&hold.holder)) => {
+                Some(Kind::Asks)
+            }
+            Self::Release(_) => Some(Kind::Frees),
+            _ => None,
+        };
+        let kinds: Vec<_> = jobs.iter().map(kind).collect();
+        let count = |wanted| kinds.iter().filter(|kind| **kind == Some(wanted)).count();
+        let (asks, frees) = (count(Kind::Asks), count(Kind::Frees));
+        if asks == 0 || frees == 0 {
             return Vec::new();
         }
-        jobs.extract_if(.., |job| asks(job) || matches!(job, Self::Release(call) if late(call))).collect()
+        let waits = if asks > frees { Kind::Frees } else { Kind::Asks };
+        kinds.into_iter().map(|kind| kind == Some(waits)).collect()
     }
 
     fn fail(self, error: Error) {
@@ -154,17 +171,38 @@ mod tests {
         jobs.iter().map(name).collect()
     }
 
+    /// What goes now, and what later.
+    fn parted(jobs: Vec<TableJob>) -> (Vec<String>, Vec<String>) {
+        let later = TableJob::later(&jobs.iter().collect::<Vec<_>>());
+        let (mut now, mut then) = (Vec::new(), Vec::new());
+        for (place, job) in jobs.into_iter().enumerate() {
+            if later.get(place) == Some(&true) { then.push(job) } else { now.push(job) }
+        }
+        (names(&now), names(&then))
+    }
+
     #[test]
-    fn releases_go_first_unless_they_undo_what_is_asked_for() {
-        let other = TableJob::Purge(Call::new(vec![1]).0);
-        let mut jobs = vec![acquire("a", 1), release("b", 2), other, acquire("c", 3), release("c", 3)];
-        let later = TableJob::later(&mut jobs);
-        assert_eq!(names(&jobs), ["release b", "other"]);
-        assert_eq!(names(&later), ["acquire a", "acquire c", "release c"]);
-        let mut jobs = later;
-        assert!(TableJob::later(&mut jobs).is_empty(), "what is left goes together");
-        assert_eq!(names(&jobs), ["acquire a", "acquire c", "release c"]);
-        let mut jobs = vec![release("a", 1), release("b", 2)];
-        assert!(TableJob::later(&mut jobs).is_empty());
+    fn kinds_go_apart_and_the_more_numerous_first() {
+        let other = || TableJob::Purge(Call::new(vec![1]).0);
+        let (now, then) = parted(vec![acquire("a", 1), release("b", 2), other()]);
+        assert_eq!((now, then), (vec!["release b".into(), "other".into()], vec!["acquire a".into()]));
+        let (now, then) = parted(vec![release("a", 1), other(), acquire("b", 2), acquire("c", 3)]);
+        assert_eq!(now, ["other", "acquire b", "acquire c"]);
+        assert_eq!(then, ["release a"]);
+        let (now, then) = parted(vec![release("a", 1), release("b", 2), other()]);
+        assert_eq!((now.len(), then.len()), (3, 0), "there is nothing to part");
+    }
+
+    #[test]
+    fn a_release_that_undoes_what_is_asked_for_goes_with_it() {
+        let (now, then) =
+            parted(vec![acquire("a", 1), release("b", 2), release("a", 1), release("c", 3), release("d", 4)]);
+        assert_eq!(now, ["release b", "release c", "release d"]);
+        assert_eq!(then, ["acquire a", "release a"]);
+        let (now, then) = parted(vec![acquire("a", 1), release("a", 1), release("b", 2)]);
+        assert_eq!(now, ["acquire a", "release a"]);
+        assert_eq!(then, ["release b"]);
+        let (now, then) = parted(vec![acquire("a", 1), release("a", 1)]);
+        assert_eq!((now.len(), then.len()), (2, 0));
     }
 }
