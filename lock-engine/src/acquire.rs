@@ -154,7 +154,8 @@ pub(crate) async fn acquire(
     let mut at = 0;
     loop {
         if let Some(held) = held.take() {
-            pursuit.wait_at(at, held, policy, budget).await?;
+            // Boxed, like what else is rarely needed: most of its state would be everybody's.
+            Box::pin(pursuit.wait_at(at, held, policy, budget)).await?;
             pursuit.take(at..at + 1)?;
             at += 1;
         }

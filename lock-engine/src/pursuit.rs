@@ -95,7 +95,7 @@ impl Pursuit {
         match (due, self.entries.first().map(|e| e.hold.request.key.clone())) {
             (Some(due), Some(key)) => {
                 let limit = Limit::of_budget(budget);
-                pause(Arc::clone(&self.shared), &key, &Notify::new(), due.min(left), limit).await
+                Box::pin(pause(Arc::clone(&self.shared), &key, &Notify::new(), due.min(left), limit)).await
             }
             _ => Ok(()),
         }

@@ -4,8 +4,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, schema, store_error, token};
@@ -34,45 +32,30 @@ pub(crate) struct SeatWork {
 impl Work for SeatWork {
     type Job = SeatJob;
 
-    fn opened<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
-        _session: SessionId,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        async move {
-            if self.opened {
-                return Err(Error::new(ErrorKind::Unavailable, "the session that kept the lock has ended"));
-            }
-            self.opened = true;
-            if let Err(error) = token::mark_incarnation(connection, &self.shared.schema).await {
-                // If the server is not what it was, a standby for instance, that says it better.
-                schema::check(connection, &self.shared.schema).await?;
-                return Err(error);
-            }
-            if self.span == Span::Session {
-                let done = connection.execute(sql::WAITER).await;
-                done.map_err(|error| store_error(error, "set up the session"))?;
-            }
-            let process =
-                process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
-            self.state.set_process(process);
-            Ok(())
+    async fn opened(&mut self, connection: &mut PgConnection, _session: SessionId) -> Result<(), Error> {
+        if self.opened {
+            return Err(Error::new(ErrorKind::Unavailable, "the session that kept the lock has ended"));
         }
-        .boxed()
+        self.opened = true;
+        if let Err(error) = token::mark_incarnation(connection, &self.shared.schema).await {
+            // If the server is not what it was, a standby for instance, that says it better.
+            schema::check(connection, &self.shared.schema).await?;
+            return Err(error);
+        }
+        if self.span == Span::Session {
+            let done = connection.execute(sql::WAITER).await;
+            done.map_err(|error| store_error(error, "set up the session"))?;
+        }
+        let process = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
+        self.state.set_process(process);
+        Ok(())
     }
 
-    fn run<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
-        jobs: Vec<SeatJob>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        async move {
-            for job in jobs {
-                self.carry_out(connection, job).await?;
-            }
-            Ok(())
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<SeatJob>) -> Result<(), Error> {
+        for job in jobs {
+            self.carry_out(connection, job).await?;
         }
-        .boxed()
+        Ok(())
     }
 
     fn limit(&self, jobs: &[SeatJob], usual: Duration) -> Option<Duration> {

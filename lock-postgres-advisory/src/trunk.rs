@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
 use leasehold_engine::Freed;
@@ -116,41 +115,29 @@ struct Said {
 impl Work for Trunk {
     type Job = TrunkJob;
 
-    fn opened<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
-        session: SessionId,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        async move {
-            if session.pooled && self.keeps {
-                return Err(self.shared.behind_a_pooler());
-            }
-            self.shared.prepare(connection).await?;
-            let current =
-                process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
-            if let (Some(before), false) = (self.before.replace(current), session.pooled) {
-                let ended = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql::terminate(before)))).await;
-                ended.map_err(|error| store_error(error, "end the session before"))?;
-            }
-            self.pid = session.pid;
-            self.shared.trunk_opened(self.index, session.pid, session.pooled);
-            if !self.keeps {
-                return Ok(());
-            }
-            token::mark_incarnation(connection, &self.shared.schema).await?;
-            let set_up = format!("{}; LISTEN \"{}\"", sql::KEEPER, self.shared.channel);
-            let done = connection.execute(AssertSqlSafe(set_up)).await;
-            done.map(drop).map_err(|error| store_error(error, "set up the session"))
+    async fn opened(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
+        if session.pooled && self.keeps {
+            return Err(self.shared.behind_a_pooler());
         }
-        .boxed()
+        self.shared.prepare(connection).await?;
+        let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
+        if let (Some(before), false) = (self.before.replace(current), session.pooled) {
+            let ended = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql::terminate(before)))).await;
+            ended.map_err(|error| store_error(error, "end the session before"))?;
+        }
+        self.pid = session.pid;
+        self.shared.trunk_opened(self.index, session.pid, session.pooled);
+        if !self.keeps {
+            return Ok(());
+        }
+        token::mark_incarnation(connection, &self.shared.schema).await?;
+        let set_up = format!("{}; LISTEN \"{}\"", sql::KEEPER, self.shared.channel);
+        let done = connection.execute(AssertSqlSafe(set_up)).await;
+        done.map(drop).map_err(|error| store_error(error, "set up the session"))
     }
 
-    fn run<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
-        jobs: Vec<TrunkJob>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        self.carry_out(connection, jobs).boxed()
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<TrunkJob>) -> Result<(), Error> {
+        self.carry_out(connection, jobs).await
     }
 
     fn limit(&self, _jobs: &[TrunkJob], _usual: Duration) -> Option<Duration> {

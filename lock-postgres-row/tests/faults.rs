@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use leasehold_api::{
     ErrorKind, HoldState, HolderId, ListQuery, Lock as _, LockExt as _, LockKey, LossReason, Validity,
 };
-use leasehold_engine::{Attempt, Backend as _, Engine, Freed, Request};
+use leasehold_engine::{Attempt, Backend as _, Engine, Freed, HoldRef, Request};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_row::{PgConfig, RowConfig};
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::postgres::PgListener;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_servers::{Database, fresh_database};
 
 fn config(database: &Database) -> RowConfig {
@@ -73,6 +74,46 @@ async fn stays_shut_when_its_holder_dies_until_an_operator_opens_it() {
     let guard = b.key("month-end").try_acquire().await.unwrap().unwrap();
     assert!(guard.token() > info.token);
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_says_what_it_found_and_wakes_who_waits() {
+    let database = fresh_database().await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let mut user = database.connect().await;
+    let mut heard = PgListener::connect(database.url()).await.unwrap();
+    heard.listen(backend.channel()).await.unwrap();
+    for together in [true, false] {
+        let requests: Vec<Request> =
+            (1..).zip(["held", "waited for", "of another"]).map(|(n, name)| request(name, n)).collect();
+        let mut holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
+        for answer in backend.acquire(requests).await {
+            assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+        }
+        holds[2].holder = HolderId::from_parts(0xfeed, 9);
+        let marked = "UPDATE leasehold.mutex SET wake_until = clock_timestamp() + interval '1 minute'
+            WHERE key = 'waited for'";
+        user.execute(marked).await.unwrap();
+        let mut freed = Vec::new();
+        if together {
+            freed = backend.release(holds).await;
+        } else {
+            for hold in holds {
+                freed.extend(backend.release(vec![hold]).await);
+            }
+        }
+        let said: Vec<Freed> = freed.into_iter().map(Result::unwrap).collect();
+        assert_eq!(said, [Freed::new(true), Freed::new(true).waiters(true), Freed::new(false)]);
+        let next = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await;
+        assert_eq!(next.unwrap().unwrap().payload(), "fwaited for");
+        let shut = sqlx::query_scalar("SELECT key::text FROM leasehold.mutex WHERE acquired");
+        let shut: Vec<String> = shut.fetch_all(&mut user).await.unwrap();
+        assert_eq!(shut, ["of another"]);
+        assert!(backend.release(vec![request("of another", 3).hold()]).await.remove(0).unwrap().was_held);
+    }
+    user.execute(AssertSqlSafe(format!("NOTIFY {}, 'the end'", backend.channel()))).await.unwrap();
+    let last = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
+    assert_eq!(last.payload(), "the end", "nobody else was woken");
 }
 
 #[tokio::test]

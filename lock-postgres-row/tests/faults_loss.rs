@@ -197,3 +197,36 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
     tx.commit().await.unwrap();
     granted(&backend, request("k", 1)).await;
 }
+
+#[tokio::test]
+async fn a_token_that_was_drawn_before_the_row_changed_is_drawn_anew() {
+    let database = fresh_database().await;
+    let backend = config_of(database.url()).connections(1).backend().await.unwrap();
+    let hold = granted(&backend, request("k", 1)).await;
+    assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    let (mut user, mut watcher) = (database.connect().await, database.connect().await);
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("UPDATE leasehold.mutex SET label = 'seen' WHERE key = 'k'").await.unwrap();
+    let asking = backend.acquire(vec![request("k", 2)]);
+    let drawn = async {
+        let waits = "SELECT count(*) > 0 FROM pg_stat_activity
+            WHERE wait_event_type = 'Lock' AND datname = current_database()";
+        let end = Instant::now() + Duration::from_secs(20);
+        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut watcher).await.unwrap() {
+            assert!(Instant::now() < end, "nobody waits");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Somebody else had it since, and has let go of it.
+        let drawn = sqlx::query_scalar(
+            "UPDATE leasehold.mutex SET token = nextval('leasehold.token') WHERE key = 'k' RETURNING token",
+        );
+        let drawn: i64 = drawn.fetch_one(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        drawn
+    };
+    let (answer, drawn) = tokio::join!(asking, drawn);
+    assert!(matches!(answer.into_iter().next().unwrap().unwrap(), Attempt::Granted(_)));
+    let token = sqlx::query_scalar("SELECT token FROM leasehold.mutex WHERE key = 'k'");
+    let token: i64 = token.fetch_one(&mut watcher).await.unwrap();
+    assert!(token > drawn, "{token} after {drawn}");
+}

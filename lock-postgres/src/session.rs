@@ -10,7 +10,6 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind};
 use sqlx::PgConnection;
 use tokio::sync::oneshot;
@@ -53,19 +52,19 @@ pub trait Work: Send + 'static {
 
     /// The session was opened and has its settings; nothing was done on it yet. An error closes it
     /// and fails what waits in the lane.
-    fn opened<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
+    fn opened(
+        &mut self,
+        connection: &mut PgConnection,
         session: SessionId,
-    ) -> BoxFuture<'a, Result<(), Error>>;
+    ) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Carries out all of `jobs` and answers them. On an error the connection is in doubt: it is closed,
     /// and jobs that were dropped unanswered have an unknown outcome.
-    fn run<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
+    fn run(
+        &mut self,
+        connection: &mut PgConnection,
         jobs: Vec<Self::Job>,
-    ) -> BoxFuture<'a, Result<(), Error>>;
+    ) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// How long [`run`](Self::run) may take; `None` sets no limit. By default what
     /// [`PgConfig::statement_timeout`] says.

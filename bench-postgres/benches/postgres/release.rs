@@ -39,7 +39,7 @@ async fn release_of(lock: &dyn Lock, url: &str) -> String {
 
 async fn one(url: &str, what: &str, table: &str, taken: &str, text: &str, rows: &mut Vec<Row>) {
     // All that serves notifications stands at the end of what is returned.
-    let (plain, rest) = text.split_once(", coalesce(").expect("the release looks for waiters");
+    let (plain, rest) = text.split_once("+ CASE WHEN").expect("the release looks for waiters");
     assert!(plain.contains("UPDATE") && rest.contains("pg_notify"), "not a release: {text}");
     let take: Arc<str> = format!("UPDATE leasehold.{table} SET {taken} WHERE key = $1").into();
     let texts: [Arc<str>; 2] = [text.into(), plain.into()];
@@ -113,10 +113,7 @@ impl Releaser {
             for (index, text) in texts.iter().enumerate() {
                 let take = sqlx::query(AssertSqlSafe(Arc::clone(&self.take)));
                 take.bind(&self.key).execute(&mut self.connection).await.unwrap();
-                let mut free = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(&self.key).bind(&holder);
-                if index == 0 {
-                    free = free.bind("nobody listens");
-                }
+                let free = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(&self.key).bind(&holder);
                 let begun = Instant::now();
                 let freed = free.fetch_all(&mut self.connection).await.unwrap();
                 spent[index] += begun.elapsed().as_secs_f64();

@@ -13,13 +13,7 @@ use sqlx::{Connection, Executor, PgConnection};
 use test_servers::Database;
 
 use crate::sql::LEASES;
-use crate::support::{Came, config, connection, expire, holder, installed, key, micros, take, text};
-
-fn request(name: &str, serial: u64) -> Request {
-    let mut request = Request::new(key(name), holder(serial));
-    request.ttl = Some(Duration::from_secs(30));
-    request
-}
+use crate::support::{Came, config, connection, expire, holder, installed, micros, request, take, text};
 
 async fn granted(backend: &TtlBackend, request: Request) -> HoldRef {
     let hold = request.hold();

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Once, Validity};
-use leasehold_engine::{Attempt, Backend as _, Request};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
 use leasehold_postgres_ttl::PgConfig;
 use sqlx::postgres::PgListener;
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use crate::support::{config, connection, holder, installed, key};
+use crate::support::{config, connection, holder, installed, key, request};
 
 /// Counts statements that change the table, by a trigger.
 const COUNTED: &str = "\
@@ -46,6 +46,59 @@ async fn a_thousand_leases_are_renewed_by_one_statement() {
     let said: Vec<(String, i32)> =
         sqlx::query_as("SELECT what, n FROM said").fetch_all(&mut user).await.unwrap();
     assert_eq!(said, [("UPDATE".to_owned(), 1_000)]);
+}
+
+#[tokio::test]
+async fn a_release_says_what_it_found_and_wakes_who_waits() {
+    let database = installed().await;
+    let mut user = connection(&database).await;
+    let backend = config(&database).connections(1).backend().await.unwrap();
+    let mut heard = PgListener::connect(database.url()).await.unwrap();
+    heard.listen(backend.channel()).await.unwrap();
+    for together in [true, false] {
+        let names = ["held", "held, waited for", "ended", "ended, waited for", "of another"];
+        let requests: Vec<Request> = (1..).zip(names).map(|(n, name)| request(name, n)).collect();
+        let mut holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
+        for answer in backend.acquire(requests).await {
+            assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+        }
+        holds[4].holder = holder(9);
+        user.execute(
+            "UPDATE leasehold.lease SET
+                expires_at = CASE WHEN key LIKE 'ended%' THEN clock_timestamp() ELSE expires_at END,
+                wake_until = CASE WHEN key LIKE '%waited for' THEN clock_timestamp() + interval '1 minute'
+                    ELSE clock_timestamp() END",
+        )
+        .await
+        .unwrap();
+        let mut freed = Vec::new();
+        if together {
+            freed = backend.release(holds).await;
+        } else {
+            for hold in holds {
+                freed.extend(backend.release(vec![hold]).await);
+            }
+        }
+        let said: Vec<(bool, bool)> = freed
+            .into_iter()
+            .map(|freed| freed.unwrap())
+            .map(|freed| (freed.was_held, freed.waiters))
+            .collect();
+        assert_eq!(said, [(true, false), (true, true), (false, false), (false, true), (false, false)]);
+        let free = "SELECT count(*) FROM leasehold.lease WHERE released";
+        assert_eq!(sqlx::query_scalar::<_, i64>(free).fetch_one(&mut user).await.unwrap(), 4);
+        let mut woken = Vec::new();
+        for _ in 0..2 {
+            let next = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await;
+            woken.push(next.unwrap().unwrap().payload().to_owned());
+        }
+        woken.sort();
+        assert_eq!(woken, ["fended, waited for", "fheld, waited for"]);
+        backend.release(vec![request("of another", 5).hold()]).await.remove(0).unwrap();
+    }
+    user.execute(AssertSqlSafe(format!("NOTIFY {}, 'the end'", backend.channel()))).await.unwrap();
+    let last = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
+    assert_eq!(last.payload(), "the end", "nobody else was woken");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_api::{HolderId, LockKey};
+use leasehold_engine::Request;
 use leasehold_postgres_ttl::{PgConfig, TtlConfig};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Row};
@@ -53,6 +54,7 @@ pub(crate) fn text(template: &str) -> AssertSqlSafe<String> {
     let text = template
         .replace("{schema}", "leasehold")
         .replace("{token}", "'leasehold.token'::regclass")
+        .replace("{channel}", "'nobody_listens'")
         .replace("{free}", "")
         .replace("{among}", "")
         .replace("{skip}", "");
@@ -159,7 +161,7 @@ pub(crate) async fn renew_many(
 }
 
 pub(crate) async fn release(on: &mut PgConnection, key: &str, by: HolderId) -> Came {
-    let query = sqlx::query(text(LEASES.release_one)).bind(key).bind(by.to_string()).bind("nobody_listens");
+    let query = sqlx::query(text(LEASES.release_one)).bind(key).bind(by.to_string());
     came(query.fetch_all(on).await)
 }
 
@@ -178,4 +180,11 @@ pub(crate) async fn token_of(on: &mut PgConnection, key: &str) -> i64 {
 
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap()
+}
+
+/// A request for half a minute.
+pub(crate) fn request(name: &str, serial: u64) -> Request {
+    let mut request = Request::new(key(name), holder(serial));
+    request.ttl = Some(Duration::from_secs(30));
+    request
 }

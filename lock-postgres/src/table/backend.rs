@@ -82,13 +82,14 @@ impl TableBackend {
             settings;
         // The engine counts from a little earlier than we do.
         let stays = timing.confirm.filter(|confirm| confirm.stays);
+        let channel = channel(dialect.kind, &config.schema);
         let common = Arc::new(Common {
             config: config.clone(),
-            statements: Statements::new(dialect, &config.schema),
+            statements: Statements::new(dialect, &config.schema, &channel),
             extension,
             registry: Registry::new(stays.map(|c| c.lost_after.saturating_sub(c.every))),
             events: OnceLock::new(),
-            channel: channel(dialect.kind, &config.schema),
+            channel,
             poll,
             listening: AtomicBool::new(false),
             pinned: Mutex::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::{PgArguments, PgDatabaseError, PgRow, Postgres};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+use sqlx::{Arguments as _, AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use super::sql;
@@ -51,6 +51,10 @@ pub(super) struct Db<'c> {
     pub(super) limit: Duration,
 }
 
+/// What most statements need: reserved at once instead of grown into.
+const FEW_VALUES: usize = 8;
+const FEW_BYTES: usize = 512;
+
 /// How often a statement that lost against another one is sent again.
 const ATTEMPTS: u32 = 4;
 
@@ -62,7 +66,7 @@ impl Db<'_> {
         text: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, Trouble> {
-        self.attempt(doing, text, bind, None).await
+        self.attempt::<Vec<PgRow>>(doing, text, bind, None).await
     }
 
     /// As [`rows`](Self::rows), for a statement that draws tokens in `schema`.
@@ -73,16 +77,37 @@ impl Db<'_> {
         schema: &Identifier,
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, Trouble> {
-        self.attempt(doing, text, bind, Some(schema)).await
+        self.attempt::<Vec<PgRow>>(doing, text, bind, Some(schema)).await
     }
 
-    async fn attempt(
+    /// As [`rows`](Self::rows), for a statement that answers one row at most.
+    pub(super) async fn lone(
+        &mut self,
+        doing: &str,
+        text: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Option<PgRow>, Trouble> {
+        self.attempt::<Option<PgRow>>(doing, text, bind, None).await
+    }
+
+    /// As [`drawing`](Self::drawing), for a statement that answers one row at most.
+    pub(super) async fn lone_drawing(
+        &mut self,
+        doing: &str,
+        text: &Arc<str>,
+        schema: &Identifier,
+        bind: Bind<'_>,
+    ) -> Result<Option<PgRow>, Trouble> {
+        self.attempt::<Option<PgRow>>(doing, text, bind, Some(schema)).await
+    }
+
+    async fn attempt<R: Rows>(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         bind: Bind<'_>,
         draws: Option<&Identifier>,
-    ) -> Result<Vec<PgRow>, Trouble> {
+    ) -> Result<R, Trouble> {
         let mut attempt = 1;
         loop {
             let error = match timeout(self.limit, self.send(text, bind, draws.is_some())).await {
@@ -118,15 +143,17 @@ impl Db<'_> {
     }
 
     /// `None` when tokens have to be marked before they are drawn.
-    async fn send(
+    async fn send<R: Rows>(
         &mut self,
         text: &Arc<str>,
         bind: Bind<'_>,
         draws: bool,
-    ) -> Result<Option<Vec<PgRow>>, sqlx::Error> {
-        let query = bind(sqlx::query(AssertSqlSafe(Arc::clone(text))));
+    ) -> Result<Option<R>, sqlx::Error> {
+        let mut arguments = PgArguments::default();
+        arguments.reserve(FEW_VALUES, FEW_BYTES);
+        let query = bind(sqlx::query_with(AssertSqlSafe(Arc::clone(text)), arguments));
         let Some(pooled) = self.pooled else {
-            return query.fetch_all(&mut *self.connection).await.map(Some);
+            return R::fetch(query, self.connection).await.map(Some);
         };
         let begin = AssertSqlSafe(Arc::clone(if draws { &pooled.begin_marked } else { &pooled.begin }));
         let begun = raw_sql(begin).fetch_all(&mut *self.connection).await?;
@@ -134,10 +161,30 @@ impl Db<'_> {
             raw_sql(sql::ROLLBACK).execute(&mut *self.connection).await?;
             return Ok(None);
         }
-        let rows = query.persistent(false).fetch_all(&mut *self.connection).await;
+        let rows = R::fetch(query.persistent(false), self.connection).await;
         let end = if rows.is_ok() { sql::COMMIT } else { sql::ROLLBACK };
         raw_sql(end).execute(&mut *self.connection).await?;
         rows.map(Some)
+    }
+}
+
+/// What a statement is asked for: the driver does less for a single row.
+trait Rows: Sized {
+    fn fetch(
+        query: Statement,
+        connection: &mut PgConnection,
+    ) -> impl Future<Output = Result<Self, sqlx::Error>> + Send;
+}
+
+impl Rows for Vec<PgRow> {
+    async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
+        query.fetch_all(connection).await
+    }
+}
+
+impl Rows for Option<PgRow> {
+    async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
+        query.fetch_optional(connection).await
     }
 }
 

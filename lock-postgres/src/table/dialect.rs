@@ -8,8 +8,9 @@ use leasehold_api::{HolderId, LockKey};
 use super::sql;
 use crate::ident::Identifier;
 
-/// The statements of one store, with `{schema}` for the quoted name of the schema and `{token}` for the
-/// sequence of tokens as a value. All stores take the same values and answer the same columns.
+/// The statements of one store, with `{schema}` for the quoted name of the schema, and as values `{token}` for the
+/// sequence of tokens and `{channel}` for the name of the notifications. All stores take the same values and
+/// answer the same columns.
 ///
 /// Statements that lock several rows lock them in the order of their keys, so that two of them do not wait
 /// for each other. One exception: a grant with [`free`](Self::free) locks free rows before it inserts new
@@ -53,18 +54,18 @@ pub struct Dialect {
     /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers `(key, holder)` of those that
     /// are.
     pub confirm: &'static str,
-    /// One release. `$1` key, `$2` holder, `$3` channel. Answers `(held, waited)` or no row, and notifies
-    /// if somebody waits.
+    /// One release. `$1` key, `$2` holder. Answers no row if that holder had nothing, else a number: 1 if it was
+    /// still held, and 2 more if somebody waits, who is notified.
     pub release_one: &'static str,
-    /// Several releases: `$1` keys, `$2` holders, `$3` channel. Answers `(key, holder, held, waited)` of
-    /// those that were there.
+    /// Several releases: `$1` keys, `$2` holders, each of which belongs to one key. Answers the holder and the
+    /// number of those that were there.
     pub release: &'static str,
     /// The same, which leaves out rows that somebody else has locked.
     pub release_unlocked: &'static str,
     /// Notes that somebody waits. `$1` keys, `$2` for how many microseconds. Answers the keys that are
     /// held. Has `{skip}`.
     pub mark: &'static str,
-    /// A forced release. `$1` key, `$2` holder, `$3` channel. Answers a row if that holder had it.
+    /// A forced release. `$1` key, `$2` holder. Answers a row if that holder had it.
     pub force: &'static str,
     /// Live holds and, if `$3`, those that ended, from `$1` to `$2` (both inclusive, `$2` may be null)
     /// that begin with `$4`, at most `$5`. Answers `(key, holder, token, label, owner, since_us, state,
@@ -112,19 +113,22 @@ impl Patient {
 }
 
 impl Statements {
-    pub(super) fn new(dialect: &Dialect, schema: &Identifier) -> Self {
+    pub(super) fn new(dialect: &Dialect, schema: &Identifier, channel: &str) -> Self {
         let name = schema.quoted();
         // The sequence's name as a literal; `standard_conforming_strings` is on in our sessions.
         let token = format!("'{}.token'::regclass", name.replace('\'', "''"));
-        let given = [("{schema}", name.as_str()), ("{token}", token.as_str())];
+        // A name of our own making, without anything to quote.
+        let channel = format!("'{channel}'");
+        let given =
+            [("{schema}", name.as_str()), ("{token}", token.as_str()), ("{channel}", channel.as_str())];
         let render = |template: &str| fill(template, &given);
+        let with = |template: &str, more: &[_]| fill(template, &[&given, more].concat());
         let patient = |template: &str| Patient {
-            waits: fill(template, &[given[0], given[1], ("{skip}", "")]),
-            skips: fill(template, &[given[0], given[1], ("{skip}", " SKIP LOCKED")]),
+            waits: with(template, &[("{skip}", "")]),
+            skips: with(template, &[("{skip}", " SKIP LOCKED")]),
         };
         let (free, among) = (render(dialect.free), render(dialect.among));
-        let grant =
-            |free, among| fill(dialect.grant, &[given[0], given[1], ("{free}", free), ("{among}", among)]);
+        let grant = |free, among| with(dialect.grant, &[("{free}", free), ("{among}", among)]);
         Self {
             kind: dialect.kind,
             grant_one: render(dialect.grant_one),

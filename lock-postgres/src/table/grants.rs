@@ -12,8 +12,9 @@ use tokio::time::Instant;
 
 use super::db::{Db, Statement, Trouble, locked};
 use super::job::{Call, hand_out};
-use super::registry::{Afterlife, Named, text_of};
+use super::registry::{Afterlife, Named};
 use super::simple;
+use super::values::HolderText;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
 
@@ -193,10 +194,7 @@ impl Grants<'_, '_> {
         let (schema, owner) = (&self.common.config.schema, self.owner);
         let bind = |query: Statement| {
             let query = query.bind(keys(requests)).bind(holders(requests)).bind(ttl(first));
-            query
-                .bind(first.cooldown.map(micros))
-                .bind(first.label.as_deref().map(str::to_owned))
-                .bind(owner.to_owned())
+            query.bind(first.cooldown.map(micros)).bind(first.label.as_deref()).bind(owner)
         };
         let rows = self.db.drawing("acquire", text, schema, &bind).await?;
         let mut tokens = vec![None; requests.len()];
@@ -265,8 +263,8 @@ impl Grants<'_, '_> {
                     .bind(holders(requests))
                     .bind(requests.iter().map(|r| ttl(r)).collect::<Vec<_>>())
                     .bind(requests.iter().map(|r| r.cooldown.map(micros)).collect::<Vec<_>>())
-                    .bind(requests.iter().map(|r| r.label.as_deref().map(str::to_owned)).collect::<Vec<_>>())
-                    .bind(owner.to_owned())
+                    .bind(requests.iter().map(|r| r.label.as_deref()).collect::<Vec<_>>())
+                    .bind(owner)
                     .bind(poll)
             })
             .await;
@@ -286,20 +284,19 @@ impl Grants<'_, '_> {
         let statements = &self.common.statements;
         let has_row = self.common.seen.has(&request.key);
         let text = if has_row { &statements.retake_one } else { &statements.grant_one };
-        let rows = self
+        let row = self
             .db
-            .drawing("acquire", text, &self.common.config.schema, &|query| {
+            .lone_drawing("acquire", text, &self.common.config.schema, &|query| {
                 query
-                    .bind(request.key.as_str().to_owned())
-                    .bind(text_of(request.holder))
+                    .bind(request.key.as_str())
+                    .bind(HolderText(request.holder))
                     .bind(ttl)
                     .bind(request.cooldown.map(micros))
-                    .bind(request.label.as_deref().map(str::to_owned))
-                    .bind(owner.to_owned())
+                    .bind(request.label.as_deref())
+                    .bind(owner)
             })
             .await;
-        let rows = rows?;
-        let token = rows.first().map(|row| row.try_get(0)).transpose();
+        let token = row?.map(|row| row.try_get(0)).transpose();
         token.map_err(|error| Trouble::Refused(store_error(error, "acquire")))
     }
 
@@ -310,7 +307,7 @@ impl Grants<'_, '_> {
         let rows = self
             .db
             .rows("note a waiter", text, &|query| {
-                query.bind(keys.iter().map(|k| k.as_str().to_owned()).collect::<Vec<_>>()).bind(lasts)
+                query.bind(keys.iter().map(|k| k.as_str()).collect::<Vec<_>>()).bind(lasts)
             })
             .await;
         let rows = match rows {
@@ -324,12 +321,12 @@ impl Grants<'_, '_> {
     }
 }
 
-fn keys(requests: &[&Request]) -> Vec<String> {
-    requests.iter().map(|r| r.key.as_str().to_owned()).collect()
+fn keys<'r>(requests: &[&'r Request]) -> Vec<&'r str> {
+    requests.iter().map(|r| r.key.as_str()).collect()
 }
 
-fn holders(requests: &[&Request]) -> Vec<String> {
-    requests.iter().map(|r| text_of(r.holder)).collect()
+fn holders(requests: &[&Request]) -> Vec<HolderText> {
+    requests.iter().map(|r| HolderText(r.holder)).collect()
 }
 
 /// Takes each key once, ordered, as many as travel together; the rest is for the next statement.

@@ -15,6 +15,7 @@ mod seen;
 mod simple;
 mod sql;
 mod upkeep;
+mod values;
 mod work;
 
 pub use backend::{TableBackend, TableSettings};

@@ -1,6 +1,5 @@
 //! What this client has at the store, and what it may have.
 
-use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,14 +13,6 @@ use tokio::time::Instant;
 pub(super) struct Named {
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
-}
-
-/// A holder as the tables have it.
-pub(super) fn text_of(holder: HolderId) -> String {
-    let mut text = String::with_capacity(32 + 1 + 20);
-    // Writing into a String cannot fail.
-    let _ = write!(text, "{holder}");
-    text
 }
 
 /// A session as the server knows it: process numbers are used again, start times are not.

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use super::db::{Bind, Db, Statement, Trouble, locked};
 use super::dialect::Patient;
 use super::job::{Call, Look, hand_out};
-use super::registry::{Named, Process, text_of};
+use super::registry::{Named, Process};
+use super::values::HolderText;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
 use crate::lane::again;
@@ -149,17 +150,17 @@ async fn free(
 }
 
 async fn release_one(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Result<Freed, Error>, Error> {
-    let rows = db
-        .rows("release", &common.statements.release_one, &|query| {
-            query.bind(hold.key.as_str().to_owned()).bind(text_of(hold.holder)).bind(common.channel.clone())
+    let row = db
+        .lone("release", &common.statements.release_one, &|query| {
+            query.bind(hold.key.as_str()).bind(HolderText(hold.holder))
         })
         .await;
-    let rows = match rows {
-        Ok(rows) => rows,
+    let row = match row {
+        Ok(row) => row,
         Err(Trouble::Dead(error)) => return Err(error),
         Err(trouble) => return Ok(Err(trouble.into_error().with_key(&hold.key))),
     };
-    Ok(freed(common, hold, rows.first(), 0))
+    Ok(freed(common, hold, row.as_ref(), 0))
 }
 
 async fn release_many(
@@ -168,26 +169,26 @@ async fn release_many(
     part: &[&Named],
 ) -> Result<Vec<Result<Freed, Error>>, Error> {
     let text = &common.statements.release;
-    let bind = |query| bind_holds(query, part).bind(common.channel.clone());
+    let bind = |query| bind_holds(query, part);
     let (rows, skipped) = match patiently(db, part.len(), "release", text, true, &bind).await? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
     };
-    let answer = |(row, hold): (Option<&PgRow>, &&Named)| match row {
+    let numbered = |row| Some((holder_at(row, 0)?, row));
+    let found: FnvHashMap<HolderId, &PgRow> = rows.iter().filter_map(numbered).collect();
+    let answer = |hold: &&Named| match found.get(&hold.holder) {
         None if skipped => Err(locked().with_key(&hold.key)),
-        row => freed(common, hold, row, 2),
+        row => freed(common, hold, row.copied(), 1),
     };
-    Ok(by_name(&rows, part).into_iter().zip(part).map(answer).collect())
+    Ok(part.iter().map(answer).collect())
 }
 
-/// What the row of a release says from its column `at` on; no row: it was not held.
+/// What the number says that is at column `at` of a release's row; no row: it was not held.
 fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Result<Freed, Error> {
-    let freed = match row {
-        None => Ok(Freed::new(false)),
-        Some(row) => row.try_get(at).and_then(|held| Ok(Freed::new(held).waiters(row.try_get(at + 1)?))),
-    };
+    let number: Result<i32, _> = row.map_or(Ok(0), |row| row.try_get(at));
     common.registry.ended(hold.holder);
-    freed.map_err(|error| store_error(error, "release"))
+    let number = number.map_err(|error| store_error(error, "release"))?;
+    Ok(Freed::new(number & 1 != 0).waiters(number & 2 != 0))
 }
 
 pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bool>) -> Result<(), Error> {
@@ -195,10 +196,7 @@ pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bo
     for hold in &call.items {
         let rows = db
             .rows("force a release", &common.statements.force, &|query| {
-                query
-                    .bind(hold.key.as_str().to_owned())
-                    .bind(text_of(hold.holder))
-                    .bind(common.channel.clone())
+                query.bind(hold.key.as_str()).bind(HolderText(hold.holder))
             })
             .await;
         answers.push(match rows {
@@ -256,12 +254,7 @@ pub(super) async fn look(
     for look in &call.items {
         let rows = db
             .rows("list", &common.statements.list, &|query| {
-                query
-                    .bind(look.from.clone())
-                    .bind(look.to.clone())
-                    .bind(look.ended)
-                    .bind(look.prefix.clone())
-                    .bind(look.limit)
+                query.bind(&look.from).bind(&look.to).bind(look.ended).bind(&look.prefix).bind(look.limit)
             })
             .await;
         answers.push(match rows {
@@ -343,19 +336,20 @@ fn count(rows: &[PgRow]) -> usize {
 /// Gives a statement the keys and the holders of `holds`.
 fn bind_holds(query: Statement, holds: &[&Named]) -> Statement {
     query
-        .bind(holds.iter().map(|hold| hold.key.as_str().to_owned()).collect::<Vec<_>>())
-        .bind(holds.iter().map(|hold| text_of(hold.holder)).collect::<Vec<_>>())
+        .bind(holds.iter().map(|hold| hold.key.as_str()).collect::<Vec<_>>())
+        .bind(holds.iter().map(|hold| HolderText(hold.holder)).collect::<Vec<_>>())
 }
 
 /// The row of each of `holds`, which rows name by their first two columns. A row that says anything else
 /// is nobody's.
 fn by_name<'r>(rows: &'r [PgRow], holds: &[&Named]) -> Vec<Option<&'r PgRow>> {
-    let name = |row: &'r PgRow| {
-        let (key, holder): (&str, &str) = (row.try_get(0).ok()?, row.try_get(1).ok()?);
-        Some(((key, holder.parse().ok()?), row))
-    };
+    let name = |row: &'r PgRow| Some(((row.try_get(0).ok()?, holder_at(row, 1)?), row));
     let found: FnvHashMap<(&str, HolderId), &PgRow> = rows.iter().filter_map(name).collect();
     holds.iter().map(|hold| found.get(&(hold.key.as_str(), hold.holder)).copied()).collect()
+}
+
+fn holder_at(row: &PgRow, at: usize) -> Option<HolderId> {
+    row.try_get::<&str, _>(at).ok()?.parse().ok()
 }
 
 /// Where each hold is named last, and for each name which of these holds it means.

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use fnv::FnvHashSet;
-use futures_util::future::BoxFuture;
 use leasehold_api::{Error, HolderId, LockKey};
 use leasehold_engine::{Events, Request};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
@@ -252,20 +251,12 @@ impl Batch {
 impl Work for TableWork {
     type Job = TableJob;
 
-    fn opened<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
-        session: SessionId,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(self.open(connection, session))
+    async fn opened(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
+        self.open(connection, session).await
     }
 
-    fn run<'a>(
-        &'a mut self,
-        connection: &'a mut PgConnection,
-        jobs: Vec<TableJob>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(self.carry_out(connection, jobs))
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<TableJob>) -> Result<(), Error> {
+        self.carry_out(connection, jobs).await
     }
 
     fn limit(&self, _: &[TableJob], _: Duration) -> Option<Duration> {
