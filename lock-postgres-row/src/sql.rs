@@ -1,9 +1,9 @@
 //! The statements of mutex rows.
 //!
 //! A row is shut (`acquired`) until its holder or an operator opens it; no clock does. The token is drawn
-//! under the row's lock, or as the row is inserted (`docs/hazards.md` H30, H31); what is proposed for insertion
-//! always has one, since a row that was there may be gone by then. A release notifies only if somebody
-//! waits (H33). A row may say anything that an operator writes: windows are cut to a hundred years.
+//! under the row's lock (or once more, if the row has changed while that was waited for), or as the row is inserted
+//! (`docs/hazards.md` H30, H31); what is proposed for insertion always has one, since a row that was there may be
+//! gone by then. A release notifies only if somebody waits (H33). A row may say anything that an operator writes: windows are cut to a hundred years.
 
 use leasehold_postgres::table::Dialect;
 
@@ -55,7 +55,8 @@ RETURNING l.token";
 
 /// A third less work for the server than an insertion that finds the row there. A mutex has no fence, so the lock of
 /// a plain update is enough. It is waited for after all was computed; if the row has changed by then, all is computed
-/// anew, the token as well, and if not, nobody was granted anything meanwhile.
+/// anew, the token as well, and if not, nobody was granted anything meanwhile. The time of the grant may be as old as
+/// the wait was long, which only a cooldown would mind.
 const RETAKE_ONE: &str = "\
 UPDATE {schema}.mutex l SET
     acquired = $3::bigint >= 0,

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold_api::{ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Validity};
 use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
@@ -198,6 +198,43 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
     granted(&backend, request("k", 1)).await;
 }
 
+/// Until somebody waits for a lock.
+async fn until_blocked(watcher: &mut PgConnection) {
+    let waits = "SELECT count(*) > 0 FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    let end = Instant::now() + Duration::from_secs(20);
+    while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut *watcher).await.unwrap() {
+        assert!(Instant::now() < end, "nobody waits");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cooldown_begins_when_the_row_is_had_and_not_when_it_is_waited_for() {
+    let database = fresh_database().await;
+    let backend = config_of(database.url()).connections(1).backend().await.unwrap();
+    let hold = granted(&backend, request("k", 1)).await;
+    assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    let (mut user, mut watcher) = (database.connect().await, database.connect().await);
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("SELECT FROM leasehold.mutex WHERE key = 'k' FOR UPDATE").await.unwrap();
+    let mut asked = request("k", 2);
+    asked.cooldown = Some(Duration::from_secs(60));
+    let asking = backend.acquire(vec![asked]);
+    let let_go = async {
+        until_blocked(&mut watcher).await;
+        let now = SystemTime::now();
+        tx.commit().await.unwrap();
+        now.duration_since(SystemTime::UNIX_EPOCH).unwrap()
+    };
+    let (answer, let_go) = tokio::join!(asking, let_go);
+    assert!(matches!(answer.into_iter().next().unwrap().unwrap(), Attempt::Granted(_)));
+    let since =
+        "SELECT (extract(epoch FROM acquired_at) * 1000000)::bigint FROM leasehold.mutex WHERE key = 'k'";
+    let since: i64 = sqlx::query_scalar(since).fetch_one(&mut watcher).await.unwrap();
+    assert!(u128::try_from(since).unwrap() >= let_go.as_micros(), "{since} is before {let_go:?}");
+}
+
 #[tokio::test]
 async fn a_token_that_was_drawn_before_the_row_changed_is_drawn_anew() {
     let database = fresh_database().await;
@@ -209,13 +246,7 @@ async fn a_token_that_was_drawn_before_the_row_changed_is_drawn_anew() {
     tx.execute("UPDATE leasehold.mutex SET label = 'seen' WHERE key = 'k'").await.unwrap();
     let asking = backend.acquire(vec![request("k", 2)]);
     let drawn = async {
-        let waits = "SELECT count(*) > 0 FROM pg_stat_activity
-            WHERE wait_event_type = 'Lock' AND datname = current_database()";
-        let end = Instant::now() + Duration::from_secs(20);
-        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut watcher).await.unwrap() {
-            assert!(Instant::now() < end, "nobody waits");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until_blocked(&mut watcher).await;
         // Somebody else had it since, and has let go of it.
         let drawn = sqlx::query_scalar(
             "UPDATE leasehold.mutex SET token = nextval('leasehold.token') WHERE key = 'k' RETURNING token",

@@ -4,7 +4,7 @@
 //! What a statement costs beside its rows is the larger part of it, so the fewer statements the better:
 //!
 //! - A session that has answered many gives them a chance to ask for what they want next before it looks. No
-//!   time is waited for, only others' turns on the runtime.
+//!   time is waited for, only others' turns on the runtime: a few in vain when a lone job follows on many.
 //! - Jobs that make statements of their own go one kind after the other ([`Job::later`]): whoever is answered by
 //!   the first would wait for the second. A single straggler is not worth a statement of its own while many wait:
 //!   it stands back until its kind's turn comes, but only so often.
@@ -34,6 +34,9 @@ pub trait Job: Send + 'static {
 /// work on another thread.
 const LOOKS: u32 = 4;
 
+/// How many turns are given away at most for each job that is expected.
+const TURNS: usize = 4;
+
 /// How often a job lets others go before it: once for each of two sessions, which then does its kind.
 const MOST_PASSED: u8 = 2;
 
@@ -45,9 +48,8 @@ pub struct Lane<J: Job>(Arc<Inner<J>>);
 
 struct Inner<J> {
     state: Mutex<State<J>>,
-    /// One permit per job that arrived while somebody was idle.
+    /// One permit per job that arrived while somebody was idle; all are told of a close.
     arrived: Notify,
-    closing: Notify,
 }
 
 struct State<J> {
@@ -70,7 +72,7 @@ impl<J: Job> Lane<J> {
     #[must_use]
     pub fn new() -> Self {
         let state = State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
-        Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new(), closing: Notify::new() }))
+        Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new() }))
     }
 
     /// Adds a job; one idle session is woken. On a closed lane it fails at once.
@@ -95,7 +97,7 @@ impl<J: Job> Lane<J> {
     /// Ends the sessions once the queue is empty; later jobs fail.
     pub fn close(&self) {
         self.state().closed = true;
-        self.0.closing.notify_waiters();
+        self.0.arrived.notify_waiters();
     }
 
     /// Whether it was closed.
@@ -114,13 +116,14 @@ impl<J: Job> Lane<J> {
     async fn gather(&self, expected: usize) {
         let mut waiting = 0;
         let mut in_vain = 0;
-        while in_vain < LOOKS {
+        // Bounded: what other sessions take meanwhile must not keep this one waiting.
+        for _ in 0..expected * TURNS {
             tokio::task::yield_now().await;
             let before = std::mem::replace(&mut waiting, self.state().jobs.len());
-            if waiting >= expected {
+            in_vain = if waiting > before { 0 } else { in_vain + 1 };
+            if waiting >= expected || in_vain == LOOKS {
                 return;
             }
-            in_vain = if waiting > before { 0 } else { in_vain + 1 };
         }
     }
 
@@ -129,10 +132,8 @@ impl<J: Job> Lane<J> {
             if expected > 1 {
                 self.gather(expected).await;
             }
-            // Both are registered before the look, so that nothing in between is missed.
-            let mut arrived = std::pin::pin!(self.0.arrived.notified());
-            let mut closing = std::pin::pin!(self.0.closing.notified());
-            closing.as_mut().enable();
+            // Made before the look, so that a close in between is not missed; a permit waits by itself.
+            let arrived = self.0.arrived.notified();
             {
                 let mut state = self.state();
                 if let Some(found) = look(&mut state) {
@@ -147,10 +148,7 @@ impl<J: Job> Lane<J> {
                     return None;
                 }
             }
-            tokio::select! {
-                () = &mut arrived => {}
-                () = &mut closing => {}
-            }
+            arrived.await;
         }
     }
 
@@ -207,7 +205,10 @@ impl<J: Job> Serving<J> {
             // A few more are not left behind.
             let share = if waiting < share + FEW { waiting.min(most) } else { share };
             let together: Vec<_> = state.jobs.drain(..share).collect();
-            let mut later = J::later(&together.iter().map(|waiting| &waiting.job).collect::<Vec<_>>());
+            let mut later = Vec::new();
+            if together.len() > 1 {
+                later = J::later(&together.iter().map(|waiting| &waiting.job).collect::<Vec<_>>());
+            }
             if together.iter().zip(&later).any(|(waiting, later)| *later && waiting.passed == MOST_PASSED) {
                 later.clear();
             }

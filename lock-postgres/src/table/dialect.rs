@@ -29,7 +29,8 @@ pub struct Dialect {
     /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
     /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
     pub grant_one: &'static str,
-    /// The same for a key that has a row; does nothing where there is none, and need not find each that is free.
+    /// The same for a key that has a row, without a cooldown, which is null; does nothing where there is no row, and
+    /// need not find each that is free. May read the clock before the row is locked.
     pub retake_one: &'static str,
     /// Grants for several keys, each of them once and in their order, of which it need not find all that are
     /// free, and inserts none. As above with arrays for `$1` and `$2`; the rest is the same for all. Answers the

@@ -282,8 +282,9 @@ impl Grants<'_, '_> {
     async fn ask_alone(&mut self, request: &Request) -> Result<Option<i64>, Trouble> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
-        let has_row = self.common.seen.has(&request.key);
-        let text = if has_row { &statements.retake_one } else { &statements.grant_one };
+        // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
+        let retakes = request.cooldown.is_none() && self.common.seen.has(&request.key);
+        let text = if retakes { &statements.retake_one } else { &statements.grant_one };
         let row = self
             .db
             .lone_drawing("acquire", text, &self.common.config.schema, &|query| {
