@@ -198,6 +198,15 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
     granted(&backend, request("k", 1)).await;
 }
 
+/// A client with one session that has had `name` before.
+async fn with_an_open_row(name: &str) -> (Database, RowBackend) {
+    let database = fresh_database().await;
+    let backend = config_of(database.url()).connections(1).backend().await.unwrap();
+    let hold = granted(&backend, request(name, 1)).await;
+    assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    (database, backend)
+}
+
 /// Until somebody waits for a lock.
 async fn until_blocked(watcher: &mut PgConnection) {
     let waits = "SELECT count(*) > 0 FROM pg_stat_activity
@@ -211,10 +220,7 @@ async fn until_blocked(watcher: &mut PgConnection) {
 
 #[tokio::test]
 async fn a_cooldown_begins_when_the_row_is_had_and_not_when_it_is_waited_for() {
-    let database = fresh_database().await;
-    let backend = config_of(database.url()).connections(1).backend().await.unwrap();
-    let hold = granted(&backend, request("k", 1)).await;
-    assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    let (database, backend) = with_an_open_row("k").await;
     let (mut user, mut watcher) = (database.connect().await, database.connect().await);
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT FROM leasehold.mutex WHERE key = 'k' FOR UPDATE").await.unwrap();
@@ -237,10 +243,7 @@ async fn a_cooldown_begins_when_the_row_is_had_and_not_when_it_is_waited_for() {
 
 #[tokio::test]
 async fn a_token_that_was_drawn_before_the_row_changed_is_drawn_anew() {
-    let database = fresh_database().await;
-    let backend = config_of(database.url()).connections(1).backend().await.unwrap();
-    let hold = granted(&backend, request("k", 1)).await;
-    assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    let (database, backend) = with_an_open_row("k").await;
     let (mut user, mut watcher) = (database.connect().await, database.connect().await);
     let mut tx = user.begin().await.unwrap();
     tx.execute("UPDATE leasehold.mutex SET label = 'seen' WHERE key = 'k'").await.unwrap();

@@ -274,6 +274,8 @@ impl<J: Job> fmt::Debug for Lane<J> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use futures_util::FutureExt as _;
     use leasehold_api::ErrorKind;
     use tokio::sync::mpsc;
@@ -350,6 +352,30 @@ mod tests {
             });
         }
         assert_eq!(numbers(session.take(64).await), [1, LOOKS]);
+    }
+
+    #[tokio::test]
+    async fn what_others_take_meanwhile_keeps_nobody_waiting() {
+        let (failed, _failures) = mpsc::unbounded_channel();
+        let lane = Lane::new();
+        let mut other = lane.serve();
+        let turns = Arc::new(AtomicUsize::new(0));
+        tokio::spawn({
+            let (lane, turns) = (lane.clone(), Arc::clone(&turns));
+            async move {
+                for turn in 0..10_000 {
+                    if turn % 2 == 0 {
+                        lane.push(Number(turn, failed.clone()));
+                    } else {
+                        assert_eq!(other.take(64).await.unwrap().len(), 1);
+                    }
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        lane.gather(8).await;
+        assert_eq!(turns.load(Ordering::Relaxed), 8 * TURNS);
     }
 
     #[tokio::test]
