@@ -19,6 +19,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     renew_early: None,
     renew: RENEW,
     confirm: CONFIRM,
+    release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,
     release: RELEASE,
     release_unlocked: RELEASE_UNLOCKED,
@@ -64,13 +65,10 @@ UPDATE {schema}.mutex l SET
     token = nextval({token}),
     acquired_at = clock_timestamp(),
     released_at = NULL,
-    cooldown_us = $4::bigint,
-    label = $5::text,
-    owner = $6::text,
+    label = $4::text,
+    owner = $5::text,
     wake_until = NULL
-WHERE l.key = $1::text AND NOT l.acquired AND (l.cooldown_us IS NULL
-    OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
-        * interval '1 microsecond' <= clock_timestamp())
+WHERE l.key = $1::text AND NOT l.acquired AND l.cooldown_us IS NULL
 RETURNING l.token";
 
 /// Rows are looked up once: those that are open are locked, and written where they were found. A row that
@@ -177,6 +175,10 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired
     OFFSET 0
 ) l";
+
+const RELEASE_UNAWAITED: &str = "\
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired AND l.wake_until IS NULL";
 
 const RELEASE_ONE: &str = "\
 UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()

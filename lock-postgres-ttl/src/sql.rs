@@ -31,6 +31,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     renew_early: Some(RENEW_EARLY),
     renew: RENEW,
     confirm: CONFIRM,
+    release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,
     release: RELEASE,
     release_unlocked: RELEASE_UNLOCKED,
@@ -76,16 +77,13 @@ UPDATE {schema}.lease l SET
     ttl_us = $3::bigint,
     expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond',
     released = false,
-    cooldown_us = $4::bigint,
-    label = $5::text,
-    owner = $6::text,
+    label = $4::text,
+    owner = $5::text,
     wake_until = NULL
 WHERE l.ctid = (
     SELECT l.ctid FROM {schema}.lease l
     WHERE l.key = $1::text COLLATE \"C\" AND (l.released OR l.expires_at <= clock_timestamp())
-        AND (l.cooldown_us IS NULL
-            OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
-        * interval '1 microsecond' <= clock_timestamp())
+        AND l.cooldown_us IS NULL
     FOR UPDATE
 ) AND (l.key = $1::text) IS TRUE
 RETURNING l.token";
@@ -229,6 +227,11 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
         AND l.expires_at > clock_timestamp()
     OFFSET 0
 ) l";
+
+const RELEASE_UNAWAITED: &str = "\
+UPDATE {schema}.lease l SET released = true
+WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released
+    AND l.expires_at > clock_timestamp() AND l.wake_until IS NULL";
 
 const RELEASE_ONE: &str = "\
 UPDATE {schema}.lease l SET released = true

@@ -11,6 +11,7 @@ use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Reques
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::awaited::Awaited;
 use super::dialect::{Dialect, Extension, Statements};
 use super::grants::micros;
 use super::job::{Answer, Call, TableJob};
@@ -94,6 +95,7 @@ impl TableBackend {
             listening: AtomicBool::new(false),
             pinned: Mutex::default(),
             seen: Seen::new(),
+            awaited: Awaited::new(),
             process: process(config),
             closing: AtomicBool::new(false),
         });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
-use sqlx::postgres::{PgArguments, PgDatabaseError, PgRow, Postgres};
+use sqlx::postgres::{PgArguments, PgDatabaseError, PgQueryResult, PgRow, Postgres};
 use sqlx::query::Query;
 use sqlx::{Arguments as _, AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
@@ -101,6 +101,16 @@ impl Db<'_> {
         self.attempt::<Option<PgRow>>(doing, text, bind, Some(schema)).await
     }
 
+    /// As [`rows`](Self::rows), for a statement that answers none; how many it has written.
+    pub(super) async fn written(
+        &mut self,
+        doing: &str,
+        text: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<u64, Trouble> {
+        self.attempt::<PgQueryResult>(doing, text, bind, None).await.map(|done| done.rows_affected())
+    }
+
     async fn attempt<R: Rows>(
         &mut self,
         doing: &str,
@@ -168,7 +178,7 @@ impl Db<'_> {
     }
 }
 
-/// What a statement is asked for: the driver does less for a single row.
+/// What a statement is asked for: the driver does less for a single row, and for none.
 trait Rows: Sized {
     fn fetch(
         query: Statement,
@@ -185,6 +195,12 @@ impl Rows for Vec<PgRow> {
 impl Rows for Option<PgRow> {
     async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         query.fetch_optional(connection).await
+    }
+}
+
+impl Rows for PgQueryResult {
+    async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
+        query.execute(connection).await
     }
 }
 

@@ -29,8 +29,9 @@ pub struct Dialect {
     /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
     /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
     pub grant_one: &'static str,
-    /// The same for a key that has a row, without a cooldown, which is null; does nothing where there is no row, and
-    /// need not find each that is free. May read the clock before the row is locked.
+    /// The same for a key that has a row, and no cooldown: neither of this grant nor of the last one. `$1` key, `$2`
+    /// holder, `$3` TTL, `$4` label, `$5` owner. Does nothing where there is no row, and need not find each that is
+    /// free. May read the clock before the row is locked.
     pub retake_one: &'static str,
     /// Grants for several keys, each of them once and in their order, of which it need not find all that are
     /// free, and inserts none. As above with arrays for `$1` and `$2`; the rest is the same for all. Answers the
@@ -55,6 +56,10 @@ pub struct Dialect {
     /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers `(key, holder)` of those that
     /// are.
     pub confirm: &'static str,
+    /// One release that nobody waits for. `$1` key, `$2` holder. Answers no rows, which costs the server half as much
+    /// as one (they are counted), and writes none unless that holder has it and there is no mark. May read the clock
+    /// before the row is locked.
+    pub release_unawaited: &'static str,
     /// One release. `$1` key, `$2` holder. Answers no row if that holder had nothing, else a number: 1 if it was
     /// still held, and 2 more if somebody waits, who is notified.
     pub release_one: &'static str,
@@ -91,6 +96,7 @@ pub(super) struct Statements {
     pub(super) renew_early: Option<Arc<str>>,
     pub(super) renew: Patient,
     pub(super) confirm: Arc<str>,
+    pub(super) release_unawaited: Arc<str>,
     pub(super) release_one: Arc<str>,
     pub(super) release: Patient,
     pub(super) mark: Patient,
@@ -139,6 +145,7 @@ impl Statements {
             renew_early: dialect.renew_early.map(render),
             renew: patient(dialect.renew),
             confirm: render(dialect.confirm),
+            release_unawaited: render(dialect.release_unawaited),
             release_one: render(dialect.release_one),
             release: Patient { waits: render(dialect.release), skips: render(dialect.release_unlocked) },
             mark: patient(dialect.mark),

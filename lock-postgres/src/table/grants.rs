@@ -113,6 +113,9 @@ impl Grants<'_, '_> {
             let mut unmarked = Vec::new();
             for (at, fate) in now.into_iter().zip(fates) {
                 let request = requests[at];
+                if matches!(fate, Ok(Outcome::Held(_) | Outcome::Unmarked(_))) {
+                    self.common.awaited.note(&request.key);
+                }
                 answers[at] = Some(match fate {
                     Ok(Outcome::Granted(number)) => self.granted(request, number),
                     Ok(Outcome::Held(held)) => Ok(Attempt::Held(held)),
@@ -283,18 +286,15 @@ impl Grants<'_, '_> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
         // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
+        // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
         let retakes = request.cooldown.is_none() && self.common.seen.has(&request.key);
         let text = if retakes { &statements.retake_one } else { &statements.grant_one };
         let row = self
             .db
             .lone_drawing("acquire", text, &self.common.config.schema, &|query| {
-                query
-                    .bind(request.key.as_str())
-                    .bind(HolderText(request.holder))
-                    .bind(ttl)
-                    .bind(request.cooldown.map(micros))
-                    .bind(request.label.as_deref())
-                    .bind(owner)
+                let query = query.bind(request.key.as_str()).bind(HolderText(request.holder)).bind(ttl);
+                let query = if retakes { query } else { query.bind(request.cooldown.map(micros)) };
+                query.bind(request.label.as_deref()).bind(owner)
             })
             .await;
         let token = row?.map(|row| row.try_get(0)).transpose();

@@ -5,6 +5,7 @@
 //! statement per round trip, whoever asked.
 
 mod admin;
+mod awaited;
 mod backend;
 mod db;
 mod dialect;

@@ -80,10 +80,14 @@ const fn mask(bit: usize) -> u64 {
 }
 
 fn bits(key: &LockKey) -> [usize; 2] {
+    let hash = hash(key);
+    [hash, hash >> 32].map(|half| usize::try_from(half % BITS).unwrap_or(0))
+}
+
+pub(super) fn hash(key: &LockKey) -> u64 {
     let mut hasher = FnvHasher::default();
     key.hash(&mut hasher);
-    let hash = hasher.finish();
-    [hash, hash >> 32].map(|half| usize::try_from(half % BITS).unwrap_or(0))
+    hasher.finish()
 }
 
 #[cfg(test)]

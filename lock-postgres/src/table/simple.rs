@@ -149,18 +149,25 @@ async fn free(
     Ok(answers)
 }
 
+/// One statement, or two if somebody has begun to wait since it was known that nobody did, or it is not held.
 async fn release_one(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Result<Freed, Error>, Error> {
-    let row = db
-        .lone("release", &common.statements.release_one, &|query| {
-            query.bind(hold.key.as_str()).bind(HolderText(hold.holder))
-        })
-        .await;
-    let row = match row {
-        Ok(row) => row,
-        Err(Trouble::Dead(error)) => return Err(error),
-        Err(trouble) => return Ok(Err(trouble.into_error().with_key(&hold.key))),
-    };
-    Ok(freed(common, hold, row.as_ref(), 0))
+    match release_alone(db, common, hold).await {
+        Ok(freed) => Ok(Ok(freed)),
+        Err(Trouble::Dead(error)) => Err(error),
+        Err(trouble) => Ok(Err(trouble.into_error().with_key(&hold.key))),
+    }
+}
+
+async fn release_alone(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Freed, Trouble> {
+    let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder));
+    if !common.awaited.has(&hold.key)
+        && db.written("release", &common.statements.release_unawaited, &bind).await? > 0
+    {
+        common.registry.ended(hold.holder);
+        return Ok(Freed::new(true));
+    }
+    let row = db.lone("release", &common.statements.release_one, &bind).await?;
+    freed(common, hold, row.as_ref(), 0).map_err(Trouble::Refused)
 }
 
 async fn release_many(
@@ -188,7 +195,13 @@ fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Resul
     let number: Result<i32, _> = row.map_or(Ok(0), |row| row.try_get(at));
     common.registry.ended(hold.holder);
     let number = number.map_err(|error| store_error(error, "release"))?;
-    Ok(Freed::new(number & 1 != 0).waiters(number & 2 != 0))
+    let awaited = number & 2 != 0;
+    if awaited {
+        common.awaited.note(&hold.key);
+    } else {
+        common.awaited.forget(&hold.key);
+    }
+    Ok(Freed::new(number & 1 != 0).waiters(awaited))
 }
 
 pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bool>) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use leasehold_engine::{Events, Request};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::Instant;
 
+use super::awaited::Awaited;
 use super::db::{Db, Pooled, Trouble};
 use super::dialect::{Extension, Statements};
 use super::grants::Asker;
@@ -41,6 +42,7 @@ pub(super) struct Common {
     /// Keys whose row another transaction keeps locked, and until when to expect that.
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
     pub(super) seen: Seen,
+    pub(super) awaited: Awaited,
     /// How this process is shown to operators; without the client's address.
     pub(super) process: String,
     pub(super) closing: AtomicBool,
