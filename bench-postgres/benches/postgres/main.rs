@@ -9,6 +9,7 @@ mod contender;
 mod cycles;
 mod handover;
 mod held;
+mod placement;
 mod release;
 mod renewal;
 mod report;
@@ -21,6 +22,7 @@ use leasehold_postgres::schema;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions};
 
+use crate::cycles::Store;
 use crate::side::Kind;
 
 #[tokio::main]
@@ -58,13 +60,13 @@ async fn all(chosen: &str) {
     let mut rows = Vec::new();
     let wanted = |name: &str| chosen.is_empty() || name == chosen;
     if wanted("advisory") {
-        cycles::advisory(url, &mut rows).await;
+        cycles::advisory(url, cluster.pid(), &mut rows).await;
     }
     if wanted("lease") {
-        cycles::leases(url, &mut rows).await;
+        cycles::rows(url, cluster.pid(), Store::Lease, &mut rows).await;
     }
     if wanted("mutex") {
-        cycles::mutexes(url, &mut rows).await;
+        cycles::rows(url, cluster.pid(), Store::Mutex, &mut rows).await;
     }
     if wanted("renewal") {
         renewal::measure(cluster.address(), url, &mut rows).await;
