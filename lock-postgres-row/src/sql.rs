@@ -176,6 +176,7 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     OFFSET 0
 ) l";
 
+/// If it waited for the row, which was changed by then, all is looked at again.
 const RELEASE_UNAWAITED: &str = "\
 UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
 WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired AND l.wake_until IS NULL";

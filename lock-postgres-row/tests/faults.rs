@@ -83,7 +83,7 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
     let mut user = database.connect().await;
     let mut heard = PgListener::connect(database.url()).await.unwrap();
     heard.listen(backend.channel()).await.unwrap();
-    for together in [true, false] {
+    for together in [false, true] {
         let requests: Vec<Request> =
             (1..).zip(["held", "waited for", "of another"]).map(|(n, name)| request(name, n)).collect();
         let mut holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
@@ -110,6 +110,10 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
         let shut: Vec<String> = shut.fetch_all(&mut user).await.unwrap();
         assert_eq!(shut, ["of another"]);
         assert!(backend.release(vec![request("of another", 3).hold()]).await.remove(0).unwrap().was_held);
+        assert!(
+            format!("{backend:?}").contains("held: 0"),
+            "nothing is kept of what was released: {backend:?}"
+        );
     }
     user.execute(AssertSqlSafe(format!("NOTIFY {}, 'the end'", backend.channel()))).await.unwrap();
     let last = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();

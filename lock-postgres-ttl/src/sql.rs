@@ -228,6 +228,8 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     OFFSET 0
 ) l";
 
+/// If it waited for the row, which was changed by then, all is looked at again; if not changed, nobody had the key
+/// since it was looked at.
 const RELEASE_UNAWAITED: &str = "\
 UPDATE {schema}.lease l SET released = true
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released

@@ -12,10 +12,21 @@ use crate::report::Series;
 /// How many keys are used in turn, by all tasks together.
 pub(crate) const KEYS: usize = 4096;
 
-/// How often each contender is measured, in turn with the others, and for how long. Much shorter rounds find a
-/// virtual machine's processors awake, which halves a round trip and is not how an idle server answers.
-const ROUNDS: usize = 9;
-const ROUND: Duration = Duration::from_millis(800);
+/// How often each contender is measured, in turn with the others, and for how long.
+#[derive(Clone, Copy)]
+pub(crate) struct Rounds {
+    count: usize,
+    length: Duration,
+}
+
+/// For what does not wait for a disk. Much shorter rounds find a virtual machine's processors awake, which halves a
+/// round trip and is not how an idle server answers.
+pub(crate) const LONG: Rounds = Rounds { count: 9, length: Duration::from_millis(800) };
+
+/// For a single task that waits for a disk. A scheduler keeps it and its server on one processor, or on two that wake
+/// each other up, for a second or so, and the second takes twice as long: so few long rounds would tell which of the
+/// contenders was in luck, many short ones share it.
+pub(crate) const SHORT: Rounds = Rounds { count: 45, length: Duration::from_millis(160) };
 
 /// One task's way to take and free a lock.
 pub(crate) enum Worker {
@@ -212,9 +223,9 @@ impl Contender {
     }
 
     /// Cycles per second.
-    async fn round(&mut self) -> f64 {
+    async fn round(&mut self, length: Duration) -> f64 {
         let begun = Instant::now();
-        let deadline = begun + ROUND;
+        let deadline = begun + length;
         let cycles = self.each(move |mut worker, keys| async move {
             let mut cycles = 0;
             for key in keys.iter().cycle() {
@@ -247,7 +258,7 @@ impl Contender {
 }
 
 /// All contenders in turn, round after round.
-pub(crate) async fn compete(mut contenders: Vec<Contender>) -> Vec<Series> {
+pub(crate) async fn compete(rounds: Rounds, mut contenders: Vec<Contender>) -> Vec<Series> {
     for contender in &mut contenders {
         contender.warm_up().await;
     }
@@ -255,14 +266,14 @@ pub(crate) async fn compete(mut contenders: Vec<Contender>) -> Vec<Series> {
         .iter()
         .map(|contender| Series { name: contender.name.clone(), rounds: Vec::new() })
         .collect();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds.count {
         for (contender, series) in contenders.iter_mut().zip(&mut series) {
-            series.rounds.push(contender.round().await);
+            series.rounds.push(contender.round(rounds.length).await);
         }
     }
     for series in &series {
-        let rounds: Vec<_> = series.rounds.iter().map(|rate| crate::report::thousands(*rate)).collect();
-        println!("    {:44} {}", series.name, rounds.join(" "));
+        let rates: Vec<_> = series.rounds.iter().map(|rate| crate::report::thousands(*rate)).collect();
+        println!("    {:44} {}", series.name, rates.join(" "));
     }
     series
 }

@@ -8,38 +8,42 @@ use leasehold_postgres_advisory::AdvisoryConfig;
 use leasehold_postgres_row::RowConfig;
 use leasehold_postgres_ttl::TtlConfig;
 
-use crate::contender::{Contender, LEASES_BY_HAND, MUTEXES_BY_HAND, Statements, Worker, compete};
-use crate::placement::OneProcessor;
+use crate::contender::{
+    Contender, LEASES_BY_HAND, LONG, MUTEXES_BY_HAND, SHORT, Statements, Worker, compete,
+};
 use crate::report::{Row, Series};
 
-/// One task and its server, on one processor and where the scheduler has them.
-const PLACES: [(&str, bool); 2] = [("1 task", true), ("1 task, on any processor", false)];
-
-pub(crate) async fn advisory(url: &str, server: Option<u32>, rows: &mut Vec<Row>) {
-    for (tasks, one) in PLACES {
-        let _one = one.then(|| OneProcessor::new(server));
-        let lock = engine_of_advisory(url, 1).await;
-        println!("advisory, {tasks}");
-        let series = compete(vec![
-            Contender::new("leasehold, 1 connection", [Worker::library(&lock)]),
-            Contender::new("bare sqlx, dedicated", [Worker::numbers(url).await]),
-            Contender::new("PgAdvisoryLock, pool", Worker::pool(url, 1).await),
-        ]);
+pub(crate) async fn advisory(url: &str, rows: &mut Vec<Row>) {
+    let lock = engine_of_advisory(url, 1).await;
+    // The goals are for an idle server; what counts while the processors are awake is shown beside them.
+    for (work, rounds, has_goal) in
+        [("advisory cycle, 1 task", LONG, true), ("advisory cycle, 1 task, processors awake", SHORT, false)]
+    {
+        println!("{work}");
+        let series = compete(
+            rounds,
+            vec![
+                Contender::new("leasehold, 1 connection", [Worker::library(&lock)]),
+                Contender::new("bare sqlx, dedicated", [Worker::numbers(url).await]),
+                Contender::new("PgAdvisoryLock, pool", Worker::pool(url, 1).await),
+            ],
+        );
         let series = series.await;
         for (floor, goal) in [(&series[1], 0.85), (&series[2], 1.5)] {
-            rows.push(row(&format!("advisory cycle, {tasks}"), &series[0], floor, one.then_some(goal)));
+            rows.push(row(work, &series[0], floor, has_goal.then_some(goal)));
         }
-        lock.close().await.unwrap();
     }
-    let lock = engine_of_advisory(url, 1).await;
     for (tasks, goal) in [(8, 0.8), (64, 4.0)] {
         println!("advisory, {tasks} tasks");
         let two = engine_of_advisory(url, 2).await;
-        let series = compete(vec![
-            Contender::new("leasehold, 1 connection", (0..tasks).map(|_| Worker::library(&lock))),
-            Contender::new(&format!("PgAdvisoryLock, pool of {tasks}"), Worker::pool(url, tasks).await),
-            Contender::new("leasehold, 2 connections", (0..tasks).map(|_| Worker::library(&two))),
-        ]);
+        let series = compete(
+            LONG,
+            vec![
+                Contender::new("leasehold, 1 connection", (0..tasks).map(|_| Worker::library(&lock))),
+                Contender::new(&format!("PgAdvisoryLock, pool of {tasks}"), Worker::pool(url, tasks).await),
+                Contender::new("leasehold, 2 connections", (0..tasks).map(|_| Worker::library(&two))),
+            ],
+        );
         let series = series.await;
         let work = format!("advisory cycle, {tasks} tasks");
         // The goals are for two connections; how far one gets is shown beside them.
@@ -67,24 +71,26 @@ impl Store {
     }
 }
 
-pub(crate) async fn rows(url: &str, server: Option<u32>, store: Store, rows: &mut Vec<Row>) {
+pub(crate) async fn rows(url: &str, store: Store, rows: &mut Vec<Row>) {
     let (what, by_hand) = match store {
         Store::Lease => ("lease row", &LEASES_BY_HAND),
         Store::Mutex => ("mutex row", &MUTEXES_BY_HAND),
     };
-    let [(alone, _), (anywhere, _)] = PLACES;
-    for (name, tasks, goal) in [("64 tasks", 64, Some(3.0)), (alone, 1, Some(0.85)), (anywhere, 1, None)] {
-        let _one = (name == alone).then(|| OneProcessor::new(server));
+    for (tasks, rounds, goal) in [(64, LONG, 3.0), (1, SHORT, 0.85)] {
+        let plural = if tasks == 1 { "task" } else { "tasks" };
+        println!("{what}, {tasks} {plural}");
         let lock = store.connect(url).await;
-        println!("{what}, {name}");
-        let series = compete(vec![
-            Contender::new("leasehold, 2 connections", (0..tasks).map(|_| Worker::library(&lock))),
-            hand(url, "the shortest by hand", by_hand.shortest, tasks).await,
-            hand(url, "the same by hand", by_hand.same, tasks).await,
-        ]);
+        let series = compete(
+            rounds,
+            vec![
+                Contender::new("leasehold, 2 connections", (0..tasks).map(|_| Worker::library(&lock))),
+                hand(url, "the shortest by hand", by_hand.shortest, tasks).await,
+                hand(url, "the same by hand", by_hand.same, tasks).await,
+            ],
+        );
         let series = series.await;
         for floor in &series[1..] {
-            rows.push(row(&format!("{what} cycle, {name}"), &series[0], floor, goal));
+            rows.push(row(&format!("{what} cycle, {tasks} {plural}"), &series[0], floor, Some(goal)));
         }
         lock.close().await.unwrap();
     }

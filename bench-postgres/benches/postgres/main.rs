@@ -9,7 +9,6 @@ mod contender;
 mod cycles;
 mod handover;
 mod held;
-mod placement;
 mod release;
 mod renewal;
 mod report;
@@ -60,13 +59,13 @@ async fn all(chosen: &str) {
     let mut rows = Vec::new();
     let wanted = |name: &str| chosen.is_empty() || name == chosen;
     if wanted("advisory") {
-        cycles::advisory(url, cluster.pid(), &mut rows).await;
+        cycles::advisory(url, &mut rows).await;
     }
     if wanted("lease") {
-        cycles::rows(url, cluster.pid(), Store::Lease, &mut rows).await;
+        cycles::rows(url, Store::Lease, &mut rows).await;
     }
     if wanted("mutex") {
-        cycles::rows(url, cluster.pid(), Store::Mutex, &mut rows).await;
+        cycles::rows(url, Store::Mutex, &mut rows).await;
     }
     if wanted("renewal") {
         renewal::measure(cluster.address(), url, &mut rows).await;

@@ -55,7 +55,9 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
     let backend = config(&database).connections(1).backend().await.unwrap();
     let mut heard = PgListener::connect(database.url()).await.unwrap();
     heard.listen(backend.channel()).await.unwrap();
-    for together in [true, false] {
+    for (together, unmarked) in
+        [(true, "clock_timestamp()"), (false, "clock_timestamp()"), (false, "NULL"), (true, "NULL")]
+    {
         let names = ["held", "held, waited for", "ended", "ended, waited for", "of another"];
         let requests: Vec<Request> = (1..).zip(names).map(|(n, name)| request(name, n)).collect();
         let mut holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
@@ -63,12 +65,12 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
             assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
         }
         holds[4].holder = holder(9);
-        user.execute(
+        user.execute(AssertSqlSafe(format!(
             "UPDATE leasehold.lease SET
                 expires_at = CASE WHEN key LIKE 'ended%' THEN clock_timestamp() ELSE expires_at END,
                 wake_until = CASE WHEN key LIKE '%waited for' THEN clock_timestamp() + interval '1 minute'
-                    ELSE clock_timestamp() END",
-        )
+                    ELSE {unmarked} END"
+        )))
         .await
         .unwrap();
         let mut freed = Vec::new();
@@ -95,6 +97,10 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
         woken.sort();
         assert_eq!(woken, ["fended, waited for", "fheld, waited for"]);
         backend.release(vec![request("of another", 5).hold()]).await.remove(0).unwrap();
+        assert!(
+            format!("{backend:?}").contains("held: 0"),
+            "nothing is kept of what was released: {backend:?}"
+        );
     }
     user.execute(AssertSqlSafe(format!("NOTIFY {}, 'the end'", backend.channel()))).await.unwrap();
     let last = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();

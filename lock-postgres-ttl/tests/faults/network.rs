@@ -52,6 +52,34 @@ async fn a_key_whose_row_was_removed_takes_one_round_trip_more() {
 }
 
 #[tokio::test]
+async fn a_release_that_somebody_waits_for_takes_one_round_trip_more_at_first() {
+    let (proxy, database, behind, direct) = two_ways().await;
+    let mut user = connection(&database).await;
+    let mark =
+        "UPDATE leasehold.lease SET wake_until = clock_timestamp() + interval '1 minute' WHERE key = $1";
+    let mut release = async |key: &str, waits: bool| {
+        let guard = behind.key(key).acquire().await.unwrap();
+        if waits {
+            sqlx::query(mark).bind(key).execute(&mut user).await.unwrap();
+        }
+        let before = proxy.traffic().round_trips;
+        guard.release().await.unwrap();
+        proxy.traffic().round_trips - before
+    };
+    let mut trips = Vec::new();
+    for waits in [true, true, true, false, false, true] {
+        trips.push(release("k", waits).await);
+    }
+    // The second statement is prepared at first; who once waited is expected again, until nobody did.
+    assert_eq!(trips, [3, 1, 1, 1, 1, 2]);
+    // Who was turned away expects the others to wait as well.
+    let held = direct.key("contended").acquire().await.unwrap();
+    assert!(behind.key("contended").try_acquire().await.unwrap().is_none());
+    held.release().await.unwrap();
+    assert_eq!(release("contended", true).await, 1);
+}
+
+#[tokio::test]
 async fn a_grant_whose_answer_is_lost_is_undone() {
     let (proxy, _database, behind, direct) = two_ways().await;
     proxy.drop_next_reply_with("INSERT 0 1");

@@ -56,9 +56,9 @@ pub struct Dialect {
     /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers `(key, holder)` of those that
     /// are.
     pub confirm: &'static str,
-    /// One release that nobody waits for. `$1` key, `$2` holder. Answers no rows, which costs the server half as much
-    /// as one (they are counted), and writes none unless that holder has it and there is no mark. May read the clock
-    /// before the row is locked.
+    /// One release that nobody waits for. `$1` key, `$2` holder. Frees nothing unless that holder has it and there is
+    /// no mark. Answers no row, which costs the server less: rows written are counted. May read the clock before the
+    /// row is locked.
     pub release_unawaited: &'static str,
     /// One release. `$1` key, `$2` holder. Answers no row if that holder had nothing, else a number: 1 if it was
     /// still held, and 2 more if somebody waits, who is notified.
