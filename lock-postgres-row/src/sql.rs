@@ -59,7 +59,7 @@ RETURNING l.token";
 /// anew, the token as well, and if not, nobody was granted anything meanwhile. The time of the grant may be as old as
 /// the wait was long, which only a cooldown would mind.
 const RETAKE_ONE: &str = "\
-UPDATE {schema}.mutex l SET
+UPDATE ONLY {schema}.mutex l SET
     acquired = $3::bigint >= 0,
     holder = $2::text,
     token = nextval({token}),
@@ -177,8 +177,9 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
 ) l";
 
 /// If it waited for the row, which was changed by then, all is looked at again.
+/// `ONLY`, since what it wrote is counted: rows of a table that inherits from this one are not ours.
 const RELEASE_UNAWAITED: &str = "\
-UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+UPDATE ONLY {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
 WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired AND l.wake_until IS NULL";
 
 const RELEASE_ONE: &str = "\

@@ -68,9 +68,9 @@ WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NU
 RETURNING l.token";
 
 /// As [`GRANT_FREE`]: a quarter less work for the server than an insertion that finds the row there. The row is
-/// locked before its place is known, by a part that is carried out once.
+/// locked before its place is known, by a part that is carried out once. `ONLY`, since places are unique within one table.
 const RETAKE_ONE: &str = "\
-UPDATE {schema}.lease l SET
+UPDATE ONLY {schema}.lease l SET
     holder = $2::text,
     token = nextval({token}),
     acquired_at = clock_timestamp(),
@@ -81,11 +81,11 @@ UPDATE {schema}.lease l SET
     owner = $5::text,
     wake_until = NULL
 WHERE l.ctid = (
-    SELECT l.ctid FROM {schema}.lease l
+    SELECT l.ctid FROM ONLY {schema}.lease l
     WHERE l.key = $1::text COLLATE \"C\" AND (l.released OR l.expires_at <= clock_timestamp())
         AND l.cooldown_us IS NULL
     FOR UPDATE
-) AND (l.key = $1::text) IS TRUE
+)
 RETURNING l.token";
 
 /// Rows are looked up once: those that are free are locked, and written where they were found. The lock is
@@ -230,8 +230,9 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
 
 /// If it waited for the row, which was changed by then, all is looked at again; if not changed, nobody had the key
 /// since it was looked at.
+/// `ONLY`, since what it wrote is counted: rows of a table that inherits from this one are not ours.
 const RELEASE_UNAWAITED: &str = "\
-UPDATE {schema}.lease l SET released = true
+UPDATE ONLY {schema}.lease l SET released = true
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released
     AND l.expires_at > clock_timestamp() AND l.wake_until IS NULL";
 

@@ -173,6 +173,18 @@ async fn rows_at_the_same_places_of_a_table_below_are_left_alone() {
     }
     let untouched = "SELECT count(*) FROM public.below WHERE holder = 'x'";
     assert_eq!(sqlx::query_scalar::<_, i64>(untouched).fetch_one(&mut user).await.unwrap(), 20);
+    // Nor does a copy below stand for the row itself.
+    let hold = granted(&backend, request("k1", 50)).await;
+    user.execute("INSERT INTO public.below SELECT * FROM ONLY leasehold.lease WHERE key = 'k1'")
+        .await
+        .unwrap();
+    let mark = "UPDATE ONLY leasehold.lease SET wake_until = clock_timestamp() + interval '1 minute'";
+    user.execute(mark).await.unwrap();
+    let freed = backend.release(vec![hold]).await.remove(0).unwrap();
+    assert_eq!((freed.was_held, freed.waiters), (true, true));
+    let free = "SELECT released FROM ONLY leasehold.lease WHERE key = 'k1'";
+    assert!(sqlx::query_scalar::<_, bool>(free).fetch_one(&mut user).await.unwrap());
+    granted(&backend, request("k1", 51)).await;
 }
 
 #[tokio::test]

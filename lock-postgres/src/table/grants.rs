@@ -286,7 +286,6 @@ impl Grants<'_, '_> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
         // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
-        // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
         let retakes = request.cooldown.is_none() && self.common.seen.has(&request.key);
         let text = if retakes { &statements.retake_one } else { &statements.grant_one };
         let row = self
