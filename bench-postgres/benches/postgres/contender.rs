@@ -23,6 +23,9 @@ pub(crate) struct Rounds {
 /// round trip and is not how an idle server answers.
 pub(crate) const LONG: Rounds = Rounds { count: 9, length: Duration::from_millis(800) };
 
+/// For a single task, which the scheduler's choices concern more.
+pub(crate) const MANY_LONG: Rounds = Rounds { count: 27, ..LONG };
+
 /// For a single task that waits for a disk. A scheduler keeps it and its server on one processor, or on two that wake
 /// each other up, for a second or so, and the second takes twice as long: so few long rounds would tell which of the
 /// contenders was in luck, many short ones share it.
