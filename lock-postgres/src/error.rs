@@ -91,10 +91,7 @@ pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
                 format!("could not {doing}: the settings of the connection cannot be used; check URL and options");
             return Error::new(InvalidOption, message);
         }
-        E::Io(io) => (
-            Unavailable,
-            format!("{io}; check that the server runs and that host, port and network are right, then try again"),
-        ),
+        E::Io(io) => (Unavailable, format!("{io}; {}", advice_of(io.kind()))),
         E::Tls(_) => (
             InvalidOption,
             "no encrypted connection came about; check sslmode, certificates and the tls- feature of this library"
@@ -122,6 +119,20 @@ pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
         _ => (Unavailable, "the driver failed".to_owned()),
     };
     Error::new(kind, format!("could not {doing}: {what}")).with_source(error)
+}
+
+/// What to look at when a connection does not come about or breaks.
+fn advice_of(kind: std::io::ErrorKind) -> &'static str {
+    match kind {
+        // How rustls says that it does not trust a certificate.
+        std::io::ErrorKind::InvalidData => {
+            "check sslmode and sslrootcert against the server's certificate and the host's name in it"
+        }
+        std::io::ErrorKind::NotFound => {
+            "check the paths in host (a directory of sockets), sslrootcert, sslcert and sslkey, and that the server runs"
+        }
+        _ => "check that the server runs and that host, port and network are right, then try again",
+    }
 }
 
 /// The error for the server's code `state` (five characters) and its own `message`, while trying to
@@ -240,6 +251,19 @@ mod tests {
             let error = store_error(error, "connect");
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.source().is_some(), "{error}");
+        }
+    }
+
+    #[test]
+    fn says_where_to_look_when_no_connection_comes_about() {
+        for (kind, advice) in [
+            (io::ErrorKind::InvalidData, "sslrootcert against the server's certificate"),
+            (io::ErrorKind::NotFound, "check the paths"),
+            (io::ErrorKind::ConnectionRefused, "check that the server runs"),
+        ] {
+            let error = store_error(sqlx::Error::Io(io::Error::new(kind, "because")), "connect");
+            assert!(error.message().starts_with("could not connect: because; check "), "{error}");
+            assert!(error.message().contains(advice), "{error}");
         }
     }
 
