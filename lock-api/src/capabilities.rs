@@ -101,7 +101,8 @@ pub enum Fencing {
     /// Tokens grow as long as the store's process or memory lives.
     Volatile,
     /// Tokens grow also across crash and restart of the store, but not across the loss of data that
-    /// the store had confirmed (restored backups, asynchronous failover beyond a declared margin).
+    /// the store had confirmed (a backup that was put back by hand, say); the store's own documentation
+    /// says what they survive besides.
     Durable,
 }
 

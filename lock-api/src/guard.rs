@@ -99,8 +99,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost): it was lost before, so the work under it may have overlapped
-    /// with another holder's. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) or
+    /// [`Lost`](crate::ErrorKind::Lost): it was lost before, or with the connection that kept it while
+    /// it was being released, so the work under it may have overlapped with another holder's. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) or
     /// [`Unavailable`](crate::ErrorKind::Unavailable): the store did not confirm; the release is
     /// retried in the background until it succeeds or the hold is over.
     ///

@@ -17,8 +17,10 @@ const PROBE: &str = "leasehold:check";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> {
+    let connected = crate::connect(url).await;
+    // After that, since connecting may install the schema.
     let facts = Facts::of(url).await;
-    let (lock, tried) = match crate::connect(url).await {
+    let (lock, tried) = match connected {
         Ok(lock) => {
             let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock)).await.unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Unavailable, "the store does not answer")
@@ -72,6 +74,9 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
                 "give this user the right to read and write there, or choose another store with --url"
             }
             ErrorKind::Timeout => "another check may be running; try again",
+            ErrorKind::InvalidKey => {
+                "keys are numbers with this `hash`, so that there is no key to try with; use `leasehold list`, or `run` with a number that nobody else takes"
+            }
             ErrorKind::SchemaMissing => {
                 "set the store up with `leasehold schema apply`, or use the version of this tool that did"
             }

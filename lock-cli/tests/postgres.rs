@@ -187,6 +187,23 @@ fn a_killed_holder_of_a_mutex_row_leaves_it_shut_until_forced() {
 }
 
 #[test]
+fn a_window_lasts_though_its_run_was_killed() {
+    for (scheme, parameters) in [("postgres+row", "install=true"), ("postgres+ttl", "install=true&ttl=1s")] {
+        let store = Store::new(scheme, parameters);
+        let mut first = Beside::start(&mut store.run("hourly --once-per 1h", HOLD));
+        let holder = first.line();
+        first.kill();
+        if scheme == "postgres+row" {
+            assert_eq!(finish(&mut store.tool(&format!("release hourly --force --holder {holder}"))).0, 0);
+        }
+        store.listed(|holds| holds.as_array().is_some_and(Vec::is_empty));
+        let (code, stdout, stderr) = finish(&mut store.run("hourly --once-per 1h", "echo ran"));
+        assert_eq!((code, stdout.as_str()), (0, ""), "{scheme}: {stderr}");
+        assert!(stderr.contains("not due"), "{scheme}: {stderr}");
+    }
+}
+
+#[test]
 fn a_forced_release_of_a_row_ends_the_command_of_its_holder() {
     for store in Store::all().skip(2) {
         let ttl = if store.scheme == "postgres+ttl" { "--ttl 3s" } else { "" };
@@ -372,6 +389,18 @@ fn the_schema_is_applied_and_checked() {
         assert_eq!((code, &value["server"]["standby"]), (0, &Value::Bool(false)), "{value}");
         assert_eq!(value["server"]["missing_grants"], serde_json::json!([]));
     }
+}
+
+#[test]
+fn a_check_says_so_where_it_has_no_key_to_try_with() {
+    let store = Store::new("postgres", "install=true&hash=raw");
+    let (code, stdout, stderr) = finish(&mut store.tool("check"));
+    assert_eq!(code, 64, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("version 1") && stdout.contains("keys are numbers with this"),
+        "{stdout}{stderr}"
+    );
+    assert_eq!(finish(&mut store.run("42", "exit 7")).0, 7);
 }
 
 #[test]

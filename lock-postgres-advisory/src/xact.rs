@@ -389,7 +389,7 @@ fn judge(row: &PgRow) -> Result<bool, Error> {
         "held" => return Ok(false),
         "standby" => (
             ErrorKind::Unavailable,
-            "this server is a standby, whose locks exclude nobody on the primary; connect to the primary (target_session_attrs=read-write)",
+            "this server is a standby, whose locks exclude nobody on the primary; connect to the primary",
         ),
         "outside" => (
             ErrorKind::InvalidOption,
