@@ -255,6 +255,10 @@ pub struct Timing {
     pub call: Duration,
     /// How a waiter learns that its turn has come.
     pub waiting: Waiting,
+    /// With [`Waiting::Store`], where some wait outside of the store's queue: how long this process leaves a key to
+    /// them after a release that found some ([`Freed::waiters`]). Polling stores leave it for one and a half
+    /// intervals.
+    pub courtesy: Option<Duration>,
     /// Stores without leases: how often to confirm that the holds are still there, if that can end.
     pub confirm: Option<Confirm>,
     /// How long `close` waits for the store.
@@ -267,6 +271,7 @@ impl Default for Timing {
         Self {
             call: Duration::from_secs(10),
             waiting: Waiting::Poll { every: Duration::from_millis(100) },
+            courtesy: None,
             confirm: None,
             close: Duration::from_secs(10),
         }

@@ -80,10 +80,14 @@ impl Hold {
     fn released(&self, answer: Result<Freed, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
-                if let (true, Waiting::Poll { every }) = (freed.waiters, self.shared.timing.waiting) {
-                    let now = self.shared.clock.now();
+                let courtesy = match self.shared.timing.waiting {
                     // A poll is jittered by a quarter.
-                    self.shared.courtesy.leave(&self.request.key, now, now.after(scaled(every, 1.5)));
+                    Waiting::Poll { every } => Some(scaled(every, 1.5)),
+                    Waiting::Store => self.shared.timing.courtesy,
+                };
+                if let (true, Some(courtesy)) = (freed.waiters, courtesy) {
+                    let now = self.shared.clock.now();
+                    self.shared.courtesy.leave(&self.request.key, now, now.after(courtesy));
                 }
                 if !freed.was_held {
                     self.shared.queues.pass_on(&self.request.key);

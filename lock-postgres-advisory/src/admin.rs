@@ -136,6 +136,7 @@ impl Shared {
     pub(crate) async fn waits(&self, pid: i32) -> Result<bool, Error> {
         self.query("look at a wait", move |connection| {
             async move {
+                connection.execute(sql::AS_LOGIN).await?;
                 let query = sqlx::query(sql::WAITS).persistent(false).bind(pid);
                 query.fetch_one(connection).await?.try_get(0)
             }

@@ -31,11 +31,13 @@ WITH locks AS MATERIALIZED (
 )
 SELECT l.space, l.number, l.pid, n.key, n.pid = l.pid AS current, n.holder, n.token, n.label,
        (extract(epoch FROM n.granted_at) * 1000000)::bigint AS since,
-       (SELECT count(*) FROM locks AS w
-        WHERE w.space = l.space AND w.number = l.number AND NOT w.granted) AS waiters,
+       coalesce(w.waiters, 0) AS waiters,
        host(a.client_addr) AS address, a.application_name AS application, a.usename::text AS username,
        (extract(epoch FROM a.backend_start) * 1000000)::bigint AS started
 FROM locks AS l
+LEFT JOIN (
+    SELECT o.space, o.number, count(*) AS waiters FROM locks AS o WHERE NOT o.granted GROUP BY o.space, o.number
+) AS w ON w.space = l.space AND w.number = l.number
 LEFT JOIN {schema}.advisory_name AS n ON n.space = l.space AND n.number = l.number
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.granted AND l.mode = 'ExclusiveLock'

@@ -26,6 +26,10 @@ use crate::waiting::{dated, held, wait};
 /// How long the sessions may take to end when the backend is closed.
 const CLOSING: Duration = Duration::from_secs(2);
 
+/// How long a key is left to those who poll for it elsewhere: they hear of the release and ask, which is to take no
+/// longer than this. Whoever asks here sooner would have it each time where the others' way is the longer one.
+const COURTESY: Duration = Duration::from_millis(50);
+
 /// The store of advisory locks, for an engine. Made by [`AdvisoryConfig`](crate::AdvisoryConfig) and
 /// [`XactConfig`](crate::XactConfig).
 #[derive(Debug)]
@@ -103,6 +107,7 @@ impl Keeper {
         // Closed, or the session ended, before there was a hold to be told of.
         let seat = self.seats.taken().remove(&id);
         drop(seat);
+        self.shared.seat_keeps(id, None);
         self.shared.registry.forget(number, request.holder);
         self.shared.open()?;
         Err(interrupted())
@@ -225,7 +230,7 @@ impl Keeper {
                 Err(_) => drop(seat),
             }
         }
-        outcome.map(Freed::new)
+        outcome
     }
 
     /// Whether the sessions that keep `holds` are there, each asked once.
@@ -281,6 +286,7 @@ impl Backend for AdvisoryBackend {
         let mut timing = Timing::default();
         timing.call = config.call_limit();
         timing.waiting = Waiting::Store;
+        timing.courtesy = Some(COURTESY);
         timing.confirm = Some(Confirm::new(liveness.confirm_every, liveness.lost_after));
         timing
     }

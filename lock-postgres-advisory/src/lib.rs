@@ -5,6 +5,7 @@ mod admin_sql;
 mod backend;
 mod cancels;
 mod config;
+mod marks;
 mod names;
 mod registry;
 mod seat;

@@ -25,6 +25,9 @@ const LASTING: Duration = Duration::from_millis(200);
 /// How often what nobody has used for a month is deleted.
 const TIDY: Duration = Duration::from_secs(3600);
 
+/// How long nothing is written after many failures: a server that was away for hours has names soon again.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// Writes until the client is closed.
 pub(crate) async fn write(shared: Arc<Shared>) {
     let mut tidied: Option<Instant> = None;
@@ -47,7 +50,7 @@ pub(crate) async fn write(shared: Arc<Shared>) {
         let tidy = tidied.is_none_or(|last| last.elapsed() > TIDY);
         if !save(&shared, &holds, tidy).await {
             sleep(pause).await;
-            pause = (pause * 2).min(TIDY);
+            pause = (pause * 2).min(LONGEST);
             continue;
         }
         pause = LASTING;

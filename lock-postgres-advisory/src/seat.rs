@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold_api::{Error, ErrorKind, FencingToken};
+use leasehold_engine::Freed;
 use leasehold_postgres::session::Session;
 use leasehold_postgres::{Job, Lane};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -29,7 +30,7 @@ pub(crate) enum Span {
 
 pub(crate) enum SeatJob {
     Take { number: i64, wait: bool, answer: Answer<Option<FencingToken>> },
-    Free { number: i64, answer: Answer<bool> },
+    Free { number: i64, answer: Answer<Freed> },
     Confirm { answer: Answer<()> },
 }
 
@@ -38,7 +39,9 @@ impl Job for SeatJob {
         match self {
             Self::Take { answer, .. } => drop(answer.send(Err(error))),
             // A seat is one session: what it kept has ended with it.
-            Self::Free { answer, .. } if error.kind() != ErrorKind::Closed => drop(answer.send(Ok(false))),
+            Self::Free { answer, .. } if error.kind() != ErrorKind::Closed => {
+                drop(answer.send(Ok(Freed::new(false))));
+            }
             Self::Free { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
         }
@@ -63,7 +66,7 @@ impl Shared {
             && let Some(cancel) = state.cancels.request()
         {
             let number = state.number.load(Ordering::Acquire);
-            trunk.push(TrunkJob::Cancel { pid: state.process().pid, number, cancel });
+            trunk.push(TrunkJob::Cancel { session: state.process(), number, cancel });
         }
     }
 
@@ -175,8 +178,8 @@ impl Drop for Seat {
 pub(crate) struct Line(Lane<SeatJob>);
 
 impl Line {
-    /// Frees the number: whether it was held.
-    pub(crate) async fn release(&self, number: i64) -> Result<bool, Error> {
+    /// Frees the number.
+    pub(crate) async fn release(&self, number: i64) -> Result<Freed, Error> {
         ask(&self.0, |answer| SeatJob::Free { number, answer }).await
     }
 
@@ -201,14 +204,15 @@ mod tests {
         let cancels: Arc<Cancels> = Arc::default();
         cancels.wait_begins();
         let cancel = cancels.request().unwrap();
-        TrunkJob::Cancel { pid: 1, number: 1, cancel }.fail(Error::new(ErrorKind::Unavailable, "ended"));
+        TrunkJob::Cancel { session: Process::default(), number: 1, cancel }
+            .fail(Error::new(ErrorKind::Unavailable, "ended"));
         assert!(cancels.wait_is_over().await);
     }
 
     #[tokio::test]
     async fn a_release_on_a_session_that_has_ended_finds_nothing_held() {
         for (kind, expected) in
-            [(ErrorKind::Unavailable, Ok(false)), (ErrorKind::Closed, Err(ErrorKind::Closed))]
+            [(ErrorKind::Unavailable, Ok(Freed::new(false))), (ErrorKind::Closed, Err(ErrorKind::Closed))]
         {
             let (answer, told) = oneshot::channel();
             SeatJob::Free { number: 1, answer }.fail(Error::new(kind, "ended"));

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
+use leasehold_engine::Freed;
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, schema, store_error, token};
 use sqlx::postgres::PgRow;
@@ -52,10 +53,28 @@ impl Work for SeatWork {
     }
 
     async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<SeatJob>) -> Result<(), Error> {
-        for job in jobs {
-            self.carry_out(connection, job).await?;
+        let seat = &*self;
+        let work = async {
+            for job in jobs {
+                seat.carry_out(connection, job).await?;
+            }
+            Ok(())
+        };
+        // A wait has no limit of its own. What nobody wants any more is ended by the server soon, or the path to
+        // it is dead, of which a connection that only reads is never told.
+        let limit = seat.shared.statement_limit();
+        let unwanted = async {
+            seat.state.cancels.given_up().await;
+            sleep(limit).await;
+        };
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = unwanted => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("the server did not end a wait within {limit:?}; the session is closed"),
+            )),
         }
-        Ok(())
     }
 
     fn limit(&self, jobs: &[SeatJob], usual: Duration) -> Option<Duration> {
@@ -101,7 +120,7 @@ impl SeatWork {
                     // The session has ended, and the lock with it. Whoever is told so must not pass the seat on.
                     Err(error) if ends_session(&error) => {
                         self.end();
-                        let _ = answer.send(Ok(false));
+                        let _ = answer.send(Ok(Freed::new(false)));
                         Err(store_error(error, "keep the session"))
                     }
                     outcome => self.settle(answer, outcome, "free a lock"),
@@ -136,12 +155,10 @@ impl SeatWork {
     }
 
     async fn confirm(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        if self.span == Span::Transaction {
-            // The transaction is there as long as the connection is.
-            return connection.execute("SELECT 1").await.map(drop);
-        }
-        let pid = self.state.process().pid;
-        match sqlx::query(sql::CONFIRM).bind(pid).fetch_one(connection).await?.try_get(0)? {
+        // A transaction is there as long as its process is: what ends it, ends that. A pooler that hid this would
+        // have another one answer.
+        let query = sqlx::query(sql::CONFIRM).persistent(self.span == Span::Session);
+        match query.bind(self.state.process().pid).fetch_one(connection).await?.try_get(0)? {
             true => Ok(()),
             false => Err(elsewhere()),
         }
@@ -256,19 +273,19 @@ impl SeatWork {
         Err(sqlx::Error::Protocol("the server loses its memory again and again".into()))
     }
 
-    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<bool, sqlx::Error> {
+    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<Freed, sqlx::Error> {
         match self.span {
             Span::Session => {
                 let pid = self.state.process().pid;
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.shared.statements.unlock_one)));
                 let query = query.bind(number).bind(pid).bind(&*self.shared.channel);
                 let code: i32 = query.fetch_one(connection).await?.try_get(0)?;
-                if code < 0 { Err(elsewhere()) } else { Ok(code > 0) }
+                if code < 0 { Err(elsewhere()) } else { Ok(Freed::new(code > 0).waiters(code > 1)) }
             }
             Span::Transaction => {
                 // An answer says that the transaction was there until now: its end would have ended the session.
                 connection.execute(sql::COMMIT).await?;
-                Ok(true)
+                Ok(Freed::new(true))
             }
         }
     }

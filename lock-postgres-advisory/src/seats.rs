@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold_api::Error;
 use leasehold_postgres::session::Session;
 use leasehold_postgres::{Lane, Pooler};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -52,12 +52,19 @@ impl Seats {
 
     /// A seat, unless all are taken.
     pub(crate) async fn take(self: &Arc<Self>) -> Result<Option<Seat>, Error> {
-        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Ok(None) };
+        match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => self.seat(permit).await.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The seat that a permit stands for: one that nobody has, or a new one.
+    pub(crate) async fn seat(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Result<Seat, Error> {
         while let Some(mut seat) = self.pop() {
             if seat.state.go(IDLE, TAKEN) {
                 seat.permit = Some(permit);
                 seat.clean = false;
-                return Ok(Some(seat));
+                return Ok(seat);
             }
         }
         let (id, lane) = (self.next.fetch_add(1, Ordering::Relaxed), Lane::new());
@@ -84,14 +91,13 @@ impl Seats {
             self.open().remove(&id);
             return Err(self.shared.open().err().unwrap_or_else(interrupted));
         }
-        Ok(Some(seat))
+        Ok(seat)
     }
 
-    /// Resolves when a seat may be free.
-    pub(crate) async fn vacant(&self) {
-        // Taken again by whoever comes first; a closed semaphore never resolves.
-        match self.permits.acquire().await {
-            Ok(permit) => drop(permit),
+    /// Resolves when there is a seat for the caller, of all who wait for one; never once closed.
+    pub(crate) async fn vacant(&self) -> OwnedSemaphorePermit {
+        match Arc::clone(&self.permits).acquire_owned().await {
+            Ok(permit) => permit,
             Err(_) => std::future::pending().await,
         }
     }
@@ -162,5 +168,28 @@ impl Seats {
 
     fn pop(&self) -> Option<Seat> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_postgres::{PgConfig, RawBigint};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_vacant_seat_is_for_one_of_those_who_wait() {
+        let config = PgConfig::from_url("postgres://app@db/x").unwrap();
+        let seats = Seats::new(Arc::new(Shared::new(config, Arc::new(RawBigint), 1)), Span::Session, 1);
+        let taken = seats.vacant().await;
+        let (mut first, mut second) = (std::pin::pin!(seats.vacant()), std::pin::pin!(seats.vacant()));
+        assert!(
+            futures_util::poll!(&mut first).is_pending() && futures_util::poll!(&mut second).is_pending()
+        );
+        drop(taken);
+        let permit = first.await;
+        assert!(futures_util::poll!(&mut second).is_pending());
+        drop(permit);
+        drop(second.await);
     }
 }

@@ -74,49 +74,62 @@ FROM (SELECT CASE WHEN EXISTS (SELECT FROM {schema}.incarnation) THEN nextval('{
 /// Tokens may have been lost: they have to be marked first.
 pub(crate) const UNMARKED: i64 = -2;
 
-/// The server's process and when it began; by the simple protocol.
-pub(crate) const PROCESS: &str = "
-SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
-FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid()";
+/// Looks as the user who logged in: a role that a session acts as (`ALTER ROLE x SET role = y`) is shown
+/// little of that user's sessions, not even its own, and may not end them. For one transaction.
+pub(crate) const AS_LOGIN: &str = "SET LOCAL ROLE NONE";
 
-/// Shows that somebody here polls for the number.
+/// The server's process and when it began; by the simple protocol. See [`AS_LOGIN`].
+pub(crate) const PROCESS: &str = "
+SET LOCAL ROLE NONE;
+SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
+FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid();
+SET LOCAL role TO DEFAULT";
+
+/// Shows that somebody here polls for the numbers.
 const MARK: &str = "
-SELECT pg_try_advisory_lock_shared({mark}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2";
+SELECT pg_try_advisory_lock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
 const UNMARK: &str = "
-SELECT pg_advisory_unlock_shared({mark}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2";
+SELECT pg_advisory_unlock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
 /// Whether this is still the process that holds our locks.
 pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
 
 /// Ends a wait for this number, and nothing else that the process may be doing by now.
 const CANCEL: &str = "
+SET LOCAL ROLE NONE;
 SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity AS a
-WHERE a.pid = {pid} AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory' AND EXISTS (
+WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
+  AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory' AND EXISTS (
     SELECT FROM pg_locks AS l
     WHERE l.pid = a.pid AND l.locktype = 'advisory' AND NOT l.granted AND l.objsubid = {space}
       AND (l.classid::bigint << 32) | l.objid::bigint = {number})";
 
 /// Ends a session of ours, if it is still the same one.
 const TERMINATE: &str = "
+SET LOCAL ROLE NONE;
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
 WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
   AND a.usename = current_user AND a.datname = current_database()";
 
-/// Whether the session of that process is there and waits for an advisory lock.
+/// Whether the session of that process is there and waits for an advisory lock. See [`AS_LOGIN`].
 pub(crate) const WAITS: &str = "
 SELECT count(*) > 0 FROM pg_stat_activity AS a
 WHERE a.pid = $1 AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
 
 /// Numbers only, for the simple protocol, which works behind every pooler.
-pub(crate) fn cancel(pid: i32, space: i16, number: i64) -> String {
-    let text = CANCEL.replace("{pid}", &pid.to_string()).replace("{space}", &space.to_string());
+pub(crate) fn cancel(session: Process, space: i16, number: i64) -> String {
+    let text = of_session(CANCEL, session).replace("{space}", &space.to_string());
     text.replace("{number}", &number.to_string())
 }
 
 /// See [`cancel`].
 pub(crate) fn terminate(session: Process) -> String {
-    TERMINATE.replace("{pid}", &session.pid.to_string()).replace("{started}", &session.started.to_string())
+    of_session(TERMINATE, session)
+}
+
+fn of_session(template: &str, session: Process) -> String {
+    template.replace("{pid}", &session.pid.to_string()).replace("{started}", &session.started.to_string())
 }
 
 /// A session as the server knows it: process numbers are used again, start times are not.

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::cancels::Cancel;
+use crate::marks::Marks;
 use crate::names::space_of;
 use crate::registry::Place;
 use crate::seat_work::is_cancelled;
@@ -49,9 +50,9 @@ pub(crate) enum TrunkJob {
         number: i64,
         set: bool,
     },
-    /// Ends a wait for the number in this process of the server.
+    /// Ends that session's wait for the number.
     Cancel {
-        pid: i32,
+        session: Process,
         number: i64,
         cancel: Cancel,
     },
@@ -121,10 +122,11 @@ impl Work for Trunk {
         }
         self.shared.prepare(connection).await?;
         let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
-        if let (Some(before), false) = (self.before.replace(current), session.pooled) {
+        if let (Some(before), false) = (self.before, session.pooled) {
             let ended = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql::terminate(before)))).await;
             ended.map_err(|error| store_error(error, "end the session before"))?;
         }
+        self.before = Some(current);
         self.pid = session.pid;
         self.shared.trunk_opened(self.index, session.pid, session.pooled);
         if !self.keeps {
@@ -167,6 +169,7 @@ impl Trunk {
     async fn carry_out(&self, connection: &mut PgConnection, jobs: Vec<TrunkJob>) -> Result<(), Error> {
         let mut steps = Vec::with_capacity(jobs.len());
         let mut confirms = Vec::new();
+        let mut marks = Marks::default();
         let mut others = Vec::new();
         for job in jobs {
             match job {
@@ -185,6 +188,7 @@ impl Trunk {
                     steps.push(Step { number, holder, kind: Kind::Unlock(answer) });
                 }
                 TrunkJob::Confirm { answer } => confirms.push(answer),
+                TrunkJob::Mark { number, set } => marks.add(number, set),
                 other => others.push(other),
             }
         }
@@ -195,6 +199,7 @@ impl Trunk {
         }
         // A statement that was answered by our process confirms it as well.
         confirms.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
+        self.mark(connection, marks).await?;
         let mut called = false;
         for other in others {
             // One call a turn: the locks come first.
@@ -365,16 +370,27 @@ impl Trunk {
         }
     }
 
-    async fn serve(&self, connection: &mut PgConnection, job: TrunkJob) -> Result<(), Error> {
+    /// All marks of a turn in two statements at most: confirmations wait behind them.
+    async fn mark(&self, connection: &mut PgConnection, marks: Marks) -> Result<(), Error> {
         let statements = &self.shared.statements;
-        let done = match job {
-            TrunkJob::Mark { number, set } => {
-                let text = if set { &statements.mark } else { &statements.unmark };
-                let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
-                self.bounded(query.bind(number).bind(self.pid).execute(connection)).await.map(drop)
+        // First what gives room. What cannot be set is missing when it is taken back, which does no harm.
+        for (text, numbers) in
+            [(&statements.unmark, marks.to_take_back()), (&statements.mark, marks.to_set())]
+        {
+            if numbers.is_empty() {
+                continue;
             }
-            TrunkJob::Cancel { pid, number, cancel } => {
-                let text = sql::cancel(pid, space_of(self.shared.space()), number);
+            let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
+            let done = self.bounded(query.bind(numbers).bind(self.pid).execute(&mut *connection)).await;
+            besides(done.map(drop))?;
+        }
+        Ok(())
+    }
+
+    async fn serve(&self, connection: &mut PgConnection, job: TrunkJob) -> Result<(), Error> {
+        let done = match job {
+            TrunkJob::Cancel { session, number, cancel } => {
+                let text = sql::cancel(session, space_of(self.shared.space()), number);
                 let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
                 // Refused or not, the statement is over; unless a pooler says so, which ends the session.
                 let is_over =
@@ -395,16 +411,23 @@ impl Trunk {
                 })
                 .await
             }
-            TrunkJob::Try { .. } | TrunkJob::Unlock { .. } | TrunkJob::Confirm { .. } => Ok(()),
+            TrunkJob::Try { .. }
+            | TrunkJob::Unlock { .. }
+            | TrunkJob::Confirm { .. }
+            | TrunkJob::Mark { .. } => Ok(()),
         };
-        match done {
-            // A refused statement leaves the session as it was.
-            Err(error) if error.as_database_error().is_some() => {
-                tracing::warn!(%error, "a statement beside the locks failed");
-                Ok(())
-            }
-            done => done.map_err(|error| store_error(error, "use the session")),
+        besides(done)
+    }
+}
+
+/// What became of a statement beside the locks: one that was refused leaves the session as it was.
+fn besides(done: Result<(), sqlx::Error>) -> Result<(), Error> {
+    match done {
+        Err(error) if error.as_database_error().is_some() => {
+            tracing::warn!(%error, "a statement beside the locks failed");
+            Ok(())
         }
+        done => done.map_err(|error| store_error(error, "use the session")),
     }
 }
 

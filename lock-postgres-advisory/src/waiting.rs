@@ -159,13 +159,12 @@ async fn wait_by_asking(
         tokio::select! {
             biased;
             () = stop.stopped() => return Ok(held()),
-            () = keeper.seats.vacant(), if !refused => match keeper.seats.take().await {
-                Ok(Some(seat)) => {
+            permit = keeper.seats.vacant(), if !refused => match keeper.seats.seat(permit).await {
+                Ok(seat) => {
                     // In the queue nobody has to be notified for it.
                     drop(poller);
                     return wait_in_queue(keeper, number, seat, request, stop).await;
                 }
-                Ok(None) => {}
                 Err(error) if poller.is_none() => return Err(error),
                 Err(_) => refused = true,
             },

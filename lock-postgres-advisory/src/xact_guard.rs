@@ -68,7 +68,9 @@ impl XactLocks {
         wait: LockWait,
         deadline: Option<Instant>,
     ) -> Result<Option<XactGuard>, Error> {
-        let mut opening = Opening(Some(connection(pool, deadline).await?));
+        // Without time to wait for the lock it is still tried once, on whatever connection the pool has.
+        let once = matches!(wait, LockWait::Block(budget) if budget.is_zero());
+        let mut opening = Opening(Some(connection(pool, deadline.filter(|_| !once)).await?));
         let wait = match deadline {
             Some(deadline) => LockWait::Block(deadline.saturating_duration_since(Instant::now())),
             None => wait,

@@ -23,6 +23,18 @@ async fn inspect(lock: &Engine, name: &str) -> Option<HoldInfo> {
     lock.admin().unwrap().inspect(&key(name)).await.unwrap()
 }
 
+// docs/hazards.md H19: as many as a lock table of the default size has, and then some.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_lock_table_can_be_listed() {
+    let database = Cluster::shared().fresh_database().await;
+    let lock = AdvisoryConfig::new(server(database.url())).connect().await.unwrap();
+    let mut other = database.connect().await;
+    run(&mut other, "SELECT pg_advisory_lock(n) FROM generate_series(1, 13000) AS n").await;
+    assert_eq!(list(&lock).await.len(), 13_000);
+    assert_eq!(inspect(&lock, "k").await.map(|hold| hold.key), None);
+    other.close().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_of_other_programs_are_listed_by_their_numbers() {
     let cluster = Cluster::shared();

@@ -152,3 +152,40 @@ async fn a_budget_ends_in_time_and_leaves_the_queue() {
     }
     guard.release().await.unwrap();
 }
+
+/// Who logs in acts as another role: of its own sessions that one is shown little, and may not end them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_acts_as_another_one_will_do() {
+    let cluster = Cluster::shared();
+    let database = with_defaults(&[]).await;
+    let name = database.name();
+    let mut holder = database.connect().await;
+    let roles = format!(
+        "CREATE ROLE {name}_acts; CREATE ROLE {name}_logs_in LOGIN IN ROLE {name}_acts;
+        ALTER ROLE {name}_logs_in SET role = '{name}_acts';
+        GRANT USAGE ON SCHEMA leasehold TO {name}_acts;
+        GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO {name}_acts;
+        GRANT ALL ON ALL SEQUENCES IN SCHEMA leasehold TO {name}_acts"
+    );
+    run(&mut holder, roles).await;
+    let options: sqlx::postgres::PgConnectOptions = database.url().parse().unwrap();
+    let options = options.username(&format!("{name}_logs_in"));
+    let config = || leasehold_postgres::PgConfig::from_options(options.clone()).liveness(BEAT);
+    let locks = [
+        numbers(config()).connect().await.unwrap(),
+        XactConfig::new(config()).hasher(Arc::new(RawBigint)).connect().await.unwrap(),
+    ];
+    for lock in locks {
+        take(&lock, "7").await.release().await.unwrap();
+        run(&mut holder, "SELECT pg_advisory_lock(7)").await;
+        // A wait that is ended at the server leaves its session for the next; one that cannot be ended costs it.
+        let refused = lock.key("7").wait(ms(500)).acquire().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Timeout, "{lock}: {refused}");
+        assert_eq!(queued(cluster, name).await, 0, "{lock}");
+        let sessions = cluster.backends(name).await.len();
+        run(&mut holder, "SELECT pg_advisory_unlock(7)").await;
+        take(&lock, "7").await.release().await.unwrap();
+        assert_eq!(cluster.backends(name).await.len(), sessions, "{lock}");
+        lock.close().await.unwrap();
+    }
+}

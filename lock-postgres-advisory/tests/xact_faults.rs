@@ -23,6 +23,20 @@ async fn pool(url: &str, connections: u32) -> PgPool {
     PgPoolOptions::new().max_connections(connections).connect_with(options).await.unwrap()
 }
 
+// C4: no time to wait is still one attempt, on a connection that the pool may have to look at first.
+#[tokio::test]
+async fn no_time_to_wait_is_one_attempt() {
+    let db = fresh_database().await;
+    schema::install(&mut db.connect().await, &Identifier::new("leasehold").unwrap()).await.unwrap();
+    let pool = pool(db.url(), 2).await;
+    let guard = locks().begin(&pool, &key("k"), ms(0)).await.unwrap();
+    let error = locks().begin(&pool, &key("k"), ms(0)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    guard.commit().await.unwrap();
+    locks().begin(&pool, &key("k"), ms(0)).await.unwrap().commit().await.unwrap();
+    pool.close().await;
+}
+
 /// Polls `wait` until the server has it in its queue, then drops it.
 async fn dropped_in_the_queue(wait: impl Future, observer: &mut PgConnection) {
     let mut wait = pin!(wait);

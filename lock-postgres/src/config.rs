@@ -241,7 +241,11 @@ impl PgConfig {
                 "an interval or timeout below {smallest:?} cannot be kept; choose a longer one"
             ));
         }
-        if confirm_every * 2 > lost_after {
+        let longest = Duration::from_secs(3600);
+        if self.connect_timeout > longest || self.statement_timeout > longest {
+            return invalid(format!("a timeout above {longest:?} is no timeout; choose a shorter one"));
+        }
+        if confirm_every > lost_after / 2 {
             return invalid(format!(
                 "a session that is confirmed every {confirm_every:?} cannot count as lost after {lost_after:?}; leave room for two confirmations"
             ));
@@ -321,8 +325,17 @@ mod tests {
             Liveness::new(s(3), s(15), s(15)),
             Liveness::new(Duration::ZERO, s(10), s(15)),
             Liveness::new(s(3), s(10), Duration::MAX),
+            Liveness::new(Duration::MAX, s(10), s(15)),
         ] {
             assert_eq!(config.clone().liveness(bad).check().unwrap_err().kind(), ErrorKind::InvalidOption);
+        }
+        let endless = [
+            config.clone().connect_timeout(Duration::MAX),
+            config.clone().statement_timeout(Duration::MAX),
+            config.connect_timeout(s(3601)),
+        ];
+        for bad in endless {
+            assert_eq!(bad.check().unwrap_err().kind(), ErrorKind::InvalidOption);
         }
     }
 }

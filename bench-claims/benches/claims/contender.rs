@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use leasehold_claim::{Claim, ClaimStore, Claimer, Outcome, PgClaims, PgHeld, Settlement, Take};
+use leasehold_claim::{Claim, ClaimError, ClaimStore, Claimer, Outcome, PgClaims, PgHeld, Settlement, Take};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 use uuid::Uuid;
@@ -81,10 +81,7 @@ impl Work {
                     .iter()
                     .map(|row| Settlement::new(row.claim.clone(), Outcome::Done))
                     .collect();
-                for settled in claims.settle(&done).await.unwrap() {
-                    settled.unwrap();
-                }
-                done.len() as u64
+                settle(claims, done).await
             }
             Self::Local { claimer, batch } => {
                 // What lies ready, up to a batch, as one worker of a batch would have it.
@@ -120,6 +117,23 @@ impl Work {
             }
         }
     }
+}
+
+/// Again for what somebody else was looking at in that moment, as a claimer does; how many.
+async fn settle(claims: &PgClaims, mut settlements: Vec<Settlement>) -> u64 {
+    let all = settlements.len() as u64;
+    while !settlements.is_empty() {
+        let settled = claims.settle(&settlements).await.unwrap();
+        let mut settled = settled.into_iter();
+        settlements.retain(|_| match settled.next().unwrap() {
+            Err(ClaimError::Busy { .. }) => true,
+            done => {
+                done.unwrap();
+                false
+            }
+        });
+    }
+    all
 }
 
 /// Without the ping that the driver's pool sends before it lends a connection: nothing by hand does so.

@@ -127,16 +127,12 @@ impl Db<'_> {
                         return Err(Trouble::Refused(restless()));
                     };
                     attempt += 1;
-                    mark_incarnation(self.connection, schema).await.map_err(Trouble::Dead)?;
+                    let marked = timeout(self.limit, mark_incarnation(self.connection, schema)).await;
+                    marked.unwrap_or_else(|_| Err(self.silent(doing))).map_err(Trouble::Dead)?;
                     continue;
                 }
                 Ok(Err(error)) => error,
-                Err(_) => {
-                    return Err(Trouble::Dead(Error::new(
-                        ErrorKind::Unavailable,
-                        format!("{doing}: no answer within {:?}; the session is closed", self.limit),
-                    )));
-                }
+                Err(_) => return Err(Trouble::Dead(self.silent(doing))),
             };
             let code = sqlstate(&error).unwrap_or_default();
             match code.as_str() {
@@ -150,6 +146,13 @@ impl Db<'_> {
                 _ => return Err(Trouble::Refused(store_error(error, doing))),
             }
         }
+    }
+
+    fn silent(&self, doing: &str) -> Error {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("{doing}: no answer within {:?}; the session is closed", self.limit),
+        )
     }
 
     /// `None` when tokens have to be marked before they are drawn.

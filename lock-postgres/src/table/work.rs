@@ -10,7 +10,7 @@ use fnv::FnvHashSet;
 use leasehold_api::{Error, HolderId, LockKey};
 use leasehold_engine::{Events, Request};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::awaited::Awaited;
 use super::db::{Db, Pooled, Trouble};
@@ -119,8 +119,8 @@ impl TableWork {
         token::mark_incarnation(connection, &common.config.schema).await?;
         self.pooled = None;
         if session.pooled {
-            let timeout = common.config.statement_timeout.as_millis().to_string();
-            let begin = sql::BEGIN_POOLED.replace("{timeout}", &timeout);
+            let limit = common.config.statement_timeout.as_millis().to_string();
+            let begin = sql::BEGIN_POOLED.replace("{timeout}", &limit);
             let look = token::look(connection, &common.config.schema).await.map_err(failed)?;
             let begin_marked = format!("{begin}; {look}").into();
             self.pooled = Some(Pooled { begin: begin.into(), begin_marked });
@@ -147,7 +147,9 @@ impl TableWork {
         }
         self.listens = true;
         let listen = AssertSqlSafe(sql::LISTEN.replace("{channel}", &self.common.channel));
-        let listened = connection.execute(raw_sql(listen)).await;
+        let limit = self.common.limit();
+        let listened = timeout(limit, connection.execute(raw_sql(listen))).await;
+        let listened = listened.unwrap_or_else(|elapsed| Err(sqlx::Error::Io(elapsed.into())));
         listened.map_err(|error| store_error(error, "listen for notifications"))?;
         self.common.events(Events::resync);
         Ok(())
