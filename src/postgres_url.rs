@@ -120,6 +120,12 @@ impl PgTarget {
             ));
         }
         let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
+        // What stands in the place of the database's name is shown; this is the rest of a password.
+        if before_query[2..].split_once('/').is_some_and(|(_, path)| path.contains('@')) {
+            return Err(invalid(
+                "the URL has a / before its @: escape special characters of user and password, / as %2F and @ as %40",
+            ));
+        }
         if query.contains('@') && !before_query.contains('@') {
             return Err(invalid(
                 "the URL has a ? before its @: escape special characters of user and password, ? as %3F and @ as %40",
@@ -202,8 +208,11 @@ impl PgTarget {
     fn unknown(&self, name: &str) -> Error {
         let own = ["schema", "install", "pooler", "connect_timeout"];
         let own: Vec<_> = own.iter().chain(self.store.parameters()).copied().collect();
+        // A name that no parameter could have may be a piece of a password.
+        let plain = |c: char| c.is_ascii_lowercase() || c == '_' || c == '-';
+        let which = if name.chars().all(plain) { format!("{name:?}") } else { "of that name".to_owned() };
         invalid(format!(
-            "this store has no parameter {name:?} and neither has the driver; known are {}, and of the driver sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name, options",
+            "this store has no parameter {which} and neither has the driver; known are {}, and of the driver sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name, options",
             own.join(", ")
         ))
     }
@@ -304,6 +313,9 @@ mod tests {
             ("postgres:db", "postgres://"),
             ("postgres:/db", "postgres://"),
             ("postgres://app:1?ter2@db/x", "%3F"),
+            ("postgres://app:1/ter2@db/x", "%2F"),
+            ("postgres://app:/ter2@db/x", "%2F"),
+            ("postgres+row://app:1?ter2%40db/x", "known are"),
         ] {
             let error = Target::parse(url).unwrap_err();
             assert_eq!(error.kind(), leasehold_api::ErrorKind::InvalidOption, "{url}: {error}");

@@ -13,7 +13,8 @@ use crate::key::LockKey;
 /// What operators do with a store. Looking never takes, blocks or lengthens a lock.
 #[async_trait]
 pub trait LockAdmin: Debug + Send + Sync {
-    /// The hold of one key, or `None` when it is free.
+    /// The hold of one key, or `None` when it is free. A key that nobody holds, but that a cooldown keeps shut, is
+    /// [`HoldState::Cooling`](crate::HoldState::Cooling).
     ///
     /// # Errors
     ///

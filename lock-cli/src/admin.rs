@@ -74,7 +74,18 @@ async fn release_session(args: &Release, lock: &dyn Lock, admin: &dyn LockAdmin)
         if args.json {
             output::json(&json!({ "key": args.key.as_str(), "session": null, "released": false }));
         } else {
-            output::line(&format!("nobody has this hold of \"{}\"; nothing was released", args.key));
+            let held = admin
+                .inspect(&args.key)
+                .await?
+                .filter(|hold| args.holder.is_none_or(|holder| hold.holder == Some(holder)));
+            output::line(&match held {
+                Some(hold) => format!(
+                    "\"{}\" is held{}, but by no session that can be ended from here: that takes the privileges pg_read_all_stats and pg_signal_backend, and a prepared transaction has none; nothing was released",
+                    args.key,
+                    in_words(&hold),
+                ),
+                None => format!("nobody has this hold of \"{}\"; nothing was released", args.key),
+            });
         }
         return Ok(exit::NOT_HELD);
     };

@@ -55,6 +55,7 @@ pub(crate) enum Command {
 #[command(after_long_help = exit::HELP)]
 pub(crate) struct Run {
     /// What to lock: 1 to 512 bytes of text.
+    #[arg(allow_negative_numbers = true)]
     pub(crate) key: LockKey,
 
     /// The command and its arguments, after `--`.
@@ -114,6 +115,7 @@ pub(crate) struct List {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Inspect {
     /// The key.
+    #[arg(allow_negative_numbers = true)]
     pub(crate) key: LockKey,
 
     /// Print a JSON object.
@@ -128,6 +130,7 @@ pub(crate) struct Inspect {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     /// The key.
+    #[arg(allow_negative_numbers = true)]
     pub(crate) key: LockKey,
 
     /// Confirms that the work under the lock may go on and overlap with the next holder's.

@@ -60,10 +60,14 @@ impl Running {
         self.0.wait().await
     }
 
+    /// Its process, unless it has ended.
+    pub(crate) fn pid(&self) -> Option<Pid> {
+        self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+    }
+
     /// Sends `signal` unless the command has ended.
     pub(crate) fn send(&self, signal: Signal) {
-        let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        if let Some(pid) = pid {
+        if let Some(pid) = self.pid() {
             // It can have ended this moment; then there is nobody to tell.
             let _ = kill_process(pid, signal);
         }

@@ -8,6 +8,8 @@ pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 /// The store is down or cannot be used.
 pub(crate) const UNAVAILABLE: u8 = 69;
+/// The output could not be written.
+pub(crate) const OUTPUT_LOST: u8 = 74;
 /// Somebody else held the lock for as long as was waited.
 pub(crate) const CONFLICT: u8 = 75;
 /// The lock was lost while the command ran.
@@ -21,10 +23,11 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) const HELP: &str = "\
 Exit codes:
   0      done; `run --once-per`: also when it was not due
-  1      `inspect`: the key is free; `release`: not held by that holder
+  1      `inspect`: nobody holds the key; `release`: not held by that holder
   64     bad arguments, key or URL, or what the store does not have
   69     the store is down or cannot be used
-  75     `run`: somebody else held the lock as long as was waited
+  74     the output could not be written: it is not complete
+  75     `run`: not granted within --wait, usually because somebody else holds it
          (another number with --conflict-exit-code)
   76     `run`: the lock was lost while the command ran
   126    `run`: the command cannot be executed

@@ -34,11 +34,19 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are errors to clap, but they were asked for.
             let code = if error.use_stderr() { exit::USAGE } else { 0 };
-            let _ = error.print();
+            // It repeats what it does not expect, and a URL may hold a password.
+            if error.use_stderr() && error.to_string().contains("://") {
+                output::problem(
+                    "an argument was not expected, or not understood; a URL is named by --url or LEASEHOLD_URL, see --help",
+                );
+            } else {
+                let _ = error.print();
+            }
             return code.into();
         }
     };
     match start(args) {
+        Ok(0) if output::is_incomplete() => exit::OUTPUT_LOST.into(),
         Ok(code) => code.into(),
         Err(error) => {
             output::error(&error);

@@ -1,6 +1,7 @@
 //! What is printed: results on stdout, notes and errors on stderr, colours on a terminal only.
 
 use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anstyle::{AnsiColor, Style};
@@ -62,8 +63,23 @@ pub(crate) fn line(text: &str) {
 
 pub(crate) fn bytes(text: &[u8]) {
     let mut stdout = io::stdout();
-    // A reader who has seen enough (`| head`) is no failure.
-    let _ = stdout.write_all(text).and_then(|()| stdout.flush());
+    match stdout.write_all(text).and_then(|()| stdout.flush()) {
+        // A reader who has seen enough (`| head`) is no failure.
+        // Said once.
+        Err(error)
+            if error.kind() != io::ErrorKind::BrokenPipe && !INCOMPLETE.swap(true, Ordering::Relaxed) =>
+        {
+            problem(&format!("the output is not complete: {error}"));
+        }
+        _ => {}
+    }
+}
+
+/// Whether something could not be written to the standard output.
+static INCOMPLETE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn is_incomplete() -> bool {
+    INCOMPLETE.load(Ordering::Relaxed)
 }
 
 /// Columns without a frame, as other tools print them.

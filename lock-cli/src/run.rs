@@ -31,7 +31,16 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
     let code = run_on(&*lock, &args, &mut signals, notes).await;
     // Also takes back what a signal left unfinished.
     if let Err(error) = lock.close().await {
-        notes.say(&format!("closing the lock: {error}"));
+        // Also where notes are not wanted: what is left behind concerns whoever comes next.
+        let stays = if lock.capabilities().crash_release.is_none() {
+            "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
+        } else {
+            "it is free later, as after a crash of its holder"
+        };
+        output::problem(&format!(
+            "the store has not confirmed that \"{}\" is free; {stays} ({error})",
+            args.key
+        ));
     }
     code
 }
@@ -136,7 +145,7 @@ async fn supervise(
                 kill_at = Some(Instant::now() + grace);
             }
             signal = signals.next() => {
-                if !signals::reached_the_child_by_itself(signal) {
+                if !signals::reached_by_itself(running.pid(), signal) {
                     running.send(signal);
                 }
             }

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use tokio::signal::unix::{self, SignalKind};
 
 /// Listens for SIGTERM, SIGHUP, SIGINT and SIGQUIT, which then do not end this process.
@@ -40,15 +40,20 @@ impl Signals {
     }
 }
 
-/// Whether the child has got `signal` already: a terminal sends what is typed there to all processes
-/// in its foreground, and a program may take a second SIGINT for impatience.
-pub(crate) fn reached_the_child_by_itself(signal: Signal) -> bool {
-    [Signal::INT, Signal::QUIT].contains(&signal) && in_the_foreground_of_a_terminal()
+/// Whether `child` has got `signal` already: a terminal sends what is typed there to all processes in its
+/// foreground, and a program may take a second SIGINT for impatience. One that has left this process's group
+/// (`timeout`, `setsid`) is not among them.
+pub(crate) fn reached_by_itself(child: Option<Pid>, signal: Signal) -> bool {
+    [Signal::INT, Signal::QUIT].contains(&signal)
+        && child
+            .is_some_and(|child| in_the_foreground_of_a_terminal(rustix::process::getpgid(Some(child)).ok()))
 }
 
-fn in_the_foreground_of_a_terminal() -> bool {
-    File::open("/dev/tty")
-        .is_ok_and(|terminal| rustix::termios::tcgetpgrp(&terminal) == Ok(rustix::process::getpgrp()))
+fn in_the_foreground_of_a_terminal(group: Option<Pid>) -> bool {
+    File::open("/dev/tty").is_ok_and(|terminal| {
+        let foreground = rustix::termios::tcgetpgrp(&terminal).ok();
+        foreground.is_some() && foreground == group
+    })
 }
 
 /// The signals that this process was started with as ignored, as bits. Only Linux tells without unsafe code.

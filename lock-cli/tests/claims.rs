@@ -79,6 +79,15 @@ fn taken_rows_are_listed_with_owner_epoch_and_age_and_exhausted_ones_apart() {
 }
 
 #[test]
+fn a_lease_without_end_is_listed() {
+    let (_runtime, database, _connection) = database(&format!(
+        "{REQUESTS} UPDATE request SET lease_until = 'infinity', taken_at = '-infinity' WHERE id = 2"
+    ));
+    let found = json(&database, "request --json");
+    assert_eq!(ids(&found["taken"]), ["2", "3"], "{found}");
+}
+
+#[test]
 fn columns_and_states_can_be_named() {
     let (_runtime, database, _connection) = database(
         r#"CREATE SCHEMA "App";

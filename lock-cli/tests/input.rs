@@ -39,6 +39,37 @@ fn bad_arguments() {
 }
 
 #[test]
+fn a_url_in_the_wrong_place_is_not_repeated() {
+    for arguments in [
+        "check postgres://app:s3cret@db/x",
+        "list a b://app:s3cret@db",
+        "run k postgres://app:s3cret@db -- x",
+    ] {
+        let (code, stdout, stderr) = finish(&mut Store::new().tool(arguments));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
+        assert!(stderr.contains("--url") && !stderr.contains("s3cret"), "{stderr}");
+    }
+}
+
+#[test]
+fn keys_may_be_negative_numbers() {
+    let store = Store::new();
+    assert_eq!(finish(&mut store.run("-5", "echo $LEASEHOLD_KEY")).1, "-5\n");
+    assert_eq!(finish(&mut store.tool("inspect -5")).0, 1);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = tool();
+    let printed = command.args(["schema", "print"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8_lossy(&printed.stderr);
+    assert_eq!(printed.status.code(), Some(74), "{said}");
+    assert!(said.contains("not complete"), "{said}");
+}
+
+#[test]
 fn a_huge_wait_is_for_ever_and_no_panic() {
     let store = Store::new();
     assert_eq!(finish(&mut store.run("k --wait 1000000d", "echo ran")).1, "ran\n");

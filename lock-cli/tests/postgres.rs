@@ -187,6 +187,18 @@ fn a_killed_holder_of_a_mutex_row_leaves_it_shut_until_forced() {
 }
 
 #[test]
+fn a_key_that_cools_shows_as_such() {
+    for scheme in ["postgres+row", "postgres+ttl"] {
+        let store = Store::new(scheme, "install=true");
+        assert_eq!(finish(&mut store.run("k --min-hold 1h", "exit 0")).0, 0);
+        let (code, seen) = store.json("inspect k --json");
+        assert_eq!((code, &seen["state"]), (1, &Value::from("cooling")), "{scheme}: {seen}");
+        let (code, _, stderr) = finish(&mut store.run("k --no-wait", "exit 0"));
+        assert!(code == 75 && stderr.contains("pausing for 59m"), "{scheme}: {stderr}");
+    }
+}
+
+#[test]
 fn a_window_lasts_though_its_run_was_killed() {
     for (scheme, parameters) in [("postgres+row", "install=true"), ("postgres+ttl", "install=true&ttl=1s")] {
         let store = Store::new(scheme, parameters);

@@ -27,6 +27,10 @@ pub(crate) struct Means {
     pub(crate) limit: Duration,
 }
 
+/// The shortest and the longest pause between two attempts to free something.
+const SHORT: Duration = Duration::from_millis(50);
+const LONG: Duration = Duration::from_secs(5);
+
 /// Finishes a call that nobody waits for, then has the store let go of `holds`, retrying until it has.
 pub(crate) struct Undo {
     means: Means,
@@ -57,8 +61,8 @@ impl Undo {
         }
         let mut pauses = ExponentialBuilder::default()
             .with_jitter()
-            .with_min_delay(Duration::from_millis(50))
-            .with_max_delay(Duration::from_secs(5))
+            .with_min_delay(SHORT)
+            .with_max_delay(LONG)
             .without_max_times()
             .build();
         let mut lasted = Duration::ZERO;
@@ -69,12 +73,13 @@ impl Undo {
                 return;
             }
             self.means.tally.count(Event::ReleaseRetry);
-            let pause = pauses.next().unwrap_or(Duration::from_secs(5));
+            // A closing engine bounds it, and has no time for long pauses.
+            let closing = self.means.closing.is_cancelled();
+            let pause = if closing { SHORT } else { pauses.next().unwrap_or(LONG) };
             lasted = lasted.saturating_add(pause);
-            // A closing engine does not sleep over it: one more try, then it ends.
             tokio::select! {
                 () = sleep(pause) => {}
-                () = self.means.closing.cancelled() => lasted = Duration::MAX,
+                () = self.means.closing.cancelled(), if !closing => {}
             }
         }
     }
@@ -82,7 +87,7 @@ impl Undo {
     /// As [`run_once`](Self::run_once), repeated until it succeeds. For a closing engine, which bounds it.
     pub(crate) async fn run_until_freed(&mut self) {
         while self.run_once().await.is_err() {
-            sleep(Duration::from_millis(50)).await;
+            sleep(SHORT).await;
         }
     }
 
@@ -121,7 +126,6 @@ impl Undo {
 
     /// Leases end by themselves: after twice their TTL there is nothing left to free.
     fn is_over(&self, lasted: Duration) -> bool {
-        lasted == Duration::MAX
-            || self.holds.iter().all(|h| h.ttl.is_some_and(|ttl| lasted > ttl.saturating_mul(2)))
+        self.holds.iter().all(|h| h.ttl.is_some_and(|ttl| lasted > ttl.saturating_mul(2)))
     }
 }

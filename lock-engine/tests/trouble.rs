@@ -222,6 +222,31 @@ async fn close_repeats_a_release_that_failed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn close_goes_on_with_what_is_repeated_in_the_background() {
+    let store = MemoryStore::new();
+    let (builder, net) = distant(&store);
+    let lock = builder.start().unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    net.fail_release.store(20, SeqCst);
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    lock.close().await.unwrap();
+    assert!(is_free(&store).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_says_so_when_a_release_is_never_confirmed() {
+    let store = MemoryStore::new();
+    let (builder, net) = distant(&store);
+    let lock = builder.start().unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    net.fail_release.store(u64::MAX, SeqCst);
+    guard.release().await.unwrap_err();
+    let begun = Instant::now();
+    assert_eq!(lock.close().await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+    assert!(begun.elapsed() <= Timing::default().close, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn close_keeps_its_limit() {
     let store = MemoryStore::new();
     let (builder, net) = distant(&store);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -102,7 +102,7 @@ pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
 #[derive(Debug)]
 pub(crate) struct Hold {
     // Dropped in this order: whoever sees the lock free must not see the witness held.
-    witness: Option<Locked>,
+    witness: Option<Arc<Locked>>,
     main: Arc<Locked>,
     files: KeyFiles,
     token: FencingToken,
@@ -131,7 +131,7 @@ impl Hold {
             return;
         }
         match lock_at(&seen) {
-            Ok(witness) => self.witness = witness,
+            Ok(witness) => self.witness = witness.map(Arc::new),
             Err(error) => {
                 tracing::warn!(%error, file = %seen.display(), "cannot lock the witness: the lock holds, but does not show in lists");
             }
@@ -143,7 +143,8 @@ impl Hold {
     }
 
     pub(crate) fn file(&self) -> HeldFile {
-        HeldFile { main: Arc::downgrade(&self.main) }
+        let witness = self.witness.as_ref().map(Arc::downgrade).unwrap_or_default();
+        HeldFile { witness, main: Arc::downgrade(&self.main) }
     }
 
     /// Whether the lock is still that of its key, which ends when somebody removes or replaces the file.
@@ -167,8 +168,10 @@ impl Hold {
     }
 
     fn unlock(&mut self) {
-        self.witness = None;
-        // Not by the last reference alone: somebody may be duplicating the descriptor just now.
+        // Not by the last reference alone: somebody may be duplicating the descriptors just now.
+        if let Some(witness) = self.witness.take() {
+            witness.unlock();
+        }
         self.main.unlock();
     }
 }
@@ -186,29 +189,46 @@ impl Drop for Hold {
 /// free before the child is gone.
 #[derive(Clone)]
 pub struct HeldFile {
+    witness: Weak<Locked>,
     main: Weak<Locked>,
 }
 
+/// Descriptors that child processes inherit, see [`HeldFile::inheritable`].
+#[derive(Debug)]
+pub struct Inheritable {
+    /// What inspection looks at. Made first, so that a process that ends closes it first.
+    _witness: Option<OwnedFd>,
+    main: OwnedFd,
+}
+
+impl AsFd for Inheritable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.main.as_fd()
+    }
+}
+
 impl HeldFile {
-    /// A duplicate of the locked file's descriptor that child processes inherit.
+    /// Duplicates of the locked file's descriptor, and of what shows the lock to others, that child processes
+    /// inherit.
     ///
     /// The lock belongs to the open file, which duplicates share. Releasing the guard, or dropping it,
     /// unlocks it for all of them at once. If instead this process dies without having done so, the lock
-    /// stays until the last process that inherited the duplicate has closed it or has died.
+    /// stays until the last process that inherited the duplicates has closed them or has died.
     ///
-    /// Every process started while the duplicate is open inherits it: make it just before starting the
-    /// child and drop it just after.
+    /// Every process started while the duplicates are open inherits them: make them just before starting the
+    /// child and drop them just after.
     ///
     /// # Errors
     ///
     /// [`NotFound`](io::ErrorKind::NotFound) when the lock has been released; else what the system
     /// answers, such as too many open files.
-    pub fn inheritable(&self) -> io::Result<OwnedFd> {
+    pub fn inheritable(&self) -> io::Result<Inheritable> {
         let main = self.main.upgrade().ok_or_else(|| {
             io::Error::new(io::ErrorKind::NotFound, "the lock has been released; acquire it first")
         })?;
         // A plain duplicate is not closed when another program is executed.
-        Ok(rustix::io::dup(&main.0)?)
+        let witness = self.witness.upgrade().map(|witness| rustix::io::dup(&witness.0)).transpose()?;
+        Ok(Inheritable { _witness: witness, main: rustix::io::dup(&main.0)? })
     }
 }
 
@@ -238,6 +258,7 @@ mod tests {
         assert!(lock_at(&files.main()).unwrap().is_none());
         assert_eq!(hold.free(), (true, false));
         assert!(lock_at(&files.main()).unwrap().is_some(), "although a duplicate is open");
+        assert!(!is_locked(&files.seen()).unwrap(), "although a duplicate is open");
         drop(duplicate);
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
@@ -256,11 +277,12 @@ mod tests {
     fn the_duplicate_alone_is_inherited() {
         let dir = tempfile::tempdir().unwrap();
         let (hold, _) = hold(dir.path());
-        let closed_on_exec = |fd: &dyn std::os::fd::AsFd| {
+        let closed_on_exec = |fd: &dyn AsFd| {
             rustix::io::fcntl_getfd(fd.as_fd()).unwrap().contains(rustix::io::FdFlags::CLOEXEC)
         };
         assert!(closed_on_exec(&hold.main.0));
-        assert!(!closed_on_exec(&hold.file().inheritable().unwrap()));
+        let inherited = hold.file().inheritable().unwrap();
+        assert!(!closed_on_exec(&inherited) && !closed_on_exec(inherited._witness.as_ref().unwrap()));
     }
 
     #[test]

@@ -14,5 +14,5 @@ mod turnstile;
 
 pub use backend::FileBackend;
 pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};
-pub use hold::HeldFile;
+pub use hold::{HeldFile, Inheritable};
 pub use layout::FORMAT;

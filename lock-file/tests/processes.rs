@@ -293,6 +293,8 @@ async fn the_lock_of_a_killed_parent_lasts_as_long_as_its_child() {
     for _ in 0..20 {
         held(&backend, &request("k")).await;
     }
+    let seen = backend.admin().unwrap().inspect(&request("k").key).await.unwrap().unwrap();
+    assert_eq!(seen.state, leasehold_api::HoldState::Held, "what keeps others out is shown");
     drop(child);
     let answer = timeout(LONG, backend.wait(request("k"), Stop::new())).await.unwrap().unwrap();
     assert!(matches!(answer, Attempt::Granted(_)));

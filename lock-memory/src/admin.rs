@@ -1,14 +1,15 @@
 //! The operator's view of the memory store.
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HoldInfo, HolderId, ListQuery, LockAdmin, LockKey, LossReason};
+use leasehold_api::{Error, HoldInfo, HoldState, HolderId, ListQuery, LockAdmin, LockKey, LossReason};
 
 use crate::backend::MemoryBackend;
 
 #[async_trait]
 impl LockAdmin for MemoryBackend {
     async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
-        Ok(self.store.inspect(key, false))
+        // Over, but a cooldown may still keep others out.
+        Ok(self.store.inspect(key, true).filter(|hold| hold.state != HoldState::Expired))
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {

@@ -244,8 +244,11 @@ impl Seen {
 
     fn owner(&self) -> String {
         let Some(pid) = self.pid else { return "a prepared transaction".to_owned() };
-        let address = self.address.as_deref().unwrap_or("local");
         let user = self.username.as_deref().unwrap_or("?");
+        if self.started.is_none() {
+            return format!("{user} (server process {pid}; pg_read_all_stats would show more)");
+        }
+        let address = self.address.as_deref().unwrap_or("local");
         match self.application.as_deref().filter(|name| !name.is_empty()) {
             Some(application) => format!("{user}@{address} {application} (server process {pid})"),
             None => format!("{user}@{address} (server process {pid})"),

@@ -92,7 +92,7 @@ impl PgConfig {
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let known = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
         let options = known.then(|| url.parse::<PgConnectOptions>().ok()).flatten();
-        options.map(Self::from_options).ok_or_else(|| {
+        options.map(without_brackets).map(Self::from_options).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidOption,
                 "this is not the URL of a Postgres database; write postgres://user@host:5432/database and escape special characters with %",
@@ -262,11 +262,23 @@ impl PgConfig {
     }
 }
 
+/// A URL has brackets around an IPv6 address, which the driver takes for a part of it.
+fn without_brackets(options: PgConnectOptions) -> PgConnectOptions {
+    let address = options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    match address.map(str::to_owned) {
+        Some(address) => options.host(&address),
+        None => options,
+    }
+}
+
 /// `database` on `host:port`: what an error may show.
 fn describe(options: &PgConnectOptions) -> String {
     let database = options.get_database().unwrap_or_else(|| options.get_username());
     match options.get_socket() {
         Some(socket) => format!("postgres {database} at {}", socket.display()),
+        None if options.get_host().contains(':') => {
+            format!("postgres {database} at [{}]:{}", options.get_host(), options.get_port())
+        }
         None => format!("postgres {database} at {}:{}", options.get_host(), options.get_port()),
     }
 }
@@ -313,6 +325,13 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidOption);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
+    }
+
+    #[test]
+    fn an_address_of_six_has_brackets_in_urls_and_errors_alone() {
+        let config = PgConfig::from_url("postgres://app@[2001:db8::1]:5433/x").unwrap();
+        assert_eq!((config.options().get_host(), config.options().get_port()), ("2001:db8::1", 5433));
+        assert_eq!(config.to_string(), "postgres x at [2001:db8::1]:5433");
     }
 
     #[test]

@@ -300,8 +300,13 @@ impl Survey {
 
     fn select(&self, join: &str, of: impl Fn(Part) -> String, condition: &str) -> String {
         let text = |part| format!("({})::text", of(part));
-        let seconds = |from: String, to: String| format!("extract(epoch FROM ({from}) - ({to}))::float8");
-        let now = "pg_catalog.clock_timestamp()".to_owned();
+        // A time without end has no distance; `NULL` shows as no time at all.
+        let seconds = |part, sign| {
+            let time = format!("({})::timestamptz", of(part));
+            format!(
+                "CASE WHEN isfinite({time}) THEN {sign}extract(epoch FROM {time} - pg_catalog.clock_timestamp())::float8 END"
+            )
+        };
         format!(
             "SELECT {queue}, {id}, {group}, {state}, {owner}, ({epoch})::bigint, {held}, {left}, ({attempts})::bigint, {error} \
              FROM {table} t {join} WHERE {condition} ORDER BY {since} NULLS LAST, {id} LIMIT $1",
@@ -311,8 +316,8 @@ impl Survey {
             state = text(Part::State),
             owner = text(Part::Owner),
             epoch = of(Part::Epoch),
-            held = seconds(now.clone(), format!("{}::timestamptz", of(Part::TakenAt))),
-            left = seconds(format!("{}::timestamptz", of(Part::Until)), now),
+            held = seconds(Part::TakenAt, "-"),
+            left = seconds(Part::Until, ""),
             attempts = of(Part::Attempts),
             error = text(Part::Error),
             table = self.table.quoted(),

@@ -1,7 +1,7 @@
 //! The operator's view.
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HoldInfo, HolderId, ListQuery, LockAdmin, LockKey};
+use leasehold_api::{Error, HoldInfo, HoldState, HolderId, ListQuery, LockAdmin, LockKey};
 
 use super::backend::{TableBackend, only};
 use super::job::{Look, TableJob};
@@ -11,9 +11,10 @@ use super::registry::Named;
 impl LockAdmin for TableBackend {
     async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
         let key = key.as_str().to_owned();
-        let look =
-            Look { from: key.clone(), to: Some(key), prefix: String::new(), ended: false, limit: None };
-        Ok(only(self.ask(TableJob::Look, vec![look]).await)?.into_iter().next())
+        let look = Look { from: key.clone(), to: Some(key), prefix: String::new(), ended: true, limit: None };
+        let hold: Option<HoldInfo> = only(self.ask(TableJob::Look, vec![look]).await)?.into_iter().next();
+        // Over, but a cooldown may still keep others out.
+        Ok(hold.filter(|hold| hold.state != HoldState::Expired))
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {

@@ -1,0 +1,50 @@
+//! The command while its server is away, on a server of its own.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::process::Command;
+
+use support::{Beside, finish};
+use test_servers::{Cluster, ClusterOptions, StopMode};
+
+fn run(cluster: &Cluster, scheme: &str, arguments: &str, script: &str) -> Command {
+    let (_, rest) = cluster.admin_url().split_once("://").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let mut command = support::tool();
+    command.env("LEASEHOLD_URL", format!("{scheme}://{rest}?install=true"));
+    command.arg("run").args(arguments.split_whitespace()).args(["--", "sh", "-c", script]);
+    command
+}
+
+// C6: what the store has not confirmed is repeated, also by a tool that is about to end.
+#[test]
+fn a_release_is_repeated_while_the_server_restarts() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cluster = Cluster::start(ClusterOptions::new());
+    for scheme in ["postgres+row", "postgres+ttl"] {
+        let mut tool = Beside::start(&mut run(&cluster, scheme, "k", "echo begun; read line"));
+        assert_eq!(tool.line(), "begun");
+        runtime.block_on(cluster.stop(StopMode::Fast));
+        tool.go_on();
+        let note = tool.note();
+        assert!(note.contains("not confirmed"), "{scheme}: {note}");
+        runtime.block_on(cluster.start_again());
+        assert_eq!(tool.code(), 0, "{scheme}: {}", tool.rest_of_stderr());
+        assert_eq!(tool.rest_of_stderr(), "", "{scheme}");
+        let (code, _, stderr) = finish(&mut run(&cluster, scheme, "k --no-wait", "exit 0"));
+        assert_eq!(code, 0, "{scheme}: {stderr}");
+    }
+}
+
+#[test]
+fn a_row_that_may_stay_shut_is_told_of_also_to_the_quiet() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cluster = Cluster::start(ClusterOptions::new());
+    let mut tool = Beside::start(&mut run(&cluster, "postgres+row", "k -q", "echo begun; read line; exit 3"));
+    assert_eq!(tool.line(), "begun");
+    runtime.block_on(cluster.stop(StopMode::Fast));
+    tool.go_on();
+    let error = tool.note();
+    assert!(error.contains("error:") && error.contains("release --force"), "{error}");
+    assert_eq!(tool.code(), 3);
+}
