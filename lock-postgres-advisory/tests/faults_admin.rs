@@ -206,6 +206,12 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
     cluster.run_sql(database.name(), schema::grants(&name, &role)).await;
     // These are all that is needed: to lock, to name, to list.
     let poor = AdvisoryConfig::new(as_role()).connect().await.unwrap();
+    // What the role may not see is not made up: another role's session has an address.
+    let rich = AdvisoryConfig::new(config()).connect().await.unwrap();
+    let others = rich.key("of another role").acquire().await.unwrap();
+    let owner = list(&poor).await.into_iter().find_map(|hold| hold.owner).unwrap();
+    assert!(owner.starts_with("postgres (server process") && owner.contains("pg_read_all_stats"), "{owner}");
+    others.release().await.unwrap();
     let guard = poor.key("k").label("poor").acquire().await.unwrap();
     until("named", async || list(&poor).await.iter().any(|hold| hold.label.as_deref() == Some("poor"))).await;
     guard.release().await.unwrap();
