@@ -308,7 +308,7 @@ impl fmt::Display for Scope {
         f.write_str(match self {
             Self::Process => "within one process",
             Self::Machine => "between processes of one machine",
-            Self::Network => "between all clients of one server",
+            Self::Network => "between all clients of the same store, on whatever machine",
         })
     }
 }

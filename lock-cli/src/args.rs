@@ -46,7 +46,7 @@ pub(crate) enum Command {
 /// Wait for the lock, run a command while holding it, pass on its exit code.
 ///
 /// It waits for ever unless told otherwise. The command finds LEASEHOLD_KEY, LEASEHOLD_TOKEN (the
-/// fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment. SIGTERM and SIGHUP
+/// fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment. Signals (SIGTERM, SIGHUP, ..)
 /// are passed on to it, and the lock is released after it has ended. If the lock is lost, the command
 /// gets SIGTERM, and SIGKILL after the grace period. If this tool is killed, on Linux the command is
 /// killed with it, and a file store frees the lock only after the command and all processes that it

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, LockKey, OnCooldown, Validity};
+use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, LockKey, OnCooldown, Scope, Validity};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -28,6 +28,9 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
         lock = crate::connect(url) => lock?,
         signal = signals.next() => return Ok(exit::of_signal(signal.as_raw())),
     };
+    if lock.capabilities().scope == Scope::Process {
+        notes.say("this store excludes within one process only: no other command meets this one there");
+    }
     let code = run_on(&*lock, &args, &mut signals, notes).await;
     // Also takes back what a signal left unfinished.
     if let Err(error) = lock.close().await {

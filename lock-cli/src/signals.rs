@@ -8,7 +8,7 @@ use std::task::Poll;
 use rustix::process::{Pid, Signal};
 use tokio::signal::unix::{self, SignalKind};
 
-/// Listens for SIGTERM, SIGHUP, SIGINT and SIGQUIT, which then do not end this process.
+/// Listens for the signals that would end this process, and then do not.
 #[derive(Debug)]
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
@@ -18,7 +18,7 @@ impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let mut streams = Vec::new();
-        for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT] {
+        for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::USR2] {
             if ignored & (1 << (signal.as_raw() - 1)) == 0 {
                 streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }

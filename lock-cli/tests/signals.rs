@@ -17,7 +17,13 @@ fn answering(signal: &str) -> String {
 #[test]
 fn signals_are_passed_on_and_the_lock_is_freed_after_the_end() {
     let store = Store::new();
-    for (signal, name) in [(Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::INT, "INT")] {
+    for (signal, name) in [
+        (Signal::TERM, "TERM"),
+        (Signal::HUP, "HUP"),
+        (Signal::INT, "INT"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+    ] {
         let mut tool = Beside::start(&mut store.run("k", &answering(name)));
         assert_eq!(tool.line(), "begun");
         tool.signal(signal);
