@@ -31,9 +31,22 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
     if lock.capabilities().scope == Scope::Process {
         notes.say("this store excludes within one process only: no other command meets this one there");
     }
-    let code = run_on(&*lock, &args, &mut signals, notes).await;
+    let mut held = false;
+    let code = run_on(&*lock, &args, &mut signals, notes, &mut held).await;
     // Also takes back what a signal left unfinished.
-    if let Err(error) = lock.close().await {
+    let closed = tokio::select! {
+        biased;
+        closed = lock.close() => closed,
+        () = impatience(&mut signals) => return code,
+    };
+    if let Err(error) = closed {
+        if !held {
+            notes.say(&format!(
+                "whether the attempt for \"{}\" was granted is not known: `leasehold inspect` shows who holds it ({error})",
+                args.key
+            ));
+            return code;
+        }
         // Also where notes are not wanted: what is left behind concerns whoever comes next.
         let stays = if lock.capabilities().crash_release.is_none() {
             "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
@@ -48,9 +61,23 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
     code
 }
 
-async fn run_on(lock: &dyn Lock, args: &Run, signals: &mut Signals, notes: Notes) -> Result<u8, Error> {
+/// Somebody does not want to wait for the store to confirm.
+async fn impatience(signals: &mut Signals) {
+    while ![Signal::TERM, Signal::INT, Signal::QUIT].contains(&signals.next().await) {}
+}
+
+async fn run_on(
+    lock: &dyn Lock,
+    args: &Run,
+    signals: &mut Signals,
+    notes: Notes,
+    held: &mut bool,
+) -> Result<u8, Error> {
     let guard = match acquire(lock, args, signals, notes).await {
-        Ok(Acquired::Granted(guard)) => guard,
+        Ok(Acquired::Granted(guard)) => {
+            *held = true;
+            guard
+        }
         Ok(Acquired::Interrupted(signal)) => return Ok(exit::of_signal(signal.as_raw())),
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.again_in().map(output::duration).unwrap_or_default();

@@ -5,6 +5,7 @@ mod support;
 
 use std::process::Command;
 
+use rustix::process::Signal;
 use support::{Beside, finish};
 use test_servers::{Cluster, ClusterOptions, StopMode};
 
@@ -47,4 +48,30 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_quiet() {
     let error = tool.note();
     assert!(error.contains("error:") && error.contains("release --force"), "{error}");
     assert_eq!(tool.code(), 3);
+}
+
+// Whoever has only waited is not told to break the holder's lock.
+#[test]
+fn a_wait_that_ends_with_the_server_advises_no_force() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cluster = Cluster::start(ClusterOptions::new());
+    let mut holder = Beside::start(&mut run(&cluster, "postgres+row", "k", "echo begun; read line"));
+    assert_eq!(holder.line(), "begun");
+    for impatient in [false, true] {
+        let mut waiter = Beside::start(&mut run(&cluster, "postgres+row", "k", "echo ran"));
+        let note = waiter.note();
+        assert!(note.contains("waiting for"), "{note}");
+        runtime.block_on(cluster.stop(StopMode::Fast));
+        if impatient {
+            // The first ends the wait, if that has not ended yet; one of them the closing.
+            waiter.signal(Signal::TERM);
+            waiter.signal(Signal::INT);
+        }
+        let said = waiter.rest_of_stderr();
+        assert!(!said.contains("--force"), "{said}");
+        let code = waiter.code();
+        assert!(code == 69 || impatient && code > 128, "{code}: {said}");
+        assert_eq!(waiter.rest_of_stdout(), "");
+        runtime.block_on(cluster.start_again());
+    }
 }

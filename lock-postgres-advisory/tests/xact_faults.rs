@@ -33,7 +33,14 @@ async fn no_time_to_wait_is_one_attempt() {
     let error = locks().begin(&pool, &key("k"), ms(0)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     guard.commit().await.unwrap();
-    locks().begin(&pool, &key("k"), ms(0)).await.unwrap().commit().await.unwrap();
+    let guard = locks().begin(&pool, &key("k"), ms(0)).await.unwrap();
+    // Not as long as the pool would have others wait.
+    let other = pool.acquire().await.unwrap();
+    let error =
+        tokio::time::timeout(ms(20_000), locks().begin(&pool, &key("l"), ms(0))).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    drop(other);
+    guard.commit().await.unwrap();
     pool.close().await;
 }
 
