@@ -181,6 +181,7 @@ impl Contender {
 pub(crate) async fn compete(mut contenders: Vec<Contender>, url: &str) -> Vec<Series> {
     for contender in &mut contenders {
         contender.round(Duration::from_millis(200)).await;
+        contender.table.restore(url).await;
     }
     let mut series: Vec<Series> = contenders
         .iter()
@@ -190,7 +191,7 @@ pub(crate) async fn compete(mut contenders: Vec<Contender>, url: &str) -> Vec<Se
         for (contender, series) in contenders.iter_mut().zip(&mut series) {
             series.rounds.push(contender.round(ROUND).await);
             // What one leaves behind is not the next one's burden.
-            contender.table.vacuum(url).await;
+            contender.table.restore(url).await;
         }
     }
     for series in &series {
