@@ -28,16 +28,19 @@ pub(crate) struct SeatWork {
     pub(crate) state: Arc<State>,
     /// A seat is one session; it is not opened anew when that has ended.
     pub(crate) opened: bool,
+    /// Each transaction may be in another session.
+    pub(crate) pooled: bool,
 }
 
 impl Work for SeatWork {
     type Job = SeatJob;
 
-    async fn opened(&mut self, connection: &mut PgConnection, _session: SessionId) -> Result<(), Error> {
+    async fn opened(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
         if self.opened {
             return Err(Error::new(ErrorKind::Unavailable, "the session that kept the lock has ended"));
         }
         self.opened = true;
+        self.pooled = session.pooled;
         if let Err(error) = token::mark_incarnation(connection, &self.shared.schema).await {
             // If the server is not what it was, a standby for instance, that says it better.
             schema::check(connection, &self.shared.schema).await?;
@@ -247,16 +250,18 @@ impl SeatWork {
         for attempt in 1..=ATTEMPTS {
             let begun = async {
                 connection.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(&begin)))).await?;
-                process(connection).await
+                if self.pooled {
+                    self.state.set_process(process(connection).await?);
+                }
+                Ok::<_, sqlx::Error>(())
             };
             // Behind a pooler it may take until another transaction ends.
-            let process = tokio::select! {
+            tokio::select! {
                 biased;
                 begun = begun => begun?,
                 () = self.state.cancels.given_up() => return Err(given_up()),
-            };
-            self.state.set_process(process);
-            let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(false).bind(number);
+            }
+            let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(!self.pooled).bind(number);
             let answered = self.answered(query.fetch_optional(&mut *connection), wait).await?;
             let (drawn, has_id): (i64, bool) = match answered {
                 Ok(Some(row)) => (row.try_get(0)?, row.try_get(1)?),

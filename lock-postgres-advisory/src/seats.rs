@@ -76,6 +76,7 @@ impl Seats {
             span: self.span,
             state: Arc::clone(&state),
             opened: false,
+            pooled: false,
         };
         // The trunk has found out about poolers.
         let pooler = if self.shared.is_pooled() { Pooler::Transaction } else { Pooler::None };

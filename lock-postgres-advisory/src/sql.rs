@@ -155,7 +155,7 @@ const BEGIN: &str = "
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
 SET LOCAL synchronous_commit = off; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
-SELECT set_config(s.name, '0', true) FROM pg_settings AS s WHERE s.name = 'transaction_timeout';
+SELECT set_config('transaction_timeout', '0', true) WHERE current_setting('transaction_timeout', true) <> '';
 SET LOCAL idle_in_transaction_session_timeout = {gives_up}";
 
 /// See [`BEGIN`].

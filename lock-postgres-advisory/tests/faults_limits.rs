@@ -182,6 +182,24 @@ async fn many_at_once_are_a_few_statements() {
     assert!(after - acquired <= 12, "64 releases took {} round trips", after - acquired);
 }
 
+// A transaction of its own for each lock costs no more than it has to: its begin, the lock, its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_in_a_transaction_is_three_round_trips() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let config = XactConfig::new(seldom(&proxy.url(database.url()))).hasher(Arc::new(RawBigint));
+    let lock = config.connect().await.unwrap();
+    // The session is open, and its statement prepared.
+    take(&lock, "1").await.release().await.unwrap();
+    let before = proxy.traffic().round_trips;
+    let guard = take(&lock, "1").await;
+    let acquired = proxy.traffic().round_trips;
+    guard.release().await.unwrap();
+    let released = proxy.traffic().round_trips;
+    assert_eq!((acquired - before, released - acquired), (2, 1));
+}
+
 /// Twenty keys that a client waits for, with few sessions to wait on.
 async fn contended(waiting: usize, lag: Duration) {
     const KEYS: usize = 20;

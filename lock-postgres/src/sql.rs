@@ -21,7 +21,7 @@ pub(crate) const CHECK_CLIENT: &str = "client_connection_check_interval";
 pub(crate) const CONFIGURE: &str = "\
 SELECT pg_catalog.set_config(s.name, s.value, false)
 FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS s (name, value)
-WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p WHERE p.name = s.name)";
+WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 
 /// `template` with the quoted name of the schema for each `{schema}`, also at the beginning of a literal, as
 /// in `nextval('{schema}.token')`.
