@@ -4,11 +4,12 @@
 mod pg_common;
 
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, RowKey, Settlement, Table,
-    Take, Unmet, group_number,
+    ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, PgClaims, RowKey,
+    Settlement, Table, Take, Unmet, group_number,
 };
 use pg_common::*;
 use sqlx::Executor as _;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 fn grouped(spec: ClaimSpecBuilder) -> ClaimSpecBuilder {
     spec.group("entity").kind("kind").work(["document"]).grouped()
@@ -200,4 +201,27 @@ async fn row_20_in_turn() {
         world.run("UPDATE request SET status = 'complete' WHERE id = 2").await;
         assert_eq!(flat(&take(&claims, 9).await), [1, 3]);
     }
+}
+
+/// docs/hazards.md H50: a statement that the planner thinks dear is not compiled each time it is carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_of_groups_are_not_compiled() {
+    let world = World::new(REQUEST).await;
+    world
+        .run(
+            "ALTER TABLE request ADD jit text;
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN NEW.jit := current_setting(''jit''); RETURN NEW; END';
+        CREATE TRIGGER note BEFORE UPDATE ON request FOR EACH ROW EXECUTE FUNCTION note();
+        INSERT INTO request (entity) VALUES ('a'), ('b')",
+        )
+        .await;
+    let options = world.database.url().parse::<PgConnectOptions>().unwrap().options([("jit", "on")]);
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+    let claims = PgClaims::new(pool.clone(), grouped(request()).build().unwrap());
+    assert_eq!(take(&claims, 2).await.claims.len(), 2);
+    assert_eq!(world.text("SELECT string_agg(jit, ',') FROM request").await, "off,off");
+    // The caller's own statements are the caller's.
+    let own: String = sqlx::query_scalar("SHOW jit").fetch_one(&pool).await.unwrap();
+    assert_eq!(own, "on");
 }

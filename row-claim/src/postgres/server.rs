@@ -9,14 +9,16 @@ use leasehold_postgres::{ends_session, outcome_unknown, sqlstate};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{
-    Arguments as _, AssertSqlSafe, Encode, Executor as _, PgConnection, PgPool, Postgres, Type, query_with,
-    raw_sql,
+    Arguments as _, AssertSqlSafe, Connection as _, Encode, Executor as _, PgConnection, PgPool, Postgres,
+    Type, query_with, raw_sql,
 };
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::ClaimError;
 
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+/// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
+/// expects to be many (`docs/hazards.md` H50).
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off";
 
 /// How often a statement is tried that came into conflict with others.
 const TRIES: u32 = 5;
@@ -216,6 +218,8 @@ impl Session {
 
     async fn run(&mut self, sql: &'static str) -> Result<(), Fault> {
         let deadline = self.deadline;
+        // Also where the server refuses what comes after the first word of it.
+        self.in_transaction |= sql == BEGIN;
         let answer = timeout_at(deadline, self.connection()?.execute(raw_sql(sql))).await;
         self.judge(answer.ok()).await?;
         self.in_transaction = sql == BEGIN;
@@ -242,11 +246,15 @@ impl Session {
             Some(Err(error)) => error,
         };
         let refused = error.as_database_error().is_some() && !ends_session(&error);
-        if refused && !self.in_transaction {
-            self.give_back();
-        } else if refused && let Some(connection) = self.connection.as_deref_mut() {
-            let undone = timeout_at(self.deadline, connection.execute(raw_sql("ROLLBACK"))).await;
-            if matches!(undone, Ok(Ok(_))) {
+        if refused && let Some(connection) = self.connection.as_deref_mut() {
+            let undone = async {
+                if self.in_transaction {
+                    return connection.execute(raw_sql("ROLLBACK")).await.map(drop);
+                }
+                // The server answers before it lets go of the rows: whoever looks next would find them locked.
+                connection.ping().await
+            };
+            if matches!(timeout_at(self.deadline, undone).await, Ok(Ok(()))) {
                 self.give_back();
             }
         }

@@ -28,7 +28,8 @@ pub struct PgTable {
 impl Harness for Postgres {
     async fn table(&self, layout: &Layout, spec: &ClaimSpec) -> Box<dyn TableHarness> {
         let database = fresh_database().await;
-        let options: PgConnectOptions = database.url().parse().unwrap();
+        // As the README advises.
+        let options = database.url().parse::<PgConnectOptions>().unwrap().options([("jit", "off")]);
         let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(ddl(layout))).execute(&pool).await.unwrap();
         if layout.on_read {
