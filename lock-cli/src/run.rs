@@ -33,31 +33,34 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
     }
     let mut held = false;
     let code = run_on(&*lock, &args, &mut signals, notes, &mut held).await;
+    if held {
+        // They were for the command, which may have ended before they were read.
+        signals.forget().await;
+    }
     // Also takes back what a signal left unfinished.
     let closed = tokio::select! {
         biased;
-        closed = lock.close() => closed,
-        () = impatience(&mut signals) => return code,
+        closed = lock.close() => closed.map_err(|error| error.to_string()),
+        () = impatience(&mut signals) => Err("ended by a signal before it was answered".to_owned()),
     };
-    if let Err(error) = closed {
-        if !held {
-            notes.say(&format!(
-                "whether the attempt for \"{}\" was granted is not known: `leasehold inspect` shows who holds it ({error})",
-                args.key
-            ));
-            return code;
-        }
-        // Also where notes are not wanted: what is left behind concerns whoever comes next.
-        let stays = if lock.capabilities().crash_release.is_none() {
-            "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
-        } else {
-            "it is free later, as after a crash of its holder"
-        };
-        output::problem(&format!(
-            "the store has not confirmed that \"{}\" is free; {stays} ({error})",
+    let Err(reason) = closed else { return code };
+    if !held {
+        notes.say(&format!(
+            "whether the attempt for \"{}\" was granted is not known: `leasehold inspect` shows who holds it ({reason})",
             args.key
         ));
+        return code;
     }
+    // Also where notes are not wanted: what is left behind concerns whoever comes next.
+    let stays = if lock.capabilities().crash_release.is_none() {
+        "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
+    } else {
+        "it is free later, as after a crash of its holder"
+    };
+    output::problem(&format!(
+        "the store has not confirmed that \"{}\" is free; {stays} ({reason})",
+        args.key
+    ));
     code
 }
 

@@ -38,6 +38,17 @@ impl Signals {
         })
         .await
     }
+
+    /// Leaves out what has arrived until now.
+    pub(crate) async fn forget(&mut self) {
+        poll_fn(|cx| {
+            for (_, stream) in &mut self.0 {
+                while stream.poll_recv(cx).is_ready() {}
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
 }
 
 /// Whether `child` has got `signal` already: a terminal sends what is typed there to all processes in its

@@ -50,6 +50,23 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_quiet() {
     assert_eq!(tool.code(), 3);
 }
 
+// Nor does whoever has no patience with it leave without a word.
+#[test]
+fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cluster = Cluster::start(ClusterOptions::new());
+    let mut tool = Beside::start(&mut run(&cluster, "postgres+row", "k", "echo begun; read line; exit 3"));
+    assert_eq!(tool.line(), "begun");
+    runtime.block_on(cluster.stop(StopMode::Fast));
+    tool.go_on();
+    let note = tool.note();
+    assert!(note.contains("not confirmed"), "{note}");
+    tool.signal(Signal::INT);
+    let error = tool.note();
+    assert!(error.contains("error:") && error.contains("release --force"), "{error}");
+    assert_eq!(tool.code(), 3);
+}
+
 // Whoever has only waited is not told to break the holder's lock.
 #[test]
 fn a_wait_that_ends_with_the_server_advises_no_force() {

@@ -43,7 +43,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// Claims on a table in Postgres, under leases. Cheap to clone; clones share what they know of the table.
 ///
-/// Each call is one statement, in a transaction of its own (two for claims of groups), and uses a connection
+/// Each call is one statement, in a transaction of its own (three for claims of groups), and uses a connection
 /// of the pool for that long. It works whatever isolation the sessions of the pool are set to.
 #[derive(Clone)]
 pub struct PgClaims {
