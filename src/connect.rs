@@ -27,7 +27,12 @@ use crate::target::Target;
 /// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
 /// `connect_timeout=SECONDS`; for rows `poll=100ms`, for leases `ttl=30s` as well; for advisory locks
 /// `hash=fnv` (or `sha256`, `raw`, `pair`, `djb2`, `djb2-reverse`, `sqlx`), how keys become numbers.
-/// Durations are written as in [`parse_duration`](crate::parse_duration).
+/// Durations are written `250ms`, `30s`, `5m`, `1h`, `7d` or `1h30m`.
+///
+/// The type says only [`Lock`], whatever the store. What the store's engine counts is published by the cargo
+/// feature `metrics`; to read it in the program, connect with the store's own function (such as `memory::connect`
+/// or `postgres_row::connect`), which returns the [`Engine`](crate::engine::Engine) with its
+/// [`counters`](crate::engine::Engine::counters).
 ///
 /// # Errors
 ///

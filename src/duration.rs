@@ -2,20 +2,13 @@
 
 use std::time::Duration;
 
+use jiff::{Span, SpanRelativeTo};
 use leasehold_api::{Error, ErrorKind};
 
 /// Reads a duration such as `250ms`, `30s`, `5m`, `1h`, `7d` or `1h30m`.
 ///
-/// A number needs its unit, and units are lower case: `ms`, `s`, `m` (minutes), `h` and `d`.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// assert_eq!(leasehold::parse_duration("250ms")?, Duration::from_millis(250));
-/// assert_eq!(leasehold::parse_duration("1h30m")?, Duration::from_secs(5400));
-/// assert!(leasehold::parse_duration("30").is_err());
-/// # Ok::<(), leasehold::Error>(())
-/// ```
+/// A number needs its unit, and units are lower case, the longest first: `d` (24 hours), `h`, `m` (minutes), `s`
+/// and `ms`.
 ///
 /// # Errors
 ///
@@ -25,16 +18,20 @@ pub fn parse_duration(text: &str) -> Result<Duration, Error> {
         Error::new(
             ErrorKind::InvalidOption,
             format!(
-                "{text:?} is not a duration: write a number and its unit, such as 250ms, 30s, 5m, 1h or 7d"
+                "{text:?} is not a duration: write a number and its unit, such as 250ms, 30s, 5m, 1h, 7d or 1h30m"
             ),
         )
     };
-    // humantime also knows months, years and units in words; `5M` would be five months.
+    // Jiff also knows signs, fractions, clock times, ISO 8601, weeks and longer units, and capitals: `5M` is five
+    // minutes to it and five months to others.
     let known = |c: char| c.is_ascii_digit() || "dhms".contains(c);
     if !text.chars().all(known) {
         return Err(refuse());
     }
-    humantime::parse_duration(text).map_err(|error| refuse().with_source(error))
+    text.parse::<Span>()
+        .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
+        .and_then(Duration::try_from)
+        .map_err(|error| refuse().with_source(error))
 }
 
 #[cfg(test)]
@@ -51,6 +48,9 @@ mod tests {
             ("1h", 3_600_000),
             ("2d", 172_800_000),
             ("1m30s", 90_000),
+            ("1h30m", 5_400_000),
+            ("1d2h3m4s5ms", 93_784_005),
+            ("1000000d", 86_400_000_000_000),
         ] {
             assert_eq!(parse_duration(text).unwrap(), Duration::from_millis(millis), "{text}");
         }
@@ -63,13 +63,25 @@ mod tests {
             "30",
             "s",
             "-1s",
+            "+1s",
             "1.5s",
+            "1,5s",
             "5M",
             "1month",
+            "1mo",
             "1y",
             "1w",
             "5 m",
+            " 5m",
             "1S",
+            "PT30S",
+            "01:30:00",
+            "1s ago",
+            "1s2",
+            "1s1h",
+            "1s1s",
+            "1mm",
+            "1us",
             "١s",
             "99999999999999999999s",
         ] {

@@ -13,25 +13,31 @@
 #![cfg_attr(not(feature = "memory"), doc = "```no_run")]
 //! use std::sync::Arc;
 //! use std::time::Duration;
-//! use leasehold::{Error, FencingToken, Lock, LockExt, Once};
+//! use leasehold::{Error, FencingToken, Lock, LockExt, Once, RunError, key};
 //!
 //! const HOUR: Duration = Duration::from_secs(3600);
 //!
 //! async fn work(lock: Arc<dyn Lock>) -> Result<(), Error> {
-//!     let guard = lock.key("ledger:42").wait(Duration::from_millis(250)).acquire().await?;
+//!     let guard = lock.key(key!["ledger", 42]?).wait(Duration::from_millis(250)).acquire().await?;
 //!     spend(guard.token(), 10).await;
 //!     guard.release().await?; // lost or unknown is an error; drop is the safety net
 //!
+//!     // `?` makes an `Error` of a `RunError`, which also says whether the body has run.
 //!     let report = lock.key("nightly-report").run(async |guard| build(guard.token()).await).await?;
 //!     assert_eq!(report, "built");
+//!     match lock.key("deploy").max_hold(HOUR).run(async |guard| build(guard.token()).await).await {
+//!         Ok(built) => println!("{built}, and held until the end"),
+//!         Err(RunError::NotRun(error)) => println!("not granted, nothing was done: {error}"),
+//!         Err(error) => return Err(error.into()), // lost half-way, or perhaps before the end
+//!     }
 //!
 //!     let guards = lock.keys(["acct:1", "acct:2"]).acquire().await?; // ordered, all or nothing
-//!     assert_eq!(guards.len(), 2);
-//!     leasehold::release_all(guards).await?;
+//!     assert!(guards.len() == 2 && guards.validity().is_held()); // one `MultiGuard`
+//!     guards.release().await?;
 //!
 //!     match lock.key("hourly").at_most_once_per(HOUR).run(async |_| ()).await? {
-//!         Once::Ran(()) => println!("ran"),
-//!         Once::NotDue { again_in } => println!("not before {again_in:?} from now"),
+//!         Once::Due(()) => println!("ran"),
+//!         Once::NotDue { retry_after } => println!("not before {retry_after:?} from now"),
 //!     }
 //!     Ok(())
 //! }
@@ -80,6 +86,12 @@
 //! # }
 //! ```
 //!
+//! # A store of your own
+//!
+//! The module [`engine`] is the crate `leasehold-engine`: implement its trait [`Backend`](engine::Backend), and an
+//! [`Engine`](engine::Engine) makes a [`Lock`] of it that keeps the contract. The stores' own `connect` functions
+//! give an engine too, with its [`counters`](engine::Engine::counters).
+//!
 //! # Features
 //!
 //! | Feature | Adds |
@@ -90,6 +102,8 @@
 //! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
 //! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
 //! | `claim` | the modules `postgres` and `claim`: each row of your own table to one worker |
+//! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
+//! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults |
 //! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
 //!
 //! A feature only adds: it changes nothing of what is there without it.
@@ -106,10 +120,16 @@ mod postgres_url;
 mod target;
 
 pub use connect::connect;
-pub use duration::parse_duration;
 pub use leasehold_api::*;
+// For the command `leasehold` alone: it reads its arguments as `connect` reads URLs, by one definition. Not part of
+// the interface of a lock.
+#[doc(hidden)]
+pub use duration::parse_duration;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 pub use postgres_connect::postgres_config;
+
+/// For store authors, and for those who read an engine's counters: what makes a [`Lock`] of a store.
+pub use leasehold_engine as engine;
 
 /// The store inside this process.
 #[cfg(feature = "memory")]

@@ -137,6 +137,14 @@ mod memory {
     }
 
     #[tokio::test]
+    async fn a_store_s_own_connect_gives_the_engine_and_what_it_has_counted() {
+        let lock: leasehold::engine::Engine = leasehold::memory::connect().unwrap();
+        lock.key("k").acquire().await.unwrap().release().await.unwrap();
+        let counters: leasehold::engine::Counters = lock.counters();
+        assert_eq!((counters.granted, counters.released, counters.lost), (1, 1, 0));
+    }
+
+    #[tokio::test]
     async fn strict_about_the_rest() {
         for (url, hint) in [
             ("memory://x", "memory:NAME"),

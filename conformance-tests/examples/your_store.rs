@@ -12,8 +12,8 @@ use leasehold_api::{
     Capabilities, Error, Fencing, FencingToken, HolderId, LeaseBounds, LockKey, LossReason, Scope,
 };
 use leasehold_engine::{
-    Attempt, Engine, Freed, Granted, Held, HoldRef, Renewed, Request, Single, SingleKey, TokioClock,
-    async_trait,
+    Attempt, Contended, Engine, Freed, Granted, HoldRef, Renewed, Request, Single, SingleKey, TokioClock,
+    async_trait, token,
 };
 use tokio::time::Instant;
 
@@ -30,7 +30,7 @@ struct Row {
     holder: HolderId,
     token: Option<FencingToken>,
     ends: Instant,
-    /// Whether somebody was turned away since: the releaser stands back for them.
+    /// Whether somebody was turned away since: the releaser yields to them.
     awaited: bool,
 }
 
@@ -77,6 +77,8 @@ impl SingleKey for TableClient {
         &self.capabilities
     }
 
+    // A request that never reached the server, for want of a connection, say, is `Attempt::Refused(error)`: nothing
+    // was begun and nothing is released. An `Err` has the engine release by holder id.
     async fn acquire(&self, request: Request) -> Result<Attempt, Error> {
         let now = Instant::now();
         let (rows, last) = &mut *self.table.lock();
@@ -86,14 +88,15 @@ impl SingleKey for TableClient {
                 Ok(Attempt::Granted(Granted::with_token(row.token)))
             }
             Some(row) if row.ends > now => {
-                row.awaited = true;
-                let mut held = Held::new();
-                held.retry_after = Some(row.ends - now);
-                Ok(Attempt::Held(held))
+                // A try that is turned away does not wait: nobody has to be let in before the next one.
+                row.awaited |= request.waits;
+                let mut contended = Contended::new();
+                contended.retry_after = Some(row.ends - now);
+                Ok(Attempt::Contended(contended))
             }
             _ => {
                 *last += 1;
-                let token = FencingToken::from_store_number(*last);
+                let token = token::from_store_number(*last);
                 let ends = now + request.ttl.unwrap_or(DEFAULT_TTL);
                 rows.insert(request.key, Row { holder: request.holder, token, ends, awaited: false });
                 Ok(Attempt::Granted(Granted::with_token(token)))

@@ -191,8 +191,8 @@ impl Need {
             }
             Self::Child if !cfg!(unix) => Some("child processes are driven by Unix signals".into()),
             Self::Virtual if time != Time::Virtual => Some("the store follows real time".into()),
-            Self::Alone if has.admin.end_session => {
-                Some("the store declares that what one session holds can end together".into())
+            Self::Alone if set.lose_together => {
+                Some("what one session of the store holds ends together".into())
             }
             Self::Lose => fault(set.lose, "end a hold at the store"),
             Self::Purge => fault(set.purge, "end a hold at the store without telling"),
@@ -225,7 +225,7 @@ impl Need {
         let key = cx.key();
         let refused = match self {
             Self::Lease => lock.key(&key).ttl(cx.ttl()).acquire().await.map(drop),
-            Self::Cooldown => lock.key(&key).min_hold(cx.ttl()).acquire().await.map(drop),
+            Self::Cooldown => lock.key(&key).cooldown(cx.ttl()).acquire().await.map(drop),
             Self::Tokens | Self::DurableTokens => {
                 let guard = cx.take(&lock, &key).await;
                 assert_eq!(guard.token(), None, "a token from a store that declares none");

@@ -211,7 +211,7 @@ impl Actor {
                 None => "no guard".into(),
             },
             "renew" => match &self.guard {
-                Some(guard) => said(guard.renew(None).await, "renewed"),
+                Some(guard) => said(guard.renew().await, "renewed"),
                 None => "no guard".into(),
             },
             "drop" => {

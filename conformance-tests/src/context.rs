@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use leasehold_api::{
     AcquireOptions, Capabilities, Error, ErrorKind, LeaseBounds, Lock, LockGuard, LockKey, LossReason,
+    MultiGuard,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -119,7 +120,7 @@ impl Context {
     /// A key that nothing else in this case uses.
     pub fn key(&self) -> LockKey {
         let n = self.keys.fetch_add(1, Ordering::Relaxed);
-        LockKey::of(["case", &n.to_string()]).expect("a short key is valid")
+        LockKey::from_parts(["case", &n.to_string()]).expect("a short key is valid")
     }
 
     /// So many keys.
@@ -221,9 +222,13 @@ impl Context {
     ///
     /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn settle(&self) {
+        self.sleep(self.settling()).await;
+    }
+
+    pub(crate) fn settling(&self) -> Duration {
         match self.time {
-            Time::Virtual => tokio::time::sleep(Duration::from_millis(1)).await,
-            Time::Real => tokio::time::sleep(Duration::from_millis(100)).await,
+            Time::Virtual => Duration::from_millis(1),
+            Time::Real => Duration::from_millis(100),
         }
     }
 
@@ -303,7 +308,7 @@ impl Context {
                 Ok(None) => assert!(Instant::now() < end, "{key:?} is not free after {bound:?}"),
                 Err(error) => panic!("a try at {key:?}: {error}"),
             }
-            self.sleep(self.beat()).await;
+            self.sleep(self.interval()).await;
         }
     }
 
@@ -314,7 +319,7 @@ impl Context {
     }
 
     /// How often to look while polling for a condition.
-    pub(crate) fn beat(&self) -> Duration {
+    pub(crate) fn interval(&self) -> Duration {
         Duration::from_millis(10)
     }
 
@@ -330,7 +335,7 @@ impl Context {
         }
     }
 
-    /// An acquire that was polled once, so that it has its place, and goes on as a task.
+    /// An acquire that was polled once, so that it is queued, and goes on as a task.
     pub(crate) async fn queue(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> Waiter {
         self.queue_with(lock, key, self.patient()).await
     }
@@ -401,7 +406,7 @@ pub(crate) async fn acquire_all_for(
     lock: &Arc<dyn Lock>,
     keys: &[LockKey],
     budget: Duration,
-) -> Result<Vec<LockGuard>, Error> {
+) -> Result<MultiGuard, Error> {
     lock.acquire_all(keys, &AcquireOptions::new().wait(budget)).await
 }
 
@@ -423,10 +428,11 @@ pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
 
 /// The error of an outcome that must have failed, of one of these kinds.
 #[track_caller]
-pub(crate) fn fails<T: std::fmt::Debug>(outcome: Result<T, Error>, kinds: &[ErrorKind]) -> Error {
+pub(crate) fn fails<T: std::fmt::Debug, E: Into<Error>>(outcome: Result<T, E>, kinds: &[ErrorKind]) -> Error {
     match outcome {
         Ok(value) => panic!("expected an error of {kinds:?}, got {value:?}"),
         Err(error) => {
+            let error: Error = error.into();
             assert!(kinds.contains(&error.kind()), "expected an error of {kinds:?}, got: {error}");
             error
         }

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey};
-use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Request, Stop, Timing};
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey};
+use leasehold_engine::{
+    Attempt, Backend, CancellationToken, Events, Freed, HoldRef, Renewed, Request, Timing,
+};
 use tokio::sync::watch;
 
 use crate::harness::{ClientFaults, Fault, FaultSet, Op};
@@ -69,7 +71,7 @@ impl Default for Script {
 
 impl Script {
     /// Carries out a call that needs no I/O, if nothing disturbs it.
-    fn at_once<T>(&self, op: Op, call: impl FnOnce() -> Option<T>) -> Option<T> {
+    fn without_io<T>(&self, op: Op, call: impl FnOnce() -> Option<T>) -> Option<T> {
         if *self.silent.borrow() || !self.queue(op).is_empty() {
             return None;
         }
@@ -78,13 +80,14 @@ impl Script {
         Some(answer)
     }
 
-    /// Carries out `call` as the next fault of `op` says; the error is for each of its requests.
-    async fn through<T>(&self, op: Op, call: impl Future<Output = T>) -> Result<T, Error> {
+    /// Carries out `call` as the next fault of `op` says; a failure is that of each of its requests.
+    async fn through<T>(&self, op: Op, call: impl Future<Output = T>) -> Result<T, Failure> {
         self.count(op);
         self.heard().await;
         let fault = self.queue(op).pop_front().unwrap_or(Fault::Pass);
         match fault {
-            Fault::Error(kind) => return Err(Error::new(kind, "scripted by the conformance suite")),
+            Fault::Error(kind) => return Err(Failure { error: scripted(kind), refused: false }),
+            Fault::Refuse(kind) => return Err(Failure { error: scripted(kind), refused: true }),
             Fault::Delay(by) => tokio::time::sleep(by).await,
             Fault::Hang => pending().await,
             _ => {}
@@ -94,8 +97,7 @@ impl Script {
         match fault {
             Fault::DelayReply(by) => tokio::time::sleep(by).await,
             Fault::LoseReply => {
-                let lost = leasehold_api::ErrorKind::OutcomeUnknown;
-                return Err(Error::new(lost, "the conformance suite dropped the reply"));
+                return Err(Failure { error: scripted(ErrorKind::OutcomeUnknown), refused: false });
             }
             Fault::LoseReplyHang => pending().await,
             _ => {}
@@ -143,11 +145,31 @@ impl<B: Backend> fmt::Display for Disturbed<B> {
     }
 }
 
-/// One answer for each of so many requests, also when the call failed as a whole.
-fn spread<T>(n: usize, outcome: Result<Vec<Result<T, Error>>, Error>) -> Vec<Result<T, Error>> {
-    outcome.unwrap_or_else(|error| {
-        (0..n).map(|_| Err(Error::new(error.kind(), error.message().to_owned()))).collect()
-    })
+/// Why a call as a whole was not answered.
+struct Failure {
+    error: Error,
+    /// Nothing was begun, and the backend says so.
+    refused: bool,
+}
+
+impl Failure {
+    fn attempt(self) -> Result<Attempt, Error> {
+        if self.refused { Ok(Attempt::Refused(self.error)) } else { Err(self.error) }
+    }
+
+    /// The same answer for each of `n` attempts.
+    fn attempts(&self, n: usize) -> Vec<Result<Attempt, Error>> {
+        (0..n).map(|_| Self { error: self.error.clone(), ..*self }.attempt()).collect()
+    }
+
+    /// The same answer for each of `n` renewals or releases.
+    fn errors<T>(&self, n: usize) -> Vec<Result<T, Error>> {
+        (0..n).map(|_| Err(self.error.clone())).collect()
+    }
+}
+
+fn scripted(kind: ErrorKind) -> Error {
+    Error::new(kind, "scripted by the conformance suite")
 }
 
 #[async_trait]
@@ -166,30 +188,33 @@ impl<B: Backend> Backend for Disturbed<B> {
     }
 
     fn try_now(&self, request: &Request) -> Option<Result<Attempt, Error>> {
-        self.script.at_once(Op::Acquire, || self.inner.try_now(request))
+        self.script.without_io(Op::Acquire, || self.inner.try_now(request))
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         let n = requests.len();
-        spread(n, self.script.through(Op::Acquire, self.inner.acquire(requests)).await)
+        let answered = self.script.through(Op::Acquire, self.inner.acquire(requests)).await;
+        answered.unwrap_or_else(|failure| failure.attempts(n))
     }
 
-    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
-        self.script.through(Op::Wait, self.inner.wait(request, stop)).await?
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        self.script.through(Op::Wait, self.inner.wait(request, stop)).await.unwrap_or_else(Failure::attempt)
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let n = holds.len();
-        spread(n, self.script.through(Op::Renew, self.inner.renew(holds)).await)
+        let answered = self.script.through(Op::Renew, self.inner.renew(holds)).await;
+        answered.unwrap_or_else(|failure| failure.errors(n))
     }
 
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
-        self.script.at_once(Op::Release, || self.inner.release_now(key, holder))
+        self.script.without_io(Op::Release, || self.inner.release_now(key, holder))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
         let n = holds.len();
-        spread(n, self.script.through(Op::Release, self.inner.release(holds)).await)
+        let answered = self.script.through(Op::Release, self.inner.release(holds)).await;
+        answered.unwrap_or_else(|failure| failure.errors(n))
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
@@ -200,7 +225,7 @@ impl<B: Backend> Backend for Disturbed<B> {
         self.inner.close().await;
     }
 
-    fn sever(&self) {
-        self.inner.sever();
+    fn abort(&self) {
+        self.inner.abort();
     }
 }

@@ -3,10 +3,11 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, ErrorKind, Lock, LockKey, LossReason, MAX_KEY_BYTES};
+use leasehold_api::{Error, Lock, LockKey, LossReason, MAX_KEY_BYTES};
+// What happens to a call, in the words that the test double of `leasehold-memory` uses too.
+pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};
 
 /// Makes a fresh store for each case. The argument of [`suite!`](crate::suite).
 #[async_trait]
@@ -29,7 +30,7 @@ pub trait Factory: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Whatever keeps the child from connecting. The default: [`ErrorKind::Unsupported`].
+    /// Whatever keeps the child from connecting. The default: [`Unsupported`](leasehold_api::ErrorKind::Unsupported).
     ///
     /// # Cancel safety
     ///
@@ -130,6 +131,9 @@ pub trait Faults: Debug + Send + Sync {
 pub struct FaultSet {
     /// [`Faults::lose`] ends a hold at the store.
     pub lose: bool,
+    /// It ends with it whatever else the same session of the store holds. Not a fault, but what one brings
+    /// along: [`all`](Self::all) leaves it out.
+    pub lose_together: bool,
     /// [`Faults::purge`] ends a hold without telling.
     pub purge: bool,
     /// [`ClientFaults::silence`] cuts one client off.
@@ -148,7 +152,16 @@ impl FaultSet {
     /// All of them; unset what is missing.
     #[must_use]
     pub const fn all() -> Self {
-        Self { lose: true, purge: true, silence: true, script: true, mute: true, calls: true, skew: true }
+        Self {
+            lose: true,
+            lose_together: false,
+            purge: true,
+            silence: true,
+            script: true,
+            mute: true,
+            calls: true,
+            skew: true,
+        }
     }
 
     /// None; set what there is.
@@ -156,6 +169,7 @@ impl FaultSet {
     pub const fn none() -> Self {
         Self {
             lose: false,
+            lose_together: false,
             purge: false,
             silence: false,
             script: false,
@@ -184,42 +198,6 @@ impl FaultyClient {
     }
 }
 
-/// How a client that can be disturbed is to be made.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientSetup {
-    /// How far its clock is from the store's.
-    pub skew: Skew,
-}
-
-impl ClientSetup {
-    /// A client with a true clock.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// A client whose clock is off.
-    #[must_use]
-    pub fn skew(mut self, skew: Skew) -> Self {
-        self.skew = skew;
-        self
-    }
-}
-
-/// How far a client's clock is from the store's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is no third direction.
-pub enum Skew {
-    /// Not at all.
-    #[default]
-    None,
-    /// It shows a later time.
-    Ahead(Duration),
-    /// It shows an earlier time.
-    Behind(Duration),
-}
-
 /// Disturbs one client. What [`FaultSet`] does not name is never called.
 pub trait ClientFaults: Debug + Send + Sync {
     /// While `silent`, no request of this client reaches the store and none is answered: calls hang.
@@ -244,43 +222,4 @@ pub trait ClientFaults: Debug + Send + Sync {
         let _ = op;
         0
     }
-}
-
-/// A call to the store.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// An attempt.
-    Acquire,
-    /// A wait in the store's own queue.
-    Wait,
-    /// A renewal or confirmation.
-    Renew,
-    /// A release.
-    Release,
-}
-
-impl Op {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Acquire, Self::Wait, Self::Renew, Self::Release];
-}
-
-/// What happens to one call to the store.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Nothing: the call works. Puts a fault at a later call.
-    Pass,
-    /// Not carried out; answers an error of this kind.
-    Error(ErrorKind),
-    /// The request takes this long to arrive; carried out and answered then.
-    Delay(Duration),
-    /// Carried out at once; the answer takes this long.
-    DelayReply(Duration),
-    /// Not carried out and never answered.
-    Hang,
-    /// Carried out; answers [`ErrorKind::OutcomeUnknown`].
-    LoseReply,
-    /// Carried out; never answered.
-    LoseReplyHang,
 }

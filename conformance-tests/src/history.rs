@@ -293,7 +293,7 @@ impl<'a> Reader<'a> {
                 Some(_) => self.report(V::RenewedUnheld, index, format!("{holder} had ended")),
             },
             What::Lost { holder, .. } => match self.guard(index, *holder) {
-                Some(Guard::Good) => self.turn(&event.key, *holder, Guard::Lost),
+                Some(Guard::Good) => self.now_is(&event.key, *holder, Guard::Lost),
                 Some(Guard::Lost) => self.report(V::LostTwice, index, format!("{holder}")),
                 Some(Guard::Released) => {
                     self.report(V::LostAfterRelease, index, format!("{holder} had been released"));
@@ -302,17 +302,17 @@ impl<'a> Reader<'a> {
             },
             What::Releasing { holder } => match self.guard(index, *holder) {
                 Some(guard @ (Guard::Good | Guard::Lost)) => {
-                    self.turn(&event.key, *holder, Guard::Releasing { was_lost: guard == Guard::Lost });
+                    self.now_is(&event.key, *holder, Guard::Releasing { was_lost: guard == Guard::Lost });
                 }
                 Some(_) => self.report(V::ReleasedUnheld, index, format!("{holder} had ended")),
                 None => {}
             },
             What::Released { holder, failed } => match (self.guard(index, *holder), failed) {
                 (Some(Guard::Releasing { was_lost: false }), None) => {
-                    self.turn(&event.key, *holder, Guard::Released);
+                    self.now_is(&event.key, *holder, Guard::Released);
                 }
                 (Some(_), None) => self.report(V::ReleasedUnheld, index, format!("{holder} was not held")),
-                (Some(_), Some(_)) => self.turn(&event.key, *holder, Guard::Over),
+                (Some(_), Some(_)) => self.now_is(&event.key, *holder, Guard::Over),
                 (None, _) => {}
             },
             What::Ended => {
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
             }
             What::Dropped { holder } => {
                 if self.guard(index, *holder).is_some() {
-                    self.turn(&event.key, *holder, Guard::Over);
+                    self.now_is(&event.key, *holder, Guard::Over);
                 }
             }
         }
@@ -420,7 +420,7 @@ impl<'a> Reader<'a> {
         guard
     }
 
-    fn turn(&mut self, key: &LockKey, holder: HolderId, guard: Guard) {
+    fn now_is(&mut self, key: &LockKey, holder: HolderId, guard: Guard) {
         self.guards.insert(holder, guard);
         if let Some(current) = self.current.get_mut(key) {
             current.remove(&holder);

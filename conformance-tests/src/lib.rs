@@ -9,10 +9,14 @@ mod child;
 #[allow(clippy::expect_used)]
 mod context;
 mod disturbed;
-pub mod harness;
+mod harness;
+#[cfg(feature = "self-test")]
 pub mod history;
+#[cfg(feature = "self-test")]
 pub mod model;
+#[cfg(feature = "self-test")]
 pub mod mutants;
+#[cfg(feature = "self-test")]
 mod recorder;
 mod report;
 mod runner;

@@ -65,7 +65,7 @@ impl fmt::Display for Failure {
 }
 
 thread_local! {
-    /// The store under test: the traits of the state machine have no place for it.
+    /// The store under test: the traits of the state machine cannot carry it.
     static FACTORY: RefCell<Option<Arc<dyn Factory>>> = const { RefCell::new(None) };
 }
 

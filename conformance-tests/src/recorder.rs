@@ -2,14 +2,17 @@
 
 use std::any::{Any, TypeId};
 use std::fmt;
+use std::future::Future as _;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
     AcquireOptions, BoxFuture, Capabilities, Error, FencingToken, Grant, HolderId, Lock, LockAdmin,
-    LockGuard, LockKey, Lost, Release, Validity, Wait,
+    LockGuard, LockKey, Lost, MultiGuard, Release, Validity, Wait,
 };
 use tokio::time::Instant;
 
@@ -165,22 +168,28 @@ impl Lock for Recorder {
         }
     }
 
-    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<Vec<LockGuard>, Error> {
-        let questions: Vec<_> = keys.iter().map(|key| self.ask(key, budget(options.wait))).collect();
-        match self.inner.acquire_all(keys, options).await {
-            Ok(guards) => Ok(questions.into_iter().zip(guards).map(|(q, g)| q.granted(g)).collect()),
-            Err(error) => {
-                let mut failed = error;
-                for question in questions {
-                    failed = question.failed(failed);
-                }
-                Err(failed)
+    async fn try_acquire_all(
+        &self,
+        keys: &[LockKey],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let questions: Vec<_> = keys.iter().map(|key| self.ask(key, Some(Duration::ZERO))).collect();
+        match self.inner.try_acquire_all(keys, options).await {
+            Ok(Some(guards)) => Ok(Some(all_granted(questions, guards))),
+            Ok(None) => {
+                questions.into_iter().for_each(Question::refused);
+                Ok(None)
             }
+            Err(error) => Err(all_failed(questions, error)),
         }
     }
 
-    async fn release(&self, guard: LockGuard) -> Result<(), Error> {
-        guard.release().await
+    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let questions: Vec<_> = keys.iter().map(|key| self.ask(key, budget(options.wait))).collect();
+        match self.inner.acquire_all(keys, options).await {
+            Ok(guards) => Ok(all_granted(questions, guards)),
+            Err(error) => Err(all_failed(questions, error)),
+        }
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -196,10 +205,18 @@ impl Lock for Recorder {
     }
 }
 
+fn all_granted(questions: Vec<Question>, guards: MultiGuard) -> MultiGuard {
+    questions.into_iter().zip(guards).map(|(question, guard)| question.granted(guard)).collect()
+}
+
+fn all_failed(questions: Vec<Question>, error: Error) -> Error {
+    questions.into_iter().fold(error, |error, question| question.failed(error))
+}
+
 fn budget(wait: Wait) -> Option<Duration> {
     match wait {
         Wait::For(budget) => Some(budget),
-        Wait::Forever => None,
+        _ => None,
     }
 }
 
@@ -221,6 +238,18 @@ struct Recorded {
 impl Recorded {
     fn write(&self, what: What) {
         self.recorder.log.write(self.recorder.client, self.inner.key(), what);
+    }
+
+    fn release_by(self: Arc<Self>, begin: impl FnOnce() -> Release) -> Release {
+        self.note_loss();
+        self.write(What::Releasing { holder: self.inner.holder() });
+        let mut end = End { grant: self, answered: false };
+        let mut release = begin();
+        // What is answered already is recorded now, also if nobody polls it.
+        match Pin::new(&mut release).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Release::ready(end.answer(answer)),
+            Poll::Pending => Release::pending(async move { end.answer(release.await) }),
+        }
     }
 
     /// A loss that is known by now is recorded before what follows from it.
@@ -265,9 +294,9 @@ impl Grant for Recorded {
         self.inner.extension(id)
     }
 
-    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
+    fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(async move {
-            let renewed = self.inner.renew(ttl).await;
+            let renewed = Arc::clone(&self.inner).renew(ttl).await;
             self.note_loss();
             if renewed.is_ok() {
                 self.write(What::Renewed { holder: self.inner.holder() });
@@ -277,14 +306,13 @@ impl Grant for Recorded {
     }
 
     fn release(self: Arc<Self>) -> Release {
-        let holder = self.inner.holder();
-        self.note_loss();
-        self.write(What::Releasing { holder });
-        let mut end = End { grant: Arc::clone(&self), answered: false };
-        match Arc::clone(&self.inner).release() {
-            Release::Done(answer) => Release::Done(end.answer(answer)),
-            Release::Pending(answer) => Release::pending(async move { end.answer(answer.await) }),
-        }
+        let inner = Arc::clone(&self.inner);
+        self.release_by(|| inner.release())
+    }
+
+    fn release_in_batch(self: Arc<Self>) -> Release {
+        let inner = Arc::clone(&self.inner);
+        self.release_by(|| inner.release_in_batch())
     }
 
     fn abandon(self: Arc<Self>) {

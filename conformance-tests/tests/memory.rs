@@ -1,6 +1,11 @@
 //! The suite on the memory store: with each way to wait, with a lease by default, and behind a wrapper.
 
+// What fails here fails the test.
+#![allow(clippy::expect_used)]
+
 mod common;
+
+use leasehold_conformance::{Outcome, all_cases, run_case};
 
 mod queue {
     leasehold_conformance::suite!(super::common::Memory::new());
@@ -20,4 +25,15 @@ mod polls {
 
 mod namespaced {
     leasehold_conformance::suite!(super::common::Memory::new().namespaced());
+}
+
+/// A store that keeps what was held by somebody who is gone must still let go of what nobody ever got. The other
+/// cases are not for it: it declares no more than the store beneath.
+#[test]
+fn late_grants_are_given_back_by_a_store_that_keeps_lost_holds() {
+    let name = "faults::a_grant_that_comes_too_late_is_given_back";
+    let case = all_cases().iter().find(|case| case.name == name).expect("a case of this name");
+    for store in [common::Memory::new(), common::Memory::new().polling()] {
+        assert_eq!(run_case(case, &store.sticky()).outcome, Outcome::Passed);
+    }
 }

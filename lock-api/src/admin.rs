@@ -1,5 +1,6 @@
 //! The operator's view: look, list, and end a hold by force. Not for domain code.
 
+use std::any::{Any, TypeId};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,12 +10,13 @@ use async_trait::async_trait;
 use crate::error::Error;
 use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
+use crate::options::Mode;
 
 /// What operators do with a store. Looking never takes, blocks or lengthens a lock.
 #[async_trait]
 pub trait LockAdmin: Debug + Send + Sync {
-    /// The hold of one key, or `None` when it is free. A key that nobody holds, but that a cooldown keeps shut, is
-    /// [`HoldState::Cooling`](crate::HoldState::Cooling).
+    /// What is known of one key: who holds it, who waits, and whether a cooldown lasts. A free key is one
+    /// without holders and cooldown.
     ///
     /// # Errors
     ///
@@ -23,9 +25,9 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// # Cancel safety
     ///
     /// Dropping the future has no effect on any lock.
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error>;
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error>;
 
-    /// The holds that `query` selects, ordered by key.
+    /// The keys that `query` selects, in their order.
     ///
     /// # Errors
     ///
@@ -34,7 +36,7 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// # Cancel safety
     ///
     /// Dropping the future has no effect on any lock.
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error>;
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error>;
 
     /// Ends the hold of `key` if and only if `holder` has it. `Ok(true)`: ended; the holder's guard
     /// reads lost within [`Capabilities::loss_detection`](crate::Capabilities::loss_detection) and the
@@ -49,59 +51,24 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// A dropped call may or may not have ended the hold; inspect to see.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error>;
 
-    /// The session that keeps the hold of `key`, where a store keeps holds by sessions that can only be
-    /// ended as a whole; `None` when the key is free.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless
-    /// [`end_session`](crate::AdminCapabilities::end_session) is declared, which is the default; else
-    /// what the store answers.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future has no effect on any lock.
-    async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
-        Err(Error::unsupported("sessions that could be ended").with_key(key))
-    }
-
-    /// Ends a session that [`session_of`](Self::session_of) has found, and with it all that it holds.
-    /// `Ok(false)`: it had ended before.
-    ///
-    /// # Errors
-    ///
-    /// As [`session_of`](Self::session_of).
-    ///
-    /// # Cancel safety
-    ///
-    /// A dropped call may or may not have ended the session; look again.
-    async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
-        let _ = session;
-        Err(Error::unsupported("sessions that could be ended"))
+    /// What this store's operators can do beyond that, by type; see [`extension`](#method.extension) on
+    /// `dyn LockAdmin`.
+    fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        let _ = id;
+        None
     }
 }
 
-/// A session of the store and what goes when it is ended.
-#[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionInfo {
-    /// What the store calls it. It names no later session.
-    pub id: String,
-    /// Whose it is: a client address, an application.
-    pub owner: Option<String>,
-    /// Everything that it holds.
-    pub holds: Vec<HoldInfo>,
-}
-
-impl SessionInfo {
-    /// The session `id` with its holds.
+impl dyn LockAdmin + '_ {
+    /// What only some stores have, by its type, which the store's crate documents: how to end a database
+    /// session with all that it holds, for instance. A wrapper that shows other keys than the store's has none.
     #[must_use]
-    pub fn new(id: String, owner: Option<String>, holds: Vec<HoldInfo>) -> Self {
-        Self { id, owner, holds }
+    pub fn extension<T: Any + Send + Sync>(&self) -> Option<&T> {
+        self.extension_of(TypeId::of::<T>())?.downcast_ref()
     }
 }
 
-/// Which holds to list.
+/// Which keys to list.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListQuery {
@@ -114,7 +81,7 @@ pub struct ListQuery {
 }
 
 impl ListQuery {
-    /// All live holds.
+    /// All keys that are held.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -142,18 +109,66 @@ impl ListQuery {
     }
 }
 
+/// What the store knows of one key.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyInfo {
+    /// The key.
+    pub key: LockKey,
+    /// Whether that is its name. A store that hashes keys ([`KeyIdentity::Hashed`](crate::KeyIdentity::Hashed))
+    /// may know only a number, which `key` then spells.
+    pub named: bool,
+    /// Who holds it; who held it last, where a lease ended and nobody has taken the key since. More than one
+    /// only in the modes that share a key.
+    pub holders: Vec<HoldInfo>,
+    /// How many others wait, where the store knows.
+    pub waiters: Option<u64>,
+    /// How long until a new grant is possible, if a cooldown lasts.
+    pub cooldown: Option<Duration>,
+}
+
+impl KeyInfo {
+    /// A key that nobody holds; fill in the fields.
+    #[must_use]
+    pub const fn free(key: LockKey) -> Self {
+        Self { key, named: true, holders: Vec::new(), waiters: None, cooldown: None }
+    }
+
+    /// A key that `hold` holds or held.
+    #[must_use]
+    pub fn with_hold(key: LockKey, hold: HoldInfo) -> Self {
+        Self { holders: vec![hold], ..Self::free(key) }
+    }
+
+    /// The first of those who hold it now.
+    #[must_use]
+    pub fn holder(&self) -> Option<&HoldInfo> {
+        self.holders.iter().find(|hold| hold.state == HoldState::Held)
+    }
+
+    /// Whether somebody holds it now.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.holder().is_some()
+    }
+
+    /// Whether it can be granted now: nobody holds it, and no cooldown lasts.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        !self.is_held() && self.cooldown.is_none()
+    }
+}
+
 /// What the store knows of one hold.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldInfo {
-    /// The key.
-    pub key: LockKey,
-    /// Whether that is its name. A store that hashes keys may know only a number, which `key` then spells.
-    pub named: bool,
     /// Whether it is held now.
     pub state: HoldState,
-    /// The grant that has (or last had) it.
+    /// The grant that has (or last had) the key.
     pub holder: Option<HolderId>,
+    /// Whom it excludes.
+    pub mode: Mode,
     /// Its token.
     pub token: Option<FencingToken>,
     /// The label it was acquired with.
@@ -162,35 +177,34 @@ pub struct HoldInfo {
     pub since: Option<SystemTime>,
     /// How long until the lease ends by itself; `None` without a lease.
     pub expires_in: Option<Duration>,
-    /// How long until a new grant is possible, if a cooldown lasts.
-    pub cooling_for: Option<Duration>,
     /// Who that is outside the lock: a process, a client address.
     pub owner: Option<String>,
-    /// How many others wait, where the store knows.
-    pub waiters: Option<u64>,
 }
 
 impl HoldInfo {
-    /// A live hold of `key` of which nothing else is known yet; fill in the fields.
+    /// A live, exclusive hold of which nothing else is known yet; fill in the fields.
     #[must_use]
-    pub fn new(key: LockKey) -> Self {
+    pub const fn new() -> Self {
         Self {
-            key,
-            named: true,
             state: HoldState::Held,
             holder: None,
+            mode: Mode::Exclusive,
             token: None,
             label: None,
             since: None,
             expires_in: None,
-            cooling_for: None,
             owner: None,
-            waiters: None,
         }
     }
 }
 
-/// Whether a key is held.
+impl Default for HoldInfo {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Whether a hold is live.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldState {
@@ -198,6 +212,4 @@ pub enum HoldState {
     Held,
     /// The lease ended and nobody has taken the key since.
     Expired,
-    /// Free, but no new grant before the cooldown has passed.
-    Cooling,
 }

@@ -29,6 +29,8 @@ pub struct Capabilities {
     pub handover: Duration,
     /// How long after the holder's process died its hold is free at the latest; `None` is never.
     pub crash_release: Option<Duration>,
+    /// The modes beside exclusive.
+    pub modes: Modes,
     /// Whether a grant may forbid the next one for a time.
     pub cooldown: bool,
     /// What operators can do.
@@ -52,6 +54,7 @@ impl Capabilities {
             undo: Duration::from_secs(30),
             handover: Duration::from_secs(30),
             crash_release: None,
+            modes: Modes::default(),
             cooldown: false,
             admin: AdminCapabilities::default(),
             keys: KeyIdentity::Exact,
@@ -70,6 +73,16 @@ pub enum Scope {
     Machine,
     /// Between all clients that reach the same server.
     Network,
+}
+
+/// What a store has beside [`Mode::Exclusive`](crate::Mode::Exclusive). The default is neither.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Modes {
+    /// [`Mode::Shared`](crate::Mode::Shared).
+    pub shared: bool,
+    /// [`Mode::Permit`](crate::Mode::Permit): the most permits that a key can have; zero without semaphores.
+    pub max_permits: u32,
 }
 
 /// The bounds of a store's leases.
@@ -100,6 +113,12 @@ pub enum Fencing {
     None,
     /// Tokens grow as long as the store's process or memory lives.
     Volatile,
+    /// Tokens grow across crash and restart of one server, and across a fail-over unless it loses the last
+    /// `margin` of what the server had confirmed, as replication that is not waited for may.
+    Replicated {
+        /// How much of the confirmed past a fail-over may lose at the most.
+        margin: Duration,
+    },
     /// Tokens grow also across crash and restart of the store, but not across the loss of data that
     /// the store had confirmed (a backup that was put back by hand, say); the store's own documentation
     /// says what they survive besides.
@@ -118,7 +137,7 @@ impl Fencing {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fairness {
-    /// No order; somebody gets it. A client that re-acquires in a loop still stands back for others.
+    /// No order; somebody gets it. A client that re-acquires in a loop still yields to others.
     Unordered,
     /// First come, first served, up to waiters that arrive within one poll of each other.
     Roughly,
@@ -136,8 +155,6 @@ pub struct AdminCapabilities {
     pub list: bool,
     /// End somebody else's hold.
     pub force_release: bool,
-    /// End the session that keeps somebody else's hold, with all that it holds.
-    pub end_session: bool,
     /// How long after a grant other clients see its name, holder, token and label at the latest. That
     /// the key is held shows at once.
     pub lag: Duration,
@@ -153,7 +170,7 @@ impl AdminCapabilities {
     /// Looking, but no forced release.
     #[must_use]
     pub const fn read_only() -> Self {
-        Self { inspect: true, list: true, force_release: false, end_session: false, lag: Duration::ZERO }
+        Self { inspect: true, list: true, force_release: false, lag: Duration::ZERO }
     }
 }
 
@@ -318,6 +335,7 @@ impl fmt::Display for Fencing {
         f.write_str(match self {
             Self::None => "none",
             Self::Volatile => "growing while the store's memory lives",
+            Self::Replicated { .. } => "growing across restarts, but for what a fail-over loses",
             Self::Durable => "growing across restarts of the store",
         })
     }

@@ -11,19 +11,59 @@ use crate::validity::LossReason;
 
 /// The error of every operation on a lock.
 ///
-/// [`kind`](Error::kind) says what happened, [`can_retry`](Error::can_retry) whether the same call may
-/// succeed later, and the message what to do next. Key and store are named where they are known.
-/// Messages never contain a password; the source chain is kept.
-pub struct Error(Box<Inner>);
+/// [`kind`](Error::kind) says what happened, [`operation`](Error::operation) to which call,
+/// [`is_retryable`](Error::is_retryable) whether making that call again can help, and the message what to do
+/// next. Key and store are named where they are known. Messages never contain a password; the source chain is
+/// kept. Clones share one value, so an error that concerns several requests reaches each of them whole.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     message: Cow<'static, str>,
+    operation: Option<Operation>,
     key: Option<LockKey>,
     store: Option<Arc<str>>,
     loss: Option<LossReason>,
-    again_in: Option<Duration>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    retry_after: Option<Duration>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// Which call an [`Error`] answers.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Acquiring, with or without waiting.
+    Acquire,
+    /// Renewing a lease.
+    Renew,
+    /// Running a body under a lock.
+    Run,
+    /// Releasing.
+    Release,
+    /// Closing the lock.
+    Close,
+}
+
+impl Operation {
+    /// A short name in words, for logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Acquire => "acquire",
+            Self::Renew => "renew",
+            Self::Run => "run",
+            Self::Release => "release",
+            Self::Close => "close",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// What kind of failure an [`Error`] is.
@@ -37,7 +77,7 @@ pub enum ErrorKind {
     /// The wait budget ended before the lock was granted. Nothing is held, and what a slow store still
     /// has of the request is undone within [`Capabilities::undo`](crate::Capabilities::undo).
     Timeout,
-    /// A cooldown that another grant asked for has not passed; [`Error::again_in`] says how long it lasts.
+    /// A cooldown that another grant asked for has not passed; [`Error::retry_after`] says how long it lasts.
     NotDue,
     /// The grant is not held any more; [`Error::loss`] says why.
     Lost,
@@ -59,17 +99,19 @@ pub enum ErrorKind {
     Corrupt,
     /// The lock was closed, or the runtime that drove it has ended.
     Closed,
+    /// There is no tokio runtime to run the lock on.
+    NoRuntime,
 }
 
 impl ErrorKind {
-    /// Whether the same call may succeed later without anybody changing the call or the store's setup.
+    /// Whether a failure of this kind may pass without anybody changing the call or the store's setup.
+    /// Whether making a particular call again helps is [`Error::is_retryable`].
     #[must_use]
-    pub const fn can_retry(self) -> bool {
+    pub const fn is_transient(self) -> bool {
         matches!(
             self,
             Self::Timeout
                 | Self::NotDue
-                | Self::Lost
                 | Self::OutcomeUnknown
                 | Self::Deadlock
                 | Self::Capacity
@@ -95,6 +137,7 @@ impl ErrorKind {
             Self::Unavailable => "unavailable",
             Self::Corrupt => "corrupt",
             Self::Closed => "closed",
+            Self::NoRuntime => "no runtime",
         }
     }
 }
@@ -110,13 +153,14 @@ impl Error {
     /// without the key, the store and the source, which are added by the methods below.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner {
+        Self(Arc::new(Inner {
             kind,
             message: message.into(),
+            operation: None,
             key: None,
             store: None,
             loss: None,
-            again_in: None,
+            retry_after: None,
             source: None,
         }))
     }
@@ -128,15 +172,15 @@ impl Error {
             ErrorKind::Lost,
             "the lock was lost before this call; stop the work it protects and acquire it anew",
         );
-        error.0.loss = Some(reason);
+        error.inner().loss = Some(reason);
         error
     }
 
-    /// The cooldown of an earlier grant lasts for another `again_in`.
+    /// The cooldown of an earlier grant lasts for another `retry_after`.
     #[must_use]
-    pub fn not_due(again_in: Duration) -> Self {
+    pub fn not_due(retry_after: Duration) -> Self {
         let mut error = Self::new(ErrorKind::NotDue, "another grant asked for a pause that has not passed");
-        error.0.again_in = Some(again_in);
+        error.inner().retry_after = Some(retry_after);
         error
     }
 
@@ -144,6 +188,11 @@ impl Error {
     #[must_use]
     pub fn closed() -> Self {
         Self::new(ErrorKind::Closed, "the lock was closed, or its runtime has ended; connect again")
+    }
+
+    // Copies only what is shared already: an error is built by one owner.
+    fn inner(&mut self) -> &mut Inner {
+        Arc::make_mut(&mut self.0)
     }
 
     /// The store does not have `what`.
@@ -158,28 +207,41 @@ impl Error {
     /// Adds the key, unless one is named already.
     #[must_use]
     pub fn with_key(mut self, key: &LockKey) -> Self {
-        self.0.key.get_or_insert_with(|| key.clone());
+        if self.0.key.is_none() {
+            self.inner().key = Some(key.clone());
+        }
         self
     }
 
     /// Replaces the key, for wrappers that show their callers another name than the store's.
     #[must_use]
     pub fn replace_key(mut self, key: &LockKey) -> Self {
-        self.0.key = Some(key.clone());
+        self.inner().key = Some(key.clone());
         self
     }
 
     /// Adds the store's name, unless one is named already. It must not contain a password.
     #[must_use]
     pub fn with_store(mut self, store: impl Into<Arc<str>>) -> Self {
-        self.0.store.get_or_insert_with(|| store.into());
+        if self.0.store.is_none() {
+            self.inner().store = Some(store.into());
+        }
+        self
+    }
+
+    /// Adds the call that failed, unless one is named already.
+    #[must_use]
+    pub fn with_operation(mut self, operation: Operation) -> Self {
+        if self.0.operation.is_none() {
+            self.inner().operation = Some(operation);
+        }
         self
     }
 
     /// Adds the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.inner().source = Some(Arc::from(source.into()));
         self
     }
 
@@ -189,10 +251,24 @@ impl Error {
         self.0.kind
     }
 
-    /// Whether the same call may succeed later; see [`ErrorKind::can_retry`].
+    /// Whether making the same call again, with nothing changed, may succeed and does no harm.
+    ///
+    /// Never for a release or for a body that has begun ([`Operation::Release`], [`Operation::Run`]): the
+    /// guard is gone, and the work under it may have been done. A loss ([`ErrorKind::Lost`]) counts while
+    /// several keys were being acquired, where nothing has run yet.
     #[must_use]
-    pub fn can_retry(&self) -> bool {
-        self.0.kind.can_retry()
+    pub fn is_retryable(&self) -> bool {
+        match self.0.operation {
+            Some(Operation::Release | Operation::Run) => false,
+            Some(Operation::Acquire) if self.0.kind == ErrorKind::Lost => true,
+            _ => self.0.kind.is_transient(),
+        }
+    }
+
+    /// The call that failed, where it is known.
+    #[must_use]
+    pub fn operation(&self) -> Option<Operation> {
+        self.0.operation
     }
 
     /// The key, where the failure concerns one.
@@ -215,8 +291,8 @@ impl Error {
 
     /// How long until a grant can be had, for [`ErrorKind::NotDue`].
     #[must_use]
-    pub fn again_in(&self) -> Option<Duration> {
-        self.0.again_in
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
     }
 
     /// The sentence for people, without key, store and source.
@@ -230,8 +306,11 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
         write!(f, "{}", inner.kind)?;
+        if let Some(operation) = inner.operation {
+            write!(f, ": {operation}")?;
+        }
         if let Some(key) = &inner.key {
-            write!(f, ": key \"{key}\"")?;
+            write!(f, "{} key \"{key}\"", if inner.operation.is_some() { "" } else { ":" })?;
         }
         if let Some(store) = &inner.store {
             write!(f, " on {store}")?;
@@ -240,8 +319,8 @@ impl fmt::Display for Error {
             write!(f, ": {loss}")?;
         }
         write!(f, ": {}", inner.message)?;
-        if let Some(again_in) = inner.again_in {
-            write!(f, " (again in {again_in:.1?})")?;
+        if let Some(retry_after) = inner.retry_after {
+            write!(f, " (retry after {retry_after:.1?})")?;
         }
         Ok(())
     }
@@ -252,6 +331,7 @@ impl fmt::Debug for Error {
         let inner = &*self.0;
         f.debug_struct("Error")
             .field("kind", &inner.kind)
+            .field("operation", &inner.operation)
             .field("key", &inner.key)
             .field("store", &inner.store)
             .field("loss", &inner.loss)
@@ -296,9 +376,26 @@ mod tests {
     }
 
     #[test]
-    fn keeps_its_source() {
+    fn every_clone_keeps_the_source() {
         let error =
             Error::new(ErrorKind::Unavailable, "no answer").with_source(std::io::Error::other("cable"));
-        assert_eq!(error.source().unwrap().to_string(), "cable");
+        let [a, b] = ["a", "b"].map(|k| error.clone().with_key(&LockKey::new(k).unwrap()));
+        assert_eq!(
+            (a.source().unwrap().to_string(), b.source().unwrap().to_string()),
+            ("cable".into(), "cable".into())
+        );
+        assert_eq!((error.key(), a.key().unwrap().as_str(), b.key().unwrap().as_str()), (None, "a", "b"));
+    }
+
+    #[test]
+    fn what_was_released_or_has_run_is_not_retried() {
+        let error = || Error::new(ErrorKind::Unavailable, "no answer");
+        assert!(error().with_operation(Operation::Acquire).is_retryable());
+        for operation in [Operation::Release, Operation::Run] {
+            assert!(!error().with_operation(operation).is_retryable(), "{operation}");
+        }
+        let lost = || Error::lost(LossReason::Expired);
+        assert!(lost().with_operation(Operation::Acquire).is_retryable());
+        assert!(!lost().is_retryable());
     }
 }

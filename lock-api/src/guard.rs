@@ -5,11 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, Operation};
+use crate::grant::Grant;
+use crate::handle::GrantHandle;
 use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
-use crate::lock::Grant;
-use crate::validity::{Lost, Validity};
+use crate::loss::Lost;
+use crate::validity::Validity;
 
 /// One grant of one key. Dropping it releases in the background; [`release`](LockGuard::release)
 /// tells whether the lock was held until the end.
@@ -73,14 +75,20 @@ impl LockGuard {
         self.grant().lost()
     }
 
+    /// What another task needs to watch this grant: it can look, but neither renew nor release.
+    #[must_use]
+    pub fn handle(&self) -> GrantHandle {
+        GrantHandle { grant: self.shared() }
+    }
+
     /// A typed extra of the store, such as what ties a database transaction to the lease.
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant().extension(TypeId::of::<T>())?.downcast_ref()
     }
 
-    /// Renews the lease now, for `ttl` from now on, or for the TTL it has. Renewal is automatic; this
-    /// is for changing the TTL or for making sure before a long step.
+    /// Renews the lease now, for the TTL that it has. Renewal is automatic; this is for making sure before a
+    /// long step.
     ///
     /// # Errors
     ///
@@ -90,8 +98,22 @@ impl LockGuard {
     /// # Cancel safety
     ///
     /// A dropped call may or may not have renewed; validity never claims more than was confirmed.
-    pub async fn renew(&self, ttl: Option<Duration>) -> Result<(), Error> {
-        self.grant().renew(ttl).await
+    pub async fn renew(&self) -> Result<(), Error> {
+        self.shared().renew(None).await.map_err(|e| e.with_operation(Operation::Renew))
+    }
+
+    /// Renews the lease now, for `ttl` from now on, which is its TTL from then on.
+    ///
+    /// # Errors
+    ///
+    /// As [`renew`](Self::renew), and [`InvalidOption`](crate::ErrorKind::InvalidOption) for a TTL that the
+    /// store does not take.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`renew`](Self::renew); the lease may have the new TTL or the old one.
+    pub async fn renew_for(&self, ttl: Duration) -> Result<(), Error> {
+        self.shared().renew(Some(ttl)).await.map_err(|e| e.with_operation(Operation::Renew))
     }
 
     /// Releases the lock and tells the truth about it: `Ok` means that it was held until now and is
@@ -108,14 +130,18 @@ impl LockGuard {
     ///
     /// Dropping the future releases in the background; only the answer is lost.
     pub async fn release(self) -> Result<(), Error> {
-        self.into_grant().release().await
+        self.into_grant().release().await.map_err(|e| e.with_operation(Operation::Release))
     }
 
-    fn grant(&self) -> &dyn Grant {
+    fn grant(&self) -> &Arc<dyn Grant> {
         match &self.grant {
-            Some(grant) => &**grant,
+            Some(grant) => grant,
             None => unreachable!("a guard has its grant until it is consumed"),
         }
+    }
+
+    fn shared(&self) -> Arc<dyn Grant> {
+        Arc::clone(self.grant())
     }
 }
 
@@ -136,22 +162,4 @@ impl fmt::Debug for LockGuard {
             .field("validity", &self.validity())
             .finish_non_exhaustive()
     }
-}
-
-/// Releases several guards, all of them even if one fails.
-///
-/// # Errors
-///
-/// The first failure, as [`LockGuard::release`]; the other guards have been released all the same.
-///
-/// # Cancel safety
-///
-/// Dropping the future releases the rest in the background; only the answer is lost.
-pub async fn release_all(guards: impl IntoIterator<Item = LockGuard>) -> Result<(), Error> {
-    let mut outcome = Ok(());
-    for guard in guards.into_iter().collect::<Vec<_>>() {
-        let released = guard.release().await;
-        outcome = outcome.and(released);
-    }
-    outcome
 }

@@ -21,8 +21,8 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// assert_eq!(key.as_str(), "ledger:42");
 ///
 /// // Composition is unambiguous: a separator inside a part is escaped.
-/// assert_ne!(LockKey::of(["a:b", "c"])?, LockKey::of(["a", "b:c"])?);
-/// assert_eq!(LockKey::of(["ledger", "42"])?, key);
+/// assert_ne!(LockKey::from_parts(["a:b", "c"])?, LockKey::from_parts(["a", "b:c"])?);
+/// assert_eq!(LockKey::from_parts(["ledger", "42"])?, key);
 ///
 /// assert!(LockKey::new("").is_err());
 /// # Ok::<(), leasehold_api::Error>(())
@@ -58,26 +58,32 @@ impl LockKey {
         Err(Error::new(ErrorKind::InvalidKey, reason))
     }
 
-    /// Makes one key of several parts, joined by `:`.
+    /// Makes one key of several parts, joined by `:`; see [`key!`](crate::key!) for parts of different types.
     ///
     /// A `:` or `%` inside a part is written `%3A` or `%25`, so two different lists of parts never
-    /// give the same key. A part may be empty; the list may not.
+    /// give the same key.
     ///
     /// # Errors
     ///
-    /// As [`LockKey::new`], for the joined text.
-    pub fn of<P: AsRef<str>>(parts: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+    /// [`ErrorKind::InvalidKey`] when a part is empty: a variable that was never set would make all its users
+    /// share one lock. Else as [`LockKey::new`], for the joined text.
+    pub fn from_parts<P: fmt::Display>(parts: impl IntoIterator<Item = P>) -> Result<Self, Error> {
         let mut text = String::new();
         for (i, part) in parts.into_iter().enumerate() {
+            let part = part.to_string();
+            if part.is_empty() {
+                let message = format!("part {} of the key is empty; check where it comes from", i + 1);
+                return Err(Error::new(ErrorKind::InvalidKey, message));
+            }
             if i > 0 {
                 text.push(':');
             }
-            escape_into(part.as_ref(), &mut text);
+            escape_into(&part, &mut text);
         }
         Self::new(text)
     }
 
-    /// This key inside the namespace `name`: `name`, escaped as in [`LockKey::of`], then `:`, then the key.
+    /// This key inside the namespace `name`: `name`, escaped as in [`LockKey::from_parts`], then `:`, then the key.
     ///
     /// # Errors
     ///
@@ -90,14 +96,6 @@ impl LockKey {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
-    }
-
-    /// The key's 64-bit hash, computed when the key was made and seeded per process.
-    ///
-    /// For tables inside this process only: it differs from run to run.
-    #[must_use]
-    pub fn process_hash(&self) -> u64 {
-        self.hash
     }
 
     pub(crate) fn from_valid(text: Arc<str>) -> Self {
@@ -123,6 +121,22 @@ fn escape_into(part: &str, out: &mut String) {
             c => out.push(c),
         }
     }
+}
+
+/// Makes a [`LockKey`](crate::LockKey) of parts of any type that has `Display`, joined by `:`, with each part
+/// escaped and none of them empty: see [`LockKey::from_parts`](crate::LockKey::from_parts).
+///
+/// ```
+/// let holder = 42;
+/// assert_eq!(leasehold_api::key!["ledger", holder]?.as_str(), "ledger:42");
+/// assert!(leasehold_api::key!["ledger", ""].is_err());
+/// # Ok::<(), leasehold_api::Error>(())
+/// ```
+#[macro_export]
+macro_rules! key {
+    [$($part:expr),+ $(,)?] => {
+        $crate::LockKey::from_parts([$(&$part as &dyn ::core::fmt::Display),+])
+    };
 }
 
 impl PartialEq for LockKey {
@@ -231,18 +245,19 @@ mod tests {
 
     #[test]
     fn composition_is_injective() {
-        let lists: &[&[&str]] = &[
-            &["a:b", "c"],
-            &["a", "b:c"],
-            &["a", "b", "c"],
-            &["a%3Ab", "c"],
-            &["a", "", "b"],
-            &["a", "b", ""],
-            &["ab", "c"],
-            &["a", "bc"],
-        ];
-        let keys: std::collections::BTreeSet<_> = lists.iter().map(|l| LockKey::of(*l).unwrap()).collect();
+        let lists: &[&[&str]] =
+            &[&["a:b", "c"], &["a", "b:c"], &["a", "b", "c"], &["a%3Ab", "c"], &["ab", "c"], &["a", "bc"]];
+        let keys: std::collections::BTreeSet<_> =
+            lists.iter().map(|l| LockKey::from_parts(*l).unwrap()).collect();
         assert_eq!(keys.len(), lists.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn empty_parts_are_refused() {
+        for bad in [&["a", ""][..], &["", "a"], &[""], &[]] {
+            assert_eq!(LockKey::from_parts(bad).unwrap_err().kind(), ErrorKind::InvalidKey, "{bad:?}");
+        }
+        assert_eq!(crate::key!["a:b", 7, 'c'].unwrap().as_str(), "a%3Ab:7:c");
     }
 
     #[test]

@@ -1,30 +1,42 @@
 #![doc = include_str!("../README.md")]
+// Decided type by type: docs/decisions/public-api.md.
+#![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod admin;
 mod capabilities;
 mod error;
-mod ext;
+mod grant;
 mod guard;
+mod handle;
 mod id;
 mod key;
 mod lock;
+mod loss;
+mod multi;
 mod namespaced;
 mod options;
+mod request;
+mod run;
 mod validity;
 
-pub use admin::{HoldInfo, HoldState, ListQuery, LockAdmin, SessionInfo};
+pub use admin::{HoldInfo, HoldState, KeyInfo, ListQuery, LockAdmin};
 pub use capabilities::{
-    AdminCapabilities, Capabilities, Fairness, Fencing, KeyIdentity, LeaseBounds, Requirements, Scope,
+    AdminCapabilities, Capabilities, Fairness, Fencing, KeyIdentity, LeaseBounds, Modes, Requirements, Scope,
 };
-pub use error::{Error, ErrorKind};
-pub use ext::{KeyRequest, KeysRequest, LockExt, Once, OncePer};
-pub use guard::{LockGuard, release_all};
+pub use error::{Error, ErrorKind, Operation};
+pub use grant::{Grant, Release};
+pub use guard::LockGuard;
+pub use handle::GrantHandle;
 pub use id::{FencingToken, HolderId};
 pub use key::{LockKey, MAX_KEY_BYTES};
-pub use lock::{BoxFuture, Grant, Lock, Release};
+pub use lock::{BoxFuture, Lock};
+pub use loss::{End, Ended, LossSignal, Lost};
+pub use multi::MultiGuard;
 pub use namespaced::Namespaced;
 pub use options::{AcquireOptions, DEFAULT_WAIT, MAX_LABEL_BYTES, Mode, OnCooldown, Wait};
-pub use validity::{LossReason, LossSignal, Lost, Validity};
+pub use request::{Always, KeyRequest, KeysRequest, LockExt, LockRequest, Once, Window};
+pub use run::RunError;
+pub use validity::{LossReason, Validity};
 
 // Store authors and wrappers write `#[async_trait]` impls of the traits above.
 pub use async_trait::async_trait;

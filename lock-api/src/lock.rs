@@ -1,12 +1,9 @@
-//! The traits: what domain code depends on, and what a guard is made of.
+//! The trait that domain code depends on.
 
-use std::any::{Any, TypeId};
-use std::fmt::{self, Debug, Display};
+use std::fmt::{Debug, Display};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -14,10 +11,9 @@ use crate::admin::LockAdmin;
 use crate::capabilities::Capabilities;
 use crate::error::Error;
 use crate::guard::LockGuard;
-use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
+use crate::multi::MultiGuard;
 use crate::options::AcquireOptions;
-use crate::validity::{Lost, Validity};
 
 /// A boxed future that can move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -37,6 +33,9 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// `Ok` only when the lock was held until then; a guard knows from the clock whether it is still good.
 ///
 /// `Display` names the store for people and must not show a password.
+///
+/// Anybody may implement it, so a new required method needs a new major version; what can be left out comes
+/// with a default, and what only one store has is an [`extension`](crate::LockGuard::extension) of its grants.
 #[async_trait]
 pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// One attempt: the guard, or `None` when somebody else holds or awaits the key.
@@ -70,6 +69,23 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// was granted or queued meanwhile is undone within [`Capabilities::undo`].
     async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error>;
 
+    /// One attempt at all keys: all guards in the order of `keys`, or `None` when at least one key is held or
+    /// awaited by somebody else. As [`try_acquire`](Lock::try_acquire) for the rest.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_all`](Lock::acquire_all), but no [`Timeout`](crate::ErrorKind::Timeout) for a key that is
+    /// held. Nothing stays held.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`try_acquire`](Lock::try_acquire), for all keys.
+    async fn try_acquire_all(
+        &self,
+        keys: &[LockKey],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error>;
+
     /// Takes all keys or none, within one budget. The guards come in the order of `keys`.
     ///
     /// The keys are taken in their byte order whatever order they are given in, so that calls of this
@@ -83,18 +99,7 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// As [`acquire`](Lock::acquire), for all keys.
-    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<Vec<LockGuard>, Error>;
-
-    /// Releases a guard: the same as [`LockGuard::release`].
-    ///
-    /// # Errors
-    ///
-    /// As [`LockGuard::release`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`LockGuard::release`].
-    async fn release(&self, guard: LockGuard) -> Result<(), Error>;
+    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error>;
 
     /// Releases every hold, tells guards still out that they are lost, ends every waiter with
     /// [`Closed`](crate::ErrorKind::Closed), and refuses everything after. May be called twice. It has
@@ -117,78 +122,54 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     fn admin(&self) -> Option<&dyn LockAdmin>;
 }
 
-/// What a [`LockGuard`] is made of. Wrappers and locks from elsewhere build it; users see the guard.
-///
-/// It is shared between the guard and whoever watches over the hold, hence the `Arc`. The guard calls
-/// [`release`](Grant::release) or [`abandon`](Grant::abandon), once.
-pub trait Grant: Debug + Send + Sync + 'static {
-    /// The key.
-    fn key(&self) -> &LockKey;
+/// What a pointer to a lock does, the lock does.
+macro_rules! forward_lock {
+    ($pointer:ident) => {
+        #[async_trait]
+        #[deny(clippy::missing_trait_methods)]
+        impl<L: Lock + ?Sized> Lock for $pointer<L> {
+            async fn try_acquire(
+                &self,
+                key: &LockKey,
+                options: &AcquireOptions,
+            ) -> Result<Option<LockGuard>, Error> {
+                (**self).try_acquire(key, options).await
+            }
 
-    /// The identity of this grant.
-    fn holder(&self) -> HolderId;
+            async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
+                (**self).acquire(key, options).await
+            }
 
-    /// The fencing token, where the store gives one.
-    fn token(&self) -> Option<FencingToken>;
+            async fn try_acquire_all(
+                &self,
+                keys: &[LockKey],
+                options: &AcquireOptions,
+            ) -> Result<Option<MultiGuard>, Error> {
+                (**self).try_acquire_all(keys, options).await
+            }
 
-    /// Whether the grant still holds, computed from the clock now.
-    fn validity(&self) -> Validity;
+            async fn acquire_all(
+                &self,
+                keys: &[LockKey],
+                options: &AcquireOptions,
+            ) -> Result<MultiGuard, Error> {
+                (**self).acquire_all(keys, options).await
+            }
 
-    /// How much longer the grant is good without a further word from the store; never more than the
-    /// truth. `None`: it does not end by itself. Zero once lost.
-    fn remaining(&self) -> Option<Duration>;
+            async fn close(&self) -> Result<(), Error> {
+                (**self).close().await
+            }
 
-    /// Resolves when the grant is lost.
-    fn lost(&self) -> Lost;
+            fn capabilities(&self) -> &Capabilities {
+                (**self).capabilities()
+            }
 
-    /// A typed extra of the store, by type; wrappers forward it.
-    fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)>;
-
-    /// Renews the lease now, with `ttl` or the one it has. Cancel safe: a dropped call may or may not
-    /// have renewed, and validity never claims more than was confirmed.
-    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>>;
-
-    /// Releases; see [`LockGuard::release`]. Dropping the returned future, polled or not, still
-    /// releases in the background.
-    fn release(self: Arc<Self>) -> Release;
-
-    /// The path of a dropped guard: synchronous, needs no runtime, never blocks and never panics.
-    fn abandon(self: Arc<Self>);
-}
-
-/// A release under way: the answer of a store that needs no I/O, or the future of one that does.
-#[must_use = "the answer tells whether the lock was held until the end"]
-#[allow(clippy::exhaustive_enums)] // An answer is there or it is not.
-pub enum Release {
-    /// The answer.
-    Done(Result<(), Error>),
-    /// The answer is still to come.
-    Pending(BoxFuture<'static, Result<(), Error>>),
-}
-
-impl Release {
-    /// A release whose answer is still to come.
-    pub fn pending(answer: impl Future<Output = Result<(), Error>> + Send + 'static) -> Self {
-        Self::Pending(Box::pin(answer))
-    }
-}
-
-impl Future for Release {
-    type Output = Result<(), Error>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *self {
-            Self::Done(answer) => Poll::Ready(std::mem::replace(answer, Ok(()))),
-            Self::Pending(answer) => answer.as_mut().poll(cx),
+            fn admin(&self) -> Option<&dyn LockAdmin> {
+                (**self).admin()
+            }
         }
-    }
+    };
 }
 
-impl Debug for Release {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Done(answer) => f.debug_tuple("Done").field(answer).finish(),
-            Self::Pending(_) => f.write_str("Pending"),
-        }
-    }
-}
+forward_lock!(Arc);
+forward_lock!(Box);

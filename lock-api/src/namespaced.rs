@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::admin::{HoldInfo, ListQuery, LockAdmin, SessionInfo};
+use crate::admin::{KeyInfo, ListQuery, LockAdmin};
 use crate::capabilities::Capabilities;
 use crate::error::Error;
+use crate::grant::{Grant, Release};
 use crate::guard::LockGuard;
 use crate::id::{FencingToken, HolderId};
 use crate::key::{LockKey, namespace_prefix};
-use crate::lock::{BoxFuture, Grant, Lock, Release};
+use crate::lock::{BoxFuture, Lock};
+use crate::loss::Lost;
+use crate::multi::MultiGuard;
 use crate::options::AcquireOptions;
-use crate::validity::{Lost, Validity};
+use crate::validity::Validity;
 
 /// A lock whose keys live in a namespace of another lock: `"42"` in the namespace `ledger` is the
 /// key `ledger:42` of the store, while guards, errors and listings show `42`.
@@ -29,16 +32,22 @@ pub struct Namespaced {
 
 impl Namespaced {
     /// Puts every key of `inner` into the namespace `name`.
-    #[must_use]
-    pub fn new(inner: Arc<dyn Lock>, name: &str) -> Self {
-        Self { inner, prefix: namespace_prefix(name).into() }
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name with which no key could be valid: empty, with
+    /// NUL, or so long that no room is left for a key.
+    pub fn new(inner: Arc<dyn Lock>, name: &str) -> Result<Self, Error> {
+        // The shortest key there is has to fit.
+        LockKey::from_parts([name, "k"])?;
+        Ok(Self { inner, prefix: namespace_prefix(name).into() })
     }
 
     fn outer_to_inner(&self, key: &LockKey) -> Result<LockKey, Error> {
         LockKey::new(format!("{}{key}", self.prefix, key = key.as_str())).map_err(|e| e.with_key(key))
     }
 
-    fn inner_to_outer(&self, mut info: HoldInfo) -> Option<HoldInfo> {
+    fn inner_to_outer(&self, mut info: KeyInfo) -> Option<KeyInfo> {
         info.key = LockKey::new(info.key.as_str().strip_prefix(&*self.prefix)?).ok()?;
         Some(info)
     }
@@ -47,8 +56,25 @@ impl Namespaced {
         LockGuard::new(Arc::new(NamespacedGrant { inner: guard.into_grant(), key: key.clone() }))
     }
 
+    fn wrap_all(keys: &[LockKey], guards: MultiGuard) -> MultiGuard {
+        keys.iter().zip(guards).map(|(key, guard)| Self::wrap(key, guard)).collect()
+    }
+
+    fn all_to_inner(&self, keys: &[LockKey]) -> Result<Vec<LockKey>, Error> {
+        keys.iter().map(|key| self.outer_to_inner(key)).collect()
+    }
+
     fn inner_admin(&self) -> Result<&dyn LockAdmin, Error> {
         self.inner.admin().ok_or_else(|| Error::unsupported("inspection"))
+    }
+}
+
+/// Shows the caller its own key where the error names one of `inner`.
+fn name_outer(error: Error, keys: &[LockKey], inner: &[LockKey]) -> Error {
+    let at = error.key().and_then(|named| inner.iter().position(|key| key == named));
+    match at {
+        Some(at) => error.replace_key(&keys[at]),
+        None => error,
     }
 }
 
@@ -73,20 +99,21 @@ impl Lock for Namespaced {
         Ok(Self::wrap(key, guard))
     }
 
-    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<Vec<LockGuard>, Error> {
-        let inner: Vec<_> = keys.iter().map(|k| self.outer_to_inner(k)).collect::<Result<_, _>>()?;
-        let guards = self.inner.acquire_all(&inner, options).await.map_err(|e| {
-            let outer = e.key().and_then(|k| inner.iter().position(|i| i == k)).map(|i| &keys[i]);
-            match outer {
-                Some(key) => e.replace_key(key),
-                None => e,
-            }
-        })?;
-        Ok(keys.iter().zip(guards).map(|(key, guard)| Self::wrap(key, guard)).collect())
+    async fn try_acquire_all(
+        &self,
+        keys: &[LockKey],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let inner = self.all_to_inner(keys)?;
+        let guards = self.inner.try_acquire_all(&inner, options).await;
+        let guards = guards.map_err(|e| name_outer(e, keys, &inner))?;
+        Ok(guards.map(|guards| Self::wrap_all(keys, guards)))
     }
 
-    async fn release(&self, guard: LockGuard) -> Result<(), Error> {
-        guard.release().await
+    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let inner = self.all_to_inner(keys)?;
+        let guards = self.inner.acquire_all(&inner, options).await;
+        Ok(Self::wrap_all(keys, guards.map_err(|e| name_outer(e, keys, &inner))?))
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -105,13 +132,14 @@ impl Lock for Namespaced {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl LockAdmin for Namespaced {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         let inner = self.outer_to_inner(key)?;
-        let info = self.inner_admin()?.inspect(&inner).await.map_err(|e| e.replace_key(key))?;
-        Ok(info.and_then(|i| self.inner_to_outer(i)))
+        let mut info = self.inner_admin()?.inspect(&inner).await.map_err(|e| e.replace_key(key))?;
+        info.key = key.clone();
+        Ok(info)
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         let mut inner = query.clone();
         inner.prefix = format!("{}{}", self.prefix, query.prefix);
         let infos = self.inner_admin()?.list(&inner).await?;
@@ -123,13 +151,9 @@ impl LockAdmin for Namespaced {
         self.inner_admin()?.force_release(&inner, holder).await.map_err(|e| e.replace_key(key))
     }
 
-    async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
-        let inner = self.outer_to_inner(key)?;
-        self.inner_admin()?.session_of(&inner).await.map_err(|e| e.replace_key(key))
-    }
-
-    async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
-        self.inner_admin()?.end_session(session).await
+    /// None: what a store offers beyond the lock speaks of the store's own keys. Ask the lock beneath.
+    fn extension_of(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        None
     }
 }
 
@@ -169,18 +193,17 @@ impl Grant for NamespacedGrant {
         self.inner.extension(id)
     }
 
-    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
-        let renewed = self.inner.renew(ttl);
-        Box::pin(async { renewed.await.map_err(|e| e.replace_key(&self.key)) })
+    fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
+        let renewed = Arc::clone(&self.inner).renew(ttl);
+        Box::pin(async move { renewed.await.map_err(|e| e.replace_key(&self.key)) })
     }
 
     fn release(self: Arc<Self>) -> Release {
-        match Arc::clone(&self.inner).release() {
-            Release::Done(answer) => Release::Done(answer.map_err(|e| e.replace_key(&self.key))),
-            Release::Pending(answer) => {
-                Release::pending(async move { answer.await.map_err(|e| e.replace_key(&self.key)) })
-            }
-        }
+        Arc::clone(&self.inner).release().map_err(move |e| e.replace_key(&self.key))
+    }
+
+    fn release_in_batch(self: Arc<Self>) -> Release {
+        Arc::clone(&self.inner).release_in_batch().map_err(move |e| e.replace_key(&self.key))
     }
 
     fn abandon(self: Arc<Self>) {

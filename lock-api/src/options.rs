@@ -11,9 +11,9 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// The longest label, in bytes of UTF-8.
 pub const MAX_LABEL_BYTES: usize = 256;
 
-/// How long an acquire may wait for its turn.
+/// How long an acquire may wait.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is no third way to wait.
 pub enum Wait {
     /// At most this long, in all: for other holders, for a connection, over all keys of one call.
     /// Zero is exactly one attempt.
@@ -28,16 +28,21 @@ impl Default for Wait {
     }
 }
 
-/// Whether a grant excludes all others of its key.
+/// Whom a grant excludes. A store declares the modes that it has as
+/// [`Capabilities::modes`](crate::Capabilities::modes); the others are [`ErrorKind::Unsupported`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Nobody else holds the key meanwhile.
+    /// Nobody else holds the key meanwhile. Every store has it.
     #[default]
     Exclusive,
-    /// Other shared holders are let in, exclusive ones are not. No store has this yet: all answer
-    /// [`ErrorKind::Unsupported`].
+    /// Other shared holders are let in, exclusive ones are not.
     Shared,
+    /// One permit of a semaphore: at most `of` such holders at once. All callers of a key name the same number.
+    Permit {
+        /// How many permits the key has.
+        of: u32,
+    },
 }
 
 /// What a caller wants who meets the cooldown of an earlier grant.
@@ -59,14 +64,18 @@ pub struct AcquireOptions {
     pub wait: Wait,
     /// The lease's TTL; `None` takes the store's default. [`ErrorKind::Unsupported`] on a store without leases.
     pub ttl: Option<Duration>,
-    /// No new grant of the key before this long after this grant, whoever asks and even if this
-    /// holder crashes. [`ErrorKind::Unsupported`] on a store without cooldowns.
+    /// How long the grant may be held at the most, counted from the grant. Past it renewal stops, the guard
+    /// reads lost ([`LossReason::HeldTooLong`](crate::LossReason::HeldTooLong)) and the store is told to let
+    /// go, so that faulty code cannot hold a lock for ever. On every store.
+    pub max_hold: Option<Duration>,
+    /// No new grant of the key before this long after this grant, whoever asks, released or not, and even if
+    /// this holder crashes. [`ErrorKind::Unsupported`] on a store without cooldowns.
     pub cooldown: Option<Duration>,
     /// What to do about the cooldown of an earlier grant.
     pub on_cooldown: OnCooldown,
     /// Free text that operators see beside the hold, at most [`MAX_LABEL_BYTES`] bytes.
     pub label: Option<Arc<str>>,
-    /// Exclusive or shared.
+    /// Whom the grant excludes.
     pub mode: Mode,
 }
 
@@ -95,6 +104,13 @@ impl AcquireOptions {
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
+        self
+    }
+
+    /// Sets how long the grant may be held at the most.
+    #[must_use]
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.max_hold = Some(limit);
         self
     }
 
@@ -130,11 +146,15 @@ impl AcquireOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidOption`] for a TTL or cooldown of zero and for a label that is too long
-    /// or contains NUL.
+    /// [`ErrorKind::InvalidOption`] for a TTL, maximum hold or cooldown of zero, for a semaphore without
+    /// permits, and for a label that is too long or contains NUL.
     pub fn check(&self) -> Result<(), Error> {
         let reason = if self.ttl == Some(Duration::ZERO) {
             "a TTL of zero ends before it begins; leave it out for the store's default"
+        } else if self.max_hold == Some(Duration::ZERO) {
+            "a maximum hold of zero ends before it begins; leave it out to hold without a limit"
+        } else if (self.mode == Mode::Permit { of: 0 }) {
+            "a semaphore needs at least one permit"
         } else if self.cooldown == Some(Duration::ZERO) {
             "a cooldown of zero does nothing; leave it out"
         } else if self.label.as_ref().is_some_and(|l| l.len() > MAX_LABEL_BYTES) {
@@ -159,6 +179,8 @@ mod tests {
         for bad in [
             ok.clone().ttl(Duration::ZERO),
             ok.clone().cooldown(Duration::ZERO),
+            ok.clone().max_hold(Duration::ZERO),
+            ok.clone().mode(Mode::Permit { of: 0 }),
             ok.clone().label("x".repeat(MAX_LABEL_BYTES + 1)),
             ok.clone().label("a\0b"),
         ] {

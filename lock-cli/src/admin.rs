@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Error, HoldInfo, HoldState, HolderId, ListQuery, Lock, LockAdmin, SessionInfo};
+use leasehold::postgres_advisory::{SessionInfo, Sessions};
+use leasehold::{Error, HoldInfo, HoldState, HolderId, KeyInfo, ListQuery, Lock, LockAdmin, Mode};
 use serde_json::{Value, json};
 
 use crate::args::{Inspect, List, Release};
@@ -14,29 +15,28 @@ pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
     if args.all {
         query = query.include_ended();
     }
-    let holds = admin(&*lock)?.list(&query).await?;
+    let keys = admin(&*lock)?.list(&query).await?;
     if args.json {
-        output::json(&holds.iter().map(describe).collect());
-    } else if holds.is_empty() {
+        output::json(&keys.iter().map(describe).collect());
+    } else if keys.is_empty() {
         output::line(&format!("nothing is locked on {lock}"));
     } else {
-        output::line(&listed(&holds));
+        output::line(&listed(&keys));
     }
     Ok(0)
 }
 
 pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Error> {
     let lock = crate::connect(url).await?;
-    let hold = admin(&*lock)?.inspect(&args.key).await?;
-    match &hold {
-        _ if args.json => {
-            let free = || json!({ "key": args.key.as_str(), "state": "free" });
-            output::json(&hold.as_ref().map_or_else(free, describe));
-        }
-        Some(hold) => output::line(&details(hold)),
-        None => output::line(&format!("\"{}\" is free", args.key)),
+    let seen = admin(&*lock)?.inspect(&args.key).await?;
+    if args.json {
+        output::json(&describe(&seen));
+    } else if seen.is_free() && seen.holders.is_empty() {
+        output::line(&format!("\"{}\" is free", args.key));
+    } else {
+        output::line(&details(&seen));
     }
-    Ok(if hold.is_some_and(|hold| hold.state == HoldState::Held) { 0 } else { exit::NOT_HELD })
+    Ok(if seen.is_held() { 0 } else { exit::NOT_HELD })
 }
 
 pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Error> {
@@ -44,7 +44,14 @@ pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Err
     let admin = admin(&*lock)?;
     match args.holder {
         Some(holder) if !args.session => release_hold(args, admin, holder).await,
-        _ => release_session(args, &*lock, admin).await,
+        _ => {
+            let sessions = sessions(&*lock).ok_or_else(|| {
+                Error::unsupported("sessions that could be ended")
+                    .with_key(&args.key)
+                    .with_store(lock.to_string())
+            })?;
+            release_session(args, admin, sessions).await.map_err(|error| error.with_store(lock.to_string()))
+        }
     }
 }
 
@@ -64,27 +71,27 @@ async fn release_hold(args: &Release, admin: &dyn LockAdmin, holder: HolderId) -
     Ok(if released { 0 } else { exit::NOT_HELD })
 }
 
-async fn release_session(args: &Release, lock: &dyn Lock, admin: &dyn LockAdmin) -> Result<u8, Error> {
-    let session = admin.session_of(&args.key).await?;
+async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessions) -> Result<u8, Error> {
+    let session = sessions.session_of(&args.key).await?;
     // The hold that was looked at before, if one was named. What keeps the key may not show its name yet.
+    let is_of = |seen: &KeyInfo, holder| seen.holders.iter().any(|hold| hold.holder == Some(holder));
     let is_meant = |session: &SessionInfo| {
-        args.holder.is_none_or(|holder| session.holds.iter().any(|hold| hold.holder == Some(holder)))
+        args.holder.is_none_or(|holder| session.holds.iter().any(|seen| is_of(seen, holder)))
     };
     let Some(session) = session.filter(is_meant) else {
         if args.json {
             output::json(&json!({ "key": args.key.as_str(), "session": null, "released": false }));
         } else {
-            let held = admin
-                .inspect(&args.key)
-                .await?
-                .filter(|hold| args.holder.is_none_or(|holder| hold.holder == Some(holder)));
-            output::line(&match held {
-                Some(hold) => format!(
+            let seen = admin.inspect(&args.key).await?;
+            let is_held = seen.is_held() && args.holder.is_none_or(|holder| is_of(&seen, holder));
+            output::line(&if is_held {
+                format!(
                     "\"{}\" is held{}, but by no session that can be ended from here: that takes the privileges pg_read_all_stats and pg_signal_backend, and a prepared transaction has none; nothing was released",
                     args.key,
-                    in_words(&hold),
-                ),
-                None => format!("nobody has this hold of \"{}\"; nothing was released", args.key),
+                    in_words(&seen),
+                )
+            } else {
+                format!("nobody has this hold of \"{}\"; nothing was released", args.key)
             });
         }
         return Ok(exit::NOT_HELD);
@@ -106,7 +113,7 @@ async fn release_session(args: &Release, lock: &dyn Lock, admin: &dyn LockAdmin)
         }
         return Ok(exit::USAGE);
     }
-    let ended = admin.end_session(&session).await.map_err(|error| error.with_store(lock.to_string()))?;
+    let ended = sessions.end_session(&session).await?;
     if args.json {
         output::json(&describe_session(args, &session, ended));
     } else if ended {
@@ -130,90 +137,155 @@ fn describe_session(args: &Release, session: &SessionInfo, released: bool) -> Va
 }
 
 /// `, held by ... since ...`, for a sentence about the key.
-pub(crate) fn in_words(hold: &HoldInfo) -> String {
-    if hold.state == HoldState::Cooling {
-        return hold
-            .cooling_for
-            .map(|time| format!(", pausing for {}", output::duration(time)))
-            .unwrap_or_default();
-    }
+pub(crate) fn in_words(seen: &KeyInfo) -> String {
+    let Some(hold) = seen.holder() else {
+        let cooldown =
+            seen.cooldown.map(|time| format!(", in a cooldown for another {}", output::duration(time)));
+        return cooldown.unwrap_or_default();
+    };
     let since = hold.since.map(|since| format!(" since {}", output::local(since))).unwrap_or_default();
-    format!(", held by {}{since}", who(hold))
+    let others = match seen.holders.iter().filter(|hold| hold.state == HoldState::Held).count() {
+        0 | 1 => String::new(),
+        live => format!(" and {} more", live - 1),
+    };
+    format!(", held by {}{since}{others}", who(hold))
 }
 
 fn admin(lock: &dyn Lock) -> Result<&dyn LockAdmin, Error> {
     lock.admin().ok_or_else(|| Error::unsupported("view for operators").with_store(lock.to_string()))
 }
 
-/// The shape that machines read. All fields are always there.
-fn describe(hold: &HoldInfo) -> Value {
+/// What can be done with the sessions that keep the locks, where sessions keep them.
+pub(crate) fn sessions(lock: &dyn Lock) -> Option<&Sessions> {
+    lock.admin()?.extension()
+}
+
+/// The shape that machines read. All fields are always there: those of the key, those of its first holder, and
+/// all holders.
+fn describe(seen: &KeyInfo) -> Value {
+    let mut value = json!({
+        "key": seen.key.as_str(),
+        "named": seen.named,
+        "cooling_for_ms": seen.cooldown.map(output::millis),
+        "waiters": seen.waiters,
+        "holders": seen.holders.iter().map(|hold| describe_hold(Some(hold))).collect::<Value>(),
+    });
+    if let (Value::Object(fields), Value::Object(hold)) = (&mut value, describe_hold(first(seen))) {
+        fields.extend(hold);
+    }
+    value["state"] = state(seen).into();
+    value
+}
+
+fn describe_hold(hold: Option<&HoldInfo>) -> Value {
     json!({
-        "key": hold.key.as_str(),
-        "named": hold.named,
-        "state": state(hold.state),
-        "holder": hold.holder.map(|holder| holder.to_string()),
-        "token": hold.token.map(leasehold::FencingToken::as_u64),
-        "label": hold.label.as_deref(),
-        "owner": hold.owner,
-        "since": hold.since.and_then(output::utc),
-        "held_for_ms": held_for(hold).map(output::millis),
-        "expires_in_ms": hold.expires_in.map(output::millis),
-        "cooling_for_ms": hold.cooling_for.map(output::millis),
-        "waiters": hold.waiters,
+        "state": hold.map(|hold| state_of_hold(hold.state)),
+        "mode": hold.map(|hold| mode(hold.mode)),
+        "holder": hold.and_then(|hold| hold.holder).map(|holder| holder.to_string()),
+        "token": hold.and_then(|hold| hold.token).map(leasehold::FencingToken::as_u64),
+        "label": hold.and_then(|hold| hold.label.as_deref()),
+        "owner": hold.and_then(|hold| hold.owner.as_deref()),
+        "since": hold.and_then(|hold| hold.since).and_then(output::utc),
+        "held_for_ms": hold.and_then(held_for).map(output::millis),
+        "expires_in_ms": hold.and_then(|hold| hold.expires_in).map(output::millis),
     })
 }
 
-/// A table, with the number of waiters where the store knows of any.
-fn listed(holds: &[HoldInfo]) -> String {
-    let with_waiters = holds.iter().any(|hold| hold.waiters.is_some());
-    let names = ["KEY", "STATE", "WHO", "SINCE", "FOR", "TOKEN", "WAITERS", "LABEL"];
-    let is_shown = |column: &usize| with_waiters || names[*column] != "WAITERS";
+/// A table with a row for each hold, and one for a key without any. Some columns only where there is something
+/// to say: the mode where keys are shared, the number of waiters where the store knows of any.
+fn listed(keys: &[KeyInfo]) -> String {
+    let with_waiters = keys.iter().any(|seen| seen.waiters.is_some());
+    let with_modes = keys.iter().flat_map(|seen| &seen.holders).any(|hold| hold.mode != Mode::Exclusive);
+    let names = ["KEY", "STATE", "MODE", "WHO", "SINCE", "FOR", "TOKEN", "WAITERS", "LABEL"];
+    let is_shown = |column: &usize| match names[*column] {
+        "WAITERS" => with_waiters,
+        "MODE" => with_modes,
+        _ => true,
+    };
     let columns: Vec<usize> = (0..names.len()).filter(is_shown).collect();
     let header: Vec<&str> = columns.iter().map(|column| names[*column]).collect();
-    let rows = holds.iter().map(|hold| {
-        let mut cells = row(hold);
+    let rows = keys.iter().flat_map(rows).map(|mut cells| {
         columns.iter().map(|column| std::mem::take(&mut cells[*column])).collect::<Vec<_>>()
     });
     output::table(&header, rows)
 }
 
-fn row(hold: &HoldInfo) -> [String; 8] {
+fn rows(seen: &KeyInfo) -> Vec<[String; 9]> {
+    if seen.holders.is_empty() {
+        return vec![row(seen, None)];
+    }
+    seen.holders.iter().map(|hold| row(seen, Some(hold))).collect()
+}
+
+fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
+    let label = hold.and_then(|hold| hold.label.as_deref());
     [
-        hold.key.to_string(),
-        state(hold.state).to_owned(),
-        who(hold),
-        output::or_dash(hold.since.map(output::local)),
-        output::or_dash(held_for(hold).map(output::duration)),
-        output::or_dash(hold.token.map(|token| token.to_string())),
-        output::or_dash(hold.waiters.map(|waiters| waiters.to_string())),
-        output::or_dash(hold.label.as_deref().map(output::printable)),
+        seen.key.to_string(),
+        hold.filter(|hold| hold.state == HoldState::Held).map_or(state(seen), |_| "held").to_owned(),
+        output::or_dash(hold.map(|hold| mode(hold.mode))),
+        output::or_dash(hold.map(who)),
+        output::or_dash(hold.and_then(|hold| hold.since).map(output::local)),
+        output::or_dash(hold.and_then(held_for).map(output::duration)),
+        output::or_dash(hold.and_then(|hold| hold.token).map(|token| token.to_string())),
+        output::or_dash(seen.waiters.map(|waiters| waiters.to_string())),
+        output::or_dash(label.map(output::printable)),
     ]
 }
 
-fn details(hold: &HoldInfo) -> String {
-    let known = [
-        (if hold.named { "key" } else { "number" }, Some(hold.key.to_string())),
-        ("state", Some(state(hold.state).to_owned())),
-        ("who", hold.owner.as_deref().map(output::printable)),
-        ("holder", hold.holder.map(|holder| holder.to_string())),
-        ("since", hold.since.map(output::local)),
-        ("for", held_for(hold).map(output::duration)),
-        ("token", hold.token.map(|token| token.to_string())),
-        ("label", hold.label.as_deref().map(output::printable)),
-        ("expires in", hold.expires_in.map(output::duration)),
-        ("pause lasts", hold.cooling_for.map(output::duration)),
-        ("waiters", hold.waiters.map(|waiters| waiters.to_string())),
+fn details(seen: &KeyInfo) -> String {
+    let mut known = vec![
+        (if seen.named { "key" } else { "number" }, Some(seen.key.to_string())),
+        ("state", Some(state(seen).to_owned())),
     ];
+    for hold in &seen.holders {
+        known.extend([
+            ("mode", Some(hold.mode).filter(|mode| *mode != Mode::Exclusive).map(mode)),
+            ("who", hold.owner.as_deref().map(output::printable)),
+            ("holder", hold.holder.map(|holder| holder.to_string())),
+            ("since", hold.since.map(output::local)),
+            ("for", held_for(hold).map(output::duration)),
+            ("token", hold.token.map(|token| token.to_string())),
+            ("label", hold.label.as_deref().map(output::printable)),
+            ("expires in", hold.expires_in.map(output::duration)),
+        ]);
+    }
+    known.extend([
+        ("cooldown", seen.cooldown.map(output::duration)),
+        ("waiters", seen.waiters.map(|waiters| waiters.to_string())),
+    ]);
     let lines = known.into_iter().filter_map(|(name, value)| Some(format!("{name:<12}{}", value?)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn state(state: HoldState) -> &'static str {
+/// The hold that stands for the key: the first that is live, else who held it last.
+fn first(seen: &KeyInfo) -> Option<&HoldInfo> {
+    seen.holder().or_else(|| seen.holders.first())
+}
+
+/// What keeps others out, if anything.
+fn state(seen: &KeyInfo) -> &'static str {
+    match first(seen) {
+        Some(hold) if hold.state == HoldState::Held => "held",
+        _ if seen.cooldown.is_some() => "cooling",
+        Some(hold) => state_of_hold(hold.state),
+        None => "free",
+    }
+}
+
+fn state_of_hold(state: HoldState) -> &'static str {
     match state {
         HoldState::Held => "held",
         HoldState::Expired => "expired",
-        HoldState::Cooling => "cooling",
         _ => "unknown",
+    }
+}
+
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".to_owned(),
+        Mode::Shared => "shared".to_owned(),
+        Mode::Permit { of } => format!("1 of {of}"),
+        _ => "unknown".to_owned(),
     }
 }
 
@@ -233,8 +305,12 @@ mod tests {
     use super::*;
     use leasehold::{FencingToken, LockKey};
 
+    fn key() -> LockKey {
+        LockKey::new("a\x1b[31mb").unwrap()
+    }
+
     fn hold() -> HoldInfo {
-        let mut hold = HoldInfo::new(LockKey::new("a\x1b[31mb").unwrap());
+        let mut hold = HoldInfo::new();
         hold.holder = Some(HolderId::from_parts(1, 2));
         hold.token = Some(FencingToken::from_u64(1024));
         hold.label = Some("la\x07bel".into());
@@ -242,30 +318,90 @@ mod tests {
         hold
     }
 
+    fn held() -> KeyInfo {
+        KeyInfo::with_hold(key(), hold())
+    }
+
+    fn cooling() -> KeyInfo {
+        let mut seen = KeyInfo::free(key());
+        seen.cooldown = Some(Duration::from_secs(7));
+        seen
+    }
+
+    fn shared() -> KeyInfo {
+        let mut seen = held();
+        seen.holders[0].state = HoldState::Expired;
+        for counter in [3, 4] {
+            let mut hold = hold();
+            hold.mode = Mode::Shared;
+            hold.holder = Some(HolderId::from_parts(1, counter));
+            seen.holders.push(hold);
+        }
+        seen
+    }
+
     #[test]
     fn nothing_that_people_see_has_control_characters() {
-        let hold = hold();
-        for text in row(&hold).into_iter().chain([details(&hold).replace('\n', " "), in_words(&hold)]) {
-            assert!(!text.chars().any(char::is_control), "{text:?}");
+        for seen in [held(), cooling(), shared()] {
+            let cells = rows(&seen).into_iter().flatten();
+            for text in cells.chain([details(&seen).replace('\n', " "), in_words(&seen)]) {
+                assert!(!text.chars().any(char::is_control), "{text:?}");
+            }
         }
     }
 
     #[test]
     fn machines_get_the_exact_text_and_every_field() {
-        let value = describe(&hold());
+        let value = describe(&held());
         assert_eq!(value["key"], "a\x1b[31mb");
         assert_eq!(value["token"], 1024);
         assert_eq!(value["since"], "1970-01-01T00:00:00Z");
         assert_eq!(value["expires_in_ms"], Value::Null);
-        assert_eq!(value.as_object().unwrap().len(), 12);
+        assert_eq!(value["holders"][0]["token"], 1024);
+        for seen in [KeyInfo::free(key()), cooling(), held(), shared()] {
+            let value = describe(&seen);
+            assert_eq!(value.as_object().unwrap().len(), 14, "{value}");
+            let inner = value["holders"].as_array().unwrap();
+            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 9), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_key_without_a_holder_is_free_or_cooling() {
+        let free = describe(&KeyInfo::free(key()));
+        assert_eq!((&free["state"], &free["holder"]), (&"free".into(), &Value::Null));
+        let value = describe(&cooling());
+        assert_eq!((&value["state"], &value["cooling_for_ms"]), (&"cooling".into(), &7000.into()));
+        assert_eq!(value["holders"], json!([]));
+        assert!(in_words(&cooling()).contains("cooldown for another 7s"), "{}", in_words(&cooling()));
+        let mut expired = held();
+        expired.holders[0].state = HoldState::Expired;
+        assert_eq!(describe(&expired)["state"], "expired");
+        expired.cooldown = Some(Duration::from_secs(7));
+        assert_eq!(describe(&expired)["state"], "cooling", "it keeps others out");
+        expired.holders[0].state = HoldState::Held;
+        assert_eq!(describe(&expired)["state"], "held");
+    }
+
+    #[test]
+    fn several_holders_are_all_shown_and_a_live_one_comes_first() {
+        let value = describe(&shared());
+        assert_eq!((&value["state"], &value["mode"]), (&"held".into(), &"shared".into()));
+        assert_eq!(value["holder"], HolderId::from_parts(1, 3).to_string());
+        let states: Vec<_> = value["holders"].as_array().unwrap().iter().map(|hold| &hold["state"]).collect();
+        assert_eq!(states, ["expired", "held", "held"]);
+        let text = listed(&[shared()]);
+        assert_eq!((text.lines().count(), text.contains("MODE")), (4, true), "{text}");
+        assert!(in_words(&shared()).ends_with(" and 1 more"), "{}", in_words(&shared()));
+        assert!(!listed(&[held()]).contains("MODE"));
     }
 
     #[test]
     fn waiters_have_a_column_where_the_store_counts_them() {
-        let mut hold = hold();
-        assert!(!listed(&[hold.clone()]).contains("WAITERS"));
-        hold.waiters = Some(3);
-        let text = listed(&[hold]);
+        let mut seen = held();
+        assert!(!listed(&[seen.clone()]).contains("WAITERS"));
+        seen.waiters = Some(3);
+        let text = listed(&[seen]);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!((lines[0][6], *lines[1].iter().rev().nth(1).unwrap()), ("WAITERS", "3"), "{text}");
     }

@@ -47,8 +47,8 @@ pub(crate) enum Command {
 ///
 /// It waits for ever unless told otherwise. The command finds LEASEHOLD_KEY, LEASEHOLD_TOKEN (the
 /// fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment. Signals (SIGTERM, SIGHUP, ..)
-/// are passed on to it, and the lock is released after it has ended. If the lock is lost, the command
-/// gets SIGTERM, and SIGKILL after the grace period. If this tool is killed, on Linux the command is
+/// are passed on to it, and the lock is released after it has ended. If the lock is lost, or held for longer
+/// than --max-hold, the command gets SIGTERM, and SIGKILL after the grace period. If this tool is killed, on Linux the command is
 /// killed with it, and a file store frees the lock only after the command and all processes that it
 /// left behind are gone.
 #[derive(Debug, clap::Args)]
@@ -74,13 +74,18 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
 
-    /// Run at most once in this time, whoever asks; else say so and exit with 0.
-    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "min_hold")]
+    /// Hold the lock at most this long. Past it, it counts as lost: others get in, and the command is ended.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
+
+    /// Run at most once in this window, whoever asks; else say so and exit with 0.
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "cooldown")]
     pub(crate) once_per: Option<Duration>,
 
-    /// Let nobody else in before this time has passed since the start, even if the command ends sooner.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) min_hold: Option<Duration>,
+    /// Let nobody else in before this time has passed since the grant, even if the command ends sooner.
+    // Its former name does what it did for those who have it in their scripts.
+    #[arg(long, alias = "min-hold", value_name = "DURATION", value_parser = duration)]
+    pub(crate) cooldown: Option<Duration>,
 
     /// Show this text to those who list the locks.
     #[arg(long, value_name = "TEXT")]
@@ -90,7 +95,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N", default_value_t = exit::CONFLICT)]
     pub(crate) conflict_exit_code: u8,
 
-    /// The time between SIGTERM and SIGKILL when the lock is lost.
+    /// The time between SIGTERM and SIGKILL when the lock is lost or --max-hold has passed.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
     pub(crate) grace: Duration,
 }
@@ -102,7 +107,7 @@ pub(crate) struct List {
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 
-    /// Also what has ended: expired leases, and pauses of --once-per and --min-hold that last.
+    /// Also what has ended: expired leases, and cooldowns that last (of --cooldown and --once-per).
     #[arg(long)]
     pub(crate) all: bool,
 

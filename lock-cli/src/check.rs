@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireOptions, Capabilities, Error, ErrorKind, Fencing, HoldState, Lock, LockKey, Scope};
+use leasehold::{AcquireOptions, Error, ErrorKind, Fencing, Lock, LockKey, Scope};
 use serde_json::{Value, json};
 
 use crate::args::Check;
 use crate::schema::Facts;
-use crate::{exit, output};
+use crate::{admin, exit, output};
 
 /// One fixed key, because a store may keep something of every key that was ever used.
 const PROBE: &str = "leasehold:check";
@@ -52,7 +52,7 @@ async fn probe(lock: &dyn Lock) -> Result<Duration, Error> {
     let holder = guard.holder();
     if let Some(admin) = lock.admin().filter(|_| lock.capabilities().admin.inspect) {
         let seen = admin.inspect(&key).await?;
-        if seen.is_none_or(|hold| hold.state != HoldState::Held || hold.holder != Some(holder)) {
+        if seen.holder().is_none_or(|hold| hold.holder != Some(holder)) {
             return Err(Error::new(
                 ErrorKind::Corrupt,
                 "a lock that was just taken does not show when one looks",
@@ -117,7 +117,7 @@ fn print(
         output::line(&format!("\n{}", output::table(&["SERVER", "VALUE"], facts.rows())));
     }
     if let Some(lock) = lock {
-        let rows = capabilities(lock.capabilities()).map(|(_, name, text, _)| [name.to_owned(), text]);
+        let rows = capabilities(&**lock).map(|(_, name, text, _)| [name.to_owned(), text]);
         output::line(&format!("\n{}", output::table(&["CAPABILITY", "VALUE"], rows)));
     }
     for sentence in advice {
@@ -132,7 +132,7 @@ fn report(
     advice: &[&str],
 ) -> Value {
     let table = lock.map(|lock| {
-        let rows = capabilities(lock.capabilities());
+        let rows = capabilities(&**lock);
         rows.into_iter().map(|(id, _, _, value)| (id.to_owned(), value)).collect::<serde_json::Map<_, _>>()
     });
     json!({
@@ -147,7 +147,9 @@ fn report(
 }
 
 /// Each capability: its name for machines and for people, its value for people and for machines.
-fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Value); 17] {
+fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 19] {
+    let has = lock.capabilities();
+    let ends_sessions = admin::sessions(lock).is_some();
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
     let within = |bound: Duration| format!("within {}", output::duration(bound));
     let ms = |bound: Duration| json!(output::millis(bound));
@@ -158,6 +160,10 @@ fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Val
     let (default_ttl, default_ttl_ms) = ttl(|lease| lease.default, "no lease");
     let (min_ttl, min_ttl_ms) = ttl(|lease| Some(lease.min), "-");
     let (max_ttl, max_ttl_ms) = ttl(|lease| Some(lease.max), "-");
+    let permits = match has.modes.max_permits {
+        0 => "none".to_owned(),
+        limit => format!("at most {limit}"),
+    };
     let crash = has.crash_release.map_or_else(|| "never".to_owned(), within);
     [
         ("scope", "excludes", has.scope.to_string(), json!(has.scope.to_string())),
@@ -171,7 +177,9 @@ fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Val
         ("handover_ms", "next waiter granted", within(has.handover), ms(has.handover)),
         ("loss_detection_ms", "loss noticed", within(has.loss_detection), ms(has.loss_detection)),
         ("undo_ms", "abandoned call undone", within(has.undo), ms(has.undo)),
-        ("cooldown", "--once-per, --min-hold", yes(has.cooldown), json!(has.cooldown)),
+        ("shared", "shared holders", yes(has.modes.shared), json!(has.modes.shared)),
+        ("max_permits", "permits of a key", permits, json!(has.modes.max_permits)),
+        ("cooldown", "--once-per, --cooldown", yes(has.cooldown), json!(has.cooldown)),
         (
             "inspect",
             "inspect, list",
@@ -179,7 +187,7 @@ fn capabilities(has: &Capabilities) -> [(&'static str, &'static str, String, Val
             json!(has.admin.inspect && has.admin.list),
         ),
         ("force_release", "release --force", yes(has.admin.force_release), json!(has.admin.force_release)),
-        ("end_session", "release --session", yes(has.admin.end_session), json!(has.admin.end_session)),
+        ("end_session", "release --session", yes(ends_sessions), json!(ends_sessions)),
         ("admin_lag_ms", "names shown", within(has.admin.lag), ms(has.admin.lag)),
         (
             "max_holds",

@@ -12,7 +12,7 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const OUTPUT_LOST: u8 = 74;
 /// Somebody else held the lock for as long as was waited.
 pub(crate) const CONFLICT: u8 = 75;
-/// The lock was lost while the command ran.
+/// The lock was lost while the command ran, for instance because its maximum hold had passed.
 pub(crate) const LOST: u8 = 76;
 /// The command cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
@@ -29,7 +29,7 @@ Exit codes:
   74     the output could not be written: it is not complete
   75     `run`: not granted within --wait, usually because somebody else holds it
          (another number with --conflict-exit-code)
-  76     `run`: the lock was lost while the command ran
+  76     `run`: the lock was lost while the command ran, also by --max-hold
   126    `run`: the command cannot be executed
   127    `run`: there is no such command
   128+N  `run`: signal N ended the command, or the wait for the lock

@@ -52,13 +52,13 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
         return code;
     }
     // Also where notes are not wanted: what is left behind concerns whoever comes next.
-    let stays = if lock.capabilities().crash_release.is_none() {
+    let later = if lock.capabilities().crash_release.is_none() {
         "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
     } else {
         "it is free later, as after a crash of its holder"
     };
     output::problem(&format!(
-        "the store has not confirmed that \"{}\" is free; {stays} ({reason})",
+        "the store has not confirmed that \"{}\" is free; {later} ({reason})",
         args.key
     ));
     code
@@ -83,7 +83,7 @@ async fn run_on(
         }
         Ok(Acquired::Interrupted(signal)) => return Ok(exit::of_signal(signal.as_raw())),
         Err(error) if error.kind() == ErrorKind::NotDue => {
-            let again = error.again_in().map(output::duration).unwrap_or_default();
+            let again = error.retry_after().map(output::duration).unwrap_or_default();
             notes.say(&format!(
                 "not due: \"{}\" ran less than its --once-per ago; again in {again}",
                 args.key
@@ -142,7 +142,8 @@ fn options(args: &Run) -> AcquireOptions {
     if let Some(window) = args.once_per {
         options = options.cooldown(window).on_cooldown(OnCooldown::NotDue);
     }
-    options.cooldown = options.cooldown.or(args.min_hold);
+    options.cooldown = options.cooldown.or(args.cooldown);
+    options.max_hold = args.max_hold;
     options.ttl = args.ttl;
     options.label = args.label.as_deref().map(Into::into);
     options
@@ -154,7 +155,7 @@ async fn holder_of(lock: &dyn Lock, key: &LockKey) -> String {
         return String::new();
     };
     match timeout(LOOK, admin.inspect(key)).await {
-        Ok(Ok(Some(hold))) => admin::in_words(&hold),
+        Ok(Ok(seen)) => admin::in_words(&seen),
         _ => String::new(),
     }
 }
@@ -194,19 +195,21 @@ async fn supervise(
 /// Releases, and says how it all ended.
 async fn finish(guard: LockGuard, status: ExitStatus, notes: Notes) -> Result<u8, Error> {
     let key = guard.key().clone();
-    let lost = guard.validity() == Validity::Lost;
-    match guard.release().await {
-        _ if lost => {}
+    let (lost, watch) = (guard.validity() == Validity::Lost, guard.lost());
+    let reason = match guard.release().await {
+        _ if lost => watch.reason(),
         Ok(()) => return Ok(child::exit_code(status)),
-        Err(error) if error.kind() == ErrorKind::Lost => {}
+        Err(error) if error.kind() == ErrorKind::Lost => error.loss(),
         Err(error) => {
             // It was held while the command ran; only when it will be free is not known.
             notes.say(&format!("the command has ended, but the release was not confirmed: {error}"));
             return Ok(child::exit_code(status));
         }
-    }
+    };
+    // The note of the loss may not be wanted, and there is none if the command ended first.
+    let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
     output::problem(&format!(
-        "the lock \"{key}\" was lost before the command ended; somebody else may have run at the same time"
+        "the lock \"{key}\" was lost before the command ended{reason}; somebody else may have run at the same time"
     ));
     Ok(exit::LOST)
 }

@@ -47,8 +47,10 @@ fn list_shows_who_holds_what() {
         "expires_in_ms",
         "held_for_ms",
         "holder",
+        "holders",
         "key",
         "label",
+        "mode",
         "named",
         "owner",
         "since",
@@ -57,6 +59,8 @@ fn list_shows_who_holds_what() {
         "waiters",
     ];
     assert_eq!(names, expected);
+    let one = hold["holders"].as_array().unwrap();
+    assert_eq!((one.len(), &one[0]["holder"], &one[0]["mode"]), (1, &hold["holder"], &"exclusive".into()));
 }
 
 #[test]
@@ -70,7 +74,7 @@ fn nothing_locked() {
 }
 
 #[test]
-fn pauses_are_listed_when_asked_for() {
+fn cooldowns_are_listed_when_asked_for() {
     let store = Store::new();
     assert_eq!(finish(&mut store.run("hourly --once-per 1h", "exit 0")).0, 0);
     assert_eq!(json(&store, "list --json").1, serde_json::json!([]));
@@ -83,7 +87,6 @@ fn pauses_are_listed_when_asked_for() {
 fn inspect_tells_held_from_free() {
     let store = Store::new();
     assert_eq!(finish(&mut store.tool("inspect k")), (1, "\"k\" is free\n".to_owned(), String::new()));
-    assert_eq!(json(&store, "inspect k --json"), (1, serde_json::json!({ "key": "k", "state": "free" })));
 
     let mut tool = Beside::start(&mut store.run("k --label why", HOLD));
     let holder = tool.line();
@@ -98,6 +101,49 @@ fn inspect_tells_held_from_free() {
     tool.go_on();
     assert_eq!(tool.code(), 0);
     assert_eq!(finish(&mut store.tool("inspect k")).0, 1);
+}
+
+#[test]
+fn machines_get_the_same_fields_of_a_free_a_held_and_a_cooling_key() {
+    let store = Store::new();
+    let free = serde_json::json!({
+        "key": "k", "named": true, "state": "free", "cooling_for_ms": null, "waiters": null, "holders": [],
+        "mode": null, "holder": null, "token": null, "label": null, "owner": null, "since": null,
+        "held_for_ms": null, "expires_in_ms": null,
+    });
+    assert_eq!(json(&store, "inspect k --json"), (1, free.clone()));
+    let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+
+    let mut tool = Beside::start(&mut store.run("k --cooldown 1h --label why", HOLD));
+    let holder = tool.line();
+    let (code, held) = json(&store, "inspect k --json");
+    assert_eq!((code, fields(&held)), (0, fields(&free)));
+    assert_eq!((&held["state"], &held["holder"]), (&Value::from("held"), &Value::from(holder)));
+    assert_eq!((&held["label"], &held["mode"]), (&Value::from("why"), &Value::from("exclusive")));
+    let inner = held["holders"][0].as_object().unwrap();
+    assert_eq!(held["holders"].as_array().unwrap().len(), 1);
+    for name in ["state", "mode", "holder", "token", "label", "owner", "since", "expires_in_ms"] {
+        assert_eq!(inner[name], held[name], "{name}");
+    }
+
+    tool.go_on();
+    assert_eq!(tool.code(), 0);
+    let (code, cooling) = json(&store, "inspect k --json");
+    assert_eq!((code, fields(&cooling)), (1, fields(&free)));
+    assert_eq!(cooling["state"], "cooling");
+    assert!(cooling["cooling_for_ms"].as_u64().unwrap() > 3_000_000, "{cooling}");
+    let (code, stdout, _) = finish(&mut store.tool("inspect k"));
+    assert!(code == 1 && stdout.contains("cooling") && stdout.contains("59m"), "{code} {stdout}");
+}
+
+#[test]
+fn only_a_store_with_sessions_can_end_one() {
+    for url in ["memory:", &Store::new().url()] {
+        let (code, stdout, stderr) =
+            finish(support::tool().args(["--url", url, "release", "k", "--force", "--session"]));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
+        assert!(stderr.contains("unsupported") && stderr.contains("\"k\""), "{stderr}");
+    }
 }
 
 #[test]
@@ -148,6 +194,11 @@ fn check_says_what_the_store_can_do() {
     let (code, value) = json(&store, "check --json");
     assert_eq!((code, &value["ok"], &value["error"]), (0, &Value::Bool(true), &Value::Null));
     assert_eq!(value["capabilities"]["force_release"], false);
+    assert_eq!(value["capabilities"]["end_session"], false);
+    assert_eq!(
+        (&value["capabilities"]["shared"], &value["capabilities"]["max_permits"]),
+        (&false.into(), &0.into())
+    );
     assert!(value["capabilities"]["handover_ms"].as_u64().unwrap() > 0);
     assert_eq!(json(&store, "list --all --json").1, serde_json::json!([]), "it leaves nothing held");
 }

@@ -19,9 +19,12 @@ fn bad_arguments() {
         (vec!["run", "k", "--wait", "30", "--", "true"], "30s"),
         (vec!["run", "k", "--wait", "5M", "--", "true"], "5m"),
         (vec!["run", "k", "--wait", "1s", "--no-wait", "--", "true"], "cannot be used with"),
+        (vec!["run", "k", "--once-per", "1s", "--cooldown", "1s", "--", "true"], "cannot be used with"),
         (vec!["run", "k", "--once-per", "1s", "--min-hold", "1s", "--", "true"], "cannot be used with"),
         (vec!["run", "k", "--once-per", "0s", "--", "true"], "zero"),
-        (vec!["run", "k", "--min-hold", "0s", "--", "true"], "zero"),
+        (vec!["run", "k", "--cooldown", "0s", "--", "true"], "zero"),
+        (vec!["run", "k", "--max-hold", "0s", "--", "true"], "zero"),
+        (vec!["run", "k", "--max-hold", "10", "--", "true"], "30s"),
         (vec!["run", "k", "--ttl", "0s", "--", "true"], "zero"),
         (vec!["run", "k", "--ttl", "30s", "--", "true"], "unsupported"),
         (vec!["run", "k", "--label", &long, "--", "true"], "256 bytes"),
@@ -171,7 +174,11 @@ fn completions_and_manual() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let (code, stdout, stderr) = finish(tool().args(["completions", shell]));
         assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
-        assert!(stdout.contains("once-per") && !stdout.contains("__exec"), "{shell}: {stdout}");
+        for (word, is_there) in
+            [("max-hold", true), ("cooldown", true), ("min-hold", false), ("__exec", false)]
+        {
+            assert_eq!(stdout.contains(word), is_there, "{word}, {shell}: {stdout}");
+        }
     }
     let (code, page, stderr) = finish(tool().arg("man"));
     assert_eq!((code, stderr.as_str()), (0, ""));

@@ -190,11 +190,11 @@ fn a_killed_holder_of_a_mutex_row_leaves_it_shut_until_forced() {
 fn a_key_that_cools_shows_as_such() {
     for scheme in ["postgres+row", "postgres+ttl"] {
         let store = Store::new(scheme, "install=true");
-        assert_eq!(finish(&mut store.run("k --min-hold 1h", "exit 0")).0, 0);
+        assert_eq!(finish(&mut store.run("k --cooldown 1h", "exit 0")).0, 0);
         let (code, seen) = store.json("inspect k --json");
         assert_eq!((code, &seen["state"]), (1, &Value::from("cooling")), "{scheme}: {seen}");
         let (code, _, stderr) = finish(&mut store.run("k --no-wait", "exit 0"));
-        assert!(code == 75 && stderr.contains("pausing for 59m"), "{scheme}: {stderr}");
+        assert!(code == 75 && stderr.contains("in a cooldown for another 59m"), "{scheme}: {stderr}");
     }
 }
 

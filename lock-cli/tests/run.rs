@@ -108,7 +108,7 @@ fn a_held_lock_is_a_conflict() {
 }
 
 #[test]
-fn waits_for_its_turn() {
+fn waits_until_the_holder_has_ended() {
     let store = Store::new();
     let log = store.path("log");
     let script = |name: &str| format!("{HOLD}; echo {name} >> {}", log.display());
@@ -179,12 +179,23 @@ fn a_window_lasts_though_its_run_was_killed() {
 }
 
 #[test]
-fn a_minimum_hold_keeps_others_out() {
+fn a_cooldown_keeps_others_out() {
+    // Also by its former name, which scripts have.
+    for option in ["--cooldown", "--min-hold"] {
+        let store = Store::new();
+        assert_eq!(finish(&mut store.run(&format!("k {option} 1h"), "exit 0")).0, 0);
+        let (code, stdout, stderr) = finish(&mut store.run("k --no-wait", "echo ran"));
+        assert_eq!((code, stdout.as_str()), (75, ""), "{stderr}");
+        assert!(stderr.contains("in a cooldown for another 59m"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_maximum_hold_that_is_not_reached_changes_nothing() {
     let store = Store::new();
-    assert_eq!(finish(&mut store.run("k --min-hold 1h", "exit 0")).0, 0);
-    let (code, stdout, stderr) = finish(&mut store.run("k --no-wait", "echo ran"));
-    assert_eq!((code, stdout.as_str()), (75, ""), "{stderr}");
-    assert!(stderr.contains("59m"), "{stderr}");
+    let (code, stdout, stderr) = finish(&mut store.run("k --max-hold 1h", "echo ran; exit 7"));
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (7, "ran\n", ""));
+    assert!(store.is_free("k"));
 }
 
 #[test]

@@ -179,6 +179,41 @@ fn a_command_that_does_not_end_after_a_loss_is_killed() {
     assert!(notes.contains("killing it"), "{notes}");
 }
 
+#[test]
+fn a_maximum_hold_ends_the_command_and_lets_the_next_in() {
+    let store = Store::new();
+    // Also without notes, what ended it is said.
+    for quiet in ["", "--quiet"] {
+        let mut tool = Beside::start(&mut store.run(&format!("k --max-hold 200ms {quiet}"), HOLD));
+        assert_eq!(tool.code(), 76);
+        assert!(!tool.rest_of_stdout().contains("ended"), "the command is gone, and not by itself");
+        let said = tool.rest_of_stderr();
+        assert_eq!(said.contains("; ending the command"), quiet.is_empty(), "{said}");
+        let error = said.lines().last().unwrap();
+        assert!(error.contains("lost before the command ended"), "{said}");
+        assert!(error.contains("held for longer than its maximum hold"), "{said}");
+        store.take("k");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn past_its_maximum_hold_a_command_that_goes_on_keeps_nobody_out() {
+    let store = Store::new();
+    // It ignores SIGTERM from before its beginning.
+    let deaf = format!(
+        "trap '' TERM; exec {} run k --max-hold 200ms --grace 1h -- sh -c 'echo begun; read line; echo ended'",
+        env!("CARGO_BIN_EXE_leasehold")
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &deaf]).env("LEASEHOLD_URL", store.url());
+    let mut tool = Beside::start(&mut command);
+    assert_eq!(tool.line(), "begun");
+    store.take("k");
+    tool.go_on();
+    assert_eq!((tool.line().as_str(), tool.code()), ("ended", 76), "it had not ended before");
+}
+
 /// Whether a process lives and has not ended, waiting to be reaped.
 #[cfg(target_os = "linux")]
 fn is_running(process: rustix::process::Pid) -> bool {

@@ -30,16 +30,20 @@ use crate::clock::{Clock, Moment};
 /// - **Answers are per request.** One key's failure is not its neighbour's. The answers come in the
 ///   order of the requests, as many as there were requests.
 /// - **Errors mean "not known to be held"**, never "held by somebody else": that is
-///   [`Attempt::Held`]. After an error the engine releases by holder id.
-/// - **Local exclusion.** For one key the engine has at most one live request or hold at a time, but an
-///   abandoned hold of an earlier holder id may still be on its way out.
+///   [`Attempt::Contended`]. After an error the engine releases by holder id, until the store has answered. A
+///   store that knows that nothing was begun (no connection, no permission, no table) says so with
+///   [`Attempt::Refused`], and nothing is released.
+/// - **Local exclusion.** For one key the engine has at most one live request or hold in
+///   [`Mode::Exclusive`] at a time, but an abandoned hold of an earlier holder id may still be on its way out.
+///   In the other modes, which an engine asks for only if [`Capabilities::modes`] declares them, one key may
+///   have several holds: look them up by holder id, never by key alone.
 #[async_trait]
 pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// What the store has. Asked once, when the engine is built; every bound is the store's promise
     /// including what the engine adds under its default [`Timing`](crate::Timing).
     fn capabilities(&self) -> &Capabilities;
 
-    /// How the engine drives this store: its beats, polls and limits.
+    /// How the engine drives this store: renewals, polls and limits.
     fn timing(&self) -> Timing {
         Timing::default()
     }
@@ -60,11 +64,11 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>>;
 
     /// Waits in the store's own queue until the request is granted or `stop` fires, then answers with
-    /// the grant or [`Attempt::Held`]. Only called when [`Timing::waiting`] is [`Waiting::Store`].
+    /// the grant or [`Attempt::Contended`]. Only called when [`Timing::waiting`] is [`Waiting::Store`].
     ///
     /// After `stop` it leaves the queue and returns soon. If a grant came first it is returned; the
     /// engine undoes it.
-    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let _ = stop;
         Err(Error::unsupported("queue of its own to wait in").with_key(&request.key))
     }
@@ -96,7 +100,7 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// The last resort, when the runtime has gone and nothing can be awaited: let go of everything
     /// that this client still holds in the store, as far as that is possible without waiting (close
     /// the files, drop the connections). Leases without a session end by themselves.
-    fn sever(&self) {}
+    fn abort(&self) {}
 }
 
 /// One request for one key.
@@ -107,7 +111,7 @@ pub struct Request {
     pub key: LockKey,
     /// The identity of the grant to be.
     pub holder: HolderId,
-    /// Exclusive or shared; the engine has refused what the store does not declare.
+    /// Whom the grant excludes; the engine has refused what the store does not declare.
     pub mode: Mode,
     /// The lease's TTL, within the declared bounds; `None` on stores without leases, or for a hold
     /// without one where the store's default says so.
@@ -119,7 +123,8 @@ pub struct Request {
     /// Whether the caller goes on waiting when the answer is held: only then is it worth noting who was
     /// turned away.
     pub waits: bool,
-    /// How many more tokens to set aside for local hand-over, beyond the grant's own.
+    /// How many more tokens to set aside, beyond the grant's own, for handing the hold on from one local caller
+    /// to the next ([`token::LOCAL_BITS`](crate::token::LOCAL_BITS)).
     pub reserve: u16,
 }
 
@@ -142,7 +147,14 @@ impl Request {
     /// The hold that a grant of this request gives.
     #[must_use]
     pub fn hold(&self) -> HoldRef {
-        HoldRef { key: self.key.clone(), holder: self.holder, mode: self.mode, token: None, ttl: self.ttl }
+        HoldRef {
+            key: self.key.clone(),
+            holder: self.holder,
+            mode: self.mode,
+            token: None,
+            ttl: self.ttl,
+            state: None,
+        }
     }
 }
 
@@ -153,7 +165,10 @@ pub enum Attempt {
     /// The key is held by the request's holder id.
     Granted(Granted),
     /// Somebody else holds the key, is before us in the store's queue, or a cooldown lasts.
-    Held(Held),
+    Contended(Contended),
+    /// The request failed, and the store knows nothing of it: it never arrived, or was turned down before
+    /// anything was written. There is nothing to release.
+    Refused(Error),
 }
 
 /// A grant of the store.
@@ -168,6 +183,9 @@ pub struct Granted {
     pub asked_at: Option<Moment>,
     /// What [`LockGuard::extension`](leasehold_api::LockGuard::extension) finds.
     pub extension: Option<Box<dyn Any + Send + Sync>>,
+    /// Whatever the backend needs to know of this hold later (a lease id, a file): it comes back in
+    /// [`HoldRef::state`], so that a backend needs no table of its own.
+    pub state: Option<OpaqueState>,
 }
 
 impl Granted {
@@ -178,18 +196,21 @@ impl Granted {
     }
 }
 
+/// What a backend keeps with a hold, of a type of its own.
+pub type OpaqueState = Arc<dyn Any + Send + Sync>;
+
 /// Why an attempt was not granted, as far as the store knows.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default)]
-pub struct Held {
+pub struct Contended {
     /// When the store lets go by itself at the earliest, such as the lease's end: how long from now.
     pub retry_after: Option<Duration>,
     /// How much longer a cooldown lasts.
     pub cooling_for: Option<Duration>,
 }
 
-impl Held {
-    /// Held, and nothing else is known.
+impl Contended {
+    /// Held by somebody else, and nothing else is known.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -210,6 +231,8 @@ pub struct HoldRef {
     pub token: Option<FencingToken>,
     /// The lease's TTL, for renewal.
     pub ttl: Option<Duration>,
+    /// What the grant said in [`Granted::state`]; `None` also when the outcome of the attempt is not known.
+    pub state: Option<OpaqueState>,
 }
 
 /// The answer to one renewal.
@@ -228,7 +251,8 @@ pub enum Renewed {
 pub struct Freed {
     /// Whether that holder held the key until now.
     pub was_held: bool,
-    /// Whether others are known to wait for the key at the store. This process stands back for them.
+    /// Whether others are known to wait for the key at the store. This client yields to them
+    /// ([`Timing::yield_to_remote`]).
     pub waiters: bool,
 }
 
@@ -252,13 +276,13 @@ impl Freed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// The longest that one call of the backend may take before its outcome counts as unknown.
-    pub call: Duration,
-    /// How a waiter learns that its turn has come.
+    pub request_timeout: Duration,
+    /// How a waiter learns that the key may be free.
     pub waiting: Waiting,
-    /// With [`Waiting::Store`], where some wait outside of the store's queue: how long this process leaves a key to
+    /// With [`Waiting::Store`], where some wait outside of the store's queue: how long this client leaves a key to
     /// them after a release that found some ([`Freed::waiters`]). Polling stores leave it for one and a half
     /// intervals.
-    pub courtesy: Option<Duration>,
+    pub yield_to_remote: Option<Duration>,
     /// Stores without leases: how often to confirm that the holds are still there, if that can end.
     pub confirm: Option<Confirm>,
     /// How long `close` waits for the store.
@@ -269,16 +293,16 @@ impl Default for Timing {
     /// 10 s a call, polling every 100 ms, no confirmation, 10 s for closing.
     fn default() -> Self {
         Self {
-            call: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(10),
             waiting: Waiting::Poll { every: Duration::from_millis(100) },
-            courtesy: None,
+            yield_to_remote: None,
             confirm: None,
             close: Duration::from_secs(10),
         }
     }
 }
 
-/// How a waiter learns that its turn has come.
+/// How a waiter learns that the key may be free.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
@@ -300,22 +324,22 @@ pub struct Confirm {
     /// How long after the last answered question was *sent* the holds count as lost. The store must
     /// not let go by itself sooner.
     pub lost_after: Duration,
-    /// Whether a hold that counts as lost stays in the store until an operator ends it, like that of a
+    /// Whether a hold that counts as lost is left in the store until an operator ends it, like that of a
     /// holder that has died: for stores that never let go by themselves.
-    pub stays: bool,
+    pub sticky: bool,
 }
 
 impl Confirm {
     /// Asks `every` so often; lost `lost_after` the last answered question was sent.
     #[must_use]
     pub const fn new(every: Duration, lost_after: Duration) -> Self {
-        Self { every, lost_after, stays: false }
+        Self { every, lost_after, sticky: false }
     }
 
     /// Leaves a hold that counts as lost in the store.
     #[must_use]
-    pub const fn stays(mut self) -> Self {
-        self.stays = true;
+    pub const fn sticky(mut self) -> Self {
+        self.sticky = true;
         self
     }
 }
@@ -358,38 +382,6 @@ impl Events {
     #[must_use]
     pub fn now(&self) -> Moment {
         self.clock.now()
-    }
-}
-
-/// Tells a wait at the store that nobody needs it any more.
-#[derive(Clone, Debug, Default)]
-pub struct Stop(CancellationToken);
-
-impl Stop {
-    /// A stop signal that has not fired.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Fires it.
-    pub fn fire(&self) {
-        self.0.cancel();
-    }
-
-    /// Whether it has fired.
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        self.0.is_cancelled()
-    }
-
-    /// Resolves once it has fired.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping it loses nothing.
-    pub async fn stopped(&self) {
-        self.0.cancelled().await;
     }
 }
 

@@ -56,9 +56,17 @@ pub trait Clock: Debug + Send + Sync + 'static {
     fn now(&self) -> Moment;
 }
 
-/// Time since boot, suspend included: `CLOCK_BOOTTIME` on Linux, elsewhere the clock of
-/// [`std::time::Instant`], which counts suspend on macOS and Windows as well.
+/// A clock that goes on while the machine is suspended, so that a lease that ended meanwhile reads lost at the
+/// first look.
+///
+/// | Platform | Clock |
+/// |---|---|
+/// | Linux, Android | `CLOCK_BOOTTIME` (`clock_gettime(2)`) |
+/// | macOS, iOS and their kin | `CLOCK_MONOTONIC`, which Apple's `clock_gettime(3)` documents to go on during sleep; std's `Instant` reads `CLOCK_UPTIME_RAW`, which does not (rust-lang/rust#87906) |
+/// | Windows | [`std::time::Instant`]: the performance counter goes on during sleep |
+/// | others | a compile error: a clock that stands still would let two guards read valid at once |
 #[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::exhaustive_structs)] // It names the system's clock and has no settings.
 pub struct SystemClock;
 
 impl SystemClock {
@@ -70,15 +78,19 @@ impl SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     fn now(&self) -> Moment {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+        #[cfg(target_vendor = "apple")]
+        const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+        let now = rustix::time::clock_gettime(CLOCK);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
         Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
     }
 
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(windows)]
     fn now(&self) -> Moment {
         use std::sync::OnceLock;
         use std::time::Instant;
@@ -86,6 +98,12 @@ impl Clock for SystemClock {
         Moment(nanos(ORIGIN.get_or_init(Instant::now).elapsed()))
     }
 }
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple", windows)))]
+compile_error!(
+    "leasehold knows no clock of this platform that goes on while the machine is suspended; leases would \
+     outlive their end at the store"
+);
 
 /// The clock of tokio's timers, which stands still and jumps under paused time. It does not run during
 /// suspend: for stores that live in this process, where nothing runs then.

@@ -1,310 +1,329 @@
-//! The one task of an engine: what must go on when no caller is there to do it.
+//! The one task of an engine: what must go on when no caller is there to do it. It renews, ends what is over,
+//! finishes what was abandoned, frees what is left, and closes.
 //!
-//! It never awaits the store itself; calls run as tasks of its own set, so a silent store delays
-//! neither a loss nor the next renewal.
+//! It never awaits the store itself: calls run as tasks of their own on the engine's runtime, so a silent store
+//! delays neither a loss nor the next renewal.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{Error, LossReason};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backend::{HoldRef, Renewed, short_answer};
-use crate::beat::Beat;
-use crate::beats::Beats;
-use crate::clock::{Clock, Moment, scaled};
-use crate::counters::Event;
-use crate::hold::Hold;
-use crate::shared::{Command, Shared};
-use crate::undo::{Means, Undo};
+use crate::backend::{Attempt, Backend, Freed};
+use crate::clock::Clock;
+use crate::entry::Call;
+use crate::hold::{Hold, Owner};
+use crate::inbox::{Inbox, Told};
+use crate::metrics::{Event, Metrics};
+use crate::outbox::{Batch, Freeing, Outbox};
+use crate::queue::Queues;
+use crate::renewal::{Queued, Renewal, Renewals};
+use crate::schedule::Schedule;
+use crate::shared::{CloseOutcome, Shared};
 
 /// The longest the driver sleeps while holds can end: the clock of validity also runs during suspend,
 /// the runtime's timers may not, so a loss during suspend is signalled this soon after resuming.
-const GLANCE: Duration = Duration::from_secs(1);
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How long a closing engine waits for callers that are not being polled to give up their turns.
+/// How long a closing engine waits for callers that are not being polled to give up their permits.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
-type Outcome = Option<Result<(), Arc<str>>>;
-type Reply = oneshot::Sender<Result<(), Error>>;
-
 pub(crate) struct Driver {
+    /// Weak: an engine that nobody uses any more is closed.
     shared: Weak<Shared>,
-    means: Means,
+    backend: Arc<dyn Backend>,
+    queues: Arc<Queues<Owner>>,
+    schedule: Arc<Schedule<Hold>>,
+    metrics: Arc<Metrics>,
     clock: Arc<dyn Clock>,
-    beats: Arc<Beats>,
-    inbox: mpsc::UnboundedReceiver<Command>,
-    jobs: JoinSet<Done>,
-    /// Renewals asked for while another one of the same hold was under way.
-    waiting: Vec<(Arc<Hold>, Option<Duration>, Reply)>,
+    inbox: Arc<Inbox>,
+    closing: tokio_util::sync::CancellationToken,
+    /// Where calls of the store run.
+    handle: Handle,
+    runtime_gone: tokio_util::sync::CancellationToken,
+    request_timeout: Duration,
     close_limit: Duration,
-    closed: watch::Sender<Outcome>,
-    /// Whether the driver ended because it was asked to or nobody was left.
-    ended_well: bool,
+    calls: JoinSet<Done>,
+    /// How many of them finish what was abandoned.
+    finishing: usize,
+    outbox: Outbox,
+    /// Renewals asked for while another one of the same hold was under way.
+    waiting: Vec<Queued>,
+    closed: watch::Sender<CloseOutcome>,
 }
 
-/// What a job reports.
+/// What a call came to.
 enum Done {
-    Renewed { sent: Moment, beats: Vec<Renewal>, answers: Option<Vec<Result<Renewed, Error>>> },
-    Freed,
-}
-
-/// One hold in a renewal.
-struct Renewal {
-    hold: Arc<Hold>,
-    window: Duration,
-    reply: Option<Reply>,
+    Renewed(Renewals),
+    Freed(Batch, Option<Vec<Result<Freed, Error>>>),
+    /// A call whose caller had gone: what is left to free of it.
+    Finished(Vec<Freeing>),
 }
 
 impl Driver {
-    pub(crate) fn new(
-        shared: &Arc<Shared>,
-        inbox: mpsc::UnboundedReceiver<Command>,
-        closed: watch::Sender<Outcome>,
-    ) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, closed: watch::Sender<CloseOutcome>) -> Self {
         Self {
             shared: Arc::downgrade(shared),
-            means: Means {
-                backend: Arc::clone(&shared.backend),
-                queues: Arc::clone(&shared.queues),
-                tally: Arc::clone(&shared.tally),
-                closing: shared.closing.clone(),
-                limit: shared.timing.call,
-            },
+            backend: Arc::clone(&shared.backend),
+            queues: Arc::clone(&shared.queues),
+            schedule: Arc::clone(&shared.schedule),
+            metrics: Arc::clone(&shared.metrics),
             clock: Arc::clone(&shared.clock),
-            beats: Arc::clone(&shared.beats),
-            inbox,
-            jobs: JoinSet::new(),
-            waiting: Vec::new(),
+            inbox: Arc::clone(&shared.inbox),
+            closing: shared.closing.clone(),
+            handle: shared.handle.clone(),
+            runtime_gone: shared.runtime_gone.clone(),
+            request_timeout: shared.timing.request_timeout,
             close_limit: shared.timing.close,
+            calls: JoinSet::new(),
+            finishing: 0,
+            outbox: Outbox::new(),
+            waiting: Vec::new(),
             closed,
-            ended_well: false,
         }
     }
 
     pub(crate) async fn run(mut self) {
         loop {
-            let beats = Arc::clone(&self.beats);
-            let wake = self.next_look();
+            let (schedule, inbox, wake) =
+                (Arc::clone(&self.schedule), Arc::clone(&self.inbox), self.next_look());
             tokio::select! {
                 biased;
-                () = beats.changed.notified() => {}
+                () = schedule.changed.notified() => {}
                 () = at(wake) => {}
-                Some(done) = self.jobs.join_next() => {
-                    // A call that panicked has said so; its holds are looked at when they are due.
-                    if let Ok(done) = done {
-                        self.settle(done);
+                Some(done) = self.calls.join_next() => self.settle_all(done),
+                () = inbox.wakeup.notified() => {
+                    let told = self.inbox.take();
+                    let (stop, close) = (told.stop, told.close);
+                    self.carry_out(told);
+                    if stop {
+                        return;
+                    }
+                    if close {
+                        return self.close().await;
                     }
                 }
-                command = self.inbox.recv() => match command {
-                    Some(Command::Close { holds }) => return self.close(holds).await,
-                    Some(command) => self.carry_out(command),
-                    // Engine and guards are gone, and nothing is held.
-                    None => return self.close(Vec::new()).await,
-                },
             }
             self.look();
+            self.send();
         }
     }
 
-    /// When the next hold must be looked at.
+    /// When the next hold must be looked at, or the next call be made.
     fn next_look(&self) -> Option<Instant> {
         let now = self.clock.now();
-        let left = self.beats.next_look(now)?.since(now);
-        Some(Instant::now() + left.min(GLANCE))
+        // With nothing that can end, there is no clock to watch.
+        let longest = if self.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
+        let left = self.schedule.next_look(now).map(|at| at.since(now).min(longest));
+        let look = left.and_then(|left| Instant::now().checked_add(left));
+        [look, self.outbox.next_look()].into_iter().flatten().min()
     }
 
-    fn carry_out(&mut self, command: Command) {
-        match command {
-            Command::Undo { call, holds, turns } => {
-                let undo = Undo::new(self.means.clone(), call, holds, turns);
-                self.spawn(async move {
-                    undo.run().await;
-                    Done::Freed
-                });
-            }
-            Command::Renew { hold, window, reply } => self.renew_for(hold, window, reply),
-            Command::Close { .. } => {}
+    fn carry_out(&mut self, told: Told) {
+        let now = Instant::now();
+        for freeing in told.free {
+            self.outbox.add(freeing, now);
+        }
+        for (call, holds) in told.abandoned {
+            self.finish(call, holds);
+        }
+        for (hold, ttl, reply) in told.renew {
+            self.renew_for(Queued::new(hold, ttl, reply));
         }
     }
 
-    fn spawn(&mut self, job: impl Future<Output = Done> + Send + 'static) {
-        self.jobs.spawn(job);
-    }
-
-    /// Looks at every hold that is due: loses those past their deadline, renews the others in one call.
+    /// Looks at every hold that is due: loses those that are over, renews the others.
     fn look(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let now = self.clock.now();
-        let ahead = |hold: &Hold| hold.beat.as_ref().map_or(Duration::ZERO, |b| b.interval(&shared) / 2);
-        let mut renewals = Vec::new();
-        for hold in self.beats.take_due(now, ahead) {
-            let Some(beat) = &hold.beat else { continue };
-            if now >= beat.deadline() {
-                hold.lose(LossReason::Expired);
-            } else if beat.renewing.load(Ordering::Acquire) {
-                self.beats.schedule(&hold, beat.deadline());
-            } else {
-                let window = beat.window();
-                renewals.push(Renewal { hold, window, reply: None });
-            }
-        }
-        if !renewals.is_empty() {
+        for renewals in shared.due_renewals() {
             self.renew(&shared, renewals);
         }
     }
 
-    fn renew_for(&mut self, hold: Arc<Hold>, window: Option<Duration>, reply: Reply) {
-        let (Some(shared), Some(beat)) = (self.shared.upgrade(), &hold.beat) else { return };
-        if beat.renewing.load(Ordering::Acquire) {
-            self.waiting.push((hold, window, reply));
-        } else {
-            let window = window.unwrap_or_else(|| beat.window());
-            self.renew(&shared, vec![Renewal { hold, window, reply: Some(reply) }]);
-        }
-    }
-
-    /// Sends one renewal for all of them. A hold is in at most one at a time.
-    fn renew(&mut self, shared: &Arc<Shared>, renewals: Vec<Renewal>) {
-        let mut shortest = shared.timing.call;
-        let mut references = Vec::with_capacity(renewals.len());
-        for renewal in &renewals {
-            let hold = &renewal.hold;
-            let mut reference = hold.reference();
-            reference.ttl = reference.ttl.map(|_| renewal.window);
-            references.push(reference);
-            if let Some(beat) = &hold.beat {
-                beat.renewing.store(true, Ordering::Release);
-                // Leaves time for another try before the lease ends.
-                shortest = shortest.min(renewal.window / 3);
-                self.beats.schedule(hold, beat.deadline());
-            }
-        }
-        let backend = Arc::clone(&self.means.backend);
-        let sent = self.clock.now();
-        self.spawn(async move {
-            let call = timeout(shortest, backend.renew(references));
-            // A backend that panics is one that did not answer.
-            let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
-            Done::Renewed { sent, beats: renewals, answers }
-        });
-    }
-
-    fn settle(&mut self, done: Done) {
-        let Done::Renewed { sent, beats, answers } = done else { return };
+    fn renew_for(&mut self, queued: Queued) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let mut answers = answers.map(Vec::into_iter);
-        // One jitter for all, so that they stay together.
-        let jitter = 1.0 - fastrand::f64() / 10.0;
-        for renewal in beats {
-            let answer = match &mut answers {
-                Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
-                None => Err(Error::new(
-                    leasehold_api::ErrorKind::OutcomeUnknown,
-                    "the store did not answer the renewal in time; it is repeated while the lease lasts",
-                )),
-            };
-            let Renewal { hold, window, reply } = renewal;
-            let Some(beat) = &hold.beat else { continue };
-            beat.renewing.store(false, Ordering::Release);
-            let outcome = self.settle_one(&shared, &hold, beat, (sent, window), jitter, answer);
-            if let Some(reply) = reply {
-                let _ = reply.send(outcome);
-            }
-        }
-        for (hold, window, reply) in std::mem::take(&mut self.waiting) {
-            self.renew_for(hold, window, reply);
+        if let Some(renewals) = shared.asked_renewal(queued, &mut self.waiting) {
+            self.renew(&shared, renewals);
         }
     }
 
-    fn settle_one(
-        &self,
-        shared: &Shared,
-        hold: &Arc<Hold>,
-        beat: &Beat,
-        (sent, window): (Moment, Duration),
-        jitter: f64,
-        answer: Result<Renewed, Error>,
-    ) -> Result<(), Error> {
-        let now = self.clock.now();
-        match answer {
-            Ok(Renewed::Extended) if now < beat.deadline() => {
-                shared.tally.count(Event::Renewed);
-                beat.confirmed(sent, window, shared);
-                let next = sent.after(scaled(beat.interval(shared), jitter));
-                self.beats.schedule(hold, next.min(beat.deadline()));
+    fn renew(&mut self, shared: &Shared, renewals: Vec<Renewal>) {
+        let call = shared.renew(renewals);
+        self.calls.spawn_on(async move { Done::Renewed(call.await) }, &self.handle);
+    }
+
+    /// Runs an abandoned call to its end. What was answered with "contended" leaves nothing to free; else, and
+    /// also when no answer comes, the release by holder id settles it.
+    fn finish(&mut self, call: Call, holds: Vec<Freeing>) {
+        self.metrics.count(Event::Undone);
+        self.finishing += 1;
+        let limit = self.request_timeout;
+        let finished = async move {
+            // A call that panicked in its caller's hands panics again when it is polled here.
+            let answers = AssertUnwindSafe(timeout(limit, call)).catch_unwind().await;
+            let mut answers = answers.ok().and_then(Result::ok).unwrap_or_default().into_iter();
+            let left = |mut freeing: Freeing| {
+                match answers.next() {
+                    Some(Ok(Attempt::Contended(_) | Attempt::Refused(_))) => return None,
+                    Some(Ok(Attempt::Granted(granted))) => freeing.granted(granted),
+                    _ => {}
+                }
+                Some(freeing)
+            };
+            Done::Finished(holds.into_iter().filter_map(left).collect())
+        };
+        self.calls.spawn_on(finished, &self.handle);
+    }
+
+    /// Makes the calls that are due for what is to be freed.
+    fn send(&mut self) {
+        while let Some((batch, holds)) = self.outbox.next_call(Instant::now()) {
+            if batch.is_retry() {
+                self.metrics.count(Event::ReleaseRetry);
             }
-            // The answer came after the grant was lost here: it stays lost.
-            Ok(Renewed::Extended) => hold.lose(LossReason::Expired),
-            Ok(Renewed::Gone(reason)) => hold.lose(reason),
-            Err(error) => {
-                shared.tally.count(Event::Failure);
-                tracing::debug!(key = %hold.request.key, store = %shared.name, %error, "renewal failed; it is repeated while the hold lasts");
-                beat.maybe_confirmed(sent, window);
-                // Soon enough for a shorter lease that the store may count already.
-                let pause = (beat.interval(shared).min(window / 3) / 8).max(Duration::from_millis(1));
-                self.beats.schedule(hold, now.after(pause).min(beat.deadline()));
-                return Err(error);
+            let (backend, limit) = (Arc::clone(&self.backend), self.request_timeout);
+            let call = async move {
+                let call = async { timeout(limit, backend.release(holds)).await };
+                let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
+                Done::Freed(batch, answers)
+            };
+            self.calls.spawn_on(call, &self.handle);
+        }
+    }
+
+    fn settle_all(&mut self, done: Result<Done, tokio::task::JoinError>) {
+        match done {
+            Ok(Done::Renewed(renewals)) => {
+                let Some(shared) = self.shared.upgrade() else { return };
+                shared.settle_renewals(renewals);
+                for queued in std::mem::take(&mut self.waiting) {
+                    self.renew_for(queued);
+                }
+            }
+            Ok(Done::Freed(batch, answers)) => self.settle_freed(batch, answers),
+            Ok(Done::Finished(holds)) => {
+                self.finishing -= 1;
+                let now = Instant::now();
+                holds.into_iter().for_each(|freeing| self.outbox.add(freeing, now));
+            }
+            // The runtime is going, and its end closes the engine.
+            Err(_) => {}
+        }
+    }
+
+    fn settle_freed(&mut self, batch: Batch, answers: Option<Vec<Result<Freed, Error>>>) {
+        for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
+            if let Some(shared) = self.shared.upgrade() {
+                shared.settle_freed(&freed.hold.key, freed.freed);
+            }
+            // Handed on after the key was left to those who wait elsewhere.
+            match (freed.permit.take(), freed.is_release()) {
+                (Some(permit), is_release) => {
+                    if is_release {
+                        self.metrics.publish(Event::Released);
+                    }
+                    permit.hand_on(freed.outcome());
+                }
+                (None, true) => self.metrics.count(Event::Released),
+                (None, false) => {}
+            }
+            // Whoever asks the store for this key from here may have met the hold that has just gone.
+            let wakeup = self.queues.with(&freed.hold.key, |owner| owner.wakeup.clone());
+            if let Some(wakeup) = wakeup.flatten() {
+                wakeup.notify_one();
             }
         }
-        hold.loss_reason().map_or(Ok(()), |reason| Err(Error::lost(reason)))
     }
 
     /// Frees everything, waits for what is under way, and ends the backend, all within the limit.
-    async fn close(mut self, mut holds: Vec<HoldRef>) {
-        let backend = Arc::clone(&self.means.backend);
+    async fn close(mut self) {
+        self.closing.cancel();
+        let backend = Arc::clone(&self.backend);
         let (limit, begun) = (self.close_limit, Instant::now());
-        let freed = timeout(limit - limit / 10, async {
-            let mut last_call = std::pin::pin!(sleep(limit.min(LAST_CALL)));
-            // Waits that the closing ends hand over what they had in the air, and then their turn.
-            while self.means.queues.len() > 0 {
-                tokio::select! {
-                    biased;
-                    command = self.inbox.recv() => match command {
-                        Some(Command::Close { holds: more }) => holds.extend(more),
-                        Some(command) => self.carry_out(command),
-                        None => break,
-                    },
-                    Some(_) = self.jobs.join_next() => {}
-                    () = sleep(Duration::from_millis(5)) => {}
-                    () = &mut last_call => break,
-                }
+        if let Some(shared) = self.shared.upgrade() {
+            for hold in shared.lose_all(LossReason::Closed) {
+                self.outbox.add(Freeing::lost(&hold), begun);
             }
-            self.inbox.close();
-            while let Some(command) = self.inbox.recv().await {
-                match command {
-                    Command::Close { holds: more } => holds.extend(more),
-                    command => self.carry_out(command),
-                }
-            }
-            // Callers that are not being polled: what they may have at the store is freed by holder id.
-            self.means.queues.for_each(|seat| holds.push(seat.hold.reference()));
-            let mut all = Undo::new(self.means.clone(), None, holds, Vec::new());
-            all.run_until_freed().await;
-            while self.jobs.join_next().await.is_some() {}
-            // What was handed over is undone by now; the rest is in nobody's hands.
-            let mut unpolled = 0;
-            self.means.queues.for_each(|seat| unpolled += usize::from(seat.hold.is_asking()));
-            unpolled
-        })
-        .await;
+        }
+        self.outbox.begin_closing(begun);
+        // A lost answer must leave time to ask again.
+        self.request_timeout = self.request_timeout.min(limit / 4);
+        let gone = self.runtime_gone.clone();
+        let freed = tokio::select! {
+            biased;
+            () = gone.cancelled() => None,
+            freed = timeout(limit - limit / 10, self.free_everything(limit)) => Some(freed),
+        };
         let outcome = match freed {
-            Ok(0) => Ok(()),
-            Ok(n) => Err(format!("{n} requests were on their way to the store and nobody polled them")),
-            Err(_) => Err(format!("the store did not confirm every release within {limit:?}")),
+            None => Err("its runtime ended before the store confirmed the releases".to_owned()),
+            Some(Ok((0, 0))) => Ok(()),
+            Some(Ok((0, left))) => Err(format!("the store refused to release {left} holds")),
+            Some(Ok((unpolled, _))) => {
+                Err(format!("{unpolled} requests were on their way to the store and nobody polled them"))
+            }
+            Some(Err(_)) => Err(format!("the store did not confirm every release within {limit:?}")),
         };
         // The rest of the limit, and a moment in any case.
         let rest = limit.saturating_sub(begun.elapsed()).max(limit / 10);
-        if timeout(rest, backend.close()).await.is_err() {
-            backend.sever();
+        // The backend's own timers and tasks are on the engine's runtime; the limit is ours, as its workers may be
+        // blocked.
+        let closing = Arc::clone(&backend);
+        let closing = self.handle.spawn(async move { closing.close().await });
+        if !matches!(timeout(rest, closing).await, Ok(Ok(()))) {
+            backend.abort();
         }
-        self.ended_well = true;
         self.closed.send_replace(Some(outcome.map_err(Arc::from)));
+    }
+
+    /// How many callers nobody polled, and how many holds the store would not release.
+    async fn free_everything(&mut self, limit: Duration) -> (usize, usize) {
+        let last_call = Instant::now() + limit.min(LAST_CALL);
+        let mut called = false;
+        loop {
+            let told = self.inbox.take();
+            self.carry_out(told);
+            self.send();
+            // Waits that the closing ends hand over what they had asked for, and then their permits. Callers that
+            // are not being polled: what they may have at the store is freed by holder id.
+            let (mut busy, mut unpolled) = (false, 0);
+            self.queues.for_each(|owner| {
+                busy |= !owner.hold.is_unsent();
+                unpolled += usize::from(owner.hold.is_asked());
+            });
+            let patience = busy && Instant::now() < last_call;
+            if !patience && !std::mem::replace(&mut called, true) {
+                let mut holds = Vec::new();
+                self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
+                for hold in holds.iter().filter(|hold| !hold.is_unsent()) {
+                    self.outbox.add(Freeing::attempted(hold, None), last_call);
+                }
+                continue;
+            }
+            if called && self.outbox.is_done() && self.finishing == 0 {
+                // What is told from here on comes too late; what was told just now does not.
+                let told = self.inbox.shut();
+                if told.is_empty() {
+                    return (unpolled, self.outbox.left());
+                }
+                self.carry_out(told);
+                continue;
+            }
+            let inbox = Arc::clone(&self.inbox);
+            tokio::select! {
+                biased;
+                () = inbox.wakeup.notified() => {}
+                Some(done) = self.calls.join_next() => self.settle_all(done),
+                () = at(self.outbox.next_look()) => {}
+                // Permits are handed on without a word to the driver.
+                () = sleep(Duration::from_millis(5)), if patience => {}
+            }
+        }
     }
 }
 
@@ -317,15 +336,55 @@ async fn at(wake: Option<Instant>) {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.ended_well {
+        // Nobody frees or renews any more; permits in what was told are handed on.
+        drop(self.inbox.shut());
+    }
+}
+
+/// Sees the engine's runtime end: nobody renews, watches or releases then. It lives in a task of that runtime and
+/// does its work when that is dropped.
+pub(crate) struct RuntimeWatch {
+    shared: Weak<Shared>,
+    backend: Arc<dyn Backend>,
+    inbox: Arc<Inbox>,
+    runtime_gone: tokio_util::sync::CancellationToken,
+    closed: watch::Receiver<CloseOutcome>,
+}
+
+impl RuntimeWatch {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::downgrade(shared),
+            backend: Arc::clone(&shared.backend),
+            inbox: Arc::clone(&shared.inbox),
+            runtime_gone: shared.runtime_gone.clone(),
+            closed: shared.closed.clone(),
+        }
+    }
+
+    /// Runs `driver` on this runtime.
+    pub(crate) async fn run(self, driver: Driver) {
+        driver.run().await;
+    }
+
+    /// Waits for the driver, which runs elsewhere.
+    pub(crate) async fn watch(mut self) {
+        let _ = self.closed.wait_for(Option::is_some).await;
+    }
+}
+
+impl Drop for RuntimeWatch {
+    fn drop(&mut self) {
+        if self.closed.borrow().is_some() {
             return;
         }
-        // The runtime has gone: nobody renews, watches or releases any more.
+        self.runtime_gone.cancel();
         if let Some(shared) = self.shared.upgrade() {
             shared.queues.close();
             shared.closing.cancel();
             shared.lose_all(LossReason::RuntimeGone);
         }
-        self.means.backend.sever();
+        self.inbox.stop();
+        self.backend.abort();
     }
 }

@@ -6,24 +6,32 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
-    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, LossReason, Wait,
+    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, MultiGuard,
+    Operation, Wait,
 };
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::acquire::{self, Ahead, AtOnce, Budget, Refusal};
-use crate::backend::{Backend, Events, HoldRef, Timing};
-use crate::beats::Beats;
+use crate::acquisition::Acquisition;
+use crate::backend::{Backend, Events, Timing};
+use crate::background::driver_runtime;
+use crate::budget::{Budget, Refusal};
 use crate::clock::{Clock, SystemClock};
-use crate::counters::{Counters, Event, Tally};
-use crate::courtesy::Courtesy;
-use crate::driver::Driver;
-use crate::hold::{self, Hold};
+use crate::driver::{Driver, RuntimeWatch};
+use crate::events::Sink;
+use crate::fast_path::{self, Asking, FastPath};
+use crate::hold::Hold;
+use crate::inbox::Inbox;
+use crate::metrics::{Attempt, Attempted, Counters, Event, Metrics};
+use crate::published::{KeyClass, Published, first_part};
 use crate::queue::Queues;
-use crate::shared::{Command, Shared, Sink};
+use crate::schedule::Schedule;
+use crate::shared::Shared;
+use crate::state::Phase;
+use crate::waiting::ends;
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
 ///
@@ -34,6 +42,14 @@ use crate::shared::{Command, Shared, Sink};
 ///
 /// Futures of the engine may be polled by any executor; its timers and the backend's I/O run on the
 /// runtime it was started on.
+///
+/// # Bodies that block their thread
+///
+/// On a runtime with several workers a body that blocks its thread (`std::thread::sleep`, a long computation)
+/// keeps its lease as long as one other worker is free to carry out renewals: the driver has a thread of its own.
+/// On a runtime of one thread such a body stops the renewals as well, the timers of all budgets, and the limit of
+/// [`close`](Lock::close): the guard reads lost when its lease has passed. Use a runtime with several workers
+/// there, or `tokio::task::spawn_blocking`.
 pub struct Engine {
     shared: Arc<Shared>,
 }
@@ -43,7 +59,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Closed`](ErrorKind::Closed) outside of a tokio runtime; give one to [`Engine::builder`].
+    /// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime; give one to [`Engine::builder`].
     pub fn start(backend: impl Backend) -> Result<Self, Error> {
         Self::builder(backend).start()
     }
@@ -55,13 +71,14 @@ impl Engine {
             runtime: None,
             clock: SystemClock::shared(),
             timing: None,
+            key_class: first_part,
         }
     }
 
     /// What the engine has done since it started.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.shared.counters()
+        self.shared.metrics.snapshot(&self.shared.queues)
     }
 
     /// How many keys somebody here holds, awaits or lets go of just now.
@@ -70,89 +87,148 @@ impl Engine {
         self.shared.queues.len()
     }
 
-    async fn pursue(
+    async fn go_on(
         &self,
+        begun: Option<Asking>,
         holds: Vec<Arc<Hold>>,
-        ahead: Option<Ahead>,
         options: &AcquireOptions,
         once: bool,
     ) -> Result<Vec<LockGuard>, Refusal> {
         let shared = Arc::clone(&self.shared);
         let (wait, policy) = (options.wait, options.on_cooldown);
-        let first = holds.first().map(|hold| &hold.request.key).or(ahead.as_ref().and_then(Ahead::key));
+        let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| &hold.request.key);
         let span = tracing::debug_span!("acquire", store = %self.shared.name, key = first.map(tracing::field::display));
         let work = async move {
             let budget = if once { Budget::Once } else { Budget::start(wait) };
-            acquire::acquire(shared, holds, ahead, policy, budget).await
+            Acquisition::new(&shared, policy, budget).run(begun, holds).await
         };
         let work = work.instrument(span);
-        // Boxed: this state is large, and callers that are granted at once never need it.
+        // Boxed: this state is large, and callers that are granted on the fast path never need it.
         Box::pin(TokioContext::new(work, self.shared.handle.clone())).await
     }
 
-    /// A wait that came to nothing, as the caller sees it.
-    fn timed_out(&self, refusal: Refusal, key: Option<&LockKey>) -> Error {
-        match refusal {
-            Refusal::Failed(error) => error,
-            Refusal::Held => {
-                self.shared.tally.count(Event::Timeout);
-                let message = "the wait budget ended while somebody else held the lock; wait longer, or find the holder with inspect";
-                self.shared.name_error(Error::new(ErrorKind::Timeout, message), key)
-            }
-        }
+    fn asking(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
+        let waits = !once && options.wait != Wait::For(Duration::ZERO);
+        let request = self.shared.request(key, options, waits, self.shared.queues.draw(key));
+        Hold::new(&self.shared, request, options.max_hold, Phase::Asking)
     }
-}
 
-#[async_trait]
-impl Lock for Engine {
-    async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
-        let ahead = match acquire::at_once(&self.shared, key, options, false)? {
-            AtOnce::Granted(guard) => return Ok(Some(guard)),
-            AtOnce::Busy => return Ok(None),
-            AtOnce::Ahead(ahead) => ahead,
+    async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
+        let (begun, holds) = match fast_path::attempt(&self.shared, key, options, false)? {
+            FastPath::Granted(guard) => return Ok(Some(guard)),
+            FastPath::Contended if !ends(&self.shared, key) => return Ok(None),
+            FastPath::Contended => (None, vec![self.asking(key, options, true)]),
+            FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };
-        match self.pursue(Vec::new(), Some(ahead), options, true).await {
-            Ok(mut guards) => Ok(guards.pop()),
-            Err(Refusal::Held) => Ok(None),
-            Err(Refusal::Failed(error)) => Err(error),
-        }
+        tried(self.go_on(begun, holds, options, true).await).map(|guards| guards.and_then(|mut g| g.pop()))
     }
 
-    async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
-        let outcome =
-            match acquire::at_once(&self.shared, key, options, options.wait != Wait::For(Duration::ZERO))? {
-                AtOnce::Granted(guard) => return Ok(guard),
-                AtOnce::Busy => {
-                    let hold = Hold::new(&self.shared, self.shared.request(key, options), hold::ASKING);
-                    self.pursue(vec![hold], None, options, false).await
-                }
-                AtOnce::Ahead(ahead) => self.pursue(Vec::new(), Some(ahead), options, false).await,
-            };
-        let mut guards = outcome.map_err(|refusal| self.timed_out(refusal, Some(key)))?;
-        guards.pop().ok_or_else(Error::closed)
+    async fn acquire_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
+        let waits = options.wait != Wait::For(Duration::ZERO);
+        let (begun, holds) = match fast_path::attempt(&self.shared, key, options, waits)? {
+            FastPath::Granted(guard) => return Ok(guard),
+            FastPath::Contended => (None, vec![self.asking(key, options, false)]),
+            FastPath::Ask(begun) => (Some(begun), Vec::new()),
+        };
+        let guards = self.go_on(begun, holds, options, false).await;
+        guards.map_err(|refusal| self.timed_out(refusal, Some(key)))?.pop().ok_or_else(Error::closed)
     }
 
-    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<Vec<LockGuard>, Error> {
+    /// Takes the keys in their order, and gives the guards in the order of `keys`.
+    async fn take_all(
+        &self,
+        keys: &[LockKey],
+        options: &AcquireOptions,
+        once: bool,
+    ) -> Result<MultiGuard, Refusal> {
         let mut order: Vec<usize> = (0..keys.len()).collect();
         order.sort_by(|a, b| keys[*a].cmp(&keys[*b]));
         if let Some(twice) = order.windows(2).find(|w| keys[w[0]] == keys[w[1]]) {
-            let message = "the same key is given twice; it would wait for itself";
-            return Err(self
-                .shared
-                .name_error(Error::new(ErrorKind::InvalidOption, message), Some(&keys[twice[0]])));
+            let error =
+                Error::new(ErrorKind::InvalidOption, "the same key is given twice; it would wait for itself");
+            return Err(self.shared.name_error(error, Some(&keys[twice[0]])).into());
         }
         self.shared.check(keys.first(), options)?;
-        let hold = |i: &usize| Hold::new(&self.shared, self.shared.request(&keys[*i], options), hold::ASKING);
-        let holds = order.iter().map(hold).collect();
-        let guards = self.pursue(holds, None, options, false).await;
-        let guards = guards.map_err(|refusal| self.timed_out(refusal, None))?;
+        let holds = order.iter().map(|i| self.asking(&keys[*i], options, once)).collect();
+        let guards = self.go_on(None, holds, options, once).await?;
         let mut placed: Vec<_> = order.into_iter().zip(guards).collect();
         placed.sort_by_key(|(i, _)| *i);
         Ok(placed.into_iter().map(|(_, guard)| guard).collect())
     }
 
-    async fn release(&self, guard: LockGuard) -> Result<(), Error> {
-        guard.release().await
+    /// A wait that came to nothing, as the caller sees it.
+    fn timed_out(&self, refusal: Refusal, key: Option<&LockKey>) -> Error {
+        let message = match refusal {
+            Refusal::Failed(error) => return error,
+            Refusal::Contended => {
+                "the wait budget ended while somebody else held or awaited the lock; wait longer, or find the holder with inspect"
+            }
+            Refusal::NoAnswer => {
+                "the wait budget ended before the store answered, so it is not known whether anybody holds the lock; see whether the store can be reached"
+            }
+        };
+        self.shared.metrics.count(Event::Timeout);
+        self.shared.name_error(Error::new(ErrorKind::Timeout, message), key)
+    }
+
+    /// Begins to count an acquire or a try. Several keys are one attempt, at the first in order.
+    fn attempt<'a>(&'a self, key: Option<&'a LockKey>) -> Attempt<'a> {
+        self.shared.metrics.published.attempt(key)
+    }
+}
+
+/// Counts how an acquire or a try ended, and says in its error what failed.
+fn attempted<T>(
+    attempt: Attempt<'_>,
+    outcome: Result<T, Error>,
+    such: impl FnOnce(&T) -> Attempted,
+) -> Result<T, Error> {
+    attempt.ended(outcome.as_ref().map_or_else(Attempted::of, such));
+    outcome.map_err(|error| error.with_operation(Operation::Acquire))
+}
+
+/// What a try that came to nothing means.
+fn tried<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(Refusal::Contended | Refusal::NoAnswer) => Ok(None),
+        Err(Refusal::Failed(error)) => Err(error),
+    }
+}
+
+fn granted_or_contended<T>(value: &Option<T>) -> Attempted {
+    if value.is_some() { Attempted::Granted } else { Attempted::Contended }
+}
+
+#[async_trait]
+impl Lock for Engine {
+    async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
+        let attempt = self.attempt(Some(key));
+        let outcome = self.try_one(key, options).await;
+        attempted(attempt, outcome, granted_or_contended)
+    }
+
+    async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
+        let attempt = self.attempt(Some(key));
+        let outcome = self.acquire_one(key, options).await;
+        attempted(attempt, outcome, |_| Attempted::Granted)
+    }
+
+    async fn try_acquire_all(
+        &self,
+        keys: &[LockKey],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let attempt = self.attempt(keys.iter().min());
+        let outcome = tried(self.take_all(keys, options, true).await);
+        attempted(attempt, outcome, granted_or_contended)
+    }
+
+    async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let attempt = self.attempt(keys.iter().min());
+        let outcome = self.take_all(keys, options, false).await;
+        let outcome = outcome.map_err(|refusal| self.timed_out(refusal, None));
+        attempted(attempt, outcome, |_| Attempted::Granted)
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -165,7 +241,8 @@ impl Lock for Engine {
         outcome.map_err(|reason| {
             let message =
                 format!("closed, but {reason}; what is left there ends by itself or needs a forced release");
-            self.shared.name_error(Error::new(ErrorKind::OutcomeUnknown, message), None)
+            let error = Error::new(ErrorKind::OutcomeUnknown, message).with_operation(Operation::Close);
+            self.shared.name_error(error, None)
         })
     }
 
@@ -175,29 +252,6 @@ impl Lock for Engine {
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
         self.shared.backend.admin()
-    }
-}
-
-impl Shared {
-    /// Begins to close, once: no new grants, waiters end, guards read lost.
-    fn close(&self) {
-        self.queues.close();
-        if self.closing.is_cancelled() {
-            return;
-        }
-        self.closing.cancel();
-        self.send(Command::Close { holds: self.lose_all(LossReason::Closed) });
-    }
-
-    /// Every guard that is out reads lost from here on. Returns what the store still has.
-    pub(crate) fn lose_all(&self, reason: LossReason) -> Vec<HoldRef> {
-        let mut holds = Vec::new();
-        self.queues.for_each(|seat| holds.push(Arc::clone(&seat.hold)));
-        holds
-            .into_iter()
-            .filter(|hold| hold.end_lost(reason).is_some())
-            .map(|hold| hold.reference())
-            .collect()
     }
 }
 
@@ -221,10 +275,11 @@ pub struct EngineBuilder {
     runtime: Option<Handle>,
     clock: Arc<dyn Clock>,
     timing: Option<Timing>,
+    key_class: KeyClass,
 }
 
 impl EngineBuilder {
-    /// Runs the driver there instead of on the current runtime.
+    /// Uses that runtime instead of the current one.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -243,47 +298,64 @@ impl EngineBuilder {
         self
     }
 
-    /// Attaches the backend and starts the driver.
+    /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the
+    /// first `:`. Keys of the empty class, such as by default those without a `:`, have the label `none`; classes
+    /// after the first hundred have the label `other`. Without the feature `metrics` it does nothing.
+    pub fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
+        self.key_class = class;
+        self
+    }
+
+    /// Attaches the backend and starts the driver: on a runtime with several workers on a thread of its own,
+    /// which all engines of the process share, else on that runtime.
     ///
     /// # Errors
     ///
-    /// [`Closed`](ErrorKind::Closed) when there is neither a runtime given nor a current one.
+    /// [`NoRuntime`](ErrorKind::NoRuntime) when there is neither a runtime given nor a current one.
     pub fn start(self) -> Result<Engine, Error> {
         let name: Arc<str> = self.backend.to_string().into();
         let handle = match self.runtime {
             Some(handle) => handle,
             None => Handle::try_current().map_err(|error| {
                 Error::new(
-                    ErrorKind::Closed,
+                    ErrorKind::NoRuntime,
                     "there is no tokio runtime here to run the lock's driver; connect inside one, or give the engine a runtime handle",
                 )
                 .with_store(Arc::clone(&name))
                 .with_source(error)
             })?,
         };
-        let (commands, inbox) = mpsc::unbounded_channel();
         let (closed_sender, closed) = watch::channel(None);
         let timing = self.timing.unwrap_or_else(|| self.backend.timing());
         let shared = Arc::new(Shared {
+            metrics: Arc::new(Metrics::new(Published::new(Arc::clone(&name), self.key_class))),
             name,
             capabilities: self.backend.capabilities().clone(),
             timing,
             clock: self.clock,
             handle,
             queues: Queues::new(),
-            beats: Arc::new(Beats::default()),
-            tally: Arc::new(Tally::default()),
-            courtesy: Courtesy::default(),
+            schedule: Arc::new(Schedule::new()),
+            inbox: Arc::new(Inbox::default()),
             closing: CancellationToken::new(),
+            runtime_gone: CancellationToken::new(),
             closed,
-            commands,
             instance: uuid::Uuid::new_v4().as_u128(),
             backend: self.backend,
         });
         let sink = Sink { shared: Arc::downgrade(&shared) };
         shared.backend.attach(Events::new(Arc::new(sink), Arc::clone(&shared.clock)));
-        let driver = Driver::new(&shared, inbox, closed_sender);
-        shared.handle.spawn(driver.run());
+        let driver = Driver::new(&shared, closed_sender);
+        let watch = RuntimeWatch::new(&shared);
+        match driver_runtime(&shared.handle) {
+            Some(elsewhere) => {
+                elsewhere.spawn(driver.run());
+                shared.handle.spawn(watch.watch());
+            }
+            None => {
+                shared.handle.spawn(watch.run(driver));
+            }
+        }
         Ok(Engine { shared })
     }
 }

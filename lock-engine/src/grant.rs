@@ -1,19 +1,26 @@
-//! What the holder of a guard can do with its hold.
+//! What the owner of a guard does with its hold: look, renew, release.
 
 use std::any::{Any, TypeId};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use leasehold_api::{
-    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Release, Validity,
+    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Operation,
+    Release, Validity,
 };
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::context::TokioContext;
 
-use crate::backend::{Freed, Waiting, short_answer};
-use crate::clock::{Moment, scaled};
-use crate::counters::Event;
+use crate::backend::{Freed, short_answer};
+use crate::clock::Moment;
 use crate::hold::Hold;
+use crate::metrics::Event;
+use crate::outbox::Freeing;
+use crate::queue::Outcome;
 
 impl Grant for Hold {
     fn key(&self) -> &LockKey {
@@ -25,7 +32,7 @@ impl Grant for Hold {
     }
 
     fn token(&self) -> Option<FencingToken> {
-        self.drawn_token()
+        Self::token(self)
     }
 
     fn validity(&self) -> Validity {
@@ -33,34 +40,49 @@ impl Grant for Hold {
     }
 
     fn remaining(&self) -> Option<Duration> {
-        if self.look() == Validity::Lost {
+        if !self.look().is_held() {
             return Some(Duration::ZERO);
         }
-        let beat = self.beat.as_ref()?;
-        let deadline = beat.deadline();
-        (deadline != Moment::NEVER).then(|| deadline.since(self.shared.clock.now()))
+        let end = self.lease.as_ref()?.end();
+        (end != Moment::NEVER).then(|| end.since(self.shared.clock.now()))
     }
 
     fn lost(&self) -> Lost {
-        self.signal().subscribe()
+        self.state.watch()
     }
 
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
-        self.extension.get().map(|e| &**e).filter(|e| (*e).type_id() == id)
+        Self::extension(self).filter(|e| (*e).type_id() == id)
     }
 
-    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(self.shared.renew(self, ttl))
+    fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.renew_now(ttl))
     }
 
     fn release(self: Arc<Self>) -> Release {
         if let Err(error) = self.begin_release() {
-            return Release::Done(Err(error));
+            return Release::ready(Err(error.with_operation(Operation::Release)));
         }
         match self.shared.backend.release_now(&self.request.key, self.request.holder) {
-            Some(answer) => Release::Done(self.released(answer)),
+            Some(answer) => Release::ready(self.released(answer)),
             None => Release::pending(Releasing { hold: Some(self) }.run()),
         }
+    }
+
+    fn release_in_batch(self: Arc<Self>) -> Release {
+        if let Err(error) = self.begin_release() {
+            return Release::ready(Err(error.with_operation(Operation::Release)));
+        }
+        if let Some(answer) = self.shared.backend.release_now(&self.request.key, self.request.holder) {
+            return Release::ready(self.released(answer));
+        }
+        let (reply, answer) = oneshot::channel();
+        let permit = self.permit(Outcome::Ended);
+        let told = self.shared.inbox.free_soon(Freeing::let_go(&self, permit).reply(reply));
+        if !told {
+            return Release::ready(Err(self.unanswered()));
+        }
+        Release::pending(BatchRelease { hold: self, answer, begun: false })
     }
 
     fn abandon(self: Arc<Self>) {
@@ -76,42 +98,94 @@ impl Grant for Hold {
 }
 
 impl Hold {
-    /// Settles the answer to a release, and hands on the turn.
+    /// Renews through the driver, which keeps renewals of one hold in order.
+    async fn renew_now(self: Arc<Self>, ttl: Option<Duration>) -> Result<(), Error> {
+        let named = |e: Error| self.named(e).with_operation(Operation::Renew);
+        match ttl {
+            Some(Duration::ZERO) => {
+                let message = "a TTL of zero ends before it begins";
+                return Err(named(Error::new(ErrorKind::InvalidOption, message)));
+            }
+            Some(ttl) => self.shared.check_ttl(ttl).map_err(named)?,
+            None => {}
+        }
+        match (ttl, self.lease.as_ref().and_then(|lease| lease.ttl())) {
+            (_, Some(_)) => {}
+            (None, None) => return Err(named(Error::unsupported("lease on this hold to renew"))),
+            (Some(_), None) => {
+                let message = "this hold was acquired without a lease; give a TTL when acquiring it";
+                return Err(named(Error::new(ErrorKind::InvalidOption, message)));
+            }
+        }
+        self.look();
+        let ended = || self.loss_reason().map_or_else(Error::closed, Error::lost);
+        if !self.is_live() {
+            return Err(named(ended()));
+        }
+        let (reply, answer) = oneshot::channel();
+        if !self.shared.inbox.renew(Arc::clone(&self), ttl, reply) {
+            return Err(named(ended()));
+        }
+        let lost = self.state.watch();
+        tokio::select! {
+            biased;
+            outcome = answer => match outcome {
+                Ok(outcome) => outcome.map_err(named),
+                Err(_) => Err(named(ended())),
+            },
+            reason = lost => Err(named(Error::lost(reason))),
+        }
+    }
+
+    /// Settles the answer to a release, and hands on the permit.
     fn released(&self, answer: Result<Freed, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
-                let courtesy = match self.shared.timing.waiting {
-                    // A poll is jittered by a quarter.
-                    Waiting::Poll { every } => Some(scaled(every, 1.5)),
-                    Waiting::Store => self.shared.timing.courtesy,
-                };
-                if let (true, Some(courtesy)) = (freed.waiters, courtesy) {
-                    let now = self.shared.clock.now();
-                    self.shared.courtesy.leave(&self.request.key, now, now.after(courtesy));
+                self.shared.settle_freed(&self.request.key, freed);
+                if freed.was_held {
+                    self.shared.metrics.publish(Event::Released);
+                    self.shared.queues.hand_on(&self.request.key, Outcome::Released);
+                    return Ok(());
                 }
-                if !freed.was_held {
-                    self.shared.queues.pass_on(&self.request.key);
-                    self.shared.tally.count(Event::EndedOtherwise);
-                    return Err(self.named(Error::lost(LossReason::Gone)));
-                }
-                self.shared.tally.publish(Event::Released);
-                self.shared.queues.pass_on_released(&self.request.key);
-                Ok(())
+                self.shared.queues.hand_on(&self.request.key, Outcome::Ended);
+                Err(self.was_not_held())
             }
             Err(error) => {
-                self.shared.tally.count(Event::Failure);
-                self.shared.tally.count(Event::EndedOtherwise);
-                let error = self.named(error);
+                self.shared.metrics.count(Event::Failure);
+                let error = self.named(error).with_operation(Operation::Release);
                 tracing::debug!(key = %self.request.key, store = %self.shared.name, %error, "release failed; it is retried in the background");
-                self.release_later();
+                self.release_again(&error);
                 Err(error)
             }
         }
     }
 
-    /// Leaves the release to the driver, which hands on the turn after its first try.
+    /// Leaves a release that failed to the driver. Where it may have been carried out, the next in line asks the
+    /// store itself; else it is tried once more before that.
+    fn release_again(&self, error: &Error) {
+        let freeing = Freeing::let_go(self, self.permit(Outcome::Ended));
+        let unknown = error.kind() == ErrorKind::OutcomeUnknown;
+        self.shared.free(if unknown { freeing.without_permit() } else { freeing });
+    }
+
+    /// Leaves the release to the driver, which hands on the permit after its first try.
     fn release_later(&self) {
-        self.shared.free_later(vec![self.reference()], vec![self.turn()]);
+        self.shared.free(Freeing::let_go(self, self.permit(Outcome::Ended)));
+    }
+
+    /// The store did not have it any more when it was to be released.
+    fn was_not_held(&self) -> Error {
+        // A closing engine releases everything by itself, and may have been first.
+        if self.shared.closing.is_cancelled() {
+            return self.unanswered();
+        }
+        self.shared.metrics.count(Event::Lost);
+        self.named(Error::lost(LossReason::Gone)).with_operation(Operation::Release)
+    }
+
+    fn unanswered(&self) -> Error {
+        let message = "the lock was closed, or its runtime ended, before the store answered the release";
+        self.named(Error::new(ErrorKind::OutcomeUnknown, message)).with_operation(Operation::Release)
     }
 }
 
@@ -125,22 +199,20 @@ struct Releasing {
 impl Releasing {
     async fn run(mut self) -> Result<(), Error> {
         let Some(hold) = &self.hold else { return Ok(()) };
-        let (backend, limit) = (Arc::clone(&hold.shared.backend), hold.shared.timing.call);
+        let (backend, limit) = (Arc::clone(&hold.shared.backend), hold.shared.timing.request_timeout);
         let (reference, handle) = (hold.reference(), hold.shared.handle.clone());
         // The timer needs the engine's runtime; the caller may be polled by another executor.
         let call = async move { timeout(limit, backend.release(vec![reference])).await };
         let mut closed = hold.shared.closed.clone();
         let answered = tokio::select! {
             biased;
-            // Without its driver the engine has no runtime to trust, and nothing to retry with.
+            // Without a runtime no call may be polled, and without its driver there is nothing to retry with.
+            () = hold.shared.runtime_gone.cancelled() => None,
             _ = closed.wait_for(Option::is_some) => None,
             answered = TokioContext::new(call, handle) => Some(answered),
         };
         let answer = match answered {
-            None => Err(Error::new(
-                ErrorKind::OutcomeUnknown,
-                "the lock was closed, or its runtime ended, before the store answered the release",
-            )),
+            None => Err(hold.unanswered()),
             Some(Ok(mut answers)) => answers.pop().unwrap_or_else(|| Err(short_answer())),
             Some(Err(_)) => Err(Error::new(
                 ErrorKind::OutcomeUnknown,
@@ -158,5 +230,42 @@ impl Drop for Releasing {
         if let Some(hold) = self.hold.take() {
             hold.release_later();
         }
+    }
+}
+
+/// A release that the driver carries out together with others, once the first of them is polled or dropped.
+struct BatchRelease {
+    hold: Arc<Hold>,
+    answer: oneshot::Receiver<Result<Freed, Error>>,
+    begun: bool,
+}
+
+impl BatchRelease {
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.hold.shared.inbox.wakeup.notify_one();
+        }
+    }
+}
+
+impl Future for BatchRelease {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.begin();
+        let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
+        // The driver has settled it; what failed it goes on with.
+        Poll::Ready(match answer {
+            Ok(Ok(freed)) if freed.was_held => Ok(()),
+            Ok(Ok(_)) => Err(self.hold.was_not_held()),
+            Ok(Err(error)) => Err(self.hold.named(error).with_operation(Operation::Release)),
+            Err(_) => Err(self.hold.unanswered()),
+        })
+    }
+}
+
+impl Drop for BatchRelease {
+    fn drop(&mut self) {
+        self.begin();
     }
 }

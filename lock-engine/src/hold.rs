@@ -1,141 +1,135 @@
-//! One grant while it is out: its validity, its loss, its end.
+//! One grant, from before it is asked for until its end: identity, validity, loss. Its phases are in `state.rs`;
+//! what the owner of the guard does with it is in `grant.rs`.
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use leasehold_api::{
-    Error, ErrorKind, FencingToken, Grant, LockGuard, LockKey, LossReason, LossSignal, Validity,
-};
+use leasehold_api::{Error, ErrorKind, FencingToken, LockGuard, LockKey, LossReason, Validity};
 
-use crate::backend::{Granted, HoldRef, Request};
-use crate::beat::Beat;
+use crate::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 use crate::clock::Moment;
-use crate::counters::Event;
-use crate::shared::Shared;
+use crate::lease_clock::LeaseClock;
+use crate::metrics::Times;
+use crate::outbox::Freeing;
+use crate::queue::Outcome;
+use crate::schedule::Scheduled;
+use crate::shared::{Permit, Shared};
+use crate::state::{Lose, Phase, State};
 
-/// What the engine knows of one grant, from before it asks for it.
+/// What the engine knows of one grant.
 ///
-/// A hold begins with the key's turn. It is asking, then live, and ends released or lost. While it is
-/// asking the turn belongs to whoever asks; once it is live, to whoever ends it, and nobody else.
+/// While it is asked for, the key's permit belongs to whoever asks; once it is live, to whoever ends it.
 pub(crate) struct Hold {
     pub(crate) shared: Arc<Shared>,
     pub(crate) request: Request,
-    state: AtomicU8,
+    pub(crate) state: State,
     /// The fencing token, or [`NO_TOKEN`].
     token: AtomicU64,
-    pub(crate) extension: OnceLock<Box<dyn Any + Send + Sync>>,
-    loss: OnceLock<Arc<LossSignal>>,
-    /// What renews or confirms this hold; `None` when nothing can end it but a release.
-    pub(crate) beat: Option<Box<Beat>>,
+    extras: OnceLock<Box<Extras>>,
+    /// What renews, confirms or limits this hold; `None` when nothing can end it but a release.
+    pub(crate) lease: Option<Box<LeaseClock>>,
+    /// Until when a cooldown lasts that this hold has begun or met; zero without one.
+    cooling_until: AtomicU64,
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Nothing then.
+    pub(crate) times: Times,
+    /// Whether a call that asks for it has been polled and not been answered with "nothing begun".
+    pub(crate) sent: AtomicBool,
 }
 
-/// The turn of a hold that has ended. Dropping it hands the turn on.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    shared: Arc<Shared>,
-    key: LockKey,
-    armed: bool,
-}
-
-impl Turn {
-    pub(crate) fn key(&self) -> &LockKey {
-        &self.key
-    }
-
-    /// Leaves the turn to another hold that took this one's seat.
-    pub(crate) fn keep(mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if self.armed {
-            self.shared.queues.pass_on(&self.key);
-        }
-    }
+/// What a store gave along with the grant.
+struct Extras {
+    extension: Option<Box<dyn Any + Send + Sync>>,
+    state: Option<OpaqueState>,
 }
 
 /// No token of a store is as large.
 const NO_TOKEN: u64 = u64::MAX;
 
-pub(crate) const ASKING: u8 = 0;
-pub(crate) const LIVE: u8 = 1;
-const RELEASED: u8 = 2;
-/// Lost states are this and the place of the reason in [`REASONS`].
-const LOST: u8 = 3;
-/// Added to a lost state when the hold was still asking: the turn stays with whoever asks.
-const ASKED: u8 = 16;
-const REASONS: [LossReason; 6] = [
-    LossReason::Expired,
-    LossReason::ForcedRelease,
-    LossReason::SessionLost,
-    LossReason::Gone,
-    LossReason::Closed,
-    LossReason::RuntimeGone,
-];
-
 impl Hold {
-    /// A hold that is about to be asked for: [`ASKING`], or [`LIVE`] ahead of a grant that comes at once.
-    pub(crate) fn new(shared: &Arc<Shared>, request: Request, state: u8) -> Arc<Self> {
+    /// A hold that is about to be asked for; live already where the fast path asks.
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        request: Request,
+        max_hold: Option<Duration>,
+        phase: Phase,
+    ) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::clone(shared),
-            beat: Beat::of(shared, request.ttl).map(Box::new),
+            lease: LeaseClock::of(&shared.timing, request.ttl, max_hold).map(Box::new),
+            times: Times::begin(&*shared.clock),
             request,
-            state: AtomicU8::new(state),
+            state: State::new(phase),
             token: AtomicU64::new(NO_TOKEN),
-            extension: OnceLock::new(),
-            loss: OnceLock::new(),
+            extras: OnceLock::new(),
+            cooling_until: AtomicU64::new(0),
+            sent: AtomicBool::new(false),
         })
     }
 
-    /// The store has granted it, asked by what was sent at `sent`. `Err` when it was lost meanwhile: the
-    /// engine was closed, or the store took it back.
-    pub(crate) fn granted(self: Arc<Self>, granted: Granted, sent: Moment) -> Result<LockGuard, Error> {
-        self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
-        if let Some(extension) = granted.extension {
-            let _ = self.extension.set(extension);
-        }
+    /// The store has granted it, asked by what was sent at `sent`. The permit is the hold's from here on. `Err`
+    /// when it came too late, or was lost meanwhile: the engine was closed, or the store took it back.
+    pub(crate) fn granted(
+        self: Arc<Self>,
+        granted: Granted,
+        sent: Moment,
+        permit: Option<Permit>,
+    ) -> Result<LockGuard, Error> {
         let sent = granted.asked_at.unwrap_or(sent);
-        if let Some(beat) = &self.beat {
-            beat.confirmed(sent, beat.window(), &self.shared);
+        if granted.extension.is_some() || granted.state.is_some() {
+            let _ = self.extras.set(Box::new(Extras { extension: granted.extension, state: granted.state }));
         }
-        if let Err(state) = self.go_live() {
-            // Whoever ended it did not know that it would be granted after all.
-            let turn = self.turn_of_asker(state);
-            self.shared.free_later(vec![self.reference()], turn.into_iter().collect());
-            return Err(match reason_of(state) {
-                Some(LossReason::Closed | LossReason::RuntimeGone) | None => self.named(Error::closed()),
-                Some(reason) => self.named(Error::lost(reason)),
-            });
+        if let Some(cooldown) = self.request.cooldown {
+            self.cools_until(sent.after(cooldown));
         }
-        if let Some(beat) = &self.beat {
-            if self.shared.clock.now() >= beat.deadline() {
-                // Dropping the guard undoes the grant.
-                drop(LockGuard::new(Arc::clone(&self) as Arc<dyn Grant>));
-                return Err(self.named(Error::new(
-                    ErrorKind::Unavailable,
-                    "the store took longer to grant the lease than the lease lasts; use a longer TTL",
-                )));
+        if let Some(lease) = &self.lease {
+            let now = self.shared.clock.now();
+            lease.confirmed(sent, lease.window());
+            lease.granted(now);
+            if now >= lease.deadline() {
+                return Err(self.came_too_late(permit));
             }
-            self.shared.beats.schedule(&self, sent.after(beat.interval(&self.shared)));
         }
-        self.shared.tally.publish(Event::Granted);
+        self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
+        if let Err(phase) = self.state.go_live() {
+            // Whoever ended it did not know that it would be granted after all.
+            self.shared.free(Freeing::attempted(&self, permit));
+            return Err(self.named(match phase.loss() {
+                Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
+                Some(reason) => Error::lost(reason),
+            }));
+        }
+        if let Some(permit) = permit {
+            permit.leave_to_hold();
+        }
+        if let Some(lease) = &self.lease {
+            let look = if lease.is_renewed() { sent.after(lease.interval()) } else { Moment::NEVER };
+            self.shared.schedule.schedule(&self, look.min(lease.end()));
+        }
+        self.shared.metrics.granted(&self);
         Ok(LockGuard::new(self))
     }
 
-    /// The grant did not come at once: the hold is asking from here on. Whether it had not ended before.
-    pub(crate) fn still_asking(&self) -> bool {
-        self.state.compare_exchange(LIVE, ASKING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    /// The grant came when its lease, or the time without a confirmation, had passed. It was in nobody's hands,
+    /// so the store is told to let go, also one that would leave a lost hold as it is.
+    fn came_too_late(&self, permit: Option<Permit>) -> Error {
+        let permit = self.give_up(permit);
+        self.shared.free(Freeing::attempted(self, permit));
+        let message = if self.request.ttl.is_some() {
+            "the store took longer to grant the lease than the lease lasts, and is told to let go; use a longer TTL"
+        } else {
+            "the store took longer to grant the lock than a hold may go unconfirmed, and is told to let go; try again"
+        };
+        self.named(Error::new(ErrorKind::Unavailable, message))
     }
 
-    fn go_live(&self) -> Result<(), u8> {
-        match self.state.load(Ordering::Acquire) {
-            LIVE => Ok(()),
-            _ => self.state.compare_exchange(ASKING, LIVE, Ordering::AcqRel, Ordering::Acquire).map(drop),
-        }
+    /// Gives up what was asked for: the permit, unless a loss took it. What the store may have of it is the
+    /// caller's to free.
+    pub(crate) fn give_up(&self, permit: Option<Permit>) -> Option<Permit> {
+        let ours = self.state.give_up();
+        permit.or_else(|| ours.then(|| self.permit(Outcome::NotGranted)))
     }
 
     /// How the store knows this hold.
@@ -144,136 +138,133 @@ impl Hold {
             key: self.request.key.clone(),
             holder: self.request.holder,
             mode: self.request.mode,
-            token: self.drawn_token(),
-            ttl: self.beat.as_ref().and_then(|beat| beat.ttl()),
+            token: self.token(),
+            ttl: self.lease.as_ref().and_then(|lease| lease.ttl()),
+            state: self.extras.get().and_then(|extras| extras.state.clone()),
         }
     }
 
     pub(crate) fn is_live(&self) -> bool {
-        self.state.load(Ordering::Acquire) == LIVE
+        self.state.phase() == Phase::Live
     }
 
-    /// Whether the store is being asked for it, also if it has been closed meanwhile.
-    pub(crate) fn is_asking(&self) -> bool {
-        let state = self.state.load(Ordering::Acquire);
-        state == ASKING || state & ASKED != 0
+    /// Whether the store is being asked for it by somebody who may still come back, also if it has been closed
+    /// meanwhile.
+    pub(crate) fn is_asked(&self) -> bool {
+        matches!(self.state.phase(), Phase::Asking | Phase::LostAsking(_))
+            && self.sent.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody has asked the store for it, so that there is nothing to undo.
+    pub(crate) fn is_unsent(&self) -> bool {
+        matches!(self.state.phase(), Phase::Asking | Phase::LostAsking(_))
+            && !self.sent.load(Ordering::Acquire)
+    }
+
+    /// Whether its guard has been handed out, now or before.
+    pub(crate) fn was_granted(&self) -> bool {
+        matches!(self.state.phase(), Phase::Live | Phase::Released | Phase::Lost(_))
     }
 
     pub(crate) fn loss_reason(&self) -> Option<LossReason> {
-        reason_of(self.state.load(Ordering::Acquire))
+        self.state.phase().loss()
     }
 
-    /// Computed from the clock at each look. A look that finds the deadline passed makes the loss final.
+    /// Computed from the clock at each look. A look that finds the hold over makes the loss final.
     pub(crate) fn look(&self) -> Validity {
-        if self.loss_reason().is_some() {
-            return Validity::Lost;
+        match self.state.phase() {
+            Phase::Lost(_) | Phase::LostAsking(_) | Phase::LostFast(_) => return Validity::Lost,
+            Phase::Released | Phase::Abandoned => return Validity::Ended,
+            Phase::Fast | Phase::Asking | Phase::Live => {}
         }
-        let Some(beat) = &self.beat else { return Validity::Valid };
+        let Some(lease) = &self.lease else { return Validity::Valid };
         let now = self.shared.clock.now();
-        if now >= beat.deadline() {
-            self.lose(LossReason::Expired);
+        if let Some(reason) = over(lease, now) {
+            self.lose(reason);
             return Validity::Lost;
         }
-        if now >= beat.doubt() { Validity::InDoubt } else { Validity::Valid }
+        if now >= lease.doubt() { Validity::InDoubt } else { Validity::Valid }
     }
 
-    /// The grant is gone: tells everybody, hands on the turn, and has the store let go of what may be
+    /// Ends it if its time has passed.
+    pub(crate) fn end_if_over(&self) {
+        if let Some(reason) = self.lease.as_ref().and_then(|lease| over(lease, self.shared.clock.now())) {
+            self.lose(reason);
+        }
+    }
+
+    /// The grant is gone: tells everybody, hands on the permit, and has the store let go of what may be
     /// left of it. Final; does nothing to a hold that was released or lost before.
     pub(crate) fn lose(&self, reason: LossReason) {
-        // Handed on at once: the next in line is told by the store whether it still has the old hold.
+        // Handed on right away: the next in line is told by the store whether it still has the old hold.
         if self.end_lost(reason).is_none() {
             return;
         }
         // The store may still have it, for instance when only the answer to a renewal was lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
-        let stays = reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|c| c.stays);
-        if !ended && !stays {
-            self.shared.free_later(vec![self.reference()], Vec::new());
+        let sticky = reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|c| c.sticky);
+        if !ended && !sticky {
+            self.shared.free(Freeing::lost(self));
         }
     }
 
-    /// The part of [`lose`](Self::lose) that concerns the holder alone: the turn, if the hold was live.
-    /// One that was asking keeps its turn until whoever asks has undone what it asked for.
-    pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Turn> {
-        let place = REASONS.iter().position(|r| *r == reason).unwrap_or(0);
-        let lost = LOST + u8::try_from(place).unwrap_or(0);
-        let mut before = self.state.load(Ordering::Acquire);
-        loop {
-            let after = match before {
-                LIVE => lost,
-                ASKING => lost | ASKED,
-                _ => return None,
-            };
-            match self.state.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) if before == LIVE => break,
-                Ok(_) => return None,
-                Err(now) => before = now,
-            }
+    /// The part of [`lose`](Self::lose) that concerns the holder alone: the permit, unless it was being asked for.
+    /// Then whoever asks keeps it until that is undone.
+    pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Permit> {
+        match self.state.lose(reason) {
+            Lose::WasLive => {}
+            Lose::WasFast => return Some(self.permit(Outcome::NotGranted)),
+            Lose::WasAsking | Lose::HadEnded => return None,
         }
-        // Pairs with the one in `signal`: either it sees the state, or we see the signal.
-        fence(Ordering::SeqCst);
-        self.shared.beats.forget(self);
-        self.shared.tally.count(Event::Lost);
-        self.shared.tally.count(Event::EndedOtherwise);
-        tracing::warn!(key = %self.request.key, holder = %self.request.holder, token = ?self.drawn_token(), store = %self.shared.name, %reason, "lock lost");
-        if let Some(signal) = self.loss.get() {
-            signal.fire(reason);
-        }
-        Some(self.turn())
-    }
-
-    /// Gives up what was asked for: the turn, unless a loss took it. What the store may have of it is the
-    /// caller's to undo.
-    pub(crate) fn give_up(&self) -> Option<Turn> {
-        let mut before = self.state.load(Ordering::Acquire);
-        while matches!(before, LIVE | ASKING) {
-            match self.state.compare_exchange(before, RELEASED, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(self.turn()),
-                Err(now) => before = now,
-            }
-        }
-        self.turn_of_asker(before)
-    }
-
-    /// The turn of a hold that was lost while it was asking.
-    fn turn_of_asker(&self, state: u8) -> Option<Turn> {
-        (state & ASKED != 0).then(|| self.turn())
+        self.shared.schedule.forget(self);
+        self.shared.metrics.lost(self);
+        tracing::warn!(key = %self.request.key, holder = %self.request.holder, token = ?self.token(), store = %self.shared.name, %reason, "lock lost");
+        Some(self.permit(Outcome::Ended))
     }
 
     /// Ends the hold for release. `Err` when it was lost; the store is told all the same.
     pub(crate) fn begin_release(&self) -> Result<(), Error> {
-        if let Some(beat) = &self.beat {
-            if self.shared.clock.now() >= beat.deadline() {
-                self.lose(LossReason::Expired);
-            }
-        }
-        match self.state.compare_exchange(LIVE, RELEASED, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                self.shared.beats.forget(self);
+        self.end_if_over();
+        match self.state.release() {
+            Ok(()) => {
+                self.shared.schedule.forget(self);
+                self.shared.metrics.let_go(self);
                 Ok(())
             }
-            Err(state) => Err(self.named(Error::lost(reason_of(state).unwrap_or(LossReason::Gone)))),
+            Err(phase) => Err(self.named(Error::lost(phase.loss().unwrap_or(LossReason::Gone)))),
         }
     }
 
-    /// The turn, for whoever ended the hold, once.
-    pub(crate) fn turn(&self) -> Turn {
-        Turn { shared: Arc::clone(&self.shared), key: self.request.key.clone(), armed: true }
+    /// The permit, for whoever ended the hold, once.
+    pub(crate) fn permit(&self, outcome: Outcome) -> Permit {
+        self.shared.queues.permit(&self.request.key, outcome)
     }
 
-    pub(crate) fn drawn_token(&self) -> Option<FencingToken> {
+    /// The store has not granted it, for this reason.
+    pub(crate) fn met(&self, contended: &Contended) {
+        if let Some(cooldown) = contended.cooling_for {
+            self.cools_until(self.shared.clock.now().after(cooldown));
+        }
+    }
+
+    /// Nobody is granted the key before `until`: those who do not wait for a cooldown are told.
+    fn cools_until(&self, until: Moment) {
+        self.cooling_until.store(until.as_nanos(), Ordering::Release);
+        self.shared.queues.wake_waiters(&self.request.key);
+    }
+
+    /// Until when a cooldown lasts, as far as this hold knows.
+    pub(crate) fn cooling_until(&self) -> Moment {
+        Moment::from_nanos(self.cooling_until.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn token(&self) -> Option<FencingToken> {
         let token = self.token.load(Ordering::Acquire);
         (token != NO_TOKEN).then(|| FencingToken::from_u64(token))
     }
 
-    pub(crate) fn signal(&self) -> &Arc<LossSignal> {
-        let signal = self.loss.get_or_init(LossSignal::new);
-        // A loss that came before the signal was made did not find it.
-        fence(Ordering::SeqCst);
-        if let Some(reason) = self.loss_reason() {
-            signal.fire(reason);
-        }
-        signal
+    pub(crate) fn extension(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.extras.get()?.extension.as_deref()
     }
 
     pub(crate) fn named(&self, error: Error) -> Error {
@@ -281,8 +272,53 @@ impl Hold {
     }
 }
 
-fn reason_of(state: u8) -> Option<LossReason> {
-    REASONS.get(usize::from((state & !ASKED).checked_sub(LOST)?)).copied()
+/// Why a hold is over at `now`, if it is: whichever came first.
+fn over(lease: &LeaseClock, now: Moment) -> Option<LossReason> {
+    if now < lease.end() {
+        None
+    } else if lease.limit() < lease.deadline() {
+        Some(LossReason::HeldTooLong)
+    } else {
+        Some(LossReason::Expired)
+    }
+}
+
+impl Scheduled for Hold {
+    fn due(&self) -> Option<&AtomicU64> {
+        self.lease.as_ref().map(|lease| &lease.due)
+    }
+
+    fn serial(&self) -> u64 {
+        self.request.holder.serial()
+    }
+
+    fn is_live(&self) -> bool {
+        Self::is_live(self)
+    }
+}
+
+/// What sits in a key's slot while its permit is out: the hold that has it.
+pub(crate) struct Owner {
+    pub(crate) hold: Arc<Hold>,
+    /// Wakes whoever has the permit while it waits for the store.
+    pub(crate) wakeup: Option<Arc<tokio::sync::Notify>>,
+}
+
+impl Owner {
+    pub(crate) fn new(hold: &Arc<Hold>) -> Self {
+        Self { hold: Arc::clone(hold), wakeup: None }
+    }
+
+    /// Whether it is only waiting for the store to let go.
+    pub(crate) fn is_ending(&self) -> bool {
+        !matches!(self.hold.state.phase(), Phase::Fast | Phase::Asking | Phase::Live)
+    }
+}
+
+impl crate::queue::Occupant for Owner {
+    fn key(&self) -> &LockKey {
+        &self.hold.request.key
+    }
 }
 
 impl fmt::Debug for Hold {
@@ -290,8 +326,8 @@ impl fmt::Debug for Hold {
         f.debug_struct("Hold")
             .field("key", &self.request.key)
             .field("holder", &self.request.holder)
-            .field("token", &self.drawn_token())
-            .field("lost", &self.loss_reason())
+            .field("token", &self.token())
+            .field("phase", &self.state.phase())
             .finish_non_exhaustive()
     }
 }

@@ -1,28 +1,48 @@
 #![doc = include_str!("../README.md")]
+// Decided type by type: docs/decisions/public-api.md.
+#![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
-mod acquire;
+mod acquisition;
 mod backend;
-mod beat;
-mod beats;
+mod background;
+mod budget;
 mod clock;
-mod counters;
-mod courtesy;
 mod driver;
 mod engine;
+mod entry;
+mod events;
+mod fast_path;
+#[cfg(feature = "test-util")]
+mod fault;
 mod grant;
+mod hash;
 mod hold;
-mod pursuit;
+mod inbox;
+mod lease_clock;
+mod metrics;
+mod outbox;
+mod published;
 mod queue;
+mod renewal;
+mod schedule;
 mod shared;
 mod single;
+mod state;
 mod sync;
-mod undo;
+pub mod token;
+mod waiting;
 
 pub use backend::{
-    Attempt, Backend, Confirm, Events, Freed, Granted, Held, HoldRef, Renewed, Request, Stop, Timing, Waiting,
+    Attempt, Backend, Confirm, Contended, Events, Freed, Granted, HoldRef, OpaqueState, Renewed, Request,
+    Timing, Waiting,
 };
 pub use clock::{Clock, Moment, SystemClock, TokioClock};
-pub use counters::Counters;
 pub use engine::{Engine, EngineBuilder};
+#[cfg(feature = "test-util")]
+pub use fault::{ClientSetup, Fault, Op, Skew};
+pub use hash::KeyHasher;
 pub use leasehold_api::async_trait;
+pub use metrics::Counters;
 pub use single::{Single, SingleKey};
+// The signal that ends a wait at the store; see `Backend::wait`.
+pub use tokio_util::sync::CancellationToken;

@@ -1,15 +1,16 @@
-//! Who may talk to the store about a key: one turn per key, handed on in order of arrival.
+//! Who may talk to the store about a key: one permit per key, handed on in order of arrival.
 //!
-//! A key has a slot here exactly as long as somebody has its turn. Whoever finds no slot makes one and
-//! has the turn; whoever finds one takes a place in its queue. Dropping a [`Turn`] hands it to the first
-//! in the queue or removes the slot; dropping a [`Place`] leaves the queue, or hands on a turn that came
-//! but was not picked up. So no turn is ever lost, whoever gives up when.
+//! A key has a slot here exactly as long as somebody has its permit. Whoever finds no slot makes one and has
+//! the permit; whoever finds one queues as a [`Waiter`]. A [`Permit`] that is dropped goes to the first waiter
+//! or ends the slot; a waiter that is dropped leaves the queue, or hands on a permit that came but was not
+//! picked up. So no permit is ever lost, whoever gives up when.
 //!
 //! Everything happens under the mutex of the key's shard; wakers run outside it. `tests/queue_model.rs`
 //! checks this file with loom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
+use std::hash::BuildHasherDefault;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -18,12 +19,14 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use leasehold_api::LockKey;
 
+use crate::clock::Moment;
+use crate::hash::KeyHasher;
 use crate::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 
-/// What whoever has or awaits a turn leaves in the key's slot.
-pub(crate) trait Seated {
+/// What whoever has or awaits a permit leaves in the key's slot.
+pub(crate) trait Occupant {
     fn key(&self) -> &LockKey;
 }
 
@@ -38,57 +41,89 @@ struct Shard<V> {
     /// The last number drawn here. Drawn and counted under the lock that is held anyway: an atomic
     /// counter of its own would cost as much as the table.
     drawn: u64,
-    /// Turns that ended with a release.
-    released: u64,
+    ended: EndedGrants,
+    /// Keys that were released here and that others wait for elsewhere: this client leaves them alone until
+    /// then.
+    yields: HashMap<LockKey, Moment, BuildHasherDefault<KeyHasher>>,
+    /// When to look for yields that nobody asks for any more.
+    sweep_at: usize,
 }
 
 struct Slot<V> {
-    /// Of whoever has the turn. It names the slot's key.
+    /// Of whoever has the permit. It names the slot's key.
     value: V,
-    /// The place that the turn was handed to and that has not picked it up yet.
+    /// The waiter that the permit was handed to and that has not picked it up yet.
     called: Option<u64>,
-    /// Places by number, which is the order of arrival. The waker is there once the place was polled.
+    /// Waiters by number, which is the order of arrival. The waker is there once the waiter was polled.
     queue: BTreeMap<u64, (V, Option<Waker>)>,
-    next_place: u64,
+    next_waiter: u64,
+}
+
+/// Grants that have ended, counted where their permits are handed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EndedGrants {
+    pub(crate) all: u64,
+    /// Those whose release the store had confirmed by then.
+    pub(crate) released: u64,
+}
+
+/// What becomes of a grant when its permit is handed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// There was none.
+    NotGranted,
+    /// It ended, and the store has not confirmed a release.
+    Ended,
+    /// The store has confirmed its release.
+    Released,
 }
 
 /// The queues take nobody any more.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-/// What came of asking for a turn.
-pub(crate) enum Entered<V: Seated> {
-    Turn(Turn<V>),
-    Place(Place<V>),
+/// What came of asking for a permit.
+pub(crate) enum Entered<V: Occupant> {
+    Permit(Permit<V>),
+    Waiter(Waiter<V>),
 }
 
-impl<V: Seated> Queues<V> {
+/// What came of trying to have a permit at once.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Tried {
+    /// It was taken, so that the caller owes a [`Queues::hand_on`]. Until the moment given, others should come
+    /// first.
+    Entered(Option<Moment>),
+    Occupied,
+}
+
+impl<V: Occupant> Queues<V> {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            shards: std::array::from_fn(|_| {
-                Mutex::new(Shard { slots: HashTable::new(), closed: false, drawn: 0, released: 0 })
-            }),
-        })
+        let shard = || Shard {
+            slots: HashTable::new(),
+            closed: false,
+            drawn: 0,
+            ended: EndedGrants::default(),
+            yields: HashMap::default(),
+            sweep_at: 0,
+        };
+        Arc::new(Self { shards: std::array::from_fn(|_| Mutex::new(shard())) })
     }
 
-    /// Takes the turn if nobody has it and leaves what `seat` makes of it, given a number that is drawn
-    /// once. Whether it was taken: then the caller owes a [`pass_on`](Self::pass_on).
-    pub(crate) fn try_enter(&self, key: &LockKey, seat: impl FnOnce(u64) -> V) -> Result<bool, Closed> {
-        let mut shard = self.shard(key);
+    /// Takes the permit if nobody has it and leaves what `value` makes of a number that is drawn once.
+    pub(crate) fn try_enter(&self, key: &LockKey, value: impl FnOnce(u64) -> V) -> Result<Tried, Closed> {
+        let shard = &mut *self.shard(key);
         if shard.closed {
             return Err(Closed);
         }
         let number = shard.draw(key);
-        let entry = shard.slots.entry(
-            key.process_hash(),
-            |slot| slot.value.key() == key,
-            |slot| slot.value.key().process_hash(),
-        );
+        let entry =
+            shard.slots.entry(hash_of(key), |slot| slot.value.key() == key, |slot| hash_of(slot.value.key()));
         match entry {
-            Entry::Occupied(_) => Ok(false),
+            Entry::Occupied(_) => Ok(Tried::Occupied),
             Entry::Vacant(vacant) => {
-                vacant.insert(Slot::new(seat(number)));
-                Ok(true)
+                vacant.insert(Slot::new(value(number)));
+                Ok(Tried::Entered(shard.yields.get(key).copied()))
             }
         }
     }
@@ -98,8 +133,14 @@ impl<V: Seated> Queues<V> {
         self.shard(key).draw(key)
     }
 
-    /// The turn, or a place in the queue for it. `value` is in the slot as long as the turn lasts.
-    pub(crate) fn enter(self: &Arc<Self>, key: &LockKey, value: V) -> Result<Entered<V>, Closed> {
+    /// The permit, or a waiter for it if `such` a slot, with so many waiters, is worth it. `value` is in the slot
+    /// as long as the permit lasts.
+    pub(crate) fn enter_if(
+        self: &Arc<Self>,
+        key: &LockKey,
+        value: V,
+        such: impl FnOnce(&V, usize) -> bool,
+    ) -> Result<Option<Entered<V>>, Closed> {
         let mut shard = self.shard(key);
         if shard.closed {
             return Err(Closed);
@@ -107,21 +148,27 @@ impl<V: Seated> Queues<V> {
         let Some(slot) = shard.slot(key) else {
             shard.insert(key, value);
             drop(shard);
-            return Ok(Entered::Turn(self.turn(key)));
+            return Ok(Some(Entered::Permit(self.permit(key, Outcome::NotGranted))));
         };
-        let number = slot.next_place;
-        slot.next_place += 1;
+        if !such(&slot.value, slot.queue.len()) {
+            drop(shard);
+            drop(value);
+            return Ok(None);
+        }
+        let number = slot.next_waiter;
+        slot.next_waiter += 1;
         slot.queue.insert(number, (value, None));
         drop(shard);
-        Ok(Entered::Place(Place { queues: Arc::clone(self), key: key.clone(), number, done: false }))
+        let waiter = Waiter { queues: Arc::clone(self), key: key.clone(), number, done: false };
+        Ok(Some(Entered::Waiter(waiter)))
     }
 
-    /// Looks at or changes what the owner of the key's turn left, if there is one.
+    /// Looks at or changes what the owner of the key's permit left, if there is one.
     pub(crate) fn with<R>(&self, key: &LockKey, f: impl FnOnce(&mut V) -> R) -> Option<R> {
         self.shard(key).slot(key).map(|slot| f(&mut slot.value))
     }
 
-    /// Looks at what every owner of a turn left.
+    /// Looks at what every owner of a permit left.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&mut V)) {
         for shard in &self.shards {
             for slot in &mut lock(shard).slots {
@@ -130,7 +177,53 @@ impl<V: Seated> Queues<V> {
         }
     }
 
-    /// Ends every wait with [`Closed`] and refuses everybody from now on. Turns that are out stay out.
+    /// Counts the grants: those that have ended, and those of whoever has a permit and is `such`.
+    pub(crate) fn count(&self, such: impl Fn(&V) -> bool) -> (EndedGrants, u64) {
+        let (mut ended, mut now) = (EndedGrants::default(), 0);
+        for shard in &self.shards {
+            let shard = lock(shard);
+            ended.all += shard.ended.all;
+            ended.released += shard.ended.released;
+            now += shard.slots.iter().filter(|slot| such(&slot.value)).count() as u64;
+        }
+        (ended, now)
+    }
+
+    /// Has everybody who waits for `key` look again at why.
+    pub(crate) fn wake_waiters(&self, key: &LockKey) {
+        let wakers: Vec<_> = match self.shard(key).slot(key) {
+            Some(slot) => slot.queue.values().filter_map(|(_, waker)| waker.clone()).collect(),
+            None => return,
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Leaves `key` to those who wait elsewhere, until `until`.
+    pub(crate) fn yield_key(&self, key: &LockKey, now: Moment, until: Moment) {
+        let mut shard = self.shard(key);
+        // Each sweep is paid for by as many yields as it looks at.
+        if shard.yields.len() >= shard.sweep_at.max(16) {
+            shard.yields.retain(|_, until| *until > now);
+            shard.sweep_at = shard.yields.len() * 2;
+        }
+        shard.yields.insert(key.clone(), until);
+    }
+
+    /// Until when `key` is left to those who wait elsewhere. A yield that has passed is forgotten.
+    pub(crate) fn yields_until(&self, key: &LockKey, now: impl FnOnce() -> Moment) -> Option<Moment> {
+        let mut shard = self.shard(key);
+        let until = *shard.yields.get(key)?;
+        if until > now() {
+            return Some(until);
+        }
+        shard.yields.remove(key);
+        if shard.yields.is_empty() {
+            shard.yields.shrink_to_fit();
+        }
+        None
+    }
+
+    /// Ends every wait with [`Closed`] and refuses everybody from now on. Permits that are out stay out.
     pub(crate) fn close(&self) {
         let mut wakers = Vec::new();
         for shard in &self.shards {
@@ -148,44 +241,34 @@ impl<V: Seated> Queues<V> {
         self.shards.iter().map(|shard| lock(shard).slots.len()).sum()
     }
 
-    fn turn(self: &Arc<Self>, key: &LockKey) -> Turn<V> {
-        Turn { queues: Arc::clone(self), key: key.clone(), armed: true }
+    /// The permit of `key`, which the caller has: when it is dropped, a grant has ended so.
+    pub(crate) fn permit(self: &Arc<Self>, key: &LockKey, outcome: Outcome) -> Permit<V> {
+        Permit { queues: Arc::clone(self), key: key.clone(), outcome, armed: true }
     }
 
-    /// How many turns ended with a release.
-    pub(crate) fn released(&self) -> u64 {
-        self.shards.iter().map(|shard| lock(shard).released).sum()
-    }
-
-    fn shard(&self, key: &LockKey) -> MutexGuard<'_, Shard<V>> {
-        lock(&self.shards[shard_of(key)])
-    }
-
-    /// Hands the turn of `key` to the first in its queue, or ends the slot. For those who have the turn.
-    pub(crate) fn pass_on(&self, key: &LockKey) {
-        self.pass_on_from(self.shard(key), key);
-    }
-
-    /// As [`pass_on`](Self::pass_on), counted as a release.
-    pub(crate) fn pass_on_released(&self, key: &LockKey) {
+    /// Hands the permit of `key` to the first in its queue, or ends the slot. For those who have the permit.
+    pub(crate) fn hand_on(&self, key: &LockKey, outcome: Outcome) {
         let mut shard = self.shard(key);
-        shard.released += 1;
-        self.pass_on_from(shard, key);
-    }
-
-    fn pass_on_from(&self, mut shard: MutexGuard<'_, Shard<V>>, key: &LockKey) {
-        let (waker, _old) = shard.pass_on(key);
+        let (waker, _old) = shard.hand_on(key, outcome);
         drop(shard);
         if let Some(waker) = waker {
             waker.wake();
         }
     }
+
+    fn shard(&self, key: &LockKey) -> MutexGuard<'_, Shard<V>> {
+        lock(&self.shards[shard_of(key)])
+    }
 }
 
-/// The high bits of the hash: the tables inside use the low ones.
+fn hash_of(key: &LockKey) -> u64 {
+    KeyHasher::hash_of(key)
+}
+
+/// Bits from the middle of the hash: the tables inside use the lowest ones and the highest seven.
 #[allow(clippy::cast_possible_truncation)]
 fn shard_of(key: &LockKey) -> usize {
-    (key.process_hash() >> 56) as usize % SHARDS
+    (hash_of(key) >> 32) as usize % SHARDS
 }
 
 // Nothing under this lock can panic half-way, so a poisoned shard is whole.
@@ -195,13 +278,13 @@ fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
 
 impl<V> Slot<V> {
     fn new(value: V) -> Self {
-        Self { value, called: None, queue: BTreeMap::new(), next_place: 0 }
+        Self { value, called: None, queue: BTreeMap::new(), next_waiter: 0 }
     }
 }
 
-impl<V: Seated> Shard<V> {
+impl<V: Occupant> Shard<V> {
     fn slot(&mut self, key: &LockKey) -> Option<&mut Slot<V>> {
-        self.slots.find_mut(key.process_hash(), |slot| slot.value.key() == key)
+        self.slots.find_mut(hash_of(key), |slot| slot.value.key() == key)
     }
 
     fn draw(&mut self, key: &LockKey) -> u64 {
@@ -210,13 +293,14 @@ impl<V: Seated> Shard<V> {
     }
 
     fn insert(&mut self, key: &LockKey, value: V) {
-        self.slots
-            .insert_unique(key.process_hash(), Slot::new(value), |slot| slot.value.key().process_hash());
+        self.slots.insert_unique(hash_of(key), Slot::new(value), |slot| hash_of(slot.value.key()));
     }
 
-    /// The waker to call and the value of the turn that ended, to be dropped outside the lock.
-    fn pass_on(&mut self, key: &LockKey) -> (Option<Waker>, Option<V>) {
-        let Ok(mut entry) = self.slots.find_entry(key.process_hash(), |slot| slot.value.key() == key) else {
+    /// The waker to call and the value of the owner that ended, to be dropped outside the lock.
+    fn hand_on(&mut self, key: &LockKey, outcome: Outcome) -> (Option<Waker>, Option<V>) {
+        self.ended.all += u64::from(outcome != Outcome::NotGranted);
+        self.ended.released += u64::from(outcome == Outcome::Released);
+        let Ok(mut entry) = self.slots.find_entry(hash_of(key), |slot| slot.value.key() == key) else {
             return (None, None);
         };
         let slot = entry.get_mut();
@@ -237,56 +321,63 @@ impl<V: Seated> Shard<V> {
     fn shrink(&mut self) {
         let (len, capacity) = (self.slots.len(), self.slots.capacity());
         if capacity > 64 && len < capacity / 8 {
-            self.slots.shrink_to(len * 2, |slot| slot.value.key().process_hash());
+            self.slots.shrink_to(len * 2, |slot| hash_of(slot.value.key()));
         }
     }
 }
 
 /// The right to talk to the store about one key. Dropping it hands it on.
-pub(crate) struct Turn<V: Seated> {
+#[must_use = "dropping it hands it on"]
+pub(crate) struct Permit<V: Occupant> {
     queues: Arc<Queues<V>>,
     key: LockKey,
+    outcome: Outcome,
     armed: bool,
 }
 
-impl<V: Seated> Turn<V> {
-    /// Takes the duty from this value: the caller owes a [`Queues::pass_on`] from here on.
-    pub(crate) fn keep(mut self) {
+impl<V: Occupant> Permit<V> {
+    /// Hands it on as that of a grant that ended so.
+    pub(crate) fn hand_on(mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+
+    /// Leaves the permit to the hold in the key's slot: whoever ends that has it from then on.
+    pub(crate) fn leave_to_hold(mut self) {
         self.armed = false;
     }
 }
 
-impl<V: Seated> Drop for Turn<V> {
+impl<V: Occupant> Drop for Permit<V> {
     fn drop(&mut self) {
         if self.armed {
-            self.queues.pass_on(&self.key);
+            self.queues.hand_on(&self.key, self.outcome);
         }
     }
 }
 
-impl<V: Seated> std::fmt::Debug for Turn<V> {
+impl<V: Occupant> std::fmt::Debug for Permit<V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Turn").field(&self.key).finish()
+        f.debug_tuple("Permit").field(&self.key).finish()
     }
 }
 
-/// A place in the queue of one key. Resolves to the turn; dropping it leaves the queue.
-pub(crate) struct Place<V: Seated> {
+/// Somebody in the queue of one key. Resolves to the permit; dropping it leaves the queue.
+pub(crate) struct Waiter<V: Occupant> {
     queues: Arc<Queues<V>>,
     key: LockKey,
     number: u64,
-    /// Whether the turn was picked up or the queues were found closed.
+    /// Whether the permit was picked up or the queues were found closed.
     done: bool,
 }
 
-impl<V: Seated> Future for Place<V> {
-    type Output = Result<Turn<V>, Closed>;
+impl<V: Occupant> Future for Waiter<V> {
+    type Output = Result<Permit<V>, Closed>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let mut shard = this.queues.shard(&this.key);
         let closed = shard.closed;
-        // The slot is there while this place is in its queue or called.
+        // The slot is there while this waiter is in its queue or called.
         let Some(slot) = shard.slot(&this.key) else {
             return Poll::Ready(Err(Closed));
         };
@@ -294,9 +385,9 @@ impl<V: Seated> Future for Place<V> {
             slot.called = None;
             drop(shard);
             this.done = true;
-            let turn = this.queues.turn(&this.key);
-            // A turn that came in the moment of closing is handed on, so that nobody waits for it.
-            return Poll::Ready(if closed { Err(Closed) } else { Ok(turn) });
+            let permit = this.queues.permit(&this.key, Outcome::NotGranted);
+            // A permit that came in the moment of closing is handed on, so that nobody waits for it.
+            return Poll::Ready(if closed { Err(Closed) } else { Ok(permit) });
         }
         if closed {
             let left = slot.queue.remove(&this.number);
@@ -305,16 +396,20 @@ impl<V: Seated> Future for Place<V> {
             this.done = true;
             return Poll::Ready(Err(Closed));
         }
-        let place = slot.queue.get_mut(&this.number);
-        let old = place.and_then(|(_, waker)| waker.replace(cx.waker().clone()));
-        // Dropping a waker may drop a task, and with it a place in this very queue.
+        let waker = slot.queue.get_mut(&this.number).map(|(_, waker)| waker);
+        let old = match waker {
+            Some(Some(known)) if known.will_wake(cx.waker()) => None,
+            Some(waker) => waker.replace(cx.waker().clone()),
+            None => None,
+        };
+        // Dropping a waker may drop a task, and with it a waiter of this very queue.
         drop(shard);
         drop(old);
         Poll::Pending
     }
 }
 
-impl<V: Seated> Drop for Place<V> {
+impl<V: Occupant> Drop for Waiter<V> {
     fn drop(&mut self) {
         if self.done {
             return;
@@ -323,7 +418,7 @@ impl<V: Seated> Drop for Place<V> {
         let Some(slot) = shard.slot(&self.key) else { return };
         if slot.called == Some(self.number) {
             slot.called = None;
-            let (waker, _old) = shard.pass_on(&self.key);
+            let (waker, _old) = shard.hand_on(&self.key, Outcome::NotGranted);
             drop(shard);
             if let Some(waker) = waker {
                 waker.wake();

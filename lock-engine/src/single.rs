@@ -42,8 +42,8 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
     /// Ends the store after the engine has released everything.
     async fn close(&self) {}
 
-    /// See [`Backend::sever`].
-    fn sever(&self) {}
+    /// See [`Backend::abort`].
+    fn abort(&self) {}
 }
 
 /// A [`Backend`] made of a [`SingleKey`] store: requests that come together run concurrently.
@@ -102,7 +102,7 @@ impl<S: SingleKey> Backend for Single<S> {
         self.0.close().await;
     }
 
-    fn sever(&self) {
-        self.0.sever();
+    fn abort(&self) {
+        self.0.abort();
     }
 }

@@ -254,8 +254,7 @@ async fn dropped_guard() {
 async fn renew() {
     each(Op::Renew, Waiting::Store, Some(Duration::from_secs(30)), |scene, polls, time| async move {
         let guard = scene.client.lock.key(&scene.key).acquire().await.unwrap();
-        let longer = Some(Duration::from_secs(60));
-        drop(drop_after(guard.renew(longer), polls, time).await);
+        drop(drop_after(guard.renew_for(Duration::from_secs(60)), polls, time).await);
         // Never lost by what happened to the renewal: the next ones go through.
         tokio::time::sleep(Duration::from_secs(90)).await;
         assert!(guard.validity().is_held(), "{}", scene.what);

@@ -5,6 +5,10 @@
 
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
+#[path = "../src/clock.rs"]
+mod clock;
+#[path = "../src/hash.rs"]
+mod hash;
 #[path = "../src/queue.rs"]
 mod queue;
 
@@ -19,13 +23,13 @@ use leasehold_api::LockKey;
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use queue::{Closed, Entered, Queues, Seated, Turn};
+use queue::{Closed, Entered, Occupant, Outcome, Permit, Queues, Tried, Waiter};
 
 type Plain = Queues<Name>;
 
 struct Name(LockKey);
 
-impl Seated for Name {
+impl Occupant for Name {
     fn key(&self) -> &LockKey {
         &self.0
     }
@@ -39,10 +43,22 @@ fn key() -> LockKey {
     LockKey::new("k").unwrap()
 }
 
-async fn turn(queues: &Arc<Plain>) -> Result<Turn<Name>, Closed> {
-    match queues.enter(&key(), name())? {
-        Entered::Turn(turn) => Ok(turn),
-        Entered::Place(place) => place.await,
+fn enter(queues: &Arc<Plain>) -> Result<Entered<Name>, Closed> {
+    queues.enter_if(&key(), name(), |_, _| true).map(Option::unwrap)
+}
+
+async fn permit(queues: &Arc<Plain>) -> Result<Permit<Name>, Closed> {
+    match enter(queues)? {
+        Entered::Permit(permit) => Ok(permit),
+        Entered::Waiter(waiter) => waiter.await,
+    }
+}
+
+/// A waiter behind a permit that is out.
+fn waiter(queues: &Arc<Plain>) -> Waiter<Name> {
+    match enter(queues).unwrap() {
+        Entered::Waiter(waiter) => waiter,
+        Entered::Permit(_) => panic!("the permit is taken"),
     }
 }
 
@@ -52,7 +68,7 @@ struct Inside(AtomicUsize);
 
 impl Inside {
     fn visit(&self) {
-        assert_eq!(self.0.fetch_add(1, Ordering::AcqRel), 0, "two turns at once");
+        assert_eq!(self.0.fetch_add(1, Ordering::AcqRel), 0, "two permits of one key");
         thread::yield_now();
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -65,7 +81,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn turns_exclude_and_none_is_lost() {
+fn permits_exclude_and_none_is_lost() {
     model(|| {
         let queues = Plain::new();
         let inside = Arc::new(Inside(AtomicUsize::new(0)));
@@ -74,9 +90,9 @@ fn turns_exclude_and_none_is_lost() {
                 let (queues, inside) = (Arc::clone(&queues), Arc::clone(&inside));
                 thread::spawn(move || {
                     // A wake that got lost would be a deadlock, which loom reports.
-                    let turn = block_on(turn(&queues)).unwrap();
+                    let permit = block_on(permit(&queues)).unwrap();
                     inside.visit();
-                    drop(turn);
+                    drop(permit);
                 })
             })
             .collect();
@@ -88,13 +104,12 @@ fn turns_exclude_and_none_is_lost() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_passes_its_turn_on() {
+fn a_waiter_that_gives_up_hands_its_permit_on() {
     model(|| {
         let queues = Plain::new();
-        let first = block_on(turn(&queues)).unwrap();
-        let Ok(Entered::Place(quitter)) = queues.enter(&key(), name()) else { panic!("the turn is taken") };
-        let Ok(Entered::Place(stayer)) = queues.enter(&key(), name()) else { panic!("the turn is taken") };
-        // The quitter leaves while the turn may be on its way to it.
+        let first = block_on(permit(&queues)).unwrap();
+        let (quitter, stayer) = (waiter(&queues), waiter(&queues));
+        // The quitter leaves while the permit may be on its way to it.
         let leaving = thread::spawn(move || drop(quitter));
         let releasing = thread::spawn(move || drop(first));
         drop(block_on(stayer).unwrap());
@@ -108,16 +123,16 @@ fn a_waiter_that_gives_up_passes_its_turn_on() {
 fn closing_ends_every_wait() {
     model(|| {
         let queues = Plain::new();
-        let first = block_on(turn(&queues)).unwrap();
+        let first = block_on(permit(&queues)).unwrap();
         let waiting = {
             let queues = Arc::clone(&queues);
-            thread::spawn(move || drop(block_on(turn(&queues))))
+            thread::spawn(move || drop(block_on(permit(&queues))))
         };
         let releasing = thread::spawn(move || drop(first));
         queues.close();
         waiting.join().unwrap();
         releasing.join().unwrap();
-        assert!(matches!(queues.enter(&key(), name()), Err(Closed)));
+        assert!(matches!(enter(&queues), Err(Closed)));
         assert_eq!(queues.len(), 0);
     });
 }
@@ -126,16 +141,62 @@ fn closing_ends_every_wait() {
 fn a_try_never_overtakes() {
     model(|| {
         let queues = Plain::new();
-        let first = block_on(turn(&queues)).unwrap();
-        let Ok(Entered::Place(waiter)) = queues.enter(&key(), name()) else { panic!("the turn is taken") };
+        let first = block_on(permit(&queues)).unwrap();
+        let waiter = waiter(&queues);
         let trying = {
             let queues = Arc::clone(&queues);
-            thread::spawn(move || queues.try_enter(&key(), |_| name()).unwrap())
+            thread::spawn(move || queues.try_enter(&key(), |_| name()).unwrap() == Tried::Occupied)
         };
         drop(first);
-        // From before the first turn ends until the waiter has had its own, no try succeeds.
-        assert!(!trying.join().unwrap());
+        // From before the first permit ends until the waiter has had its own, no try succeeds.
+        assert!(trying.join().unwrap());
         drop(block_on(waiter).unwrap());
         assert_eq!(queues.len(), 0);
+    });
+}
+
+#[test]
+fn who_looks_again_when_woken_is_woken() {
+    model(|| {
+        let queues = Plain::new();
+        let first = block_on(permit(&queues)).unwrap();
+        let told = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+        let telling = {
+            let (queues, told) = (Arc::clone(&queues), Arc::clone(&told));
+            thread::spawn(move || {
+                told.store(true, Ordering::Release);
+                queues.wake_waiters(&key());
+            })
+        };
+        // As a caller that does not wait for a cooldown: it looks after it has registered. A wake that got lost
+        // would be a deadlock, which loom reports.
+        let mut waiting = waiter(&queues);
+        block_on(std::future::poll_fn(|cx| {
+            let pending = std::pin::Pin::new(&mut waiting).poll(cx).is_pending();
+            assert!(pending, "the permit is out");
+            if told.load(Ordering::Acquire) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        }));
+        telling.join().unwrap();
+        drop((waiting, first));
+        assert_eq!(queues.len(), 0);
+    });
+}
+
+#[test]
+fn grants_are_counted_once_whoever_looks_when() {
+    model(|| {
+        let queues = Plain::new();
+        assert!(matches!(queues.try_enter(&key(), |_| name()), Ok(Tried::Entered(None))));
+        let looking = {
+            let queues = Arc::clone(&queues);
+            thread::spawn(move || {
+                let (ended, live) = queues.count(|_| true);
+                ended.all + live
+            })
+        };
+        queues.hand_on(&key(), Outcome::Released);
+        assert_eq!(looking.join().unwrap(), 1);
+        let (ended, live) = queues.count(|_| true);
+        assert_eq!((ended.all, ended.released, live), (1, 1, 0));
     });
 }

@@ -17,7 +17,7 @@ fn runtime() -> Runtime {
 #[test]
 fn without_a_runtime_it_says_what_to_do() {
     let error = MemoryStore::new().client().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert_eq!(error.kind(), ErrorKind::NoRuntime);
     assert!(error.to_string().contains("runtime handle"), "{error}");
 }
 
@@ -35,7 +35,7 @@ fn any_executor_polls_its_futures() {
             client.lock.key("k").wait(Duration::from_millis(20)).acquire().await.unwrap_err().kind(),
             ErrorKind::Timeout
         );
-        guard.renew(None).await.unwrap();
+        guard.renew().await.unwrap();
         guard.release().await.unwrap();
         client.lock.close().await.unwrap();
     });
@@ -80,24 +80,24 @@ fn a_guard_may_be_dropped_on_a_plain_thread() {
 #[test]
 fn a_runtime_that_goes_away_loses_everything_loudly() {
     let store = MemoryStore::new();
-    let (gone, stays) = (runtime(), runtime());
+    let (gone, other_runtime) = (runtime(), runtime());
     let lock = Arc::new(gone.block_on(async { store.client() }).unwrap());
-    let other = stays.block_on(async { store.client() }).unwrap();
+    let other = other_runtime.block_on(async { store.client() }).unwrap();
     let guard = gone.block_on(lock.key("k").acquire()).unwrap();
     let lost = guard.lost();
     let waiter = {
         let lock = Arc::clone(&lock);
-        stays.spawn(async move { lock.key("k").wait_forever().acquire().await.map(drop) })
+        other_runtime.spawn(async move { lock.key("k").wait_forever().acquire().await.map(drop) })
     };
     gone.shutdown_timeout(Duration::from_secs(10));
-    assert_eq!(stays.block_on(lost), LossReason::RuntimeGone);
+    assert_eq!(other_runtime.block_on(lost), LossReason::RuntimeGone);
     assert_eq!(guard.validity(), Validity::Lost);
-    assert_eq!(stays.block_on(waiter).unwrap().unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(stays.block_on(guard.release()).unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(stays.block_on(lock.key("k").acquire()).unwrap_err().kind(), ErrorKind::Closed);
-    assert!(stays.block_on(lock.close()).is_err(), "nobody confirmed the releases");
+    assert_eq!(other_runtime.block_on(waiter).unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(other_runtime.block_on(guard.release()).unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(other_runtime.block_on(lock.key("k").acquire()).unwrap_err().kind(), ErrorKind::Closed);
+    assert!(other_runtime.block_on(lock.close()).is_err(), "nobody confirmed the releases");
     // What the client held in the store is free again.
-    assert!(stays.block_on(other.key("k").try_acquire()).unwrap().is_some());
+    assert!(other_runtime.block_on(other.key("k").try_acquire()).unwrap().is_some());
 }
 
 #[test]

@@ -14,7 +14,7 @@ use common::distant;
 use leasehold_api::{
     AcquireOptions, ErrorKind, Lock, LockExt, LockGuard, LockKey, LossReason, LossSignal, Lost, Validity,
 };
-use leasehold_engine::{Confirm, Engine, Timing, Waiting};
+use leasehold_engine::{Confirm, Engine, Timing, TokioClock, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -94,7 +94,7 @@ async fn a_short_renewal_that_arrives_late_is_reckoned_with() {
     let guard = lock.key("k").acquire().await.unwrap();
     sleep(seconds(1)).await;
     *net.renewals_take.lock().unwrap() = vec![Duration::from_millis(9500)];
-    assert_eq!(guard.renew(Some(seconds(20))).await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+    assert_eq!(guard.renew_for(seconds(20)).await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
     sleep(seconds(5)).await;
     net.hang_renew.store(true, SeqCst);
     let next = store.client().unwrap().key("k").wait(seconds(600)).acquire().await.unwrap();
@@ -107,7 +107,7 @@ async fn a_shorter_renewal_that_fails_is_tried_again() {
     let client = store.client_with(ClientSetup::new()).unwrap();
     let guard = client.lock.key("k").acquire().await.unwrap();
     client.faults.script(Op::Renew, Fault::Error(ErrorKind::Unavailable));
-    assert!(guard.renew(Some(seconds(2))).await.is_err());
+    assert!(guard.renew_for(seconds(2)).await.is_err());
     sleep(seconds(60)).await;
     assert_eq!(guard.validity(), Validity::Valid);
 }
@@ -120,7 +120,7 @@ async fn a_hold_without_a_lease_cannot_be_given_one_by_renewing() {
     timing.confirm = Some(Confirm::new(seconds(1), seconds(3)));
     let lock = builder.timing(timing).start().unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
-    assert_eq!(guard.renew(Some(seconds(3600))).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    assert_eq!(guard.renew_for(seconds(3600)).await.unwrap_err().kind(), ErrorKind::InvalidOption);
     net.hang_renew.store(true, SeqCst);
     sleep(seconds(4)).await;
     assert_eq!(guard.validity(), Validity::Lost);
@@ -135,7 +135,7 @@ async fn a_renewal_that_panics_costs_nothing_else() {
     net.panic_renew.store(1, SeqCst);
     // One that is asked for while the other is under way is answered.
     sleep(seconds(10)).await;
-    timeout(seconds(30), guard.renew(None)).await.unwrap().unwrap();
+    timeout(seconds(30), guard.renew()).await.unwrap().unwrap();
     sleep(seconds(60)).await;
     assert_eq!(guard.validity(), Validity::Valid);
     let alive = Arc::downgrade(&net);
@@ -186,7 +186,7 @@ async fn a_release_that_hangs_does_not_keep_others_here_from_an_expired_lease() 
 async fn close_waits_for_what_is_on_its_way() {
     let store = MemoryStore::new();
     let (builder, net) = distant(&store);
-    // Longer than a closing engine waits for callers to hand over what they have in the air.
+    // Longer than a closing engine waits for callers to hand over what they have begun.
     *net.acquire_takes.lock().unwrap() = seconds(3);
     let lock = Arc::new(builder.start().unwrap());
     let acquiring = Arc::clone(&lock);
@@ -290,7 +290,7 @@ fn a_release_whose_runtime_ends_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn standing_back_leaves_time_for_an_attempt() {
+async fn yielding_leaves_time_for_an_attempt() {
     let store = MemoryStore::new().waiting(Waiting::Poll { every: seconds(1) });
     let (x, y) = (store.client().unwrap(), store.client().unwrap());
     let guard = x.key("k").acquire().await.unwrap();
@@ -303,15 +303,20 @@ async fn standing_back_leaves_time_for_an_attempt() {
 async fn absurd_timing_is_no_reason_to_panic() {
     let store = MemoryStore::new().waiting(Waiting::Poll { every: seconds(1) });
     let mut timing = Timing::default();
-    (timing.call, timing.waiting) = (Duration::MAX, Waiting::Poll { every: Duration::MAX });
-    let (x, y) = (store.client().unwrap(), Engine::builder(store.backend()).timing(timing).start().unwrap());
+    (timing.request_timeout, timing.waiting) = (Duration::MAX, Waiting::Poll { every: Duration::MAX });
+    let clock = Arc::new(TokioClock::new());
+    let y = Engine::builder(store.backend()).timing(timing).clock(clock).start().unwrap();
+    let x = store.client().unwrap();
     let held = x.key("k").acquire().await.unwrap();
     assert_eq!(y.key("k").wait(seconds(1)).acquire().await.unwrap_err().kind(), ErrorKind::Timeout);
     held.release().await.unwrap();
     let guard = y.key("k").acquire().await.unwrap();
     x.key("k").wait(seconds(1)).acquire().await.unwrap_err();
     drop(guard);
+    // Left to the one who waited, for as long as that is sensible.
+    let begun = Instant::now();
     assert!(y.key("k").try_acquire().await.unwrap().is_some());
+    assert_eq!(begun.elapsed(), seconds(10));
 }
 
 /// A waker that is the last to own something of this library, as a task's waker is.

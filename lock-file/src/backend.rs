@@ -6,17 +6,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, KeyIdentity, LockAdmin, Mode, Scope,
+    AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, LockKey, Mode, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, Confirm, Events, Freed, Held, HoldRef, Renewed, Request, Stop, Timing, Waiting,
+    Attempt, Backend, CancellationToken, Confirm, Contended, Events, Freed, HoldRef, Renewed, Request,
+    Timing, Waiting,
 };
 use tokio::time::sleep;
 
-use crate::registry::{Registry, Slot};
-use crate::store::{Standing, Store};
-use crate::turnstile::{AtTurnstile, Turnstile};
+use crate::pool::{Failure, Pool, Progress};
+use crate::registry::{Operation, Registration, Registry};
+use crate::store::{Caller, Store};
+use crate::waiter::{Entered, WaiterLock};
 
 const CONFIRM_EVERY: Duration = Duration::from_secs(2);
 /// Within this a running holder learns that somebody removed or replaced its files.
@@ -24,7 +27,7 @@ const LOSS_DETECTION: Duration = Duration::from_secs(10);
 
 /// How long a wait sleeps over a cooldown before it tells the engine of it, which may have a caller who
 /// does not want to wait for one.
-const COOLING_NAP: Duration = Duration::from_secs(1);
+const COOLDOWN_NAP: Duration = Duration::from_secs(1);
 
 /// A client of the store in one directory: what an engine drives.
 ///
@@ -32,6 +35,7 @@ const COOLING_NAP: Duration = Duration::from_secs(1);
 pub struct FileBackend {
     store: Arc<Store>,
     registry: Arc<Registry>,
+    pool: Pool,
     poll: Duration,
     capabilities: Capabilities,
     events: OnceLock<Events>,
@@ -42,6 +46,7 @@ impl FileBackend {
         Ok(Self {
             store: Arc::new(Store::open(dir)?),
             registry: Arc::default(),
+            pool: Pool::default(),
             poll,
             capabilities: capabilities(),
             events: OnceLock::new(),
@@ -52,82 +57,113 @@ impl FileBackend {
         &self.store
     }
 
-    /// Runs `job`, which may wait for the disk, on a thread for that.
-    pub(crate) async fn on_thread<T: Send + 'static>(
+    /// Runs `job`, which only looks, on a thread for that. It is given up when the disk does not answer.
+    pub(crate) async fn look<T: Send + 'static>(
         &self,
-        job: impl FnOnce() -> Result<T, Error> + Send + 'static,
+        job: impl FnOnce(&Store, &Progress) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let answer = tokio::task::spawn_blocking(job).await.unwrap_or_else(|e| {
-            Err(Error::new(ErrorKind::OutcomeUnknown, "the runtime ended during a file operation")
-                .with_source(e))
-        });
-        answer.map_err(|e| e.with_store(Arc::clone(self.store.name())))
+        let store = Arc::clone(&self.store);
+        let answer = self.pool.inspect.run_or_give_up(move |progress| job(&store, progress)).await;
+        answer.map_err(Error::from).flatten().map_err(|e| self.named(e))
     }
 
-    /// One attempt for `slot` that may be abandoned at any moment.
+    fn named(&self, error: Error) -> Error {
+        error.with_store(Arc::clone(self.store.name()))
+    }
+
+    /// Adds the key and the store to a failure.
+    fn answer(&self, answer: Result<Attempt, Error>, key: &LockKey) -> Result<Attempt, Error> {
+        let named = |error: Error| self.named(error.with_key(key));
+        match answer {
+            Ok(Attempt::Refused(error)) => Ok(Attempt::Refused(named(error))),
+            answer => answer.map_err(named),
+        }
+    }
+
+    fn register(&self, request: &Request) -> Result<Arc<Registration>, Error> {
+        check(request)?;
+        self.registry.register(request)
+    }
+
+    /// What comes before the file operation of one request.
+    async fn prepare(registration: Arc<Registration>, request: Request) -> Result<Prepared, Error> {
+        let operation = registration.slot().operation().await?;
+        Ok(Prepared { registration, operation, request })
+    }
+
+    /// One attempt that may be abandoned at any moment.
     async fn attempt(
         &self,
-        slot: &Arc<Slot>,
+        registration: &Arc<Registration>,
         request: &Request,
-        standing: Standing,
+        caller: Caller,
     ) -> Result<Attempt, Error> {
-        let (store, registry) = (Arc::clone(&self.store), Arc::clone(&self.registry));
-        let (slot, request) = (Arc::clone(slot), request.clone());
-        self.on_thread(move || registry.attempt(&store, &slot, &request, standing)).await
+        let prepared = Self::prepare(Arc::clone(registration), request.clone()).await?;
+        let store = Arc::clone(&self.store);
+        match self.pool.acquire.run(move || prepared.attempt(&store, caller)).await {
+            Ok(answer) => answer,
+            Err(Failure::NotBegun(error)) => Ok(Attempt::Refused(error)),
+            Err(Failure::Unknown(error)) => Err(error),
+        }
     }
 
-    async fn enter_turnstile(&self, request: &Request) -> Result<AtTurnstile, Error> {
-        let (store, key) = (Arc::clone(&self.store), request.key.clone());
-        self.on_thread(move || store.enter_turnstile(&key)).await
-    }
-
-    /// Waits in the turnstile and then for the lock. Dropping the future leaves the turnstile.
-    async fn wait_for(&self, slot: &Arc<Slot>, request: &Request, stop: &Stop) -> Result<Attempt, Error> {
-        let mut turnstile: Option<Turnstile> = None;
-        let mut was_refused = false;
+    /// Waits for the waiter lock and then for the lock. Dropping the future leaves the waiter lock.
+    async fn wait_for(
+        &self,
+        registration: &Arc<Registration>,
+        request: &Request,
+        stop: &CancellationToken,
+    ) -> Result<Attempt, Error> {
+        let mut waiter: Option<WaiterLock> = None;
+        let mut was_contended = false;
         loop {
-            let nap = match self.advance(&mut turnstile, request).await? {
-                false => self.jittered(),
-                true => {
+            let nap = match self.advance(&mut waiter, request).await {
+                // Every attempt so far was answered, and none was granted.
+                Err(error) => return Ok(Attempt::Refused(error)),
+                Ok(false) => self.jittered(),
+                Ok(true) => {
                     let asked_at = self.events.get().map(Events::now);
-                    let held = match self.attempt(slot, request, Standing::Turnstile).await? {
+                    let contended = match self.attempt(registration, request, Caller::Waiter).await? {
                         Attempt::Granted(mut granted) => {
                             granted.asked_at = asked_at;
                             return Ok(Attempt::Granted(granted));
                         }
-                        Attempt::Held(held) => held,
+                        Attempt::Contended(contended) => contended,
                         other => return Ok(other),
                     };
-                    match held.cooling_for {
+                    match contended.cooling_for {
                         // News for a caller who does not want to wait for a cooldown.
-                        Some(_) if was_refused => return Ok(Attempt::Held(held)),
-                        Some(left) => left.min(COOLING_NAP),
+                        Some(_) if was_contended => return Ok(Attempt::Contended(contended)),
+                        Some(left) => left.min(COOLDOWN_NAP),
                         None => self.jittered(),
                     }
                 }
             };
-            was_refused = true;
+            was_contended = true;
             tokio::select! {
                 biased;
-                () = stop.stopped() => return Ok(Attempt::Held(Held::new())),
+                () = stop.cancelled() => return Ok(Attempt::Contended(Contended::new())),
                 () = sleep(nap) => {}
             }
         }
     }
 
-    /// Enters the turnstile, or shows life in it; says whether it is this request's turn.
-    async fn advance(&self, turnstile: &mut Option<Turnstile>, request: &Request) -> Result<bool, Error> {
-        match turnstile {
-            None => match self.enter_turnstile(request).await? {
-                AtTurnstile::Entered(entered) => *turnstile = Some(entered),
-                AtTurnstile::Occupied => return Ok(false),
-                AtTurnstile::Stalled => {}
-            },
+    /// Enters the waiter lock, or sends a heartbeat from within; says whether this request is the next.
+    async fn advance(&self, waiter: &mut Option<WaiterLock>, request: &Request) -> Result<bool, Error> {
+        match waiter {
+            None => {
+                let (store, key) = (Arc::clone(&self.store), request.key.clone());
+                match self.pool.acquire.run(move || store.enter_waiter(&key)).await?? {
+                    Entered::First(entered) => *waiter = Some(entered),
+                    Entered::Behind => return Ok(false),
+                    Entered::BehindStopped => {}
+                }
+            }
             Some(entered) => {
-                if let Some(show) = entered.due() {
-                    // It costs the place at worst.
-                    self.on_thread(move || Ok(show())).await?.unwrap_or_else(|error| {
-                        tracing::debug!(%error, "cannot touch the turnstile");
+                if let Some(heartbeat) = entered.heartbeat() {
+                    // Without it, others may go first.
+                    self.pool.acquire.run(heartbeat).await?.unwrap_or_else(|error| {
+                        tracing::debug!(%error, "cannot write the heartbeat of a waiter");
                     });
                 }
             }
@@ -135,8 +171,54 @@ impl FileBackend {
         Ok(true)
     }
 
+    async fn release_one(&self, hold: HoldRef) -> Result<Freed, Error> {
+        let Some(slot) = self.registry.find(&hold) else {
+            return Ok(Freed::new(false));
+        };
+        let Some(ending) = slot.end() else {
+            // An attempt that is under way keeps nothing any more, but may still have the lock.
+            slot.operation().await.map_err(|e| self.named(e))?;
+            self.registry.remove(&slot);
+            return Ok(Freed::new(false));
+        };
+        // A release that is repeated waits for this one.
+        let operation = slot.try_operation();
+        let registry = Arc::clone(&self.registry);
+        let job = {
+            let slot = Arc::clone(&slot);
+            move || {
+                let freed = ending.free();
+                registry.remove(&slot);
+                drop(operation);
+                freed
+            }
+        };
+        match self.pool.release.run(job).await {
+            Ok(freed) => Ok(freed),
+            Err(Failure::NotBegun(_)) => {
+                // Dropped with the job, the hold has been unlocked without a look at its files.
+                self.registry.remove(&slot);
+                Ok(Freed::new(true))
+            }
+            Err(Failure::Unknown(error)) => Err(self.named(error.with_key(&hold.key))),
+        }
+    }
+
     fn jittered(&self) -> Duration {
         self.poll.mul_f64(0.5 + fastrand::f64())
+    }
+}
+
+/// One request that is about to be attempted on a thread.
+struct Prepared {
+    registration: Arc<Registration>,
+    operation: Operation,
+    request: Request,
+}
+
+impl Prepared {
+    fn attempt(self, store: &Store, caller: Caller) -> Result<Attempt, Error> {
+        self.registration.attempt(store, &self.request, caller, &self.operation)
     }
 }
 
@@ -147,7 +229,7 @@ fn capabilities() -> Capabilities {
     has.loss_detection = LOSS_DETECTION;
     has.undo = Duration::from_secs(5);
     has.handover = Duration::from_secs(2);
-    // The kernel frees at once; the rest is what a waiter needs to see it.
+    // The kernel frees it when the process ends; the rest is what a waiter needs to see it.
     has.crash_release = Some(Duration::from_secs(2));
     has.cooldown = true;
     has.admin = AdminCapabilities::read_only();
@@ -176,46 +258,53 @@ impl Backend for FileBackend {
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let count = requests.len();
-        let mut slots = Vec::with_capacity(count);
+        let keys: Vec<_> = requests.iter().map(|r| r.key.clone()).collect();
+        let mut all = Vec::with_capacity(keys.len());
         for request in requests {
-            // Made before the thread starts, so that a release finds it from here on.
-            let slot = check(&request).and_then(|()| self.registry.slot(&request));
-            slots.push((slot, request));
+            // Before a thread has it, so that a release finds it from here on.
+            all.push(match self.register(&request) {
+                Ok(registration) => Self::prepare(registration, request).await.map_err(Err),
+                Err(error) => Err(Ok(Attempt::Refused(error))),
+            });
         }
-        let (store, registry) = (Arc::clone(&self.store), Arc::clone(&self.registry));
-        let job = move || {
-            let attempt = |(slot, request): (Result<Arc<Slot>, Error>, Request)| {
-                let slot = slot?;
-                let answer = registry.attempt(&store, &slot, &request, Standing::Street);
-                registry.forget_open(&slot);
-                answer.map_err(|e| e.with_key(&request.key).with_store(Arc::clone(store.name())))
-            };
-            Ok(slots.into_iter().map(attempt).collect())
+        let store = Arc::clone(&self.store);
+        let attempt = move |prepared: Result<Prepared, _>| match prepared {
+            Ok(prepared) => prepared.attempt(&store, Caller::Newcomer),
+            Err(answer) => answer,
         };
-        spread(self.on_thread(job).await, count)
+        let job = move || all.into_iter().map(attempt).collect();
+        let answers = match self.pool.acquire.run(job).await {
+            Ok(answers) => answers,
+            Err(Failure::NotBegun(error)) => each(&keys, || Ok(Attempt::Refused(error.clone()))),
+            Err(Failure::Unknown(error)) => each(&keys, || Err(error.clone())),
+        };
+        answers.into_iter().zip(&keys).map(|(answer, key)| self.answer(answer, key)).collect()
     }
 
-    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
-        check(&request)?;
-        let slot = self.registry.slot(&request)?;
-        let answer = self.wait_for(&slot, &request, &stop).await;
-        self.registry.forget_open(&slot);
-        answer.map_err(|e| e.with_key(&request.key))
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        let answer = match self.register(&request) {
+            // Registered until the wait ends, so that a release finds it in between two attempts too.
+            Ok(registration) => self.wait_for(&registration, &request, &stop).await,
+            Err(error) => Ok(Attempt::Refused(error)),
+        };
+        self.answer(answer, &request.key)
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
-        let count = holds.len();
+        let keys: Vec<_> = holds.iter().map(|h| h.key.clone()).collect();
         let registry = Arc::clone(&self.registry);
-        let job = move || Ok(holds.iter().map(|hold| registry.confirm(hold)).collect());
-        spread(self.on_thread(job).await, count)
+        let job = move || holds.iter().map(|hold| registry.confirm(hold)).collect();
+        let answers: Vec<Result<_, Error>> = self.pool.renew.run(job).await.unwrap_or_else(|failure| {
+            let error = Error::from(failure);
+            each(&keys, || Err(error.clone()))
+        });
+        let named = |(answer, key): (Result<_, Error>, _)| answer.map_err(|e| self.named(e.with_key(key)));
+        answers.into_iter().zip(&keys).map(named).collect()
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        let count = holds.len();
-        let registry = Arc::clone(&self.registry);
-        let job = move || Ok(holds.iter().map(|hold| Ok(registry.release(hold))).collect());
-        spread(self.on_thread(job).await, count)
+        // Each for itself: one that waits for the disk must not keep the others locked.
+        join_all(holds.into_iter().map(|hold| self.release_one(hold))).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
@@ -223,11 +312,11 @@ impl Backend for FileBackend {
     }
 
     async fn close(&self) {
-        self.registry.sever();
+        self.registry.abort();
     }
 
-    fn sever(&self) {
-        self.registry.sever();
+    fn abort(&self) {
+        self.registry.abort();
     }
 }
 
@@ -242,15 +331,9 @@ fn check(request: &Request) -> Result<(), Error> {
     Err(Error::unsupported(what).with_key(&request.key))
 }
 
-/// The answers to `count` requests, or the failure that met them all.
-fn spread<T>(answers: Result<Vec<Result<T, Error>>, Error>, count: usize) -> Vec<Result<T, Error>> {
-    answers.unwrap_or_else(|failure| {
-        let again = || {
-            let error = Error::new(failure.kind(), failure.message().to_owned());
-            failure.store().into_iter().fold(error, Error::with_store)
-        };
-        (0..count).map(|_| Err(again())).collect()
-    })
+/// The same answer for each of `keys`, which one failure has met.
+fn each<T>(keys: &[LockKey], answer: impl Fn() -> T) -> Vec<T> {
+    keys.iter().map(|_| answer()).collect()
 }
 
 impl fmt::Display for FileBackend {
@@ -270,30 +353,58 @@ impl fmt::Debug for FileBackend {
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        // An attempt that still runs on its thread must not keep what it takes.
-        self.registry.sever();
+        // An attempt that still runs on its thread keeps nothing either.
+        self.registry.abort();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_api::{HolderId, LockKey};
+    use futures_util::FutureExt as _;
+    use leasehold_api::{ErrorKind, HolderId};
+    use std::error::Error as _;
 
     #[tokio::test]
-    async fn refused_requests_are_forgotten() {
+    async fn requests_that_were_not_granted_are_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let backend = FileBackend::open(dir.path(), Duration::from_millis(1)).unwrap();
         let key = LockKey::new("k").unwrap();
         let [first, second, third] =
             [1, 2, 3].map(|serial| Request::new(key.clone(), HolderId::from_parts(1, serial)));
         let answers = backend.acquire(vec![first.clone(), second]).await;
-        assert!(matches!(answers[..], [Ok(Attempt::Granted(_)), Ok(Attempt::Held(_))]));
-        let stop = Stop::new();
-        stop.fire();
-        assert!(matches!(backend.wait(third, stop).await, Ok(Attempt::Held(_))));
+        assert!(matches!(answers[..], [Ok(Attempt::Granted(_)), Ok(Attempt::Contended(_))]));
+        let stop = CancellationToken::new();
+        stop.cancel();
+        assert!(matches!(backend.wait(third, stop).await, Ok(Attempt::Contended(_))));
         assert_eq!(backend.registry.len(), 1, "the granted one");
         backend.release(vec![first.hold()]).await;
+        assert_eq!(backend.registry.len(), 0);
+    }
+
+    #[test]
+    fn requests_that_failed_together_all_have_the_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let backend = FileBackend::open(dir.path(), Duration::from_millis(1)).unwrap();
+        let requests = ["a", "b", "c"].map(|key| {
+            let key = LockKey::new(key).unwrap();
+            Request::new(key, HolderId::from_parts(1, 1))
+        });
+        let ended = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        let handle = ended.handle().clone();
+        ended.shutdown_background();
+        let _within = handle.enter();
+        let acquired = backend.acquire(requests.to_vec()).now_or_never().unwrap();
+        let renewed = backend.renew(requests.iter().map(Request::hold).collect()).now_or_never().unwrap();
+        assert_eq!((acquired.len(), renewed.len()), (3, 3));
+        for (request, (acquired, renewed)) in requests.iter().zip(acquired.into_iter().zip(renewed)) {
+            let Ok(Attempt::Refused(refused)) = acquired else { panic!("{acquired:?}") };
+            for error in [refused, renewed.unwrap_err()] {
+                assert_eq!((error.kind(), error.key()), (ErrorKind::Closed, Some(&request.key)));
+                assert!(error.source().unwrap().is::<tokio::task::JoinError>());
+                assert!(error.store().is_some());
+            }
+        }
         assert_eq!(backend.registry.len(), 0);
     }
 }

@@ -6,18 +6,18 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken};
 
 use crate::error::io_error;
 use crate::layout::{KeyFiles, open_lock};
-use crate::turnstile::Turnstile;
+use crate::waiter::WaiterLock;
 
-/// How often, and how long apart, a grant tries again to lock a witness that somebody looks at just now.
-const WITNESS_TRIES: usize = 20;
-const WITNESS_PAUSE: Duration = Duration::from_micros(200);
+/// How often, and how long apart, a grant tries again to lock a status file that somebody looks at just now.
+const STATUS_TRIES: usize = 20;
+const STATUS_PAUSE: Duration = Duration::from_micros(200);
 
 /// A file that this value has locked. The lock goes with it, also where the descriptor was handed on.
 #[derive(Debug)]
@@ -98,79 +98,100 @@ pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// One grant: the lock, and the witness that shows it.
+/// One grant: the lock, and the status lock that shows it to inspection.
+///
+/// Every method can run while another one waits for the disk: nothing waits for the disk under the mutex.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    // Dropped in this order: whoever sees the lock free must not see the witness held.
-    witness: Option<Arc<Locked>>,
-    main: Arc<Locked>,
+    main: Locked,
+    status: Mutex<Status>,
     files: KeyFiles,
     token: FencingToken,
+}
+
+/// The lock of the status file, as far as it could be had.
+#[derive(Clone, Debug)]
+enum Status {
+    NotLocked,
+    Locked(Arc<Locked>),
+    /// The grant has ended, and with it the right to lock the status file.
+    Released,
 }
 
 impl Hold {
     /// The grant of whoever has locked `main` and written its record.
     pub(crate) fn new(main: Locked, files: KeyFiles, token: FencingToken) -> Self {
-        let mut hold = Self { witness: None, main: Arc::new(main), files, token };
-        for _ in 0..WITNESS_TRIES {
-            hold.show();
-            if hold.witness.is_some() {
+        let hold = Self { main, status: Mutex::new(Status::NotLocked), files, token };
+        for _ in 0..STATUS_TRIES {
+            hold.lock_status();
+            if matches!(hold.status(), Status::Locked(_)) {
                 return hold;
             }
-            std::thread::sleep(WITNESS_PAUSE);
+            std::thread::sleep(STATUS_PAUSE);
         }
-        tracing::debug!(file = %hold.files.seen().display(), "the witness is being looked at; it is locked later");
+        tracing::debug!(file = %hold.files.status().display(), "the status file is being looked at; it is locked later");
         hold
     }
 
-    /// Locks the witness, unless that has been done or somebody looks at it just now. The grant does not
+    /// Locks the status file, unless that has been done or somebody looks at it just now. The grant does not
     /// depend on it.
-    fn show(&mut self) {
-        let seen = self.files.seen();
-        if self.witness.as_ref().is_some_and(|w| w.is_at(&seen).unwrap_or(true)) {
-            return;
+    fn lock_status(&self) {
+        let path = self.files.status();
+        match self.status() {
+            Status::Released => return,
+            Status::Locked(locked) if locked.is_at(&path).unwrap_or(true) => return,
+            Status::Locked(_) | Status::NotLocked => {}
         }
-        match lock_at(&seen) {
-            Ok(witness) => self.witness = witness.map(Arc::new),
+        match lock_at(&path) {
+            Ok(Some(locked)) => {
+                let mut status = lock(&self.status);
+                // Released meanwhile, it is unlocked again.
+                if !matches!(*status, Status::Released) {
+                    *status = Status::Locked(Arc::new(locked));
+                }
+            }
+            Ok(None) => {}
             Err(error) => {
-                tracing::warn!(%error, file = %seen.display(), "cannot lock the witness: the lock holds, but does not show in lists");
+                tracing::warn!(%error, file = %path.display(), "cannot lock the status file: the lock holds, but does not show in lists");
             }
         }
+    }
+
+    fn status(&self) -> Status {
+        lock(&self.status).clone()
     }
 
     pub(crate) fn token(&self) -> FencingToken {
         self.token
     }
 
-    pub(crate) fn file(&self) -> HeldFile {
-        let witness = self.witness.as_ref().map(Arc::downgrade).unwrap_or_default();
-        HeldFile { witness, main: Arc::downgrade(&self.main) }
-    }
-
     /// Whether the lock is still that of its key, which ends when somebody removes or replaces the file.
-    pub(crate) fn confirm(&mut self) -> Result<bool, Error> {
+    pub(crate) fn confirm(&self) -> Result<bool, Error> {
         let path = self.files.main();
         let is_there = self.main.is_at(&path).map_err(|e| io_error(e, "confirm the lock of", &path))?;
         if is_there {
-            self.show();
+            self.lock_status();
         }
         Ok(is_there)
     }
 
-    /// Lets go. Says whether it was held until now, and whether others wait.
-    pub(crate) fn free(mut self) -> (bool, bool) {
-        // The answers are for the caller's information: letting go does not depend on them.
+    /// Unlocks. Says whether it was held until now, and whether others wait.
+    pub(crate) fn free(&self) -> (bool, bool) {
+        // The answers are for the caller's information: unlocking does not depend on them.
         let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
-        // Looked at while the lock is ours, when nobody else looks: so no try fails because of it.
-        let waiters = Turnstile::is_occupied(&self.files.next()).unwrap_or(false);
+        // While the lock is still ours, nobody else looks at the waiter lock, so no waiter fails to lock it
+        // because of this look.
+        let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
         self.unlock();
         (was_held, waiters)
     }
 
-    fn unlock(&mut self) {
-        // Not by the last reference alone: somebody may be duplicating the descriptors just now.
-        if let Some(witness) = self.witness.take() {
-            witness.unlock();
+    /// Unlocks without looking at the files, so without waiting for the disk.
+    pub(crate) fn unlock(&self) {
+        // First the status: whoever sees the lock free must not see it held. And not by dropping the last
+        // reference: somebody may be confirming it or duplicating its descriptor.
+        if let Status::Locked(status) = std::mem::replace(&mut *lock(&self.status), Status::Released) {
+            status.unlock();
         }
         self.main.unlock();
     }
@@ -182,22 +203,24 @@ impl Drop for Hold {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is under it is replaced as a whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The locked file of a grant: what [`LockGuard::extension`](leasehold_api::LockGuard::extension) finds
 /// for the file store.
 ///
 /// It lets a process hand the lock on to a child, so that the lock of a parent that was killed is not
 /// free before the child is gone.
 #[derive(Clone)]
-pub struct HeldFile {
-    witness: Weak<Locked>,
-    main: Weak<Locked>,
-}
+pub struct HeldFile(Weak<Hold>);
 
 /// Descriptors that child processes inherit, see [`HeldFile::inheritable`].
 #[derive(Debug)]
 pub struct Inheritable {
     /// What inspection looks at. Made first, so that a process that ends closes it first.
-    _witness: Option<OwnedFd>,
+    _status: Option<OwnedFd>,
     main: OwnedFd,
 }
 
@@ -208,12 +231,16 @@ impl AsFd for Inheritable {
 }
 
 impl HeldFile {
+    pub(crate) fn of(hold: &Arc<Hold>) -> Self {
+        Self(Arc::downgrade(hold))
+    }
+
     /// Duplicates of the locked file's descriptor, and of what shows the lock to others, that child processes
     /// inherit.
     ///
     /// The lock belongs to the open file, which duplicates share. Releasing the guard, or dropping it,
-    /// unlocks it for all of them at once. If instead this process dies without having done so, the lock
-    /// stays until the last process that inherited the duplicates has closed them or has died.
+    /// unlocks it for all of them. If instead this process dies without having done so, the lock
+    /// lasts until every process that has inherited the duplicates has closed them or has died.
     ///
     /// Every process started while the duplicates are open inherits them: make them just before starting the
     /// child and drop them just after.
@@ -223,18 +250,24 @@ impl HeldFile {
     /// [`NotFound`](io::ErrorKind::NotFound) when the lock has been released; else what the system
     /// answers, such as too many open files.
     pub fn inheritable(&self) -> io::Result<Inheritable> {
-        let main = self.main.upgrade().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::NotFound, "the lock has been released; acquire it first")
-        })?;
+        let released =
+            || io::Error::new(io::ErrorKind::NotFound, "the lock has been released; acquire it first");
+        let hold = self.0.upgrade().ok_or_else(released)?;
         // A plain duplicate is not closed when another program is executed.
-        let witness = self.witness.upgrade().map(|witness| rustix::io::dup(&witness.0)).transpose()?;
-        Ok(Inheritable { _witness: witness, main: rustix::io::dup(&main.0)? })
+        let status = match hold.status() {
+            Status::Released => return Err(released()),
+            Status::NotLocked => None,
+            Status::Locked(status) => Some(rustix::io::dup(status.file())?),
+        };
+        Ok(Inheritable { _status: status, main: rustix::io::dup(hold.main.file())? })
     }
 }
 
 impl fmt::Debug for HeldFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldFile").field("released", &(self.main.strong_count() == 0)).finish()
+        let hold = self.0.upgrade();
+        let released = hold.is_none_or(|h| matches!(h.status(), Status::Released));
+        f.debug_struct("HeldFile").field("released", &released).finish()
     }
 }
 
@@ -243,34 +276,38 @@ mod tests {
     use super::*;
     use leasehold_api::LockKey;
 
-    fn hold(dir: &Path) -> (Hold, KeyFiles) {
+    fn hold(dir: &Path) -> (Arc<Hold>, KeyFiles) {
         let files = KeyFiles::new(dir, &LockKey::new("k").unwrap());
         let main = lock_at(&files.main()).unwrap().unwrap();
-        (Hold::new(main, files.clone(), FencingToken::from_u64(7)), files)
+        (Arc::new(Hold::new(main, files.clone(), FencingToken::from_u64(7))), files)
     }
 
     #[test]
-    fn letting_go_unlocks_also_for_inherited_duplicates() {
+    fn a_release_unlocks_inherited_duplicates_too() {
         let dir = tempfile::tempdir().unwrap();
         let (hold, files) = hold(dir.path());
-        let file = hold.file();
+        let file = HeldFile::of(&hold);
         let duplicate = file.inheritable().unwrap();
         assert!(lock_at(&files.main()).unwrap().is_none());
         assert_eq!(hold.free(), (true, false));
         assert!(lock_at(&files.main()).unwrap().is_some(), "although a duplicate is open");
-        assert!(!is_locked(&files.seen()).unwrap(), "although a duplicate is open");
+        assert!(!is_locked(&files.status()).unwrap(), "although a duplicate is open");
         drop(duplicate);
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn letting_go_does_not_wait_for_whoever_makes_a_duplicate() {
+    fn a_release_needs_not_the_last_reference() {
         let dir = tempfile::tempdir().unwrap();
         let (hold, files) = hold(dir.path());
-        let duplicating = hold.file().main.upgrade().unwrap();
+        let file = HeldFile::of(&hold);
+        let confirming = Arc::clone(&hold);
         hold.free();
         assert!(lock_at(&files.main()).unwrap().is_some());
-        drop(duplicating);
+        assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
+        // One that was under way does not lock the status of a lock that is free.
+        confirming.confirm().unwrap();
+        assert!(!is_locked(&files.status()).unwrap());
     }
 
     #[test]
@@ -280,30 +317,30 @@ mod tests {
         let closed_on_exec = |fd: &dyn AsFd| {
             rustix::io::fcntl_getfd(fd.as_fd()).unwrap().contains(rustix::io::FdFlags::CLOEXEC)
         };
-        assert!(closed_on_exec(&hold.main.0));
-        let inherited = hold.file().inheritable().unwrap();
-        assert!(!closed_on_exec(&inherited) && !closed_on_exec(inherited._witness.as_ref().unwrap()));
+        assert!(closed_on_exec(hold.main.file()));
+        let inherited = HeldFile::of(&hold).inheritable().unwrap();
+        assert!(!closed_on_exec(&inherited) && !closed_on_exec(inherited._status.as_ref().unwrap()));
     }
 
     #[test]
-    fn a_witness_that_was_missed_is_locked_at_the_next_beat() {
+    fn a_status_file_that_was_busy_is_locked_by_the_next_confirmation() {
         let dir = tempfile::tempdir().unwrap();
         let files = KeyFiles::new(dir.path(), &LockKey::new("k").unwrap());
-        let onlooker = Locked::shared(open_lock(&files.seen()).unwrap()).unwrap().unwrap();
-        let (mut hold, files) = hold(dir.path());
-        assert!(hold.witness.is_none(), "granted all the same");
+        let onlooker = Locked::shared(open_lock(&files.status()).unwrap()).unwrap().unwrap();
+        let (hold, files) = hold(dir.path());
+        assert!(matches!(hold.status(), Status::NotLocked), "granted all the same");
         drop(onlooker);
-        assert!(!is_locked(&files.seen()).unwrap());
+        assert!(!is_locked(&files.status()).unwrap());
         assert!(hold.confirm().unwrap());
-        assert!(is_locked(&files.seen()).unwrap());
+        assert!(is_locked(&files.status()).unwrap());
         drop(hold);
-        assert!(!is_locked(&files.seen()).unwrap());
+        assert!(!is_locked(&files.status()).unwrap());
     }
 
     #[test]
     fn a_lock_whose_file_was_replaced_is_not_confirmed() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut hold, files) = hold(dir.path());
+        let (hold, files) = hold(dir.path());
         assert!(hold.confirm().unwrap());
         fs::remove_file(files.main()).unwrap();
         assert!(!hold.confirm().unwrap(), "removed");

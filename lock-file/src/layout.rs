@@ -155,8 +155,8 @@ impl KeyFiles {
         Self { dir: dir.to_owned(), hash: hash(key) }
     }
 
-    /// The files of the key whose witness has this name, if that is the name of a witness.
-    pub(crate) fn of_witness(dir: &Path, name: &str) -> Option<Self> {
+    /// The files of the key whose status file has this name, if that is the name of one.
+    pub(crate) fn of_status(dir: &Path, name: &str) -> Option<Self> {
         let hash = name.strip_suffix(".seen")?;
         let hex = hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         hex.then(|| Self { dir: dir.to_owned(), hash: hash.to_owned() })
@@ -171,13 +171,13 @@ impl KeyFiles {
         self.with("lock")
     }
 
-    /// The turnstile: whoever waits for the lock holds it.
+    /// The waiter lock: locked by the waiter that is next.
     pub(crate) fn next(&self) -> PathBuf {
         self.with("next")
     }
 
-    /// The witness: what those look at who only want to know.
-    pub(crate) fn seen(&self) -> PathBuf {
+    /// The status file: locked along with the lock, for those who only look.
+    pub(crate) fn status(&self) -> PathBuf {
         self.with("seen")
     }
 
@@ -197,12 +197,7 @@ impl KeyFiles {
 }
 
 fn hash(key: &LockKey) -> String {
-    use std::fmt::Write as _;
-    let digest = Sha256::digest(key.as_str().as_bytes());
-    digest.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    hex::encode(Sha256::digest(key.as_str().as_bytes()))
 }
 
 /// Opens a lock file for locking, making it if it is missing.
@@ -253,24 +248,24 @@ mod tests {
             let files = KeyFiles::new(Path::new("/store"), &LockKey::new(key).unwrap());
             assert_eq!(files.main(), Path::new("/store").join(format!("{hash}.lock")), "{key}");
             assert_eq!(files.next(), Path::new("/store").join(format!("{hash}.next")));
-            assert_eq!(files.seen(), Path::new("/store").join(format!("{hash}.seen")));
+            assert_eq!(files.status(), Path::new("/store").join(format!("{hash}.seen")));
             assert_eq!(files.record(), Path::new("/store").join(format!("{hash}.json")));
             assert_eq!(files.token(), Path::new("/store").join(format!("{hash}.token")));
         }
     }
 
     #[test]
-    fn only_witnesses_are_listed() {
+    fn only_status_files_are_listed() {
         let dir = Path::new("/store");
         let hash = "0123456789abcdef".repeat(4);
-        assert!(KeyFiles::of_witness(dir, &format!("{hash}.seen")).is_some());
+        assert!(KeyFiles::of_status(dir, &format!("{hash}.seen")).is_some());
         for other in [
             format!("{hash}.json"),
             format!("{hash}.seen.tmp"),
             "a.seen".into(),
             format!("{}.seen", hash.to_uppercase()),
         ] {
-            assert!(KeyFiles::of_witness(dir, &other).is_none(), "{other}");
+            assert!(KeyFiles::of_status(dir, &other).is_none(), "{other}");
         }
     }
 

@@ -6,11 +6,12 @@ mod config;
 mod error;
 mod hold;
 mod layout;
+mod pool;
 mod record;
 mod registry;
 mod store;
 mod token;
-mod turnstile;
+mod waiter;
 
 pub use backend::FileBackend;
 pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};

@@ -30,7 +30,7 @@ pub(crate) struct Record {
     pub(crate) cooldown_ms: Option<u64>,
 }
 
-/// What is found in the place of a record.
+/// What a record's file has in it.
 #[derive(Debug)]
 pub(crate) enum Found {
     Nothing,
@@ -69,7 +69,7 @@ impl Record {
         }
     }
 
-    /// The record of `key`; that of another key in its place is an error.
+    /// The record of `key`; the record of another key in its file is an error.
     pub(crate) fn read(files: &KeyFiles, key: &LockKey) -> Result<Found, Error> {
         let found = Self::read_any(files)?;
         match found.record() {
@@ -104,19 +104,28 @@ impl Record {
         if left == 0 { Cooldown::Over } else { Cooldown::Lasts(Duration::from_millis(left)) }
     }
 
-    /// What operators see of it.
-    pub(crate) fn info(&self, now_ms: u64) -> Result<HoldInfo, Error> {
-        let mut info = HoldInfo::new(LockKey::new(&self.key)?);
+    /// The key.
+    pub(crate) fn key(&self) -> Result<LockKey, Error> {
+        LockKey::new(&self.key)
+    }
+
+    /// What operators see of the grant.
+    pub(crate) fn info(&self) -> HoldInfo {
+        let mut info = HoldInfo::new();
         info.holder = self.holder.parse::<HolderId>().ok();
         info.token = Some(FencingToken::from_u64(self.token));
         info.label = self.label.as_deref().map(Into::into);
         info.since = UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
         info.owner = Some(format!("pid {}", self.pid));
-        info.cooling_for = match self.cooldown(now_ms) {
+        info
+    }
+
+    /// What operators see of the cooldown.
+    pub(crate) fn cooldown_left(&self, now_ms: u64) -> Option<Duration> {
+        match self.cooldown(now_ms) {
             Cooldown::Over => None,
             Cooldown::Lasts(left) | Cooldown::ClockWentBack(left) => Some(left),
-        };
-        Ok(info)
+        }
     }
 
     #[cfg(test)]
@@ -196,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_boot_has_a_name_that_stays() {
+    fn the_boot_has_one_name() {
         assert!(!boot_id().is_empty());
         assert_eq!(boot_id(), boot_id());
     }

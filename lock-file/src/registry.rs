@@ -1,26 +1,33 @@
-//! What this client holds, by holder id: so that an answer which was lost can be undone.
+//! What this client holds and asks for, by holder id: so that an answer which was lost can be undone.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold_api::{Error, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Freed, Granted, Held, HoldRef, Renewed, Request};
+use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason};
+use leasehold_engine::{Attempt, Contended, Freed, Granted, HoldRef, Renewed, Request};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
 
-use crate::hold::Hold;
-use crate::store::{Standing, Store, Taken};
+use crate::hold::{HeldFile, Hold};
+use crate::pool::STALLED_AFTER;
+use crate::store::{Caller, Store, Taken};
 
 type Id = (LockKey, HolderId);
 
 /// The slots of all requests that are under way or granted.
 ///
-/// A slot is made before its request starts. The file operations run on a thread that nobody can stop,
-/// and hold the slot's state meanwhile: a release that comes first ends the slot, and the attempt finds
-/// that out; one that comes later waits for the attempt and frees what it took.
+/// A slot is made before its request starts. The file operations run on a thread that nobody can stop: a
+/// release that comes first ends the slot, and an attempt which finds it ended unlocks what it has locked.
+/// Nothing waits for the disk under the mutexes, so [`abort`](Self::abort) waits for nobody.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    slots: Mutex<HashMap<Id, Arc<Slot>>>,
-    severed: AtomicBool,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    by_id: HashMap<Id, Arc<Slot>>,
+    closed: bool,
 }
 
 /// One request.
@@ -28,183 +35,237 @@ pub(crate) struct Registry {
 pub(crate) struct Slot {
     id: Id,
     state: Mutex<State>,
+    /// Locked by the file operation that decides what is held: one at a time, and whoever needs its outcome
+    /// waits for it without using up a thread.
+    operation: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nothing is held.
+    /// Nothing is held yet.
     Open,
-    Held(Hold),
+    Held(Arc<Hold>),
     /// Nothing is held, and nothing will be.
     Ended,
 }
 
+/// That a file operation of a slot is under way.
+pub(crate) type Operation = OwnedMutexGuard<()>;
+
+/// The slot of a request, for as long as calls use it. It is forgotten with the last of them, unless it holds
+/// something.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    registry: Arc<Registry>,
+    slot: Arc<Slot>,
+}
+
+/// A hold that is not in its slot any more. It is unlocked, whatever becomes of this value.
+#[derive(Debug)]
+pub(crate) struct Ending(Arc<Hold>);
+
 impl Registry {
-    /// The slot of `request`: a new one, or that of an earlier call with the same holder id.
-    pub(crate) fn slot(&self, request: &Request) -> Result<Arc<Slot>, Error> {
+    /// Registers `request`, in a new slot or in that of an earlier call with the same holder id.
+    pub(crate) fn register(self: &Arc<Self>, request: &Request) -> Result<Arc<Registration>, Error> {
         let id = (request.key.clone(), request.holder);
         let mut slots = lock(&self.slots);
-        if self.is_severed() {
+        if slots.closed {
             return Err(Error::closed());
         }
-        let slot =
-            slots.entry(id.clone()).or_insert_with(|| Arc::new(Slot { id, state: Mutex::new(State::Open) }));
-        Ok(Arc::clone(slot))
+        let slot = slots.by_id.entry(id.clone()).or_insert_with(|| {
+            Arc::new(Slot { id, state: Mutex::new(State::Open), operation: Arc::default() })
+        });
+        Ok(Arc::new(Registration { registry: Arc::clone(self), slot: Arc::clone(slot) }))
     }
 
-    /// One attempt for `slot`, which is that of `request`.
+    pub(crate) fn find(&self, hold: &HoldRef) -> Option<Arc<Slot>> {
+        lock(&self.slots).by_id.get(&(hold.key.clone(), hold.holder)).map(Arc::clone)
+    }
+
+    pub(crate) fn remove(&self, slot: &Arc<Slot>) {
+        let mut slots = lock(&self.slots);
+        if slots.by_id.get(&slot.id).is_some_and(|s| Arc::ptr_eq(s, slot)) {
+            slots.by_id.remove(&slot.id);
+        }
+    }
+
+    /// Whether `hold` is still held, which ends only by interference.
+    pub(crate) fn confirm(&self, hold: &HoldRef) -> Result<Renewed, Error> {
+        let Some(held) = self.find(hold).and_then(|slot| slot.held()) else {
+            return Ok(Renewed::Gone(LossReason::Gone));
+        };
+        match held.confirm() {
+            Ok(true) => Ok(Renewed::Extended),
+            Ok(false) => Ok(Renewed::Gone(LossReason::Gone)),
+            Err(error) => Err(error.with_key(&hold.key)),
+        }
+    }
+
+    /// Unlocks everything, now and from now on.
+    pub(crate) fn abort(&self) {
+        let slots = {
+            let mut slots = lock(&self.slots);
+            slots.closed = true;
+            std::mem::take(&mut slots.by_id)
+        };
+        for slot in slots.into_values() {
+            drop(slot.end());
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        lock(&self.slots).closed
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.slots).by_id.len()
+    }
+}
+
+impl Registration {
+    pub(crate) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    /// One attempt at `request`, which this is the registration of. Needs the slot's operation.
     pub(crate) fn attempt(
         &self,
         store: &Store,
-        slot: &Slot,
         request: &Request,
-        standing: Standing,
+        caller: Caller,
+        _: &Operation,
     ) -> Result<Attempt, Error> {
-        let mut state = lock(&slot.state);
-        let answer = match &mut *state {
-            State::Held(hold) => Ok(Attempt::Granted(granted(hold))),
-            State::Ended => Ok(Attempt::Held(Held::new())),
-            State::Open => store.take(request, standing).map(|taken| match taken {
-                Taken::Not(held) => Attempt::Held(held),
-                Taken::Hold(hold) => {
-                    let answer = granted(&hold);
-                    *state = State::Held(hold);
-                    Attempt::Granted(answer)
-                }
-            }),
+        match &*lock(&self.slot.state) {
+            State::Held(hold) => return Ok(granted(hold)),
+            State::Ended => return Ok(self.ended()),
+            State::Open => {}
+        }
+        let hold = match store.take(request, caller)? {
+            Taken::Hold(hold) => Arc::new(hold),
+            Taken::Contended(contended) => return Ok(Attempt::Contended(contended)),
+            Taken::Refused(error) => return Ok(Attempt::Refused(error)),
         };
-        drop(state);
-        if self.clear_if_severed(slot) { Err(Error::closed()) } else { answer }
+        let answer = granted(&hold);
+        let mut state = lock(&self.slot.state);
+        // Ended meanwhile, the hold is dropped and so unlocked.
+        if matches!(*state, State::Ended) {
+            return Ok(self.ended());
+        }
+        *state = State::Held(hold);
+        Ok(answer)
     }
 
-    /// Forgets `slot` unless it holds something.
-    pub(crate) fn forget_open(&self, slot: &Arc<Slot>) {
-        let mut state = lock(&slot.state);
+    fn ended(&self) -> Attempt {
+        if self.registry.is_closed() {
+            Attempt::Refused(Error::closed())
+        } else {
+            Attempt::Contended(Contended::new())
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut state = lock(&self.slot.state);
         if matches!(*state, State::Held(_)) {
             return;
         }
         *state = State::Ended;
         drop(state);
-        self.remove(slot);
-    }
-
-    /// Whether `hold` is still held, which ends only by interference.
-    pub(crate) fn confirm(&self, hold: &HoldRef) -> Result<Renewed, Error> {
-        let Some(slot) = self.find(hold) else {
-            return Ok(Renewed::Gone(LossReason::Gone));
-        };
-        let mut state = lock(&slot.state);
-        let confirmed = match &mut *state {
-            State::Held(held) => held.confirm(),
-            State::Open | State::Ended => Ok(false),
-        };
-        drop(state);
-        self.clear_if_severed(&slot);
-        let renewed = |is_held| {
-            if is_held { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) }
-        };
-        confirmed.map(renewed).map_err(|e| e.with_key(&hold.key))
-    }
-
-    /// Frees `hold` and ends its slot, whatever state it is in.
-    pub(crate) fn release(&self, hold: &HoldRef) -> Freed {
-        let Some(slot) = self.find(hold) else {
-            return Freed::new(false);
-        };
-        let (was_held, waiters) = slot.end();
-        self.remove(&slot);
-        Freed::new(was_held).waiters(waiters)
-    }
-
-    /// Frees everything, now and from now on.
-    pub(crate) fn sever(&self) {
-        self.severed.store(true, Ordering::SeqCst);
-        let slots = std::mem::take(&mut *lock(&self.slots));
-        for slot in slots.into_values() {
-            // One that is busy is cleared by whoever is busy with it, who looks at the flag afterwards.
-            let state = match slot.state.try_lock() {
-                Ok(mut state) => std::mem::replace(&mut *state, State::Ended),
-                Err(std::sync::TryLockError::Poisoned(p)) => {
-                    std::mem::replace(&mut *p.into_inner(), State::Ended)
-                }
-                Err(std::sync::TryLockError::WouldBlock) => continue,
-            };
-            drop(state);
-        }
-    }
-
-    fn is_severed(&self) -> bool {
-        self.severed.load(Ordering::SeqCst)
-    }
-
-    fn clear_if_severed(&self, slot: &Slot) -> bool {
-        let severed = self.is_severed();
-        if severed {
-            slot.end();
-        }
-        severed
-    }
-
-    fn find(&self, hold: &HoldRef) -> Option<Arc<Slot>> {
-        lock(&self.slots).get(&(hold.key.clone(), hold.holder)).map(Arc::clone)
-    }
-
-    fn remove(&self, slot: &Arc<Slot>) {
-        let mut slots = lock(&self.slots);
-        if slots.get(&slot.id).is_some_and(|s| Arc::ptr_eq(s, slot)) {
-            slots.remove(&slot.id);
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        lock(&self.slots).len()
+        self.registry.remove(&self.slot);
     }
 }
 
 impl Slot {
-    fn end(&self) -> (bool, bool) {
+    /// Waits until no file operation of this slot is under way, and keeps the next one from starting.
+    pub(crate) async fn operation(&self) -> Result<Operation, Error> {
+        if let Some(operation) = self.try_operation() {
+            return Ok(operation);
+        }
+        let operation = Arc::clone(&self.operation).lock_owned();
+        timeout(STALLED_AFTER, operation).await.map_err(|_| {
+            let message = "an earlier file operation for this key still waits for the disk, and unlocks what it takes once it ends; check the disk and the file system";
+            Error::new(ErrorKind::Unavailable, message).with_key(&self.id.0)
+        })
+    }
+
+    /// As [`operation`](Self::operation), unless that would have to wait.
+    pub(crate) fn try_operation(&self) -> Option<Operation> {
+        Arc::clone(&self.operation).try_lock_owned().ok()
+    }
+
+    /// Ends the slot: what it holds is to be freed, and an attempt that is under way keeps nothing.
+    pub(crate) fn end(&self) -> Option<Ending> {
         match std::mem::replace(&mut *lock(&self.state), State::Ended) {
-            State::Held(hold) => hold.free(),
-            State::Open | State::Ended => (false, false),
+            State::Held(hold) => Some(Ending(hold)),
+            State::Open | State::Ended => None,
+        }
+    }
+
+    fn held(&self) -> Option<Arc<Hold>> {
+        match &*lock(&self.state) {
+            State::Held(hold) => Some(Arc::clone(hold)),
+            State::Open | State::Ended => None,
         }
     }
 }
 
-fn granted(hold: &Hold) -> Granted {
+impl Ending {
+    /// Unlocks, and looks whether it was held until now and whether others wait.
+    pub(crate) fn free(self) -> Freed {
+        let (was_held, waiters) = self.0.free();
+        Freed::new(was_held).waiters(waiters)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.unlock();
+    }
+}
+
+fn granted(hold: &Arc<Hold>) -> Attempt {
     let mut granted = Granted::with_token(Some(hold.token()));
-    granted.extension = Some(Box::new(hold.file()));
-    granted
+    granted.extension = Some(Box::new(HeldFile::of(hold)));
+    Attempt::Granted(granted)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks leaves a state half-way when it panics: files are taken and dropped whole.
+    // What is under these mutexes is replaced as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_engine::Request;
 
     struct Case {
         _dir: tempfile::TempDir,
         store: Store,
-        registry: Registry,
+        registry: Arc<Registry>,
     }
 
     fn case() -> Case {
         let dir = tempfile::tempdir().unwrap();
-        Case { store: Store::open(dir.path()).unwrap(), registry: Registry::default(), _dir: dir }
+        Case { store: Store::open(dir.path()).unwrap(), registry: Arc::default(), _dir: dir }
     }
 
     impl Case {
-        fn attempt(&self, slot: &Slot, request: &Request) -> Result<Attempt, Error> {
-            self.registry.attempt(&self.store, slot, request, Standing::Street)
+        fn attempt(&self, registration: &Registration, request: &Request) -> Attempt {
+            let operation = registration.slot().try_operation().unwrap();
+            registration.attempt(&self.store, request, Caller::Newcomer, &operation).unwrap()
+        }
+
+        fn release(&self, request: &Request) -> Option<Freed> {
+            let slot = self.registry.find(&request.hold())?;
+            let ending = slot.end();
+            self.registry.remove(&slot);
+            ending.map(Ending::free)
         }
 
         fn is_free(&self) -> bool {
-            matches!(self.store.take(&request(99), Standing::Street).unwrap(), Taken::Hold(_))
+            matches!(self.store.take(&request(99), Caller::Newcomer).unwrap(), Taken::Hold(_))
         }
     }
 
@@ -215,37 +276,49 @@ mod tests {
     #[test]
     fn a_release_that_overtakes_its_attempt_wins() {
         let case = case();
-        let slot = case.registry.slot(&request(1)).unwrap();
-        assert_eq!(case.registry.release(&request(1).hold()), Freed::new(false));
-        assert!(matches!(case.attempt(&slot, &request(1)).unwrap(), Attempt::Held(_)));
+        let registration = case.registry.register(&request(1)).unwrap();
+        assert_eq!(case.release(&request(1)), None);
+        assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Contended(_)));
         assert!(case.is_free());
         assert_eq!(case.registry.len(), 0);
     }
 
     #[test]
-    fn an_attempt_that_ends_after_the_sever_keeps_nothing() {
+    fn an_attempt_that_ends_after_the_abort_keeps_nothing() {
         let case = case();
-        let slot = case.registry.slot(&request(1)).unwrap();
-        // The attempt is under way: it has the state.
-        let state = lock(&slot.state);
-        case.registry.sever();
-        drop(state);
-        assert!(case.attempt(&slot, &request(1)).is_err());
+        let registration = case.registry.register(&request(1)).unwrap();
+        let _operation = registration.slot().try_operation().unwrap();
+        // While an operation is under way, for which it does not wait.
+        case.registry.abort();
+        drop(_operation);
+        assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Refused(_)));
         assert!(case.is_free());
-        assert!(case.registry.slot(&request(2)).is_err(), "closed from here on");
+        assert!(case.registry.register(&request(2)).is_err(), "closed from here on");
+    }
+
+    #[test]
+    fn what_is_ended_is_unlocked_though_nobody_frees_it() {
+        let case = case();
+        let registration = case.registry.register(&request(1)).unwrap();
+        assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Granted(_)));
+        // A confirmation that waits for the disk has the hold too.
+        let confirming = registration.slot().held().unwrap();
+        drop(registration.slot().end());
+        assert!(case.is_free());
+        drop(confirming);
     }
 
     #[test]
     fn nothing_stays_behind() {
         let case = case();
         for serial in 0..100 {
-            let slot = case.registry.slot(&request(serial)).unwrap();
-            assert!(matches!(case.attempt(&slot, &request(serial)).unwrap(), Attempt::Granted(_)));
-            let loser = case.registry.slot(&request(1000 + serial)).unwrap();
-            assert!(matches!(case.attempt(&loser, &request(1000 + serial)).unwrap(), Attempt::Held(_)));
-            case.registry.forget_open(&loser);
-            case.registry.forget_open(&slot);
-            assert_eq!(case.registry.release(&request(serial).hold()), Freed::new(true));
+            let winner = case.registry.register(&request(serial)).unwrap();
+            assert!(matches!(case.attempt(&winner, &request(serial)), Attempt::Granted(_)));
+            let loser = case.registry.register(&request(1000 + serial)).unwrap();
+            assert!(matches!(case.attempt(&loser, &request(1000 + serial)), Attempt::Contended(_)));
+            drop((winner, loser));
+            assert_eq!(case.registry.len(), 1, "the granted one");
+            assert_eq!(case.release(&request(serial)), Some(Freed::new(true)));
         }
         assert_eq!(case.registry.len(), 0);
     }

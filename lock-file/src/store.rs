@@ -1,4 +1,4 @@
-//! One step at a time in the directory: take a key's lock, stand in its turnstile, look at it.
+//! One step at a time in the directory: lock a key, enter its waiter lock, look at it.
 
 use std::fs;
 use std::io;
@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, HoldInfo, HoldState, ListQuery, LockKey};
-use leasehold_engine::{Held, Request};
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
+use leasehold_engine::{Contended, Request};
 
 use crate::error::io_error;
-use crate::hold::{Hold, is_locked, lock_at};
+use crate::hold::{Hold, Locked, is_locked, lock_at};
 use crate::layout::{KeyFiles, prepare};
+use crate::pool::Progress;
 use crate::record::{Cooldown, Found, Record, boot_id, ceil_ms, now_ms};
 use crate::token;
-use crate::turnstile::{AtTurnstile, Turnstile};
+use crate::waiter::{Entered, WaiterLock};
 
 /// The directory. Nothing here waits for another holder; everything here may wait for the disk.
 #[derive(Debug)]
@@ -23,20 +24,29 @@ pub(crate) struct Store {
     name: Arc<str>,
 }
 
-/// The outcome of one attempt.
+/// The answer to one attempt.
 #[derive(Debug)]
 pub(crate) enum Taken {
     Hold(Hold),
-    Not(Held),
+    Contended(Contended),
+    /// It failed, and left nothing behind: what it had locked is unlocked, and its record was not written.
+    Refused(Error),
 }
 
-/// Where an attempt stands.
+/// Who makes an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It comes from the street: whoever waits in the turnstile goes first.
-    Street,
-    /// It comes from within the turnstile.
-    Turnstile,
+pub(crate) enum Caller {
+    /// Somebody who has not waited: the waiter, if there is one, goes first.
+    Newcomer,
+    /// Whoever has the waiter lock, or waits behind somebody who was stopped with it.
+    Waiter,
+}
+
+/// A key that is locked and can be granted.
+struct Ready {
+    main: Locked,
+    record: Record,
+    token: FencingToken,
 }
 
 impl Store {
@@ -50,25 +60,46 @@ impl Store {
         &self.name
     }
 
-    /// One attempt at the lock of the request's key.
-    pub(crate) fn take(&self, request: &Request, standing: Standing) -> Result<Taken, Error> {
+    /// One attempt at the lock of the request's key. An error means that nobody holds the key by it, but its
+    /// cooldown may have begun.
+    pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<Taken, Error> {
         let files = KeyFiles::new(&self.dir, &request.key);
-        // Before the lock is touched, so that an attempt which must fail disturbs nobody's.
-        let found = Record::read(&files, &request.key)?;
+        let ready = match self.lock(&files, request, caller) {
+            Ok(Ok(ready)) => ready,
+            Ok(Err(contended)) => return Ok(Taken::Contended(contended)),
+            Err(error) => return Ok(Taken::Refused(error)),
+        };
+        match ready.record.write(&files) {
+            Ok(()) => Ok(Taken::Hold(Hold::new(ready.main, files, ready.token))),
+            // A record with a cooldown is flushed after the rename: if that failed, the record is there all the same.
+            Err(error) if request.cooldown.is_some() => Err(error),
+            Err(error) => Ok(Taken::Refused(error)),
+        }
+    }
+
+    /// Everything before the record is written. An error leaves nothing locked.
+    fn lock(
+        &self,
+        files: &KeyFiles,
+        request: &Request,
+        caller: Caller,
+    ) -> Result<Result<Ready, Contended>, Error> {
+        // Before the lock is touched, so that an attempt which must fail makes nobody else's fail.
+        let found = Record::read(files, &request.key)?;
         if let Some(Cooldown::Lasts(left)) = found.record().map(|r| r.cooldown(now_ms())) {
-            return Ok(Taken::Not(cooling(left)));
+            return Ok(Err(cooling(left)));
         }
         let Some(main) = self.with_dir(&files.main(), lock_at)? else {
-            return Ok(Taken::Not(Held::new()));
+            return Ok(Err(Contended::new()));
         };
-        if standing == Standing::Street {
+        if caller == Caller::Newcomer {
             let next = files.next();
-            // Only looked at by whoever has the lock, so that those who look do not meet.
-            if Turnstile::is_occupied(&next).map_err(|e| io_error(e, "look at", &next))? {
-                return Ok(Taken::Not(Held::new()));
+            // Only looked at by whoever has the lock, so that two looks never collide.
+            if WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))? {
+                return Ok(Err(Contended::new()));
             }
         }
-        let last = match Record::read(&files, &request.key)? {
+        let last = match Record::read(files, &request.key)? {
             Found::Record(record) => Some(record),
             Found::Nothing => None,
             Found::Damaged(error) => {
@@ -80,15 +111,15 @@ impl Store {
         let now = now_ms();
         match last.as_ref().map(|r| (r, r.cooldown(now))) {
             None | Some((_, Cooldown::Over)) => {}
-            Some((_, Cooldown::Lasts(left))) => return Ok(Taken::Not(cooling(left))),
+            Some((_, Cooldown::Lasts(left))) => return Ok(Err(cooling(left))),
             Some((last, Cooldown::ClockWentBack(window))) => {
                 // Counted from now on: nobody comes early, and nobody waits for the clock to catch up.
-                Record { since_ms: now, ..last.clone() }.write(&files)?;
-                return Ok(Taken::Not(cooling(window)));
+                Record { since_ms: now, ..last.clone() }.write(files)?;
+                return Ok(Err(cooling(window)));
             }
         }
         let boot = boot_id();
-        let numbers = token::draw(&files, &request.key, last.as_ref(), boot, now, request.reserve)?;
+        let numbers = token::draw(files, &request.key, last.as_ref(), boot, now, request.reserve)?;
         let record = Record {
             key: request.key.as_str().to_owned(),
             holder: request.holder.to_string(),
@@ -100,20 +131,19 @@ impl Store {
             boot: boot.to_owned(),
             cooldown_ms: request.cooldown.map(ceil_ms),
         };
-        record.write(&files)?;
-        Ok(Taken::Hold(Hold::new(main, files, numbers.token)))
+        Ok(Ok(Ready { main, record, token: numbers.token }))
     }
 
-    /// One attempt at the turnstile of `key`: whoever has it is the next to get the lock.
-    pub(crate) fn enter_turnstile(&self, key: &LockKey) -> Result<AtTurnstile, Error> {
-        self.with_dir(&KeyFiles::new(&self.dir, key).next(), Turnstile::enter)
+    /// One attempt at the waiter lock of `key`: whoever has it is the next to get the lock.
+    pub(crate) fn enter_waiter(&self, key: &LockKey) -> Result<Entered, Error> {
+        self.with_dir(&KeyFiles::new(&self.dir, key).next(), WaiterLock::enter)
     }
 
     /// Locks the file at `path` by `lock`, and makes the directory anew if it is gone.
     fn with_dir<T>(&self, path: &Path, lock: impl Fn(&Path) -> io::Result<T>) -> Result<T, Error> {
         let answer = match lock(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // The directory was removed under us. What was held in it is lost at its next beat.
+                // The directory was removed. What was held in it is lost at the next confirmation.
                 prepare(&self.dir)?;
                 lock(path)
             }
@@ -122,48 +152,54 @@ impl Store {
         answer.map_err(|e| io_error(e, "lock", path))
     }
 
-    /// The hold of `key`, or its cooldown.
-    pub(crate) fn look(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
-        info(&KeyFiles::new(&self.dir, key), Some(key))
+    /// What there is to see of `key`.
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
+        let info = info(&KeyFiles::new(&self.dir, key), Some(key))?;
+        Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 
-    /// The keys that `query` selects.
-    pub(crate) fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+    /// The keys that `query` selects. Every file is a step of `progress`.
+    pub(crate) fn list(&self, query: &ListQuery, progress: &Progress) -> Result<Vec<KeyInfo>, Error> {
         let unreadable = |e| io_error(e, "list", &self.dir);
         let mut infos = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(unreadable)? {
+            progress.step();
             let name = entry.map_err(unreadable)?.file_name();
-            let Some(files) = name.to_str().and_then(|n| KeyFiles::of_witness(&self.dir, n)) else {
+            let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, n)) else {
                 continue;
             };
             // The record of one key must not hide the others.
             match info(&files, None) {
-                Ok(Some(info)) => infos.push(info),
-                Ok(None) => {}
+                Ok(info) => infos.extend(info),
                 Err(error) => tracing::warn!(%error, "left out of the list"),
             }
         }
         infos.retain(|i| i.key.as_str().starts_with(&query.prefix));
-        infos.retain(|i| query.include_ended || i.state == HoldState::Held);
+        infos.retain(|i| i.is_held() || (query.include_ended && i.cooldown.is_some()));
         infos.sort_by(|a, b| a.key.cmp(&b.key));
         infos.truncate(query.limit.unwrap_or(usize::MAX));
         Ok(infos)
     }
 }
 
-/// What operators see of the key with these files, which is `key` if that is known.
-fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<HoldInfo>, Error> {
-    let seen = files.seen();
-    // The witness first: the record that is read after it is not older than the hold that was seen.
-    let is_held = is_locked(&seen).map_err(|e| io_error(e, "look at", &seen))?;
+/// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
+/// which key it is, and nobody holds it.
+fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Error> {
+    let status = files.status();
+    // The status first: the record that is read after it is not older than the hold that was seen.
+    let is_held = is_locked(&status).map_err(|e| io_error(e, "look at", &status))?;
     let found = match key {
         Some(key) => Record::read(files, key)?,
         None => Record::read_any(files)?,
     };
-    let mut info = match (found, key) {
-        (Found::Record(record), _) => record.info(now_ms())?,
-        (_, _) if !is_held => return Ok(None),
-        (Found::Nothing | Found::Damaged(_), Some(key)) => HoldInfo::new(key.clone()),
+    let (mut info, hold) = match (found, key) {
+        (Found::Record(record), _) => {
+            let mut info = KeyInfo::free(record.key()?);
+            info.cooldown = record.cooldown_left(now_ms());
+            (info, record.info())
+        }
+        (Found::Nothing | Found::Damaged(_), Some(key)) => (KeyInfo::free(key.clone()), HoldInfo::new()),
+        (Found::Nothing | Found::Damaged(_), None) if !is_held => return Ok(None),
         (Found::Nothing | Found::Damaged(_), None) => {
             return Err(Error::new(
                 ErrorKind::Corrupt,
@@ -174,18 +210,15 @@ fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<HoldInfo>, Err
             ));
         }
     };
-    if is_held {
-        return Ok(Some(info));
-    }
-    info.state = HoldState::Cooling;
-    Ok(info.cooling_for.is_some().then_some(info))
+    info.holders.extend(is_held.then_some(hold));
+    Ok(Some(info))
 }
 
-fn cooling(left: Duration) -> Held {
-    let mut held = Held::new();
-    held.retry_after = Some(left);
-    held.cooling_for = Some(left);
-    held
+fn cooling(left: Duration) -> Contended {
+    let mut contended = Contended::new();
+    contended.retry_after = Some(left);
+    contended.cooling_for = Some(left);
+    contended
 }
 
 #[cfg(test)]
@@ -199,18 +232,32 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let key = LockKey::new("k").unwrap();
         let request = Request::new(key.clone(), HolderId::from_parts(1, 1));
-        let AtTurnstile::Entered(waiter) = store.enter_turnstile(&key).unwrap() else {
-            panic!("occupied");
-        };
+        let Entered::First(waiter) = store.enter_waiter(&key).unwrap() else { panic!("not free") };
         for _ in 0..3 {
             // Although the lock is free.
-            let refused = store.take(&request, Standing::Street).unwrap();
-            assert!(matches!(refused, Taken::Not(_)));
+            let answer = store.take(&request, Caller::Newcomer).unwrap();
+            assert!(matches!(answer, Taken::Contended(_)));
         }
-        let taken = store.take(&request, Standing::Turnstile).unwrap();
+        let taken = store.take(&request, Caller::Waiter).unwrap();
         assert!(matches!(taken, Taken::Hold(_)));
         drop((taken, waiter));
-        let taken = store.take(&request, Standing::Street).unwrap();
+        let taken = store.take(&request, Caller::Newcomer).unwrap();
         assert!(matches!(taken, Taken::Hold(_)));
+    }
+
+    #[test]
+    fn what_fails_after_a_cooldown_may_have_begun_is_not_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let mut request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1));
+        // The record's temporary file is a directory: the record cannot be written.
+        let mut temporary = KeyFiles::new(&store.dir, &request.key).record().into_os_string();
+        temporary.push(".tmp");
+        fs::create_dir(&temporary).unwrap();
+        assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), Taken::Refused(_)));
+        request.cooldown = Some(Duration::from_secs(1));
+        assert!(store.take(&request, Caller::Newcomer).is_err());
+        fs::remove_dir(&temporary).unwrap();
+        assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), Taken::Hold(_)));
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
+use leasehold_engine::token;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{corrupt, io_error};
@@ -43,7 +44,7 @@ pub(crate) fn draw(
 ) -> Result<Numbers, Error> {
     let ceiling = read(&files.token(), key)?;
     // One number has room for 1024 local grants.
-    let width = 1 + (u64::from(reserve) >> FencingToken::LOCAL_BITS);
+    let width = 1 + (u64::from(reserve) >> token::LOCAL_BITS);
     let in_block = last.filter(|r| r.boot == boot).map(|r| r.next);
     if let (Some(first), Some(ceiling)) = (in_block, ceiling)
         && first.saturating_add(width - 1) <= ceiling
@@ -52,7 +53,7 @@ pub(crate) fn draw(
     }
     let above = ceiling.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
     // A clock in the far future must not use the numbers up.
-    let first = if now_ms <= FencingToken::MAX_STORE_NUMBER / 2 { above.max(now_ms) } else { above };
+    let first = if now_ms <= token::MAX_STORE_NUMBER / 2 { above.max(now_ms) } else { above };
     let drawn = numbers(first, width)?;
     write(files, key, first.saturating_add(BLOCK.max(width) - 1))?;
     Ok(drawn)
@@ -60,10 +61,10 @@ pub(crate) fn draw(
 
 fn numbers(first: u64, width: u64) -> Result<Numbers, Error> {
     let next = first.saturating_add(width);
-    let within = next <= FencingToken::MAX_STORE_NUMBER;
-    FencingToken::from_store_number(first).filter(|_| within).map(|token| Numbers { token, next }).ok_or_else(
-        || Error::new(ErrorKind::Capacity, "the fencing tokens of this key are used up; use another key"),
-    )
+    let within = next <= token::MAX_STORE_NUMBER;
+    token::from_store_number(first).filter(|_| within).map(|token| Numbers { token, next }).ok_or_else(|| {
+        Error::new(ErrorKind::Capacity, "the fencing tokens of this key are used up; use another key")
+    })
 }
 
 fn read(path: &Path, key: &LockKey) -> Result<Option<u64>, Error> {
@@ -127,7 +128,7 @@ mod tests {
     }
 
     fn number(n: Numbers) -> u64 {
-        n.token.as_u64() >> FencingToken::LOCAL_BITS
+        n.token.as_u64() >> token::LOCAL_BITS
     }
 
     #[test]
@@ -161,8 +162,8 @@ mod tests {
     fn a_record_above_its_ceiling_is_believed() {
         let c = case();
         c.draw(None, "b", 5_000);
-        let ahead = Record::for_tests("k", 70_000, "b");
-        assert_eq!(number(c.draw(Some(&ahead), "b", 0)), 70_000);
+        let above = Record::for_tests("k", 70_000, "b");
+        assert_eq!(number(c.draw(Some(&above), "b", 0)), 70_000);
         assert_eq!(c.ceiling(), Some(70_000 + BLOCK - 1));
     }
 
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn used_up_tokens_are_an_error() {
         let c = case();
-        let last = Record::for_tests("k", FencingToken::MAX_STORE_NUMBER + 1, "b");
+        let last = Record::for_tests("k", token::MAX_STORE_NUMBER + 1, "b");
         let error = draw(&c.files, &c.key, Some(&last), "b", 0, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Capacity);
     }

@@ -8,9 +8,11 @@ mod common;
 use std::fs;
 use std::time::Duration;
 
-use common::{LONG, attempt, edit_record, file, granted, held, key, open, release, request, token};
-use leasehold_api::{ErrorKind, HoldState, ListQuery, LossReason, Mode};
-use leasehold_engine::{Attempt, Backend as _, Freed, Renewed, Stop, Waiting};
+use common::{
+    LONG, attempt, contended, edit_record, file, granted, key, open, refused, release, request, token,
+};
+use leasehold_api::{ErrorKind, KeyInfo, ListQuery, LossReason, Mode};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, Freed, Renewed, Waiting};
 use leasehold_file::{FileConfig, HeldFile};
 use tokio::time::timeout;
 
@@ -22,8 +24,8 @@ async fn clients_exclude_each_other_and_themselves() {
     let (a, b) = (open(dir.path()), open(dir.path()));
     let first = request("k");
     granted(&a, &first).await;
-    held(&a, &request("k")).await;
-    held(&b, &request("k")).await;
+    contended(&a, &request("k")).await;
+    contended(&b, &request("k")).await;
     granted(&b, &request("other")).await;
     assert_eq!(release(&a, &first).await, Freed::new(true));
     granted(&b, &request("k")).await;
@@ -40,12 +42,12 @@ async fn the_holder_id_owns() {
         assert_eq!(release(stranger, &request("k")).await, Freed::new(false));
     }
     assert_eq!(release(&b, &first).await, Freed::new(false), "not this client's");
-    held(&b, &request("k")).await;
+    contended(&b, &request("k")).await;
     assert_eq!(release(&a, &first).await, Freed::new(true));
     let second = request("k");
     granted(&b, &second).await;
     assert_eq!(release(&a, &first).await, Freed::new(false), "late and twice");
-    held(&a, &request("k")).await;
+    contended(&a, &request("k")).await;
     let renew = |backend, request: &leasehold_engine::Request| {
         let hold = request.hold();
         async move { leasehold_file::FileBackend::renew(backend, vec![hold]).await.pop().unwrap().unwrap() }
@@ -66,9 +68,10 @@ async fn answers_are_per_request_and_in_order() {
     lease.ttl = Some(HOUR);
     let answers = backend.acquire(vec![request("a"), request("b"), shared, lease, request("e")]).await;
     assert!(matches!(answers[0], Ok(Attempt::Granted(_))));
-    assert!(matches!(answers[1], Ok(Attempt::Held(_))));
-    for refused in &answers[2..4] {
-        assert_eq!(refused.as_ref().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(matches!(answers[1], Ok(Attempt::Contended(_))));
+    for (answer, key) in answers[2..4].iter().zip(["c", "d"]) {
+        let Ok(Attempt::Refused(error)) = answer else { panic!("{answer:?}") };
+        assert_eq!((error.kind(), error.key().unwrap().as_str()), (ErrorKind::Unsupported, key));
     }
     assert!(matches!(answers[4], Ok(Attempt::Granted(_))));
     assert_eq!(answers.len(), 5);
@@ -110,7 +113,7 @@ async fn a_damaged_ceiling_grants_nothing_until_it_is_mended() {
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 3]).unwrap();
     for _ in 0..2 {
-        let error = attempt(&backend, &request("k")).await.unwrap_err();
+        let error = refused(&backend, &request("k")).await;
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert_eq!(error.key(), Some(&key("k")));
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
@@ -127,7 +130,7 @@ async fn two_keys_in_one_file_are_an_error_that_names_both() {
     granted(&backend, &first).await;
     release(&backend, &first).await;
     edit_record(dir.path(), |r| r["key"] = "the other".into());
-    let error = attempt(&backend, &request("the one")).await.unwrap_err();
+    let error = refused(&backend, &request("the one")).await;
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(
         error.to_string().contains("\"the one\"") && error.to_string().contains("\"the other\""),
@@ -142,10 +145,10 @@ async fn a_cooldown_outlasts_its_holder() {
     let mut first = request("k");
     first.cooldown = Some(HOUR);
     granted(&a, &first).await;
-    let while_held = held(&b, &request("k")).await.cooling_for.unwrap();
+    let while_held = contended(&b, &request("k")).await.cooling_for.unwrap();
     assert!(while_held > HOUR - LONG && while_held <= HOUR + LONG, "{while_held:?}");
     release(&a, &first).await;
-    let after = held(&b, &request("k")).await;
+    let after = contended(&b, &request("k")).await;
     assert!(after.cooling_for.unwrap() <= while_held);
     assert_eq!(after.retry_after, after.cooling_for);
     // The window passes: the grant moves into the past.
@@ -167,13 +170,15 @@ async fn a_clock_that_went_back_delays_by_one_window_at_most() {
     edit_record(dir.path(), |r| {
         r["since_ms"] = (r["since_ms"].as_u64().unwrap() + 365 * 24 * 3_600_000).into();
     });
-    assert_eq!(held(&backend, &request("k")).await.cooling_for, Some(Duration::from_millis(300)));
+    assert_eq!(contended(&backend, &request("k")).await.cooling_for, Some(Duration::from_millis(300)));
     let next = request("k");
     let answer = timeout(LONG, async {
         loop {
             match attempt(&backend, &next).await.unwrap() {
                 Attempt::Granted(granted) => return granted,
-                Attempt::Held(held) => tokio::time::sleep(held.cooling_for.unwrap()).await,
+                Attempt::Contended(contended) => {
+                    tokio::time::sleep(contended.cooling_for.unwrap()).await;
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -182,20 +187,20 @@ async fn a_clock_that_went_back_delays_by_one_window_at_most() {
 }
 
 #[tokio::test]
-async fn a_waiter_in_the_turnstile_goes_before_a_hot_re_acquirer() {
+async fn a_waiter_goes_before_a_client_that_re_acquires_in_a_loop() {
     let dir = tempfile::tempdir().unwrap();
-    let (hot, waiter) = (open(dir.path()), open(dir.path()));
+    let (looper, waiter) = (open(dir.path()), open(dir.path()));
     assert_eq!(waiter.timing().waiting, Waiting::Store);
     let mut holding = request("k");
-    granted(&hot, &holding).await;
+    granted(&looper, &holding).await;
     let wanted = request("k");
-    let waiting = async { waiter.wait(wanted.clone(), Stop::new()).await.unwrap() };
+    let waiting = async { waiter.wait(wanted.clone(), CancellationToken::new()).await.unwrap() };
     let looping = async {
-        // Releases and takes it again without a pause, until it finds itself refused.
+        // Releases and takes it again without a pause, until somebody else has it.
         for _ in 0..1_000_000 {
-            release(&hot, &holding).await;
+            release(&looper, &holding).await;
             holding = request("k");
-            if !matches!(attempt(&hot, &holding).await, Ok(Attempt::Granted(_))) {
+            if !matches!(attempt(&looper, &holding).await, Ok(Attempt::Granted(_))) {
                 return;
             }
             tokio::task::yield_now().await;
@@ -205,7 +210,7 @@ async fn a_waiter_in_the_turnstile_goes_before_a_hot_re_acquirer() {
     let both = async { tokio::join!(waiting, looping) };
     let (granted, ()) = timeout(LONG, both).await.unwrap();
     assert!(matches!(granted, Attempt::Granted(_)));
-    held(&hot, &request("k")).await;
+    contended(&looper, &request("k")).await;
 }
 
 #[tokio::test]
@@ -220,7 +225,7 @@ async fn a_release_tells_of_a_waiter() {
         }
         release(&a, &first).await
     };
-    let both = async { tokio::join!(b.wait(request("k"), Stop::new()), freed) };
+    let both = async { tokio::join!(b.wait(request("k"), CancellationToken::new()), freed) };
     let (granted, freed) = timeout(LONG, both).await.unwrap();
     assert!(matches!(granted, Ok(Attempt::Granted(_))));
     assert!(freed.was_held && freed.waiters, "{freed:?}");
@@ -232,26 +237,26 @@ async fn a_stopped_wait_leaves_nothing() {
     let (a, b, c) = (open(dir.path()), open(dir.path()), open(dir.path()));
     let first = request("k");
     granted(&a, &first).await;
-    let (stop_b, stop_c) = (Stop::new(), Stop::new());
+    let (stop_b, stop_c) = (CancellationToken::new(), CancellationToken::new());
     let stop = async {
-        // One is in the turnstile, the other before it.
+        // One has the waiter lock, the other waits for it.
         while !is_waiting(dir.path()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        stop_b.fire();
-        stop_c.fire();
+        stop_b.cancel();
+        stop_c.cancel();
     };
     let both = async {
         tokio::join!(b.wait(request("k"), stop_b.clone()), c.wait(request("k"), stop_c.clone()), stop)
     };
     let (b_answer, c_answer, ()) = timeout(LONG, both).await.unwrap();
-    assert!(matches!(b_answer, Ok(Attempt::Held(_))) && matches!(c_answer, Ok(Attempt::Held(_))));
+    assert!(matches!(b_answer, Ok(Attempt::Contended(_))) && matches!(c_answer, Ok(Attempt::Contended(_))));
     assert!(!release(&a, &first).await.waiters);
     granted(&a, &request("k")).await;
 }
 
 #[tokio::test]
-async fn a_dropped_wait_leaves_the_turnstile() {
+async fn a_dropped_wait_leaves_the_waiter_lock() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (open(dir.path()), open(dir.path()));
     let first = request("k");
@@ -263,7 +268,7 @@ async fn a_dropped_wait_leaves_the_turnstile() {
         }
     };
     tokio::select! {
-        answer = b.wait(wanted.clone(), Stop::new()) => panic!("{answer:?}"),
+        answer = b.wait(wanted.clone(), CancellationToken::new()) => panic!("{answer:?}"),
         () = entered => {}
     }
     release(&a, &first).await;
@@ -273,11 +278,11 @@ async fn a_dropped_wait_leaves_the_turnstile() {
 }
 
 fn is_waiting(dir: &std::path::Path) -> bool {
-    let turnstile = fs::read_dir(dir)
+    let waiter_lock = fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap().path())
         .find(|p| p.extension().is_some_and(|e| e == "next"));
-    turnstile.is_some_and(|path| fs::File::open(path).unwrap().try_lock_shared().is_err())
+    waiter_lock.is_some_and(|path| fs::File::open(path).unwrap().try_lock_shared().is_err())
 }
 
 #[tokio::test]
@@ -286,7 +291,7 @@ async fn a_wait_tells_of_a_cooldown_it_meets() {
     let (a, b) = (open(dir.path()), open(dir.path()));
     let first = request("k");
     granted(&a, &first).await;
-    let waiting = b.wait(request("k"), Stop::new());
+    let waiting = b.wait(request("k"), CancellationToken::new());
     let meanwhile = async {
         while !is_waiting(dir.path()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -294,20 +299,20 @@ async fn a_wait_tells_of_a_cooldown_it_meets() {
         edit_record(dir.path(), |r| r["cooldown_ms"] = 3_600_000.into());
     };
     let (answer, ()) = timeout(LONG, async { tokio::join!(waiting, meanwhile) }).await.unwrap();
-    let Attempt::Held(held) = answer.unwrap() else { panic!("granted within a cooldown") };
-    assert!(held.cooling_for.is_some());
+    let Attempt::Contended(contended) = answer.unwrap() else { panic!("granted within a cooldown") };
+    assert!(contended.cooling_for.is_some());
 }
 
 #[tokio::test]
-async fn severing_lets_go_of_everything_at_once() {
+async fn aborting_releases_everything() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (open(dir.path()), open(dir.path()));
     granted(&a, &request("k")).await;
     granted(&a, &request("l")).await;
-    a.sever();
+    a.abort();
     granted(&b, &request("k")).await;
     granted(&b, &request("l")).await;
-    assert_eq!(attempt(&a, &request("m")).await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(refused(&a, &request("m")).await.kind(), ErrorKind::Closed);
     drop(b);
     granted(&open(dir.path()), &request("k")).await;
 }
@@ -317,7 +322,7 @@ async fn operators_see_who_holds_what() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (open(dir.path()), open(dir.path()));
     let admin = b.admin().unwrap();
-    assert_eq!(admin.inspect(&key("a:1")).await.unwrap(), None, "never used");
+    assert_eq!(admin.inspect(&key("a:1")).await.unwrap(), KeyInfo::free(key("a:1")), "never used");
     let mut first = request("a:1");
     first.label = Some("night \"shift\"".into());
     let token = token(&a, &first).await;
@@ -326,31 +331,37 @@ async fn operators_see_who_holds_what() {
     granted(&a, &cooling).await;
     granted(&a, &request("b")).await;
 
-    let info = admin.inspect(&key("a:1")).await.unwrap().unwrap();
-    assert_eq!((info.state, info.holder, info.token), (HoldState::Held, Some(first.holder), Some(token)));
-    assert_eq!(info.label.as_deref(), Some("night \"shift\""));
-    assert_eq!(info.owner, Some(format!("pid {}", std::process::id())));
-    assert!(info.since.unwrap().elapsed().unwrap() < LONG);
+    let info = admin.inspect(&key("a:1")).await.unwrap();
+    assert_eq!((info.key.as_str(), info.named, info.cooldown, info.holders.len()), ("a:1", true, None, 1));
+    let hold = info.holder().unwrap();
+    assert_eq!((hold.holder, hold.token), (Some(first.holder), Some(token)));
+    assert_eq!(hold.label.as_deref(), Some("night \"shift\""));
+    assert_eq!(hold.owner, Some(format!("pid {}", std::process::id())));
+    assert!(hold.since.unwrap().elapsed().unwrap() < LONG);
+    let while_held = admin.inspect(&key("a:2")).await.unwrap();
+    assert!(while_held.is_held() && while_held.cooldown.is_some(), "{while_held:?}");
 
     release(&a, &cooling).await;
     let list = |query: ListQuery| async move {
         let infos = admin.list(&query).await.unwrap();
-        infos.into_iter().map(|i| (i.key.as_str().to_owned(), i.state)).collect::<Vec<_>>()
+        infos.into_iter().map(|i| (i.key.as_str().to_owned(), i.is_held())).collect::<Vec<_>>()
     };
-    let held = |key: &str| (key.to_owned(), HoldState::Held);
+    let held = |key: &str| (key.to_owned(), true);
     assert_eq!(list(ListQuery::new()).await, [held("a:1"), held("b")]);
     assert_eq!(list(ListQuery::new().prefix("a:")).await, [held("a:1")]);
     let with_ended = list(ListQuery::new().prefix("a:").include_ended()).await;
-    assert_eq!(with_ended, [held("a:1"), ("a:2".to_owned(), HoldState::Cooling)]);
+    assert_eq!(with_ended, [held("a:1"), ("a:2".to_owned(), false)]);
     assert_eq!(list(ListQuery::new().include_ended().limit(1)).await, [held("a:1")]);
-    assert_eq!(admin.inspect(&key("a:2")).await.unwrap().unwrap().state, HoldState::Cooling);
+    let cooling = admin.inspect(&key("a:2")).await.unwrap();
+    assert_eq!(cooling.holders, [], "its cooldown alone lasts");
+    assert!(cooling.cooldown.is_some_and(|left| left > HOUR - LONG && left < HOUR + LONG));
 
     let error = admin.force_release(&key("a:1"), first.holder).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains(&format!("end pid {}", std::process::id())), "{error}");
 
     release(&a, &first).await;
-    assert_eq!(admin.inspect(&key("a:1")).await.unwrap(), None);
+    assert!(admin.inspect(&key("a:1")).await.unwrap().is_free());
 }
 
 #[tokio::test]
@@ -360,14 +371,11 @@ async fn a_damaged_record_hides_no_hold_from_inspection() {
     granted(&backend, &request("k")).await;
     fs::write(file(dir.path(), "json"), "{").unwrap();
     let admin = backend.admin().unwrap();
-    let info = admin.inspect(&key("k")).await.unwrap().unwrap();
-    assert_eq!((info.state, info.holder), (HoldState::Held, None));
+    let info = admin.inspect(&key("k")).await.unwrap();
+    assert_eq!(info.holder().unwrap().holder, None);
     granted(&backend, &request("l")).await;
-    assert_eq!(
-        admin.list(&ListQuery::new()).await.unwrap().len(),
-        1,
-        "the damaged one does not hide the others"
-    );
+    let listed = admin.list(&ListQuery::new()).await.unwrap();
+    assert_eq!(listed.len(), 1, "the damaged one does not hide the others");
 }
 
 #[tokio::test]
@@ -376,7 +384,7 @@ async fn looking_makes_nothing() {
     let backend = open(dir.path());
     let before = fs::read_dir(dir.path()).unwrap().count();
     let admin = backend.admin().unwrap();
-    assert_eq!(admin.inspect(&key("k")).await.unwrap(), None);
+    assert!(admin.inspect(&key("k")).await.unwrap().is_free());
     assert_eq!(admin.list(&ListQuery::new().include_ended()).await.unwrap(), []);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
 }
@@ -421,7 +429,7 @@ async fn any_key_has_a_file() {
         granted(&backend, &request(text)).await;
     }
     for text in odd {
-        held(&backend, &request(text)).await;
+        contended(&backend, &request(text)).await;
     }
     let listed = backend.admin().unwrap().list(&ListQuery::new()).await.unwrap();
     assert_eq!(listed.len(), odd.len());

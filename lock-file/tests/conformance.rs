@@ -64,7 +64,7 @@ impl Faults for Directory {
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
-        timing.call = Duration::from_secs(2);
+        timing.request_timeout = Duration::from_secs(2);
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }

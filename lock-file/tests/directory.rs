@@ -11,12 +11,12 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 
-use common::{attempt, file, granted, open, release, request, token};
+use common::{file, granted, open, refused, release, request, token};
 use leasehold_api::{Error, ErrorKind, LossReason};
 use leasehold_engine::{Backend as _, Renewed};
 use leasehold_file::FileConfig;
 
-fn refused(dir: &Path) -> Error {
+fn refused_dir(dir: &Path) -> Error {
     FileConfig::new(dir).backend().unwrap_err()
 }
 
@@ -39,7 +39,7 @@ fn what_is_not_a_directory_is_refused_by_name() {
     let plain = root.path().join("plain");
     fs::write(&plain, "x").unwrap();
     for wrong in [plain.clone(), plain.join("below"), "".into(), "/proc/no-such/store".into()] {
-        let error = refused(&wrong);
+        let error = refused_dir(&wrong);
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{wrong:?}: {error}");
         assert!(error.to_string().contains(wrong.to_str().unwrap()), "{error}");
     }
@@ -51,7 +51,7 @@ fn a_directory_that_cannot_be_written_is_refused_when_it_is_opened() {
     // Also a superuser cannot write here, whom permission bits do not stop.
     #[cfg(target_os = "linux")]
     {
-        let error = refused(Path::new("/sys/kernel"));
+        let error = refused_dir(Path::new("/sys/kernel"));
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains("/sys/kernel"), "{error}");
     }
@@ -78,7 +78,7 @@ fn another_format_is_refused_and_left_alone() {
         ("\u{feff}something else", ErrorKind::Corrupt, "another directory"),
     ] {
         fs::write(&marker, text).unwrap();
-        let error = refused(root.path());
+        let error = refused_dir(root.path());
         assert_eq!(error.kind(), kind, "{text:?}");
         assert!(error.to_string().contains(advice), "{error}");
         assert!(error.store().unwrap().starts_with("file:///"), "{error}");
@@ -127,7 +127,7 @@ async fn a_directory_that_became_another_version_s_is_refused_when_it_is_made_an
     let backend = open(&dir);
     fs::remove_dir_all(&dir).unwrap();
     fs::write(&dir, "a file now").unwrap();
-    let error = attempt(&backend, &request("k")).await.unwrap_err();
+    let error = refused(&backend, &request("k")).await;
     assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
 }
 
@@ -154,8 +154,7 @@ async fn lock_files_are_empty_and_stay() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_full_disk_grants_nothing_and_breaks_nothing() {
-    // Room for the marker, then for nothing: a file in the place of the ceiling's temporary one leads to
-    // a device that is always full.
+    // The record's temporary file is a link to a device that is always full.
     let root = tempfile::tempdir().unwrap();
     let backend = open(root.path());
     let first = request("k");
@@ -164,7 +163,7 @@ async fn a_full_disk_grants_nothing_and_breaks_nothing() {
     let mut temporary = file(root.path(), "json").into_os_string();
     temporary.push(".tmp");
     std::os::unix::fs::symlink("/dev/full", &temporary).unwrap();
-    let error = attempt(&backend, &request("k")).await.unwrap_err();
+    let error = refused(&backend, &request("k")).await;
     assert_eq!(error.kind(), ErrorKind::Capacity, "{error}");
     assert!(error.to_string().contains("free some space"), "{error}");
     // The failed attempt has let go, and has removed what it could not finish.

@@ -5,12 +5,20 @@
 
 mod common;
 
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use common::LONG;
-use leasehold_api::{ErrorKind, Lock, LockExt as _, LossReason, Once, Requirements, Scope, Validity};
-use leasehold_file::{FileConfig, HeldFile};
+use leasehold_api::{
+    Capabilities, Error, ErrorKind, Lock, LockExt as _, LossReason, Once, Requirements, Scope, Validity,
+};
+use leasehold_engine::{
+    Attempt, Backend, CancellationToken, Engine, Events, Freed, HoldRef, Renewed, Request, Timing,
+};
+use leasehold_file::{FileBackend, FileConfig, HeldFile};
 use tokio::time::timeout;
 
 fn connect(dir: &tempfile::TempDir) -> Arc<dyn Lock> {
@@ -18,7 +26,7 @@ fn connect(dir: &tempfile::TempDir) -> Arc<dyn Lock> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_clients_take_turns() {
+async fn two_clients_exclude_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (connect(&dir), connect(&dir));
     let first = a.key("k").acquire().await.unwrap();
@@ -88,7 +96,7 @@ async fn a_release_of_what_was_taken_away_says_so() {
     let lock = FileConfig::new(dir.path().join("store")).connect().unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
     std::fs::remove_dir_all(dir.path().join("store")).unwrap();
-    // At once: no beat has noticed it yet.
+    // No confirmation has noticed it yet.
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
@@ -116,7 +124,7 @@ async fn at_most_once_per_window() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (connect(&dir), connect(&dir));
     let ran = a.key("hourly").at_most_once_per(HOUR).run(async |_| 1).await.unwrap();
-    assert!(matches!(ran, Once::Ran(1)), "{ran:?}");
+    assert!(matches!(ran, Once::Due(1)), "{ran:?}");
     for lock in [&a, &b] {
         let again = lock.key("hourly").at_most_once_per(HOUR).run(async |_| 2).await.unwrap();
         assert!(matches!(again, Once::NotDue { .. }), "{again:?}");
@@ -131,7 +139,7 @@ async fn a_cooldown_is_waited_for() {
     let (a, b) = (connect(&dir), connect(&dir));
     let started = Instant::now();
     let pause = Duration::from_millis(300);
-    a.key("k").min_hold(pause).acquire().await.unwrap().release().await.unwrap();
+    a.key("k").cooldown(pause).acquire().await.unwrap().release().await.unwrap();
     let guard = timeout(LONG, b.key("k").wait_forever().acquire()).await.unwrap().unwrap();
     assert!(started.elapsed() >= pause, "{:?}", started.elapsed());
     guard.release().await.unwrap();
@@ -188,5 +196,87 @@ async fn declares_what_it_has() {
 #[test]
 fn without_a_runtime_there_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(leasehold_file::connect(dir.path()).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(leasehold_file::connect(dir.path()).unwrap_err().kind(), ErrorKind::NoRuntime);
+}
+
+/// A file store that counts the releases it is asked for.
+#[derive(Debug)]
+struct Counting {
+    store: FileBackend,
+    releases: Arc<AtomicUsize>,
+}
+
+impl fmt::Display for Counting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+#[async_trait]
+impl Backend for Counting {
+    fn capabilities(&self) -> &Capabilities {
+        self.store.capabilities()
+    }
+
+    fn timing(&self) -> Timing {
+        self.store.timing()
+    }
+
+    fn attach(&self, events: Events) {
+        self.store.attach(events);
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        self.store.acquire(requests).await
+    }
+
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        self.store.wait(request, stop).await
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        self.store.renew(holds).await
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        self.releases.fetch_add(holds.len(), Ordering::Relaxed);
+        self.store.release(holds).await
+    }
+
+    async fn close(&self) {
+        self.store.close().await;
+    }
+
+    fn abort(&self) {
+        self.store.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_refused_requests_leave_nothing_to_release() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("store");
+    let (store, releases) = (FileConfig::new(&dir).backend().unwrap(), Arc::default());
+    let lock = Engine::start(Counting { store, releases: Arc::clone(&releases) }).unwrap();
+    lock.key("damaged").acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(releases.swap(0, Ordering::Relaxed), 1, "they are counted");
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "token") {
+            std::fs::write(path, "{").unwrap();
+        }
+    }
+    for i in 0..500 {
+        let error = lock.key("damaged").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{i}: {error}");
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, "a file now").unwrap();
+    for i in 0..500 {
+        let error = lock.key(format!("k{i}").as_str()).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{i}: {error}");
+    }
+    // Whatever was left to release is released before this returns.
+    lock.close().await.unwrap();
+    assert_eq!(releases.load(Ordering::Relaxed), 0);
 }

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{LONG, attempt, granted, held, key, open, release, request, token};
+use common::{LONG, attempt, contended, granted, key, open, release, request, token};
 use leasehold_api::FencingToken;
-use leasehold_engine::{Attempt, Backend as _, Stop};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken};
 use leasehold_file::HeldFile;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use tokio::time::timeout;
@@ -120,7 +120,7 @@ async fn another_process() {
         }
         "wait" => {
             say("waiting");
-            let answer = backend.wait(request("k"), Stop::new()).await.unwrap();
+            let answer = backend.wait(request("k"), CancellationToken::new()).await.unwrap();
             let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
             say(granted.token.unwrap());
             wait_for_the_end();
@@ -144,8 +144,8 @@ async fn another_process() {
                 let mine = request(&format!("k{}", holds.len()));
                 match attempt(&backend, &mine).await {
                     Ok(Attempt::Granted(_)) => holds.push(mine),
-                    Ok(other) => panic!("{other:?}"),
-                    Err(error) => break error,
+                    Ok(Attempt::Refused(error)) => break error,
+                    other => panic!("{other:?}"),
                 }
             };
             assert!(holds.len() > 10, "{}", holds.len());
@@ -168,7 +168,7 @@ async fn another_process() {
             let file = Path::new(&dir).join("counter");
             for _ in 0..50 {
                 let mine = request("k");
-                let answer = backend.wait(mine.clone(), Stop::new()).await.unwrap();
+                let answer = backend.wait(mine.clone(), CancellationToken::new()).await.unwrap();
                 let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
                 let text = std::fs::read_to_string(&file).unwrap();
                 let token = granted.token.unwrap().as_u64();
@@ -196,14 +196,16 @@ async fn a_killed_holder_frees_at_once_and_its_token_is_not_used_again() {
     let backend = open(dir.path());
     let mut holder = Other::start("hold", dir.path());
     let theirs = holder.token();
-    held(&backend, &request("k")).await;
-    let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap().unwrap();
-    assert_eq!(info.owner, Some(format!("pid {}", holder.child.id())));
-    assert_eq!(info.token, Some(theirs));
+    contended(&backend, &request("k")).await;
+    let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
+    let hold = info.holder().unwrap();
+    assert_eq!(hold.owner, Some(format!("pid {}", holder.child.id())));
+    assert_eq!(hold.token, Some(theirs));
     holder.kill();
     // The very first attempt: the kernel let go before the process could be waited for.
     assert!(token(&backend, &request("k")).await > theirs);
-    assert_ne!(backend.admin().unwrap().inspect(&key("k")).await.unwrap().unwrap().token, Some(theirs));
+    let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
+    assert_ne!(info.holder().unwrap().token, Some(theirs));
 }
 
 #[tokio::test]
@@ -213,11 +215,11 @@ async fn a_cooldown_survives_the_kill_of_its_holder() {
     let mut holder = Other::start("hold with cooldown", dir.path());
     holder.token();
     holder.kill();
-    assert!(held(&backend, &request("k")).await.cooling_for.is_some());
+    assert!(contended(&backend, &request("k")).await.cooling_for.is_some());
 }
 
 #[tokio::test]
-async fn a_killed_waiter_passes_its_turn_on() {
+async fn a_killed_waiter_holds_up_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let backend = open(dir.path());
     let mine = request("k");
@@ -248,11 +250,11 @@ async fn a_stopped_waiter_shuts_nobody_out() {
     waiter.stop();
     release(&backend, &mine).await;
     let wanted = request("k");
-    let answer = timeout(LONG, next.wait(wanted.clone(), Stop::new())).await.unwrap().unwrap();
+    let answer = timeout(LONG, next.wait(wanted.clone(), CancellationToken::new())).await.unwrap().unwrap();
     let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
     waiter.signal(Signal::CONT);
     assert!(release(&next, &wanted).await.was_held);
-    assert!(waiter.token() > granted.token.unwrap(), "it goes on where it stood");
+    assert!(waiter.token() > granted.token.unwrap(), "it goes on waiting");
 }
 
 fn is_waiting(dir: &Path) -> bool {
@@ -274,9 +276,10 @@ async fn a_waiter_of_another_process_is_granted_after_a_release_and_after_a_kill
     release(&backend, &mine).await;
     let second = waiter.token();
     assert!(second > first);
-    held(&backend, &request("k")).await;
+    contended(&backend, &request("k")).await;
     let wanted = request("k");
-    let waiting = tokio::spawn(async move { (backend.wait(wanted, Stop::new()).await, backend) });
+    let waiting =
+        tokio::spawn(async move { (backend.wait(wanted, CancellationToken::new()).await, backend) });
     waiter.kill();
     let (answer, _backend) = timeout(LONG, waiting).await.unwrap().unwrap();
     let Attempt::Granted(granted) = answer.unwrap() else { panic!("not granted") };
@@ -291,12 +294,12 @@ async fn the_lock_of_a_killed_parent_lasts_as_long_as_its_child() {
     let child = Orphan(Pid::from_raw(parent.answer().parse().unwrap()).unwrap());
     parent.kill();
     for _ in 0..20 {
-        held(&backend, &request("k")).await;
+        contended(&backend, &request("k")).await;
     }
-    let seen = backend.admin().unwrap().inspect(&request("k").key).await.unwrap().unwrap();
-    assert_eq!(seen.state, leasehold_api::HoldState::Held, "what keeps others out is shown");
+    let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
+    assert!(info.is_held(), "what keeps others out is shown");
     drop(child);
-    let answer = timeout(LONG, backend.wait(request("k"), Stop::new())).await.unwrap().unwrap();
+    let answer = timeout(LONG, backend.wait(request("k"), CancellationToken::new())).await.unwrap().unwrap();
     assert!(matches!(answer, Attempt::Granted(_)));
 }
 
@@ -321,7 +324,7 @@ async fn looking_never_makes_a_try_fail_nor_a_free_key_look_held() {
         assert!(matches!(attempt(&backend, &mine).await, Ok(Attempt::Granted(_))), "try {i}");
         assert!(release(&backend, &mine).await.was_held);
         if i % 10 == 0 {
-            assert_eq!(admin.inspect(&key("k")).await.unwrap(), None, "look {i}");
+            assert!(admin.inspect(&key("k")).await.unwrap().is_free(), "look {i}");
         }
     }
     std::fs::write(dir.path().join("stop"), "").unwrap();

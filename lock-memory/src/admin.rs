@@ -1,18 +1,17 @@
 //! The operator's view of the memory store.
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HoldInfo, HoldState, HolderId, ListQuery, LockAdmin, LockKey, LossReason};
+use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, LossReason};
 
 use crate::backend::MemoryBackend;
 
 #[async_trait]
 impl LockAdmin for MemoryBackend {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
-        // Over, but a cooldown may still keep others out.
-        Ok(self.store.inspect(key, true).filter(|hold| hold.state != HoldState::Expired))
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
+        Ok(self.store.inspect(key))
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         let mut infos = self.store.list(&query.prefix, query.include_ended);
         infos.truncate(query.limit.unwrap_or(usize::MAX));
         Ok(infos)

@@ -8,7 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{
-    Attempt, Backend, Clock, Events, Freed, Held, HoldRef, Renewed, Request, Stop, Timing, Waiting,
+    Attempt, Backend, CancellationToken, Clock, Contended, Events, Freed, HoldRef, Renewed, Request, Timing,
+    Waiting,
 };
 
 use crate::clock::ClientClock;
@@ -94,7 +95,7 @@ impl MemoryBackend {
         if self.peer.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
     }
 
-    async fn enqueue_and_wait(&self, request: Request, stop: &Stop) -> Result<Attempt, Error> {
+    async fn enqueue_and_wait(&self, request: Request, stop: &CancellationToken) -> Result<Attempt, Error> {
         self.check_open()?;
         let key = request.key.clone();
         let waiter = match self.store.enqueue(request, Arc::clone(&self.peer))? {
@@ -109,15 +110,15 @@ impl MemoryBackend {
             tokio::select! {
                 biased;
                 () = in_queue.waiter.called.notified() => {}
-                () = stop.stopped() => self.store.leave(&in_queue.waiter),
+                () = stop.cancelled() => self.store.leave(&in_queue.waiter),
                 () = sleep_for(again) => {}
                 () = moved => {}
             }
             if let Some(granted) = in_queue.waiter.take_answer() {
                 return Ok(Attempt::Granted(granted));
             }
-            if stop.is_stopped() {
-                return Ok(Attempt::Held(Held::new()));
+            if stop.is_cancelled() {
+                return Ok(Attempt::Contended(Contended::new()));
             }
         }
     }
@@ -164,15 +165,18 @@ impl Backend for MemoryBackend {
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         let reply = match self.peer.faults.before(Op::Acquire).await {
             Ok(reply) => reply,
-            Err(kind) => return requests.iter().map(|_| Err(scripted(kind))).collect(),
+            Err(unsent) => return requests.iter().map(|_| unsent.attempt()).collect(),
         };
         let mut answers: Vec<_> = requests.iter().map(|r| self.attempt(r)).collect();
         self.after(reply, &mut answers).await;
         answers
     }
 
-    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
-        let reply = self.peer.faults.before(Op::Wait).await.map_err(scripted)?;
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        let reply = match self.peer.faults.before(Op::Wait).await {
+            Ok(reply) => reply,
+            Err(unsent) => return unsent.attempt(),
+        };
         let mut answer = vec![self.enqueue_and_wait(request, &stop).await];
         self.after(reply, &mut answer).await;
         answer.pop().unwrap_or_else(|| Err(Error::closed()))
@@ -181,7 +185,7 @@ impl Backend for MemoryBackend {
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let reply = match self.peer.faults.before(Op::Renew).await {
             Ok(reply) => reply,
-            Err(kind) => return holds.iter().map(|_| Err(scripted(kind))).collect(),
+            Err(unsent) => return holds.iter().map(|_| Err(unsent.error())).collect(),
         };
         let mut answers: Vec<_> =
             holds.iter().map(|h| self.check_open().map(|()| self.store.renew(h))).collect();
@@ -196,7 +200,7 @@ impl Backend for MemoryBackend {
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
         let reply = match self.peer.faults.before(Op::Release).await {
             Ok(reply) => reply,
-            Err(kind) => return holds.iter().map(|_| Err(scripted(kind))).collect(),
+            Err(unsent) => return holds.iter().map(|_| Err(unsent.error())).collect(),
         };
         let mut answers: Vec<_> = holds.iter().map(|h| Ok(self.store.release(&h.key, h.holder))).collect();
         self.after(reply, &mut answers).await;
@@ -208,10 +212,10 @@ impl Backend for MemoryBackend {
     }
 
     async fn close(&self) {
-        self.sever();
+        self.abort();
     }
 
-    fn sever(&self) {
+    fn abort(&self) {
         self.peer.closed.store(true, Ordering::Release);
         self.store.end_client(&self.peer);
     }
@@ -228,7 +232,7 @@ impl MemoryBackend {
     }
 }
 
-fn scripted(kind: leasehold_api::ErrorKind) -> Error {
+pub(crate) fn scripted(kind: leasehold_api::ErrorKind) -> Error {
     Error::new(kind, "a failure that the test asked for")
 }
 

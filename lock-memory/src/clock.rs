@@ -24,10 +24,9 @@ impl StoreClock {
     pub(crate) fn now(&self) -> Moment {
         let added = Duration::from_nanos(self.added.load(Ordering::Acquire));
         let now = self.base.now().after(added).as_nanos();
+        // Most looks find a later moment than any before; two at once must not take it back.
         let latest = self.latest.load(Ordering::Acquire);
-        if now > latest {
-            self.latest.store(now, Ordering::Release);
-        }
+        let latest = if now > latest { self.latest.fetch_max(now, Ordering::AcqRel) } else { latest };
         Moment::from_nanos(now.max(latest))
     }
 }

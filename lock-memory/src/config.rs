@@ -131,8 +131,10 @@ impl Settings {
         has.undo = Duration::from_secs(1);
         has.crash_release = Some(Duration::ZERO);
         (has.fairness, has.handover) = match self.waiting {
-            // A poll is jittered by a quarter, and a process that released stands back for one.
-            Waiting::Poll { every } => (Fairness::Unordered, every * 3 + Duration::from_secs(1)),
+            // A poll is jittered by a quarter, and a client that released yields for one and a half.
+            Waiting::Poll { every } => {
+                (Fairness::Unordered, every.saturating_mul(3).saturating_add(Duration::from_secs(1)))
+            }
             _ => (Fairness::Fifo, Duration::from_secs(1)),
         };
         has

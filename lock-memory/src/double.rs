@@ -5,39 +5,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Engine, Request};
+use leasehold_engine::{Attempt, ClientSetup, Engine, Fault, Op, Request, Skew};
 
 use crate::backend::{MemoryBackend, Peer};
 use crate::config::MemoryStore;
-use crate::faults::{Fault, Op};
-
-/// How one client under test is set up.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ClientSetup {
-    skew: i64,
-}
-
-impl ClientSetup {
-    /// A client like any other.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Its clock is ahead of the store's.
-    #[must_use]
-    pub fn skew_ahead(mut self, by: Duration) -> Self {
-        self.skew = nanos(by);
-        self
-    }
-
-    /// Its clock is behind the store's.
-    #[must_use]
-    pub fn skew_behind(mut self, by: Duration) -> Self {
-        self.skew = -nanos(by);
-        self
-    }
-}
 
 fn nanos(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
@@ -112,7 +83,12 @@ impl MemoryStore {
     ///
     /// As [`MemoryStore::client`].
     pub fn client_with(&self, setup: ClientSetup) -> Result<Client, Error> {
-        let backend = MemoryBackend::new(self, setup.skew);
+        let skew = match setup.skew {
+            Skew::None => 0,
+            Skew::Ahead(by) => nanos(by),
+            Skew::Behind(by) => -nanos(by),
+        };
+        let backend = MemoryBackend::new(self, skew);
         let faults = ClientFaults { peer: Arc::clone(&backend.peer) };
         Ok(Client { lock: self.start(backend)?, faults })
     }

@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Granted, Held, Moment, Request};
+use leasehold_api::{
+    Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason,
+};
+use leasehold_engine::{Attempt, Contended, Granted, Moment, Request, token};
 use tokio::sync::Notify;
 
 use crate::backend::Peer;
@@ -111,7 +113,7 @@ impl Entry {
         now: &Now<'_>,
     ) -> Result<Granted, Error> {
         *drawn += 1;
-        let token = FencingToken::from_store_number(*drawn).ok_or_else(|| {
+        let token = token::from_store_number(*drawn).ok_or_else(|| {
             Error::new(
                 ErrorKind::Capacity,
                 "this store has drawn every fencing token there is; make a new one",
@@ -141,11 +143,11 @@ impl Entry {
     }
 
     /// Why the key cannot be had now; `None` if it can. A newcomer comes after the queue.
-    pub(crate) fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Held> {
+    pub(crate) fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Contended> {
         let cooling_for =
             self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
         let hold = self.hold.as_ref().filter(|h| h.is_live(now));
-        let mut held = Held::new();
+        let mut held = Contended::new();
         held.cooling_for = cooling_for;
         held.retry_after = match hold {
             Some(hold) => hold.expires.map(|e| e.since(now.get()).max(cooling_for.unwrap_or_default())),
@@ -191,31 +193,31 @@ impl Entry {
             && self.cooling_until.is_none_or(|until| until <= now.get())
     }
 
-    pub(crate) fn info(&self, now: &Now<'_>, ended: bool) -> Option<HoldInfo> {
-        let mut info = HoldInfo::new(self.key.clone());
-        info.cooling_for =
-            self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
+    /// What there is to see of the key: with `ended` also a lease that has ended and a cooldown that lasts.
+    pub(crate) fn info(&self, now: &Now<'_>, ended: bool) -> KeyInfo {
+        let mut info = KeyInfo::free(self.key.clone());
         info.waiters = Some(self.others.as_ref().map_or(0, |o| o.queue.len() as u64));
-        info.state = match &self.hold {
-            Some(hold) if hold.is_live(now) => HoldState::Held,
-            Some(_) if ended => HoldState::Expired,
-            None if ended && info.cooling_for.is_some() => HoldState::Cooling,
-            _ => return None,
-        };
-        if let Some(hold) = &self.hold {
-            info.holder = Some(hold.holder);
-            info.token = Some(hold.token);
-            info.label.clone_from(&hold.label);
-            info.since = Some(hold.since);
-            info.expires_in = hold.expires.map(|e| e.since(now.get()));
-            info.owner = Some(format!("pid {}", std::process::id()));
-        }
-        Some(info)
+        let cooldown = self.cooling_until.filter(|until| *until > now.get());
+        info.cooldown = cooldown.map(|until| until.since(now.get()));
+        info.holders.extend(self.hold.as_ref().filter(|h| ended || h.is_live(now)).map(|h| h.info(now)));
+        info
     }
 }
 
 impl Hold {
     pub(crate) fn is_live(&self, now: &Now<'_>) -> bool {
         self.expires.is_none_or(|e| e > now.get())
+    }
+
+    fn info(&self, now: &Now<'_>) -> HoldInfo {
+        let mut info = HoldInfo::new();
+        info.state = if self.is_live(now) { HoldState::Held } else { HoldState::Expired };
+        info.holder = Some(self.holder);
+        info.token = Some(self.token);
+        info.label.clone_from(&self.label);
+        info.since = Some(self.since);
+        info.expires_in = self.expires.map(|e| e.since(now.get()));
+        info.owner = Some(format!("pid {}", std::process::id()));
+        info
     }
 }

@@ -1,15 +1,12 @@
 //! What can go wrong between a client and the store, when a test asks for it.
 
-#[cfg(not(feature = "test-util"))]
-pub(crate) use imp::Op;
-#[cfg(feature = "test-util")]
-pub use imp::{Fault, Op};
-pub(crate) use imp::{Faults, Reply};
+pub(crate) use imp::{Faults, Op, Reply};
 
 /// Without the test double nothing goes wrong, and looking costs nothing.
 #[cfg(not(feature = "test-util"))]
 mod imp {
-    use leasehold_api::ErrorKind;
+    use leasehold_api::{Error, ErrorKind};
+    use leasehold_engine::Attempt;
 
     #[derive(Clone, Copy)]
     pub(crate) enum Op {
@@ -20,6 +17,19 @@ mod imp {
     }
 
     pub(crate) struct Reply;
+
+    #[derive(Clone, Copy)]
+    pub(crate) enum Unsent {}
+
+    impl Unsent {
+        pub(crate) fn attempt(self) -> Result<Attempt, Error> {
+            match self {}
+        }
+
+        pub(crate) fn error(self) -> Error {
+            match self {}
+        }
+    }
 
     #[derive(Default)]
     pub(crate) struct Faults(());
@@ -37,7 +47,7 @@ mod imp {
             true
         }
 
-        pub(crate) async fn before(&self, _: Op) -> Result<Reply, ErrorKind> {
+        pub(crate) async fn before(&self, _: Op) -> Result<Reply, Unsent> {
             Ok(Reply)
         }
 
@@ -53,45 +63,30 @@ mod imp {
     use std::future::pending;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Mutex, MutexGuard, PoisonError};
-    use std::time::Duration;
 
-    use leasehold_api::ErrorKind;
+    use leasehold_api::{Error, ErrorKind};
+    use leasehold_engine::{Attempt, Fault};
     use tokio::sync::watch;
 
-    /// An operation of the store.
-    #[non_exhaustive]
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub enum Op {
-        /// One attempt.
-        Acquire,
-        /// A wait in the store's queue.
-        Wait,
-        /// A renewal.
-        Renew,
-        /// A release.
-        Release,
+    use crate::backend::scripted;
+
+    pub(crate) use leasehold_engine::Op;
+
+    /// A call that the store did not carry out.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Unsent {
+        kind: ErrorKind,
+        refused: bool,
     }
 
-    const OPS: usize = 4;
+    impl Unsent {
+        pub(crate) fn attempt(self) -> Result<Attempt, Error> {
+            if self.refused { Ok(Attempt::Refused(self.error())) } else { Err(self.error()) }
+        }
 
-    /// What happens to one call.
-    #[non_exhaustive]
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Fault {
-        /// The store does nothing and answers with this error.
-        Error(ErrorKind),
-        /// The request takes this long to arrive.
-        Delay(Duration),
-        /// The request never arrives, and no answer comes.
-        Hang,
-        /// The store carries the request out; the client sees `OutcomeUnknown`.
-        LoseReply,
-        /// The store carries the request out; the client sees no answer.
-        LoseReplyHang,
-        /// The store carries the request out; the answer takes this long.
-        DelayReply(Duration),
-        /// Nothing: to let one call pass before the next fault.
-        Pass,
+        pub(crate) fn error(self) -> Error {
+            scripted(self.kind)
+        }
     }
 
     /// What happens to the answer.
@@ -99,8 +94,8 @@ mod imp {
 
     /// The faults of one client.
     pub(crate) struct Faults {
-        script: [Mutex<VecDeque<Fault>>; OPS],
-        calls: [AtomicU64; OPS],
+        script: [Mutex<VecDeque<Fault>>; Op::ALL.len()],
+        calls: [AtomicU64; Op::ALL.len()],
         silent: watch::Sender<bool>,
         muted: AtomicBool,
     }
@@ -134,13 +129,14 @@ mod imp {
             !*self.silent.borrow()
         }
 
-        pub(crate) async fn before(&self, op: Op) -> Result<Reply, ErrorKind> {
+        pub(crate) async fn before(&self, op: Op) -> Result<Reply, Unsent> {
             self.count(op);
             self.not_silent().await;
             let fault = self.script(op).pop_front();
             match fault {
                 None | Some(Fault::Pass) => return Ok(Reply(None)),
-                Some(Fault::Error(kind)) => return Err(kind),
+                Some(Fault::Error(kind)) => return Err(Unsent { kind, refused: false }),
+                Some(Fault::Refuse(kind)) => return Err(Unsent { kind, refused: true }),
                 Some(Fault::Delay(duration)) => tokio::time::sleep(duration).await,
                 Some(Fault::Hang) => pending().await,
                 Some(reply) => return Ok(Reply(Some(reply))),

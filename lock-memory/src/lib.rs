@@ -13,6 +13,7 @@ mod store;
 pub use backend::MemoryBackend;
 pub use config::{MemoryStore, connect};
 #[cfg(feature = "test-util")]
-pub use double::{Client, ClientFaults, ClientSetup, Occupied};
+pub use double::{Client, ClientFaults, Occupied};
+// One vocabulary for this double and for the suite of `leasehold-conformance`.
 #[cfg(feature = "test-util")]
-pub use faults::{Fault, Op};
+pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};

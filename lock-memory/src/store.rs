@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hashbrown::HashTable;
-use leasehold_api::{Error, HoldInfo, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Freed, HoldRef, Renewed, Request};
+use leasehold_api::{Error, HolderId, KeyInfo, LockKey, LossReason};
+use leasehold_engine::{Attempt, Freed, HoldRef, KeyHasher, Renewed, Request};
 use tokio::sync::Notify;
 
 use crate::backend::Peer;
@@ -66,7 +66,7 @@ impl Store {
         if request.waits && !queued && !noted(entry.others()) {
             entry.others().turned_away.push(Arc::clone(peer));
         }
-        Ok(Attempt::Held(held))
+        Ok(Attempt::Contended(held))
     }
 
     /// Enters the queue, or is granted at once.
@@ -183,13 +183,17 @@ impl Store {
         let mut state = self.lock();
         let mut concerned = Vec::new();
         for entry in &mut state.entries {
-            let waits = entry.others().queue.iter().any(|w| Arc::ptr_eq(&w.peer, peer));
+            let mut waited = false;
+            if let Some(others) = entry.others.as_mut() {
+                let before = others.queue.len();
+                others.turned_away.retain(|p| !Arc::ptr_eq(p, peer));
+                others.queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
+                waited = others.queue.len() < before;
+            }
             let holds = entry.hold.as_ref().is_some_and(|h| h.peer == peer.id);
-            if waits || holds {
+            if waited || holds {
                 concerned.push((entry.key.clone(), holds));
             }
-            entry.others().turned_away.retain(|p| !Arc::ptr_eq(p, peer));
-            entry.others().queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
         }
         let mut afters = Vec::new();
         for (key, holds) in concerned {
@@ -207,16 +211,19 @@ impl Store {
         }
     }
 
-    pub(crate) fn inspect(&self, key: &LockKey, ended: bool) -> Option<HoldInfo> {
+    pub(crate) fn inspect(&self, key: &LockKey) -> KeyInfo {
         let now = &Now::of(&self.clock);
-        self.lock().find(key)?.info(now, ended)
+        let mut state = self.lock();
+        state.find(key).map_or_else(|| KeyInfo::free(key.clone()), |entry| entry.info(now, false))
     }
 
-    pub(crate) fn list(&self, prefix: &str, ended: bool) -> Vec<HoldInfo> {
+    pub(crate) fn list(&self, prefix: &str, ended: bool) -> Vec<KeyInfo> {
         let now = &Now::of(&self.clock);
         let state = self.lock();
         let matching = state.entries.iter().filter(|e| e.key.as_str().starts_with(prefix));
-        let mut infos: Vec<_> = matching.filter_map(|e| e.info(now, ended)).collect();
+        let infos = matching.map(|e| e.info(now, ended));
+        let mut infos: Vec<_> =
+            infos.filter(|i| !i.holders.is_empty() || (ended && i.cooldown.is_some())).collect();
         drop(state);
         infos.sort_by(|a, b| a.key.cmp(&b.key));
         infos
@@ -246,7 +253,7 @@ impl fmt::Debug for Store {
 
 impl State {
     fn find(&mut self, key: &LockKey) -> Option<&mut Entry> {
-        self.entries.find_mut(key.process_hash(), |e| e.key == *key)
+        self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key)
     }
 
     /// The entry of `key`, made if there is none, and the counter of tokens.
@@ -257,7 +264,7 @@ impl State {
         }
         let entry = self
             .entries
-            .entry(key.process_hash(), |e| e.key == *key, |e| e.key.process_hash())
+            .entry(KeyHasher::hash_of(key), |e| e.key == *key, |e| KeyHasher::hash_of(&e.key))
             .or_insert_with(|| Entry { key: key.clone(), hold: None, cooling_until: None, others: None })
             .into_mut();
         (entry, &mut self.drawn)
@@ -265,7 +272,7 @@ impl State {
 
     /// Gives a free key to the first in its queue.
     fn call_next(&mut self, key: &LockKey, now: &Now<'_>, after: &mut After) {
-        let Some(entry) = self.entries.find_mut(key.process_hash(), |e| e.key == *key) else { return };
+        let Some(entry) = self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key) else { return };
         if let Some(held) = entry.refusal(now, false) {
             // It does not know yet when the key lets go by itself.
             let front = entry.others().queue.front().filter(|_| held.retry_after.is_some());
@@ -289,7 +296,7 @@ impl State {
 
     /// Takes the entry of `key` out, if it is such.
     fn remove_if(&mut self, key: &LockKey, such: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
-        let found = self.entries.find_entry(key.process_hash(), |e| e.key == *key).ok()?;
+        let found = self.entries.find_entry(KeyHasher::hash_of(key), |e| e.key == *key).ok()?;
         if !such(found.get()) {
             return None;
         }
@@ -297,7 +304,7 @@ impl State {
         // Keys that were used once leave no memory behind.
         let (len, capacity) = (self.entries.len(), self.entries.capacity());
         if capacity > 64 && len < capacity / 8 {
-            self.entries.shrink_to(len * 2, |e| e.key.process_hash());
+            self.entries.shrink_to(len * 2, |e| KeyHasher::hash_of(&e.key));
         }
         Some(entry)
     }

@@ -1,25 +1,26 @@
 //! The operator's view of advisory locks, those of other programs included.
 
+use std::any::{Any, TypeId};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use leasehold_api::{
-    Error, ErrorKind, FencingToken, HoldInfo, HolderId, ListQuery, LockAdmin, LockKey, SessionInfo,
+    Error, ErrorKind, FencingToken, HoldInfo, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey,
 };
 use leasehold_postgres::{store_error, unpack};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use tokio::sync::oneshot;
 
-use crate::admin_sql::END_SESSION;
 use crate::backend::AdvisoryBackend;
+use crate::common::Common;
 use crate::names::space_of;
 use crate::registry::Entry;
-use crate::shared::Shared;
+use crate::sessions::Sessions;
+use crate::shared_job::{SharedJob, interrupted};
 use crate::sql;
-use crate::trunk::{TrunkJob, interrupted};
 
 /// Of the locks that are taken for a moment when the schema is installed, and when a session makes sure
 /// that tokens grow.
@@ -27,79 +28,48 @@ const OURS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_41
 
 #[async_trait]
 impl LockAdmin for AdvisoryBackend {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
-        let shared = &self.keeper.shared;
-        let number = shared.number(key)?;
-        let found = shared.look(Some(number)).await?;
-        Ok(found.into_iter().next().and_then(|lock| lock.describe(shared, Some(key))))
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
+        let common = &self.client.common;
+        let number = common.number(key)?;
+        let found = common.look(Some(number)).await?;
+        let held = found.into_iter().next().and_then(|lock| lock.describe(common, Some(key)));
+        Ok(held.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
-        let shared = &self.keeper.shared;
-        let locks = shared.look(None).await?;
-        let mut holds: Vec<HoldInfo> = locks
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
+        let common = &self.client.common;
+        let locks = common.look(None).await?;
+        let mut keys: Vec<KeyInfo> = locks
             .into_iter()
-            .filter_map(|lock| lock.describe(shared, None))
-            .filter(|hold| {
-                query.prefix.is_empty() || hold.named && hold.key.as_str().starts_with(&query.prefix)
+            .filter_map(|lock| lock.describe(common, None))
+            .filter(|info| {
+                query.prefix.is_empty() || info.named && info.key.as_str().starts_with(&query.prefix)
             })
             .collect();
-        holds.sort_by(|a, b| (!a.named, &a.key).cmp(&(!b.named, &b.key)));
-        holds.truncate(query.limit.unwrap_or(usize::MAX));
-        Ok(holds)
+        keys.sort_by(|a, b| (!a.named, &a.key).cmp(&(!b.named, &b.key)));
+        keys.truncate(query.limit.unwrap_or(usize::MAX));
+        Ok(keys)
     }
 
     async fn force_release(&self, key: &LockKey, _holder: HolderId) -> Result<bool, Error> {
         Err(Error::new(
             ErrorKind::Unsupported,
-            "the server ends advisory locks with their session only, and all others that it keeps with it; look at them with session_of and end it with end_session (`leasehold release --force --session KEY`)",
+            "the server ends advisory locks with their session only, and all others that it keeps with it; look at them with Sessions::session_of and end it with Sessions::end_session (`leasehold release --force --session KEY`)",
         )
         .with_key(key))
     }
 
-    async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
-        let shared = &self.keeper.shared;
-        let number = shared.number(key)?;
-        let locks = shared.look(None).await?;
-        let space = space_of(shared.space());
-        let of_key = locks.iter().find(|lock| (lock.space, lock.number) == (space, number));
-        let Some((pid, started, owner)) =
-            of_key.and_then(|lock| Some((lock.pid?, lock.started?, lock.owner())))
-        else {
-            return Ok(None);
-        };
-        let holds = locks.into_iter().filter(|lock| lock.pid == Some(pid));
-        let holds = holds.filter_map(|lock| lock.describe(shared, None)).collect();
-        Ok(Some(SessionInfo::new(format!("{pid}-{started}"), Some(owner), holds)))
-    }
-
-    async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
-        let parts = session.id.split_once('-');
-        let parsed =
-            parts.and_then(|(pid, started)| Some((pid.parse::<i32>().ok()?, started.parse::<i64>().ok()?)));
-        let Some((pid, started)) = parsed else {
-            let message =
-                format!("{:?} is not a session of this store; look for it with session_of", session.id);
-            return Err(Error::new(ErrorKind::InvalidOption, message));
-        };
-        self.keeper
-            .shared
-            .query("end a session", move |connection| {
-                async move {
-                    let query = sqlx::query(END_SESSION).persistent(false).bind(pid).bind(started);
-                    query.fetch_one(connection).await?.try_get(0)
-                }
-                .boxed()
-            })
-            .await
+    /// [`Sessions`].
+    fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        (id == TypeId::of::<Sessions>()).then_some(&self.sessions as _)
     }
 }
 
 /// One lock as the server shows it.
-struct Seen {
-    space: i16,
-    number: i64,
-    pid: Option<i32>,
+pub(crate) struct Seen {
+    pub(crate) space: i16,
+    pub(crate) number: i64,
+    pub(crate) pid: Option<i32>,
     /// What the dictionary says of the number, and of its holder if that is the same session.
     key: Option<String>,
     current: bool,
@@ -111,12 +81,12 @@ struct Seen {
     address: Option<String>,
     application: Option<String>,
     username: Option<String>,
-    started: Option<i64>,
+    pub(crate) started: Option<i64>,
 }
 
-impl Shared {
+impl Common {
     /// The locks of this database, or the one with this number.
-    async fn look(&self, number: Option<i64>) -> Result<Vec<Seen>, Error> {
+    pub(crate) async fn look(&self, number: Option<i64>) -> Result<Vec<Seen>, Error> {
         self.open()?;
         let space = number.map(|_| space_of(self.space()));
         let text = Arc::clone(&self.statements.list);
@@ -146,7 +116,7 @@ impl Shared {
     }
 
     /// Runs statements in a transaction between those of the locks.
-    async fn query<T: Send + 'static>(
+    pub(crate) async fn query<T: Send + 'static>(
         &self,
         doing: &'static str,
         statements: impl for<'c> FnOnce(
@@ -156,8 +126,8 @@ impl Shared {
         + 'static,
     ) -> Result<T, Error> {
         let (done, answered) = oneshot::channel();
-        let Some(lane) = self.trunks.first() else { return Err(Error::closed()) };
-        lane.push(TrunkJob::Call(Box::new(move |connection| {
+        let Some(lane) = self.lanes.first() else { return Err(Error::closed()) };
+        lane.push(SharedJob::Call(Box::new(move |connection| {
             async move {
                 let outcome = async {
                     let mut transaction = connection.begin().await?;
@@ -201,24 +171,22 @@ impl Seen {
         })
     }
 
-    /// The hold, with what this process knows for certain if it is its own. `asked`: the key whose
-    /// number it is.
-    fn describe(self, shared: &Shared, asked: Option<&LockKey>) -> Option<HoldInfo> {
-        let own = if self.pid.is_some_and(|pid| shared.is_own(pid)) {
-            shared.registry.get(self.number)
+    /// The key and its holder, with what this process knows for certain if the hold is its own. `asked`: the key
+    /// whose number it is.
+    pub(crate) fn describe(self, common: &Common, asked: Option<&LockKey>) -> Option<KeyInfo> {
+        let own = if self.pid.is_some_and(|pid| common.is_own(pid)) {
+            common.registry.get(self.number)
         } else {
             None
         };
-        let own = own.filter(|entry| entry.grant.is_some() && space_of(shared.space()) == self.space);
+        let own = own.filter(|entry| entry.grant.is_some() && space_of(common.space()) == self.space);
         let key = own.as_ref().map(|entry: &Entry| entry.key.clone());
         let written = || self.key.as_deref().and_then(|key| LockKey::new(key).ok());
         let known = key.or_else(written).or_else(|| asked.cloned());
         let named = known.is_some();
         let key = known.or_else(|| LockKey::new(self.spelled()).ok())?;
-        let mut hold = HoldInfo::new(key);
-        hold.named = named;
+        let mut hold = HoldInfo::new();
         hold.owner = Some(self.owner());
-        hold.waiters = u64::try_from(self.waiters).ok();
         if let Some((entry, grant)) = own.as_ref().and_then(|entry| Some((entry, entry.grant?))) {
             hold.holder = Some(entry.holder);
             hold.token = Some(grant.token);
@@ -230,7 +198,10 @@ impl Seen {
             hold.label = self.label.as_deref().map(Arc::from);
             hold.since = self.since.and_then(time);
         }
-        Some(hold)
+        let mut info = KeyInfo::with_hold(key, hold);
+        info.named = named;
+        info.waiters = u64::try_from(self.waiters).ok();
+        Some(info)
     }
 
     /// The bare number, as `pg_advisory_lock` takes it.
@@ -242,7 +213,7 @@ impl Seen {
         self.number.to_string()
     }
 
-    fn owner(&self) -> String {
+    pub(crate) fn owner(&self) -> String {
         let Some(pid) = self.pid else { return "a prepared transaction".to_owned() };
         let user = self.username.as_deref().unwrap_or("?");
         if self.started.is_none() {

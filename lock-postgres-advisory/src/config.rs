@@ -10,9 +10,9 @@ use leasehold_engine::Engine;
 use leasehold_postgres::{Fnv1a64, KeyNumber, PgConfig};
 
 use crate::backend::AdvisoryBackend;
+use crate::common::Common;
 use crate::names::LAG;
-use crate::seat::Span;
-use crate::shared::Shared;
+use crate::wait_session::LockScope;
 
 /// Advisory locks of session scope: many on one connection.
 ///
@@ -94,8 +94,8 @@ impl AdvisoryConfig {
         self.server.check()?;
         within("connections", self.connections, 2)?;
         within("waiting connections", self.waiting, 64)?;
-        let shared = Shared::new(self.server.clone(), Arc::clone(&self.hasher), self.connections);
-        AdvisoryBackend::open(shared, Span::Session, self.waiting).await
+        let common = Common::new(self.server.clone(), Arc::clone(&self.hasher), self.connections);
+        AdvisoryBackend::open(common, LockScope::Session, self.waiting).await
     }
 }
 
@@ -155,8 +155,8 @@ impl XactConfig {
     pub async fn backend(&self) -> Result<AdvisoryBackend, Error> {
         self.server.check()?;
         within("sessions", self.sessions, 1024)?;
-        let shared = Shared::new(self.server.clone(), Arc::clone(&self.hasher), 1);
-        AdvisoryBackend::open(shared, Span::Transaction, self.sessions).await
+        let common = Common::new(self.server.clone(), Arc::clone(&self.hasher), 1);
+        AdvisoryBackend::open(common, LockScope::Transaction, self.sessions).await
     }
 }
 
@@ -169,8 +169,8 @@ fn within(what: &str, given: usize, most: usize) -> Result<(), Error> {
 }
 
 /// What is promised under these settings.
-pub(crate) fn capabilities(shared: &Shared, span: Span, seats: usize) -> Capabilities {
-    let liveness = shared.config.liveness_settings();
+pub(crate) fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capabilities {
+    let liveness = common.config.liveness_settings();
     let mut has = Capabilities::new(Scope::Network);
     has.fencing = Fencing::Durable;
     has.fairness = Fairness::Roughly;
@@ -179,16 +179,15 @@ pub(crate) fn capabilities(shared: &Shared, span: Span, seats: usize) -> Capabil
     has.handover = Duration::from_secs(1);
     // The server's probes have a granularity of a second each.
     has.crash_release = Some(liveness.server_gives_up + Duration::from_secs(3));
-    has.keys = match shared.hasher.exact() {
+    has.keys = match common.hasher.exact() {
         true => KeyIdentity::Exact,
-        false => KeyIdentity::Hashed { bits: shared.hasher.bits() },
+        false => KeyIdentity::Hashed { bits: common.hasher.bits() },
     };
-    has.max_holds = match span {
-        Span::Session => shared.capacity(),
-        Span::Transaction => Some(seats as u64),
+    has.max_holds = match scope {
+        LockScope::Session => common.capacity(),
+        LockScope::Transaction => Some(wait_sessions as u64),
     };
     has.admin = AdminCapabilities::read_only();
-    has.admin.end_session = true;
     has.admin.lag = LAG;
     has
 }

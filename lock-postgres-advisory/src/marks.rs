@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-/// What a turn changes: a mark that is set and taken back within it is no change.
+/// What a batch changes: a mark that is set and taken back within it is no change.
 #[derive(Default)]
 pub(crate) struct Marks(HashMap<i64, i32>);
 

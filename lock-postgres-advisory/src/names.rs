@@ -11,10 +11,10 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::registry::{Entry, Place};
-use crate::shared::Shared;
+use crate::common::Common;
+use crate::registry::{Entry, Location};
+use crate::shared_job::SharedJob;
 use crate::sql;
-use crate::trunk::TrunkJob;
 
 /// How long after a grant others see its name at the latest.
 pub(crate) const LAG: Duration = Duration::from_secs(2);
@@ -29,13 +29,13 @@ const TIDY: Duration = Duration::from_secs(3600);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Writes until the client is closed.
-pub(crate) async fn write(shared: Arc<Shared>) {
+pub(crate) async fn write(common: Arc<Common>) {
     let mut tidied: Option<Instant> = None;
     // After a failure; the locks come first.
     let mut pause = LASTING;
-    while !shared.closed.load(Ordering::Acquire) {
-        let granted = shared.registry.granted.notified();
-        if shared.registry.holds(|entry| !entry.written).is_empty() {
+    while !common.closed.load(Ordering::Acquire) {
+        let granted = common.registry.granted.notified();
+        if common.registry.holds(|entry| !entry.written).is_empty() {
             granted.await;
         }
         sleep(LASTING).await;
@@ -43,18 +43,18 @@ pub(crate) async fn write(shared: Arc<Shared>) {
         let lasting = |entry: &Entry| {
             !entry.written && entry.grant.is_some_and(|grant| now.duration_since(grant.at) >= LASTING)
         };
-        let holds = shared.registry.holds(lasting);
+        let holds = common.registry.holds(lasting);
         if holds.is_empty() {
             continue;
         }
         let tidy = tidied.is_none_or(|last| last.elapsed() > TIDY);
-        if !save(&shared, &holds, tidy).await {
+        if !save(&common, &holds, tidy).await {
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST);
             continue;
         }
         pause = LASTING;
-        shared.registry.written(&holds);
+        common.registry.written(&holds);
         if tidy {
             tidied = Some(now);
         }
@@ -62,12 +62,12 @@ pub(crate) async fn write(shared: Arc<Shared>) {
 }
 
 /// Whether the rows were written.
-async fn save(shared: &Arc<Shared>, holds: &[(i64, Entry)], tidy: bool) -> bool {
+async fn save(common: &Arc<Common>, holds: &[(i64, Entry)], tidy: bool) -> bool {
     let (done, written) = oneshot::channel();
-    let rows = Rows::new(shared, holds);
-    let (name, forget) = (Arc::clone(&shared.statements.name), Arc::clone(&shared.statements.forget));
-    let Some(lane) = shared.trunks.first() else { return false };
-    lane.push(TrunkJob::Call(Box::new(move |connection| {
+    let rows = Rows::new(common, holds);
+    let (name, forget) = (Arc::clone(&common.statements.name), Arc::clone(&common.statements.forget));
+    let Some(lane) = common.lanes.first() else { return false };
+    lane.push(SharedJob::Call(Box::new(move |connection| {
         async move {
             let outcome = rows.write(connection, name, tidy.then_some(forget)).await;
             if let Err(error) = &outcome {
@@ -93,15 +93,15 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(shared: &Shared, holds: &[(i64, Entry)]) -> Self {
-        let trunks = shared.trunk_pids();
-        let seats = shared.seat_pids();
-        let mut rows = Self { space: space_of(shared.space()), ..Self::default() };
+    fn new(common: &Common, holds: &[(i64, Entry)]) -> Self {
+        let shared_sessions = common.shared_pids();
+        let wait_sessions = common.wait_pids();
+        let mut rows = Self { space: space_of(common.space()), ..Self::default() };
         for (number, entry) in holds {
-            let pid = match entry.place {
-                Place::Trunk(trunk) => trunks.get(trunk).copied(),
-                Place::Seat(id) => seats.get(&id).copied(),
-                Place::Nowhere => None,
+            let pid = match entry.location {
+                Location::Shared(index) => shared_sessions.get(index).copied(),
+                Location::Own(id) => wait_sessions.get(&id).copied(),
+                Location::Nowhere => None,
             };
             let (Some(pid), Some(grant)) = (pid, entry.grant) else { continue };
             let since = grant.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();

@@ -13,11 +13,11 @@ use tokio::time::Instant;
 
 /// Which session keeps a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// One of the sessions that keep many.
-    Trunk(usize),
+    Shared(usize),
     /// A session of its own.
-    Seat(u64),
+    Own(u64),
     /// None yet: it waits for one, or in the server's queue.
     Nowhere,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Entry {
     pub(crate) key: LockKey,
     pub(crate) holder: HolderId,
     pub(crate) label: Option<Arc<str>>,
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) grant: Option<Grant>,
     /// Whether the dictionary says so.
     pub(crate) written: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Grant {
     pub(crate) since: SystemTime,
 }
 
-/// What asking for a number means here.
+/// Whether a number can be asked for here.
 pub(crate) enum Claim {
     /// The caller may ask the server.
     Ours,
@@ -60,8 +60,8 @@ pub(crate) enum Claim {
 }
 
 impl Registry {
-    /// Reserves `number` for `request` at `place`.
-    pub(crate) fn claim(&self, number: i64, request: &Request, place: Place) -> Result<Claim, Error> {
+    /// Reserves `number` for `request` at `location`.
+    pub(crate) fn claim(&self, number: i64, request: &Request, location: Location) -> Result<Claim, Error> {
         let mut entries = self.lock();
         match entries.entry(number) {
             Slot::Vacant(slot) => {
@@ -69,7 +69,7 @@ impl Registry {
                     key: request.key.clone(),
                     holder: request.holder,
                     label: request.label.clone(),
-                    place,
+                    location,
                     grant: None,
                     written: false,
                 });
@@ -96,28 +96,34 @@ impl Registry {
     }
 
     /// The server granted the number; `false` when the claim is gone.
-    pub(crate) fn granted(&self, number: i64, holder: HolderId, place: Place, token: FencingToken) -> bool {
+    pub(crate) fn granted(
+        &self,
+        number: i64,
+        holder: HolderId,
+        location: Location,
+        token: FencingToken,
+    ) -> bool {
         let mut entries = self.lock();
         let Some(entry) = entries.get_mut(&number).filter(|entry| entry.holder == holder) else {
             return false;
         };
-        entry.place = place;
+        entry.location = location;
         entry.grant = Some(Grant { token, at: Instant::now(), since: SystemTime::now() });
         drop(entries);
         self.granted.notify_one();
         true
     }
 
-    /// Asks for its number at another place from now on; `false` when the claim is gone.
-    pub(crate) fn move_to(&self, number: i64, holder: HolderId, place: Place) -> bool {
+    /// Asks for its number at another location from now on; `false` when the claim is gone.
+    pub(crate) fn move_to(&self, number: i64, holder: HolderId, location: Location) -> bool {
         let mut entries = self.lock();
         let entry = entries.get_mut(&number).filter(|entry| entry.holder == holder && entry.grant.is_none());
-        entry.map(|entry| entry.place = place).is_some()
+        entry.map(|entry| entry.location = location).is_some()
     }
 
     /// Where `holder` has, or asks for, `number`.
-    pub(crate) fn place_of(&self, number: i64, holder: HolderId) -> Option<Place> {
-        self.lock().get(&number).filter(|entry| entry.holder == holder).map(|entry| entry.place)
+    pub(crate) fn location_of(&self, number: i64, holder: HolderId) -> Option<Location> {
+        self.lock().get(&number).filter(|entry| entry.holder == holder).map(|entry| entry.location)
     }
 
     /// Whether `holder` has been granted `number` and has it still.
@@ -137,11 +143,11 @@ impl Registry {
         }
     }
 
-    /// The session at `place` has ended: what it held is returned, what was asked there is forgotten.
-    pub(crate) fn lost(&self, place: Place) -> Vec<(LockKey, HolderId)> {
+    /// The session at `location` has ended: what it held is returned, what was asked there is forgotten.
+    pub(crate) fn lost(&self, location: Location) -> Vec<(LockKey, HolderId)> {
         let mut lost = Vec::new();
         self.lock().retain(|_, entry| {
-            if entry.place != place {
+            if entry.location != location {
                 return true;
             }
             if entry.grant.is_some() {
@@ -200,19 +206,19 @@ mod tests {
     #[test]
     fn one_number_has_one_holder_and_two_keys_of_it_are_told_apart() {
         let registry = Registry::default();
-        let (place, token) = (Place::Trunk(0), FencingToken::from_u64(1024));
+        let (location, token) = (Location::Shared(0), FencingToken::from_u64(1024));
         let [first, second, other] = [request("a", 1), request("a", 2), request("b", 3)];
-        assert!(matches!(registry.claim(5, &first, place), Ok(Claim::Ours)));
-        assert!(matches!(registry.claim(5, &second, place), Ok(Claim::Busy)));
-        assert!(registry.granted(5, first.holder, place, token));
-        assert!(matches!(registry.claim(5, &first, place), Ok(Claim::Again(again)) if again == token));
-        let error = registry.claim(5, &other, place).map(drop).unwrap_err();
+        assert!(matches!(registry.claim(5, &first, location), Ok(Claim::Ours)));
+        assert!(matches!(registry.claim(5, &second, location), Ok(Claim::Busy)));
+        assert!(registry.granted(5, first.holder, location, token));
+        assert!(matches!(registry.claim(5, &first, location), Ok(Claim::Again(again)) if again == token));
+        let error = registry.claim(5, &other, location).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidKey);
         assert!(error.to_string().contains('a') && error.to_string().contains('b'), "{error}");
         registry.forget(5, second.holder);
         assert!(registry.is_held(5, first.holder), "a stranger cannot free it");
-        assert_eq!(registry.lost(Place::Seat(1)), []);
-        assert_eq!(registry.lost(place), [(first.key.clone(), first.holder)]);
+        assert_eq!(registry.lost(Location::Own(1)), []);
+        assert_eq!(registry.lost(location), [(first.key.clone(), first.holder)]);
         assert!(registry.get(5).is_none());
     }
 }

@@ -141,10 +141,10 @@ pub(crate) struct Process {
 
 /// A session that only keeps and awaits locks: tokens lost in a crash are skipped by the incarnation
 /// marker, so that drawing one needs no flush.
-pub(crate) const KEEPER: &str = "SET synchronous_commit = off";
+pub(crate) const SHARED_SETTINGS: &str = "SET synchronous_commit = off";
 
 /// A wait in the server's queue ends when its caller says so, not before.
-pub(crate) const WAITER: &str =
+pub(crate) const WAIT_SETTINGS: &str =
     "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0";
 
 /// A transaction that does nothing but keep a lock. None of the role's limits ends it, and while it is idle

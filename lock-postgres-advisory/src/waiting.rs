@@ -4,46 +4,55 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken};
-use leasehold_engine::{Attempt, Granted, Held, Moment, Request, Stop};
+use leasehold_engine::{Attempt, CancellationToken, Request};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backend::Keeper;
-use crate::registry::{Claim, Place};
-use crate::seat::Seat;
-use crate::shared::Shared;
-use crate::trunk::{TrunkJob, ask, interrupted};
+use crate::client::Client;
+use crate::common::Common;
+use crate::registry::{Claim, Location};
+use crate::shared_job::{SharedJob, ask, interrupted, not_sent};
+use crate::tried::{Tried, contended, dated, granted};
+use crate::wait_session::WaitSession;
 
-/// How often a waiter asks that found no seat.
+/// How often a waiter without a wait session tries.
 const POLL: Duration = Duration::from_millis(100);
 
-/// How long a wait that was told to stop may take to say so, before the server is told again, and how
-/// often it is told.
+/// How long a wait that is cancelled may take to end before the server is asked again to end it, and how often the
+/// server is asked.
 const LEAVING: (Duration, u32) = (Duration::from_millis(100), 20);
 
-/// Waits until granted (in the server's queue while there is a seat, by asking otherwise) or stopped.
-pub(crate) async fn wait(keeper: &Keeper, request: &Request, stop: &Stop) -> Result<Attempt, Error> {
-    let shared = &keeper.shared;
-    let number = shared.number(&request.key)?;
-    match claim(keeper, number, request, stop).await? {
-        Claimed::Ours => {}
-        Claimed::Again(token) => return Ok(granted(token)),
-        Claimed::Stopped => return Ok(held()),
-    }
-    let outcome = match keeper.seats.take().await {
-        Ok(Some(seat)) => wait_in_queue(keeper, number, seat, request, stop).await,
-        Ok(None) => wait_by_asking(keeper, number, request, stop).await,
-        // Asking needs no more connections.
-        Err(error) if keeper.keeps_on_trunk() => {
-            tracing::debug!(%error, "no session to wait on; asking again and again instead");
-            wait_by_asking(keeper, number, request, stop).await
-        }
-        Err(error) => Err(error),
+/// Waits until granted or stopped: in the server's queue while there is a wait session, by asking otherwise.
+pub(crate) async fn wait(
+    client: &Client,
+    request: &Request,
+    stop: &CancellationToken,
+) -> Result<Attempt, Error> {
+    let common = &client.common;
+    let number = match common.number(&request.key) {
+        Ok(number) => number,
+        Err(error) => return Ok(Attempt::Refused(error)),
     };
-    // A wait that is dropped before keeps its place here: what it has asked for meanwhile is found, and
+    match claim(client, number, request, stop).await {
+        Ok(Claimed::Ours) => {}
+        Ok(Claimed::Again(token)) => return Ok(granted(token)),
+        Ok(Claimed::Stopped) => return Ok(contended()),
+        Err(error) => return Ok(Attempt::Refused(error)),
+    }
+    let outcome = match client.wait_sessions.take().await {
+        Ok(Some(session)) => wait_in_queue(client, number, session, request, stop).await,
+        Ok(None) => wait_by_asking(client, number, request, stop).await,
+        // Asking needs no more connections.
+        Err(error) if client.keeps_on_shared_sessions() => {
+            tracing::debug!(%error, "no session to wait on; asking again and again instead");
+            wait_by_asking(client, number, request, stop).await
+        }
+        Err(error) => Ok(Attempt::Refused(error)),
+    };
+    // A wait that is dropped before stays registered here: what it has asked for meanwhile is found, and
     // freed, by the release that follows.
-    if !shared.registry.is_held(number, request.holder) {
-        shared.registry.forget(number, request.holder);
+    if !common.registry.is_held(number, request.holder) {
+        common.registry.forget(number, request.holder);
     }
     outcome
 }
@@ -57,17 +66,22 @@ enum Claimed {
 }
 
 /// Reserves the number here, once an earlier holder of this process is out.
-async fn claim(keeper: &Keeper, number: i64, request: &Request, stop: &Stop) -> Result<Claimed, Error> {
-    let shared = &keeper.shared;
+async fn claim(
+    client: &Client,
+    number: i64,
+    request: &Request,
+    stop: &CancellationToken,
+) -> Result<Claimed, Error> {
+    let common = &client.common;
     loop {
-        let mut freed = std::pin::pin!(shared.registry.freed.notified());
+        let mut freed = std::pin::pin!(common.registry.freed.notified());
         freed.as_mut().enable();
-        shared.open()?;
-        match shared.registry.claim(number, request, Place::Nowhere)? {
+        common.open()?;
+        match common.registry.claim(number, request, Location::Nowhere)? {
             Claim::Ours => return Ok(Claimed::Ours),
             Claim::Again(token) => return Ok(Claimed::Again(token)),
             Claim::Busy => tokio::select! {
-                () = stop.stopped() => return Ok(Claimed::Stopped),
+                () = stop.cancelled() => return Ok(Claimed::Stopped),
                 () = freed => {}
                 () = sleep(POLL) => {}
             },
@@ -76,63 +90,63 @@ async fn claim(keeper: &Keeper, number: i64, request: &Request, stop: &Stop) -> 
 }
 
 async fn wait_in_queue(
-    keeper: &Keeper,
+    client: &Client,
     number: i64,
-    seat: Seat,
+    session: WaitSession,
     request: &Request,
-    stop: &Stop,
+    stop: &CancellationToken,
 ) -> Result<Attempt, Error> {
     let begun = Instant::now();
-    let mut asked_at = keeper.now();
+    let mut asked_at = client.now();
     let outcome = {
-        let mut waiting = std::pin::pin!(seat.acquire(number, true));
+        let mut waiting = std::pin::pin!(session.acquire(number, true));
         tokio::select! {
             biased;
             outcome = &mut waiting => outcome,
-            error = seen_dead(keeper, &seat) => return Err(error),
-            () = stop.stopped() => {
+            error = seen_dead(client, &session) => return Err(error),
+            () = stop.cancelled() => {
                 let mut told = 0;
                 loop {
                     // The server may not have begun to wait when it is told first.
-                    seat.cancel();
+                    session.cancel();
                     told += 1;
                     match timeout(LEAVING.0, &mut waiting).await {
                         Ok(outcome) => break outcome,
-                        // Dropped, the seat has the server end the session, and the wait with it.
-                        Err(_) if told == LEAVING.1 => return Ok(held()),
+                        // Dropped, the wait session is ended by the server, and the wait with it.
+                        Err(_) if told == LEAVING.1 => return Ok(contended()),
                         Err(_) => {}
                     }
                 }
             }
         }
     };
-    match outcome {
-        Ok(Some(token)) => {
+    match outcome? {
+        Tried::Granted(token) => {
             // The answer to a long wait does not say how old it is; the answer to a question now does.
-            if begun.elapsed() > recently(keeper) {
-                asked_at = keeper.now();
-                seat.line().confirm().await?;
+            if begun.elapsed() > recently(client) {
+                asked_at = client.now();
+                session.handle().confirm().await?;
             }
-            let granted = keeper.seated(number, request, seat, token)?;
+            let granted = client.granted_on(number, request, session, token)?;
             Ok(dated(granted, asked_at))
         }
-        Ok(None) => {
-            seat.give_back();
-            Ok(held())
+        // Nothing is left of the attempt, so that the next one may use the session.
+        other => {
+            session.give_back();
+            Ok(other.into())
         }
-        Err(error) => Err(error),
     }
 }
 
 /// Resolves when the server does not know of the wait any more, though its answer has not come: the
 /// connection is dead, which a wait alone would not notice.
-async fn seen_dead(keeper: &Keeper, seat: &Seat) -> Error {
-    let liveness = keeper.shared.config.liveness_settings();
+async fn seen_dead(client: &Client, session: &WaitSession) -> Error {
+    let liveness = client.common.config.liveness_settings();
     let mut missed = 0;
     let mut last = Instant::now();
     loop {
         sleep(liveness.confirm_every).await;
-        match keeper.shared.waits(seat.pid()).await {
+        match client.common.waits(session.pid()).await {
             Ok(true) => (missed, last) = (0, Instant::now()),
             // It may have been granted this moment, or not begun to wait.
             Ok(false) if missed < 2 => missed += 1,
@@ -143,46 +157,44 @@ async fn seen_dead(keeper: &Keeper, seat: &Seat) -> Error {
     }
 }
 
-/// Asks again and again. Others see a mark and notify when they free the number; a seat that becomes
-/// vacant is a place in the queue.
+/// Asks again and again. Others see a mark and notify when they free the number; as soon as a wait session is
+/// free, the wait goes on in the server's queue.
 async fn wait_by_asking(
-    keeper: &Keeper,
+    client: &Client,
     number: i64,
     request: &Request,
-    stop: &Stop,
+    stop: &CancellationToken,
 ) -> Result<Attempt, Error> {
-    let shared = &keeper.shared;
-    let poller = keeper.keeps_on_trunk().then(|| Poller::enter(shared, number));
+    let common = &client.common;
+    let poller = client.keeps_on_shared_sessions().then(|| Poller::enter(common, number));
     // Whether the server has no room for one more session.
     let mut refused = false;
     loop {
         tokio::select! {
             biased;
-            () = stop.stopped() => return Ok(held()),
-            permit = keeper.seats.vacant(), if !refused => match keeper.seats.seat(permit).await {
-                Ok(seat) => {
+            () = stop.cancelled() => return Ok(contended()),
+            permit = client.wait_sessions.permit(), if !refused => match client.wait_sessions.with_permit(permit).await {
+                Ok(session) => {
                     // In the queue nobody has to be notified for it.
                     drop(poller);
-                    return wait_in_queue(keeper, number, seat, request, stop).await;
+                    return wait_in_queue(client, number, session, request, stop).await;
                 }
-                Err(error) if poller.is_none() => return Err(error),
+                Err(error) if poller.is_none() => return Ok(Attempt::Refused(error)),
                 Err(_) => refused = true,
             },
             () = pause(poller.as_ref()) => {}
         }
         if poller.is_some() {
-            let (trunk, holder) = (shared.trunk(number), request.holder);
-            let lane = &shared.trunks[trunk];
-            // Closed, or a session ended with the claim on it.
-            if !shared.registry.move_to(number, holder, Place::Trunk(trunk)) {
-                shared.open()?;
-                return Err(interrupted());
+            let (index, holder) = (common.shared_session_of(number), request.holder);
+            let lane = &common.lanes[index];
+            // Closed, or released, with no try under way.
+            if !common.registry.move_to(number, holder, Location::Shared(index)) {
+                return Ok(Attempt::Refused(common.open().err().unwrap_or_else(not_sent)));
             }
-            let asked_at = keeper.now();
-            if let Some(token) =
-                ask(lane, |answer| TrunkJob::Try { number, holder, waits: true, answer }).await?
-            {
-                return Ok(dated(granted(token), asked_at));
+            let asked_at = client.now();
+            match ask(lane, |answer| SharedJob::Try { number, holder, waits: true, answer }).await? {
+                Tried::Contended => {}
+                answer => return Ok(dated(answer.into(), asked_at)),
             }
         }
     }
@@ -202,53 +214,34 @@ async fn pause(poller: Option<&Poller<'_>>) {
 
 /// Somebody here polls for a number: seen by others by its mark, and found by their notifications.
 struct Poller<'a> {
-    shared: &'a Shared,
+    common: &'a Common,
     number: i64,
     woken: Arc<Notify>,
 }
 
 impl<'a> Poller<'a> {
-    fn enter(shared: &'a Shared, number: i64) -> Self {
+    fn enter(common: &'a Common, number: i64) -> Self {
         let woken = Arc::new(Notify::new());
-        shared.pollers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&woken));
-        shared.trunks[shared.trunk(number)].push(TrunkJob::Mark { number, set: true });
-        Self { shared, number, woken }
+        common.pollers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&woken));
+        common.lanes[common.shared_session_of(number)].push(SharedJob::Mark { number, set: true });
+        Self { common, number, woken }
     }
 }
 
 impl Drop for Poller<'_> {
     fn drop(&mut self) {
-        let mut pollers = self.shared.pollers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
         // The next one may be there already.
         if pollers.get(&self.number).is_some_and(|woken| Arc::ptr_eq(woken, &self.woken)) {
             pollers.remove(&self.number);
         }
         drop(pollers);
-        let trunk = self.shared.trunk(self.number);
-        self.shared.trunks[trunk].push(TrunkJob::Mark { number: self.number, set: false });
+        let index = self.common.shared_session_of(self.number);
+        self.common.lanes[index].push(SharedJob::Mark { number: self.number, set: false });
     }
 }
 
 /// How long ago a session may have been asked last to count as there.
-fn recently(keeper: &Keeper) -> Duration {
-    keeper.shared.config.liveness_settings().confirm_every / 2
-}
-
-/// The grant, with the moment just before it was asked for.
-pub(crate) fn dated(attempt: Attempt, asked_at: Option<Moment>) -> Attempt {
-    match attempt {
-        Attempt::Granted(mut granted) => {
-            granted.asked_at = asked_at;
-            Attempt::Granted(granted)
-        }
-        other => other,
-    }
-}
-
-fn granted(token: FencingToken) -> Attempt {
-    Attempt::Granted(Granted::with_token(Some(token)))
-}
-
-pub(crate) fn held() -> Attempt {
-    Attempt::Held(Held::new())
+fn recently(client: &Client) -> Duration {
+    client.common.config.liveness_settings().confirm_every / 2
 }

@@ -125,9 +125,7 @@ impl XactLocks {
         key: &LockKey,
         wait: Duration,
     ) -> Result<XactProof, Error> {
-        self.lock_with(connection, key, LockWait::Block(wait))
-            .await?
-            .ok_or_else(|| held_by_others().with_key(key))
+        self.lock_with(connection, key, LockWait::Block(wait)).await?.ok_or_else(|| contended().with_key(key))
     }
 
     /// Takes `key` in the transaction of `connection` if nobody else holds it or waits for it.
@@ -185,7 +183,7 @@ impl XactLocks {
             LockWait::Block(budget) if !budget.is_zero() => {
                 self.wait_for(connection, std::slice::from_ref(proof), budget).await.map(|()| true)
             }
-            LockWait::NoWait | LockWait::Block(_) => Err(held_by_others()),
+            LockWait::NoWait | LockWait::Block(_) => Err(contended()),
         }
     }
 
@@ -252,7 +250,7 @@ impl XactLocks {
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
         let number: i64 = row.try_get(0).map_err(|error| store_error(error, DRAW))?;
-        u64::try_from(number).ok().and_then(FencingToken::from_store_number).ok_or_else(|| {
+        u64::try_from(number).ok().and_then(leasehold_engine::token::from_store_number).ok_or_else(|| {
             Error::new(ErrorKind::Capacity, "the sequence of fencing tokens is used up; install a new schema")
         })
     }
@@ -286,7 +284,7 @@ impl XactLocks {
         let numbers: Vec<i64> = ordered.iter().map(|proof| proof.number).collect();
         let millis = i32::try_from(budget.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
         let statement = xact_sql::wait(&numbers, self.numbers.space(), millis);
-        let named = |error: Error, place: usize| match ordered.get(place) {
+        let named = |error: Error, position: usize| match ordered.get(position) {
             Some(proof) => error.with_key(&proof.key),
             None => error,
         };
@@ -296,9 +294,9 @@ impl XactLocks {
         let mut parts = outcome.splitn(3, ' ');
         match (parts.next(), parts.next(), parts.next()) {
             (Some("granted"), None, None) => Ok(()),
-            (Some("55P03"), Some(place), _) => Err(named(held_by_others(), index(place))),
-            (Some(state), Some(place), message) => {
-                Err(named(state_error(state, message.unwrap_or_default(), TAKE), index(place)))
+            (Some("55P03"), Some(position), _) => Err(named(contended(), index(position))),
+            (Some(state), Some(position), message) => {
+                Err(named(state_error(state, message.unwrap_or_default(), TAKE), index(position)))
             }
             _ => Err(Error::new(ErrorKind::Corrupt, "the server's answer is not understood; roll back")),
         }
@@ -386,7 +384,7 @@ fn judge(row: &PgRow) -> Result<bool, Error> {
     let verdict: String = row.try_get(0).map_err(|error| store_error(error, TAKE))?;
     let (kind, message) = match verdict.as_str() {
         "granted" | "fine" => return Ok(true),
-        "held" => return Ok(false),
+        "contended" => return Ok(false),
         "standby" => (
             ErrorKind::Unavailable,
             "this server is a standby, whose locks exclude nobody on the primary; connect to the primary",
@@ -404,13 +402,13 @@ fn judge(row: &PgRow) -> Result<bool, Error> {
     Err(Error::new(kind, message))
 }
 
-pub(crate) fn held_by_others() -> Error {
+pub(crate) fn contended() -> Error {
     Error::new(
         ErrorKind::Timeout,
         "others hold the lock or wait for it; try again, wait longer, or look who it is with `leasehold list`",
     )
 }
 
-fn index(place: &str) -> usize {
-    place.parse::<usize>().unwrap_or_default().saturating_sub(1)
+fn index(position: &str) -> usize {
+    position.parse::<usize>().unwrap_or_default().saturating_sub(1)
 }

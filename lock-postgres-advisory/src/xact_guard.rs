@@ -10,7 +10,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlStr, Transaction, raw_sql};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, held_by_others};
+use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, contended};
 use crate::xact_sql;
 
 const BEGIN: &str = "begin a transaction";
@@ -33,7 +33,7 @@ impl XactLocks {
     /// client is gone, within half a second; else when `wait` is over) and the lock.
     pub async fn begin(&self, pool: &PgPool, key: &LockKey, wait: Duration) -> Result<XactGuard, Error> {
         let guard = self.begin_with(pool, key, LockWait::Block(wait)).await?;
-        guard.ok_or_else(|| held_by_others().with_key(key))
+        guard.ok_or_else(|| contended().with_key(key))
     }
 
     /// As [`begin`](Self::begin), with all three ways to deal with a lock that is held. Those that do not

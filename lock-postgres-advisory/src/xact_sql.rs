@@ -51,11 +51,11 @@ DECLARE
     started CONSTANT pg_catalog.timestamptz := pg_catalog.clock_timestamp();
     saved CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
     k pg_catalog.int8[];
-    place pg_catalog.int4 := 0;
+    position_of_k pg_catalog.int4 := 0;
     budget pg_catalog.float8;
 BEGIN
     FOREACH k SLICE 1 IN ARRAY '{keys}'::pg_catalog.int8[] LOOP
-        place := place + 1;
+        position_of_k := position_of_k + 1;
         CONTINUE WHEN pg_catalog.pg_try_advisory_xact_lock({args});
         budget := {budget} - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
         IF budget <= 0 THEN
@@ -68,7 +68,7 @@ BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', saved, true),
         pg_catalog.set_config('leasehold.outcome', 'granted', true);
 EXCEPTION WHEN OTHERS OR query_canceled THEN
-    PERFORM pg_catalog.set_config('leasehold.outcome', SQLSTATE || ' ' || place || ' ' || SQLERRM, true);
+    PERFORM pg_catalog.set_config('leasehold.outcome', SQLSTATE || ' ' || position_of_k || ' ' || SQLERRM, true);
 END
 $leasehold$;
 ";
@@ -108,7 +108,7 @@ pub(crate) fn checks() -> String {
     format!("{CHECKS}{INSIDE}ELSE 'fine' END")
 }
 
-/// The checks and one attempt: `granted`, `held`, or what [`checks`] says.
+/// The checks and one attempt: `granted`, `contended`, or what [`checks`] says.
 pub(crate) fn attempt(number: i64, space: KeySpace) -> String {
     format!("{CHECKS}{INSIDE}{}", try_one(number, space))
 }
@@ -127,10 +127,10 @@ fn try_one(number: i64, space: KeySpace) -> String {
             format!("'{first}'::pg_catalog.int4, '{second}'::pg_catalog.int4")
         }
     };
-    format!("WHEN pg_catalog.pg_try_advisory_xact_lock({args}) THEN 'granted' ELSE 'held' END")
+    format!("WHEN pg_catalog.pg_try_advisory_xact_lock({args}) THEN 'granted' ELSE 'contended' END")
 }
 
-/// Locks all of `numbers`, in this order, within `budget` milliseconds in all: `granted`, or code, place
+/// Locks all of `numbers`, in this order, within `budget` milliseconds in all: `granted`, or code, position
 /// and message of the error.
 pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
     let mut keys = String::from("{");

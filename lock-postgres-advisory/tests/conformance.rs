@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, Lock, LockAdmin as _, LockKey, LossReason};
+use leasehold_api::{Error, Lock, LockAdmin, LockKey, LossReason};
 use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait,
 };
 use leasehold_engine::{Backend as _, Engine};
 use leasehold_postgres::{Liveness, PgConfig};
-use leasehold_postgres_advisory::{AdvisoryBackend, AdvisoryConfig, XactConfig};
+use leasehold_postgres_advisory::{AdvisoryBackend, AdvisoryConfig, Sessions, XactConfig};
 use test_servers::Database;
 
 mod session {
@@ -86,6 +86,7 @@ impl Faults for Server {
     fn supports(&self) -> FaultSet {
         let mut faults = Disturbed::<AdvisoryBackend>::supports();
         faults.lose = true;
+        faults.lose_together = true;
         faults
     }
 
@@ -94,7 +95,7 @@ impl Faults for Server {
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
-        timing.call = Duration::from_secs(2);
+        timing.request_timeout = Duration::from_secs(2);
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }
@@ -102,9 +103,9 @@ impl Faults for Server {
     /// Ends the session that has the key.
     async fn lose(&self, key: &LockKey, _: LossReason) -> bool {
         let operator = self.kind.backend(self.database.url()).await.unwrap();
-        let session = operator.session_of(key).await.unwrap();
-        let ended = match session {
-            Some(session) => operator.end_session(&session).await.unwrap(),
+        let sessions = (&operator as &dyn LockAdmin).extension::<Sessions>().unwrap();
+        let ended = match sessions.session_of(key).await.unwrap() {
+            Some(session) => sessions.end_session(&session).await.unwrap(),
             None => false,
         };
         operator.close().await;

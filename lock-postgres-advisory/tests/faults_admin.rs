@@ -7,20 +7,26 @@ use std::sync::Arc;
 
 use common::*;
 use leasehold_api::{
-    ErrorKind, HoldInfo, HolderId, ListQuery, Lock as _, LockExt as _, LossReason, Validity,
+    ErrorKind, HoldInfo, HolderId, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Validity,
 };
 use leasehold_engine::Engine;
 use leasehold_postgres::{Identifier, PgConfig, schema};
-use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
+use leasehold_postgres_advisory::{AdvisoryConfig, Sessions, XactConfig};
 use sqlx::Connection as _;
 use test_servers::{Cluster, Database};
 
-async fn list(lock: &Engine) -> Vec<HoldInfo> {
+async fn list(lock: &Engine) -> Vec<KeyInfo> {
     lock.admin().unwrap().list(&ListQuery::new()).await.unwrap()
 }
 
-async fn inspect(lock: &Engine, name: &str) -> Option<HoldInfo> {
+async fn inspect(lock: &Engine, name: &str) -> KeyInfo {
     lock.admin().unwrap().inspect(&key(name)).await.unwrap()
+}
+
+/// The one who holds it.
+fn hold(info: &KeyInfo) -> &HoldInfo {
+    assert_eq!(info.holders.len(), 1, "{info:?}");
+    info.holder().unwrap()
 }
 
 // docs/hazards.md H19: as many as a lock table of the default size has, and then some.
@@ -31,7 +37,8 @@ async fn a_full_lock_table_can_be_listed() {
     let mut other = database.connect().await;
     run(&mut other, "SELECT pg_advisory_lock(n) FROM generate_series(1, 13000) AS n").await;
     assert_eq!(list(&lock).await.len(), 13_000);
-    assert_eq!(inspect(&lock, "k").await.map(|hold| hold.key), None);
+    let free = inspect(&lock, "k").await;
+    assert!(free.is_free() && free.key == key("k"), "{free:?}");
     other.close().await.unwrap();
 }
 
@@ -54,10 +61,10 @@ async fn locks_of_other_programs_are_listed_by_their_numbers() {
     let mut far = elsewhere.connect().await;
     run(&mut far, "SELECT pg_advisory_lock(99)").await;
 
-    let holds = list(&lock).await;
-    let names: Vec<_> = holds.iter().map(|hold| (hold.key.as_str(), hold.named, hold.waiters)).collect();
+    let keys = list(&lock).await;
+    let names: Vec<_> = keys.iter().map(|info| (info.key.as_str(), info.named, info.waiters)).collect();
     assert_eq!(names, [("-5", false, Some(1)), ("3,-4", false, Some(0))]);
-    for hold in &holds {
+    for hold in keys.iter().map(hold) {
         let owner = hold.owner.as_deref().unwrap();
         for part in ["postgres@127.0.0.1", "nightly vacuum", "server process"] {
             assert!(owner.contains(part), "{part:?} is not in {owner:?}");
@@ -83,36 +90,38 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
         let lock = Arc::new(lock);
         let guard = lock.key("report:7").label("by hand").acquire().await.unwrap();
         // Its own client knows at once.
-        let own = inspect(&lock, "report:7").await.unwrap();
-        assert_eq!((own.holder, own.token, own.named), (Some(guard.holder()), guard.token(), true));
+        let own = inspect(&lock, "report:7").await;
+        assert_eq!((hold(&own).holder, hold(&own).token), (Some(guard.holder()), guard.token()));
+        assert!(own.named, "{own:?}");
         let lag = lock.capabilities().admin.lag + ms(1_000);
         let named = tokio::time::timeout(lag, async {
             loop {
-                let hold = list(&looker).await.pop().unwrap();
+                let info = list(&looker).await.pop().unwrap();
                 // The row that an earlier holder left names the key, and not who has it now.
-                if hold.named && hold.holder.is_some() {
-                    return hold;
+                if info.named && hold(&info).holder.is_some() {
+                    return info;
                 }
                 tokio::time::sleep(ms(20)).await;
             }
         });
-        let hold = named.await.unwrap_or_else(|_| panic!("{lock}: not named within {lag:?}"));
-        assert_eq!(hold.key.as_str(), "report:7");
+        let info = named.await.unwrap_or_else(|_| panic!("{lock}: not named within {lag:?}"));
+        assert_eq!(info.key.as_str(), "report:7");
+        let hold = hold(&info);
         assert_eq!((hold.holder, hold.token), (Some(guard.holder()), guard.token()));
         assert_eq!(hold.label.as_deref(), Some("by hand"));
         assert!(hold.since.unwrap().elapsed().is_ok_and(|age| age < LONG));
-        assert!(hold.owner.unwrap().contains("ledger"));
+        assert!(hold.owner.as_deref().unwrap().contains("ledger"));
         let waiting = waiter(&lock, "report:7");
         let other = Arc::new(session_by_name(&database).await);
         let queued_wait = waiter(&other, "report:7");
         until_queued(cluster, database.name(), 1).await;
-        assert_eq!(inspect(&looker, "report:7").await.unwrap().waiters, Some(1));
+        assert_eq!(inspect(&looker, "report:7").await.waiters, Some(1));
         guard.release().await.unwrap();
         for waiting in [waiting, queued_wait] {
             waiting.abort();
             drop(waiting.await);
         }
-        until("free again", async || inspect(&looker, "report:7").await.is_none()).await;
+        until("free again", async || inspect(&looker, "report:7").await.is_free()).await;
     }
 }
 
@@ -126,12 +135,14 @@ async fn ending_a_session_says_what_else_goes_with_it() {
     let database = cluster.fresh_database().await;
     let [lock, operator] = [session_by_name(&database).await, session_by_name(&database).await];
     let admin = operator.admin().unwrap();
-    assert_eq!(admin.session_of(&key("a")).await.unwrap(), None);
+    let sessions = admin.extension::<Sessions>().unwrap();
+    assert!(admin.extension::<AdvisoryConfig>().is_none(), "nothing else is offered");
+    assert_eq!(sessions.session_of(&key("a")).await.unwrap(), None);
     let [a, b] = [take(&lock, "a").await, take(&lock, "b").await];
     let mine = take(&operator, "c").await;
-    until("both are named", async || list(&operator).await.iter().all(|hold| hold.named)).await;
-    let session = admin.session_of(&key("a")).await.unwrap().unwrap();
-    let mut goes: Vec<_> = session.holds.iter().map(|hold| hold.key.as_str()).collect();
+    until("both are named", async || list(&operator).await.iter().all(|info| info.named)).await;
+    let session = sessions.session_of(&key("a")).await.unwrap().unwrap();
+    let mut goes: Vec<_> = session.holds.iter().map(|info| info.key.as_str()).collect();
     goes.sort_unstable();
     assert_eq!(goes, ["a", "b"]);
     assert!(session.owner.as_deref().unwrap().contains("127.0.0.1"), "{session:?}");
@@ -142,19 +153,19 @@ async fn ending_a_session_says_what_else_goes_with_it() {
     assert!(error.message().contains("end_session"), "{error}");
     assert_eq!(a.validity(), Validity::Valid);
 
-    assert!(admin.end_session(&session).await.unwrap());
+    assert!(sessions.end_session(&session).await.unwrap());
     for guard in [&a, &b] {
         assert_eq!(lost_within(guard, ms(1_000)).await, LossReason::SessionLost);
     }
     until("the session is gone", async || list(&operator).await.len() == 1).await;
-    assert!(!admin.end_session(&session).await.unwrap(), "it names no later session");
+    assert!(!sessions.end_session(&session).await.unwrap(), "it names no later session");
     assert_eq!(mine.validity(), Validity::Valid);
     let taken = take(&lock, "a").await;
     assert!(taken.token() > a.token());
     let mut forged = session.clone();
     for id in ["", "1", "1-x", "0-0; DROP SCHEMA leasehold", "99999999999-1"] {
         forged.id = id.to_owned();
-        assert_eq!(admin.end_session(&forged).await.unwrap_err().kind(), ErrorKind::InvalidOption, "{id}");
+        assert_eq!(sessions.end_session(&forged).await.unwrap_err().kind(), ErrorKind::InvalidOption, "{id}");
     }
 }
 
@@ -166,15 +177,16 @@ async fn an_old_name_is_not_shown_as_the_present_holder() {
     let lock = session(database.url()).await;
     let looker = session(database.url()).await;
     let guard = lock.key("7").label("first").acquire().await.unwrap();
-    until("named", async || list(&looker).await[0].label.is_some()).await;
+    until("named", async || hold(&list(&looker).await[0]).label.is_some()).await;
     guard.release().await.unwrap();
     let mut foreign = database.connect().await;
     run(&mut foreign, "SELECT pg_advisory_lock(7)").await;
-    let hold = inspect(&looker, "7").await.unwrap();
-    assert_eq!((hold.holder, hold.token, hold.label), (None::<HolderId>, None, None));
+    let info = inspect(&looker, "7").await;
+    let hold = hold(&info);
+    assert_eq!((hold.holder, hold.token, &hold.label), (None::<HolderId>, None, &None));
     // C18: looking takes nothing.
     run(&mut foreign, "SELECT pg_advisory_unlock(7)").await;
-    assert_eq!(inspect(&looker, "7").await, None);
+    assert!(inspect(&looker, "7").await.is_free());
     assert_eq!(held(cluster, database.name()).await, [0; 0]);
 }
 
@@ -209,11 +221,12 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
     // What the role may not see is not made up: another role's session has an address.
     let rich = AdvisoryConfig::new(config()).connect().await.unwrap();
     let others = rich.key("of another role").acquire().await.unwrap();
-    let owner = list(&poor).await.into_iter().find_map(|hold| hold.owner).unwrap();
+    let owner = list(&poor).await.iter().find_map(|info| hold(info).owner.clone()).unwrap();
     assert!(owner.starts_with("postgres (server process") && owner.contains("pg_read_all_stats"), "{owner}");
     others.release().await.unwrap();
     let guard = poor.key("k").label("poor").acquire().await.unwrap();
-    until("named", async || list(&poor).await.iter().any(|hold| hold.label.as_deref() == Some("poor"))).await;
+    until("named", async || list(&poor).await.iter().any(|info| hold(info).label.as_deref() == Some("poor")))
+        .await;
     guard.release().await.unwrap();
     let in_transaction = XactConfig::new(as_role()).connect().await.unwrap();
     take(&in_transaction, "k").await.release().await.unwrap();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, MultiGuard, Validity};
 use leasehold_postgres::sqlx::postgres::PgListener;
 use leasehold_postgres::{Identifier, channel};
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, StopMode};
@@ -101,7 +101,7 @@ async fn others_get_in_when_the_session_of_a_dead_path_ends() {
         let waiting = waiter(&other, "7");
         until_queued(cluster, database.name(), 1).await;
         proxy.stall();
-        lost_within(&guard, BEAT.lost_after + ms(1_000)).await;
+        lost_within(&guard, LIVENESS.lost_after + ms(1_000)).await;
         assert!(!waiting.is_finished(), "two holders at once");
         proxy.cut();
         let bound = other.capabilities().handover;
@@ -137,12 +137,12 @@ async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     let waiting = waiter(&other, "7");
     until_queued(cluster, database.name(), 1).await;
     // Longer than the server's limit, which every confirmation starts anew.
-    tokio::time::sleep(BEAT.server_gives_up + ms(500)).await;
+    tokio::time::sleep(LIVENESS.server_gives_up + ms(500)).await;
     assert_eq!(guard.validity(), Validity::Valid);
     assert!(!waiting.is_finished(), "two holders at once");
     proxy.stall();
-    lost_within(&guard, BEAT.lost_after + ms(1_000)).await;
-    let next = timeout(BEAT.server_gives_up + LONG, waiting).await.expect("given up").unwrap().unwrap();
+    lost_within(&guard, LIVENESS.lost_after + ms(1_000)).await;
+    let next = timeout(LIVENESS.server_gives_up + LONG, waiting).await.expect("given up").unwrap().unwrap();
     assert!(next.token() > guard.token());
     next.release().await.unwrap();
 }
@@ -199,7 +199,7 @@ async fn a_holder_that_was_stopped_reads_lost_and_gives_back() {
     for scope in ["session", "transaction"] {
         let mut holder = Process::holding(scope, database.url());
         holder.signal("-STOP");
-        tokio::time::sleep(BEAT.lost_after + ms(500)).await;
+        tokio::time::sleep(LIVENESS.lost_after + ms(500)).await;
         assert!(is_held(&other, "7").await, "{scope}");
         holder.input.write_all(b"go on\n").unwrap();
         holder.signal("-CONT");
@@ -226,7 +226,7 @@ async fn notifies_only_when_somebody_polls() {
         assert!(is_held(&lock, "1").await);
         guard.release().await.unwrap();
         let guards = holder.keys(["4", "5", "6"]).acquire().await.unwrap();
-        leasehold_api::release_all(guards).await.unwrap();
+        guards.release().await.unwrap();
     }
     // Who waits in the server's queue is served by the server.
     let guard = take(&holder, "1").await;
@@ -234,7 +234,7 @@ async fn notifies_only_when_somebody_polls() {
     until_queued(cluster, database.name(), 1).await;
     guard.release().await.unwrap();
     let first = waiting.await.unwrap().unwrap();
-    // It keeps the only place, so that the next ones poll.
+    // It keeps the only session for waiting, so that the next ones poll.
     let contended = [take(&holder, "2").await, take(&holder, "3").await];
     let waiting = ["2", "3"].map(|key| waiter(&lock, key));
     until("both poll", async || {
@@ -302,6 +302,6 @@ async fn a_client_that_fills_half_of_the_lock_table_warns_once() {
         guards.push(take(&lock, &n.to_string()).await);
     }
     assert_eq!(WARNINGS.load(Ordering::SeqCst), 1);
-    leasehold_api::release_all(guards).await.unwrap();
+    guards.into_iter().collect::<MultiGuard>().release().await.unwrap();
     cluster.stop(StopMode::Fast).await;
 }

@@ -49,7 +49,7 @@ async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     cluster.kill_backend(pid, Signal::CONT);
     until("nobody is queued", async || queued(cluster, database.name()).await == 0).await;
     until("its connection is closed", async || proxy.traffic().open == sessions).await;
-    // There is a place to wait again.
+    // There is a session to wait on again.
     let released = async {
         until_queued(cluster, database.name(), 1).await;
         run(&mut holder, "SELECT pg_advisory_unlock(7)").await;
@@ -96,7 +96,7 @@ async fn hog(lock: Arc<Engine>, grants: Arc<AtomicU64>, enough: Arc<AtomicBool>)
     }
 }
 
-// C12: who polls because all places in the queue are taken comes next, though its way to the server is longer.
+// C12: who polls because all sessions for waiting are taken comes next, though its way to the server is longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_take_a_key_in_a_loop_leave_it_to_one_that_polls() {
     let cluster = Cluster::shared();

@@ -43,7 +43,7 @@ async fn keys_whose_numbers_meet_exclude_each_other_and_say_so_in_one_process() 
             one.key("kiel").wait(LONG).acquire().await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::InvalidKey, "{error}");
-            assert!(!error.can_retry());
+            assert!(!error.is_retryable());
             for part in ["left", "kiel", "rename"] {
                 assert!(error.message().contains(part), "{part:?} is not in: {error}");
             }
@@ -163,8 +163,9 @@ async fn keys_labels_and_names_are_only_text() {
             let guard = lock.key(text).label(text).acquire().await.unwrap();
             assert!(is_held(other, text).await, "{text:?}");
             until(&format!("{text:?} is listed by its name"), async || {
-                let hold = other.admin().unwrap().inspect(&key(text)).await.unwrap().unwrap();
-                hold.named && hold.label.as_deref() == Some(text) && hold.key.as_str() == text
+                let info = other.admin().unwrap().inspect(&key(text)).await.unwrap();
+                let label = info.holder().unwrap().label.as_deref();
+                info.named && label == Some(text) && info.key.as_str() == text
             })
             .await;
             guard.release().await.unwrap();

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use futures_util::future::{join_all, try_join_all};
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
+use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, MultiGuard, Validity};
+use leasehold_engine::{Attempt, Backend as _, Request};
 use leasehold_postgres::RawBigint;
 use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
@@ -44,7 +45,7 @@ async fn a_full_lock_table_is_an_error_of_its_own() {
     };
     for error in refused.into_iter().map(Result::unwrap_err) {
         assert_error(&error, ErrorKind::Capacity, "max_locks_per_transaction");
-        assert!(error.can_retry() && error.key().is_some());
+        assert!(error.is_retryable() && error.key().is_some());
     }
     assert_eq!(text(&mut observer, count).await, guards.len().to_string(), "what was refused is held");
     for guard in &guards {
@@ -147,7 +148,7 @@ async fn a_thousand_locks_need_two_connections_at_most() {
         tokens.sort();
         tokens.dedup();
         assert!(guards.iter().all(|guard| guard.validity() == Validity::Valid));
-        leasehold_api::release_all(guards).await.unwrap();
+        guards.into_iter().collect::<MultiGuard>().release().await.unwrap();
         assert_eq!(held(cluster, database.name()).await, [0; 0]);
         lock.close().await.unwrap();
         until_sessions(cluster, &database, 0).await;
@@ -163,7 +164,7 @@ async fn many_at_once_are_a_few_statements() {
     let lock = numbers(seldom(&proxy.url(database.url()))).connect().await.unwrap();
     // The statements are prepared, and a round trip takes long enough for all to be asked meanwhile.
     for _ in 0..2 {
-        leasehold_api::release_all(lock.keys(["1", "2"]).acquire().await.unwrap()).await.unwrap();
+        lock.keys(["1", "2"]).acquire().await.unwrap().release().await.unwrap();
     }
     take(&lock, "1").await.release().await.unwrap();
     proxy.delay(ms(20));
@@ -180,6 +181,40 @@ async fn many_at_once_are_a_few_statements() {
     let after = proxy.traffic().round_trips;
     // The names of what lasted may be written in between: begin, set, write, commit.
     assert!(after - acquired <= 12, "64 releases took {} round trips", after - acquired);
+}
+
+// One call of the backend for many keys is one statement, whoever runs the session meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_release_of_many_holds_is_one_statement() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let mut observer = database.connect().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let backend = numbers(seldom(&proxy.url(database.url()))).backend().await.unwrap();
+    // After the first round the statements are prepared.
+    for round in 0..5_u64 {
+        let numbers = (round * 64)..(round * 64 + 64);
+        let request = |n: u64| Request::new(key(&n.to_string()), HolderId::from_parts(7, n));
+        let requests: Vec<_> = numbers.map(request).collect();
+        let holds: Vec<_> = requests.iter().map(Request::hold).collect();
+        let before = proxy.traffic().round_trips;
+        let granted = backend.acquire(requests).await;
+        let acquired = proxy.traffic().round_trips;
+        assert!(granted.iter().all(|answer| matches!(answer, Ok(Attempt::Granted(_)))), "{granted:?}");
+        // The names of what lasts are written in between; the confirmation is answered after that.
+        let named = (round + 1) * 64;
+        until_true(&mut observer, &format!("SELECT count(*) = {named} FROM leasehold.advisory_name")).await;
+        assert!(backend.renew(holds.clone()).await.iter().all(Result::is_ok));
+        let confirmed = proxy.traffic().round_trips;
+        let freed = backend.release(holds).await;
+        let released = proxy.traffic().round_trips;
+        assert!(freed.iter().all(|answer| answer.as_ref().is_ok_and(|freed| freed.was_held)), "{freed:?}");
+        if round > 0 {
+            assert_eq!((acquired - before, released - confirmed), (1, 1), "round {round}");
+        }
+    }
+    backend.close().await;
+    observer.close().await.unwrap();
 }
 
 // A transaction of its own for each lock costs no more than it has to: its begin, the lock, its end.
@@ -223,7 +258,7 @@ async fn contended(waiting: usize, lag: Duration) {
     })
     .await;
     let ours = cluster.backends(database.name()).await.len() - holder_sessions;
-    assert!(ours <= waiting + 1, "{ours} sessions for {waiting} places in the queue");
+    assert!(ours <= waiting + 1, "{ours} sessions, of which {waiting} may wait in the queue");
     // Each is granted before long after its release, whether it waits in the queue or asks.
     let mut waiters: Vec<_> = waiters.into_iter().rev().collect();
     let bound = lock.capabilities().handover + lag;
@@ -258,7 +293,7 @@ async fn waiters_do_not_need_notifications() {
     let mut silent = database.connect().await;
     run(&mut silent, "SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await;
     let lock = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
-    // The first takes the only place in the queue.
+    // The first takes the only session that may wait in the queue.
     let queued = waiter(&lock, "1");
     until_queued(cluster, database.name(), 1).await;
     let asking = waiter(&lock, "2");

@@ -180,7 +180,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
                 // What a failed attempt may have got is still being given back.
                 Ok(None) => false,
                 Err(error) => {
-                    assert!(error.can_retry(), "{error}");
+                    assert!(error.is_retryable(), "{error}");
                     false
                 }
             })
@@ -204,13 +204,13 @@ async fn a_dead_path_is_lost_to_the_holder_first() {
         proxy.stall();
         until("in doubt", async || guard.validity() != Validity::Valid).await;
         assert_eq!(guard.validity(), Validity::InDoubt, "in doubt before it is lost");
-        let reason = lost_within(&guard, BEAT.lost_after + ms(1_000)).await;
+        let reason = lost_within(&guard, LIVENESS.lost_after + ms(1_000)).await;
         let after = stalled.elapsed();
-        assert!(after < BEAT.lost_after + ms(500), "lost {reason} only after {after:?}");
+        assert!(after < LIVENESS.lost_after + ms(500), "lost {reason} only after {after:?}");
         assert_eq!(guard.validity(), Validity::Lost);
         assert!(is_held(&other, "7").await, "the server still keeps others out: its probes are answered");
         let error = timeout(ms(3_000), lock.key("9").wait(ms(500)).acquire()).await.unwrap().unwrap_err();
-        assert!(error.can_retry(), "{error}");
+        assert!(error.is_retryable(), "{error}");
         proxy.restore();
         drop(guard);
         // What was held is forwarded and the old session is closed: the server lets go.
@@ -301,7 +301,7 @@ async fn a_stopped_process_keeps_its_lock() {
     until("the child holds", async || held(cluster, database.name()).await == [7]).await;
     holding.signal("-STOP");
     // Longer than the server waits for a client whose machine is silent.
-    let error = lock.key("7").wait(BEAT.server_gives_up + ms(2_000)).acquire().await.unwrap_err();
+    let error = lock.key("7").wait(LIVENESS.server_gives_up + ms(2_000)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     drop(holding);
     take(&lock, "7").await.release().await.unwrap();
@@ -327,10 +327,12 @@ async fn a_frozen_server_holds_nobody_up() {
             released.release(),
             lock.admin().unwrap().list(&everything),
         );
-        assert!(tried.unwrap_err().can_retry());
-        assert!(acquired.unwrap_err().can_retry());
-        assert!(released.unwrap_err().can_retry());
-        assert!(looked.unwrap_err().can_retry());
+        assert!(tried.unwrap_err().is_retryable());
+        assert!(acquired.unwrap_err().is_retryable());
+        // Whether the release or the session is given up first depends on the moment.
+        let released = released.unwrap_err().kind();
+        assert!(released.is_transient() || released == ErrorKind::Lost, "{released:?}");
+        assert!(looked.unwrap_err().is_retryable());
         lost_within(&kept, bound).await;
     });
     timeout(bound, futures_util::future::join_all(calls)).await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::*;
 use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, LossReason};
-use leasehold_engine::{Attempt, Backend as _, Request, Stop};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, Request};
 use leasehold_postgres::{Pooler, RawBigint};
 use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
@@ -61,7 +61,7 @@ async fn a_statement_that_reaches_another_process_locks_nothing() {
         run(&mut other, "BEGIN").await;
         // In one statement.
         let error = lock.keys(keys.clone()).wait(LONG).acquire().await.unwrap_err();
-        assert!(error.can_retry(), "{error}");
+        assert!(error.is_retryable(), "{error}");
         assert!(everything(&error).contains("pooler"), "{}", everything(&error));
         assert_eq!(held(cluster, database.name()).await, [0; 0], "{keys:?}");
         run(&mut other, "ROLLBACK").await;
@@ -164,8 +164,8 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
         tokio::time::sleep(ms(450)).await;
         assert_eq!(held(cluster, name).await, [7], "{setting}: the hold was ended");
         until(&format!("the name is written under {setting}"), async || {
-            let hold = direct.admin().unwrap().inspect(&key("7")).await.unwrap().unwrap();
-            hold.holder == Some(mine.holder())
+            let info = direct.admin().unwrap().inspect(&key("7")).await.unwrap();
+            info.holder().unwrap().holder == Some(mine.holder())
         })
         .await;
         mine.release().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
@@ -255,10 +255,10 @@ async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
     // A session is open, and what is sent on it next does not arrive.
     pass(1).await;
     proxy.stall();
-    let stop = Stop::new();
-    stop.fire();
+    let stop = CancellationToken::new();
+    stop.cancel();
     let waited = backend.wait(Request::new(key("7"), HolderId::from_parts(7, 2)), stop).await;
-    assert!(matches!(waited.unwrap(), Attempt::Held(_)));
+    assert!(matches!(waited.unwrap(), Attempt::Contended(_)));
     proxy.restore();
     for serial in 3..6 {
         pass(serial).await;
@@ -278,17 +278,17 @@ async fn a_wait_that_is_given_up_is_ended_though_a_request_gets_lost() {
     let calm = seldom(&pooler.url(database.name())).statement_timeout(LONG);
     let backend = XactConfig::new(calm).hasher(Arc::new(RawBigint)).backend().await.unwrap();
     let kept = take(&holder, "7").await;
-    let stop = Stop::new();
+    let stop = CancellationToken::new();
     let mut barrier = database.connect().await;
     let wait = backend.wait(Request::new(key("7"), HolderId::from_parts(7, 1)), stop.clone());
     let steps = async {
         until_queued(cluster, database.name(), 1).await;
         // What the request has to read cannot be read.
         run(&mut barrier, "BEGIN; LOCK TABLE pg_catalog.pg_locks IN ACCESS EXCLUSIVE MODE").await;
-        stop.fire();
+        stop.cancel();
     };
     let (waited, ()) = tokio::join!(wait, steps);
-    assert!(matches!(waited.unwrap(), Attempt::Held(_)));
+    assert!(matches!(waited.unwrap(), Attempt::Contended(_)));
     assert_eq!(queued(cluster, database.name()).await, 1);
     let under_way = "SELECT min(pid) FROM pg_lock_status()
                      WHERE NOT granted AND relation = 'pg_catalog.pg_locks'::regclass";

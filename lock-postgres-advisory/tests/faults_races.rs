@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::*;
 use futures_util::future::join_all;
 use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, LossReason, Validity};
-use leasehold_engine::{Attempt, Backend as _, Engine, Request, Stop};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, Engine, Request};
 use leasehold_postgres::{Identifier, RawBigint, schema};
 use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
 use test_servers::{Cluster, Database, Proxy};
@@ -104,17 +104,17 @@ async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
     let proxy = Proxy::start(cluster.address()).await;
     let url = proxy.url(database.url());
     let backend = numbers(server(&url)).waiting(1).backend().await.unwrap();
-    // Its only place in the queue is taken, so that the next wait asks again and again.
+    // Its only session for waiting is taken, so that the next wait asks again and again.
     let kept = take(&holder, "1").await;
     let request = |name: &str, serial| Request::new(key(name), HolderId::from_parts(7, serial));
-    let (first, stop) = (request("1", 1), Stop::new());
+    let (first, stop) = (request("1", 1), CancellationToken::new());
     let queued_wait = backend.wait(first.clone(), stop.clone());
     let asked = async {
         until_queued(cluster, database.name(), 1).await;
         for serial in 2..20 {
             let asking = request("2", serial);
             let other = take(&holder, "2").await;
-            let wait = timeout(ms(150), backend.wait(asking.clone(), Stop::new()));
+            let wait = timeout(ms(150), backend.wait(asking.clone(), CancellationToken::new()));
             let freed = async {
                 tokio::time::sleep(ms(60 + serial * 5)).await;
                 proxy.delay(ms(30));
@@ -131,7 +131,7 @@ async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
             backend.renew(vec![asking.hold()]).await;
             until("the number is free", async || !held(cluster, database.name()).await.contains(&2)).await;
         }
-        stop.fire();
+        stop.cancel();
     };
     tokio::join!(async { drop(queued_wait.await) }, asked);
     kept.release().await.unwrap();
@@ -147,22 +147,31 @@ async fn an_answer_that_is_lost_leaves_nothing() {
     let other = session(database.url()).await;
     let proxy = Proxy::start(cluster.address()).await;
     let url = proxy.url(database.url());
-    for lock in [numbers(seldom(&url)).connect().await.unwrap(), transaction(&url).await] {
+    for in_session in [true, false] {
+        let connect = async || match in_session {
+            true => numbers(seldom(&url)).connect().await.unwrap(),
+            false => transaction(&url).await,
+        };
+        let lock = connect().await;
         // Warm: its statements are prepared and answered by one reply each.
         take(&lock, "7").await.release().await.unwrap();
         let neighbour = take(&lock, "8").await;
         proxy.drop_next_reply();
         match lock.key("7").try_acquire().await {
-            Err(error) => assert!(error.can_retry(), "{error}"),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
             Ok(guard) => panic!("{guard:?} although its answer was lost"),
         }
         take(&other, "7").await.release().await.unwrap();
         neighbour.release().await.unwrap_or_else(|error| assert_eq!(error.kind(), ErrorKind::Lost));
+        // What the engine still asks the server for in the background would be the next reply.
+        lock.close().await.unwrap();
 
+        let lock = connect().await;
+        take(&lock, "7").await.release().await.unwrap();
         let guard = take(&lock, "7").await;
         proxy.drop_next_reply();
         let error = guard.release().await.unwrap_err();
-        assert!(error.can_retry(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         take(&other, "7").await.release().await.unwrap();
         take(&lock, "7").await.release().await.unwrap();
     }
@@ -182,7 +191,7 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
     for (backend, arrives) in
         [&in_session, &in_transaction].into_iter().flat_map(|backend| [(backend, true), (backend, false)])
     {
-        let (kept, stop) = (take(&holder, "1").await, Stop::new());
+        let (kept, stop) = (take(&holder, "1").await, CancellationToken::new());
         let request = Request::new(key("1"), HolderId::from_parts(7, 1));
         let mut wait = backend.wait(request.clone(), stop.clone());
         // What the request has to read cannot be read.
@@ -190,7 +199,7 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
         let steps = async {
             until_queued(cluster, database.name(), 1).await;
             run(&mut barrier, "BEGIN; LOCK TABLE pg_catalog.pg_locks IN ACCESS EXCLUSIVE MODE").await;
-            stop.fire();
+            stop.cancel();
             let under_way = "SELECT count(*) = 1 FROM pg_lock_status()
                              WHERE NOT granted AND relation = 'pg_catalog.pg_locks'::regclass";
             until_true(&mut barrier, under_way).await;
@@ -314,7 +323,7 @@ async fn a_circle_of_waiters_ends_with_the_budget() {
     // Taken in one call they are taken in one order.
     for _ in 0..20 {
         let work = async |lock: &Engine, keys: [&str; 2]| {
-            leasehold_api::release_all(lock.keys(keys).wait(LONG).acquire().await?).await
+            lock.keys(keys).wait(LONG).acquire().await?.release().await
         };
         let (first, second) = tokio::join!(work(&a, ["1", "2"]), work(&b, ["2", "1"]));
         first.and(second).unwrap();

@@ -54,7 +54,7 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
             tokio::spawn(async move { take(&other, "7").await.release().await })
         });
         until_queued(cluster, database.name(), 2).await;
-        // A wait that is ended and begun anew would lose its place.
+        // A wait that is ended and begun anew would be last in the queue.
         let since = format!(
             "SELECT string_agg(query_start::text, ' ' ORDER BY pid) FROM pg_stat_activity
              WHERE datname = '{}' AND wait_event = 'advisory'",
@@ -110,8 +110,8 @@ async fn defaults_of_transactions_do_not_matter() {
         // Names are written although the default is read-only.
         let guard = a.key("7").label("here").acquire().await.unwrap();
         until(&format!("the name is written under {setting}"), async || {
-            let hold = b.admin().unwrap().inspect(&key("7")).await.unwrap().unwrap();
-            hold.label.as_deref() == Some("here")
+            let info = b.admin().unwrap().inspect(&key("7")).await.unwrap();
+            info.holder().unwrap().label.as_deref() == Some("here")
         })
         .await;
         guard.release().await.unwrap();
@@ -170,7 +170,7 @@ async fn a_role_that_acts_as_another_one_will_do() {
     run(&mut holder, roles).await;
     let options: sqlx::postgres::PgConnectOptions = database.url().parse().unwrap();
     let options = options.username(&format!("{name}_logs_in"));
-    let config = || leasehold_postgres::PgConfig::from_options(options.clone()).liveness(BEAT);
+    let config = || leasehold_postgres::PgConfig::from_options(options.clone()).liveness(LIVENESS);
     let locks = [
         numbers(config()).connect().await.unwrap(),
         XactConfig::new(config()).hasher(Arc::new(RawBigint)).connect().await.unwrap(),

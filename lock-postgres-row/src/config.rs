@@ -140,10 +140,10 @@ impl RowConfig {
         let mut has = Capabilities::new(Scope::Network);
         has.fencing = Fencing::Durable;
         has.fairness = Fairness::Unordered;
-        // Told at once by a notification, by the next look if that is lost, by silence after five.
+        // Told immediately by a notification, by the next look if that is lost, by silence after five.
         has.loss_detection = self.confirm * CONFIRMS;
         has.undo = Duration::from_secs(5);
-        // A poll is jittered by a quarter, and a process that released stands back for one.
+        // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
         has.handover = self.poll * 3 + Duration::from_secs(1);
         // On purpose: the latch stays shut.
         has.crash_release = None;
@@ -155,7 +155,7 @@ impl RowConfig {
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
         timing.waiting = Waiting::Poll { every: self.poll };
-        timing.confirm = Some(Confirm::new(self.confirm, self.confirm * CONFIRMS).stays());
+        timing.confirm = Some(Confirm::new(self.confirm, self.confirm * CONFIRMS).sticky());
         timing
     }
 }

@@ -4,8 +4,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold_api::{ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Validity};
-use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
+use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, LockKey, Validity};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Request, token};
 use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
 use sqlx::{Connection, Executor, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Database, Proxy, fresh_database};
@@ -146,6 +146,22 @@ async fn a_holder_that_was_cut_off_leaves_its_row_shut() {
     guard.release().await.unwrap();
 }
 
+#[tokio::test]
+async fn a_release_frees_also_what_counts_as_lost() {
+    let database = fresh_database().await;
+    let confirm = Duration::from_millis(50);
+    let backend = config_of(database.url()).confirm(confirm).backend().await.unwrap();
+    let hold = granted(&backend, request("k", 1)).await;
+    assert!(format!("{backend:?}").contains("held: 1"), "{backend:?}");
+    // Nobody confirms it.
+    tokio::time::sleep(backend.capabilities().loss_detection).await;
+    assert!(format!("{backend:?}").contains("held: 0"), "{backend:?}");
+    let mut user = database.connect().await;
+    assert!(is_shut(&mut user, "k").await);
+    assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
+    assert!(!is_shut(&mut user, "k").await);
+}
+
 /// Grants of `names` that wait for the removal of their rows, which is committed then.
 async fn has_tokens_beside_a_purge(names: &[&str]) {
     let database = fresh_database().await;
@@ -170,7 +186,7 @@ async fn has_tokens_beside_a_purge(names: &[&str]) {
     });
     for answer in answers {
         let Attempt::Granted(granted) = answer.unwrap() else { panic!("it is free") };
-        assert!(granted.token > FencingToken::from_store_number(0));
+        assert!(granted.token > token::from_store_number(0));
     }
 }
 
@@ -192,7 +208,9 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
     let mut user = database.connect().await;
     let mut tx = user.begin().await.unwrap();
     tx.execute("LOCK TABLE leasehold.mutex IN SHARE MODE").await.unwrap();
-    let error = backend.acquire(vec![request("k", 1)]).await.remove(0).unwrap_err();
+    let Ok(Attempt::Refused(error)) = backend.acquire(vec![request("k", 1)]).await.remove(0) else {
+        panic!("the statement was rolled back");
+    };
     assert_eq!((error.kind(), error.key()), (ErrorKind::Unavailable, Some(&request("k", 1).key)), "{error}");
     tx.commit().await.unwrap();
     granted(&backend, request("k", 1)).await;

@@ -146,10 +146,10 @@ impl TtlConfig {
         has.lease = Some(LeaseBounds::new(Some(self.ttl), MIN_TTL, MAX_TTL));
         has.fencing = Fencing::Durable;
         has.fairness = Fairness::Unordered;
-        // Told at once by a notification, by the next look if that is lost.
+        // Told immediately by a notification, by the next look if that is lost.
         has.loss_detection = CHECK_EVERY * 2;
         has.undo = Duration::from_secs(5);
-        // A poll is jittered by a quarter, and a process that released stands back for one.
+        // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
         has.handover = self.poll * 3 + Duration::from_secs(1);
         has.crash_release = Some(self.ttl + Duration::from_secs(1));
         has.cooldown = true;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockGuard, LockKey, LossReason, Validity};
+use leasehold_engine::token;
 use leasehold_postgres::sql::render;
 use leasehold_postgres::table::Extension;
 use leasehold_postgres::{PgConfig, outcome_unknown, sqlstate, store_error};
@@ -112,7 +113,7 @@ impl LeaseFence {
     /// The fencing token of the grant.
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
-        FencingToken::from_store_number(u64::try_from(self.number).ok()?)
+        token::from_store_number(u64::try_from(self.number).ok()?)
     }
 
     /// The number in the column `token` of the lease's row, for a statement of your own that compares it.

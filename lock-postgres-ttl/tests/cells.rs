@@ -58,7 +58,7 @@ async fn a_crash_of_the_server_ends_no_lease_early_and_tokens_grow() {
         match other.key("k").wait(LONG).acquire().await {
             Ok(guard) => break guard,
             // Its connections ended with the server.
-            Err(error) => assert!(error.can_retry() && Instant::now() < end, "{error}"),
+            Err(error) => assert!(error.is_retryable() && Instant::now() < end, "{error}"),
         }
     };
     assert!(asked.elapsed() >= TTL, "{:?}", asked.elapsed());
@@ -136,7 +136,7 @@ async fn a_clock_that_jumps_back_ends_leases_late() {
     // A holder that lives keeps it, and its release frees it at once.
     let guard = b.key("k").wait(LONG).acquire().await.unwrap();
     step_clock(&database, '+').await;
-    guard.renew(None).await.unwrap();
+    guard.renew().await.unwrap();
     assert_eq!(guard.validity(), Validity::Valid);
     step_clock(&database, '+').await;
     guard.release().await.unwrap();

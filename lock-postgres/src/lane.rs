@@ -1,14 +1,15 @@
 //! The queue in front of one or several sessions: what arrives while a round trip is under way travels
 //! together in the next one.
 //!
-//! What a statement costs beside its rows is the larger part of it, so the fewer statements the better:
+//! Most of a statement's cost does not depend on its number of rows, so the fewer statements the better:
 //!
-//! - A session that has answered many gives them a chance to ask for what they want next before it looks. No
-//!   time is waited for, only others' turns on the runtime: a few in vain when a lone job follows on many.
-//! - Jobs that make statements of their own go one kind after the other ([`Job::later`]): whoever is answered by
-//!   the first would wait for the second. A single straggler is not worth a statement of its own while many wait:
-//!   it stands back until its kind's turn comes, but only so often.
-//! - Many jobs are shared out evenly among the sessions, so that no session is left with single ones.
+//! - A session that has answered a large batch yields to the runtime before it takes the next one, so that the
+//!   callers it has answered can queue their next requests. It waits for no timer: when nobody queues anything, it
+//!   has yielded a few times in vain.
+//! - Jobs of different kinds need different statements, and one kind travels per round trip ([`Job::later`]): the
+//!   callers of the first statement would wait for the second. The other kind is deferred to the next round trip,
+//!   but each job at most [`MAX_DEFERRALS`] times.
+//! - Many jobs are divided evenly among the sessions, so that no session is left with single ones.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +20,7 @@ use tokio::sync::Notify;
 
 /// Something to do on a session, with somebody who waits for the answer.
 pub trait Job: Send + 'static {
-    /// Answers with `error`: the job was not begun.
+    /// Answers with `error`: the job was not begun, and nothing was sent for it.
     fn fail(self, error: Error);
 
     /// Which of `jobs`, which could travel together, had better wait for the next round trip or another session;
@@ -30,17 +31,18 @@ pub trait Job: Send + 'static {
     }
 }
 
-/// How often in a row others are given a turn in vain before they are not waited for any more: they may be at
-/// work on another thread.
-const LOOKS: u32 = 4;
+/// How often in a row a session yields without a new job before it stops waiting for more: those who are expected
+/// may be busy on another thread.
+const IDLE_YIELDS: u32 = 4;
 
-/// How many turns are given away at most for each job that is expected.
-const TURNS: usize = 4;
+/// How often a session yields at most for each job that is expected.
+const YIELDS_PER_JOB: usize = 4;
 
-/// How often a job lets others go before it: once for each of two sessions, which then does its kind.
-const MOST_PASSED: u8 = 2;
+/// How often a job is deferred in favour of another kind: once by each of two sessions, after which one of them
+/// does its kind.
+const MAX_DEFERRALS: u8 = 2;
 
-/// So few jobs are not shared out.
+/// So few jobs are not divided among sessions.
 const FEW: usize = 8;
 
 /// The queue. Cheap to clone; all clones are one queue.
@@ -63,8 +65,8 @@ struct State<J> {
 
 struct Waiting<J> {
     job: J,
-    /// How often it has let others go before it.
-    passed: u8,
+    /// How often it was left in the queue in favour of another kind.
+    deferrals: u8,
 }
 
 impl<J: Job> Lane<J> {
@@ -88,7 +90,7 @@ impl<J: Job> Lane<J> {
             jobs.into_iter().for_each(|job| job.fail(Error::closed()));
             return;
         }
-        state.jobs.extend(jobs.into_iter().map(|job| Waiting { job, passed: 0 }));
+        state.jobs.extend(jobs.into_iter().map(|job| Waiting { job, deferrals: 0 }));
         drop(state);
         // The one that became idle last: its caches are warm.
         self.0.arrived.notify_last();
@@ -111,17 +113,17 @@ impl<J: Job> Lane<J> {
         self.until(1, |state| (!state.jobs.is_empty()).then_some(())).await.is_some()
     }
 
-    /// Lets those ask who have just been answered, or came together, where `expected` of them are likely to:
-    /// until all have, or no more do.
+    /// Yields to callers who were just answered, of whom `expected` are likely to queue another job: until all
+    /// have, or no more do.
     async fn gather(&self, expected: usize) {
         let mut waiting = 0;
         let mut in_vain = 0;
         // Bounded: what other sessions take meanwhile must not keep this one waiting.
-        for _ in 0..expected * TURNS {
+        for _ in 0..expected * YIELDS_PER_JOB {
             tokio::task::yield_now().await;
             let before = std::mem::replace(&mut waiting, self.state().jobs.len());
             in_vain = if waiting > before { 0 } else { in_vain + 1 };
-            if waiting >= expected || in_vain == LOOKS {
+            if waiting >= expected || in_vain == IDLE_YIELDS {
                 return;
             }
         }
@@ -166,18 +168,12 @@ impl<J: Job> Lane<J> {
         }
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
-        jobs.into_iter().for_each(|waiting| waiting.job.fail(again(error)));
+        jobs.into_iter().for_each(|waiting| waiting.job.fail(error.clone()));
     }
 
     fn state(&self) -> MutexGuard<'_, State<J>> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The same failure for one more caller; the source stays with the first.
-#[must_use]
-pub fn again(error: &Error) -> Error {
-    Error::new(error.kind(), error.message().to_owned())
 }
 
 /// A session that takes jobs.
@@ -209,14 +205,18 @@ impl<J: Job> Serving<J> {
             if together.len() > 1 {
                 later = J::later(&together.iter().map(|waiting| &waiting.job).collect::<Vec<_>>());
             }
-            if together.iter().zip(&later).any(|(waiting, later)| *later && waiting.passed == MOST_PASSED) {
+            if together
+                .iter()
+                .zip(&later)
+                .any(|(waiting, later)| *later && waiting.deferrals == MAX_DEFERRALS)
+            {
                 later.clear();
             }
             let mut jobs = Vec::with_capacity(together.len());
             let mut left = Vec::new();
-            for (place, Waiting { job, passed }) in together.into_iter().enumerate() {
-                if later.get(place) == Some(&true) {
-                    left.push(Waiting { job, passed: passed + 1 });
+            for (index, Waiting { job, deferrals }) in together.into_iter().enumerate() {
+                if later.get(index) == Some(&true) {
+                    left.push(Waiting { job, deferrals: deferrals + 1 });
                 } else {
                     jobs.push(job);
                 }

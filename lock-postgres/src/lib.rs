@@ -16,7 +16,7 @@ mod wait;
 pub use config::{DEFAULT_SCHEMA, Liveness, PgConfig, Pooler};
 pub use error::{ends_session, outcome_unknown, sqlstate, state_error, store_error};
 pub use ident::{Identifier, MAX_IDENTIFIER_BYTES};
-pub use lane::{Job, Lane, again};
+pub use lane::{Job, Lane};
 pub use number::{
     Djb2Xor, Fnv1a64, KeyNumber, KeySpace, RawBigint, RawPair, Sha256, SqlxNames, pack, unpack,
 };

@@ -11,11 +11,11 @@ use crate::config::{PgConfig, Pooler};
 use crate::error::store_error;
 use crate::sql;
 
-/// How long saying goodbye to the server may take.
-const GOODBYE: Duration = Duration::from_millis(500);
+/// How long closing a connection in good order may take.
+const CLOSE: Duration = Duration::from_millis(500);
 
-/// How long the pool may take before it is asked why.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long the pool may take to connect before a plain connection is opened, which tells the cause.
+const POOL_DELAY: Duration = Duration::from_millis(500);
 
 /// How many times the process on the server is compared outside a transaction.
 const LOOKS: usize = 5;
@@ -95,12 +95,12 @@ impl Link {
         answer.map(drop).map_err(|error| store_error(error, "confirm the session"))
     }
 
-    /// Says goodbye, so that the server lets go at once.
+    /// Closes the connection in good order, so that the server ends the session immediately.
     pub(crate) async fn close(self) {
         let Self { listener, pool, .. } = self;
         drop(listener);
         // Waits for the listener's connection to come back, and closes it.
-        let _ = timeout(GOODBYE, pool.close()).await;
+        let _ = timeout(CLOSE, pool.close()).await;
     }
 
     /// Leaves a connection in doubt: once it answers again it is closed, and never used.
@@ -114,11 +114,11 @@ impl Link {
 /// they were refused, so that a plain connection is asked when it takes long.
 async fn listen(pool: &sqlx::PgPool, config: &PgConfig) -> Result<PgListener, Error> {
     let mut listening = std::pin::pin!(PgListener::connect_with(pool));
-    let outcome = match timeout(PATIENCE, &mut listening).await {
+    let outcome = match timeout(POOL_DELAY, &mut listening).await {
         Ok(outcome) => outcome,
         Err(_) => {
             let welcome = connect(config).await?;
-            let _ = timeout(GOODBYE, welcome.close()).await;
+            let _ = timeout(CLOSE, welcome.close()).await;
             listening.await
         }
     };
@@ -157,7 +157,7 @@ async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<(i32, bool
         Ok((pid, backend_pid(a).await? != pid))
     };
     let outcome = compared.await;
-    let _ = timeout(GOODBYE, b.close()).await;
+    let _ = timeout(CLOSE, b.close()).await;
     outcome.map_err(|error| store_error(error, "find out whether a pooler is in between"))
 }
 

@@ -1,5 +1,5 @@
-//! A session with the server as an actor: it owns the connection, does what its lane holds, and knows at
-//! once when the server ends it.
+//! A session with the server as an actor: it owns the connection, carries out the jobs of its lane, and notices
+//! immediately when the server ends it.
 //!
 //! An idle connection of the driver does not read its socket, so it would learn of its death only from the
 //! next statement. The driver's listener does read; the actor therefore keeps its connection in one.
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::PgConfig;
-use crate::lane::{Job, Lane, again};
+use crate::lane::{Job, Lane};
 use crate::link::Link;
 
 /// The most jobs that travel together.
@@ -289,7 +289,15 @@ impl<W: Work> Actor<W> {
 
     async fn run(&mut self, link: &mut Link, jobs: Vec<W::Job>) -> Result<(), Error> {
         let limit = self.work.limit(&jobs, self.config.statement_timeout + GRACE);
-        let work = async { self.work.run(link.connection().await?, jobs).await };
+        let work = async {
+            match link.connection().await {
+                Ok(connection) => self.work.run(connection, jobs).await,
+                Err(error) => {
+                    jobs.into_iter().for_each(|job| job.fail(error.clone()));
+                    Err(error)
+                }
+            }
+        };
         // A bug in one batch costs this session, not all that come after it.
         let work =
             AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
@@ -310,7 +318,7 @@ impl<W: Work> Drop for Actor<W> {
     fn drop(&mut self) {
         let error = Error::new(ErrorKind::Unavailable, "the session's task has ended; connect again");
         if self.serving {
-            self.work.ended(&again(&error));
+            self.work.ended(&error);
         }
         if !self.over {
             // Aborted, or a bug: nobody is there to do what comes.

@@ -2,7 +2,7 @@
 //!
 //! A sequence alone repeats: `nextval` tells the client a number before it is on disk, and a crash, or
 //! the promotion of a standby, goes back to what was. Both empty `UNLOGGED` tables too, so a marker in
-//! one tells whether numbers may have been lost since the last mark; then the sequence jumps ahead
+//! one tells whether numbers may have been lost since the last mark; then the sequence jumps forward
 //! (`docs/hazards.md` H12, H13, H30).
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ SELECT EXISTS (SELECT FROM {schema}.incarnation i
 FROM {schema}.token t";
 
 /// The jump goes to the clock, in microseconds: as long as fewer than a million numbers a second are
-/// drawn, no number that anybody was told is ahead of it, also not on a server that this one has lost
+/// drawn, no number that anybody was told is larger, also not on a server that this one has lost
 /// sight of and that has jumped itself. A clock that was set back leaves a margin instead, more than any
 /// server draws in the time that it may lose. It is on disk before anybody sees the marker. The last
 /// statement sees what was done while the one before it waited for the lock. One

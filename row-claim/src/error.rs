@@ -120,10 +120,10 @@ impl ClaimError {
 
     /// Whether the same call may succeed later without anybody changing the call or the table.
     #[must_use]
-    pub fn can_retry(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             Self::Busy { .. } => true,
-            Self::Store(error) => error.can_retry(),
+            Self::Store(error) => error.is_retryable(),
             _ => false,
         }
     }

@@ -28,7 +28,7 @@ async fn take(claimer: &Claimer, count: usize) -> Vec<Claim> {
     claims
 }
 
-/// One statement per beat, however many claims there are.
+/// One statement per renewal, however many claims there are.
 #[tokio::test(start_paused = true)]
 async fn one_statement_renews_all_claims_of_the_process() {
     let claims = still_memory();
@@ -58,7 +58,7 @@ async fn claims_of_different_age_share_statements() {
     let before = store.renews.load(Ordering::SeqCst);
     sleep(LEASE * 10).await;
     let calls = store.renews.load(Ordering::SeqCst) - before;
-    assert!(calls <= 75, "at most two a beat: {calls} calls in ten leases");
+    assert!(calls <= 75, "at most two a renewal: {calls} calls in ten leases");
     assert!(held.iter().all(Claim::is_valid));
 }
 
@@ -88,7 +88,7 @@ async fn a_busy_row_is_asked_for_again_soon() {
     assert!(before.elapsed() <= LEASE);
 }
 
-/// A claim that somebody else took is lost at the next beat, and ends in `Superseded`.
+/// A claim that somebody else took is lost at the next renewal, and ends in `Superseded`.
 #[tokio::test(start_paused = true)]
 async fn lost_fires_when_somebody_else_has_taken_the_row() {
     let claims = still_memory();
@@ -100,7 +100,7 @@ async fn lost_fires_when_somebody_else_has_taken_the_row() {
     claims.expire(&RowKey::new(1)).unwrap();
     let peer = paused(&Probe::of(claims.clone())).start().unwrap();
     let theirs = take(&peer, 1).await.remove(0);
-    assert_eq!(tokio::time::timeout(LEASE / 3, lost).await.expect("by the next beat"), LossReason::Gone);
+    assert_eq!(tokio::time::timeout(LEASE / 3, lost).await.expect("by the next renewal"), LossReason::Gone);
     assert_eq!(second.reason(), Some(LossReason::Gone));
     assert!(!claim.is_valid() && claim.remaining().is_zero());
     let error = claim.done().await.unwrap_err();

@@ -116,7 +116,7 @@ async fn duplicates_of_any_unique_constraint_are_typed_and_cannot_be_retried() {
         matches!(&error, ClaimError::Duplicate { constraint, .. } if &**constraint == "request_amount"),
         "{error}"
     );
-    assert!(!error.can_retry());
+    assert!(!error.is_retryable());
     assert!(std::error::Error::source(&error).is_some());
     let refused =
         try_run(&pool, "INSERT INTO request (entity_id, kind, amount) VALUES (3, 'update', 5)").await;

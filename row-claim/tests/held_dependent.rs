@@ -27,7 +27,7 @@ async fn row_20_update_waits_for_create() {
     assert_eq!(ids(creating.taken()), ["1", "3"]);
     // Locked by a peer: typed, and not idle.
     match held.begin(&all).await.unwrap_err() {
-        error @ ClaimError::Busy { .. } => assert!(error.can_retry()),
+        error @ ClaimError::Busy { .. } => assert!(error.is_retryable()),
         error => panic!("{error}"),
     }
     let claims = creating.taken().claims.clone();

@@ -152,14 +152,14 @@ async fn the_server_restarts_during_a_claim() {
     claims.settle_in(&mut open, &taken.claims[1].claim, &Outcome::Done).await.unwrap();
     cluster.restart(StopMode::Immediate).await;
     let error = settle_open(&claims, open, &taken.claims[1].claim).await;
-    assert!(error.can_retry(), "{error}");
+    assert!(error.is_retryable(), "{error}");
     // Connections of the pool that are gone are found out one by one.
     let mut tries = 0;
     let answer = loop {
         let one = Settlement::new(taken.claims[0].claim.clone(), Outcome::Done);
         match claims.settle(&[one]).await {
             Ok(mut answers) => break answers.remove(0),
-            Err(error) => assert!(error.can_retry(), "{error}"),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
         }
         tries += 1;
         assert!(tries < 10, "never again");
@@ -202,7 +202,7 @@ async fn a_take_with_an_unknown_outcome_is_put_back() {
             matches!(&error, ClaimError::Store(error) if error.kind() == ErrorKind::OutcomeUnknown),
             "{error}"
         );
-        assert!(error.can_retry());
+        assert!(error.is_retryable());
         let rest =
             "SELECT count(*) FROM request WHERE status = 'new' AND owner IS NULL AND attempts_left = 5";
         assert_eq!(world.number(rest).await, 3, "limit {limit}");
@@ -326,7 +326,7 @@ async fn row_6_insert_and_wake_in_one_transaction() {
         loop {
             match wake.woken().await {
                 Ok(()) => return (wake, tries),
-                Err(error) => assert!(error.can_retry(), "{error}"),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
             }
             tries += 1;
             assert!(tries < 1_000, "never");
@@ -354,6 +354,6 @@ async fn listening_has_a_bound() {
     let claims = PgClaims::new(through, request().build().unwrap()).timeout(Duration::from_millis(200));
     proxy.stall();
     let error = bounded(claims.listen()).await.unwrap_err();
-    assert!(error.can_retry(), "{error}");
+    assert!(error.is_retryable(), "{error}");
     proxy.restore();
 }

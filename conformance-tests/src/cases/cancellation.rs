@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, Validity};
+use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, MultiGuard, Validity};
 
 use super::polling::{dropped_after, each_poll};
 use crate::context::{Context, attempt_at, joined};
@@ -72,7 +72,7 @@ pub(crate) async fn dropped_waits(cx: &Context) {
     }
 }
 
-pub(crate) async fn dropped_while_its_turn_comes(cx: &Context) {
+pub(crate) async fn dropped_while_it_is_granted(cx: &Context) {
     let (a, b) = cx.two().await;
     let c = cx.client().await;
     for polls in 0..6 {
@@ -87,7 +87,7 @@ pub(crate) async fn dropped_while_its_turn_comes(cx: &Context) {
             let behind = cx.queue(lock, &key).await;
             cx.give(guard).await;
             drop(dropped_after(cx, polls, waiting).await);
-            // It has passed its turn on, to the one behind and after it to anybody.
+            // It has let in the one behind, and after it anybody.
             let bound = cx.capabilities().undo + cx.handover();
             cx.give(behind.granted(cx, bound).await).await;
             cx.undone(&c, &key).await;
@@ -150,9 +150,12 @@ pub(crate) async fn unpolled_releases(cx: &Context) {
     let undo = cx.capabilities().undo;
     drop(cx.free_within(&a, &key, undo).await.into_grant().release());
     cx.undone(&b, &key).await;
-    let guard = cx.free_within(&a, &key, undo).await;
-    drop(a.release(guard));
+    // And that of several guards.
+    let other = cx.key();
+    let guards = [cx.free_within(&a, &key, undo).await, cx.take(&a, &other).await];
+    drop(MultiGuard::from_iter(guards).release());
     cx.undone(&b, &key).await;
+    cx.undone(&b, &other).await;
 }
 
 pub(crate) async fn dropped_renewals(cx: &Context) {
@@ -161,12 +164,12 @@ pub(crate) async fn dropped_renewals(cx: &Context) {
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     let token = guard.token();
     for polls in each_poll() {
-        let done = dropped_after(cx, polls, guard.renew(None)).await;
+        let done = dropped_after(cx, polls, guard.renew()).await;
         assert_eq!(guard.validity(), Validity::Valid, "after a renewal that was dropped at poll {polls}");
         if let Some(outcome) = done {
             outcome.expect("a held lease can be renewed");
         }
-        guard.renew(None).await.expect("the next renewal works");
+        guard.renew().await.expect("the next renewal works");
         assert_eq!(guard.token(), token);
         cx.held(&b, &key).await;
     }
@@ -222,7 +225,7 @@ pub(crate) async fn an_unpolled_future_does_nothing(cx: &Context) {
     assert_eq!(calls(), before, "calls to the store of futures that were never polled");
 }
 
-pub(crate) async fn a_cancelled_waiter_passes_its_turn_on(cx: &Context) {
+pub(crate) async fn a_cancelled_waiter_lets_the_next_one_in(cx: &Context) {
     let (a, b) = cx.two().await;
     for lock in [&b, &a] {
         let key = cx.key();
@@ -283,13 +286,13 @@ pub(crate) async fn a_storm_leaves_nothing(cx: &Context) {
                     let limit = Duration::from_micros(dice.u64(0..20_000));
                     let options = AcquireOptions::new().wait_forever();
                     let work = async {
-                        let guard = if dice.bool() {
-                            vec![lock.acquire(&keys[dice.usize(0..2)], &options).await?]
+                        let guards = if dice.bool() {
+                            MultiGuard::from_iter([lock.acquire(&keys[dice.usize(0..2)], &options).await?])
                         } else {
                             lock.acquire_all(&keys, &options).await?
                         };
                         tokio::time::sleep(Duration::from_millis(dice.u64(0..10))).await;
-                        leasehold_api::release_all(guard).await
+                        guards.release().await
                     };
                     if let Ok(outcome) = tokio::time::timeout(limit, work).await {
                         outcome.expect("an undisturbed round works");
@@ -342,7 +345,7 @@ pub(crate) async fn dropped_renewals_to_a_disturbed_store(cx: &Context) {
             let key = cx.key();
             let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
             a.faults.script(Op::Renew, fault);
-            drop(dropped_after(cx, polls, guard.renew(None)).await);
+            drop(dropped_after(cx, polls, guard.renew()).await);
             assert_eq!(guard.validity(), Validity::Valid, "a dropped renewal costs nothing: {fault:?}");
             cx.held(&b, &key).await;
             drop(guard);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, LockExt as _, LockGuard, LockKey, Validity, release_all};
+use leasehold_api::{AcquireOptions, ErrorKind, LockExt as _, LockGuard, LockKey, LossReason, MultiGuard, Validity};
 
 use crate::context::{Context, acquire_all_for, fails, joined};
 use crate::harness::{Fault, Op};
@@ -23,7 +23,7 @@ pub(crate) async fn takes_all(cx: &Context) {
         cx.held(&b, key).await;
         cx.held(&a, key).await;
     }
-    release_all(guards).await.expect("held until now");
+    guards.release().await.expect("held until now");
     for key in &keys {
         cx.give(cx.take(&b, key).await).await;
     }
@@ -59,7 +59,7 @@ pub(crate) async fn refuses_duplicates(cx: &Context) {
     let twice = [keys[0].clone(), keys[1].clone(), keys[0].clone()];
     let refused = cx.soon("a refusal", lock.acquire_all(&twice, &cx.patient())).await;
     let error = fails(refused, &[ErrorKind::InvalidOption]);
-    assert!(!error.can_retry());
+    assert!(!error.is_retryable());
     for key in &keys {
         cx.give(cx.take(&lock, key).await).await;
     }
@@ -106,7 +106,7 @@ pub(crate) async fn a_try_is_all_or_none(cx: &Context) {
     cx.give(guard).await;
     let guards = a.keys(&keys).try_acquire().await.expect("free keys").expect("all are free");
     assert_eq!(guards.len(), 4);
-    release_all(guards).await.expect("held until now");
+    guards.release().await.expect("held until now");
 }
 
 pub(crate) async fn has_one_budget(cx: &Context) {
@@ -129,7 +129,7 @@ pub(crate) async fn has_one_budget(cx: &Context) {
     }
     fails(cx.within("one budget", budget, joined(waiting)).await, &[ErrorKind::Timeout]);
     let took = start.elapsed();
-    assert!(took + cx.beat() >= budget, "a budget of {budget:?} ended after {took:?}");
+    assert!(took + cx.interval() >= budget, "a budget of {budget:?} ended after {took:?}");
     assert!(took <= budget + cx.slack(), "a budget of {budget:?} lasted {took:?}");
     for key in &keys[..2] {
         cx.undone(&b, key).await;
@@ -154,7 +154,7 @@ pub(crate) async fn waits_for_all(cx: &Context) {
     for key in &keys {
         cx.held(&b, key).await;
     }
-    release_all(guards).await.expect("held until now");
+    guards.release().await.expect("held until now");
 }
 
 pub(crate) async fn opposite_orders_do_not_deadlock(cx: &Context) {
@@ -178,7 +178,7 @@ pub(crate) async fn opposite_orders_do_not_deadlock(cx: &Context) {
                     assert!(!inside.swap(true, Ordering::SeqCst), "two hold all keys");
                     tokio::task::yield_now().await;
                     inside.store(false, Ordering::SeqCst);
-                    release_all(guards).await.expect("held until now");
+                    guards.release().await.expect("held until now");
                 }
             })
         })
@@ -193,16 +193,16 @@ pub(crate) async fn philosophers_dine(cx: &Context) {
     let (a, b) = cx.two().await;
     let rounds = cx.many(20, 6);
     let tasks: Vec<_> = (0..5)
-        .map(|seat| {
-            let lock = if seat % 2 == 0 { a.clone() } else { b.clone() };
+        .map(|at| {
+            let lock = if at % 2 == 0 { a.clone() } else { b.clone() };
             // Right before left for one, left before right for the other: the library orders them.
-            let pair = [forks[(seat + 1) % 5].clone(), forks[seat].clone()];
+            let pair = [forks[(at + 1) % 5].clone(), forks[at].clone()];
             let options = cx.patient();
             tokio::spawn(async move {
                 for _ in 0..rounds {
                     let guards = lock.acquire_all(&pair, &options).await.expect("no deadlock");
                     tokio::task::yield_now().await;
-                    release_all(guards).await.expect("held until now");
+                    guards.release().await.expect("held until now");
                 }
             })
         })
@@ -244,7 +244,7 @@ async fn use_up(cx: &Context, client: &crate::harness::FaultyClient) {
     let guard = cx.client().await;
     let held = cx.take(&guard, &key).await;
     for _ in 0..6 {
-        let wait = AcquireOptions::new().wait(cx.beat() * 5);
+        let wait = AcquireOptions::new().wait(cx.interval() * 5);
         let _ = cx.within("an attempt", cx.call_limit(), client.lock.acquire(&key, &wait)).await;
     }
     cx.give(held).await;
@@ -261,12 +261,46 @@ pub(crate) async fn an_invalid_key_spoils_all(cx: &Context) {
 pub(crate) async fn each_can_be_released_alone(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);
-    let mut guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+    let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+    let mut guards: Vec<LockGuard> = guards.into_iter().collect();
     cx.give(guards.remove(1)).await;
     cx.give(cx.take(&b, &keys[1]).await).await;
     for i in [0, 2] {
         cx.held(&b, &keys[i]).await;
     }
     cx.sleep(Duration::from_millis(1)).await;
-    release_all(guards).await.expect("held until now");
+    guards.into_iter().collect::<MultiGuard>().release().await.expect("held until now");
+}
+
+/// On a store with I/O, many guards are released in one call.
+pub(crate) async fn is_released_in_one_call(cx: &Context) {
+    const KEYS: usize = 64;
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let keys = cx.some_keys(KEYS);
+    let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
+    // A store that could answer without I/O has to make calls as long as its next ones are scripted.
+    for _ in 0..KEYS {
+        a.faults.script(Op::Release, Fault::Pass);
+    }
+    let before = a.faults.calls(Op::Release);
+    guards.release().await.expect("held until now");
+    assert_eq!(a.faults.calls(Op::Release) - before, 1, "calls of release for {KEYS} guards");
+    for key in [&keys[0], &keys[KEYS - 1]] {
+        cx.give(cx.take(&b, key).await).await;
+    }
+}
+
+/// One that was lost before takes nothing from the release of the others.
+pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let guards = a.keys(&keys).acquire().await.expect("free keys");
+    cx.lose(&keys[1], LossReason::Gone).await;
+    cx.within("the loss", cx.capabilities().loss_detection, guards.lost()).await;
+    assert_eq!(guards.validity(), Validity::Lost);
+    fails(guards.release().await, &[ErrorKind::Lost]);
+    for key in &keys {
+        cx.give(cx.free_within(&b, key, cx.capabilities().undo).await).await;
+    }
 }

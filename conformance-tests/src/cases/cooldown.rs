@@ -15,8 +15,8 @@ fn window(cx: &Context) -> Duration {
 
 async fn due_in(lock: &Arc<dyn Lock>, key: &LockKey, window: Duration) -> Option<Duration> {
     match lock.key(key).at_most_once_per(window).run(async |_| ()).await.expect("the store answers") {
-        Once::Ran(()) => None,
-        Once::NotDue { again_in } => Some(again_in),
+        Once::Due(()) => None,
+        Once::NotDue { retry_after } => Some(retry_after),
     }
 }
 
@@ -29,19 +29,19 @@ pub(crate) async fn runs_at_most_once_per_window(cx: &Context) {
         assert_eq!(due_in(&a, &key, window).await, None, "due, and did not run");
         let granted = Instant::now();
         for lock in [&b, &a] {
-            let again_in = cx.within("an answer", cx.handover(), due_in(lock, &key, window)).await;
-            let again_in = again_in.expect("ran twice in one window");
-            assert!(again_in <= window && again_in > Duration::ZERO, "{again_in:?}");
+            let retry_after = cx.within("an answer", cx.handover(), due_in(lock, &key, window)).await;
+            let retry_after = retry_after.expect("ran twice in one window");
+            assert!(retry_after <= window && retry_after > Duration::ZERO, "{retry_after:?}");
         }
         tokio::time::sleep_until(before + window * 9 / 10).await;
         let asked = Instant::now();
         let early = due_in(&b, &key, window).await;
         if before.elapsed() < window {
-            let again_in = early.expect("ran twice in one window");
+            let retry_after = early.expect("ran twice in one window");
             // A store may round up to its clock's granularity.
             let rounding = if cx.is_virtual() { Duration::ZERO } else { Duration::from_millis(2) };
             let most = window.saturating_sub(asked - granted) + rounding;
-            assert!(again_in <= most, "{again_in:?} is more than {most:?}");
+            assert!(retry_after <= most, "{retry_after:?} is more than {most:?}");
             tokio::time::sleep_until(granted + window + Duration::from_millis(2)).await;
         } else {
             // Too slow a machine for this look: it ran in the next window.
@@ -61,7 +61,7 @@ pub(crate) async fn one_of_many_callers_runs(cx: &Context) {
         tasks.push(tokio::spawn(async move {
             let hour = Duration::from_secs(3_600);
             let guard = lock.key(&key).at_most_once_per(hour).acquire().await.expect("the store answers");
-            if let Once::Ran(guard) = guard {
+            if let Once::Due(guard) = guard {
                 runs.fetch_add(1, Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 guard.release().await.expect("held until now");
@@ -83,7 +83,7 @@ pub(crate) async fn a_try_reads_held(cx: &Context) {
         cx.held(lock, &key).await;
         let options = AcquireOptions::new().on_cooldown(OnCooldown::NotDue);
         let error = fails(lock.try_acquire(&key, &options).await, &[ErrorKind::NotDue]);
-        assert!(error.again_in().is_some_and(|d| d <= window(cx)), "{error}");
+        assert!(error.retry_after().is_some_and(|d| d <= window(cx)), "{error}");
         assert_eq!(error.key(), Some(&key));
     }
     // Other keys know nothing of it.
@@ -95,7 +95,7 @@ pub(crate) async fn a_waiter_waits_for_its_end(cx: &Context) {
     for lock in [&a, &b] {
         let key = cx.key();
         let asked = Instant::now();
-        let guard = a.key(&key).min_hold(window(cx)).acquire().await.expect("a free key");
+        let guard = a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key");
         let waiter = cx.queue(lock, &key).await;
         cx.give(guard).await;
         let guard = waiter.granted(cx, window(cx) + cx.handover()).await;
@@ -108,7 +108,7 @@ pub(crate) async fn a_waiter_waits_for_its_end(cx: &Context) {
 pub(crate) async fn a_budget_ends_within_it(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    cx.give(a.key(&key).min_hold(window(cx)).acquire().await.expect("a free key")).await;
+    cx.give(a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key")).await;
     let budget = cx.short_wait();
     for lock in [&b, &a] {
         let waiting = acquire_for(lock, &key, budget);
@@ -122,11 +122,11 @@ pub(crate) async fn outlives_a_dropped_guard_and_its_client(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(2);
     let window = window(cx);
-    let Once::Ran(guard) = a.key(&keys[0]).at_most_once_per(window).acquire().await.expect("a free key")
+    let Once::Due(guard) = a.key(&keys[0]).at_most_once_per(window).acquire().await.expect("a free key")
     else {
         panic!("nobody asked for a window before");
     };
-    let Once::Ran(leaked) = a.key(&keys[1]).at_most_once_per(window).acquire().await.expect("a free key")
+    let Once::Due(leaked) = a.key(&keys[1]).at_most_once_per(window).acquire().await.expect("a free key")
     else {
         panic!("nobody asked for a window before");
     };
@@ -141,8 +141,8 @@ pub(crate) async fn outlives_a_dropped_guard_and_its_client(cx: &Context) {
 pub(crate) async fn counts_from_the_grant(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    let guard = a.key(&key).min_hold(window(cx)).acquire().await.expect("a free key");
-    cx.sleep(window(cx) + cx.beat()).await;
+    let guard = a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key");
+    cx.sleep(window(cx) + cx.interval()).await;
     // Held for longer than the window: nothing is left of it.
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
@@ -151,7 +151,7 @@ pub(crate) async fn counts_from_the_grant(cx: &Context) {
 pub(crate) async fn holds_up_all_of_several_keys(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);
-    cx.give(a.key(&keys[1]).min_hold(window(cx)).acquire().await.expect("a free key")).await;
+    cx.give(a.key(&keys[1]).cooldown(window(cx)).acquire().await.expect("a free key")).await;
     let none = b.keys(&keys).try_acquire().await.expect("a cooldown is no error");
     assert!(none.is_none());
     for i in [0, 2] {
@@ -162,7 +162,7 @@ pub(crate) async fn holds_up_all_of_several_keys(cx: &Context) {
 pub(crate) async fn an_absurd_one_is_refused_or_kept(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    match a.key(&key).min_hold(Duration::MAX).acquire().await {
+    match a.key(&key).cooldown(Duration::MAX).acquire().await {
         Ok(guard) => {
             cx.give(guard).await;
             cx.held(&b, &key).await;
@@ -172,4 +172,36 @@ pub(crate) async fn an_absurd_one_is_refused_or_kept(cx: &Context) {
             cx.give(cx.take(&b, &key).await).await;
         }
     }
+}
+
+/// Whoever does not wait for a cooldown is told of it also while the job that began it still runs, in whichever
+/// client, and whoever waits for its end.
+pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let window = window(cx) * 20;
+    let Once::Due(job) = a.key(&key).at_most_once_per(window).acquire().await.expect("a free key") else {
+        panic!("nobody asked for a window before");
+    };
+    for waiting in [false, true] {
+        let waiters = match waiting {
+            false => Vec::new(),
+            true => vec![cx.queue(&a, &key).await, cx.queue(&b, &key).await],
+        };
+        for (whose, lock) in [("another", &b), ("its own", &a)] {
+            let what = format!("an answer to {whose} client, others waiting: {waiting}");
+            let acquired = cx.soon(&what, lock.key(&key).at_most_once_per(window).acquire()).await;
+            let Once::NotDue { retry_after } = acquired.expect("the store answers") else {
+                panic!("{what}: granted while the job runs");
+            };
+            assert!(retry_after <= window && retry_after > Duration::ZERO, "{what}: {retry_after:?}");
+            let tried = cx.soon(&what, lock.key(&key).at_most_once_per(window).try_acquire()).await;
+            assert!(matches!(tried, Ok(Some(Once::NotDue { .. }))), "{what}: {tried:?}");
+            assert!(cx.soon(&what, due_in(lock, &key, window)).await.is_some(), "{what}: ran");
+        }
+        for waiter in waiters {
+            waiter.cancel().await;
+        }
+    }
+    cx.give(job).await;
 }

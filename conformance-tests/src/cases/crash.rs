@@ -59,7 +59,7 @@ mod on_unix {
             child.tell(&format!("bump {rounds} {} {path}", key.as_str()));
         }
         for _ in 0..rounds {
-            let guard = lock.acquire(&key, &cx.patient()).await.expect("each gets its turn");
+            let guard = lock.acquire(&key, &cx.patient()).await.expect("each is granted");
             bump_file(&path);
             cx.give(guard).await;
         }

@@ -116,7 +116,7 @@ pub(crate) async fn bad_options_are_refused(cx: &Context) {
             fails(lock.acquire(&key, &options).await, &kinds),
             fails(lock.acquire_all(&[key.clone(), cx.key()], &options).await, &kinds),
         ] {
-            assert!(!error.can_retry(), "{error}");
+            assert!(!error.is_retryable(), "{error}");
         }
     }
     cx.give(cx.take(&lock, &key).await).await;
@@ -155,7 +155,7 @@ pub(crate) async fn a_failing_store_is_not_held(cx: &Context) {
         a.faults.script(Op::Acquire, Fault::Error(kind));
         let attempt = attempt_at(&a.lock, &key);
         let error = fails(cx.within("a failing try", cx.call_limit(), attempt).await, &[kind]);
-        assert_eq!(error.can_retry(), kind.can_retry());
+        assert_eq!(error.is_retryable(), kind.is_transient());
         assert_eq!(error.key(), Some(&key), "{error:?}");
         assert!(error.store().is_some(), "{error:?}");
         // Another key: of the first one's attempt something may be left to undo.

@@ -115,7 +115,7 @@ pub(crate) async fn no_increment_is_lost(cx: &Context) {
             let (key, counter, options) = (key.clone(), Arc::clone(&counter), cx.patient());
             tokio::spawn(async move {
                 for _ in 0..rounds {
-                    let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                    let guard = lock.acquire(&key, &options).await.expect("each is granted");
                     // Not atomic on purpose: only the lock keeps the increments apart.
                     let seen = counter.load(Ordering::Relaxed);
                     tokio::task::yield_now().await;
@@ -143,7 +143,7 @@ pub(crate) async fn the_section_never_holds_two(cx: &Context) {
             let lock = clients[i % 4].clone();
             let (key, inside, options) = (key.clone(), Arc::clone(&inside), cx.patient());
             tokio::spawn(async move {
-                let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                let guard = lock.acquire(&key, &options).await.expect("each is granted");
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two in the section");
                 tokio::task::yield_now().await;
                 assert!(guard.validity().is_held());
@@ -180,7 +180,7 @@ pub(crate) async fn writes_are_seen_by_the_next_holder(cx: &Context) {
         let (key, cells, options) = (key.clone(), Arc::clone(&cells), cx.patient());
         tokio::spawn(async move {
             for _ in 0..rounds {
-                let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                let guard = lock.acquire(&key, &options).await.expect("each is granted");
                 let [first, second] = [0, 1].map(|i| cells[i].load(Ordering::Relaxed));
                 assert_eq!(first, second, "saw half of what the holder before had written");
                 cells[0].store(first + 1, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockGuard, LockKey, LossRea
 use tokio::time::Instant;
 
 use crate::context::{Context, fails};
-use crate::harness::{ClientSetup, Fault, FaultyClient, Op, Skew};
+use crate::harness::{ClientSetup, Fault, FaultyClient, Op};
 
 /// A lease whose client fell silent just after it was granted.
 struct Abandoned {
@@ -32,7 +32,7 @@ impl Abandoned {
     /// old holder knew by then.
     async fn taken_over(&self, cx: &Context, lock: &Arc<dyn Lock>, key: &LockKey) -> LockGuard {
         loop {
-            cx.sleep(cx.beat()).await;
+            cx.sleep(cx.interval()).await;
             let tried = Instant::now();
             let attempt = lock.try_acquire(key, &AcquireOptions::new()).await;
             if let Some(guard) = attempt.expect("a held key is no error") {
@@ -150,7 +150,7 @@ pub(crate) async fn a_late_renewal_spares_the_successor(cx: &Context) {
     let old = abandoned(cx, cx.faulty().await, &key).await;
     let successor = old.taken_over(cx, &b, &key).await;
     old.client.faults.silence(false);
-    fails(old.guard.renew(None).await, &[ErrorKind::Lost]);
+    fails(old.guard.renew().await, &[ErrorKind::Lost]);
     cx.sleep(cx.ttl()).await;
     assert_eq!(successor.validity(), Validity::Valid);
     cx.held(&c, &key).await;
@@ -167,7 +167,7 @@ pub(crate) async fn an_ended_lease_is_not_revived(cx: &Context) {
     old.client.faults.silence(false);
     cx.sleep(cx.ttl() / 2).await;
     assert_eq!(old.guard.validity(), Validity::Lost);
-    fails(old.guard.renew(None).await, &[ErrorKind::Lost]);
+    fails(old.guard.renew().await, &[ErrorKind::Lost]);
     cx.give(cx.take(&b, &key).await).await;
     fails(old.guard.release().await, &[ErrorKind::Lost]);
     cx.give(cx.free_within(&old.client.lock, &key, cx.capabilities().undo).await).await;
@@ -195,7 +195,7 @@ pub(crate) async fn validity_passes_through_doubt(cx: &Context) {
         if states.last() != Some(&seen) {
             states.push(seen);
         }
-        cx.sleep(if cx.is_virtual() { cx.ttl() / 600 } else { cx.beat() }).await;
+        cx.sleep(if cx.is_virtual() { cx.ttl() / 600 } else { cx.interval() }).await;
     }
     let whole = [Validity::Valid, Validity::InDoubt, Validity::Lost];
     if cx.is_virtual() {
@@ -229,7 +229,7 @@ pub(crate) async fn remaining_never_exceeds_the_truth(cx: &Context) {
         let claimed = look();
         let most = cx.ttl().saturating_sub(silent.elapsed());
         // Between the two looks the clock may move on by itself in real time.
-        let most = if cx.is_virtual() { most } else { most + cx.beat() * 10 };
+        let most = if cx.is_virtual() { most } else { most + cx.interval() * 10 };
         assert!(claimed <= most, "claims {claimed:?}, cannot be more than {most:?}");
         cx.sleep(cx.ttl() / 40).await;
     }
@@ -238,8 +238,8 @@ pub(crate) async fn remaining_never_exceeds_the_truth(cx: &Context) {
 
 pub(crate) async fn a_clock_that_is_off_takes_nothing_early(cx: &Context) {
     let far = cx.ttl() * 50;
-    for skew in [Skew::Ahead(far), Skew::Behind(far)] {
-        let other = cx.faulty_with(ClientSetup::new().skew(skew)).await;
+    for setup in [ClientSetup::new().skew_ahead(far), ClientSetup::new().skew_behind(far)] {
+        let other = cx.faulty_with(setup).await;
         let key = cx.key();
         let old = abandoned(cx, cx.faulty().await, &key).await;
         cx.held(&other.lock, &key).await;
@@ -250,14 +250,14 @@ pub(crate) async fn a_clock_that_is_off_takes_nothing_early(cx: &Context) {
 pub(crate) async fn a_holder_whose_clock_is_off_knows_in_time(cx: &Context) {
     let b = cx.client().await;
     let far = cx.ttl() * 50;
-    for skew in [Skew::Ahead(far), Skew::Behind(far)] {
-        let client = cx.faulty_with(ClientSetup::new().skew(skew)).await;
+    for setup in [ClientSetup::new().skew_ahead(far), ClientSetup::new().skew_behind(far)] {
+        let client = cx.faulty_with(setup).await;
         let key = cx.key();
         let guard = cx.take_with(&client.lock, &key, &cx.leased()).await;
         // It renews well in spite of its clock.
         for _ in 0..6 {
             cx.sleep(cx.ttl() / 2).await;
-            assert_eq!(guard.validity(), Validity::Valid, "{skew:?}");
+            assert_eq!(guard.validity(), Validity::Valid, "{setup:?}");
             cx.held(&b, &key).await;
         }
         cx.give(guard).await;
@@ -293,7 +293,7 @@ pub(crate) async fn the_longest_ttl_does_not_overflow(cx: &Context) {
     cx.held(&b, &key).await;
     assert_eq!(guard.validity(), Validity::Valid);
     assert!(guard.remaining().is_some_and(|r| r > Duration::ZERO && r <= cx.lease().max));
-    guard.renew(None).await.expect("held until now");
+    guard.renew().await.expect("held until now");
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
 }
@@ -313,11 +313,11 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased().ttl(ttl)).await;
     let most = || ttl.saturating_sub(sent.elapsed());
     let claimed = guard.remaining().expect("a lease has an end");
-    assert!(claimed <= most() + cx.beat(), "claims {claimed:?} of a lease with {:?} left", most());
+    assert!(claimed <= most() + cx.interval(), "claims {claimed:?} of a lease with {:?} left", most());
     // The same of a renewal; and then silence, so that nothing mends the claim.
     a.faults.script(Op::Renew, Fault::DelayReply(late));
     let sent = Instant::now();
-    guard.renew(None).await.expect("held until now");
+    guard.renew().await.expect("held until now");
     let claimed = guard.remaining().expect("a lease has an end");
     a.faults.silence(true);
     if cx.is_virtual() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_api::AcquireOptions;
+use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockGuard, LockKey, Once};
 use tokio::time::Instant;
 
 use crate::context::{Context, joined};
@@ -38,16 +38,16 @@ pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
     cx.give(guard).await;
     let first = waiters.remove(0).granted(cx, cx.handover()).await;
     cx.settle().await;
-    assert!(waiters.iter().all(|w| !w.is_done()), "granted out of turn");
+    assert!(waiters.iter().all(|w| !w.is_done()), "granted out of order");
     cx.give(first).await;
     let second = waiters.remove(0).granted(cx, cx.handover()).await;
     cx.settle().await;
-    assert!(waiters.iter().all(|w| !w.is_done()), "granted out of turn");
+    assert!(waiters.iter().all(|w| !w.is_done()), "granted out of order");
     cx.give(second).await;
     // From here on each gives the lock back by itself: those behind came to the store only now.
     let rest = waiters.into_iter().map(async |waiter| waiter.outcome().await.map(drop));
-    for outcome in cx.within("each turn", cx.handover() * 5, futures_util::future::join_all(rest)).await {
-        outcome.expect("each gets its turn");
+    for outcome in cx.within("each grant", cx.handover() * 5, futures_util::future::join_all(rest)).await {
+        outcome.expect("each is granted");
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) async fn all_of_fifty_waiters_are_served(cx: &Context) {
         .map(|i| {
             let (lock, key, options) = ([&a, &b, &c][i % 3].clone(), key.clone(), cx.patient());
             tokio::spawn(async move {
-                let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                let guard = lock.acquire(&key, &options).await.expect("each is granted");
                 guard.release().await.expect("held until now");
             })
         })
@@ -79,23 +79,74 @@ pub(crate) async fn all_of_fifty_waiters_are_served(cx: &Context) {
     cx.give(guard).await;
     let bound = if cx.is_virtual() { cx.handover() * 50 } else { cx.patience() };
     for task in tasks {
-        cx.within("each turn", bound, joined(task)).await;
+        cx.within("each grant", bound, joined(task)).await;
     }
     cx.undone(&a, &key).await;
 }
 
 pub(crate) async fn a_remote_waiter_does_not_starve(cx: &Context) {
     let (a, b) = cx.two().await;
-    starves(cx, &a, &b).await;
+    starves(cx, &a, &b, Ask::Wait).await;
 }
 
 pub(crate) async fn a_local_waiter_does_not_starve(cx: &Context) {
     let a = cx.client().await;
-    starves(cx, &a.clone(), &a).await;
+    starves(cx, &a, &a, Ask::Wait).await;
+}
+
+/// How the one that re-acquires in a loop asks for the key.
+#[derive(Clone, Copy, Debug)]
+enum Ask {
+    Wait,
+    Try,
+    ZeroWait,
+    TinyWindow,
+}
+
+impl Ask {
+    /// One round: `None` if it was not granted.
+    async fn once(self, lock: &Arc<dyn Lock>, key: &LockKey, patient: &AcquireOptions) -> Option<LockGuard> {
+        let granted = match self {
+            Self::Wait => lock.acquire(key, patient).await.map(Some),
+            Self::Try => lock.try_acquire(key, patient).await,
+            Self::ZeroWait => match lock.key(key).wait(Duration::ZERO).acquire().await {
+                Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
+                outcome => outcome.map(Some),
+            },
+            Self::TinyWindow => {
+                let window = lock.key(key).at_most_once_per(Duration::from_millis(1));
+                match window.wait(Duration::from_millis(5)).acquire().await {
+                    Ok(Once::Due(guard)) => Ok(Some(guard)),
+                    Ok(Once::NotDue { .. }) => Ok(None),
+                    Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        granted.expect("the store answers")
+    }
+}
+
+pub(crate) async fn nobody_starves_behind_a_loop_of_tries(cx: &Context) {
+    let (a, b) = cx.two().await;
+    starves(cx, &a, &b, Ask::Try).await;
+    starves(cx, &a, &a, Ask::Try).await;
+}
+
+pub(crate) async fn nobody_starves_behind_a_loop_of_zero_waits(cx: &Context) {
+    let (a, b) = cx.two().await;
+    starves(cx, &a, &b, Ask::ZeroWait).await;
+    starves(cx, &a, &a, Ask::ZeroWait).await;
+}
+
+pub(crate) async fn nobody_starves_behind_a_loop_of_tiny_windows(cx: &Context) {
+    let (a, b) = cx.two().await;
+    starves(cx, &a, &b, Ask::TinyWindow).await;
+    starves(cx, &a, &a, Ask::TinyWindow).await;
 }
 
 /// One re-acquires in a loop as fast as it can while the other waits once.
-async fn starves(cx: &Context, hot: &Arc<dyn leasehold_api::Lock>, waiting: &Arc<dyn leasehold_api::Lock>) {
+async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask: Ask) {
     let key = cx.key();
     let stop = Arc::new(AtomicBool::new(false));
     let guard = cx.take(hot, &key).await;
@@ -103,16 +154,17 @@ async fn starves(cx: &Context, hot: &Arc<dyn leasehold_api::Lock>, waiting: &Arc
     let looping = {
         let (lock, key, options, stop) = (hot.clone(), key.clone(), cx.patient(), Arc::clone(&stop));
         tokio::spawn(async move {
-            let mut guard = guard;
-            let mut rounds = 0;
+            let mut held = Some(guard);
             while !stop.load(Ordering::SeqCst) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                guard.release().await.expect("held until now");
-                guard = lock.acquire(&key, &options).await.expect("each gets its turn");
-                rounds += 1;
+                if let Some(guard) = held.take() {
+                    guard.release().await.expect("held until now");
+                }
+                held = ask.once(&lock, &key, &options).await;
             }
-            guard.release().await.expect("held until now");
-            rounds
+            if let Some(guard) = held {
+                guard.release().await.expect("held until now");
+            }
         })
     };
     // Some releases may pass it by, but not as many as fit into twenty bounds.
@@ -133,7 +185,7 @@ pub(crate) async fn every_looping_contender_gets_its_share(cx: &Context) {
             tasks.push(tokio::spawn(async move {
                 let mut grants = 0u64;
                 while !stop.load(Ordering::SeqCst) {
-                    let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                    let guard = lock.acquire(&key, &options).await.expect("each is granted");
                     grants += 1;
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     guard.release().await.expect("held until now");
@@ -183,7 +235,7 @@ pub(crate) async fn a_crowd_makes_no_herd(cx: &Context) {
     cx.give(guard).await;
     cx.give(waiters.remove(0).granted(cx, cx.handover()).await).await;
     let made = calls() - before;
-    assert!(made <= 12, "one turn of 50 waiters made {made} calls to the store");
+    assert!(made <= 12, "one grant to 50 waiters made {made} calls to the store");
     for waiter in waiters {
         cx.give(waiter.granted(cx, cx.handover()).await).await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
 
-use crate::context::{Context, acquire_for, attempt_at, fails};
+use crate::context::{Context, acquire_all_for, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, FaultyClient, Op};
 
 /// The store did not answer in time.
@@ -156,7 +156,7 @@ async fn a_life(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey
     };
     cx.held(b, key).await;
     if leased {
-        let _ = cx.within("a disturbed renewal", cx.call_limit(), guard.renew(None)).await;
+        let _ = cx.within("a disturbed renewal", cx.call_limit(), guard.renew()).await;
         let other = b.try_acquire(key, &AcquireOptions::new()).await.expect("a held key is no error");
         assert!(other.is_none() || !guard.validity().is_held(), "two valid at once");
     }
@@ -164,4 +164,86 @@ async fn a_life(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey
     if released.is_ok() {
         cx.give(cx.take(b, key).await).await;
     }
+}
+
+/// The store says that nothing was begun: there is nothing to undo, then and at the end.
+pub(crate) async fn a_refused_acquire_leaves_nothing_to_undo(cx: &Context) {
+    let a = cx.faulty().await;
+    let kinds = [
+        ErrorKind::PermissionDenied,
+        ErrorKind::SchemaMissing,
+        ErrorKind::Capacity,
+        ErrorKind::Unavailable,
+        ErrorKind::Deadlock,
+    ];
+    for i in 0..100 {
+        let (key, kind) = (cx.key(), kinds[i % kinds.len()]);
+        a.faults.script(Op::Acquire, Fault::Refuse(kind));
+        let outcome = match i % 3 {
+            0 => attempt_at(&a.lock, &key).await.map(drop),
+            1 => acquire_for(&a.lock, &key, cx.patience()).await.map(drop),
+            _ => acquire_all_for(&a.lock, &[key, cx.key()], cx.patience()).await.map(drop),
+        };
+        fails(outcome, &[kind]);
+    }
+    cx.sleep(if cx.is_virtual() { Duration::from_secs(60) } else { Duration::from_millis(500) }).await;
+    assert_eq!(a.faults.calls(Op::Release), 0, "releases of what was never begun");
+    cx.soon("a close", a.lock.close()).await.expect("nothing is left to release");
+    assert_eq!(a.faults.calls(Op::Release), 0, "releases of what was never begun");
+}
+
+/// What a store may have begun is undone, but an outage of ten minutes is not filled with attempts at it: how
+/// many calls it takes depends on the outage, not on how many acquires failed in it.
+pub(crate) async fn an_outage_is_not_filled_with_releases(cx: &Context) {
+    const FAILED: usize = 100;
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let keys = cx.some_keys(FAILED);
+    a.faults.silence(true);
+    let failing = keys.iter().map(|key| acquire_for(&a.lock, key, Duration::from_secs(1)));
+    for outcome in futures_util::future::join_all(failing).await {
+        fails(outcome, &NO_ANSWER);
+    }
+    cx.sleep(Duration::from_secs(600)).await;
+    let made = a.faults.calls(Op::Release);
+    assert!(made <= 3 * FAILED as u64, "{made} calls of release in ten minutes");
+    a.faults.silence(false);
+    for key in &keys {
+        cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
+    }
+    cx.sleep(cx.call_limit()).await;
+    let late = a.faults.calls(Op::Release) - made;
+    assert!(late <= 10, "{late} calls of release after the outage, for what fits into one");
+}
+
+/// A grant that arrives when its lease, or the time in which the store must confirm it, has passed: nobody gets
+/// it, and the store is told to let go.
+pub(crate) async fn a_grant_that_comes_too_late_is_given_back(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let mut options = cx.patient();
+    let late = match cx.capabilities().lease {
+        Some(bounds) => {
+            let ttl = Duration::from_secs(if cx.is_virtual() { 4 } else { 1 }).clamp(bounds.min, bounds.max);
+            options.ttl = Some(ttl);
+            ttl * 3 / 2
+        }
+        None => Duration::from_secs(if cx.is_virtual() { 6 } else { 1 }),
+    };
+    a.faults.script(Op::Acquire, Fault::DelayReply(late));
+    let releases = a.faults.calls(Op::Release);
+    match cx.within("a late grant", cx.call_limit(), a.lock.acquire(&key, &options)).await {
+        Ok(guard) => {
+            assert!(guard.validity().is_held(), "granted when it was over");
+            cx.give(guard).await;
+        }
+        Err(error) => {
+            fails(Err::<(), _>(error), &[ErrorKind::Unavailable, ErrorKind::Lost, ErrorKind::OutcomeUnknown]);
+            cx.sleep(cx.capabilities().undo + cx.slack()).await;
+            assert!(a.faults.calls(Op::Release) > releases, "the store was not told to let go");
+        }
+    }
+    cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+    cx.give(cx.free_within(&a.lock, &key, cx.capabilities().undo).await).await;
 }

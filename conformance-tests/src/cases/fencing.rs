@@ -63,7 +63,7 @@ pub(crate) async fn grows_with_local_hand_overs(cx: &Context) {
         let first = std::future::poll_fn(|cx| std::task::Poll::Ready(next.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "granted while held");
         cx.give(guard).await;
-        guard = cx.within("a local hand-over", cx.handover(), next).await.expect("the turn comes");
+        guard = cx.within("a local hand-over", cx.handover(), next).await.expect("it is granted");
         seen.pass(&guard, "handed over locally");
     }
     cx.give(guard).await;
@@ -80,7 +80,7 @@ pub(crate) async fn grows_across_an_expiry(cx: &Context) {
     let mut seen = Watermark::default();
     for _ in 0..3 {
         let taken = cx.within("a free key", cx.call_limit(), a.lock.acquire(&key, &leased)).await;
-        let old = taken.expect("the turn comes");
+        let old = taken.expect("it is granted");
         seen.pass(&old, "taken anew");
         a.faults.silence(true);
         let guard = cx.free_within(&b, &key, cx.ttl()).await;
@@ -181,7 +181,7 @@ pub(crate) async fn is_unique_and_in_order_for_many(cx: &Context) {
             (cx.client().await, key.clone(), Arc::clone(&grants), cx.patient());
         tasks.push(tokio::spawn(async move {
             for _ in 0..rounds {
-                let guard = lock.acquire(&key, &options).await.expect("each gets its turn");
+                let guard = lock.acquire(&key, &options).await.expect("each is granted");
                 let token = guard.token().expect("every grant has a token").as_u64();
                 grants.lock().unwrap_or_else(PoisonError::into_inner).push(token);
                 tokio::task::yield_now().await;
@@ -209,7 +209,7 @@ pub(crate) async fn of_several_keys(cx: &Context) {
             assert!(guard.token() > *last, "{:?} after {last:?}", guard.token());
             *last = guard.token();
         }
-        leasehold_api::release_all(guards).await.expect("held until now");
+        guards.release().await.expect("held until now");
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, HoldInfo, HoldState, ListQuery, Lock, LockAdmin, LockGuard, LockKey, Validity,
+    AcquireOptions, HoldInfo, HoldState, KeyInfo, ListQuery, Lock, LockAdmin, LockGuard, LockKey, Validity,
 };
 use tokio::time::Instant;
 
@@ -15,9 +15,18 @@ fn admin(lock: &Arc<dyn Lock>) -> &dyn LockAdmin {
     lock.admin().expect("a store that declares inspection has an operator's view")
 }
 
-async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
+async fn inspected(lock: &Arc<dyn Lock>, key: &LockKey) -> KeyInfo {
     let info = admin(lock).inspect(key).await.expect("the store answers");
-    info.filter(|i| i.state == HoldState::Held)
+    assert_eq!(info.key, *key);
+    assert!(info.named);
+    info
+}
+
+/// The live hold of `key`, if there is one.
+async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
+    let info = inspected(lock, key).await;
+    assert!(info.holders.len() <= 1, "an exclusive key has one holder: {info:?}");
+    info.holder().cloned()
 }
 
 /// What shows of a held key, with its holder: others may see who it is up to the declared lag later.
@@ -28,7 +37,7 @@ async fn look_at(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> HoldI
         if info.holder == Some(guard.holder()) || Instant::now() >= end {
             return info;
         }
-        cx.sleep(cx.beat()).await;
+        cx.sleep(cx.interval()).await;
     }
 }
 
@@ -42,12 +51,12 @@ async fn keys_listed(
     let end = Instant::now() + lag(cx);
     loop {
         let infos = listed(lock, query).await;
-        assert!(infos.iter().all(|i| i.state == HoldState::Held));
+        assert!(infos.iter().all(KeyInfo::is_held));
         let found: Vec<LockKey> = infos.into_iter().map(|i| i.key).collect();
         if found == expected || Instant::now() >= end {
             return found;
         }
-        cx.sleep(cx.beat()).await;
+        cx.sleep(cx.interval()).await;
     }
 }
 
@@ -56,7 +65,7 @@ fn lag(cx: &Context) -> Duration {
     if lag.is_zero() { lag } else { lag + cx.slack() }
 }
 
-async fn listed(lock: &Arc<dyn Lock>, query: &ListQuery) -> Vec<HoldInfo> {
+async fn listed(lock: &Arc<dyn Lock>, query: &ListQuery) -> Vec<KeyInfo> {
     admin(lock).list(query).await.expect("the store answers")
 }
 
@@ -67,8 +76,6 @@ pub(crate) async fn shows_who_holds(cx: &Context) {
     let guard = cx.take_with(&a, &key, &options).await;
     for lock in [&a, &b] {
         let info = look_at(cx, lock, &guard).await;
-        assert_eq!(info.key, key);
-        assert!(info.named);
         assert_eq!(info.holder, Some(guard.holder()), "the holder as the guard knows it");
         assert_eq!(info.token, guard.token());
         assert_eq!(info.label.as_deref(), options.label.as_deref());
@@ -85,7 +92,7 @@ pub(crate) async fn shows_the_same_token_after_a_renewal(cx: &Context) {
         let info = look_at(cx, &b, &guard).await;
         assert_eq!(info.token, guard.token());
         assert_eq!(info.holder, Some(guard.holder()));
-        guard.renew(None).await.expect("held until now");
+        guard.renew().await.expect("held until now");
     }
     cx.give(guard).await;
 }
@@ -193,7 +200,7 @@ pub(crate) async fn looking_lengthens_nothing(cx: &Context) {
     let granted = Instant::now();
     while look(&b, &key).await.is_some() {
         assert!(granted.elapsed() < cx.ttl() + cx.slack(), "a lease that is looked at does not end");
-        cx.sleep(cx.beat()).await;
+        cx.sleep(cx.interval()).await;
     }
     let next = cx.take(&b, &key).await;
     assert_eq!(guard.validity(), Validity::Lost);
@@ -245,7 +252,9 @@ pub(crate) async fn lists_what_is_held(cx: &Context) {
     for guard in &guards {
         look_at(cx, &a, guard).await;
         let info = listed(&a, &ListQuery::new().prefix(guard.key().as_str())).await.swap_remove(0);
-        assert_eq!((&info.key, info.holder, info.token), (guard.key(), Some(guard.holder()), guard.token()));
+        assert_eq!(&info.key, guard.key());
+        let hold = info.holder().expect("a held key is listed with its holder");
+        assert_eq!((hold.holder, hold.token), (Some(guard.holder()), guard.token()));
     }
     cx.give(guards.swap_remove(0)).await;
     assert_eq!(listed(&b, &ListQuery::new()).await.len(), all.len() - 1);
@@ -265,7 +274,8 @@ pub(crate) async fn an_ended_lease_is_not_listed(cx: &Context) {
     cx.sleep(cx.ttl() + cx.slack()).await;
     assert_eq!(listed(&b, &ListQuery::new()).await, [], "an ended lease is not a live hold");
     for info in listed(&b, &ListQuery::new().include_ended()).await {
-        assert_eq!((info.key, info.state), (key.clone(), HoldState::Expired));
+        assert_eq!(info.key, key);
+        assert!(info.holders.iter().all(|hold| hold.state == HoldState::Expired), "{info:?}");
     }
     cx.give(cx.take(&b, &key).await).await;
 }

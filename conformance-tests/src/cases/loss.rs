@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, LossReason, Validity};
+use leasehold_api::{End, ErrorKind, LossReason, Validity};
 use tokio::time::Instant;
 
 use crate::context::{Context, attempt_at, fails, joined};
@@ -238,7 +238,7 @@ pub(crate) async fn a_purge_is_found_at_the_next_word(cx: &Context) {
         let guard = cx.take_with(&a, &key, &cx.leased()).await;
         assert!(cx.faults().purge(&key).await, "there was no hold of {key} to purge");
         if renew {
-            fails(guard.renew(None).await, &[ErrorKind::Lost]);
+            fails(guard.renew().await, &[ErrorKind::Lost]);
             assert_eq!(guard.validity(), Validity::Lost);
         }
         fails(guard.release().await, &[ErrorKind::Lost]);
@@ -254,4 +254,50 @@ pub(crate) async fn a_purge_is_found_at_the_next_word(cx: &Context) {
     cx.sleep(cx.ttl()).await;
     cx.held(&a, &key).await;
     cx.give(successor).await;
+}
+
+/// Another task watches a grant by its handle, and learns how it ended.
+pub(crate) async fn a_handle_sees_the_end(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for dropped in [false, true] {
+        let key = cx.key();
+        let guard = cx.take(&a, &key).await;
+        let handle = guard.handle();
+        assert_eq!((handle.key(), handle.holder()), (guard.key(), guard.holder()));
+        assert_eq!((handle.token(), handle.validity()), (guard.token(), Validity::Valid));
+        let watching = tokio::spawn(handle.ended());
+        cx.settle().await;
+        assert!(!watching.is_finished(), "ended while it is held");
+        if dropped {
+            drop(guard);
+        } else {
+            cx.give(guard).await;
+        }
+        assert_eq!(handle.validity(), Validity::Ended);
+        assert_eq!(handle.remaining(), Some(Duration::ZERO));
+        assert_eq!(cx.soon("the end", joined(watching)).await, End::Released);
+        assert_eq!(cx.soon("the end, asked for late", handle.ended()).await, End::Released);
+        assert_eq!(handle.lost().reason(), None, "a release is no loss");
+        // Whoever has the key next is another grant.
+        let next = cx.free_within(&b, &key, cx.capabilities().undo).await;
+        assert_eq!((handle.validity(), next.validity()), (Validity::Ended, Validity::Valid));
+        cx.give(next).await;
+    }
+}
+
+pub(crate) async fn a_handle_sees_the_loss(cx: &Context) {
+    let a = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    let handle = guard.handle();
+    let watching = tokio::spawn(handle.ended());
+    cx.settle().await;
+    cx.lose(&key, LossReason::SessionLost).await;
+    let end = cx.within("the end", cx.capabilities().loss_detection, joined(watching)).await;
+    assert!(matches!(end, End::Lost(_)), "{end:?}");
+    assert_eq!(handle.validity(), Validity::Lost);
+    drop(guard);
+    cx.settle().await;
+    assert_eq!(handle.validity(), Validity::Lost, "a loss is final");
+    assert_eq!(cx.soon("the end, asked for late", handle.ended()).await, end);
 }

@@ -44,12 +44,13 @@ macro_rules! for_each_case {
                 the_budget_includes_a_slow_store [C4 C5] [Script];
                 the_budget_includes_a_silent_store [C4 C5] [Silence];
                 the_error_names_key_and_store [C15] [];
+                silence_is_not_contention [C3 C15] [Silence];
             }
             cancellation {
                 dropped_tries [C5] [];
                 dropped_acquires_of_a_free_key [C5] [];
                 dropped_waits [C5] [];
-                dropped_while_its_turn_comes [C5 C11] [];
+                dropped_while_it_is_granted [C5 C11] [];
                 dropped_acquires_of_several_keys [C5] [];
                 dropped_releases [C5 C6] [];
                 unpolled_releases [C5 C7] [];
@@ -57,7 +58,7 @@ macro_rules! for_each_case {
                 dropped_runs [C5] [];
                 dropped_closes [C5 C17] [];
                 an_unpolled_future_does_nothing [C5] [Calls];
-                a_cancelled_waiter_passes_its_turn_on [C5 C11 C12] [];
+                a_cancelled_waiter_lets_the_next_one_in [C5 C11 C12] [];
                 a_cancelled_waiter_never_owns_later [C5] [];
                 a_cancel_returns_at_once [C5] [];
                 a_storm_leaves_nothing [C5] [];
@@ -92,7 +93,6 @@ macro_rules! for_each_case {
                 a_late_drop_spares_the_successor [C2 C7] [Lose];
                 a_failed_attempt_is_undone_not_doubled [C2 C3 C5] [Script];
                 undoing_an_attempt_spares_the_holder [C2 C5] [Script];
-                a_guard_released_through_another_client [C2] [];
             }
             expiry {
                 an_unrenewed_lease_ends_on_time [C1 C9 C11] [Lease Silence];
@@ -148,6 +148,20 @@ macro_rules! for_each_case {
                 a_purge_concerns_one_key_alone [C2 C9 C10] [Lease Purge];
                 a_purge_is_found_at_the_next_word [C6 C9 C10] [Lease Purge];
                 forced_release_reaches_the_holder [C9 C18] [ForceRelease];
+                a_handle_sees_the_end [C9] [];
+                a_handle_sees_the_loss [C9] [Lose];
+            }
+            max_hold {
+                ends_the_hold [C9] [];
+                shows_without_a_listener [C9] [];
+                counts_from_the_grant [C9] [];
+                may_be_longer_than_the_lease [C9 C10] [Lease];
+                ends_renewal [C9 C10] [Lease Calls];
+                is_kept_by_a_silent_store [C9] [Silence];
+                stops_the_body [C9] [];
+                concerns_each_of_several_keys [C9] [];
+                concerns_its_own_grant_alone [C2 C9] [];
+                of_zero_is_refused [C15] [];
             }
             fencing {
                 grows_with_every_grant [C8] [Tokens];
@@ -170,6 +184,9 @@ macro_rules! for_each_case {
                 all_of_fifty_waiters_are_served [C11 C12] [];
                 a_remote_waiter_does_not_starve [C12] [];
                 a_local_waiter_does_not_starve [C12] [];
+                nobody_starves_behind_a_loop_of_tries [C3 C12] [];
+                nobody_starves_behind_a_loop_of_zero_waits [C4 C12] [];
+                nobody_starves_behind_a_loop_of_tiny_windows [C12] [Cooldown];
                 every_looping_contender_gets_its_share [C11 C12] [];
                 the_death_of_the_next_in_line_holds_up_nobody [C11 C17] [];
                 a_crowd_makes_no_herd [C11 C16] [Calls];
@@ -224,6 +241,7 @@ macro_rules! for_each_case {
                 a_budget_ends_within_it [C4] [Cooldown];
                 outlives_a_dropped_guard_and_its_client [C16 C17] [Cooldown];
                 counts_from_the_grant [C6 C16] [Cooldown];
+                is_told_while_the_job_still_runs [C13 C16] [Cooldown];
                 holds_up_all_of_several_keys [C4 C16] [Cooldown];
                 an_absurd_one_is_refused_or_kept [C15] [Cooldown];
             }
@@ -241,6 +259,8 @@ macro_rules! for_each_case {
                 a_failure_gives_all_back [C4 C5] [Script];
                 an_invalid_key_spoils_all [C14 C15] [];
                 each_can_be_released_alone [C2 C6] [];
+                is_released_in_one_call [C6] [Script Calls];
+                a_release_tells_of_the_one_that_was_lost [C6 C9] [Lose Alone];
             }
             scoped {
                 gives_the_bodys_value [C6] [];
@@ -252,6 +272,8 @@ macro_rules! for_each_case {
                 a_silent_store_stops_the_body_in_time [C9] [Lease Silence];
                 a_body_that_outran_its_lock_is_told [C6 C9] [Lose];
                 several_keys [C1 C6] [];
+                a_finished_body_is_not_run_again [C6] [Script];
+                a_finished_window_is_not_run_again [C6] [Script Cooldown];
             }
             shutdown {
                 close_frees_every_hold [C17] [];
@@ -279,6 +301,9 @@ macro_rules! for_each_case {
                 a_failure_of_one_key_spares_the_others [C5 C15] [Script];
                 a_slow_call_holds_up_no_other_key [C5 C11] [Script];
                 every_fault_at_every_call [C1 C5 C6] [Script];
+                a_refused_acquire_leaves_nothing_to_undo [C5 C6 C17] [Script Calls];
+                an_outage_is_not_filled_with_releases [C5 C6] [Silence Calls Virtual];
+                a_grant_that_comes_too_late_is_given_back [C5 C9] [Script Calls];
             }
             crash {
                 processes_exclude_each_other [C1] [Child];

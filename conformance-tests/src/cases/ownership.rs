@@ -38,7 +38,7 @@ pub(crate) async fn ids_of_several_keys_differ(cx: &Context) {
     for id in ids {
         assert_eq!(id.to_string().parse::<HolderId>().expect("an id reads what it writes"), id);
     }
-    leasehold_api::release_all(guards).await.expect("held until now");
+    guards.release().await.expect("held until now");
 }
 
 pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
@@ -128,16 +128,4 @@ pub(crate) async fn undoing_an_attempt_spares_the_holder(cx: &Context) {
         assert_eq!(guard.validity(), Validity::Valid);
     }
     cx.give(guard).await;
-}
-
-pub(crate) async fn a_guard_released_through_another_client(cx: &Context) {
-    let (a, b) = cx.two().await;
-    let keys = cx.some_keys(2);
-    let first = cx.take(&a, &keys[0]).await;
-    let second = cx.take(&b, &keys[1]).await;
-    // A guard knows whose it is.
-    b.release(first).await.expect("held until now");
-    cx.held(&a, &keys[1]).await;
-    cx.give(cx.take(&b, &keys[0]).await).await;
-    cx.give(second).await;
 }

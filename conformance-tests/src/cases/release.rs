@@ -14,7 +14,7 @@ pub(crate) async fn after_ok_the_next_try_succeeds(cx: &Context) {
     let key = cx.key();
     for _ in 0..20 {
         let guard = cx.take(&a, &key).await;
-        a.release(guard).await.expect("held until now");
+        guard.release().await.expect("held until now");
         let guard = cx.take(&b, &key).await;
         guard.release().await.expect("held until now");
     }
@@ -237,7 +237,7 @@ pub(crate) async fn during_a_renewal(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.script(Op::Renew, Fault::Delay(cx.ttl() / 4));
-    let mut renewal = Box::pin(guard.renew(None));
+    let mut renewal = Box::pin(guard.renew());
     let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(renewal.as_mut().poll(cx))).await;
     assert!(polled.is_pending(), "the renewal is under way");
     cx.settle().await;

@@ -59,7 +59,7 @@ pub(crate) async fn by_hand_extends(cx: &Context) {
         // Sooner than the automatic one.
         cx.sleep(cx.ttl() / 5).await;
         let before = guard.remaining().expect("a lease has an end");
-        guard.renew(None).await.expect("held until now");
+        guard.renew().await.expect("held until now");
         let after = guard.remaining().expect("a lease has an end");
         assert!(after > before, "renewed from {before:?} to {after:?}");
         assert!(after <= cx.ttl());
@@ -89,12 +89,16 @@ async fn renewed_then_silent(cx: &Context, asked: Option<Duration>, ttl: Duratio
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     cx.sleep(cx.ttl() / 5).await;
     let sent = Instant::now();
-    guard.renew(asked).await.expect("held until now");
+    match asked {
+        Some(ttl) => guard.renew_for(ttl).await,
+        None => guard.renew().await,
+    }
+    .expect("held until now");
     let answered = Instant::now();
     a.faults.silence(true);
     assert!(guard.remaining().is_some_and(|r| r <= ttl));
     loop {
-        cx.sleep(cx.beat()).await;
+        cx.sleep(cx.interval()).await;
         let tried = Instant::now();
         let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
         if let Some(successor) = attempt {
@@ -116,7 +120,7 @@ pub(crate) async fn another_ttl_stays_in_force(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     let shorter = (cx.ttl() / 2).max(cx.lease().min);
-    guard.renew(Some(shorter)).await.expect("held until now");
+    guard.renew_for(shorter).await.expect("held until now");
     // The automatic renewals keep pace with the shorter TTL.
     for _ in 0..12 {
         cx.sleep(shorter / 3).await;
@@ -138,7 +142,7 @@ pub(crate) async fn refuses_a_ttl_out_of_bounds(cx: &Context) {
         bounds.max.checked_add(Duration::from_nanos(1)),
     ];
     for ttl in outside.into_iter().flatten() {
-        fails(guard.renew(Some(ttl)).await, &[ErrorKind::InvalidOption]);
+        fails(guard.renew_for(ttl).await, &[ErrorKind::InvalidOption]);
     }
     assert_eq!(guard.validity(), Validity::Valid);
     cx.give(guard).await;
@@ -150,7 +154,7 @@ pub(crate) async fn keeps_the_token_and_the_id(cx: &Context) {
     let guard = cx.take_with(&lock, &key, &cx.leased()).await;
     let (token, holder) = (guard.token(), guard.holder());
     for _ in 0..3 {
-        guard.renew(None).await.expect("held until now");
+        guard.renew().await.expect("held until now");
         cx.sleep(cx.ttl()).await;
         assert_eq!((guard.token(), guard.holder()), (token, holder));
     }
@@ -184,11 +188,11 @@ pub(crate) async fn a_failure_by_hand_is_told_and_costs_nothing(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.script(Op::Renew, Fault::Error(ErrorKind::Unavailable));
     // Ok only if it went on until the store had confirmed.
-    if let Err(error) = guard.renew(None).await {
+    if let Err(error) = guard.renew().await {
         fails(Err::<(), _>(error), &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
     }
     assert_eq!(guard.validity(), Validity::Valid);
-    guard.renew(None).await.expect("the next one works");
+    guard.renew().await.expect("the next one works");
     cx.give(guard).await;
 }
 
@@ -216,7 +220,7 @@ pub(crate) async fn stops_on_loss(cx: &Context) {
     let before = a.faults.calls(Op::Renew);
     cx.sleep(cx.ttl() * 3).await;
     assert_eq!(a.faults.calls(Op::Renew), before, "renewals of what was lost");
-    fails(guard.renew(None).await, &[ErrorKind::Lost]);
+    fails(guard.renew().await, &[ErrorKind::Lost]);
 }
 
 pub(crate) async fn never_brings_back_what_was_purged(cx: &Context) {
@@ -224,8 +228,8 @@ pub(crate) async fn never_brings_back_what_was_purged(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     cx.lose(&key, LossReason::Gone).await;
-    fails(guard.renew(None).await, &[ErrorKind::Lost]);
-    // Over several beats the key stays free.
+    fails(guard.renew().await, &[ErrorKind::Lost]);
+    // Over several intervals of renewal the key stays free.
     for _ in 0..6 {
         cx.sleep(cx.ttl() / 2).await;
         cx.give(cx.take(&b, &key).await).await;
@@ -241,7 +245,7 @@ pub(crate) async fn of_a_lost_grant_spares_the_successor(cx: &Context) {
     cx.lose(&key, LossReason::Gone).await;
     let successor = cx.free_within(&b, &key, cx.capabilities().undo).await;
     let holder = successor.holder();
-    fails(old.renew(None).await, &[ErrorKind::Lost]);
+    fails(old.renew().await, &[ErrorKind::Lost]);
     cx.sleep(cx.ttl()).await;
     cx.held(&c, &key).await;
     assert_eq!((successor.validity(), successor.holder()), (Validity::Valid, holder));
@@ -254,7 +258,7 @@ pub(crate) async fn by_hand_and_by_itself_together(cx: &Context) {
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     let end = Instant::now() + cx.ttl() * 2;
     while Instant::now() < end {
-        let (first, second) = tokio::join!(guard.renew(None), guard.renew(None));
+        let (first, second) = tokio::join!(guard.renew(), guard.renew());
         first.and(second).expect("held until now");
         cx.sleep(cx.ttl() / 30).await;
     }

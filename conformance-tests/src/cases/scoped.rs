@@ -2,14 +2,15 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use leasehold_api::{ErrorKind, LockExt as _, LossReason};
+use leasehold_api::{Error, ErrorKind, LockExt as _, LossReason, Once, RunError};
 use tokio::sync::Notify;
 
 use crate::context::{Context, fails};
+use crate::harness::{Fault, Op};
 
 pub(crate) async fn gives_the_bodys_value(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -47,11 +48,14 @@ pub(crate) async fn says_when_it_did_not_run(cx: &Context) {
     let guard = cx.take(&b, &key).await;
     let ran = AtomicBool::new(false);
     let body = async |_: &leasehold_api::LockGuard| ran.store(true, Ordering::SeqCst);
-    fails(a.key(&key).wait(cx.short_wait()).run(body).await, &[ErrorKind::Timeout]);
+    let outcome = a.key(&key).wait(cx.short_wait()).run(body).await;
+    let Err(RunError::NotRun(error)) = outcome else { panic!("{outcome:?}") };
+    assert!(error.kind() == ErrorKind::Timeout && error.is_retryable(), "{error}");
     assert_eq!(a.key(&key).try_run(body).await.expect("a held key is no error"), None);
     let both = [key.clone(), cx.key()];
     let outcome = a.keys(&both).wait(Duration::ZERO).run(async |_| ran.store(true, Ordering::SeqCst)).await;
-    fails(outcome, &[ErrorKind::Timeout]);
+    let Err(RunError::NotRun(error)) = outcome else { panic!("{outcome:?}") };
+    assert!(error.kind() == ErrorKind::Timeout && error.is_retryable(), "{error}");
     assert!(!ran.load(Ordering::SeqCst), "the body ran without the lock");
     cx.give(guard).await;
 }
@@ -87,10 +91,17 @@ pub(crate) async fn a_loss_stops_the_body(cx: &Context) {
     };
     let bound = cx.capabilities().loss_detection;
     let (outcome, ()) = cx.within("the end of the body", bound, async { tokio::join!(run, lose) }).await;
-    let error = fails(outcome, &[ErrorKind::Lost]);
-    assert!(error.loss().is_some());
+    assert!(stopped(outcome).loss().is_some());
     assert!(dropped.load(Ordering::SeqCst), "the body goes on after the loss");
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+}
+
+/// The error of a body that was stopped by a loss, which is never worth a retry.
+#[track_caller]
+fn stopped<T: std::fmt::Debug>(outcome: Result<T, RunError<T>>) -> Error {
+    let Err(RunError::Stopped(error)) = outcome else { panic!("not stopped: {outcome:?}") };
+    assert!(error.kind() == ErrorKind::Lost && !error.is_retryable(), "{error}");
+    error
 }
 
 struct Witness(Arc<AtomicBool>);
@@ -115,7 +126,7 @@ pub(crate) async fn a_loss_of_one_key_stops_the_body(cx: &Context) {
     };
     let bound = cx.capabilities().loss_detection;
     let (outcome, ()) = cx.within("the end of the body", bound, async { tokio::join!(run, lose) }).await;
-    fails(outcome, &[ErrorKind::Lost]);
+    stopped(outcome);
     for key in &keys {
         cx.undone(&a, key).await;
     }
@@ -130,7 +141,7 @@ pub(crate) async fn a_silent_store_stops_the_body_in_time(cx: &Context) {
         std::future::pending::<()>().await;
     });
     let outcome = cx.within("the end of the body", cx.ttl(), run).await;
-    fails(outcome, &[ErrorKind::Lost]);
+    stopped(outcome);
     if cx.is_virtual() {
         cx.held(&b, &key).await;
     }
@@ -142,7 +153,9 @@ pub(crate) async fn a_body_that_outran_its_lock_is_told(cx: &Context) {
     let key = cx.key();
     // It ends before it could be stopped; that the lock was gone is still not Ok.
     let outcome = a.key(&key).run(async |_| cx.lose(&key, LossReason::Gone).await).await;
-    fails(outcome, &[ErrorKind::Lost]);
+    let Err(error) = outcome else { panic!("the lock was gone before the end") };
+    assert!(!matches!(error, RunError::NotRun(_)) && !error.is_retryable(), "{error:?}");
+    fails(Err::<(), _>(error), &[ErrorKind::Lost]);
     cx.undone(&a, &key).await;
 }
 
@@ -162,4 +175,54 @@ pub(crate) async fn several_keys(cx: &Context) {
     for key in &keys {
         cx.give(cx.take(&b, key).await).await;
     }
+}
+
+/// A caller that repeats whatever is retryable runs a body once, and gets what it returned.
+pub(crate) async fn a_finished_body_is_not_run_again(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let runs = Arc::new(AtomicUsize::new(0));
+    for how in 0..4 {
+        let key = cx.key();
+        runs.store(0, Ordering::SeqCst);
+        let outcome = loop {
+            let (faults, count) = (Arc::clone(&a.faults), Arc::clone(&runs));
+            let fail = move || {
+                faults.script(Op::Release, Fault::Error(ErrorKind::Unavailable));
+                count.fetch_add(1, Ordering::SeqCst)
+            };
+            let outcome = match how {
+                0 => a.lock.key(&key).run(async |_| fail()).await,
+                1 => a.lock.key(&key).try_run(async |_| fail()).await.map(|ran| ran.expect("a free key")),
+                2 => a.lock.keys([&key]).run(async |_| fail()).await,
+                _ => a.lock.key(&key).run_boxed(|_| Box::pin(async move { fail() })).await,
+            };
+            match outcome {
+                Err(error) if error.is_retryable() => cx.settle().await,
+                outcome => break outcome,
+            }
+        };
+        assert_eq!(runs.load(Ordering::SeqCst), 1, "the body ran again");
+        let Err(RunError::Unconfirmed { value, error }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(value, 0);
+        assert!(!error.is_retryable(), "{error}");
+        // The release goes on in the background.
+        cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
+    }
+}
+
+pub(crate) async fn a_finished_window_is_not_run_again(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let hour = Duration::from_secs(3_600);
+    let outcome = a.lock.key(&key).at_most_once_per(hour).run(async |_| {
+        a.faults.script(Op::Release, Fault::Error(ErrorKind::Unavailable));
+        7
+    });
+    match outcome.await {
+        Err(error) if !error.is_retryable() => assert_eq!(error.into_value(), Some(7)),
+        other => panic!("{other:?}"),
+    }
+    let again = a.lock.key(&key).at_most_once_per(hour).run(async |_| 8).await;
+    assert!(matches!(again, Ok(Once::NotDue { .. })), "{again:?}");
 }

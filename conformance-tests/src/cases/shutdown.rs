@@ -47,7 +47,7 @@ pub(crate) async fn close_tells_the_guards(cx: &Context) {
                 fails(guard.release().await, &[ErrorKind::Lost, ErrorKind::Closed]);
             }
             1 => {
-                fails(guard.renew(None).await, &[ErrorKind::Lost, ErrorKind::Closed, ErrorKind::Unsupported]);
+                fails(guard.renew().await, &[ErrorKind::Lost, ErrorKind::Closed, ErrorKind::Unsupported]);
             }
             _ => drop(guard),
         }
@@ -98,7 +98,7 @@ pub(crate) async fn everything_after_is_refused(cx: &Context) {
     let options = cx.patient();
     fails(cx.soon("a try", a.try_acquire(&key, &options)).await, &[ErrorKind::Closed]);
     let error = fails(cx.soon("an acquire", a.acquire(&key, &options)).await, &[ErrorKind::Closed]);
-    assert!(!error.can_retry());
+    assert!(!error.is_retryable());
     let keys = [key.clone(), cx.key()];
     fails(cx.soon("an acquire", a.acquire_all(&keys, &options)).await, &[ErrorKind::Closed]);
     assert_eq!(a.capabilities(), b.capabilities(), "what the store has can still be read");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, ListQuery, Lock, LockKey, Validity};
+use leasehold_api::{AcquireOptions, ErrorKind, ListQuery, Lock, LockKey, MultiGuard, Validity};
 
 use super::exclusion::is_free;
 use crate::context::{Context, joined};
@@ -37,7 +37,7 @@ pub(crate) async fn uneven_sections_on_two_keys(cx: &Context) {
                 let mut dice = fastrand::Rng::with_seed(i as u64);
                 for _ in 0..rounds {
                     let at = dice.usize(0..2);
-                    let guard = lock.acquire(&keys[at], &options).await.expect("each gets its turn");
+                    let guard = lock.acquire(&keys[at], &options).await.expect("each is granted");
                     assert_eq!(gauges[at].fetch_add(1, Ordering::SeqCst), 0, "two in one section");
                     tokio::time::sleep(Duration::from_micros(dice.u64(0..3_000))).await;
                     gauges[at].fetch_sub(1, Ordering::SeqCst);
@@ -92,7 +92,7 @@ pub(crate) async fn a_hundred_keys_held_for_long(cx: &Context) {
         .enumerate()
         .map(|(i, key)| {
             let (lock, key, options) = (clients[i % 3].clone(), key.clone(), cx.patient());
-            // Longer than any beat of a lease.
+            // Longer than any interval of renewal.
             let long = cx.ttl() + Duration::from_millis(i as u64);
             tokio::spawn(async move {
                 let guard = lock.acquire(&key, &options).await.expect("a free key");
@@ -159,14 +159,14 @@ async fn one_random_thing(lock: &Arc<dyn Lock>, keys: &[LockKey], gauges: &Gauge
     let wait = AcquireOptions::new().wait(Duration::from_millis(dice.u64(0..40)));
     let pause = Duration::from_micros(dice.u64(0..4_000));
     let guards = match dice.u8(0..4) {
-        0 => lock.try_acquire(&keys[at], &wait).await.map(|g| g.into_iter().collect()),
-        1 => lock.acquire(&keys[at], &wait).await.map(|g| vec![g]),
+        0 => lock.try_acquire(&keys[at], &wait).await.map(MultiGuard::from_iter),
+        1 => lock.acquire(&keys[at], &wait).await.map(|g| MultiGuard::from_iter([g])),
         2 => lock.acquire_all(&[keys[at].clone(), keys[(at + 1) % keys.len()].clone()], &wait).await,
         _ => {
             match tokio::time::timeout(pause, lock.acquire(&keys[at], &AcquireOptions::new().wait_forever()))
                 .await
             {
-                Ok(outcome) => outcome.map(|g| vec![g]),
+                Ok(outcome) => outcome.map(|g| MultiGuard::from_iter([g])),
                 Err(_) => return,
             }
         }
@@ -191,7 +191,7 @@ async fn one_random_thing(lock: &Arc<dyn Lock>, keys: &[LockKey], gauges: &Gauge
         inside(guard).fetch_sub(1, Ordering::SeqCst);
     }
     if dice.bool() {
-        leasehold_api::release_all(guards).await.expect("held until now");
+        guards.release().await.expect("held until now");
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, DEFAULT_WAIT, ErrorKind, LockExt as _};
 
-use crate::context::{Context, acquire_for, fails};
+use crate::context::{Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
 
 /// The store did not answer in time.
@@ -203,6 +203,34 @@ pub(crate) async fn the_error_names_key_and_store(cx: &Context) {
     let error = fails(waiting.await, &[ErrorKind::Timeout]);
     assert_eq!(error.key(), Some(&key));
     assert!(error.store().is_some_and(|s| !s.is_empty()), "{error:?}");
-    assert!(error.can_retry());
+    assert!(error.is_retryable());
     cx.give(guard).await;
+}
+
+/// Silence is not contention: neither is a holder made up, nor does a try answer that the key is held.
+pub(crate) async fn silence_is_not_contention(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let keys = cx.some_keys(2);
+    a.faults.silence(true);
+    let waiting = acquire_for(&a.lock, &keys[0], cx.short_wait());
+    let outcome = cx.within("a wait on a silent store", cx.short_wait(), waiting).await;
+    let error = fails(outcome, &NO_ANSWER);
+    for claim in ["somebody else", "the holder"] {
+        assert!(!error.to_string().contains(claim), "nobody held it: {error}");
+    }
+    a.faults.silence(false);
+    let guard = cx.free_within(&a.lock, &keys[1], cx.call_limit()).await;
+    a.faults.silence(true);
+    drop(guard);
+    let attempt = attempt_at(&a.lock, &keys[1]);
+    match cx.within("a try behind an own release", cx.call_limit(), attempt).await {
+        Ok(None) => panic!("nobody holds it any more, as far as this client can know"),
+        Ok(Some(guard)) => panic!("granted by a silent store: {guard:?}"),
+        Err(_) => {}
+    }
+    a.faults.silence(false);
+    for key in &keys {
+        cx.give(cx.free_within(&b, key, cx.call_limit() + cx.ttl()).await).await;
+    }
 }

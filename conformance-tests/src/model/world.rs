@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, Capabilities, Error, ErrorKind, HoldState, Lock, LockGuard, LockKey, LossReason, Validity,
+    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockGuard, LockKey, LossReason, Validity,
 };
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -48,7 +48,7 @@ struct State {
     /// Per key: until when something may be in flight, and since when it has been free at rest.
     unsettled: Vec<Instant>,
     idle_since: Vec<Option<Instant>>,
-    /// Who released the key last, and until when it may stand back.
+    /// Who released the key last, and until when it may yield to others.
     stands_back: Vec<(usize, Instant)>,
     /// The pending calls that have ended, in order.
     ended: Arc<Mutex<Vec<u64>>>,
@@ -232,7 +232,7 @@ impl State {
         let task = tokio::spawn(async move {
             let outcome = match &wanted[..] {
                 [key] => lock.acquire(key, &options).await.map(|guard| vec![guard]),
-                keys => lock.acquire_all(keys, &options).await,
+                keys => lock.acquire_all(keys, &options).await.map(|guards| guards.into_iter().collect()),
             };
             ended.lock().unwrap_or_else(PoisonError::into_inner).push(id);
             outcome
@@ -306,7 +306,10 @@ impl State {
             .map(Duration::from_secs)
             .filter(|ttl| self.capabilities.lease.is_some_and(|b| (b.min..=b.max).contains(ttl)));
         let leased = out.leased;
-        let outcome = out.guard.renew(ttl).await;
+        let outcome = match ttl {
+            Some(ttl) => out.guard.renew_for(ttl).await,
+            None => out.guard.renew().await,
+        };
         let key = &self.keys[out.key];
         match outcome {
             Ok(()) => assert_ne!(before, Validity::Lost, "C10: a lost guard of {key} was renewed"),
@@ -360,7 +363,7 @@ impl State {
         }
         let Some(admin) = self.clients[client].lock.admin() else { return };
         let info = admin.inspect(&self.keys[key]).await.expect("C18: inspection of a calm client");
-        let holder = info.filter(|i| i.state == HoldState::Held).and_then(|i| i.holder);
+        let holder = info.holder().and_then(|hold| hold.holder);
         if let Some(expected) = self.is_calmly_held(key) {
             assert_eq!(holder, Some(expected), "C18: who holds {}", self.keys[key]);
         }

@@ -56,9 +56,9 @@ impl Link {
     }
 
     /// Lets go of everything at the server, if it can be reached.
-    pub(crate) fn sever(&self) {
+    pub(crate) fn abort(&self) {
         if !self.gate().silent {
-            self.server.sever(self.client);
+            self.server.abort(self.client);
         }
     }
 
@@ -72,7 +72,7 @@ impl Link {
         self.reachable().await;
         match fault {
             Fault::Hang => std::future::pending().await,
-            Fault::Error(kind) => return Err(kind),
+            Fault::Error(kind) | Fault::Refuse(kind) => return Err(kind),
             Fault::Delay(duration) => tokio::time::sleep(duration).await,
             _ => {}
         }
@@ -86,6 +86,20 @@ impl Link {
         // What was carried out just before the silence is not answered during it.
         self.reachable().await;
         Ok(answer)
+    }
+
+    /// The next call of `op` as one that the store turns down, if it is scripted to: the kind of its error.
+    pub(crate) async fn refusal(&self, op: Op) -> Option<ErrorKind> {
+        let kind = {
+            let mut gate = self.gate();
+            let script = gate.scripts.get_mut(&index(op))?;
+            let Some(Fault::Refuse(kind)) = script.front().copied() else { return None };
+            script.pop_front();
+            gate.calls[index(op)] += 1;
+            kind
+        };
+        self.reachable().await;
+        Some(kind)
     }
 
     fn begin(&self, op: Op) -> Fault {

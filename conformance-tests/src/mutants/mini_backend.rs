@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, HoldInfo, HolderId, LeaseBounds,
+    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, HolderId, KeyInfo, LeaseBounds,
     ListQuery, LockAdmin, LockKey, LossReason, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, Events, Freed, Held, HoldRef, Renewed, Request, Stop, Timing, Waiting,
+    Attempt, Backend, CancellationToken, Contended, Events, Freed, HoldRef, Renewed, Request, Timing, Waiting,
 };
 
 use super::backend_fault::BackendFault as Fault;
@@ -124,31 +124,37 @@ impl Backend for MiniBackend {
     }
 
     fn attach(&self, events: Events) {
-        self.link.listen(Arc::new(Ears(events.clone())));
+        self.link.listen(Arc::new(Listener(events.clone())));
         let _ = self.events.set(events);
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        if let Some(kind) = self.link.refusal(Op::Acquire).await {
+            return requests.iter().map(|_| Ok(Attempt::Refused(self.error(kind)))).collect();
+        }
         let ask = || self.each(Op::Acquire, &requests, Server::acquire);
         let mut answers = ask().await;
         if self.fault == Fault::TryWaits {
             for _ in 0..20 {
-                if !answers.iter().any(|a| matches!(a, Ok(Attempt::Held(_)))) {
+                if !answers.iter().any(|a| matches!(a, Ok(Attempt::Contended(_)))) {
                     break;
                 }
                 tokio::time::sleep(POLL).await;
                 answers = ask().await;
             }
         }
-        if self.fault == Fault::ErrorIsHeld {
+        if self.fault == Fault::ErrorIsContended {
             for answer in answers.iter_mut().filter(|a| a.is_err()) {
-                *answer = Ok(Attempt::Held(Held::new()));
+                *answer = Ok(Attempt::Contended(Contended::new()));
             }
         }
         answers
     }
 
-    async fn wait(&self, request: Request, stop: Stop) -> Result<Attempt, Error> {
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        if let Some(kind) = self.link.refusal(Op::Wait).await {
+            return Ok(Attempt::Refused(self.error(kind)));
+        }
         let server = self.link.server();
         let queued = self.link.call(Op::Wait, |server, asker| server.enqueue(asker, request.clone())).await;
         let mut answer = queued.map_err(|kind| self.error(kind))?;
@@ -164,13 +170,13 @@ impl Backend for MiniBackend {
                     }
                     return Ok(attempt);
                 }
-                () = stop.stopped() => {
+                () = stop.cancelled() => {
                     if self.fault == Fault::QueueIgnoresStop {
                         std::mem::forget(answer);
-                        return Ok(Attempt::Held(Held::new()));
+                        return Ok(Attempt::Contended(Contended::new()));
                     }
                     server.leave(self.link.client(), &request.key, request.holder);
-                    return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Held(Held::new())));
+                    return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new())));
                 }
                 // A lease's end is no event: the server looks when it is asked to.
                 () = tokio::time::sleep(POLL) => {
@@ -178,7 +184,7 @@ impl Backend for MiniBackend {
                     if let Some(held) = server.cooling(self.link.asker(), &request.key) {
                         // The engine knows whether its caller waits for the end of a cooldown.
                         server.leave(self.link.client(), &request.key, request.holder);
-                        return Ok(Attempt::Held(held));
+                        return Ok(Attempt::Contended(held));
                     }
                 }
             }
@@ -221,19 +227,19 @@ impl Backend for MiniBackend {
         self.link.server().leave_all(self.link.client());
     }
 
-    fn sever(&self) {
-        self.link.sever();
+    fn abort(&self) {
+        self.link.abort();
     }
 }
 
 #[async_trait]
 impl LockAdmin for MiniBackend {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         self.administer()?;
         Ok(self.link.server().inspect(key))
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         self.administer()?;
         Ok(self.link.server().list(query))
     }
@@ -255,9 +261,9 @@ impl MiniBackend {
 
 /// The engine's end of what the server tells.
 #[derive(Debug)]
-struct Ears(Events);
+struct Listener(Events);
 
-impl Sink for Ears {
+impl Sink for Listener {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         self.0.lost(key, holder, reason);
     }

@@ -3,19 +3,20 @@
 use std::sync::Weak;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HoldInfo, HolderId, ListQuery, LockAdmin, LockKey, LossReason};
+use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, LossReason};
 
 use super::lock_fault::LockFault as Fault;
-use super::mini_lock::{Client, MiniLock, lock};
+use super::mini_client::{Client, lock};
+use super::mini_lock::MiniLock;
 use super::server::Sink;
 
 #[async_trait]
 impl LockAdmin for MiniLock {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         Ok(self.0.link.server().inspect(key))
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         Ok(self.0.link.server().list(query))
     }
 
@@ -26,9 +27,9 @@ impl LockAdmin for MiniLock {
 
 /// What the server tells this client.
 #[derive(Debug)]
-pub(super) struct Ears(pub(super) Weak<Client>);
+pub(super) struct Listener(pub(super) Weak<Client>);
 
-impl Sink for Ears {
+impl Sink for Listener {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         let Some(client) = self.0.upgrade() else { return };
         if let Some(hold) = client.live_hold(key).filter(|h| h.holder == holder) {
@@ -38,9 +39,9 @@ impl Sink for Ears {
 
     fn wake(&self, key: &LockKey) {
         let Some(client) = self.0.upgrade() else { return };
-        let nudge = lock(&client.nudges).get(key).cloned();
-        if let Some(nudge) = nudge {
-            nudge.notify_one();
+        let wakeup = lock(&client.wakeups).get(key).cloned();
+        if let Some(wakeup) = wakeup {
+            wakeup.notify_one();
         }
     }
 }
@@ -57,6 +58,6 @@ impl Drop for RuntimeEnd {
                 hold.lose(LossReason::RuntimeGone);
             }
         }
-        client.link.sever();
+        client.link.abort();
     }
 }

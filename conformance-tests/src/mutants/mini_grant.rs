@@ -10,14 +10,15 @@ use leasehold_api::{
     BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, LossSignal, Lost, Mode,
     Release, Validity,
 };
-use leasehold_engine::{HoldRef, Renewed, Request};
+use leasehold_engine::{Freed, HoldRef, Renewed, Request};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::lock_fault::LockFault as Fault;
-use super::mini_lock::{CALL, Client, Fresh, lock};
-use super::mini_turns::Turn;
+use super::mini_batch::Batch;
+use super::mini_client::{CALL, Client, Fresh, lock};
+use super::mini_permits::Permit;
 use crate::harness::Op;
 
 /// One hold of one client.
@@ -28,7 +29,9 @@ pub(crate) struct Hold {
     token: AtomicU64,
     life: Mutex<Life>,
     signal: Arc<LossSignal>,
-    turn: Mutex<Option<Turn>>,
+    permit: Mutex<Option<Permit>>,
+    /// When it ends even if it is renewed.
+    ends: Option<Instant>,
     /// The lease runs otherwise than before.
     changed: Notify,
     request: Request,
@@ -49,9 +52,14 @@ enum Phase {
 }
 
 impl Hold {
-    pub(super) fn begin(client: &Arc<Client>, fresh: &mut Fresh, turn: Option<Turn>) -> Arc<Self> {
-        // The store has a default, so every hold here is a lease.
-        let ttl = fresh.request.ttl.unwrap_or(Duration::from_secs(10));
+    pub(super) fn begin(
+        client: &Arc<Client>,
+        fresh: &mut Fresh,
+        permit: Option<Permit>,
+        max_hold: Option<Duration>,
+    ) -> Arc<Self> {
+        let ttl = fresh.ttl();
+        let max_hold = max_hold.filter(|_| client.fault != Fault::MaxHoldIgnored);
         let hold = Arc::new(Self {
             client: Arc::clone(client),
             key: fresh.request.key.clone(),
@@ -59,7 +67,8 @@ impl Hold {
             token: AtomicU64::new(fresh.granted.token.map_or(0, FencingToken::as_u64)),
             life: Mutex::new(Life { phase: Phase::Live, ttl, deadline: fresh.sent, doubt: fresh.sent }),
             signal: LossSignal::new(),
-            turn: Mutex::new(turn),
+            permit: Mutex::new(permit),
+            ends: max_hold.and_then(|limit| Instant::now().checked_add(limit)),
             changed: Notify::new(),
             request: fresh.request.clone(),
         });
@@ -67,7 +76,8 @@ impl Hold {
         if client.fault != Fault::LostWaitsForStore {
             client.handle.spawn(watch(Arc::downgrade(&hold)));
         }
-        if client.fault != Fault::NoRenewal {
+        let limited = client.fault == Fault::MaxHoldReplacesRenewal && max_hold.is_some();
+        if client.fault != Fault::NoRenewal && !limited {
             client.handle.spawn(keep(Arc::downgrade(&hold), Arc::clone(client), fresh.request.hold()));
         }
         hold
@@ -112,9 +122,10 @@ impl Hold {
         if !matches!(self.client.fault, Fault::LostNeverFires | Fault::LostOnNextCall) {
             self.signal.fire(reason);
         }
-        drop(lock(&self.turn).take());
+        drop(lock(&self.permit).take());
         self.changed.notify_waiters();
-        if reason == LossReason::Expired {
+        let kept = reason == LossReason::HeldTooLong && self.client.fault == Fault::MaxHoldKeepsLease;
+        if matches!(reason, LossReason::Expired | LossReason::HeldTooLong) && !kept {
             // The store may still have it, if only the answers were lost.
             let (client, reference) = (Arc::clone(&self.client), self.reference());
             self.client.handle.spawn(async move { client.undo(reference).await });
@@ -124,7 +135,7 @@ impl Hold {
     /// For [`Fault::CloseIsSilent`].
     pub(super) fn end_silently(&self) {
         lock(&self.life).phase = Phase::Released;
-        drop(lock(&self.turn).take());
+        drop(lock(&self.permit).take());
     }
 
     fn validity(&self) -> Validity {
@@ -144,8 +155,25 @@ impl Hold {
                 self.lose(LossReason::Expired);
                 Validity::Lost
             }
+            Phase::Live if self.is_overdue(now) => {
+                self.lose(self.overdue());
+                Validity::Lost
+            }
             Phase::Live if now >= doubt => Validity::InDoubt,
+            Phase::Released if self.client.fault != Fault::ReleasedReadsValid => Validity::Ended,
             Phase::Live | Phase::Released => Validity::Valid,
+        }
+    }
+
+    /// Whether its maximum hold has passed.
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.ends.is_some_and(|end| now >= end)
+    }
+
+    fn overdue(&self) -> LossReason {
+        match self.client.fault {
+            Fault::MaxHoldIsExpiry => LossReason::Expired,
+            _ => LossReason::HeldTooLong,
         }
     }
 
@@ -179,7 +207,7 @@ impl Hold {
     }
 
     /// Ends the hold for a release. `Err`: it was lost before.
-    fn end(&self) -> Result<Option<Turn>, LossReason> {
+    pub(super) fn end(&self) -> Released {
         self.validity();
         let mut life = lock(&self.life);
         match life.phase {
@@ -189,13 +217,49 @@ impl Hold {
         }
         drop(life);
         self.changed.notify_waiters();
-        if self.client.fault == Fault::LostOnRelease {
-            self.signal.fire(LossReason::Gone);
+        match self.client.fault {
+            Fault::LostOnRelease => drop(self.signal.fire(LossReason::Gone)),
+            Fault::EndedNeverFires => {}
+            _ => drop(self.signal.released()),
         }
-        Ok(lock(&self.turn).take())
+        let permit = lock(&self.permit).take();
+        if let Some(permit) = &permit {
+            permit.begin_release();
+        }
+        Ok(permit)
     }
 
-    fn lost_error(&self, reason: LossReason) -> Error {
+    /// What the store's answer to a release means. Where there is none, it is asked for again.
+    pub(super) fn confirm_release(
+        self: &Arc<Self>,
+        permit: Option<Permit>,
+        answer: Result<Result<Freed, ErrorKind>, ()>,
+    ) -> Result<(), Error> {
+        let client = &self.client;
+        let error = match answer {
+            Ok(Ok(freed)) => {
+                return if freed.was_held { Ok(()) } else { Err(self.lost_error(LossReason::Gone)) };
+            }
+            Ok(Err(kind)) => client.store_error(kind),
+            Err(()) => Error::new(ErrorKind::OutcomeUnknown, "the store did not answer the release"),
+        };
+        match client.fault {
+            Fault::ReleaseNotRetried => {}
+            Fault::ReleaseWedges => std::mem::forget(permit),
+            _ => {
+                // From here on the next in line asks the store itself.
+                drop(permit);
+                let (again, reference) = (Arc::clone(client), self.reference());
+                client.handle.spawn(async move { again.undo(reference).await });
+            }
+        }
+        if client.fault == Fault::ReleaseFailsSilently {
+            return Ok(());
+        }
+        Err(client.named(error, &self.key))
+    }
+
+    pub(super) fn lost_error(&self, reason: LossReason) -> Error {
         self.client.named(Error::lost(reason), &self.key)
     }
 }
@@ -203,13 +267,16 @@ impl Hold {
 /// Fires the loss when the deadline has passed, whatever the store does.
 async fn watch(hold: Weak<Hold>) {
     loop {
-        let Some(deadline) = hold.upgrade().filter(|h| h.is_live()).map(|h| lock(&h.life).deadline) else {
-            return;
-        };
-        sleep_until(deadline).await;
+        let deadline = |hold: &Hold| lock(&hold.life).deadline;
+        let first = |hold: Arc<Hold>| hold.ends.map_or(deadline(&hold), |end| end.min(deadline(&hold)));
+        let Some(first) = hold.upgrade().filter(|h| h.is_live()).map(first) else { return };
+        sleep_until(first).await;
         let Some(hold) = hold.upgrade() else { return };
-        if Instant::now() >= lock(&hold.life).deadline {
+        let now = Instant::now();
+        if now >= deadline(&hold) {
             hold.lose(LossReason::Expired);
+        } else if hold.is_overdue(now) {
+            hold.lose(hold.overdue());
         }
     }
 }
@@ -231,7 +298,7 @@ async fn keep(weak: Weak<Hold>, client: Arc<Client>, reference: HoldRef) {
         let ttl = lock(&hold.life).ttl;
         if !hold.is_live() && fault == Fault::LostRevoked {
             resume(&hold, ttl).await;
-        } else if !hold.is_live() && fault != Fault::RenewsAfterRelease {
+        } else if !hold.is_live() && !matches!(fault, Fault::RenewsAfterRelease | Fault::MaxHoldKeepsLease) {
             return;
         }
         let pause = match (failed, fault) {
@@ -289,13 +356,16 @@ impl Grant for MiniGrant {
     }
 
     fn remaining(&self) -> Option<Duration> {
-        if self.0.validity() == Validity::Lost {
+        if !self.0.validity().is_held() {
             return Some(Duration::ZERO);
         }
+        let now = Instant::now();
         let life = lock(&self.0.life);
-        Some(match self.0.client.fault {
-            Fault::RemainingIsTtl => life.ttl,
-            _ => life.deadline.saturating_duration_since(Instant::now()),
+        let left = life.deadline.saturating_duration_since(now);
+        Some(match (self.0.client.fault, self.0.ends) {
+            (Fault::RemainingIsTtl, _) => life.ttl,
+            (_, Some(end)) => left.min(end.saturating_duration_since(now)),
+            (_, None) => left,
         })
     }
 
@@ -310,7 +380,7 @@ impl Grant for MiniGrant {
         None
     }
 
-    fn renew(&self, ttl: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
+    fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(async move {
             let hold = &self.0;
             if ttl == Some(Duration::ZERO) {
@@ -343,22 +413,29 @@ impl Grant for MiniGrant {
         if client.fault == Fault::ReleaseFuturePolled {
             return Release::pending(async move { release(hold.end(), hold).await });
         }
-        let turn = hold.end();
+        let permit = hold.end();
         // In a task of its own: it goes on when the caller does not.
-        let done = client.handle.spawn(release(turn, hold));
+        let done = client.handle.spawn(release(permit, hold));
         Release::pending(async move { done.await.unwrap_or_else(|_| Err(Error::closed())) })
+    }
+
+    fn release_in_batch(self: Arc<Self>) -> Release {
+        match self.0.client.fault {
+            Fault::ReleaseFuturePolled | Fault::ReleasesOneByOne => self.release(),
+            _ => Batch::release(&self.0.client, Arc::clone(&self.0)),
+        }
     }
 
     fn abandon(self: Arc<Self>) {
         let hold = Arc::clone(&self.0);
-        let Ok(turn) = hold.end() else { return };
+        let Ok(permit) = hold.end() else { return };
         let client = Arc::clone(&hold.client);
         let work = async move {
             if hold.client.fault == Fault::DropIsLate {
                 sleep(Duration::from_secs(5)).await;
             }
             // Nobody is there to be told.
-            let _ = release(Ok(turn), hold).await;
+            let _ = release(Ok(permit), hold).await;
         };
         match client.fault {
             Fault::DropLeaves => {}
@@ -371,10 +448,13 @@ impl Grant for MiniGrant {
     }
 }
 
-async fn release(turn: Result<Option<Turn>, LossReason>, hold: Arc<Hold>) -> Result<(), Error> {
+/// The permit of a hold that was let go of, or why it was lost before.
+pub(super) type Released = Result<Option<Permit>, LossReason>;
+
+async fn release(released: Released, hold: Arc<Hold>) -> Result<(), Error> {
     let client = &hold.client;
-    let turn = match (turn, client.fault) {
-        (Ok(turn), _) => turn,
+    let permit = match (released, client.fault) {
+        (Ok(permit), _) => permit,
         (Err(_), Fault::ReleaseLostIsOk) => return Ok(()),
         (Err(reason), Fault::ReleaseLostFreesSuccessor) => {
             client.link.server().end(&hold.key, None, LossReason::Gone, false);
@@ -384,28 +464,8 @@ async fn release(turn: Result<Option<Turn>, LossReason>, hold: Arc<Hold>) -> Res
     };
     let reference = hold.reference();
     let call = client.link.call(Op::Release, |server, asker| server.release(asker, &reference));
-    let error = match timeout(CALL, call).await {
-        Ok(Ok(freed)) => {
-            return if freed.was_held { Ok(()) } else { Err(hold.lost_error(LossReason::Gone)) };
-        }
-        Ok(Err(kind)) => client.store_error(kind),
-        Err(_) => Error::new(ErrorKind::OutcomeUnknown, "the store did not answer the release"),
-    };
-    match client.fault {
-        Fault::ReleaseNotRetried => {}
-        Fault::ReleaseWedges => std::mem::forget(turn),
-        _ => {
-            let again = Arc::clone(client);
-            client.handle.spawn(async move {
-                again.undo(reference).await;
-                drop(turn);
-            });
-        }
-    }
-    if client.fault == Fault::ReleaseFailsSilently {
-        return Ok(());
-    }
-    Err(client.named(error, &hold.key))
+    let answer = timeout(CALL, call).await.map_err(drop);
+    hold.confirm_release(permit, answer)
 }
 
 impl fmt::Debug for MiniGrant {

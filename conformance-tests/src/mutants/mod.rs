@@ -8,10 +8,12 @@ mod backend_fault;
 mod link;
 mod lock_fault;
 mod mini_backend;
+mod mini_batch;
+mod mini_client;
 mod mini_events;
 mod mini_grant;
 mod mini_lock;
-mod mini_turns;
+mod mini_permits;
 mod record;
 mod server;
 

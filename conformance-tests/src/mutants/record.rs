@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime};
 
-use leasehold_api::{FencingToken, HoldInfo, HoldState, HolderId, LockKey};
-use leasehold_engine::{Attempt, Held, Request};
+use leasehold_api::{FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey};
+use leasehold_engine::{Attempt, Contended, Request};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -45,7 +45,7 @@ pub(super) struct Stored {
     pub(super) request: Request,
 }
 
-/// A place in the store's own queue.
+/// A waiter in the store's own queue.
 pub(super) struct Ticket {
     pub(super) asker: Asker,
     pub(super) request: Request,
@@ -54,8 +54,9 @@ pub(super) struct Ticket {
 
 impl Record {
     /// Why the key cannot be had now.
-    pub(super) fn hindrance(&mut self, fault: Fault, asker: Asker) -> Option<Held> {
-        let mut held = Held::new();
+    pub(super) fn hindrance(&mut self, fault: Fault, asker: Asker) -> Option<Contended> {
+        let mut held = Contended::new();
+        held.cooling_for = self.cooldown(asker.now);
         if let Some(stored) = self.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
             if fault == Fault::ReleaseAddsPermit && self.permits > 0 {
                 self.permits -= 1;
@@ -65,14 +66,18 @@ impl Record {
             {
                 held.retry_after = stored.ends.map(|at| at.saturating_duration_since(asker.now));
             }
+            if fault == Fault::HeldHidesCooldown {
+                held.cooling_for = None;
+            }
             return Some(held);
         }
-        if let Some(at) = self.not_before.filter(|at| *at > asker.now) {
-            held.cooling_for = Some(at - asker.now);
-            held.retry_after = held.cooling_for;
-            return Some(held);
-        }
-        None
+        held.retry_after = held.cooling_for;
+        held.cooling_for.is_some().then_some(held)
+    }
+
+    /// How much longer a cooldown lasts.
+    pub(super) fn cooldown(&self, now: Instant) -> Option<Duration> {
+        self.not_before.filter(|at| *at > now).map(|at| at - now)
     }
 
     /// Whether somebody else is before `request`: in the store's own queue, or by asking for longer.
@@ -80,7 +85,13 @@ impl Record {
         if self.queue.front().is_some_and(|t| t.request.holder != request.holder) {
             return true;
         }
-        if matches!(fault, Fault::HidesWaiters | Fault::FifoIsPolled) {
+        let hidden = match fault {
+            Fault::HidesWaiters | Fault::FifoIsPolled => true,
+            Fault::TryOvertakes => !request.waits,
+            Fault::WindowOvertakes => request.cooldown.is_some(),
+            _ => false,
+        };
+        if hidden {
             return false;
         }
         let now = asker.now;
@@ -103,29 +114,23 @@ impl Record {
         asked.last = asker.now;
     }
 
-    pub(super) fn info(&self, fault: Fault, now: Instant, ended: bool) -> Option<HoldInfo> {
-        let cooling = self.not_before.filter(|at| *at > now).map(|at| at - now);
-        let Some(stored) = &self.hold else {
-            let mut info = HoldInfo::new(self.key.clone()?);
-            info.state = HoldState::Cooling;
-            info.cooling_for = cooling;
-            return (ended && cooling.is_some()).then_some(info);
-        };
-        let mut info = HoldInfo::new(stored.key.clone());
-        if !stored.is_live(fault, now) {
-            if !ended {
-                return None;
+    pub(super) fn info(&self, key: &LockKey, fault: Fault, now: Instant, ended: bool) -> KeyInfo {
+        let mut info = KeyInfo::free(self.hold.as_ref().map_or(key, |stored| &stored.key).clone());
+        info.cooldown = self.cooldown(now);
+        if let Some(stored) = self.hold.as_ref().filter(|h| ended || h.is_live(fault, now)) {
+            let mut hold = HoldInfo::new();
+            if !stored.is_live(fault, now) && fault != Fault::ListShowsExpired {
+                hold.state = HoldState::Expired;
             }
-            info.state = if fault == Fault::ListShowsExpired { HoldState::Held } else { HoldState::Expired };
+            hold.holder = Some(stored.holder);
+            hold.token = Some(FencingToken::from_u64(stored.token));
+            hold.label.clone_from(&stored.request.label);
+            hold.since = Some(stored.since);
+            hold.expires_in = stored.ends.map(|at| at.saturating_duration_since(now));
+            hold.owner = Some(format!("client {}", stored.client));
+            info.holders.push(hold);
         }
-        info.holder = Some(stored.holder);
-        info.token = Some(FencingToken::from_u64(stored.token));
-        info.label.clone_from(&stored.request.label);
-        info.since = Some(stored.since);
-        info.expires_in = stored.ends.map(|at| at.saturating_duration_since(now));
-        info.cooling_for = cooling;
-        info.owner = Some(format!("client {}", stored.client));
-        Some(info)
+        info
     }
 }
 

@@ -8,15 +8,15 @@ use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, ListQuery, LockKey, LossReason};
-use leasehold_engine::{Attempt, Freed, Granted, Held, HoldRef, Renewed, Request};
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, KeyInfo, ListQuery, LockKey, LossReason};
+use leasehold_engine::{Attempt, Contended, Freed, Granted, HoldRef, Renewed, Request, token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::backend_fault::BackendFault as Fault;
 use super::record::{Record, Stored, Ticket, ends};
 
-/// How many holds the store takes under [`Fault::CapacityIsHeld`].
+/// How many holds the store takes under [`Fault::CapacityIsContended`].
 const FEW: usize = 50;
 
 /// What counts as for ever.
@@ -94,22 +94,22 @@ impl Server {
         let mut state = self.lock();
         let name = self.name(asker.client, &request.key);
         let holds = || state.records.values().filter(|r| r.hold.is_some()).count();
-        if self.fault == Fault::CapacityIsHeld && holds() >= FEW {
-            return Ok(Attempt::Held(Held::new()));
+        if self.fault == Fault::CapacityIsContended && holds() >= FEW {
+            return Ok(Attempt::Contended(Contended::new()));
         }
         let fault = self.fault;
         let attempt = match state.records.get_mut(&name).is_some_and(|r| r.is_awaited(fault, asker, request))
         {
             true => {
                 state.records.entry(name).or_default().refuse(asker, request.holder);
-                Attempt::Held(Held::new())
+                Attempt::Contended(Contended::new())
             }
             false => state.attempt(self.fault, name, asker, request),
         };
-        if matches!(attempt, Attempt::Held(_)) {
+        if matches!(attempt, Attempt::Contended(_)) {
             state.contended += 1;
             match self.fault {
-                Fault::HeldIsError => return Err(Error::new(ErrorKind::Unavailable, "somebody has it")),
+                Fault::ContendedIsError => return Err(Error::new(ErrorKind::Unavailable, "somebody has it")),
                 Fault::GrantsEveryThousandth if state.contended % 1_000 == 0 => {
                     return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, asker, 0))));
                 }
@@ -122,7 +122,7 @@ impl Server {
         Ok(attempt)
     }
 
-    /// Takes a place in the queue of the key.
+    /// Enters the queue of the key.
     pub(crate) fn enqueue(&self, asker: Asker, request: Request) -> oneshot::Receiver<Attempt> {
         let (reply, answer) = oneshot::channel();
         let name = self.name(asker.client, &request.key);
@@ -267,12 +267,21 @@ impl Server {
         live
     }
 
+    /// How much longer a cooldown of the key lasts, whoever holds it.
+    pub(crate) fn cooldown(&self, asker: Asker, key: &LockKey) -> Option<Duration> {
+        let name = self.name(asker.client, key);
+        self.lock().records.get(&name)?.cooldown(asker.now)
+    }
+
     /// Whether the key is free but for a cooldown.
-    pub(crate) fn cooling(&self, asker: Asker, key: &LockKey) -> Option<Held> {
+    pub(crate) fn cooling(&self, asker: Asker, key: &LockKey) -> Option<Contended> {
         let name = self.name(asker.client, key);
         let mut state = self.lock();
-        let held = state.records.get_mut(&name)?.hindrance(self.fault, asker)?;
-        held.cooling_for.is_some().then_some(held)
+        let record = state.records.get_mut(&name)?;
+        if record.hold.as_ref().is_some_and(|hold| hold.is_live(self.fault, asker.now)) {
+            return None;
+        }
+        record.hindrance(self.fault, asker)
     }
 
     /// Forgets that `client` waits for anything.
@@ -284,7 +293,7 @@ impl Server {
     }
 
     /// Lets go of everything that `client` holds or awaits.
-    pub(crate) fn sever(&self, client: u64) {
+    pub(crate) fn abort(&self, client: u64) {
         let mut state = self.lock();
         let mut freed = Vec::new();
         for record in state.records.values_mut() {
@@ -297,18 +306,20 @@ impl Server {
         news.into_iter().for_each(News::tell);
     }
 
-    pub(crate) fn inspect(&self, key: &LockKey) -> Option<HoldInfo> {
+    pub(crate) fn inspect(&self, key: &LockKey) -> KeyInfo {
         let mut state = self.lock();
         let name = self.name(0, key);
         let now = Instant::now();
         self.disturb_by_look(&mut state, &name, key, now);
-        state.records.get(&name)?.info(self.fault, now, false).map(|mut info| {
-            info.key = key.clone();
-            info
-        })
+        let mut info = state
+            .records
+            .get(&name)
+            .map_or_else(|| KeyInfo::free(key.clone()), |r| r.info(key, self.fault, now, false));
+        info.key = key.clone();
+        info
     }
 
-    pub(crate) fn list(&self, query: &ListQuery) -> Vec<HoldInfo> {
+    pub(crate) fn list(&self, query: &ListQuery) -> Vec<KeyInfo> {
         let mut state = self.lock();
         let now = Instant::now();
         let keys: Vec<_> =
@@ -319,8 +330,11 @@ impl Server {
             }
         }
         let ended = query.include_ended || self.fault == Fault::ListShowsExpired;
-        let infos = state.records.values().filter_map(|r| r.info(self.fault, now, ended));
-        let mut infos: Vec<_> = infos.filter(|i| i.key.as_str().starts_with(&query.prefix)).collect();
+        let known = state.records.values().filter_map(|r| Some((r.key.as_ref()?, r)));
+        let infos = known.map(|(key, record)| record.info(key, self.fault, now, ended));
+        let shown = |i: &KeyInfo| !i.holders.is_empty() || (ended && i.cooldown.is_some());
+        let mut infos: Vec<_> =
+            infos.filter(|i| shown(i) && i.key.as_str().starts_with(&query.prefix)).collect();
         infos.sort_by(|a, b| a.key.cmp(&b.key));
         infos.truncate(query.limit.unwrap_or(usize::MAX));
         infos
@@ -381,7 +395,7 @@ impl State {
         }
         if let Some(held) = record.hindrance(fault, asker) {
             record.refuse(asker, request.holder);
-            return Attempt::Held(held);
+            return Attempt::Contended(held);
         }
         record.refused.remove(&asker.client);
         let takeover = record.hold.is_some();
@@ -411,10 +425,10 @@ impl State {
             // Milliseconds: two grants within one have the same.
             Fault::TokenFromClock => EPOCH_MILLIS + millis(asker.now),
             Fault::TokenPerClient => *own,
-            Fault::TokenRestartsWhenFree => (last >> FencingToken::LOCAL_BITS) % 3 + 1,
+            Fault::TokenRestartsWhenFree => (last >> token::LOCAL_BITS) % 3 + 1,
             _ => self.drawn,
         };
-        FencingToken::from_store_number(number)
+        token::from_store_number(number)
     }
 
     fn serve(&mut self, fault: Fault, name: &str) {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockKey, LossReason, MAX_KEY_BYTES, Namespaced};
 use leasehold_conformance::{
-    ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Skew, Time,
+    ClientFaults, ClientSetup, Disturbed, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Time,
     async_trait,
 };
-use leasehold_engine::Waiting;
+use leasehold_engine::{Backend as _, Confirm, Engine, TokioClock, Waiting};
 use leasehold_memory::MemoryStore;
 
 const NAMESPACE: &str = "some:where";
@@ -22,6 +22,7 @@ pub(crate) struct Memory {
     silent: bool,
     leased: bool,
     namespaced: bool,
+    sticky: bool,
 }
 
 impl Memory {
@@ -47,6 +48,12 @@ impl Memory {
         self
     }
 
+    /// Clients that can be disturbed confirm their holds, and leave those in the store that they could not confirm.
+    pub(crate) fn sticky(mut self) -> Self {
+        self.sticky = true;
+        self
+    }
+
     /// Cases see the store through a wrapper.
     pub(crate) fn namespaced(mut self) -> Self {
         self.namespaced = true;
@@ -68,7 +75,7 @@ impl Factory for Memory {
         if self.leased {
             store = store.default_ttl(Duration::from_secs(30));
         }
-        Ok(Box::new(OneStore { store, namespaced: self.namespaced }))
+        Ok(Box::new(OneStore { store, namespaced: self.namespaced, sticky: self.sticky }))
     }
 }
 
@@ -76,11 +83,16 @@ impl Factory for Memory {
 struct OneStore {
     store: MemoryStore,
     namespaced: bool,
+    sticky: bool,
 }
 
 impl OneStore {
     fn wrap(&self, lock: impl Lock) -> Arc<dyn Lock> {
-        if self.namespaced { Arc::new(Namespaced::new(Arc::new(lock), NAMESPACE)) } else { Arc::new(lock) }
+        if self.namespaced {
+            Arc::new(Namespaced::new(Arc::new(lock), NAMESPACE).expect("a valid name"))
+        } else {
+            Arc::new(lock)
+        }
     }
 
     fn inner(&self, key: &LockKey) -> LockKey {
@@ -110,12 +122,16 @@ impl Faults for OneStore {
     }
 
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
-        let with = leasehold_memory::ClientSetup::new();
-        let client = self.store.client_with(match setup.skew {
-            Skew::None => with,
-            Skew::Ahead(by) => with.skew_ahead(by),
-            Skew::Behind(by) => with.skew_behind(by),
-        })?;
+        if self.sticky {
+            let backend = Disturbed::new(self.store.backend());
+            let faults = backend.faults();
+            let mut timing = backend.timing();
+            timing.confirm = Some(Confirm::new(Duration::from_secs(1), Duration::from_secs(3)).sticky());
+            let engine =
+                Engine::builder(backend).clock(Arc::new(TokioClock::new())).timing(timing).start()?;
+            return Ok(FaultyClient::new(self.wrap(engine), faults));
+        }
+        let client = self.store.client_with(setup)?;
         Ok(FaultyClient::new(self.wrap(client.lock), Arc::new(OneClient(client.faults))))
     }
 
@@ -137,18 +153,7 @@ impl ClientFaults for OneClient {
     }
 
     fn script(&self, op: Op, fault: Fault) {
-        use leasehold_memory::Fault as Theirs;
-        let fault = match fault {
-            Fault::Pass => Theirs::Pass,
-            Fault::Error(kind) => Theirs::Error(kind),
-            Fault::Delay(by) => Theirs::Delay(by),
-            Fault::DelayReply(by) => Theirs::DelayReply(by),
-            Fault::Hang => Theirs::Hang,
-            Fault::LoseReply => Theirs::LoseReply,
-            Fault::LoseReplyHang => Theirs::LoseReplyHang,
-            other => panic!("the memory store has no fault {other:?}"),
-        };
-        self.0.script(theirs(op), fault);
+        self.0.script(op, fault);
     }
 
     fn mute(&self, muted: bool) {
@@ -156,16 +161,6 @@ impl ClientFaults for OneClient {
     }
 
     fn calls(&self, op: Op) -> u64 {
-        self.0.calls(theirs(op))
-    }
-}
-
-fn theirs(op: Op) -> leasehold_memory::Op {
-    match op {
-        Op::Acquire => leasehold_memory::Op::Acquire,
-        Op::Wait => leasehold_memory::Op::Wait,
-        Op::Renew => leasehold_memory::Op::Renew,
-        Op::Release => leasehold_memory::Op::Release,
-        other => panic!("the memory store has no operation {other:?}"),
+        self.0.calls(op)
     }
 }

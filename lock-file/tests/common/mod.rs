@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{FencingToken, HolderId, LockKey};
-use leasehold_engine::{Attempt, Backend, Freed, Granted, Held, Request};
+use leasehold_api::{Error, FencingToken, HolderId, LockKey};
+use leasehold_engine::{Attempt, Backend, Contended, Freed, Granted, Request};
 use leasehold_file::{FileBackend, FileConfig};
 
 /// What no step of a test takes, on however slow a machine.
@@ -27,10 +27,7 @@ pub(crate) fn request(key: &str) -> Request {
     Request::new(self::key(key), HolderId::from_parts(u128::from(std::process::id()), serial))
 }
 
-pub(crate) async fn attempt(
-    backend: &FileBackend,
-    request: &Request,
-) -> Result<Attempt, leasehold_api::Error> {
+pub(crate) async fn attempt(backend: &FileBackend, request: &Request) -> Result<Attempt, Error> {
     backend.acquire(vec![request.clone()]).await.pop().unwrap()
 }
 
@@ -45,10 +42,18 @@ pub(crate) async fn token(backend: &FileBackend, request: &Request) -> FencingTo
     granted(backend, request).await.token.unwrap()
 }
 
-pub(crate) async fn held(backend: &FileBackend, request: &Request) -> Held {
+pub(crate) async fn contended(backend: &FileBackend, request: &Request) -> Contended {
     match attempt(backend, request).await.unwrap() {
-        Attempt::Held(held) => held,
-        other => panic!("not held: {other:?}"),
+        Attempt::Contended(contended) => contended,
+        other => panic!("not contended: {other:?}"),
+    }
+}
+
+/// The error of a request of which the store knows nothing.
+pub(crate) async fn refused(backend: &FileBackend, request: &Request) -> Error {
+    match attempt(backend, request).await.unwrap() {
+        Attempt::Refused(error) => error,
+        other => panic!("not refused: {other:?}"),
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 pub const LONG: Duration = Duration::from_secs(30);
 
 /// Shorter than in production, to spare the tests the wait: confirmed every, lost after, server gives up.
-pub const BEAT: Liveness = Liveness::new(ms(300), ms(2_000), ms(4_000));
+pub const LIVENESS: Liveness = Liveness::new(ms(300), ms(2_000), ms(4_000));
 
 pub const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -29,7 +29,7 @@ pub fn key(text: &str) -> LockKey {
 }
 
 pub fn server(url: &str) -> PgConfig {
-    let config = PgConfig::from_url(url).unwrap().install_schema(true).liveness(BEAT);
+    let config = PgConfig::from_url(url).unwrap().install_schema(true).liveness(LIVENESS);
     config.statement_timeout(ms(3_000)).connect_timeout(ms(10_000))
 }
 
@@ -73,8 +73,8 @@ pub async fn is_held(lock: &Engine, key: &str) -> bool {
     }
 }
 
-/// Why a key that was just lost cannot be taken. The loss is told first, and the turn handed on then: a try in
-/// between finds the key busy.
+/// Why a key that was just lost cannot be taken. The loss is told first, and the next local caller is let in then: a try
+/// in between finds the key busy.
 pub async fn refused_after_a_loss(lock: &Engine, key: &str) -> Error {
     let refused = async {
         loop {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use leasehold_api::{ErrorKind, FencingToken, Lock as _, LockExt as _, LossReason, Validity};
-use leasehold_engine::{Attempt, Backend as _, HoldRef, Renewed, Request};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Renewed, Request, token};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
 use sqlx::{Connection, Executor, PgConnection};
@@ -58,12 +58,12 @@ async fn tokens_beside_a_purge(names: &[&str]) -> Vec<FencingToken> {
 
 #[tokio::test]
 async fn a_grant_beside_a_purge_has_a_token_alone() {
-    assert!(tokens_beside_a_purge(&["k"]).await[0] > FencingToken::from_store_number(0).unwrap());
+    assert!(tokens_beside_a_purge(&["k"]).await[0] > token::from_store_number(0).unwrap());
 }
 
 #[tokio::test]
 async fn a_grant_beside_a_purge_has_a_token_in_a_batch() {
-    let none = FencingToken::from_store_number(0).unwrap();
+    let none = token::from_store_number(0).unwrap();
     assert!(tokens_beside_a_purge(&["a", "b", "c"]).await.into_iter().all(|token| token > none));
 }
 
@@ -293,7 +293,7 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
         let start = Instant::now();
         let requests = (0..count).map(|n| request(&format!("k{n}"), n)).collect();
         for answer in backend.acquire(requests).await {
-            let error = answer.unwrap_err();
+            let Ok(Attempt::Refused(error)) = answer else { panic!("the statement was rolled back") };
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert!(error.key().is_some());
         }
@@ -410,11 +410,14 @@ async fn extreme_values_in_a_row_harm_nobody() {
     }
     let asked = ["endless", "max", "min"].into_iter().zip(10..).map(|(name, n)| request(name, n)).collect();
     let answers: Vec<_> = backend.acquire(asked).await.into_iter().map(Result::unwrap).collect();
-    assert!(matches!(&answers[0], Attempt::Held(held) if held.retry_after.is_none()), "{answers:?}");
-    assert!(matches!(&answers[1], Attempt::Held(held) if held.cooling_for.is_some()), "{answers:?}");
+    assert!(matches!(&answers[0], Attempt::Contended(held) if held.retry_after.is_none()), "{answers:?}");
+    assert!(matches!(&answers[1], Attempt::Contended(held) if held.cooling_for.is_some()), "{answers:?}");
     assert!(matches!(answers[2], Attempt::Granted(_)), "{answers:?}");
     for name in ["max", "endless"] {
-        assert!(matches!(backend.acquire(vec![request(name, 20)]).await.remove(0), Ok(Attempt::Held(_))));
+        assert!(matches!(
+            backend.acquire(vec![request(name, 20)]).await.remove(0),
+            Ok(Attempt::Contended(_))
+        ));
     }
     let query = leasehold_api::ListQuery::new().include_ended();
     assert_eq!(backend.admin().unwrap().list(&query).await.unwrap().len(), 3);

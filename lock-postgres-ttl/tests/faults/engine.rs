@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Once, Validity};
+use leasehold_api::{
+    ErrorKind, HoldState, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Once, Validity,
+};
 use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
 use leasehold_postgres_ttl::PgConfig;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
-use crate::support::{config, connection, holder, installed, key, request};
+use crate::support::{config, connection, expire, holder, installed, key, request};
 
 /// Counts statements that change the table, by a trigger.
 const COUNTED: &str = "\
@@ -218,11 +220,11 @@ async fn one_request_that_fails_spares_its_neighbours() {
     for (n, answer) in answers.iter().enumerate() {
         match answer {
             Ok(Attempt::Granted(_)) => assert_ne!(n, 3),
-            Err(error) => {
+            Ok(Attempt::Refused(error)) => {
                 assert_eq!(n, 3, "{error}");
                 assert_eq!(error.key(), Some(&key("k3")));
             }
-            Ok(other) => panic!("{n}: {other:?}"),
+            other => panic!("{n}: {other:?}"),
         }
     }
 }
@@ -246,7 +248,7 @@ async fn an_operator_changes_the_window_in_the_row() {
     let run = async || {
         let hour = Duration::from_secs(3_600);
         let once = lock.key("report").at_most_once_per(hour).run(async |_| ()).await.unwrap();
-        matches!(once, Once::Ran(()))
+        matches!(once, Once::Due(()))
     };
     assert!(run().await);
     assert!(!run().await);
@@ -322,4 +324,42 @@ async fn a_row_that_vanishes_is_noticed_long_before_the_next_renewal() {
     let next = lock.key("k").acquire().await.unwrap();
     assert!(next.token() > guard.token());
     next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_has_ended_is_shown_apart_from_what_is_held() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut requests: Vec<Request> = ["cooling", "ended", "held", "free"]
+        .into_iter()
+        .zip(1..)
+        .map(|(name, serial)| request(name, serial))
+        .collect();
+    requests[0].cooldown = Some(Duration::from_secs(60));
+    let holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
+    for answer in backend.acquire(requests).await {
+        assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
+    }
+    for freed in backend.release(vec![holds[0].clone(), holds[3].clone()]).await {
+        assert!(freed.unwrap().was_held);
+    }
+    expire(&mut connection(&database).await, "ended", "1 s").await;
+    let admin = backend.admin().unwrap();
+
+    let cooling = admin.inspect(&key("cooling")).await.unwrap();
+    assert!(cooling.holders.is_empty() && !cooling.is_free(), "{cooling:?}");
+    assert!(cooling.cooldown.is_some_and(|left| left <= Duration::from_secs(60)), "{cooling:?}");
+    for name in ["ended", "free", "never seen"] {
+        assert_eq!(admin.inspect(&key(name)).await.unwrap(), KeyInfo::free(key(name)));
+    }
+    let held = admin.inspect(&key("held")).await.unwrap();
+    assert_eq!((held.holder().unwrap().holder, held.cooldown), (Some(holds[2].holder), None));
+
+    let names = |infos: &[KeyInfo]| infos.iter().map(|info| info.key.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(&admin.list(&ListQuery::new()).await.unwrap()), ["held"]);
+    let all = admin.list(&ListQuery::new().include_ended()).await.unwrap();
+    assert_eq!(names(&all), ["cooling", "ended", "held"]);
+    assert!(all[0].holders.is_empty() && all[0].cooldown.is_some(), "{all:?}");
+    let states: Vec<_> = all[1..].iter().map(|info| info.holders[0].state).collect();
+    assert_eq!(states, [HoldState::Expired, HoldState::Held]);
 }

@@ -195,7 +195,7 @@ async fn a_snapshot_that_may_be_too_old_is_refused() {
             let mut tx = user.begin_with(begin).await.unwrap();
             tx.execute("SELECT 1 FROM leasehold.version").await.unwrap();
             if renewed {
-                guard.renew(None).await.unwrap();
+                guard.renew().await.unwrap();
             }
             let error = guard.fence(&mut tx).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidOption, "{level} {renewed}: {error}");

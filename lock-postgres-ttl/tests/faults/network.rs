@@ -162,7 +162,7 @@ async fn works_behind_a_pooler_in_transaction_mode() {
     assert!(direct.key("k").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     let guards = a.keys((0..20).map(|n| format!("k{n}"))).acquire().await.unwrap();
-    leasehold_api::release_all(guards).await.unwrap();
+    guards.release().await.unwrap();
 }
 
 #[tokio::test]

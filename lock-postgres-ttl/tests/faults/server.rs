@@ -52,10 +52,10 @@ async fn defaults_of_database_and_role_do_not_matter() {
         let lock = leasehold_postgres_ttl::TtlConfig::new(postgres).connect().await.unwrap();
         let guard = lock.key("k").acquire().await.unwrap();
         tokio::time::sleep(Duration::from_millis(700)).await;
-        guard.renew(None).await.unwrap();
+        guard.renew().await.unwrap();
         guard.release().await.unwrap();
         let guards = lock.keys(["a", "b", "c"]).acquire().await.unwrap();
-        leasehold_api::release_all(guards).await.unwrap();
+        guards.release().await.unwrap();
         let seen: Vec<(String, String, String, String, String, String)> = sqlx::query_as(
             "SELECT DISTINCT isolation, durable, statement, lock, read_only, jit FROM public.seen",
         )
@@ -83,7 +83,7 @@ async fn a_restart_in_between_costs_nothing_but_time() {
         );
         cluster.start_again().await;
         assert_eq!(guard.validity(), Validity::Valid);
-        while guard.renew(None).await.is_err() {
+        while guard.renew().await.is_err() {
             assert_ne!(guard.validity(), Validity::Lost);
         }
     }

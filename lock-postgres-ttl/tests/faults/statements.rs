@@ -152,9 +152,9 @@ async fn updates_stay_on_their_page() {
     for round in 0..200 {
         let guards = lock.keys((0..5).map(|n| format!("k{n}"))).acquire().await.unwrap();
         if round % 10 == 0 {
-            guards[0].renew(None).await.unwrap();
+            guards[0].renew().await.unwrap();
         }
-        leasehold_api::release_all(guards).await.unwrap();
+        guards.release().await.unwrap();
     }
     // A session reports its counts with a later statement, after a second.
     let counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'leasehold' AND relname = 'lease'";

@@ -63,50 +63,50 @@ async fn what_those_ask_for_who_were_just_answered_travels_together() {
 }
 
 #[tokio::test]
-async fn those_who_are_at_work_elsewhere_are_waited_for_and_those_who_do_not_come_are_not() {
+async fn callers_who_are_busy_are_waited_for_and_those_who_do_not_come_are_not() {
     let (failed, _failures) = mpsc::unbounded_channel();
     let lane = Lane::new();
     let mut session = lane.serve();
     lane.push_all((0..3).map(|n| Number(n, failed.clone())));
     assert_eq!(session.take(64).await.unwrap().len(), 3);
-    for turns in [1, LOOKS, 100] {
+    for yields in [1, IDLE_YIELDS, 100] {
         let (lane, failed) = (lane.clone(), failed.clone());
         tokio::spawn(async move {
-            for _ in 1..turns {
+            for _ in 1..yields {
                 tokio::task::yield_now().await;
             }
-            lane.push(Number(turns, failed));
+            lane.push(Number(yields, failed));
         });
     }
-    assert_eq!(numbers(session.take(64).await), [1, LOOKS]);
+    assert_eq!(numbers(session.take(64).await), [1, IDLE_YIELDS]);
 }
 
 #[tokio::test]
-async fn what_others_take_meanwhile_keeps_nobody_waiting() {
+async fn what_others_take_meanwhile_delays_nobody() {
     let (failed, _failures) = mpsc::unbounded_channel();
     let lane = Lane::new();
     let mut other = lane.serve();
-    let turns = Arc::new(AtomicUsize::new(0));
+    let steps = Arc::new(AtomicUsize::new(0));
     tokio::spawn({
-        let (lane, turns) = (lane.clone(), Arc::clone(&turns));
+        let (lane, steps) = (lane.clone(), Arc::clone(&steps));
         async move {
-            for turn in 0..10_000 {
-                if turn % 2 == 0 {
-                    lane.push(Number(turn, failed.clone()));
+            for step in 0..10_000 {
+                if step % 2 == 0 {
+                    lane.push(Number(step, failed.clone()));
                 } else {
                     assert_eq!(other.take(64).await.unwrap().len(), 1);
                 }
-                turns.fetch_add(1, Ordering::Relaxed);
+                steps.fetch_add(1, Ordering::Relaxed);
                 tokio::task::yield_now().await;
             }
         }
     });
     lane.gather(8).await;
-    assert_eq!(turns.load(Ordering::Relaxed), 8 * TURNS);
+    assert_eq!(steps.load(Ordering::Relaxed), 8 * YIELDS_PER_JOB);
 }
 
 #[tokio::test]
-async fn a_lone_job_is_taken_without_anybodys_turn_in_between() {
+async fn a_lone_job_is_taken_without_yielding_to_anybody() {
     let (failed, _failures) = mpsc::unbounded_channel();
     let lane = Lane::new();
     let mut session = lane.serve();
@@ -118,7 +118,7 @@ async fn a_lone_job_is_taken_without_anybodys_turn_in_between() {
 }
 
 #[tokio::test]
-async fn many_jobs_are_shared_out_and_few_are_not() {
+async fn many_jobs_are_divided_and_few_are_not() {
     let (failed, _failures) = mpsc::unbounded_channel();
     let lane = Lane::new();
     let (mut one, mut other) = (lane.serve(), lane.serve());
@@ -170,7 +170,7 @@ async fn what_had_better_wait_stays_first_in_the_queue() {
 }
 
 #[tokio::test]
-async fn each_job_stands_back_only_so_often() {
+async fn each_job_is_deferred_only_so_often() {
     let lane = Lane::new();
     let mut session = lane.serve();
     let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
@@ -186,7 +186,7 @@ async fn each_job_stands_back_only_so_often() {
 }
 
 #[tokio::test]
-async fn whoever_is_interrupted_does_not_gather_anew() {
+async fn a_session_that_is_interrupted_does_not_gather_anew() {
     let (failed, _failures) = mpsc::unbounded_channel();
     let lane = Lane::new();
     let mut session = lane.serve();

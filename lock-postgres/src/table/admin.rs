@@ -1,7 +1,7 @@
 //! The operator's view.
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HoldInfo, HoldState, HolderId, ListQuery, LockAdmin, LockKey};
+use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
 
 use super::backend::{TableBackend, only};
 use super::job::{Look, TableJob};
@@ -9,15 +9,18 @@ use super::registry::Named;
 
 #[async_trait]
 impl LockAdmin for TableBackend {
-    async fn inspect(&self, key: &LockKey) -> Result<Option<HoldInfo>, Error> {
-        let key = key.as_str().to_owned();
-        let look = Look { from: key.clone(), to: Some(key), prefix: String::new(), ended: true, limit: None };
-        let hold: Option<HoldInfo> = only(self.ask(TableJob::Look, vec![look]).await)?.into_iter().next();
-        // Over, but a cooldown may still keep others out.
-        Ok(hold.filter(|hold| hold.state != HoldState::Expired))
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
+        let name = key.as_str().to_owned();
+        // What has ended too: a cooldown may outlast it.
+        let look =
+            Look { from: name.clone(), to: Some(name), prefix: String::new(), ended: true, limit: None };
+        let found = only(self.ask(TableJob::Look, vec![look]).await).map_err(|error| error.with_key(key))?;
+        let mut info = found.into_iter().next().unwrap_or_else(|| KeyInfo::free(key.clone()));
+        info.holders.retain(|hold| hold.state != HoldState::Expired);
+        Ok(info)
     }
 
-    async fn list(&self, query: &ListQuery) -> Result<Vec<HoldInfo>, Error> {
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         let look = Look {
             from: query.prefix.clone(),
             to: None,

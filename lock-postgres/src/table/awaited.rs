@@ -7,36 +7,36 @@ use leasehold_api::LockKey;
 use super::seen;
 
 /// How many keys are remembered, at most: 8 KiB.
-const PLACES: u64 = 1024;
+const SLOTS: u64 = 1024;
 
 /// The keys that were not free when they were asked for, or waited for when they were released. A hint for speed
-/// alone: each has one place, which the next key with that place takes.
+/// alone: each key has one slot, and a key that is noted later replaces another one in the same slot.
 pub(super) struct Awaited(Box<[AtomicU64]>);
 
 const NOBODY: u64 = 0;
 
 impl Awaited {
     pub(super) fn new() -> Self {
-        Self((0..PLACES).map(|_| AtomicU64::new(NOBODY)).collect())
+        Self((0..SLOTS).map(|_| AtomicU64::new(NOBODY)).collect())
     }
 
     pub(super) fn note(&self, key: &LockKey) {
         let hash = hash(key);
-        self.place(hash).store(hash, Ordering::Relaxed);
+        self.slot(hash).store(hash, Ordering::Relaxed);
     }
 
     pub(super) fn forget(&self, key: &LockKey) {
         let hash = hash(key);
-        let _ = self.place(hash).compare_exchange(hash, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.slot(hash).compare_exchange(hash, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     pub(super) fn has(&self, key: &LockKey) -> bool {
         let hash = hash(key);
-        self.place(hash).load(Ordering::Relaxed) == hash
+        self.slot(hash).load(Ordering::Relaxed) == hash
     }
 
-    fn place(&self, hash: u64) -> &AtomicU64 {
-        &self.0[usize::try_from(hash % PLACES).unwrap_or(0)]
+    fn slot(&self, hash: u64) -> &AtomicU64 {
+        &self.0[usize::try_from(hash % SLOTS).unwrap_or(0)]
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remembers_what_was_noted_last_at_a_place_until_it_is_forgotten() {
+    fn remembers_what_was_noted_last_in_a_slot_until_it_is_forgotten() {
         let awaited = Awaited::new();
         let keys: Vec<_> = (0..20_000).map(|n| LockKey::new(format!("k{n}")).unwrap()).collect();
         assert!(keys.iter().all(|key| !awaited.has(key)));
@@ -58,9 +58,9 @@ mod tests {
             assert!(awaited.has(key));
         }
         let left: Vec<_> = keys.iter().filter(|key| awaited.has(key)).collect();
-        assert!(left.len() <= PLACES as usize && left.len() > PLACES as usize / 2, "{} are left", left.len());
+        assert!(left.len() <= SLOTS as usize && left.len() > SLOTS as usize / 2, "{} are left", left.len());
         keys.iter().filter(|key| !awaited.has(key)).for_each(|key| awaited.forget(key));
-        assert!(left.iter().all(|key| awaited.has(key)), "one was forgotten in place of another");
+        assert!(left.iter().all(|key| awaited.has(key)), "one was forgotten instead of another");
         keys.iter().for_each(|key| awaited.forget(key));
         assert!(keys.iter().all(|key| !awaited.has(key)));
     }

@@ -15,7 +15,7 @@ use super::awaited::Awaited;
 use super::dialect::{Dialect, Extension, Statements};
 use super::grants::micros;
 use super::job::{Answer, Call, TableJob};
-use super::registry::{Afterlife, Named, Registry};
+use super::registry::{DoubtPeriod, Named, Registry};
 use super::seen::Seen;
 use super::upkeep::{Upkeep, free};
 use super::work::{Common, TableWork};
@@ -24,10 +24,10 @@ use crate::lane::Lane;
 use crate::session::Session;
 use crate::sql::channel;
 
-/// How long closing waits for the sessions to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(2);
+/// How long closing waits for the sessions to end.
+const SESSION_END: Duration = Duration::from_secs(2);
 
-/// How often closing looks whether all is let go of.
+/// How often closing looks whether everything is released.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// What a store of this family promises, and how it is driven.
@@ -81,14 +81,14 @@ impl TableBackend {
         check(&settings)?;
         let TableSettings { capabilities, timing, poll, connections, check_every, purge_after, extension } =
             settings;
-        // The engine counts from a little earlier than we do.
-        let stays = timing.confirm.filter(|confirm| confirm.stays);
+        // One interval earlier than the engine, which counts from before we did.
+        let sticky = timing.confirm.filter(|confirm| confirm.sticky);
         let channel = channel(dialect.kind, &config.schema);
         let common = Arc::new(Common {
             config: config.clone(),
             statements: Statements::new(dialect, &config.schema, &channel),
             extension,
-            registry: Registry::new(stays.map(|c| c.lost_after.saturating_sub(c.every))),
+            registry: Registry::new(sticky.map(|c| c.lost_after.saturating_sub(c.every))),
             events: OnceLock::new(),
             channel,
             poll,
@@ -149,12 +149,12 @@ impl TableBackend {
         std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Lets go of what calls have left that were not polled to their end.
+    /// Releases what calls have left that were not polled to their end.
     async fn free_the_rest(&self) {
         let registry = &self.common.registry;
         let freed = async {
             while !self.lane.is_closed() {
-                registry.doubt(registry.held(), Afterlife::default());
+                registry.doubt(registry.held(), DoubtPeriod::default());
                 if registry.has_doubts() && !free(&self.common, &self.lane).await || registry.is_quiet() {
                     return;
                 }
@@ -162,7 +162,7 @@ impl TableBackend {
             }
         };
         // The engine's own limit must not end us before the sessions are ended.
-        let _ = timeout(self.timing.call.min(self.timing.close) / 2, freed).await;
+        let _ = timeout(self.timing.request_timeout.min(self.timing.close) / 2, freed).await;
     }
 }
 
@@ -255,13 +255,13 @@ impl Backend for TableBackend {
         self.common.closing.store(true, Ordering::Release);
         self.free_the_rest().await;
         for session in self.end() {
-            session.ended(GOODBYE).await;
+            session.ended(SESSION_END).await;
         }
         // Not before: what it has asked for is asked to the end.
         self.closed.cancel();
     }
 
-    fn sever(&self) {
+    fn abort(&self) {
         self.end().iter().for_each(Session::abort);
         self.closed.cancel();
     }
@@ -287,6 +287,7 @@ impl fmt::Debug for TableBackend {
             .field("config", &self.common.config)
             .field("lane", &self.lane)
             .field("held", &self.common.registry.held().len())
+            .field("in_doubt", &self.common.registry.doubts().len())
             .finish_non_exhaustive()
     }
 }

@@ -10,14 +10,18 @@ use sqlx::{Arguments as _, AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use super::sql;
-use crate::error::{ends_session, sqlstate, store_error};
+use crate::error::{ends_session, outcome_unknown, sqlstate, store_error};
 use crate::ident::Identifier;
 use crate::token::mark_incarnation;
 
-/// What a statement got instead of rows.
+/// What a statement got instead of rows. Where it says that nothing was done, the server has said so: outside of a
+/// transaction block, a statement that is answered with an error has been rolled back.
+#[derive(Debug)]
 pub(super) enum Trouble {
     /// The connection cannot be used any more; what the statement did is not known.
     Dead(Error),
+    /// The statement may have been carried out: its answer cannot be read, or does not say.
+    Unknown(Error),
     /// Somebody else has locked something for too long. Nothing was done.
     Locked {
         /// It is a row; else it may be the table.
@@ -50,6 +54,11 @@ pub(super) struct Db<'c> {
     /// How long one statement may take.
     pub(super) limit: Duration,
 }
+
+/// The codes with which Postgres itself answers a statement that it has rolled back. Not among them: faults of the
+/// machine or of something in between (08, 58, XX).
+const ROLLED_BACK: &[&str] =
+    &["0A", "25", "26", "28", "2B", "3D", "3F", "40", "42", "44", "53", "55", "57014"];
 
 /// What most statements need: reserved at once instead of grown into.
 const FEW_VALUES: usize = 8;
@@ -134,17 +143,12 @@ impl Db<'_> {
                 Ok(Err(error)) => error,
                 Err(_) => return Err(Trouble::Dead(self.silent(doing))),
             };
-            let code = sqlstate(&error).unwrap_or_default();
-            match code.as_str() {
-                // Nothing of ours provokes these; a trigger or a lock by hand may.
-                "40001" | "40P01" if attempt < ATTEMPTS => attempt += 1,
-                "55P03" => return Err(Trouble::Locked { row: names_row(&error) }),
-                _ if is_dead(&error, &code) => return Err(Trouble::Dead(store_error(error, doing))),
-                _ if ["22", "23", "54", "P0"].iter().any(|class| code.starts_with(class)) => {
-                    return Err(Trouble::OneOf(store_error(error, doing)));
-                }
-                _ => return Err(Trouble::Refused(store_error(error, doing))),
+            // Nothing of ours provokes these; a trigger or a lock by hand may.
+            let lost_a_race = sqlstate(&error).is_some_and(|code| code == "40001" || code == "40P01");
+            if !lost_a_race || attempt == ATTEMPTS {
+                return Err(Trouble::of(error, doing));
             }
+            attempt += 1;
         }
     }
 
@@ -208,10 +212,28 @@ impl Rows for PgQueryResult {
 }
 
 impl Trouble {
+    fn of(error: sqlx::Error, doing: &str) -> Self {
+        let code = sqlstate(&error).unwrap_or_default();
+        if code == "55P03" {
+            return Self::Locked { row: names_row(&error) };
+        }
+        let is_one_of = |classes: &[&str]| classes.iter().any(|class| code.starts_with(class));
+        let kind = match &error {
+            sqlx::Error::ColumnDecode { .. } => Self::Unknown,
+            // The values were not sent.
+            sqlx::Error::Encode(_) => Self::Refused,
+            _ if is_dead(&error, &code) => Self::Dead,
+            _ if is_one_of(&["22", "23", "54", "P0"]) => Self::OneOf,
+            _ if is_one_of(ROLLED_BACK) => Self::Refused,
+            _ => Self::Unknown,
+        };
+        kind(store_error(error, doing))
+    }
+
     /// What a single caller is told.
     pub(super) fn into_error(self) -> Error {
         match self {
-            Self::Dead(error) | Self::OneOf(error) | Self::Refused(error) => error,
+            Self::Dead(error) | Self::Unknown(error) | Self::OneOf(error) | Self::Refused(error) => error,
             Self::Locked { .. } => locked(),
         }
     }
@@ -235,12 +257,33 @@ fn names_row(error: &sqlx::Error) -> bool {
     error.is_some_and(|error| error.r#where().is_some())
 }
 
-/// Whether the connection is of no more use.
+/// Whether the connection is of no more use, or the server cannot say what became of the statement.
 fn is_dead(error: &sqlx::Error, code: &str) -> bool {
-    if matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Encode(_)) {
-        return false;
-    }
     // It has become read-only (a standby), has a transaction that was not ended, or a pooler has lost our
     // statements: the next one would fail like this too.
-    ends_session(error) || ["25006", "25P02", "26000", "42P05"].contains(&code)
+    let lasts = ["25006", "25P02", "26000", "42P05"].contains(&code);
+    lasts || ends_session(error) || outcome_unknown(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_certainly_not_done_is_refused() {
+        let decode = sqlx::Error::ColumnDecode { index: "0".into(), source: "x".into() };
+        assert!(matches!(Trouble::of(decode, "acquire"), Trouble::Unknown(_)));
+        assert!(matches!(Trouble::of(sqlx::Error::Encode("x".into()), "acquire"), Trouble::Refused(_)));
+        let broken = [
+            sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()),
+            sqlx::Error::Io(std::io::ErrorKind::BrokenPipe.into()),
+            sqlx::Error::Protocol("x".into()),
+            sqlx::Error::WorkerCrashed,
+            sqlx::Error::PoolClosed,
+        ];
+        for error in broken {
+            let trouble = Trouble::of(error, "acquire");
+            assert!(matches!(trouble, Trouble::Dead(_)), "{trouble:?}");
+        }
+    }
 }

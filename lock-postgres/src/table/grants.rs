@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
-use leasehold_engine::{Attempt, Granted, Held, Request};
+use leasehold_api::{Error, ErrorKind, LockKey};
+use leasehold_engine::{Attempt, Contended, Granted, Request, token};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::db::{Db, Statement, Trouble, locked};
 use super::job::{Call, hand_out};
-use super::registry::{Afterlife, Named};
+use super::registry::{DoubtPeriod, Named};
 use super::simple;
 use super::values::HolderText;
 use super::work::{Common, for_each_of};
@@ -21,7 +21,7 @@ use crate::error::store_error;
 /// How many keys one statement takes.
 const MOST_KEYS: usize = 512;
 
-/// How many locked rows are met one by one before the others are left alone: each takes `lock_timeout`.
+/// After so many locked rows in a sequence the others are not tried: each takes `lock_timeout`.
 const FEW: usize = 4;
 
 /// How often a request is sent again because the row changed under it.
@@ -33,16 +33,19 @@ const MOST_MICROS: i64 = 100 * 366 * 24 * 3600 * 1_000_000;
 /// What a statement says of one request.
 enum Outcome {
     Granted(i64),
-    Held(Held),
+    Contended(Contended),
     /// Held by a live hold, and no mark lasts long enough that somebody waits.
-    Unmarked(Held),
+    Unmarked(Contended),
     /// It was free, yet not granted: somebody was quicker or has locked the row.
     Passed,
+    /// The statement failed, and was rolled back by the server or never sent.
+    Refused(Error),
 }
 
+/// `Err` when it is not known whether the key was granted.
 type Fate = Result<Outcome, Error>;
 
-/// Asks for all keys of `calls` and answers. What nobody hears of is released at once.
+/// Asks for all keys of `calls` and answers. A grant whose caller has gone is released immediately.
 pub(super) async fn grant(
     db: &mut Db<'_>,
     common: &Common,
@@ -51,7 +54,7 @@ pub(super) async fn grant(
 ) -> Result<(), Error> {
     let requests: Vec<&Request> = calls.iter().flat_map(|call| &call.items).collect();
     let named = requests.iter().map(|request| name(request)).collect();
-    let in_air = common.registry.in_air(named, asker.afterlife);
+    let in_flight = common.registry.in_flight(named, asker.doubt_period);
     let asked = Instant::now();
     let mut answers = Grants { db, common, owner: &asker.owner }.attempt(&requests).await?;
     for (request, answer) in requests.iter().zip(&answers) {
@@ -60,10 +63,10 @@ pub(super) async fn grant(
             common.seen.note(&request.key);
         }
     }
-    in_air.answered();
+    in_flight.answered();
     let mut unheard = Vec::new();
     if common.is_closing() {
-        // Whoever hears of it could not release it any more.
+        // Its caller could not release it any more.
         for (request, answer) in requests.iter().zip(&mut answers) {
             if matches!(answer, Ok(Attempt::Granted(_))) {
                 *answer = Err(Error::closed());
@@ -77,7 +80,7 @@ pub(super) async fn grant(
         }
     });
     if !unheard.is_empty() {
-        common.registry.doubt(unheard.iter().cloned(), Afterlife::default());
+        common.registry.doubt(unheard.iter().cloned(), DoubtPeriod::default());
         simple::undo(db, common, &unheard).await?;
     }
     Ok(())
@@ -86,7 +89,7 @@ pub(super) async fn grant(
 /// The session that asks, and how operators are shown whose it is.
 pub(super) struct Asker {
     pub(super) owner: Arc<str>,
-    pub(super) afterlife: Afterlife,
+    pub(super) doubt_period: DoubtPeriod,
 }
 
 fn name(request: &Request) -> Named {
@@ -113,22 +116,24 @@ impl Grants<'_, '_> {
             let mut unmarked = Vec::new();
             for (at, fate) in now.into_iter().zip(fates) {
                 let request = requests[at];
-                if matches!(fate, Ok(Outcome::Held(_) | Outcome::Unmarked(_))) {
+                if matches!(fate, Ok(Outcome::Contended(_) | Outcome::Unmarked(_))) {
                     self.common.awaited.note(&request.key);
                 }
                 answers[at] = Some(match fate {
                     Ok(Outcome::Granted(number)) => self.granted(request, number),
-                    Ok(Outcome::Held(held)) => Ok(Attempt::Held(held)),
-                    Ok(Outcome::Unmarked(held)) if request.waits && round < ROUNDS => {
+                    Ok(Outcome::Unmarked(contended)) if request.waits && round < ROUNDS => {
                         unmarked.push(at);
-                        Ok(Attempt::Held(held))
+                        Ok(Attempt::Contended(contended))
                     }
-                    Ok(Outcome::Unmarked(held)) => Ok(Attempt::Held(held)),
+                    Ok(Outcome::Contended(contended) | Outcome::Unmarked(contended)) => {
+                        Ok(Attempt::Contended(contended))
+                    }
+                    Ok(Outcome::Refused(error)) => Ok(Attempt::Refused(error)),
                     Ok(Outcome::Passed) if round < ROUNDS => {
                         open.push(at);
                         continue;
                     }
-                    Ok(Outcome::Passed) => Ok(Attempt::Held(Held::new())),
+                    Ok(Outcome::Passed) => Ok(Attempt::Contended(Contended::new())),
                     Err(error) => Err(error),
                 });
             }
@@ -147,7 +152,7 @@ impl Grants<'_, '_> {
 
     fn granted(&self, request: &Request, number: i64) -> Result<Attempt, Error> {
         let token = u64::try_from(number).ok().filter(|number| *number > 0);
-        let token = token.and_then(FencingToken::from_store_number).ok_or_else(|| {
+        let token = token.and_then(token::from_store_number).ok_or_else(|| {
             Error::new(
                 ErrorKind::Capacity,
                 "this schema has drawn every fencing token there is; use a new one",
@@ -168,7 +173,7 @@ impl Grants<'_, '_> {
             match self.ask_if_free(requests).await {
                 Ok(granted) => tokens = granted,
                 Err(Trouble::Locked { .. } | Trouble::OneOf(_)) => skips = true,
-                Err(trouble) => return refused(trouble, requests),
+                Err(trouble) => return failed(trouble, requests),
             }
         }
         tokens.resize(requests.len(), None);
@@ -202,8 +207,7 @@ impl Grants<'_, '_> {
         let rows = self.db.drawing("acquire", text, schema, &bind).await?;
         let mut tokens = vec![None; requests.len()];
         for row in &rows {
-            let read =
-                |at| row.try_get::<i64, _>(at).map_err(|e| Trouble::Refused(store_error(e, "acquire")));
+            let read = |at| row.try_get::<i64, _>(at).map_err(unreadable);
             let place = usize::try_from(read(0)?).ok().and_then(|n| n.checked_sub(1));
             if let Some(token) = place.and_then(|place| tokens.get_mut(place)) {
                 *token = Some(read(1)?);
@@ -226,8 +230,8 @@ impl Grants<'_, '_> {
             Err(Trouble::Locked { row: true } | Trouble::OneOf(_)) if requests.len() > 1 => {
                 self.ask_one_by_one(requests).await
             }
-            Err(Trouble::Locked { row: true }) => Ok(vec![Ok(Outcome::Held(Held::new()))]),
-            Err(trouble) => refused(trouble, requests),
+            Err(Trouble::Locked { row: true }) => Ok(vec![Ok(Outcome::Contended(Contended::new()))]),
+            Err(trouble) => failed(trouble, requests),
         }
     }
 
@@ -236,19 +240,20 @@ impl Grants<'_, '_> {
         let mut locked_in_a_row = 0;
         for request in requests {
             if locked_in_a_row >= FEW {
-                fates.push(Err(locked().with_key(&request.key)));
+                fates.push(Ok(Outcome::Refused(locked().with_key(&request.key))));
                 continue;
             }
             let asked = self.ask_together(&[request], true).await;
             locked_in_a_row =
                 if matches!(asked, Err(Trouble::Locked { .. })) { locked_in_a_row + 1 } else { 0 };
-            fates.push(match asked {
-                Ok(outcomes) => outcomes.into_iter().next().map_or(Ok(Outcome::Passed), Ok),
+            match asked {
+                Ok(outcomes) => fates.push(Ok(outcomes.into_iter().next().unwrap_or(Outcome::Passed))),
                 // A row that is being inserted by a transaction that does not end.
-                Err(Trouble::Locked { row: true }) => Ok(Outcome::Held(Held::new())),
-                Err(Trouble::Dead(error)) => return Err(error),
-                Err(trouble) => Err(trouble.into_error().with_key(&request.key)),
-            });
+                Err(Trouble::Locked { row: true }) => {
+                    fates.push(Ok(Outcome::Contended(Contended::new())));
+                }
+                Err(trouble) => fates.extend(failed(trouble, &[request])?),
+            }
         }
         Ok(fates)
     }
@@ -271,11 +276,11 @@ impl Grants<'_, '_> {
                     .bind(poll)
             })
             .await;
-        let mut outcomes = read(&rows?).map_err(|e| Trouble::Refused(store_error(e, "acquire")))?;
+        let mut outcomes = read(&rows?).map_err(unreadable)?;
         let outcome = |request: &&Request| match outcomes.remove(request.key.as_str()) {
             Some(Outcome::Passed) | None if skips => {
                 self.common.pin(&request.key);
-                Outcome::Held(Held::new())
+                Outcome::Contended(Contended::new())
             }
             outcome => outcome.unwrap_or(Outcome::Passed),
         };
@@ -297,7 +302,7 @@ impl Grants<'_, '_> {
             })
             .await;
         let token = row?.map(|row| row.try_get(0)).transpose();
-        token.map_err(|error| Trouble::Refused(store_error(error, "acquire")))
+        token.map_err(unreadable)
     }
 
     /// Notes that somebody waits for these keys; answers those that are free.
@@ -364,23 +369,33 @@ fn refusal(row: &PgRow) -> Result<Outcome, sqlx::Error> {
     let cooling: Option<i64> = row.try_get(4)?;
     let marked: bool = row.try_get(5)?;
     let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
-    let mut held = Held::new();
-    held.cooling_for = cooling.map(duration);
-    held.retry_after = if live {
-        expires.map(|e| duration(e).max(held.cooling_for.unwrap_or_default()))
+    let mut contended = Contended::new();
+    contended.cooling_for = cooling.map(duration);
+    contended.retry_after = if live {
+        expires.map(|e| duration(e).max(contended.cooling_for.unwrap_or_default()))
     } else {
-        held.cooling_for
+        contended.cooling_for
     };
     Ok(match (live, cooling) {
-        (true, _) if !marked => Outcome::Unmarked(held),
-        (true, _) | (false, Some(_)) => Outcome::Held(held),
+        (true, _) if !marked => Outcome::Unmarked(contended),
+        (true, _) | (false, Some(_)) => Outcome::Contended(contended),
         (false, None) => Outcome::Passed,
     })
 }
 
-fn refused(trouble: Trouble, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
+/// The fate of each of the requests whose statement failed; `Err` if the connection cannot be used any more.
+fn failed(trouble: Trouble, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
+    let fate: fn(Error) -> Fate = match &trouble {
+        Trouble::Dead(_) | Trouble::Unknown(_) => Err,
+        Trouble::Locked { .. } | Trouble::OneOf(_) | Trouble::Refused(_) => |e| Ok(Outcome::Refused(e)),
+    };
     let errors = for_each_of(trouble, requests.len())?.into_iter().zip(requests);
-    Ok(errors.map(|(error, request)| Err(error.with_key(&request.key))).collect())
+    Ok(errors.map(|(error, request)| fate(error.with_key(&request.key))).collect())
+}
+
+/// The statement has granted what it could.
+fn unreadable(error: sqlx::Error) -> Trouble {
+    Trouble::Unknown(store_error(error, "acquire"))
 }
 
 /// Rounded up, within what a row can say.

@@ -1,12 +1,12 @@
 //! What the sessions are asked to do.
 
 use fnv::FnvHashSet;
-use leasehold_api::{Error, HoldInfo, HolderId};
+use leasehold_api::{Error, HolderId, KeyInfo};
 use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
 
 use super::registry::{Named, Process};
-use crate::lane::{Job, again};
+use crate::lane::Job;
 
 /// One call of the backend.
 pub(super) enum TableJob {
@@ -15,7 +15,7 @@ pub(super) enum TableJob {
     Release(Call<Named, Freed>),
     /// Which of these are still held.
     Confirm(Call<Named, bool>),
-    Look(Call<Look, Vec<HoldInfo>>),
+    Look(Call<Look, Vec<KeyInfo>>),
     Force(Call<Named, bool>),
     /// Removes what ended so many microseconds ago; answers how many rows.
     Purge(Call<i64, u64>),
@@ -23,7 +23,7 @@ pub(super) enum TableJob {
     End(Call<Process, bool>),
 }
 
-/// Which holds to show.
+/// Which keys to show.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub(super) from: String,
@@ -60,7 +60,16 @@ impl<Q, A> Call<Q, A> {
     }
 
     pub(super) fn fail(self, error: &Error) {
-        let answers = self.items.iter().map(|_| Err(again(error))).collect();
+        let answers = self.items.iter().map(|_| Err(error.clone())).collect();
+        let _ = self.reply.send(answers);
+    }
+}
+
+impl Call<Request, Attempt> {
+    /// Answers that nothing was sent for any of the requests, so that there is nothing to release.
+    pub(super) fn refuse(self, error: &Error) {
+        let refused = |request: &Request| Ok(Attempt::Refused(error.clone().with_key(&request.key)));
+        let answers = self.items.iter().map(refused).collect();
         let _ = self.reply.send(answers);
     }
 }
@@ -97,7 +106,7 @@ pub(super) fn hand_out<Q, A>(
     }
 }
 
-/// What makes statements of its own, of which a session is better sent one at a time.
+/// Which statement a job needs, of those of which a round trip had better carry one.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Asks,
@@ -105,9 +114,9 @@ enum Kind {
 }
 
 impl Job for TableJob {
-    /// Releases and what is asked for go apart, the more numerous ones first: both statements take as long as their
-    /// flush, and whoever is answered by the first would wait for the second. A release that undoes what is asked
-    /// for here goes with it.
+    /// Grants and releases travel in different round trips, the more numerous ones first: each of the two statements
+    /// takes as long as its flush to disk, and the callers of the first would wait for the second. A release that
+    /// undoes a grant which is asked for here goes with it.
     fn later(jobs: &[&Self]) -> Vec<bool> {
         let asked: FnvHashSet<HolderId> = jobs
             .iter()
@@ -135,7 +144,7 @@ impl Job for TableJob {
 
     fn fail(self, error: Error) {
         match self {
-            Self::Acquire(call) => call.fail(&error),
+            Self::Acquire(call) => call.refuse(&error),
             Self::Renew(call) => call.fail(&error),
             Self::Release(call) => call.fail(&error),
             Self::Confirm(call) => call.fail(&error),
@@ -175,8 +184,8 @@ mod tests {
     fn parted(jobs: Vec<TableJob>) -> (Vec<String>, Vec<String>) {
         let later = TableJob::later(&jobs.iter().collect::<Vec<_>>());
         let (mut now, mut then) = (Vec::new(), Vec::new());
-        for (place, job) in jobs.into_iter().enumerate() {
-            if later.get(place) == Some(&true) { then.push(job) } else { now.push(job) }
+        for (index, job) in jobs.into_iter().enumerate() {
+            if later.get(index) == Some(&true) { then.push(job) } else { now.push(job) }
         }
         (names(&now), names(&then))
     }

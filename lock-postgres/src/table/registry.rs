@@ -26,7 +26,7 @@ pub(super) struct Process {
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     state: Mutex<State>,
-    /// What was not seen for so long counts as lost for good, and stays in the store.
+    /// A hold that was not confirmed for so long counts as lost for good, and is left in the store.
     lost_after: Option<Duration>,
     /// There is something to free.
     pub(super) changed: Notify,
@@ -39,48 +39,48 @@ struct State {
     held: FnvHashMap<HolderId, Held>,
     doubts: Vec<Doubt>,
     suspects: Vec<Named>,
-    /// How many batches of requests are on their way.
-    in_air: usize,
+    /// How many batches of requests have been sent and not answered.
+    in_flight: usize,
 }
 
 #[derive(Debug)]
 struct Held {
     key: LockKey,
-    /// When the last question was sent that was answered with it.
-    seen: Instant,
+    /// When the last request was sent whose answer confirmed the hold.
+    confirmed: Instant,
 }
 
-/// A request that may be granted without anybody here knowing.
+/// A request that may have been granted although its answer never came.
 #[derive(Clone, Debug)]
 pub(super) struct Doubt {
     pub(super) hold: Named,
-    /// As long as it is there, this session may carry the request out, or be about to commit it.
+    /// As long as the server has this session, it may carry the request out, or be about to commit it.
     pub(super) session: Option<Process>,
     /// Until then the server may still carry it out.
     until: Instant,
 }
 
-/// How long a request may be carried out after its connection broke: as long as its session is there, and
-/// for some time, because something between us and the server may hide which session it is.
+/// How long a request may still be carried out after its connection broke: as long as the server has its session,
+/// and for some time, because a pooler may hide which session that is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Afterlife {
+pub(super) struct DoubtPeriod {
     pub(super) session: Option<Process>,
     pub(super) time: Duration,
 }
 
 impl Registry {
-    /// For a store in which lost holds stay, if it says after which time they are lost.
+    /// `lost_after`: for a store that keeps lost holds until an operator ends them, when they count as lost.
     pub(super) fn new(lost_after: Option<Duration>) -> Self {
         Self { lost_after, ..Self::default() }
     }
 
     pub(super) fn granted(&self, hold: Named, asked: Instant) {
-        self.state().held.insert(hold.holder, Held { key: hold.key, seen: asked });
+        self.state().held.insert(hold.holder, Held { key: hold.key, confirmed: asked });
     }
 
-    pub(super) fn seen(&self, holder: HolderId, asked: Instant) {
+    pub(super) fn confirmed(&self, holder: HolderId, asked: Instant) {
         if let Some(held) = self.state().held.get_mut(&holder).filter(|held| !self.is_lost(held)) {
-            held.seen = asked;
+            held.confirmed = asked;
         }
     }
 
@@ -100,12 +100,12 @@ impl Registry {
     }
 
     fn is_lost(&self, held: &Held) -> bool {
-        self.lost_after.is_some_and(|after| held.seen.elapsed() >= after)
+        self.lost_after.is_some_and(|after| held.confirmed.elapsed() >= after)
     }
 
-    /// Nobody waits for what became of these: they are to be released.
-    pub(super) fn doubt(&self, holds: impl IntoIterator<Item = Named>, afterlife: Afterlife) {
-        let Afterlife { session, time } = afterlife;
+    /// Nobody knows whether these were granted, or nobody was told: they are to be released.
+    pub(super) fn doubt(&self, holds: impl IntoIterator<Item = Named>, period: DoubtPeriod) {
+        let DoubtPeriod { session, time } = period;
         let until = Instant::now() + time;
         let mut state = self.state();
         for hold in holds {
@@ -133,13 +133,13 @@ impl Registry {
         !self.state().doubts.is_empty()
     }
 
-    /// Nothing is on its way, and what is in doubt could only come late.
+    /// Whether every request was answered, except some that only a hidden session may still carry out.
     pub(super) fn is_quiet(&self) -> bool {
         let (state, now) = (self.state(), Instant::now());
-        state.in_air == 0 && state.doubts.iter().all(|doubt| doubt.session.is_none() && doubt.until > now)
+        state.in_flight == 0 && state.doubts.iter().all(|doubt| doubt.session.is_none() && doubt.until > now)
     }
 
-    /// Somebody says that this hold was ended. Ignored unless it is held.
+    /// A notification says that this hold was ended by force. Ignored unless it is held.
     pub(super) fn suspect(&self, hold: Named) {
         let mut state = self.state();
         if state.held.contains_key(&hold.holder) && !state.suspects.contains(&hold) {
@@ -153,11 +153,11 @@ impl Registry {
         std::mem::take(&mut self.state().suspects)
     }
 
-    /// Requests that are on their way. Unless the value is told that they were answered, they are in doubt
-    /// from when it is dropped, as `afterlife` says.
-    pub(super) fn in_air(&self, holds: Vec<Named>, afterlife: Afterlife) -> InAir<'_> {
-        self.state().in_air += 1;
-        InAir { registry: self, holds, afterlife }
+    /// Requests that are about to be sent. They are in doubt for `period` once the value is dropped, unless it was
+    /// told that they were answered.
+    pub(super) fn in_flight(&self, holds: Vec<Named>, period: DoubtPeriod) -> InFlight<'_> {
+        self.state().in_flight += 1;
+        InFlight { registry: self, holds, period }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -165,24 +165,24 @@ impl Registry {
     }
 }
 
-/// See [`Registry::in_air`].
-pub(super) struct InAir<'r> {
+/// See [`Registry::in_flight`].
+pub(super) struct InFlight<'r> {
     registry: &'r Registry,
     holds: Vec<Named>,
-    afterlife: Afterlife,
+    period: DoubtPeriod,
 }
 
-impl InAir<'_> {
+impl InFlight<'_> {
     pub(super) fn answered(mut self) {
         self.holds.clear();
     }
 }
 
-impl Drop for InAir<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if !self.holds.is_empty() {
-            self.registry.doubt(std::mem::take(&mut self.holds), self.afterlife);
+            self.registry.doubt(std::mem::take(&mut self.holds), self.period);
         }
-        self.registry.state().in_air -= 1;
+        self.registry.state().in_flight -= 1;
     }
 }

@@ -5,8 +5,8 @@ use std::hash::BuildHasherDefault;
 use std::time::{Duration, SystemTime};
 
 use fnv::FnvHashMap;
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, LockKey, LossReason};
-use leasehold_engine::{Freed, Renewed};
+use leasehold_api::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason};
+use leasehold_engine::{Freed, Renewed, token};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
@@ -18,7 +18,6 @@ use super::registry::{Named, Process};
 use super::values::HolderText;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
-use crate::lane::again;
 
 /// How many rows one statement renews, confirms or releases.
 const MOST_ROWS: usize = 4096;
@@ -44,7 +43,7 @@ pub(super) async fn renew(
             }
         }
     }
-    hand_out(calls, copies(&which, answers), |_, _| ());
+    hand_out(calls, copies(&which, &answers), |_, _| ());
     Ok(())
 }
 
@@ -60,7 +59,7 @@ async fn renew_part(
     if let Some(text) = &common.statements.renew_early {
         match db.rows("renew", text, &bind).await {
             Ok(rows) if count(&rows) == part.len() => {
-                part.iter().for_each(|hold| common.registry.seen(hold.holder, asked));
+                part.iter().for_each(|hold| common.registry.confirmed(hold.holder, asked));
                 return Ok(part.iter().map(|_| Ok(Renewed::Extended)).collect());
             }
             Ok(_) | Err(Trouble::OneOf(_)) => {}
@@ -76,7 +75,7 @@ async fn renew_part(
     };
     let answer = |(row, hold): (Option<&PgRow>, &&Named)| match row {
         Some(_) => {
-            common.registry.seen(hold.holder, asked);
+            common.registry.confirmed(hold.holder, asked);
             Ok(Renewed::Extended)
         }
         None if skipped => Err(locked().with_key(&hold.key)),
@@ -119,8 +118,8 @@ pub(super) async fn release(
     }
     let (once, which) = each_hold_once(items.iter().copied());
     let holds: Vec<&Named> = once.iter().map(|at| items[*at]).collect();
-    let answers = free(db, common, &holds).await?.into_iter().map(Some).collect();
-    hand_out(calls, copies(&which, answers), |_, _| ());
+    let answers: Vec<_> = free(db, common, &holds).await?.into_iter().map(Some).collect();
+    hand_out(calls, copies(&which, &answers), |_, _| ());
     Ok(())
 }
 
@@ -167,7 +166,7 @@ async fn release_alone(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result
         return Ok(Freed::new(true));
     }
     let row = db.lone("release", &common.statements.release_one, &bind).await?;
-    freed(common, hold, row.as_ref(), 0).map_err(Trouble::Refused)
+    freed(common, hold, row.as_ref(), 0).map_err(Trouble::Unknown)
 }
 
 async fn release_many(
@@ -261,7 +260,7 @@ pub(super) const PURGED: i64 = 500;
 pub(super) async fn look(
     db: &mut Db<'_>,
     common: &Common,
-    call: Call<Look, Vec<HoldInfo>>,
+    call: Call<Look, Vec<KeyInfo>>,
 ) -> Result<(), Error> {
     let mut answers = Vec::with_capacity(call.items.len());
     for look in &call.items {
@@ -280,7 +279,8 @@ pub(super) async fn look(
     Ok(())
 }
 
-fn info(row: &PgRow) -> Result<HoldInfo, Error> {
+/// One row: who has the key or had it last, and the cooldown that this grant asked for.
+fn info(row: &PgRow) -> Result<KeyInfo, Error> {
     let read = || -> Result<_, sqlx::Error> {
         let micros = |at| -> Result<Option<Duration>, sqlx::Error> {
             let micros: Option<i64> = row.try_get(at)?;
@@ -291,22 +291,26 @@ fn info(row: &PgRow) -> Result<HoldInfo, Error> {
         let notes: (Option<String>, Option<String>) = (row.try_get(3)?, row.try_get(4)?);
         Ok((texts, token, notes, micros(5)?, state, micros(7)?, micros(8)?))
     };
-    let ((key, holder), token, (label, owner), since, state, expires_in, cooling_for) =
+    let ((key, holder), token, (label, owner), since, state, expires_in, cooldown) =
         read().map_err(|error| store_error(error, "list"))?;
-    let mut info = HoldInfo::new(LockKey::new(key).map_err(|error| corrupt().with_source(error))?);
-    info.state = match state {
+    let mut info = KeyInfo::free(LockKey::new(key).map_err(|error| corrupt().with_source(error))?);
+    info.cooldown = cooldown;
+    let state = match state {
         0 => HoldState::Held,
         1 => HoldState::Expired,
-        _ => HoldState::Cooling,
+        // Released: nobody holds it, and its cooldown lasts.
+        _ => return Ok(info),
     };
+    let mut hold = HoldInfo::new();
+    hold.state = state;
     // A row that was written by hand may have any holder; it is shown all the same.
-    info.holder = holder.parse::<HolderId>().ok();
-    info.token = u64::try_from(token).ok().and_then(FencingToken::from_store_number);
-    info.label = label.map(Into::into);
-    info.owner = owner;
-    info.since = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-    info.expires_in = expires_in;
-    info.cooling_for = cooling_for;
+    hold.holder = holder.parse::<HolderId>().ok();
+    hold.token = u64::try_from(token).ok().and_then(token::from_store_number);
+    hold.label = label.map(Into::into);
+    hold.owner = owner;
+    hold.since = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+    hold.expires_in = expires_in;
+    info.holders.push(hold);
     Ok(info)
 }
 
@@ -382,14 +386,10 @@ fn each_hold_once<'h>(holds: impl Iterator<Item = &'h Named>) -> (Vec<usize>, Ve
     (once, which)
 }
 
-/// The answer of each item: the first that means a hold gets the answer itself, the others a copy.
-fn copies<A: Copy>(which: &[usize], mut answers: Vec<Option<Result<A, Error>>>) -> Vec<Result<A, Error>> {
+/// The answer of each item; all that mean one hold get the same.
+fn copies<A: Clone>(which: &[usize], answers: &[Option<Result<A, Error>>]) -> Vec<Result<A, Error>> {
     let missing =
         || Error::new(ErrorKind::OutcomeUnknown, "the server was not asked; this is a bug to report");
-    let take = |place: &usize| {
-        let answer = answers[*place].take().unwrap_or_else(|| Err(missing()));
-        answers[*place] = Some(answer.as_ref().copied().map_err(again));
-        answer
-    };
-    which.iter().map(take).collect()
+    let answer = |place: &usize| answers[*place].clone().unwrap_or_else(|| Err(missing()));
+    which.iter().map(answer).collect()
 }

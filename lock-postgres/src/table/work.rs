@@ -17,12 +17,12 @@ use super::db::{Db, Pooled, Trouble};
 use super::dialect::{Extension, Statements};
 use super::grants::Asker;
 use super::job::{Call, TableJob};
-use super::registry::{Afterlife, Named, Process, Registry};
+use super::registry::{DoubtPeriod, Named, Process, Registry};
 use super::seen::Seen;
 use super::{grants, simple, sql};
 use crate::config::PgConfig;
 use crate::error::store_error;
-use crate::lane::{Job as _, again};
+use crate::lane::Job as _;
 use crate::session::{SessionId, Work};
 use crate::{schema, token};
 
@@ -63,9 +63,9 @@ impl Common {
     /// How long the server may still carry out what it was sent on a connection that broke, by `session`. Where
     /// a pooler hides that one: until the pooler has noticed that the client is gone, or what it passed on has
     /// arrived, and then as long as a statement takes. A commit has no limit.
-    fn afterlife(&self, session: Option<Process>) -> Afterlife {
+    fn doubt_period(&self, session: Option<Process>) -> DoubtPeriod {
         let arrives = session.map_or(self.config.liveness.server_gives_up, |_| Duration::from_secs(1));
-        Afterlife { session, time: arrives + self.config.statement_timeout }
+        DoubtPeriod { session, time: arrives + self.config.statement_timeout }
     }
 
     /// Whether nothing is to be granted any more.
@@ -105,7 +105,7 @@ pub(super) struct TableWork {
 
 impl TableWork {
     pub(super) fn new(common: &Arc<Common>) -> Self {
-        let asker = Asker { owner: "".into(), afterlife: common.afterlife(None) };
+        let asker = Asker { owner: "".into(), doubt_period: common.doubt_period(None) };
         Self { common: Arc::clone(common), pooled: None, listens: false, asker }
     }
 
@@ -134,8 +134,8 @@ impl TableWork {
         let (pid, started): (i32, Option<i64>) =
             (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
         let session = started.filter(|_| !session.pooled).map(|started| Process { pid, started });
-        let afterlife = common.afterlife(session);
-        self.asker = Asker { owner: owner.into(), afterlife };
+        let doubt_period = common.doubt_period(session);
+        self.asker = Asker { owner: owner.into(), doubt_period };
         self.listen(connection).await
     }
 
@@ -156,18 +156,26 @@ impl TableWork {
     }
 
     async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<TableJob>) -> Result<(), Error> {
-        if !self.common.listening.load(Ordering::Acquire) {
-            self.listen(connection).await?;
-        }
-        let common = Arc::clone(&self.common);
-        let mut db = Db { connection, pooled: self.pooled.as_ref(), limit: common.limit() };
         let mut batch = Batch::of(jobs);
-        let outcome = batch.carry_out(&mut db, &common, &self.asker).await;
+        let outcome = self.carry_out_batch(connection, &mut batch).await;
         if let Err(error) = &outcome {
             // What was begun is dropped, and its outcome is not known; the rest was not begun.
             batch.fail(error);
         }
         outcome
+    }
+
+    async fn carry_out_batch(
+        &mut self,
+        connection: &mut PgConnection,
+        batch: &mut Batch,
+    ) -> Result<(), Error> {
+        if !self.common.listening.load(Ordering::Acquire) {
+            self.listen(connection).await?;
+        }
+        let common = Arc::clone(&self.common);
+        let mut db = Db { connection, pooled: self.pooled.as_ref(), limit: common.limit() };
+        batch.carry_out(&mut db, &common, &self.asker).await
     }
 }
 
@@ -201,7 +209,7 @@ impl Batch {
     /// that they undo.
     async fn carry_out(&mut self, db: &mut Db<'_>, common: &Common, asker: &Asker) -> Result<(), Error> {
         if common.is_closing() {
-            self.acquires.drain(..).for_each(|call| call.fail(&Error::closed()));
+            self.acquires.drain(..).for_each(|call| call.refuse(&Error::closed()));
         }
         let late = self.take_late_releases();
         if !self.renewals.is_empty() {
@@ -246,9 +254,9 @@ impl Batch {
     fn fail(self, error: &Error) {
         self.renewals.into_iter().for_each(|call| call.fail(error));
         self.releases.into_iter().for_each(|call| call.fail(error));
-        self.acquires.into_iter().for_each(|call| call.fail(error));
+        self.acquires.into_iter().for_each(|call| call.refuse(error));
         self.confirms.into_iter().for_each(|call| call.fail(error));
-        self.others.into_iter().for_each(|job| job.fail(again(error)));
+        self.others.into_iter().for_each(|job| job.fail(error.clone()));
     }
 }
 
@@ -308,16 +316,12 @@ impl Notice {
     }
 }
 
-/// A refused statement as the answer to each of its requests.
+/// What went wrong with a statement as the error of each of its requests; `Err` if the connection cannot be used
+/// any more.
 pub(super) fn for_each_of(trouble: Trouble, count: usize) -> Result<Vec<Error>, Error> {
     match trouble {
         Trouble::Dead(error) => Err(error),
-        trouble => {
-            let error = trouble.into_error();
-            let mut errors: Vec<_> = (1..count).map(|_| again(&error)).collect();
-            errors.insert(0, error);
-            Ok(errors)
-        }
+        trouble => Ok(vec![trouble.into_error(); count]),
     }
 }
 

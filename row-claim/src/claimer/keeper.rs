@@ -107,14 +107,14 @@ impl Keeper {
         if !holds.iter().filter(is_free).any(|hold| hold.due() <= now) {
             return;
         }
-        let mut beats: BTreeMap<Duration, Vec<Arc<Hold>>> = BTreeMap::new();
+        let mut calls: BTreeMap<Duration, Vec<Arc<Hold>>> = BTreeMap::new();
         for hold in holds.iter().filter(is_free) {
             let soon = now.after(hold.window().mul_f64(self.part / 2.0));
             if hold.due() <= soon {
-                beats.entry(hold.lease()).or_default().push(Arc::clone(hold));
+                calls.entry(hold.lease()).or_default().push(Arc::clone(hold));
             }
         }
-        for (lease, holds) in beats {
+        for (lease, holds) in calls {
             self.call(holds, lease, None);
         }
     }

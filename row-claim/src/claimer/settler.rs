@@ -127,14 +127,14 @@ impl Settler {
     /// leases last, and one by one if it may have been for one of them.
     fn failed(&mut self, jobs: Vec<Job>, error: ClaimError) {
         let now = self.shared.clock.now();
-        let (is_many, can_retry) = (jobs.len() > 1, error.can_retry());
+        let (is_many, is_retryable) = (jobs.len() > 1, error.is_retryable());
         let error = Arc::new(error);
         for mut job in jobs {
             job.doubtful = true;
-            if is_many && !can_retry {
+            if is_many && !is_retryable {
                 job.alone = true;
                 self.queue.push(job);
-            } else if can_retry && job.settle.hold.deadline() > now {
+            } else if is_retryable && job.settle.hold.deadline() > now {
                 let pause = job.pauses.get_or_insert_with(pauses).next().unwrap_or(Duration::from_secs(1));
                 self.resting.push((Instant::now() + pause, job));
             } else {

@@ -1,0 +1,67 @@
+//! Releases of several guards that reach the store in one call.
+
+use std::sync::{Arc, Mutex};
+
+use leasehold_api::{Error, Release};
+use leasehold_engine::Freed;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::mini_client::{CALL, Client, lock};
+use super::mini_grant::{Hold, Released};
+use crate::harness::Op;
+
+/// What is released in the next call.
+#[derive(Default)]
+pub(super) struct Batch(Mutex<Vec<Entry>>);
+
+/// One guard, and where its release is answered.
+struct Entry {
+    hold: Arc<Hold>,
+    released: Released,
+    reply: oneshot::Sender<Result<(), Error>>,
+}
+
+impl Batch {
+    /// Adds one. The call is made once the caller has added all of its own, as it does without awaiting.
+    pub(super) fn release(client: &Arc<Client>, hold: Arc<Hold>) -> Release {
+        let (reply, answer) = oneshot::channel();
+        let released = hold.end();
+        let first = {
+            let mut batch = lock(&client.batch.0);
+            batch.push(Entry { hold, released, reply });
+            batch.len() == 1
+        };
+        if first {
+            let client = Arc::clone(client);
+            let handle = client.handle.clone();
+            handle.spawn(async move { client.release_batch().await });
+        }
+        Release::pending(async move { answer.await.unwrap_or_else(|_| Err(Error::closed())) })
+    }
+}
+
+impl Client {
+    async fn release_batch(self: &Arc<Self>) {
+        let batch = std::mem::take(&mut *lock(&self.batch.0));
+        let held = batch.iter().filter(|entry| entry.released.is_ok());
+        let references: Vec<_> = held.map(|entry| entry.hold.reference()).collect();
+        let call = self.link.call(Op::Release, |server, asker| {
+            references.iter().map(|reference| server.release(asker, reference)).collect::<Vec<Freed>>()
+        });
+        let mut answers = match timeout(CALL, call).await {
+            Ok(Ok(freed)) => freed.into_iter().map(|freed| Ok(Ok(freed))).collect::<Vec<_>>(),
+            Ok(Err(kind)) => references.iter().map(|_| Ok(Err(kind))).collect(),
+            Err(_) => references.iter().map(|_| Err(())).collect(),
+        }
+        .into_iter();
+        for Entry { hold, released, reply } in batch {
+            let outcome = match released {
+                Ok(permit) => hold.confirm_release(permit, answers.next().unwrap_or(Err(()))),
+                Err(reason) => Err(hold.lost_error(reason)),
+            };
+            // Whoever dropped the future does not want to know.
+            let _ = reply.send(outcome);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! One client of the small lock: attempts, waits, and undoing what nobody wants any more.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use leasehold_api::{
+    AcquireOptions, Capabilities, DEFAULT_WAIT, Error, ErrorKind, HolderId, LockKey, Mode, OnCooldown, Wait,
+};
+use leasehold_engine::{Attempt, Contended, HoldRef, Request};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::link::Link;
+use super::lock_fault::LockFault as Fault;
+use super::mini_batch::Batch;
+use super::mini_grant::{Hold, MiniGrant};
+use super::mini_permits::{Permit, Permits, Waiter};
+use crate::harness::Op;
+
+/// How often a waiter asks again.
+const POLL: Duration = Duration::from_millis(250);
+/// The longest that one call to the store may take.
+pub(super) const CALL: Duration = Duration::from_secs(10);
+
+pub(super) struct Client {
+    pub(super) fault: Fault,
+    pub(super) link: Arc<Link>,
+    pub(super) handle: Handle,
+    pub(super) capabilities: Capabilities,
+    pub(super) permits: Arc<Permits>,
+    pub(super) holds: Mutex<BTreeMap<LockKey, Weak<Hold>>>,
+    pub(super) batch: Batch,
+    pub(super) wakeups: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
+    pub(super) closing: watch::Sender<bool>,
+    pub(super) closed_once: AtomicBool,
+    pub(super) instance: u128,
+    pub(super) serial: AtomicU64,
+}
+
+/// Why there was no grant.
+pub(super) enum Refusal {
+    Contended,
+    NotDue(Duration),
+    Failed(Error),
+}
+
+/// What the store said to one attempt.
+enum Answer {
+    Granted(Fresh),
+    Contended(Contended),
+}
+
+/// A grant on its way to the caller. Dropped on the way, it is undone.
+pub(super) struct Fresh {
+    client: Arc<Client>,
+    pub(super) request: Request,
+    pub(super) granted: leasehold_engine::Granted,
+    pub(super) sent: Instant,
+    taken: bool,
+}
+
+impl Client {
+    fn is_closed(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    async fn closing(&self) {
+        let mut closing = self.closing.subscribe();
+        if self.fault == Fault::CloseLeavesWaiters || closing.wait_for(|closed| *closed).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn request(&self, key: &LockKey, options: &AcquireOptions) -> Result<Request, Error> {
+        self.check(options).map_err(|e| self.named(e, key))?;
+        let mut request = Request::new(key.clone(), self.mint());
+        request.ttl = options.ttl.filter(|ttl| !ttl.is_zero());
+        if let Some(bounds) = self.capabilities.lease {
+            let ttl = request.ttl.or(bounds.default).map(|ttl| ttl.clamp(bounds.min, bounds.max));
+            request.ttl = ttl;
+        }
+        request.cooldown = options.cooldown;
+        request.label.clone_from(&options.label);
+        Ok(request)
+    }
+
+    pub(super) fn mint(&self) -> HolderId {
+        let serial = match self.fault {
+            Fault::HolderReused => 1,
+            _ => self.serial.fetch_add(1, Ordering::Relaxed),
+        };
+        HolderId::from_parts(self.instance, serial)
+    }
+
+    fn check(&self, options: &AcquireOptions) -> Result<(), Error> {
+        let mut options = options.clone();
+        match self.fault {
+            Fault::ZeroTtlAccepted => options.ttl = options.ttl.filter(|ttl| !ttl.is_zero()),
+            Fault::MaxHoldZeroAccepted => options.max_hold = options.max_hold.filter(|d| !d.is_zero()),
+            Fault::LabelUnchecked => options.label = None,
+            Fault::SharedAsExclusive => options.mode = Mode::Exclusive,
+            _ => {}
+        }
+        options.check()?;
+        if options.mode != Mode::Exclusive {
+            return Err(Error::unsupported("shared mode"));
+        }
+        options.ttl.map_or(Ok(()), |ttl| self.check_ttl(ttl))
+    }
+
+    pub(super) fn check_ttl(&self, ttl: Duration) -> Result<(), Error> {
+        let ok = self.capabilities.lease.is_some_and(|b| (b.min..=b.max).contains(&ttl));
+        if ok || self.fault == Fault::TtlClamped {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::InvalidOption, "this TTL is outside of the declared bounds"))
+    }
+
+    pub(super) fn named(&self, error: Error, key: &LockKey) -> Error {
+        match self.fault {
+            Fault::ErrorsUnnamed => error,
+            _ => error.with_key(key).with_store("mini-lock"),
+        }
+    }
+
+    pub(super) fn store_error(&self, kind: ErrorKind) -> Error {
+        let kind = if self.fault == Fault::KindFlattened { ErrorKind::Unavailable } else { kind };
+        Error::new(kind, "the store was told to answer so")
+    }
+
+    /// When a wait that begins now ends.
+    pub(super) fn deadline(&self, wait: Wait) -> Option<Instant> {
+        let budget = match (wait, self.fault) {
+            (Wait::For(_), Fault::TimeoutIgnored) => return None,
+            (Wait::Forever, Fault::ForeverEnds) => Duration::from_secs(60),
+            (Wait::Forever, _) => return None,
+            (Wait::For(budget), Fault::TimeoutEarly) => budget.mul_f64(0.9),
+            (Wait::For(budget), Fault::TimeoutLate) => budget.saturating_add(Duration::from_secs(1)),
+            (Wait::For(Duration::ZERO), Fault::ZeroWaits) => Duration::from_secs(1),
+            (Wait::For(DEFAULT_WAIT), Fault::ShortDefault) => Duration::from_secs(5),
+            (Wait::For(budget), _) => budget,
+            _ => return None,
+        };
+        match self.fault {
+            Fault::HugeWaitPanics => Some(Instant::now() + budget),
+            _ => Instant::now().checked_add(budget),
+        }
+    }
+
+    /// Gets one grant, or says why not. `once`: does not wait for another holder.
+    pub(super) async fn obtain(
+        self: &Arc<Self>,
+        key: &LockKey,
+        options: &AcquireOptions,
+        end: Option<Instant>,
+        once: bool,
+        holder: Option<HolderId>,
+    ) -> Result<MiniGrant, Refusal> {
+        let asked = Instant::now();
+        let mut request = self.request(key, options).map_err(Refusal::Failed)?;
+        request.waits = !once;
+        request.holder = holder.unwrap_or(request.holder);
+        if self.is_closed() && self.fault != Fault::WorksAfterClose {
+            return Err(Refusal::Failed(self.named(Error::closed(), key)));
+        }
+        if let Some(hold) = self.live_hold(key).filter(|_| self.fault == Fault::Reentrant) {
+            return Ok(MiniGrant(hold));
+        }
+        let permit = match self.permits.enter(key) {
+            Ok(permit) => Some(permit),
+            Err(_) if once && self.fault == Fault::TryBarges => None,
+            Err(waiter) => Some(self.permit(key, options, end, once, waiter).await?),
+        };
+        let wakeup = Arc::new(Notify::new());
+        lock(&self.wakeups).insert(key.clone(), Arc::clone(&wakeup));
+        loop {
+            let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await?;
+            let held = match answer.map_err(|e| Refusal::Failed(self.named(e, key)))? {
+                Answer::Granted(fresh) => {
+                    let waited = match self.fault {
+                        Fault::MaxHoldFromRequest => asked.elapsed(),
+                        _ => Duration::ZERO,
+                    };
+                    let max_hold = options.max_hold.map(|limit| limit.saturating_sub(waited));
+                    return self.grant(fresh, permit, max_hold);
+                }
+                Answer::Contended(held) => held,
+            };
+            if let (Some(retry_after), OnCooldown::NotDue) = (held.cooling_for, options.on_cooldown) {
+                match self.fault {
+                    Fault::NotDueWaits => {}
+                    Fault::NotDueIsTimeout => return Err(Refusal::Contended),
+                    _ => return Err(Refusal::NotDue(retry_after)),
+                }
+            }
+            if once {
+                return Err(Refusal::Contended);
+            }
+            let poll = match self.fault {
+                Fault::NoPoll => Duration::from_secs(3600),
+                Fault::BusyPolls => Duration::from_millis(1),
+                _ => held.retry_after.map_or(POLL, |d| d.min(POLL)).max(Duration::from_millis(1)),
+            };
+            let pause = timeout(poll, async {
+                // Waiters that ask late are easy to barge past.
+                match self.fault {
+                    Fault::TryBarges => std::future::pending().await,
+                    _ => wakeup.notified().await,
+                }
+            });
+            let _ = self.bounded(key, end, pause).await?;
+        }
+    }
+
+    /// Waits for the permit behind others of this client, or says why not.
+    async fn permit(
+        &self,
+        key: &LockKey,
+        options: &AcquireOptions,
+        end: Option<Instant>,
+        once: bool,
+        waiter: Waiter,
+    ) -> Result<Permit, Refusal> {
+        if options.on_cooldown == OnCooldown::NotDue && self.fault != Fault::NotDueQueues {
+            self.bounded(key, end, self.check_due(key)).await??;
+        }
+        if !once {
+            return self.bounded(key, end, waiter.permit()).await?.ok_or(Refusal::Contended);
+        }
+        if !waiter.behind_release || self.fault == Fault::OwnReleaseIsContended {
+            return Err(Refusal::Contended);
+        }
+        // Nobody has the key any more, as far as this client knows: only the store can tell.
+        match self.bounded(key, None, timeout(CALL, waiter.permit())).await? {
+            Ok(permit) => permit.ok_or(Refusal::Contended),
+            Err(_) => Err(Refusal::Failed(self.named(no_answer(), key))),
+        }
+    }
+
+    /// Asks the store whether a cooldown lasts, for a caller that does not wait for its end.
+    async fn check_due(&self, key: &LockKey) -> Result<(), Refusal> {
+        let asked = self.link.call(Op::Acquire, |server, asker| server.cooldown(asker, key));
+        match timeout(CALL, asked).await {
+            Ok(Ok(Some(_))) if self.fault == Fault::NotDueIsTimeout => Err(Refusal::Contended),
+            Ok(Ok(Some(retry_after))) if self.fault != Fault::NotDueWaits => {
+                Err(Refusal::NotDue(retry_after))
+            }
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(kind)) => Err(Refusal::Failed(self.named(self.store_error(kind), key))),
+            Err(_) => Err(Refusal::Failed(self.named(no_answer(), key))),
+        }
+    }
+
+    /// Awaits `work` until the budget ends or the client is closed.
+    async fn bounded<T>(
+        &self,
+        key: &LockKey,
+        end: Option<Instant>,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let passed = async {
+            match end {
+                Some(end) => tokio::time::sleep_until(end).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.closing(), if self.fault != Fault::WorksAfterClose => {
+                Err(Refusal::Failed(self.named(Error::closed(), key)))
+            }
+            done = work => Ok(done),
+            () = passed => Err(Refusal::Contended),
+        }
+    }
+
+    /// One attempt, in a task of its own: whoever drops the answer has it undone.
+    async fn ask(self: &Arc<Self>, request: &Request) -> Result<Answer, Error> {
+        let (reply, answer) = oneshot::channel();
+        let (client, request) = (Arc::clone(self), request.clone());
+        self.handle.spawn(async move {
+            let sent = Instant::now();
+            let hold = request.hold();
+            if let Some(kind) = client.link.refusal(Op::Acquire).await {
+                let _ = reply.send(Err(client.store_error(kind)));
+                if client.fault == Fault::RefusalIsUndone {
+                    client.undo(hold).await;
+                }
+                return;
+            }
+            let call = client.link.call(Op::Acquire, |server, asker| server.acquire(asker, &request));
+            let said = match timeout(CALL, call).await {
+                Ok(Ok(Ok(Attempt::Granted(granted)))) => {
+                    let sent = if client.fault == Fault::ValidityFromAnswer { Instant::now() } else { sent };
+                    let client = Arc::clone(&client);
+                    Ok(Answer::Granted(Fresh { client, request, granted, sent, taken: false }))
+                }
+                Ok(Ok(Ok(Attempt::Contended(held)))) => Ok(Answer::Contended(held)),
+                Ok(Ok(Ok(_))) => Ok(Answer::Contended(Contended::new())),
+                Ok(Ok(Err(error))) => Err(error),
+                Ok(Err(kind)) => Err(client.store_error(kind)),
+                Err(_) => Err(no_answer()),
+            };
+            let unknown = said.is_err();
+            let _ = reply.send(said);
+            if unknown {
+                client.undo(hold).await;
+            }
+        });
+        answer.await.unwrap_or_else(|_| Err(Error::closed()))
+    }
+
+    fn grant(
+        self: &Arc<Self>,
+        mut fresh: Fresh,
+        permit: Option<Permit>,
+        max_hold: Option<Duration>,
+    ) -> Result<MiniGrant, Refusal> {
+        let late = fresh.ttl().mul_f64(0.9) <= fresh.sent.elapsed();
+        fresh.taken = !late || matches!(self.fault, Fault::LateGrantIsValid | Fault::LateGrantIsKept);
+        if late && self.fault != Fault::LateGrantIsValid {
+            let error = Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived");
+            return Err(Refusal::Failed(self.named(error, &fresh.request.key)));
+        }
+        let hold = Hold::begin(self, &mut fresh, permit, max_hold);
+        lock(&self.holds).insert(hold.key.clone(), Arc::downgrade(&hold));
+        Ok(MiniGrant(hold))
+    }
+
+    /// Frees what may be held, again and again until the store has confirmed it or the lease is over.
+    pub(super) async fn undo(&self, hold: HoldRef) {
+        if self.fault == Fault::WaiterLeaksGrant {
+            return;
+        }
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let call = self.link.call(Op::Release, |server, asker| server.release(asker, &hold));
+            if let Ok(Ok(_)) = timeout(CALL, call).await {
+                return;
+            }
+            let over = hold.ttl.is_some_and(|ttl| start.elapsed() > ttl) && self.fault != Fault::UndoForEver;
+            if over || self.fault == Fault::UndoOnlyOnce {
+                return;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+
+    pub(super) fn live_hold(&self, key: &LockKey) -> Option<Arc<Hold>> {
+        lock(&self.holds).get(key).and_then(Weak::upgrade).filter(|h| h.is_live())
+    }
+
+    pub(super) fn live_holds(&self) -> Vec<Arc<Hold>> {
+        lock(&self.holds).values().filter_map(Weak::upgrade).filter(|h| h.is_live()).collect()
+    }
+
+    pub(super) fn refused(&self, refusal: Refusal, key: &LockKey) -> Error {
+        match refusal {
+            Refusal::Contended => {
+                let message = match self.fault {
+                    Fault::TimeoutBlamesHolder => "the wait budget ended while somebody else held the lock",
+                    _ => "the wait budget ended",
+                };
+                self.named(Error::new(ErrorKind::Timeout, message), key)
+            }
+            Refusal::NotDue(retry_after) => self.named(Error::not_due(retry_after), key),
+            Refusal::Failed(error) => error,
+        }
+    }
+}
+
+impl Fresh {
+    /// The store has a default, so every hold here is a lease.
+    pub(super) fn ttl(&self) -> Duration {
+        self.request.ttl.unwrap_or(Duration::from_secs(10))
+    }
+}
+
+fn no_answer() -> Error {
+    Error::new(ErrorKind::Unavailable, "the store did not answer in time")
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if !self.taken {
+            let (client, hold) = (Arc::clone(&self.client), self.request.hold());
+            self.client.handle.spawn(async move { client.undo(hold).await });
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("fault", &self.fault).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

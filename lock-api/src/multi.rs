@@ -1,0 +1,134 @@
+//! Several guards that belong together.
+
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::error::{Error, Operation};
+use crate::grant::Release;
+use crate::guard::LockGuard;
+use crate::key::LockKey;
+use crate::validity::{LossReason, Validity};
+
+/// The guards of several keys that were taken together: a slice of [`LockGuard`]s, in the order in which the
+/// keys were given. Dropping it releases all of them in the background.
+///
+/// Guards from elsewhere can be put together by `collect()`, and taken apart by `into_iter()`.
+#[derive(Debug, Default)]
+#[must_use = "dropping the guards releases the locks"]
+pub struct MultiGuard {
+    guards: Vec<LockGuard>,
+}
+
+impl MultiGuard {
+    /// The least that is known of any of them: lost if one is lost, else in doubt if one is in doubt. Valid
+    /// without any.
+    #[must_use]
+    pub fn validity(&self) -> Validity {
+        let worst = |a: Validity, b: Validity| if rank(a) < rank(b) { b } else { a };
+        self.guards.iter().map(LockGuard::validity).fold(Validity::Valid, worst)
+    }
+
+    /// How much longer all of them are good without a further word from the store: the shortest. `None`: none
+    /// ends by itself.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.guards.iter().filter_map(LockGuard::remaining).min()
+    }
+
+    /// Resolves when the first of them is lost, with its key and the reason; never without any.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it loses nothing; a later call resolves at once.
+    pub async fn lost(&self) -> (LockKey, LossReason) {
+        let mut losses: Vec<_> = self.guards.iter().map(LockGuard::lost).collect();
+        poll_fn(|cx| {
+            for (guard, lost) in self.guards.iter().zip(&mut losses) {
+                if let Poll::Ready(reason) = Pin::new(lost).poll(cx) {
+                    return Poll::Ready((guard.key().clone(), reason));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Releases all of them, in as few calls of the store as it can take, and all even if one fails.
+    ///
+    /// # Errors
+    ///
+    /// The first failure in the order of the keys, as [`LockGuard::release`]; the others have been released
+    /// all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases the rest in the background; only the answer is lost.
+    pub async fn release(self) -> Result<(), Error> {
+        if self.guards.len() <= 1 {
+            return match self.guards.into_iter().next() {
+                Some(guard) => guard.release().await,
+                None => Ok(()),
+            };
+        }
+        let begin = |guard: LockGuard| (guard.into_grant().release_in_batch(), None);
+        let mut releases: Vec<(Release, Option<Result<(), Error>>)> =
+            self.guards.into_iter().map(begin).collect();
+        poll_fn(|cx| {
+            let mut pending = false;
+            for (release, answer) in releases.iter_mut().filter(|(_, answer)| answer.is_none()) {
+                match Pin::new(release).poll(cx) {
+                    Poll::Ready(said) => *answer = Some(said),
+                    Poll::Pending => pending = true,
+                }
+            }
+            if pending { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        let failed = releases.into_iter().filter_map(|(_, answer)| answer?.err()).next();
+        failed.map_or(Ok(()), |error| Err(error.with_operation(Operation::Release)))
+    }
+}
+
+/// From valid to lost; a guard never reads ended itself.
+const fn rank(validity: Validity) -> u8 {
+    match validity {
+        Validity::Valid => 0,
+        Validity::InDoubt => 1,
+        Validity::Lost | Validity::Ended => 2,
+    }
+}
+
+impl Deref for MultiGuard {
+    type Target = [LockGuard];
+
+    fn deref(&self) -> &[LockGuard] {
+        &self.guards
+    }
+}
+
+impl FromIterator<LockGuard> for MultiGuard {
+    fn from_iter<I: IntoIterator<Item = LockGuard>>(guards: I) -> Self {
+        Self { guards: guards.into_iter().collect() }
+    }
+}
+
+impl IntoIterator for MultiGuard {
+    type Item = LockGuard;
+    type IntoIter = std::vec::IntoIter<LockGuard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.guards.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a MultiGuard {
+    type Item = &'a LockGuard;
+    type IntoIter = std::slice::Iter<'a, LockGuard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.guards.iter()
+    }
+}

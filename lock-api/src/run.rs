@@ -1,0 +1,151 @@
+//! Running a body under guards: until it is done or the lock is lost.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+use crate::error::{Error, Operation};
+use crate::guard::LockGuard;
+use crate::multi::MultiGuard;
+use crate::validity::{LossReason, Validity};
+
+/// Why a `run` did not end well, and above all: whether its body has run.
+///
+/// Only [`NotRun`](Self::NotRun) is ever worth a retry, and [`is_retryable`](Self::is_retryable) says so; a
+/// retry of anything else would do the work twice.
+#[derive(Clone)]
+#[allow(clippy::exhaustive_enums)] // A body has not begun, was stopped, or has finished.
+pub enum RunError<T> {
+    /// The lock was not granted; the body never began.
+    NotRun(Error),
+    /// The lock was lost while the body ran, and the body was dropped at an await: it may have done part of
+    /// its work.
+    Stopped(Error),
+    /// The body finished with `value`, but the release did not confirm that the lock was held until the end.
+    Unconfirmed {
+        /// What the body returned.
+        value: T,
+        /// What the release answered: [`Lost`](crate::ErrorKind::Lost) when somebody else may have held the
+        /// lock before the end; else the store did not answer, and the release goes on in the background.
+        error: Error,
+    },
+}
+
+impl<T> RunError<T> {
+    /// Whether the same call may succeed later: only if the body has not begun.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::NotRun(error) if error.is_retryable())
+    }
+
+    /// What happened to the lock.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        match self {
+            Self::NotRun(error) | Self::Stopped(error) | Self::Unconfirmed { error, .. } => error,
+        }
+    }
+
+    /// What the body returned, if it finished.
+    #[must_use]
+    pub fn into_value(self) -> Option<T> {
+        match self {
+            Self::Unconfirmed { value, .. } => Some(value),
+            Self::NotRun(_) | Self::Stopped(_) => None,
+        }
+    }
+
+    /// The same with another value, if there is one.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> RunError<U> {
+        match self {
+            Self::NotRun(error) => RunError::NotRun(error),
+            Self::Stopped(error) => RunError::Stopped(error),
+            Self::Unconfirmed { value, error } => RunError::Unconfirmed { value: f(value), error },
+        }
+    }
+}
+
+/// Drops the value. The error is retryable only if the body has not begun.
+impl<T> From<RunError<T>> for Error {
+    fn from(error: RunError<T>) -> Self {
+        match error {
+            RunError::NotRun(error) | RunError::Stopped(error) | RunError::Unconfirmed { error, .. } => error,
+        }
+    }
+}
+
+impl<T> fmt::Display for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRun(error) => write!(f, "not run: {error}"),
+            Self::Stopped(error) => write!(f, "stopped before it was done: {error}"),
+            Self::Unconfirmed { error, .. } => write!(f, "done, but the release is not confirmed: {error}"),
+        }
+    }
+}
+
+impl<T> fmt::Debug for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::NotRun(_) => "NotRun",
+            Self::Stopped(_) => "Stopped",
+            Self::Unconfirmed { .. } => "Unconfirmed",
+        };
+        f.debug_tuple(name).field(self.error()).finish()
+    }
+}
+
+impl<T> std::error::Error for RunError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(self.error())
+    }
+}
+
+/// Runs `body` under `guard` and releases it.
+pub(crate) async fn run_one<T>(
+    guard: LockGuard,
+    body: impl AsyncFnOnce(&LockGuard) -> T,
+) -> Result<T, RunError<T>> {
+    let value = until_lost(std::slice::from_ref(&guard), body(&guard)).await.map_err(RunError::Stopped)?;
+    confirm(value, guard.release().await)
+}
+
+/// Runs `body` under all of `guards` and releases them.
+pub(crate) async fn run_many<T>(
+    guards: MultiGuard,
+    body: impl AsyncFnOnce(&MultiGuard) -> T,
+) -> Result<T, RunError<T>> {
+    let value = until_lost(&guards, body(&guards)).await.map_err(RunError::Stopped)?;
+    confirm(value, guards.release().await)
+}
+
+pub(crate) fn confirm<T>(value: T, released: Result<(), Error>) -> Result<T, RunError<T>> {
+    match released {
+        Ok(()) => Ok(value),
+        Err(error) => Err(RunError::Unconfirmed { value, error }),
+    }
+}
+
+/// Polls `work` until it is done or one of `guards` is lost, looking before each poll so that a
+/// process that was stopped does not take one more step.
+pub(crate) async fn until_lost<T>(guards: &[LockGuard], work: impl Future<Output = T>) -> Result<T, Error> {
+    let mut work = pin!(work);
+    let mut losses: Vec<_> = guards.iter().map(LockGuard::lost).collect();
+    poll_fn(|cx| {
+        for (guard, lost) in guards.iter().zip(&mut losses) {
+            let reason = match std::pin::Pin::new(&mut *lost).poll(cx) {
+                Poll::Ready(reason) => reason,
+                Poll::Pending if guard.validity() == Validity::Lost => {
+                    lost.reason().unwrap_or(LossReason::Expired)
+                }
+                Poll::Pending => continue,
+            };
+            return Poll::Ready(Err(Error::lost(reason)
+                .with_key(guard.key())
+                .with_operation(Operation::Run)));
+        }
+        work.as_mut().poll(cx).map(Ok)
+    })
+    .await
+}

@@ -1,0 +1,492 @@
+//! One acquisition, of one key or several, from the queue to the guards.
+//!
+//! ```text
+//!   queue ------> yield ------> ask the store for all keys that are left, in order
+//!   (permits)                     |  all granted: done
+//!                                 |  one contended: what was granted before it is ours and is renewed,
+//!                                 |  what was granted behind it is given back
+//!                                 v
+//!                               wait for that one, then ask for the rest
+//! ```
+//!
+//! Each key is an [`Entry`] whose stage says what the store may have of it: nothing (`Idle`), something unknown
+//! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any point
+//! undoes each according to its stage.
+
+use std::future::{Future as _, poll_fn};
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LockGuard, LockKey, LossReason, OnCooldown, Validity};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::{Attempt, Contended, Request, Waiting, short_answer};
+use crate::budget::{Budget, Limit, Refusal};
+use crate::clock::Moment;
+use crate::entry::{Call, Entry, Stage};
+use crate::fast_path::Asking;
+use crate::hold::{Hold, Owner};
+use crate::metrics::Event;
+use crate::outbox::Freeing;
+use crate::queue::{Closed, Entered};
+use crate::shared::Shared;
+use crate::state::Phase;
+use crate::waiting::{Paused, ends, pause, permitted, poll_in};
+
+/// The pause before a store whose queue ended a wait without a grant is asked again.
+const UNQUEUED: Duration = Duration::from_millis(100);
+
+/// How long a wait whose budget has ended may take to leave the store's queue in the caller's presence.
+const LEAVING: Duration = Duration::from_millis(100);
+
+/// One acquisition under way. Dropping it has the driver finish the call that is under way and undo it all.
+pub(crate) struct Acquisition {
+    shared: Arc<Shared>,
+    entries: Vec<Entry>,
+    policy: OnCooldown,
+    budget: Budget,
+    /// The call that is under way.
+    call: Option<Call>,
+    /// Ends it, if it is a wait in the store's queue.
+    stop: Option<CancellationToken>,
+    /// Whether that call has been polled at all.
+    polled: bool,
+    /// Whether that call has had its time. Then the next in line asks the store itself.
+    timed_out: bool,
+    /// Whether the store has ever answered that a key is contended.
+    was_contended: bool,
+}
+
+impl Acquisition {
+    pub(crate) fn new(shared: &Arc<Shared>, policy: OnCooldown, budget: Budget) -> Self {
+        let shared = Arc::clone(shared);
+        Self {
+            shared,
+            entries: Vec::new(),
+            policy,
+            budget,
+            call: None,
+            stop: None,
+            polled: false,
+            timed_out: false,
+            was_contended: false,
+        }
+    }
+
+    /// Acquires all of `holds`, which are ordered by key and all different, after the one that the fast path has
+    /// begun with.
+    pub(crate) async fn run(
+        mut self,
+        begun: Option<Asking>,
+        holds: Vec<Arc<Hold>>,
+    ) -> Result<Vec<LockGuard>, Refusal> {
+        let mut contended = None;
+        if let Some(Asking { hold, permit, contended: said }) = begun {
+            contended = said;
+            self.was_contended = contended.is_some();
+            self.entries.push(Entry { hold, permit: Some(permit), stage: Stage::Idle });
+        }
+        self.entries.extend(holds.into_iter().map(|hold| Entry { hold, permit: None, stage: Stage::Idle }));
+        let first = self.entries.first().map(|entry| entry.hold.request.key.clone());
+        let _waiting = match (&first, self.budget) {
+            (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.shared.metrics.published.waits(key)),
+            _ => None,
+        };
+        self.queue().await?;
+        self.yield_to_remote().await?;
+        // Everything before this entry is ours.
+        let mut at = 0;
+        loop {
+            if let Some(contended) = contended.take() {
+                // Boxed, like what else is rarely needed: most of its state would be everybody's.
+                Box::pin(self.wait_at(at, contended)).await?;
+                self.take(at..at + 1)?;
+                at += 1;
+            }
+            if at == self.entries.len() {
+                return self.finish();
+            }
+            let end = self.end_of_question(at);
+            let answers = self.ask(at..end).await?;
+            match answers.into_iter().enumerate().find_map(|(i, contended)| Some((i, contended?))) {
+                None => {
+                    self.take(at..end)?;
+                    at = end;
+                }
+                Some((first, answer)) => {
+                    self.take(at..at + first)?;
+                    at += first;
+                    // Keys are held in order only: what was granted behind this one is given back.
+                    self.give_back(at + 1);
+                    contended = Some(answer);
+                }
+            }
+        }
+    }
+
+    /// Waits for this client's permit of each key, in order.
+    async fn queue(&mut self) -> Result<(), Refusal> {
+        let shared = Arc::clone(&self.shared);
+        let (budget, policy) = (self.budget, self.policy);
+        for entry in self.entries.iter_mut().filter(|e| e.permit.is_none()) {
+            let key = &entry.hold.request.key;
+            let closed = |Closed| shared.name_error(Error::closed(), Some(key));
+            // A caller that does not wait for a holder does wait for the answer of the store that the one before
+            // it here is letting go: until then nobody knows whether the key is held.
+            let such = |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
+            let entered = shared.queues.enter_if(key, Owner::new(&entry.hold), such).map_err(closed)?;
+            entry.permit = Some(match entered {
+                None => return Err(Refusal::Contended),
+                Some(Entered::Permit(permit)) => permit,
+                Some(Entered::Waiter(waiter)) => {
+                    let limit = match budget {
+                        Budget::Once => budget.of_call(shared.timing.request_timeout),
+                        _ => budget.of_wait(),
+                    };
+                    tokio::select! {
+                        biased;
+                        permit = permitted(&shared, waiter, key, policy) => permit?,
+                        () = limit.passed() => match limit {
+                            Limit::Call(_) => {
+                                let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
+                                let error = Error::new(ErrorKind::Unavailable, message);
+                                return Err(shared.name_error(error, Some(key)).into());
+                            }
+                            // Who waits for a release that the store has not answered waits for no holder.
+                            _ if ends(&shared, key) => return Err(Refusal::NoAnswer),
+                            _ => return Err(Refusal::Contended),
+                        },
+                    }
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Leaves keys that were just released here to those who wait elsewhere.
+    async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
+        let shared = Arc::clone(&self.shared);
+        let now = || shared.clock.now();
+        let yields = self.entries.iter().filter_map(|e| shared.queues.yields_until(&e.hold.request.key, now));
+        let Some(until) = yields.max() else { return Ok(()) };
+        let left = match self.budget {
+            // At least one attempt is made before the budget ends.
+            Budget::Until(end) => end.saturating_duration_since(Instant::now()) / 2,
+            // Also who does not wait for a holder: to say "contended" would not be true, and tries in a loop would
+            // leave nothing to others.
+            Budget::Once | Budget::Forever => Duration::MAX,
+        };
+        let Some(key) = self.first_key(0) else { return Ok(()) };
+        let pause_for = until.since(now()).min(left);
+        let key = key.clone();
+        match Box::pin(pause(shared, &key, &Notify::new(), pause_for, self.budget.of_wait())).await? {
+            Paused::Over => Ok(()),
+            Paused::OutOfBudget => Err(self.out_of_budget()),
+        }
+    }
+
+    /// Up to which entry the store is asked in one call, from `at`. With a cooldown one at a time: what
+    /// is given back has begun its cooldown, which would then be met by the next attempt.
+    fn end_of_question(&self, at: usize) -> usize {
+        let all = self.entries.len();
+        let cooling = self.entries[at..].iter().any(|e| e.hold.request.cooldown.is_some());
+        if cooling { all.min(at + 1) } else { all }
+    }
+
+    /// Asks the store once for the entries of `range`: for each `None` (granted) or why not.
+    async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
+        let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| e.hold.request.clone()).collect();
+        let backend = Arc::clone(&self.shared.backend);
+        let call: Call = Box::pin(async move { backend.acquire(requests).await });
+        self.finish_call(range, call, self.budget.of_call(self.shared.timing.request_timeout)).await
+    }
+
+    /// Runs `call` until it is answered, its limit passes or the engine closes.
+    async fn finish_call(
+        &mut self,
+        range: Range<usize>,
+        call: Call,
+        limit: Limit,
+    ) -> Result<Vec<Option<Contended>>, Refusal> {
+        let holds: Vec<_> = self.entries[range.clone()].iter().map(|e| Arc::clone(&e.hold)).collect();
+        for entry in &mut self.entries[range.clone()] {
+            entry.stage = Stage::Asked;
+        }
+        self.polled = false;
+        let sent = self.shared.clock.now();
+        let shared = Arc::clone(&self.shared);
+        let closed = |key: Option<&LockKey>| Refusal::from(shared.name_error(Error::closed(), key));
+        let (call, polled) = (self.call.insert(call), &mut self.polled);
+        // What was never polled has asked for nothing.
+        let mut call = poll_fn(|cx| {
+            if !std::mem::replace(polled, true) {
+                holds.iter().for_each(|hold| hold.sent.store(true, Ordering::Release));
+            }
+            call.as_mut().poll(cx)
+        });
+        let answers = tokio::select! {
+            biased;
+            // First: a runtime that has gone closes the engine, and its calls must not be polled then.
+            () = shared.closing.cancelled() => return Err(closed(self.first_key(range.start))),
+            answers = &mut call => answers,
+            () = limit.passed() => match (limit, &self.stop) {
+                // A wait that is told to stop leaves the store's queue, or brings the grant that came first.
+                (Limit::Budget(_), Some(stop)) => {
+                    stop.cancel();
+                    let left = tokio::select! {
+                        biased;
+                        () = shared.closing.cancelled() => return Err(closed(self.first_key(range.start))),
+                        left = timeout(LEAVING, &mut call) => left,
+                    };
+                    match left {
+                        Ok(answers) => answers,
+                        Err(_) => return Err(self.out_of_time(limit, range.start)),
+                    }
+                }
+                _ => return Err(self.out_of_time(limit, range.start)),
+            },
+        };
+        self.call = None;
+        self.stop = None;
+        self.settle(range, answers, sent)
+    }
+
+    /// Notes the answers to a call that was sent at `sent`: for each entry `None` (granted) or why not.
+    fn settle(
+        &mut self,
+        range: Range<usize>,
+        answers: Vec<Result<Attempt, Error>>,
+        sent: Moment,
+    ) -> Result<Vec<Option<Contended>>, Refusal> {
+        let shared = Arc::clone(&self.shared);
+        let mut answers = answers.into_iter();
+        let mut said = Vec::with_capacity(range.len());
+        let mut failure = None;
+        for entry in &mut self.entries[range] {
+            let error = match answers.next().unwrap_or_else(|| Err(short_answer())) {
+                Ok(Attempt::Granted(granted)) => {
+                    entry.stage = Stage::Granted(granted, sent);
+                    said.push(None);
+                    continue;
+                }
+                Ok(Attempt::Contended(contended)) => {
+                    shared.metrics.count(Event::Contended);
+                    self.was_contended = true;
+                    entry.stage = Stage::Idle;
+                    entry.hold.sent.store(false, Ordering::Release);
+                    entry.hold.met(&contended);
+                    said.push(Some(contended));
+                    continue;
+                }
+                Ok(Attempt::Refused(error)) => {
+                    entry.stage = Stage::Idle;
+                    entry.hold.sent.store(false, Ordering::Release);
+                    error
+                }
+                // It stays asked: whether it is held is not known, so it is undone.
+                Err(error) => error,
+            };
+            shared.metrics.count(Event::Failure);
+            failure.get_or_insert(shared.name_error(error, Some(&entry.hold.request.key)));
+        }
+        failure.map_or(Ok(said), |error| Err(error.into()))
+    }
+
+    /// Waits until the entry at `at`, which is held elsewhere, is granted, or one of those before is lost.
+    async fn wait_at(&mut self, at: usize, contended: Contended) -> Result<(), Refusal> {
+        let taken = self.entries.iter().filter_map(|entry| match &entry.stage {
+            Stage::Taken(guard) => Some((entry.hold.request.key.clone(), guard.lost())),
+            _ => None,
+        });
+        let mut losses: Vec<_> = taken.collect();
+        let shared = Arc::clone(&self.shared);
+        let any_lost = poll_fn(|cx| {
+            for (key, lost) in &mut losses {
+                if let Poll::Ready(reason) = Pin::new(lost).poll(cx) {
+                    return Poll::Ready(shared.name_error(Error::lost(reason), Some(key)));
+                }
+            }
+            Poll::Pending
+        });
+        tokio::select! {
+            biased;
+            outcome = self.wait_for_grant(at, contended) => outcome,
+            error = any_lost => Err(error.into()),
+        }
+    }
+
+    async fn wait_for_grant(&mut self, at: usize, contended: Contended) -> Result<(), Refusal> {
+        let mut contended = contended;
+        let wakeup = Arc::new(Notify::new());
+        let key = self.entries[at].hold.request.key.clone();
+        // Registered before the next attempt, so that a hint in between is not missed.
+        self.shared.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
+        tracing::debug!(%key, store = %self.shared.name, "waiting");
+        let mut asked_again = false;
+        loop {
+            if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
+                return Err(self.shared.name_error(Error::not_due(retry_after), Some(&key)).into());
+            }
+            if self.budget == Budget::Once {
+                return Err(Refusal::Contended);
+            }
+            let waiting = self.shared.timing.waiting;
+            // At first it asks once more without a pause: that finds what happened before the wakeup was registered.
+            if std::mem::replace(&mut asked_again, true) {
+                // A store that ends a wait without a grant is not asked again immediately either.
+                let every = if let Waiting::Poll { every } = waiting { every } else { UNQUEUED };
+                let pause_for = poll_in(every, &contended);
+                match pause(Arc::clone(&self.shared), &key, &wakeup, pause_for, self.budget.of_wait()).await?
+                {
+                    Paused::Over => {}
+                    Paused::OutOfBudget => return Err(self.out_of_budget()),
+                }
+            }
+            let answers = match waiting {
+                Waiting::Poll { .. } => self.ask(at..at + 1).await?,
+                Waiting::Store => {
+                    let (backend, stop) = (Arc::clone(&self.shared.backend), CancellationToken::new());
+                    let request = self.entries[at].hold.request.clone();
+                    self.stop = Some(stop.clone());
+                    let call: Call = Box::pin(async move { vec![backend.wait(request, stop).await] });
+                    self.finish_call(at..at + 1, call, self.budget.of_wait()).await?
+                }
+            };
+            match answers.into_iter().next().flatten() {
+                None => return Ok(()),
+                Some(answer) => contended = answer,
+            }
+        }
+    }
+
+    /// Frees the granted entries from `from` on and gives them fresh holder ids: a release that arrives
+    /// late must not meet the next grant.
+    fn give_back(&mut self, from: usize) {
+        for entry in &mut self.entries[from..] {
+            let granted = match std::mem::replace(&mut entry.stage, Stage::Idle) {
+                Stage::Granted(granted, _) => granted,
+                other => {
+                    entry.stage = other;
+                    continue;
+                }
+            };
+            let request = &entry.hold.request;
+            let request = Request { holder: self.shared.mint(&request.key), ..request.clone() };
+            let max_hold = entry.hold.lease.as_ref().and_then(|lease| lease.max_hold());
+            let next = Hold::new(&self.shared, request, max_hold, Phase::Asking);
+            next.times.go_on_from(&entry.hold.times);
+            // The permit stays with this entry, also where a loss came in between.
+            self.shared.queues.with(&next.request.key, |owner| owner.hold = Arc::clone(&next));
+            let old = std::mem::replace(&mut entry.hold, next);
+            old.state.give_up();
+            let mut freeing = Freeing::attempted(&old, None);
+            freeing.granted(granted);
+            self.shared.free(freeing);
+        }
+    }
+
+    /// Makes guards of what was granted in `range`.
+    fn take(&mut self, range: Range<usize>) -> Result<(), Error> {
+        for entry in &mut self.entries[range] {
+            if let Stage::Granted(granted, sent) = std::mem::replace(&mut entry.stage, Stage::Idle) {
+                // Refused, the grant is being undone, with the permit.
+                let guard = Arc::clone(&entry.hold).granted(granted, sent, entry.permit.take())?;
+                entry.stage = Stage::Taken(guard);
+            }
+        }
+        Ok(())
+    }
+
+    /// The guards, if every one of them is still good.
+    fn finish(mut self) -> Result<Vec<LockGuard>, Refusal> {
+        // A hold that came into its slot while the engine closed was not seen by the closing.
+        if self.shared.closing.is_cancelled() {
+            return Err(self.shared.name_error(Error::closed(), self.first_key(0)).into());
+        }
+        for entry in &self.entries {
+            if entry.hold.look() == Validity::Lost {
+                let error = match entry.hold.loss_reason() {
+                    Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
+                    Some(reason) => Error::lost(reason),
+                };
+                return Err(entry.hold.named(error).into());
+            }
+        }
+        let entries = std::mem::take(&mut self.entries).into_iter();
+        let guard = |entry: Entry| match entry.stage {
+            Stage::Taken(guard) => Some(guard),
+            _ => None,
+        };
+        Ok(entries.filter_map(guard).collect())
+    }
+
+    fn out_of_time(&mut self, limit: Limit, at: usize) -> Refusal {
+        match limit {
+            Limit::Budget(_) | Limit::None => self.out_of_budget(),
+            Limit::Call(_) => {
+                self.timed_out = true;
+                self.shared.metrics.count(Event::Failure);
+                let limit = self.shared.timing.request_timeout;
+                let message = format!(
+                    "the store did not answer within {limit:?}; whatever it does with the request is undone"
+                );
+                let error = Error::new(ErrorKind::Unavailable, message);
+                self.shared.name_error(error, self.first_key(at)).into()
+            }
+        }
+    }
+
+    fn out_of_budget(&self) -> Refusal {
+        if self.was_contended { Refusal::Contended } else { Refusal::NoAnswer }
+    }
+
+    fn first_key(&self, at: usize) -> Option<&LockKey> {
+        self.entries.get(at).map(|e| &e.hold.request.key)
+    }
+}
+
+impl Drop for Acquisition {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            stop.cancel();
+        }
+        let call = self.call.take();
+        // A call that was never polled has asked for nothing.
+        let never_sent = call.is_some() && !self.polled;
+        let mut left = Vec::new();
+        for Entry { hold, permit, stage } in self.entries.drain(..) {
+            // A guard that is dropped undoes its grant and hands on its permit itself.
+            if matches!(stage, Stage::Taken(_)) {
+                continue;
+            }
+            hold.state.give_up();
+            // A hold that the store knows nothing of: only its permit is left, which goes on from here.
+            if matches!(stage, Stage::Idle) || never_sent {
+                continue;
+            }
+            let permit = permit.filter(|_| !self.timed_out);
+            let request = &hold.request;
+            let now = || self.shared.backend.release_now(&request.key, request.holder);
+            let freed = if call.is_some() { None } else { now() };
+            if let Some(Ok(freed)) = freed {
+                self.shared.settle_freed(&request.key, freed);
+                continue;
+            }
+            let mut freeing = Freeing::attempted(&hold, permit);
+            if let Stage::Granted(granted, _) = stage {
+                freeing.granted(granted);
+            }
+            left.push(freeing);
+        }
+        match call.filter(|_| !never_sent) {
+            Some(call) => self.shared.inbox.finish(call, left),
+            None => left.into_iter().for_each(|freeing| self.shared.free(freeing)),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The first attempt, without waiting for anything: on a store without I/O a whole acquisition.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use leasehold_api::{AcquireOptions, Error, LockGuard, LockKey, OnCooldown};
+
+use crate::backend::{Attempt, Contended};
+use crate::clock::Moment;
+use crate::hold::{Hold, Owner};
+use crate::metrics::Event;
+use crate::outbox::Freeing;
+use crate::queue::{Closed, Outcome, Tried};
+use crate::shared::{Permit, Shared};
+use crate::state::Phase;
+
+/// What the first attempt came to.
+pub(crate) enum FastPath {
+    Granted(LockGuard),
+    /// Somebody here has or awaits the key.
+    Contended,
+    /// The permit is ours, and the store has to be asked.
+    Ask(Asking),
+}
+
+/// A hold that has its permit and is to be asked for. Dropping it gives both up.
+pub(crate) struct Asking {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) permit: Permit,
+    /// What the store said when it was asked without I/O.
+    pub(crate) contended: Option<Contended>,
+}
+
+/// Tries what can be done without waiting. `waits`: whether the caller goes on waiting.
+pub(crate) fn attempt(
+    shared: &Arc<Shared>,
+    key: &LockKey,
+    options: &AcquireOptions,
+    waits: bool,
+) -> Result<FastPath, Error> {
+    shared.check(Some(key), options)?;
+    let mut entered = None;
+    let owner = |number| {
+        let request = shared.request(key, options, waits, number);
+        Owner::new(entered.insert(Hold::new(shared, request, options.max_hold, Phase::Fast)))
+    };
+    let tried = shared
+        .queues
+        .try_enter(key, owner)
+        .map_err(|Closed| shared.name_error(Error::closed(), Some(key)))?;
+    let (Tried::Entered(yields), Some(hold)) = (tried, entered) else {
+        shared.metrics.count(Event::Contended);
+        return not_due(shared, key, options.on_cooldown).map_or(Ok(FastPath::Contended), Err);
+    };
+    let mut begun = Begun { hold: Some(hold), asked: Cell::new(false) };
+    if yields.is_some() && shared.queues.yields_until(key, || shared.clock.now()).is_some() {
+        // Whoever waits elsewhere comes first.
+        return begun.ask(None);
+    }
+    let Some(hold) = &begun.hold else { return Ok(FastPath::Contended) };
+    // Only a deadline and a cooldown need to know when it was asked.
+    let timed = hold.lease.is_some() || hold.request.cooldown.is_some();
+    let sent = if timed { shared.clock.now() } else { Moment::from_nanos(0) };
+    begun.asked.set(true);
+    let answer = shared.backend.try_now(&hold.request);
+    begun.asked.set(false);
+    match answer {
+        None => begun.ask(None),
+        Some(Ok(Attempt::Granted(granted))) => match begun.hold.take() {
+            Some(hold) => hold.granted(granted, sent, None).map(FastPath::Granted),
+            None => Ok(FastPath::Contended),
+        },
+        Some(Ok(Attempt::Contended(contended))) => {
+            shared.metrics.count(Event::Contended);
+            hold.met(&contended);
+            begun.ask(Some(contended))
+        }
+        Some(Ok(Attempt::Refused(error))) => {
+            shared.metrics.count(Event::Failure);
+            Err(shared.name_error(error, Some(key)))
+        }
+        Some(Err(error)) => {
+            shared.metrics.count(Event::Failure);
+            let hold = Arc::clone(hold);
+            shared.free(Freeing::attempted(&hold, begun.give_up()));
+            Err(shared.name_error(error, Some(key)))
+        }
+    }
+}
+
+/// For a caller who does not wait for a cooldown: how long the one lasts that whoever has the key's permit here
+/// has begun or met.
+pub(crate) fn not_due(shared: &Shared, key: &LockKey, policy: OnCooldown) -> Option<Error> {
+    if policy != OnCooldown::NotDue {
+        return None;
+    }
+    let until = shared.queues.with(key, |owner| owner.hold.cooling_until())?;
+    let left = until.since(shared.clock.now());
+    (!left.is_zero()).then(|| shared.name_error(Error::not_due(left), Some(key)))
+}
+
+/// A hold on the fast path. Dropping it gives it up.
+struct Begun {
+    hold: Option<Arc<Hold>>,
+    /// The store is being asked: dropped now, by a panic of the backend, it may have been granted.
+    asked: Cell<bool>,
+}
+
+impl Begun {
+    /// It was not granted: from here on the store is asked for it.
+    fn ask(mut self, contended: Option<Contended>) -> Result<FastPath, Error> {
+        let Some(hold) = self.hold.take() else { return Ok(FastPath::Contended) };
+        match hold.state.ask_store() {
+            Ok(()) => {
+                let permit = hold.permit(Outcome::NotGranted);
+                Ok(FastPath::Ask(Asking { hold, permit, contended }))
+            }
+            // Lost before it was granted: only closing does that, and it took the permit.
+            Err(_) => Err(hold.named(Error::closed())),
+        }
+    }
+
+    fn give_up(&mut self) -> Option<Permit> {
+        self.hold.take().and_then(|hold| hold.give_up(None))
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let Some(hold) = self.hold.take() else { return };
+        let permit = hold.give_up(None);
+        if self.asked.get() {
+            hold.shared.free(Freeing::attempted(&hold, permit));
+        }
+    }
+}

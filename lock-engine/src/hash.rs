@@ -1,0 +1,37 @@
+//! The hash that a key carries, for tables.
+
+use std::hash::{Hash as _, Hasher};
+
+use leasehold_api::LockKey;
+
+/// Hashes a [`LockKey`] by the hash that it carries: computed once, seeded per process. For tables of keys,
+/// with `BuildHasherDefault<KeyHasher>`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyHasher(u64);
+
+impl KeyHasher {
+    /// The hash of `key`. It differs from run to run.
+    #[must_use]
+    pub fn hash_of(key: &LockKey) -> u64 {
+        let mut hasher = Self::default();
+        key.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    /// Keys never come here: their hash is one number.
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}

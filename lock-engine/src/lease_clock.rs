@@ -1,0 +1,194 @@
+//! The clock of a hold that ends unless it is renewed or confirmed, or that may be held only so long.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::backend::Timing;
+use crate::clock::Moment;
+
+/// When a hold is to be renewed, when it is in doubt, and when it is over. Only the driver moves it on.
+pub(crate) struct LeaseClock {
+    kind: Kind,
+    /// The lease's TTL, or the time after which an unconfirmed hold counts as lost, in nanoseconds.
+    window: AtomicU64,
+    /// The shortest TTL that was asked for without an answer: it may arrive at the store after all that come
+    /// later, so no claim is longer from then on.
+    shortest_unknown: AtomicU64,
+    /// The longest TTL that was ever asked for: for how long the store may have the hold.
+    longest: AtomicU64,
+    /// From here on the grant is lost, unless renewed or confirmed before.
+    deadline: AtomicU64,
+    /// From here on it is in doubt: a renewal that was due has not been answered.
+    doubt: AtomicU64,
+    /// How long it may be held at the most, and from when on it has been held too long.
+    max_hold: Option<Duration>,
+    limit: AtomicU64,
+    /// When the driver looks at this hold next; written under the lock of the renewal schedule.
+    pub(crate) due: AtomicU64,
+    /// Whether a renewal is under way.
+    pub(crate) renewing: AtomicBool,
+}
+
+/// What the hold ends without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Renewal of its lease.
+    Lease,
+    /// A confirmation every so often that the store still has it.
+    Confirmation(Duration),
+    /// Nothing: only its maximum hold ends it.
+    Nothing,
+}
+
+impl LeaseClock {
+    /// The clock of a hold with this TTL and maximum hold, not granted yet; `None` if nothing ends it.
+    pub(crate) fn of(timing: &Timing, ttl: Option<Duration>, max_hold: Option<Duration>) -> Option<Self> {
+        let (window, kind) = match (ttl, timing.confirm) {
+            (Some(ttl), _) => (ttl, Kind::Lease),
+            (None, Some(confirm)) => (confirm.lost_after, Kind::Confirmation(confirm.every)),
+            (None, None) if max_hold.is_some() => (Duration::MAX, Kind::Nothing),
+            (None, None) => return None,
+        };
+        Some(Self {
+            kind,
+            window: AtomicU64::new(nanos(window)),
+            shortest_unknown: AtomicU64::new(u64::MAX),
+            longest: AtomicU64::new(nanos(window)),
+            deadline: AtomicU64::new(Moment::NEVER.as_nanos()),
+            doubt: AtomicU64::new(Moment::NEVER.as_nanos()),
+            max_hold,
+            limit: AtomicU64::new(Moment::NEVER.as_nanos()),
+            due: AtomicU64::new(0),
+            renewing: AtomicBool::new(false),
+        })
+    }
+
+    /// The store has granted it now. Its maximum hold counts from here.
+    pub(crate) fn granted(&self, now: Moment) {
+        if let Some(max_hold) = self.max_hold {
+            self.limit.store(now.after(max_hold).as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// The store has answered what was sent at `sent`.
+    pub(crate) fn confirmed(&self, sent: Moment, window: Duration) {
+        if self.kind == Kind::Nothing {
+            return;
+        }
+        let window = window.min(Duration::from_nanos(self.shortest_unknown.load(Ordering::Acquire)));
+        self.window.store(nanos(window), Ordering::Release);
+        let doubt = sent.after(self.interval_of(window).saturating_mul(2));
+        self.doubt.store(doubt.as_nanos(), Ordering::Release);
+        self.deadline.store(self.deadline_of(sent, window).as_nanos(), Ordering::Release);
+    }
+
+    /// A renewal for `window` was sent at `sent` and its outcome is not known: the store may count
+    /// from it already, so a shorter window binds at once and stays.
+    pub(crate) fn maybe_confirmed(&self, sent: Moment, window: Duration) {
+        if self.kind != Kind::Lease {
+            return;
+        }
+        self.shortest_unknown.fetch_min(nanos(window), Ordering::AcqRel);
+        self.window.fetch_min(nanos(window), Ordering::AcqRel);
+        // Doubt before loss, also where the deadline comes nearer than the doubt was.
+        let doubt = sent.after(self.interval_of(window).saturating_mul(2));
+        self.doubt.fetch_min(doubt.as_nanos(), Ordering::AcqRel);
+        self.deadline.fetch_min(self.deadline_of(sent, window).as_nanos(), Ordering::AcqRel);
+    }
+
+    pub(crate) fn window(&self) -> Duration {
+        Duration::from_nanos(self.window.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn ttl(&self) -> Option<Duration> {
+        (self.kind == Kind::Lease).then(|| self.window())
+    }
+
+    /// A renewal for `window` is about to be sent.
+    pub(crate) fn asks_for(&self, window: Duration) {
+        self.longest.fetch_max(nanos(window), Ordering::AcqRel);
+    }
+
+    /// For how long the store may have the hold after the last it heard of it; `None` without a lease.
+    pub(crate) fn longest(&self) -> Option<Duration> {
+        (self.kind == Kind::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
+    }
+
+    pub(crate) fn max_hold(&self) -> Option<Duration> {
+        self.max_hold
+    }
+
+    /// Whether the store is asked about the hold from time to time.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.kind != Kind::Nothing
+    }
+
+    /// The time between two renewals.
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval_of(self.window())
+    }
+
+    /// From when on the grant is lost if nothing happens.
+    pub(crate) fn deadline(&self) -> Moment {
+        Moment::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// From when on it has been held too long.
+    pub(crate) fn limit(&self) -> Moment {
+        Moment::from_nanos(self.limit.load(Ordering::Acquire))
+    }
+
+    /// When it ends at the latest unless something happens: the sooner of the two.
+    pub(crate) fn end(&self) -> Moment {
+        self.deadline().min(self.limit())
+    }
+
+    pub(crate) fn doubt(&self) -> Moment {
+        Moment::from_nanos(self.doubt.load(Ordering::Acquire))
+    }
+
+    /// A lease is renewed when a third of it has passed: two more tries fit before it ends.
+    fn interval_of(&self, window: Duration) -> Duration {
+        match self.kind {
+            Kind::Lease => window / 3,
+            Kind::Confirmation(every) => every,
+            Kind::Nothing => Duration::MAX,
+        }
+    }
+
+    /// A lease's deadline is early by a tenth of the TTL, for clocks that do not run alike.
+    fn deadline_of(&self, sent: Moment, window: Duration) -> Moment {
+        let margin = if self.kind == Kind::Lease { window / 10 } else { Duration::ZERO };
+        sent.after(window.saturating_sub(margin))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubt_comes_before_a_loss_that_came_nearer() {
+        let lease = LeaseClock::of(&Timing::default(), Some(Duration::from_secs(60)), None).unwrap();
+        lease.confirmed(Moment::from_nanos(0), Duration::from_secs(60));
+        lease.maybe_confirmed(Moment::from_nanos(1), Duration::from_secs(6));
+        assert!(lease.doubt() < lease.deadline(), "{:?} {:?}", lease.doubt(), lease.deadline());
+        assert_eq!(lease.deadline(), Moment::from_nanos(1).after(Duration::from_millis(5400)));
+    }
+
+    #[test]
+    fn a_maximum_hold_counts_from_the_grant_and_is_not_renewed() {
+        let lease = LeaseClock::of(&Timing::default(), None, Some(Duration::from_secs(5))).unwrap();
+        assert_eq!(lease.end(), Moment::NEVER);
+        lease.granted(Moment::from_nanos(7));
+        lease.confirmed(Moment::from_nanos(9), Duration::MAX);
+        assert_eq!(
+            (lease.end(), lease.deadline()),
+            (Moment::from_nanos(7).after(Duration::from_secs(5)), Moment::NEVER)
+        );
+    }
+}

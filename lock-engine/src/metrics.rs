@@ -1,0 +1,147 @@
+//! What the engine has done, counted: for [`Engine::counters`](crate::Engine::counters), and with the feature
+//! `metrics` for whatever recorder the program has installed (`published.rs`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use leasehold_api::{Error, ErrorKind};
+
+use crate::hold::{Hold, Owner};
+use crate::published::Published;
+pub(crate) use crate::published::{Attempt, Times};
+use crate::queue::Queues;
+
+/// What an engine has done since it started. Numbers only grow.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Grants handed out.
+    pub granted: u64,
+    /// Attempts that were not granted because somebody else holds or awaits the key.
+    pub contended: u64,
+    /// Waits that ended with the budget.
+    pub timeouts: u64,
+    /// Attempts, renewals and releases that the store answered with an error or not in time.
+    pub failures: u64,
+    /// Holds whose renewal or confirmation succeeded.
+    pub renewed: u64,
+    /// Guards that were released or dropped and whose release the store has confirmed.
+    pub released: u64,
+    /// Grants that were lost.
+    pub lost: u64,
+    /// Calls that were abandoned by their caller and finished and undone by the engine.
+    pub undone: u64,
+    /// Calls in which releases were tried again in the background.
+    pub release_retries: u64,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    Contended,
+    Timeout,
+    Failure,
+    Renewed,
+    Lost,
+    Undone,
+    ReleaseRetry,
+    /// A release that was confirmed: counted where the permit is handed on, unless that was earlier.
+    Released,
+}
+
+const EVENTS: usize = Event::Released as usize + 1;
+
+/// How one acquire or try ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Attempted {
+    Granted,
+    Contended,
+    Timeout,
+    NotDue,
+    Error,
+    /// Its caller dropped it.
+    #[cfg(feature = "metrics")]
+    Cancelled,
+}
+
+impl Attempted {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Granted, Self::Contended, Self::Timeout, Self::NotDue, Self::Error, Self::Cancelled];
+
+    pub(crate) fn of(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::Timeout => Self::Timeout,
+            ErrorKind::NotDue => Self::NotDue,
+            _ => Self::Error,
+        }
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Contended => "contended",
+            Self::Timeout => "timeout",
+            Self::NotDue => "not due",
+            Self::Error => "error",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The live counters.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    counted: [AtomicU64; EVENTS],
+    pub(crate) published: Published,
+}
+
+impl Metrics {
+    pub(crate) fn new(published: Published) -> Self {
+        Self { counted: Default::default(), published }
+    }
+
+    pub(crate) fn count(&self, event: Event) {
+        self.counted[event as usize].fetch_add(1, Ordering::Relaxed);
+        self.publish(event);
+    }
+
+    /// For what is counted elsewhere: releases, whose shortest path has no room for another atomic.
+    pub(crate) fn publish(&self, event: Event) {
+        self.published.event(event);
+    }
+
+    /// The guard of `hold` is handed out.
+    pub(crate) fn granted(&self, hold: &Hold) {
+        self.published.granted(hold);
+    }
+
+    /// The guard of `hold` is released or dropped.
+    pub(crate) fn let_go(&self, hold: &Hold) {
+        self.published.ended(hold);
+    }
+
+    /// `hold` was lost while its guard was out.
+    pub(crate) fn lost(&self, hold: &Hold) {
+        self.count(Event::Lost);
+        self.published.ended(hold);
+    }
+
+    /// All counters; grants and releases are counted by the queues.
+    pub(crate) fn snapshot(&self, queues: &Queues<Owner>) -> Counters {
+        let of = |event: Event| self.counted[event as usize].load(Ordering::Relaxed);
+        let (ended, live) = queues.count(|owner| owner.hold.was_granted());
+        Counters {
+            granted: ended.all + live,
+            contended: of(Event::Contended),
+            timeouts: of(Event::Timeout),
+            failures: of(Event::Failure),
+            renewed: of(Event::Renewed),
+            // Those that were confirmed after their permit had been handed on are counted apart.
+            released: ended.released + of(Event::Released),
+            lost: of(Event::Lost),
+            undone: of(Event::Undone),
+            release_retries: of(Event::ReleaseRetry),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Metrics for the program's own recorder, through the `metrics` facade. `docs/metrics.md` describes them.
+
+#[cfg(feature = "metrics")]
+mod classes;
+#[cfg(not(feature = "metrics"))]
+mod off;
+#[cfg(feature = "metrics")]
+mod on;
+
+#[cfg(not(feature = "metrics"))]
+pub(crate) use off::{Attempt, Published, Times};
+#[cfg(feature = "metrics")]
+pub(crate) use on::{Attempt, Published, Times};
+
+/// How keys are put into few classes for the label `key_class`: a key itself would be a label without bound.
+pub(crate) type KeyClass = fn(&leasehold_api::LockKey) -> &str;
+
+/// The part before the first separator. A key without one has no class: the whole key would be a class of its
+/// own.
+pub(crate) fn first_part(key: &leasehold_api::LockKey) -> &str {
+    key.as_str().split_once(':').map_or("", |(first, _)| first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_never_its_own_class() {
+        for (key, class) in [("order:7", "order"), ("order:7:line", "order"), ("7f3c", "")] {
+            assert_eq!(first_part(&leasehold_api::LockKey::new(key).unwrap()), class, "{key}");
+        }
+    }
+}

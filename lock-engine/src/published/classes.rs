@@ -1,0 +1,88 @@
+//! The classes of keys that an engine has met.
+
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use leasehold_api::LockKey;
+
+use super::KeyClass;
+
+/// The class of keys that have none: an empty label would be the same as no label.
+const NONE: &str = "none";
+
+/// The class of all keys whose class came after [`LIMIT`] others.
+const OTHER: &str = "other";
+
+/// How many classes one engine tells apart. Each is some dozens of series at the recorder.
+const LIMIT: usize = 100;
+
+/// Puts keys into a bounded number of classes, whatever the function answers.
+pub(super) struct Classes {
+    class_of: KeyClass,
+    known: RwLock<HashSet<Arc<str>>>,
+    other: Arc<str>,
+}
+
+impl Classes {
+    pub(super) fn new(class_of: KeyClass) -> Self {
+        Self { class_of, known: RwLock::default(), other: OTHER.into() }
+    }
+
+    /// The class that is there before the first key.
+    pub(super) fn none(&self, begin: impl FnOnce(&Arc<str>)) {
+        self.named(NONE, begin);
+    }
+
+    /// The class of `key`. One that is new is given to `begin` first.
+    pub(super) fn of(&self, key: &LockKey, begin: impl FnOnce(&Arc<str>)) -> Arc<str> {
+        let name = (self.class_of)(key);
+        self.named(if name.is_empty() { NONE } else { name }, begin)
+    }
+
+    fn named(&self, name: &str, begin: impl FnOnce(&Arc<str>)) -> Arc<str> {
+        if let Some(known) = self.known.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+            return Arc::clone(known);
+        }
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let class = if known.len() < LIMIT { Arc::from(name) } else { Arc::clone(&self.other) };
+        let is_new = known.insert(Arc::clone(&class));
+        // The recorder is the program's own and is not called under a lock of ours.
+        drop(known);
+        if is_new {
+            begin(&class);
+        }
+        class
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(classes: &Classes, key: &str, begun: &mut Vec<String>) -> String {
+        let key = LockKey::new(key).unwrap();
+        classes.of(&key, |class| begun.push(class.to_string())).to_string()
+    }
+
+    #[test]
+    fn a_class_begins_once_and_no_class_has_a_name() {
+        let classes = Classes::new(super::super::first_part);
+        let mut begun = Vec::new();
+        for (key, expected) in [("a:1", "a"), ("a:2", "a"), ("b", "none"), ("c", "none"), (":d", "none")] {
+            assert_eq!(class(&classes, key, &mut begun), expected, "{key}");
+        }
+        assert_eq!(begun, ["a", "none"]);
+    }
+
+    #[test]
+    fn the_number_of_classes_is_bounded() {
+        let classes = Classes::new(LockKey::as_str);
+        let mut begun = Vec::new();
+        for i in 0..3 * LIMIT {
+            let expected = if i < LIMIT { i.to_string() } else { OTHER.to_owned() };
+            assert_eq!(class(&classes, &i.to_string(), &mut begun), expected);
+        }
+        assert_eq!(class(&classes, "7", &mut begun), "7", "a class that was there stays");
+        assert_eq!(begun.len(), LIMIT + 1);
+    }
+}

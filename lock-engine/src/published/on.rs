@@ -1,0 +1,247 @@
+//! What goes to the recorder. Every series of a store, and of a class of keys once the class is known, begins at
+//! zero, so that the first loss is an increase for whoever watches.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use leasehold_api::{LockKey, LossReason};
+use metrics::{
+    Gauge, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+
+use super::KeyClass;
+use super::classes::Classes;
+use crate::clock::{Clock, Moment};
+use crate::hold::Hold;
+use crate::metrics::{Attempted, Event};
+
+const WAIT_TIME: &str = "leasehold.lock.wait_time";
+const HOLD_TIME: &str = "leasehold.lock.hold_time";
+const HELD: &str = "leasehold.lock.held";
+const WAITING: &str = "leasehold.lock.waiting";
+const ATTEMPTS: &str = "leasehold.lock.attempts";
+const LOST: &str = "leasehold.lock.lost";
+const RENEWAL_MARGIN: &str = "leasehold.lock.renewal_margin";
+const FAILURES: &str = "leasehold.lock.failures";
+const RENEWALS: &str = "leasehold.lock.renewals";
+const RELEASES: &str = "leasehold.lock.releases";
+const RELEASE_RETRIES: &str = "leasehold.lock.release_retries";
+const UNDONE: &str = "leasehold.lock.undone";
+
+const LOSSES: [LossReason; 7] = [
+    LossReason::Expired,
+    LossReason::ForcedRelease,
+    LossReason::SessionLost,
+    LossReason::Gone,
+    LossReason::Closed,
+    LossReason::RuntimeGone,
+    LossReason::HeldTooLong,
+];
+
+pub(crate) struct Published {
+    store: Arc<str>,
+    classes: Classes,
+}
+
+/// When a hold was asked for, and what was published of its grant.
+pub(crate) struct Times {
+    asked: AtomicU64,
+    granted: OnceLock<Grant>,
+    /// Its end was published.
+    ended: AtomicBool,
+}
+
+/// A hold that was counted as held.
+struct Grant {
+    at: Moment,
+    class: Arc<str>,
+    /// What was raised is lowered, also if the program has another recorder by then.
+    held: Gauge,
+}
+
+impl Times {
+    pub(crate) fn begin(clock: &dyn Clock) -> Self {
+        let asked = AtomicU64::new(clock.now().as_nanos());
+        Self { asked, granted: OnceLock::new(), ended: AtomicBool::new(false) }
+    }
+
+    /// The hold of these times takes over from the hold of those, for the same caller.
+    pub(crate) fn go_on_from(&self, earlier: &Self) {
+        self.asked.store(earlier.asked.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn asked(&self) -> Moment {
+        Moment::from_nanos(self.asked.load(Ordering::Relaxed))
+    }
+}
+
+/// A call of acquire or try. One that is dropped before it has ended was cancelled.
+pub(crate) struct Attempt<'a> {
+    published: &'a Published,
+    /// Nothing is counted without one.
+    key: Option<&'a LockKey>,
+    outcome: Attempted,
+}
+
+impl Attempt<'_> {
+    pub(crate) fn ended(mut self, outcome: Attempted) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let labels = self.published.labels(&self.published.class(key));
+            counter!(ATTEMPTS, with(labels, "outcome", self.outcome.as_str())).increment(1);
+        }
+    }
+}
+
+/// Somebody waits, until this is dropped.
+pub(crate) struct Waiting(Gauge);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
+impl Published {
+    /// Describes everything, and begins every series that is known before the first key.
+    pub(crate) fn new(store: Arc<str>, key_class: KeyClass) -> Self {
+        describe();
+        let published = Self { store, classes: Classes::new(key_class) };
+        for name in [FAILURES, RENEWALS, RELEASES, RELEASE_RETRIES, UNDONE] {
+            counter!(name, published.store()).increment(0);
+        }
+        published.classes.none(|class| published.begin(class));
+        published
+    }
+
+    pub(crate) fn event(&self, event: Event) {
+        let name = match event {
+            Event::Failure => FAILURES,
+            Event::Renewed => RENEWALS,
+            Event::Released => RELEASES,
+            Event::ReleaseRetry => RELEASE_RETRIES,
+            Event::Undone => UNDONE,
+            // Told by the attempts and the ends of holds, with labels.
+            Event::Contended | Event::Timeout | Event::Lost => return,
+        };
+        counter!(name, self.store()).increment(1);
+    }
+
+    pub(crate) fn attempt<'a>(&'a self, key: Option<&'a LockKey>) -> Attempt<'a> {
+        Attempt { published: self, key, outcome: Attempted::Cancelled }
+    }
+
+    /// The guard of `hold` is about to be handed out.
+    pub(crate) fn granted(&self, hold: &Hold) {
+        let at = hold.shared.clock.now();
+        let class = self.class(&hold.request.key);
+        let labels = self.labels(&class);
+        histogram!(WAIT_TIME, labels.clone()).record(at.since(hold.times.asked()).as_secs_f64());
+        let held = gauge!(HELD, labels);
+        held.increment(1.0);
+        let _ = hold.times.granted.set(Grant { at, class, held });
+        // A loss just now may have found nothing to end. Either it sees the grant, or this sees the loss: each
+        // side writes its own, then, behind a fence, reads the other's.
+        fence(Ordering::SeqCst);
+        if !hold.is_live() {
+            self.ended(hold);
+        }
+    }
+
+    /// `hold`, whose phase says how, has ended. Counted once, and not at all unless it was counted as held.
+    pub(crate) fn ended(&self, hold: &Hold) {
+        fence(Ordering::SeqCst);
+        let Some(Grant { at, class, held }) = hold.times.granted.get() else { return };
+        if hold.times.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        held.decrement(1.0);
+        let labels = self.labels(class);
+        let held_for = hold.shared.clock.now().since(*at);
+        histogram!(HOLD_TIME, labels.clone()).record(held_for.as_secs_f64());
+        if let Some(reason) = hold.loss_reason() {
+            counter!(LOST, with(labels, "reason", reason.as_str())).increment(1);
+        }
+    }
+
+    pub(crate) fn margin(&self, hold: &Hold, share: impl FnOnce() -> f64) {
+        histogram!(RENEWAL_MARGIN, self.labels(&self.class(&hold.request.key))).record(share());
+    }
+
+    pub(crate) fn waits(&self, key: &LockKey) -> Waiting {
+        let gauge = gauge!(WAITING, self.labels(&self.class(key)));
+        gauge.increment(1.0);
+        Waiting(gauge)
+    }
+
+    fn class(&self, key: &LockKey) -> Arc<str> {
+        self.classes.of(key, |class| self.begin(class))
+    }
+
+    /// Begins every series of a class at zero. Adds to what is there: another engine may have the same store.
+    fn begin(&self, class: &Arc<str>) {
+        let labels = self.labels(class);
+        for outcome in Attempted::ALL {
+            counter!(ATTEMPTS, with(labels.clone(), "outcome", outcome.as_str())).increment(0);
+        }
+        for reason in LOSSES {
+            counter!(LOST, with(labels.clone(), "reason", reason.as_str())).increment(0);
+        }
+        for name in [HELD, WAITING] {
+            gauge!(name, labels.clone()).increment(0.0);
+        }
+        for name in [WAIT_TIME, HOLD_TIME, RENEWAL_MARGIN] {
+            // To have the recorder know it is all that can be done without a measurement.
+            drop(histogram!(name, labels.clone()));
+        }
+    }
+
+    fn labels(&self, class: &Arc<str>) -> Vec<Label> {
+        with(self.store(), "key_class", Arc::clone(class))
+    }
+
+    fn store(&self) -> Vec<Label> {
+        let mut labels = Vec::with_capacity(3);
+        labels.push(Label::new("store", Arc::clone(&self.store)));
+        labels
+    }
+}
+
+impl fmt::Debug for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Published").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+fn with(mut labels: Vec<Label>, name: &'static str, value: impl Into<metrics::SharedString>) -> Vec<Label> {
+    labels.push(Label::new(name, value));
+    labels
+}
+
+fn describe() {
+    describe_histogram!(
+        WAIT_TIME,
+        Unit::Seconds,
+        "From the request to the grant, of the requests that were granted."
+    );
+    describe_histogram!(HOLD_TIME, Unit::Seconds, "From the grant to the release or the loss.");
+    describe_gauge!(HELD, "Guards that are out.");
+    describe_gauge!(WAITING, "Acquisitions that wait for a holder or for the store's answer.");
+    describe_counter!(ATTEMPTS, "Calls of acquire and try_acquire, by how they ended.");
+    describe_counter!(LOST, "Grants that were lost, by reason.");
+    describe_histogram!(
+        RENEWAL_MARGIN,
+        "Share of the lease that was left when its renewal was confirmed; near zero a loss is near."
+    );
+    describe_counter!(FAILURES, "Calls that the store answered with an error or not in time.");
+    describe_counter!(RENEWALS, "Renewals and confirmations of holds that the store has confirmed.");
+    describe_counter!(RELEASES, "Releases that the store has confirmed.");
+    describe_counter!(RELEASE_RETRIES, "Calls in which releases were tried again in the background.");
+    describe_counter!(UNDONE, "Calls whose caller had gone, finished and undone in the background.");
+}

@@ -1,0 +1,191 @@
+//! Renewing and confirming: which holds travel in one call, and what the answers mean.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use leasehold_api::{Error, ErrorKind};
+use tokio::time::timeout;
+
+use crate::backend::{Backend, Renewed, short_answer};
+use crate::clock::{Moment, scaled};
+use crate::hold::Hold;
+use crate::inbox::RenewReply;
+use crate::lease_clock::LeaseClock;
+use crate::metrics::Event;
+use crate::shared::Shared;
+
+/// One hold in a renewal.
+pub(crate) struct Renewal {
+    hold: Arc<Hold>,
+    /// For how long.
+    window: Duration,
+    replies: Vec<RenewReply>,
+}
+
+/// What a renewal came to: what was sent when, and what was answered, if anything.
+pub(crate) struct Renewals {
+    sent: Moment,
+    renewals: Vec<Renewal>,
+    answers: Option<Vec<Result<Renewed, Error>>>,
+}
+
+/// Somebody who asked for a renewal of a hold that is being renewed.
+pub(crate) struct Queued {
+    hold: Arc<Hold>,
+    ttl: Option<Duration>,
+    replies: Vec<RenewReply>,
+}
+
+/// Windows that differ by more than this travel apart: a call may take a third of its shortest window, and one
+/// short lease should not hurry a thousand long ones.
+const SAME_CALL: u32 = 4;
+
+impl Shared {
+    /// Looks at every hold that is due: loses those that are over, and says which to renew in one call each.
+    pub(crate) fn due_renewals(&self) -> Vec<Vec<Renewal>> {
+        let now = self.clock.now();
+        let ahead = |hold: &Hold| match &hold.lease {
+            Some(lease) if lease.is_renewed() => lease.interval() / 2,
+            _ => Duration::ZERO,
+        };
+        let mut renewals = Vec::new();
+        for hold in self.schedule.take_due(now, ahead) {
+            let Some(lease) = &hold.lease else { continue };
+            hold.end_if_over();
+            // One that has ended is not scheduled again.
+            if lease.renewing.load(Ordering::Acquire) || !lease.is_renewed() {
+                self.schedule.schedule(&hold, lease.end());
+            } else if hold.is_live() {
+                renewals.push(Renewal { window: lease.window(), hold, replies: Vec::new() });
+            }
+        }
+        by_window(renewals)
+    }
+
+    /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
+    pub(crate) fn asked_renewal(&self, queued: Queued, waiting: &mut Vec<Queued>) -> Option<Vec<Renewal>> {
+        let Queued { hold, ttl, mut replies } = queued;
+        // Nobody waits any more, or nothing is left to renew.
+        replies.retain(|reply| !reply.is_closed());
+        let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
+        if lease.renewing.load(Ordering::Acquire) {
+            // Whoever asks for no TTL of his own is served by one renewal with all others.
+            let same = |q: &&mut Queued| ttl.is_none() && q.ttl.is_none() && Arc::ptr_eq(&q.hold, &hold);
+            match waiting.iter_mut().find(same) {
+                Some(other) => other.replies.append(&mut replies),
+                None => waiting.push(Queued { hold, ttl, replies }),
+            }
+            return None;
+        }
+        let window = ttl.unwrap_or_else(|| lease.window());
+        Some(vec![Renewal { hold, window, replies }])
+    }
+
+    /// One call for all of them. A hold is in at most one at a time.
+    pub(crate) fn renew(
+        &self,
+        renewals: Vec<Renewal>,
+    ) -> impl Future<Output = Renewals> + Send + 'static + use<> {
+        let mut limit = self.timing.request_timeout;
+        let mut holds = Vec::with_capacity(renewals.len());
+        for Renewal { hold, window, .. } in &renewals {
+            let mut reference = hold.reference();
+            reference.ttl = reference.ttl.map(|_| *window);
+            holds.push(reference);
+            if let Some(lease) = &hold.lease {
+                lease.renewing.store(true, Ordering::Release);
+                lease.asks_for(*window);
+                // Leaves time for another try before the lease ends.
+                limit = limit.min(*window / 3);
+                self.schedule.schedule(hold, lease.end());
+            }
+        }
+        let (backend, sent) = (Arc::clone(&self.backend), self.clock.now());
+        async move {
+            // A backend that panics is one that did not answer, also if it does so before its first await.
+            let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
+            let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
+            Renewals { sent, renewals, answers }
+        }
+    }
+
+    /// Settles the answers.
+    pub(crate) fn settle_renewals(&self, done: Renewals) {
+        let Renewals { sent, renewals, answers } = done;
+        let mut answers = answers.map(Vec::into_iter);
+        // One jitter for all, so that they stay together.
+        let jitter = 1.0 - fastrand::f64() / 10.0;
+        for Renewal { hold, window, replies } in renewals {
+            let answer = match &mut answers {
+                Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
+                None => Err(Error::new(
+                    ErrorKind::OutcomeUnknown,
+                    "the store did not answer the renewal in time; it is repeated while the lease lasts",
+                )),
+            };
+            let Some(lease) = &hold.lease else { continue };
+            lease.renewing.store(false, Ordering::Release);
+            let outcome = self.settle_renewal(&hold, lease, (sent, window), jitter, answer);
+            for reply in replies {
+                let _ = reply.send(outcome.clone());
+            }
+        }
+    }
+
+    fn settle_renewal(
+        &self,
+        hold: &Arc<Hold>,
+        lease: &LeaseClock,
+        (sent, window): (Moment, Duration),
+        jitter: f64,
+        answer: Result<Renewed, Error>,
+    ) -> Result<(), Error> {
+        let now = self.clock.now();
+        match answer {
+            Ok(Renewed::Extended) if now < lease.end() => {
+                self.metrics.count(Event::Renewed);
+                let left = lease.deadline().since(now);
+                let share = || left.as_secs_f64() / lease.window().as_secs_f64().max(f64::MIN_POSITIVE);
+                self.metrics.published.margin(hold, share);
+                lease.confirmed(sent, window);
+                let next = sent.after(scaled(lease.interval(), jitter));
+                self.schedule.schedule(hold, next.min(lease.end()));
+            }
+            // The answer came after the grant was over here: it stays so.
+            Ok(Renewed::Extended) => hold.end_if_over(),
+            Ok(Renewed::Gone(reason)) => hold.lose(reason),
+            Err(error) => {
+                self.metrics.count(Event::Failure);
+                tracing::debug!(key = %hold.request.key, store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
+                lease.maybe_confirmed(sent, window);
+                // Soon enough for a shorter lease that the store may count already.
+                let pause = (lease.interval().min(window / 3) / 8).max(Duration::from_millis(1));
+                self.schedule.schedule(hold, now.after(pause).min(lease.end()));
+                return Err(error);
+            }
+        }
+        hold.loss_reason().map_or(Ok(()), |reason| Err(Error::lost(reason)))
+    }
+}
+
+impl Queued {
+    pub(crate) fn new(hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> Self {
+        Self { hold, ttl, replies: vec![reply] }
+    }
+}
+
+/// Parts them into calls of holds with windows of about the same length.
+fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
+    renewals.sort_by_key(|renewal| renewal.window);
+    let mut calls: Vec<Vec<Renewal>> = Vec::new();
+    for renewal in renewals {
+        match calls.last_mut() {
+            Some(call) if renewal.window <= call[0].window.saturating_mul(SAME_CALL) => call.push(renewal),
+            _ => calls.push(vec![renewal]),
+        }
+    }
+    calls
+}

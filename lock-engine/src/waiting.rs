@@ -1,0 +1,76 @@
+//! Waiting: for a permit, for a hint, for the time to ask again.
+
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_api::{Error, LockKey, OnCooldown};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::backend::Contended;
+use crate::budget::{Limit, Refusal};
+use crate::clock::scaled;
+use crate::fast_path::not_due;
+use crate::hold::Owner;
+use crate::queue::{Closed, Waiter};
+use crate::shared::{Permit, Shared};
+
+/// Whether whoever has the key's permit here is only waiting for the store to let go.
+pub(crate) fn ends(shared: &Shared, key: &LockKey) -> bool {
+    shared.queues.with(key, |owner| owner.is_ending()).unwrap_or(false)
+}
+
+/// The permit, once it has come; `NotDue` for those who do not wait for a cooldown, once somebody here knows of
+/// one.
+pub(crate) async fn permitted(
+    shared: &Arc<Shared>,
+    waiter: Waiter<Owner>,
+    key: &LockKey,
+    policy: OnCooldown,
+) -> Result<Permit, Refusal> {
+    let mut waiter = waiter;
+    poll_fn(|cx| {
+        if let Poll::Ready(permit) = Pin::new(&mut waiter).poll(cx) {
+            return Poll::Ready(
+                permit.map_err(|Closed| shared.name_error(Error::closed(), Some(key)).into()),
+            );
+        }
+        match not_due(shared, key, policy) {
+            Some(error) => Poll::Ready(Err(error.into())),
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// How a pause ended.
+pub(crate) enum Paused {
+    Over,
+    OutOfBudget,
+}
+
+/// Waits for a hint or until it is time to ask again.
+pub(crate) async fn pause(
+    shared: Arc<Shared>,
+    key: &LockKey,
+    wakeup: &Notify,
+    duration: Duration,
+    limit: Limit,
+) -> Result<Paused, Refusal> {
+    tokio::select! {
+        biased;
+        () = shared.closing.cancelled() => Err(shared.name_error(Error::closed(), Some(key)).into()),
+        () = wakeup.notified() => Ok(Paused::Over),
+        () = limit.passed() => Ok(Paused::OutOfBudget),
+        () = sleep(duration) => Ok(Paused::Over),
+    }
+}
+
+/// When to ask a store that is polled again: jittered, and sooner if it is known to let go sooner.
+pub(crate) fn poll_in(every: Duration, contended: &Contended) -> Duration {
+    let jittered = scaled(every, 0.75 + fastrand::f64() / 2.0);
+    contended.retry_after.map_or(jittered, |d| d.min(jittered)).max(Duration::from_millis(1))
+}

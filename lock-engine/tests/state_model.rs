@@ -1,0 +1,126 @@
+//! The life of a hold under every interleaving that loom finds: one transition wins, whoever watches is told, and
+//! the permit has one owner.
+//!
+//! The file under test is compiled here a second time, with loom's primitives in place of the standard
+//! library's.
+
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
+
+#[path = "../src/state.rs"]
+mod state;
+
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU8, Ordering};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+}
+
+use std::sync::Arc;
+
+use leasehold_api::{End, LossReason};
+use loom::future::block_on;
+use loom::thread;
+use state::{Lose, Phase, State};
+
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(f);
+}
+
+fn in_thread<T: 'static>(
+    state: &Arc<State>,
+    f: impl FnOnce(&State) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let state = Arc::clone(state);
+    thread::spawn(move || f(&state))
+}
+
+#[test]
+fn release_and_loss_have_one_winner_and_every_watcher_hears_of_it() {
+    model(|| {
+        let state = Arc::new(State::new(Phase::Live));
+        // A signal that is missed would be a deadlock, which loom reports.
+        let watching = in_thread(&state, |state| block_on(state.watch().ended()));
+        let releasing = in_thread(&state, State::release);
+        let lost = state.lose(LossReason::Expired);
+        let (end, released) = (watching.join().unwrap(), releasing.join().unwrap());
+        match lost {
+            Lose::WasLive => {
+                assert_eq!(end, End::Lost(LossReason::Expired));
+                assert_eq!(released, Err(Phase::Lost(LossReason::Expired)));
+            }
+            Lose::HadEnded => assert_eq!((end, released), (End::Released, Ok(()))),
+            Lose::WasAsking | Lose::WasFast => panic!("it was live"),
+        }
+    });
+}
+
+#[test]
+fn two_losses_are_one() {
+    model(|| {
+        let state = Arc::new(State::new(Phase::Live));
+        let other = in_thread(&state, |state| state.lose(LossReason::Closed));
+        let mine = state.lose(LossReason::Expired);
+        let other = other.join().unwrap();
+        // Each winner hands on a permit.
+        assert_eq!([mine, other].iter().filter(|lose| **lose == Lose::WasLive).count(), 1);
+        let reason = if mine == Lose::WasLive { LossReason::Expired } else { LossReason::Closed };
+        assert_eq!(state.phase(), Phase::Lost(reason));
+        assert_eq!(state.watch().reason(), Some(reason));
+    });
+}
+
+#[test]
+fn the_permit_of_a_grant_that_meets_a_close_has_one_owner() {
+    model(|| {
+        let state = Arc::new(State::new(Phase::Asking));
+        let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
+        let live = state.go_live();
+        match closing.join().unwrap() {
+            // The closer owns it; the guard that was made reads lost.
+            Lose::WasLive => assert_eq!(live, Ok(())),
+            // Whoever asked still owns it, and undoes the grant.
+            Lose::WasAsking => assert_eq!(live, Err(Phase::LostAsking(LossReason::Closed))),
+            Lose::WasFast | Lose::HadEnded => panic!("nobody else ends it"),
+        }
+    });
+}
+
+#[test]
+fn a_grant_on_the_fast_path_that_meets_a_close_is_lost_or_never_was() {
+    model(|| {
+        let state = Arc::new(State::new(Phase::Fast));
+        let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
+        let live = state.go_live();
+        match closing.join().unwrap() {
+            Lose::WasLive => assert_eq!((live, state.phase()), (Ok(()), Phase::Lost(LossReason::Closed))),
+            Lose::WasFast => assert_eq!(live, Err(Phase::LostFast(LossReason::Closed))),
+            Lose::WasAsking | Lose::HadEnded => panic!("nobody else ends it"),
+        }
+    });
+}
+
+#[test]
+fn the_permit_of_a_fast_path_that_is_not_granted_has_one_owner() {
+    model(|| {
+        let state = Arc::new(State::new(Phase::Fast));
+        let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
+        let asks = state.ask_store();
+        let gives_up = asks.is_err() && state.give_up();
+        match closing.join().unwrap() {
+            Lose::WasFast => assert!(asks.is_err() && !gives_up, "the closer has handed it on"),
+            Lose::WasAsking => assert!(asks.is_ok(), "whoever asks hands it on"),
+            Lose::WasLive | Lose::HadEnded => panic!("nobody granted or ended it"),
+        }
+    });
+}
+
+#[test]
+fn whoever_gives_up_while_it_is_lost_keeps_the_permit_of_what_he_asked_for() {
+    model(|| {
+        let state = Arc::new(State::new(Phase::Asking));
+        let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
+        assert!(state.give_up());
+        assert_ne!(closing.join().unwrap(), Lose::WasLive, "nobody else may hand it on");
+    });
+}

@@ -1,0 +1,264 @@
+//! The threads that file operations run on: a fixed number, however long the disk takes.
+//!
+//! A file operation cannot be cancelled. On a disk that hangs, every retry would leave one more blocked
+//! thread behind, until the application's own blocking tasks find none. So each operation needs a permit,
+//! and keeps it until it has really ended, also when nobody waits for it any more.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
+use tokio::time::timeout;
+
+/// How long a call waits while the operations before it make no progress. Half of the engine's default limit
+/// for one call, so that its error is known before the outcome counts as unknown.
+pub(crate) const STALLED_AFTER: Duration = Duration::from_secs(5);
+
+/// The permits of one backend, 16 in all. Each purpose has its own, so that none can use up another's: neither
+/// those who look at locks nor those who want them keep a holder from releasing.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) acquire: Permits,
+    pub(crate) renew: Permits,
+    pub(crate) release: Permits,
+    pub(crate) inspect: Permits,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            acquire: Permits::new(8),
+            renew: Permits::new(2),
+            release: Permits::new(4),
+            inspect: Permits::new(2),
+        }
+    }
+}
+
+/// The permits for the operations of one purpose.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    count: usize,
+    free: Arc<Semaphore>,
+    progress: Progress,
+}
+
+/// Counts what gets done: waiting is given up only while this stands still.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress(Arc<AtomicU64>);
+
+impl Progress {
+    /// Something got done: an operation, or a step of a long one.
+    pub(crate) fn step(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Why an operation has no answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It has not begun, and will not begin.
+    NotBegun(Error),
+    /// It has begun, and how far it got is not known.
+    Unknown(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotBegun(error) | Failure::Unknown(error) => error,
+        }
+    }
+}
+
+impl Permits {
+    fn new(count: usize) -> Self {
+        Self { count, free: Arc::new(Semaphore::new(count)), progress: Progress::default() }
+    }
+
+    /// Runs `job` on a thread once a permit is free. Dropping the future before that drops `job` without
+    /// running it; after that `job` runs to its end.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let permit = self.permit().await.map_err(Failure::NotBegun)?;
+        self.start(permit, |_| job()).await
+    }
+
+    /// As [`run`](Self::run), for a job without effects: it is also given up when it makes no progress.
+    pub(crate) async fn run_or_give_up<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Progress) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let permit = self.permit().await.map_err(Failure::NotBegun)?;
+        let answer = self.unless_stalled(self.start(permit, job)).await;
+        answer.unwrap_or_else(|| Err(Failure::Unknown(self.stalled())))
+    }
+
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, Error> {
+        if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+            return Ok(permit);
+        }
+        let permit = self.unless_stalled(Arc::clone(&self.free).acquire_owned()).await;
+        // The semaphore is never closed.
+        permit.ok_or_else(|| self.stalled())?.map_err(|_| Error::closed())
+    }
+
+    async fn start<T: Send + 'static>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        job: impl FnOnce(&Progress) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let progress = self.progress.clone();
+        let job = move || {
+            let answer = job(&progress);
+            progress.step();
+            drop(permit);
+            answer
+        };
+        tokio::task::spawn_blocking(job).await.map_err(failure)
+    }
+
+    /// The output of `future`; `None` if neither it nor any operation of this purpose got anywhere meanwhile.
+    async fn unless_stalled<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        loop {
+            let steps = self.progress.steps();
+            match timeout(STALLED_AFTER, &mut future).await {
+                Ok(output) => return Some(output),
+                Err(_) if self.progress.steps() != steps => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    fn stalled(&self) -> Error {
+        let busy = self.count - self.free.available_permits();
+        Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "the disk does not answer: none of the {busy} file operations under way has got anywhere within {STALLED_AFTER:?}; check the disk and the file system, then try again"
+            ),
+        )
+    }
+}
+
+fn failure(error: JoinError) -> Failure {
+    if error.is_panic() {
+        let message = "a file operation panicked: this is a bug of leasehold-file, please report it";
+        return Failure::Unknown(Error::new(ErrorKind::OutcomeUnknown, message).with_source(error));
+    }
+    // Only a blocking task that has not been started is cancelled, by a runtime that shuts down.
+    Failure::NotBegun(Error::closed().with_source(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt as _;
+    use std::error::Error as _;
+    use std::sync::mpsc;
+    use tokio::runtime;
+
+    /// An operation that hangs until the sender is dropped.
+    fn hang() -> (mpsc::Sender<()>, impl FnOnce() + Send + 'static) {
+        let (end, hanging) = mpsc::channel();
+        (end, move || assert!(hanging.recv().is_err()))
+    }
+
+    /// Polls `future` once: it waits.
+    async fn begin<F: Future + Unpin>(future: &mut F) {
+        tokio::select! {
+            biased;
+            _ = future => panic!("it did not wait"),
+            () = std::future::ready(()) => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_abandoned_operation_keeps_its_permit_until_it_ends() {
+        let permits = Permits::new(1);
+        let (end, hanging) = hang();
+        let mut abandoned = Box::pin(permits.run(hanging));
+        begin(&mut abandoned).await;
+        drop(abandoned);
+        let mut next = Box::pin(permits.run(|| 7));
+        begin(&mut next).await;
+        tokio::time::advance(STALLED_AFTER - Duration::from_millis(1)).await;
+        begin(&mut next).await;
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let Err(Failure::NotBegun(error)) = next.await else { panic!("it ran") };
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("the disk does not answer: none of the 1 "), "{error}");
+        drop(end);
+        assert_eq!(permits.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_goes_on_while_there_is_progress() {
+        let permits = Permits::new(1);
+        let (end, hanging) = hang();
+        let (say, steps) = mpsc::channel::<mpsc::Sender<()>>();
+        // A long operation that takes one step after another, as a list does.
+        let mut long = Box::pin(permits.run_or_give_up(move |progress| {
+            for stepped in steps {
+                progress.step();
+                stepped.send(()).unwrap();
+            }
+            hanging();
+        }));
+        begin(&mut long).await;
+        let mut next = Box::pin(permits.run(|| 7));
+        begin(&mut next).await;
+        for _ in 0..4 {
+            let (stepped, step) = mpsc::channel();
+            say.send(stepped).unwrap();
+            step.recv().unwrap();
+            tokio::time::advance(STALLED_AFTER).await;
+            begin(&mut long).await;
+            begin(&mut next).await;
+        }
+        tokio::time::advance(STALLED_AFTER).await;
+        assert!(matches!(long.await, Err(Failure::Unknown(_))), "it hangs, and is given up");
+        assert!(matches!(next.await, Err(Failure::NotBegun(_))));
+        drop((say, end));
+        assert_eq!(permits.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_told_as_a_bug() {
+        let permits = Permits::new(1);
+        for _ in 0..2 {
+            let Err(Failure::Unknown(error)) = permits.run(|| panic!("lost the thread")).await else {
+                panic!("no failure")
+            };
+            assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+            assert!(error.to_string().contains("bug of leasehold-file"), "{error}");
+            assert!(error.source().unwrap().to_string().contains("lost the thread"));
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_has_ended_begins_nothing() {
+        let permits = Permits::new(1);
+        let ended = runtime::Builder::new_multi_thread().build().unwrap();
+        let handle = ended.handle().clone();
+        ended.shutdown_background();
+        let _within = handle.enter();
+        let Some(Err(Failure::NotBegun(error))) = permits.run(|| panic!("it ran")).now_or_never() else {
+            panic!("it began")
+        };
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert_eq!(permits.free.available_permits(), 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! The waiter lock: a second lock file of each key, held by the waiter that is next.
+//!
+//! It is the turnstile of the literature (Downey, "The Little Book of Semaphores"): whoever wants the lock
+//! itself has to pass it, so a client that releases and re-acquires in a loop cannot overtake a waiter.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::hold::{Locked, is_locked, lock_at};
+
+/// How often a waiter sends a heartbeat, and for how long one counts.
+const HEARTBEAT_EVERY: Duration = Duration::from_millis(300);
+const HEARTBEAT_COUNTS_FOR: Duration = Duration::from_millis(1500);
+
+/// The waiter lock of a key, while this waiter holds it.
+///
+/// The heartbeat is the modification time of the file. Without it, a waiter that was stopped (SIGSTOP) would
+/// keep everybody from a lock that is free. The exclusion of the lock itself never depends on that time.
+#[derive(Debug)]
+pub(crate) struct WaiterLock {
+    locked: Arc<Locked>,
+    last_heartbeat: Instant,
+}
+
+/// The answer to one attempt at a waiter lock.
+#[derive(Debug)]
+pub(crate) enum Entered {
+    /// It is ours.
+    First(WaiterLock),
+    /// Another waiter has it.
+    Behind,
+    /// A waiter has it whose heartbeat has stopped.
+    BehindStopped,
+}
+
+impl WaiterLock {
+    /// One attempt at the waiter lock at `path`.
+    pub(crate) fn enter(path: &Path) -> io::Result<Entered> {
+        match lock_at(path)? {
+            Some(locked) => {
+                locked.file().set_modified(SystemTime::now())?;
+                Ok(Entered::First(Self { locked: Arc::new(locked), last_heartbeat: Instant::now() }))
+            }
+            None if has_heartbeat(path)? => Ok(Entered::Behind),
+            None => Ok(Entered::BehindStopped),
+        }
+    }
+
+    /// Whether a waiter that runs has the waiter lock at `path`.
+    pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
+        Ok(is_locked(path)? && has_heartbeat(path)?)
+    }
+
+    /// The next heartbeat, if it is due: for a thread that may wait for the disk.
+    pub(crate) fn heartbeat(&mut self) -> Option<impl FnOnce() -> io::Result<()> + Send + 'static> {
+        if self.last_heartbeat.elapsed() < HEARTBEAT_EVERY {
+            return None;
+        }
+        self.last_heartbeat = Instant::now();
+        let locked = Arc::clone(&self.locked);
+        Some(move || locked.file().set_modified(SystemTime::now()))
+    }
+}
+
+impl Drop for WaiterLock {
+    fn drop(&mut self) {
+        // A heartbeat that is under way on a thread still refers to the file.
+        self.locked.unlock();
+    }
+}
+
+fn has_heartbeat(path: &Path) -> io::Result<bool> {
+    let last = fs::metadata(path)?.modified()?;
+    // A time in the future comes from a clock that has been set back since.
+    let ago = SystemTime::now().duration_since(last).unwrap_or_else(|future| future.duration());
+    Ok(ago <= HEARTBEAT_COUNTS_FOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waiter_counts_while_its_heartbeat_lasts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("next");
+        assert!(!WaiterLock::is_held(&path).unwrap());
+        let Entered::First(mut waiter) = WaiterLock::enter(&path).unwrap() else { panic!("not free") };
+        assert!(WaiterLock::is_held(&path).unwrap());
+        assert!(matches!(WaiterLock::enter(&path).unwrap(), Entered::Behind));
+        let (past, future) =
+            (SystemTime::now() - 2 * HEARTBEAT_COUNTS_FOR, SystemTime::now() + 9 * HEARTBEAT_COUNTS_FOR);
+        for long_ago in [past, future] {
+            waiter.locked.file().set_modified(long_ago).unwrap();
+            assert!(!WaiterLock::is_held(&path).unwrap());
+            assert!(matches!(WaiterLock::enter(&path).unwrap(), Entered::BehindStopped));
+        }
+        waiter.last_heartbeat -= HEARTBEAT_EVERY;
+        waiter.heartbeat().unwrap()().unwrap();
+        assert!(WaiterLock::is_held(&path).unwrap());
+        drop(waiter);
+        assert!(!WaiterLock::is_held(&path).unwrap());
+        assert!(matches!(WaiterLock::enter(&path).unwrap(), Entered::First(_)));
+    }
+}

@@ -1,0 +1,257 @@
+//! A disk that hangs. The record of a key is a pipe here that nobody writes to: whoever opens it hangs, in the
+//! kernel and beyond cancelling, as on a disk that does not answer.
+
+// The lint's exception for tests does not cover their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::future::Future;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{LONG, attempt, file, granted, key, open, refused, release, request};
+use leasehold_api::{ErrorKind, ListQuery};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, Freed, Renewed};
+use leasehold_file::FileBackend;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{advance, timeout};
+
+/// How many threads the operations of one backend may use.
+const THREADS: usize = 16;
+
+/// A file at which everybody hangs who opens it, or reads it.
+struct Hang {
+    path: PathBuf,
+    /// Once somebody hangs here: who hangs does so until it is closed.
+    other_end: Option<File>,
+}
+
+impl Hang {
+    fn at(path: PathBuf) -> Self {
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        Self { path, other_end: None }
+    }
+
+    /// The record of `key`, which was never granted.
+    async fn at_record(dir: &Path, key: &str) -> Self {
+        // A grant in another directory tells its name.
+        let other = tempfile::tempdir().unwrap();
+        granted(&open(other.path()), &request(key)).await;
+        Self::at(dir.join(file(other.path(), "json").file_name().unwrap()))
+    }
+
+    /// The status file beside the record.
+    fn at_status(&self) -> Self {
+        Self::at(self.path.with_extension("seen"))
+    }
+
+    /// Waits until somebody hangs here. No time passes that is not real.
+    async fn is_reached(&mut self) {
+        for _ in 0..LONG.as_millis() {
+            self.other_end = open_other_end(&self.path);
+            if self.other_end.is_some() {
+                return;
+            }
+            spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+        }
+        panic!("nobody hangs");
+    }
+}
+
+/// Ends it: whoever hangs finds an empty file, and nobody else hangs here any more.
+impl Drop for Hang {
+    fn drop(&mut self) {
+        let aside = self.path.with_extension("aside");
+        let _ = fs::rename(&self.path, &aside);
+        drop(self.other_end.take());
+        // Who still hangs in opening it goes on when the other end is opened.
+        for _ in 0..LONG.as_millis() {
+            if open_other_end(&aside).is_none() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The end to write to, if anybody has opened the end to read from, or hangs in opening it.
+fn open_other_end(path: &Path) -> Option<File> {
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
+    OpenOptions::new().write(true).custom_flags(nonblocking).open(path).ok()
+}
+
+/// The output of `call`, while time passes that no operation on the disk makes pass.
+async fn as_time_passes<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> T {
+    let call = tokio::spawn(call);
+    for _ in 0..600 {
+        if call.is_finished() {
+            return call.await.unwrap();
+        }
+        // Also real time, in which other threads go on.
+        spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+        advance(Duration::from_millis(100)).await;
+    }
+    panic!("no answer within a minute");
+}
+
+/// Attempts at `key`, every one under a holder id of its own.
+fn attempts(
+    backend: &Arc<FileBackend>,
+    key: &str,
+    count: usize,
+) -> Vec<JoinHandle<Result<Attempt, leasehold_api::Error>>> {
+    let attempt = |_| {
+        let (backend, request) = (Arc::clone(backend), request(key));
+        tokio::spawn(async move { attempt(&backend, &request).await })
+    };
+    (0..count).map(attempt).collect()
+}
+
+#[test]
+fn the_applications_own_threads_are_not_used_up() {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().max_blocking_threads(THREADS + 1).build().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    runtime.block_on(async {
+        let backend = Arc::new(open(dir.path()));
+        let mut hang = Hang::at_record(dir.path(), "stuck").await;
+        let mut calls = attempts(&backend, "stuck", 200);
+        hang.is_reached().await;
+        // Also abandoned ones, and those who wait, look, and release what may never have begun.
+        let waits = (0..50).map(|_| {
+            let (backend, request) = (Arc::clone(&backend), request("stuck"));
+            tokio::spawn(async move {
+                let stop = CancellationToken::new();
+                drop(timeout(Duration::from_millis(1), backend.wait(request.clone(), stop)).await);
+                drop(timeout(Duration::from_millis(1), backend.release(vec![request.hold()])).await);
+                attempt(&backend, &request).await
+            })
+        });
+        calls.extend(waits);
+        let looks: Vec<_> = (0..50)
+            .map(|_| {
+                let backend = Arc::clone(&backend);
+                tokio::spawn(async move { backend.admin().unwrap().inspect(&key("stuck")).await })
+            })
+            .collect();
+        for _ in 0..100 {
+            timeout(LONG, spawn_blocking(|| ())).await.expect("a thread for the application").unwrap();
+        }
+        drop(hang);
+        for call in calls {
+            timeout(LONG, call).await.unwrap().unwrap().unwrap();
+        }
+        for look in looks {
+            assert!(timeout(LONG, look).await.unwrap().unwrap().is_ok());
+        }
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_calls_are_told_in_time_and_everything_goes_on_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = Arc::new(open(dir.path()));
+    let holding = request("held");
+    granted(&backend, &holding).await;
+    let mut hang = Hang::at_record(dir.path(), "stuck").await;
+    let calls = attempts(&backend, "stuck", THREADS);
+    hang.is_reached().await;
+    let (asking, waiting) = (Arc::clone(&backend), Arc::clone(&backend));
+    // What cannot begin is refused, so nothing of it is left to undo.
+    let error = as_time_passes(async move { refused(&asking, &request("free")).await }).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("the disk does not answer"), "{error}");
+    assert_eq!(error.key(), Some(&key("free")));
+    let stop = CancellationToken::new();
+    let answer = as_time_passes(async move { waiting.wait(request("free"), stop).await }).await;
+    assert!(matches!(answer, Ok(Attempt::Refused(_))), "{answer:?}");
+    drop(hang);
+    for call in calls {
+        // Those that could not begin were refused; those that hung go on, and the first one has the key.
+        as_time_passes(call).await.unwrap().unwrap();
+    }
+    granted(&backend, &request("free")).await;
+    assert!(release(&backend, &holding).await.was_held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_hang_keep_no_holder_from_renewing_and_releasing() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = Arc::new(open(dir.path()));
+    let holding = request("held");
+    granted(&backend, &holding).await;
+    let mut hang = Hang::at_record(dir.path(), "stuck").await;
+    // The list opens the status files of all keys.
+    let mut status = hang.at_status();
+    let _calls = attempts(&backend, "stuck", 100);
+    let looks: Vec<_> = (0..100)
+        .map(|_| {
+            let backend = Arc::clone(&backend);
+            tokio::spawn(async move { backend.admin().unwrap().list(&ListQuery::new()).await })
+        })
+        .collect();
+    let told = Arc::clone(&backend);
+    let looked = as_time_passes(async move { told.admin().unwrap().inspect(&key("held")).await }).await;
+    assert_eq!(looked.unwrap_err().kind(), ErrorKind::Unavailable);
+    for look in looks {
+        assert_eq!(as_time_passes(look).await.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    hang.is_reached().await;
+    status.is_reached().await;
+    // While every thread for attempts and looks hangs. No time passes here.
+    assert_eq!(backend.renew(vec![holding.hold()]).await.pop().unwrap().unwrap(), Renewed::Extended);
+    assert_eq!(release(&backend, &holding).await, Freed::new(true));
+    // In this order: a grant opens the status file.
+    drop(status);
+    drop(hang);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_waits_for_the_attempt_that_hangs_and_that_attempt_keeps_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = Arc::new(open(dir.path()));
+    let (holding, stuck) = (request("held"), request("stuck"));
+    granted(&backend, &holding).await;
+    let mut hang = Hang::at_record(dir.path(), "stuck").await;
+    let attempting = tokio::spawn({
+        let (backend, stuck) = (Arc::clone(&backend), stuck.clone());
+        async move { attempt(&backend, &stuck).await }
+    });
+    hang.is_reached().await;
+    // One that hangs does not delay its neighbour, beyond the answer of the call.
+    let (releasing, holds) = (Arc::clone(&backend), vec![stuck.hold(), holding.hold()]);
+    let answers = as_time_passes(async move { releasing.release(holds).await }).await;
+    assert_eq!(answers[0].as_ref().unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(answers[1].as_ref().unwrap(), &Freed::new(true));
+    granted(&backend, &request("held")).await;
+    drop(hang);
+    let answer = as_time_passes(attempting).await.unwrap();
+    assert!(matches!(answer, Ok(Attempt::Contended(_))), "released before it was granted: {answer:?}");
+    assert_eq!(release(&backend, &stuck).await, Freed::new(false));
+    granted(&backend, &request("stuck")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_does_not_wait_for_those_who_hang_and_they_keep_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = Arc::new(open(dir.path()));
+    let holding = request("held");
+    granted(&backend, &holding).await;
+    let mut hang = Hang::at_record(dir.path(), "stuck").await;
+    let mut calls = attempts(&backend, "stuck", 1);
+    hang.is_reached().await;
+    // No time passes here.
+    backend.close().await;
+    let next = open(dir.path());
+    granted(&next, &holding).await;
+    drop(hang);
+    let answer = as_time_passes(calls.remove(0)).await.unwrap();
+    let Ok(Attempt::Refused(error)) = answer else { panic!("{answer:?}") };
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    granted(&next, &request("stuck")).await;
+}

@@ -1,0 +1,288 @@
+//! One client: its sessions, what is asked of them, and on which of them each lock is.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::join_all;
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
+use leasehold_engine::{Attempt, Events, Freed, HoldRef, Moment, Renewed, Request};
+use leasehold_postgres::session::Session;
+use tokio::sync::oneshot;
+
+use crate::common::Common;
+use crate::registry::{Claim, Location};
+use crate::shared_job::{SharedJob, ask, interrupted};
+use crate::tried::{Tried, contended, dated, granted};
+use crate::wait_session::{LockScope, WaitSession};
+use crate::wait_sessions::WaitSessions;
+
+/// The sessions of one client, and what is on them.
+pub(crate) struct Client {
+    pub(crate) common: Arc<Common>,
+    pub(crate) wait_sessions: Arc<WaitSessions>,
+    pub(crate) scope: LockScope,
+    pub(crate) shared_sessions: Mutex<Vec<Session>>,
+}
+
+/// An answer that a session is asked for.
+type Answered<T> = oneshot::Receiver<Result<T, Error>>;
+
+/// One release of several that were begun together.
+enum Freeing {
+    /// Asked of a shared session.
+    Asked(Answered<Freed>),
+    /// On a session of its own, with this id.
+    Own(u64, i64, HolderId),
+    Done(Result<Freed, Error>),
+}
+
+impl Client {
+    /// Whether locks that nobody else wants are kept on shared sessions.
+    pub(crate) fn keeps_on_shared_sessions(&self) -> bool {
+        self.scope == LockScope::Session
+    }
+
+    /// The moment on the engine's clock.
+    pub(crate) fn now(&self) -> Option<Moment> {
+        self.common.events().map(Events::now)
+    }
+
+    /// One attempt at each of `requests`.
+    pub(crate) async fn acquire(&self, requests: &[Request]) -> Vec<Result<Attempt, Error>> {
+        match self.scope {
+            LockScope::Session => self.try_on_shared_sessions(requests).await,
+            LockScope::Transaction => join_all(requests.iter().map(|r| self.try_in_transaction(r))).await,
+        }
+    }
+
+    /// `session` keeps the number from now on.
+    pub(crate) fn granted_on(
+        &self,
+        number: i64,
+        request: &Request,
+        session: WaitSession,
+        token: FencingToken,
+    ) -> Result<Attempt, Error> {
+        let (id, location) = (session.id, session.location());
+        self.common.wait_session_keeps(id, Some(session.pid()));
+        let state = Arc::clone(&session.state);
+        // In the table first: once granted, a release may come.
+        self.wait_sessions.taken().insert(id, session);
+        let is_registered = self.common.registry.granted(number, request.holder, location, token);
+        if is_registered && !state.has_ended() && self.common.open().is_ok() {
+            return Ok(granted(token));
+        }
+        // Closed, or the session ended, before there was a hold to be told of.
+        let session = self.wait_sessions.taken().remove(&id);
+        drop(session);
+        self.common.wait_session_keeps(id, None);
+        self.common.registry.forget(number, request.holder);
+        self.common.open()?;
+        Err(interrupted())
+    }
+
+    /// Tries the number in a transaction of its own.
+    async fn try_in_transaction(&self, request: &Request) -> Result<Attempt, Error> {
+        let (number, session) = match self.reserve(request).await {
+            Ok(reserved) => reserved,
+            Err(attempt) => return Ok(attempt),
+        };
+        // Opening the session may have taken long; the question is asked now.
+        let asked_at = self.now();
+        let outcome = session.acquire(number, false).await;
+        if let Ok(Tried::Granted(token)) = outcome {
+            return Ok(dated(self.granted_on(number, request, session, token)?, asked_at));
+        }
+        self.common.registry.forget(number, request.holder);
+        // With the outcome unknown the session is dropped instead, and the server ends it.
+        let tried = outcome?;
+        session.give_back();
+        Ok(tried.into())
+    }
+
+    /// Reserves the number here, and a session for it; else the answer. Nothing is asked of the server's lock table.
+    async fn reserve(&self, request: &Request) -> Result<(i64, WaitSession), Attempt> {
+        let number = self.common.number(&request.key).map_err(Attempt::Refused)?;
+        let Some(session) = self.wait_sessions.take().await.map_err(Attempt::Refused)? else {
+            return Err(Attempt::Refused(Error::new(
+                ErrorKind::Capacity,
+                "all sessions of this client keep locks; release some, or allow more sessions",
+            )));
+        };
+        let answer = match self.common.registry.claim(number, request, session.location()) {
+            Ok(Claim::Ours) => return Ok((number, session)),
+            Ok(Claim::Again(token)) => granted(token),
+            Ok(Claim::Busy) => contended(),
+            Err(error) => Attempt::Refused(error),
+        };
+        session.give_back();
+        Err(answer)
+    }
+
+    /// Tries all numbers in as few statements as there are sessions.
+    async fn try_on_shared_sessions(&self, requests: &[Request]) -> Vec<Result<Attempt, Error>> {
+        let mut jobs = self.no_jobs();
+        let asked: Vec<_> = requests.iter().map(|request| self.begin_try(request, &mut jobs)).collect();
+        self.push(jobs);
+        let mut answers = Vec::with_capacity(asked.len());
+        for asked in asked {
+            let (number, holder, answered) = match asked {
+                Ok(asked) => asked,
+                Err(attempt) => {
+                    answers.push(Ok(attempt));
+                    continue;
+                }
+            };
+            let outcome = answered.await.unwrap_or_else(|_| Err(interrupted()));
+            if let Ok(Tried::Refused(_)) = outcome {
+                // A try that was never begun leaves the number reserved here.
+                self.common.registry.forget(number, holder);
+            }
+            answers.push(outcome.map(Attempt::from));
+        }
+        answers
+    }
+
+    /// Reserves the number here and prepares the question; else the answer.
+    fn begin_try(
+        &self,
+        request: &Request,
+        jobs: &mut [Vec<SharedJob>],
+    ) -> Result<(i64, HolderId, Answered<Tried>), Attempt> {
+        let (common, holder) = (&self.common, request.holder);
+        let number = common.number(&request.key).map_err(Attempt::Refused)?;
+        let index = common.shared_session_of(number);
+        match common.registry.claim(number, request, Location::Shared(index)).map_err(Attempt::Refused)? {
+            Claim::Busy => Err(contended()),
+            Claim::Again(token) => Err(granted(token)),
+            Claim::Ours => {
+                let (answer, answered) = oneshot::channel();
+                jobs[index].push(SharedJob::Try { number, holder, waits: false, answer });
+                Ok((number, holder, answered))
+            }
+        }
+    }
+
+    /// Frees each of `holds`: one statement for all that are on one session.
+    pub(crate) async fn free(&self, holds: &[HoldRef]) -> Vec<Result<Freed, Error>> {
+        let mut jobs = self.no_jobs();
+        let begun: Vec<_> = holds.iter().map(|hold| self.begin_free(hold, &mut jobs)).collect();
+        self.push(jobs);
+        join_all(begun.into_iter().map(|freeing| self.finish_free(freeing))).await
+    }
+
+    fn begin_free(&self, hold: &HoldRef, jobs: &mut [Vec<SharedJob>]) -> Freeing {
+        let (common, holder) = (&self.common, hold.holder);
+        let number = match common.number(&hold.key) {
+            Ok(number) => number,
+            Err(error) => return Freeing::Done(Err(error)),
+        };
+        match common.registry.location_of(number, holder) {
+            None => Freeing::Done(Ok(Freed::new(false))),
+            Some(Location::Shared(index)) => {
+                let (answer, answered) = oneshot::channel();
+                jobs[index].push(SharedJob::Unlock { number, holder, answer });
+                Freeing::Asked(answered)
+            }
+            Some(Location::Own(id)) => Freeing::Own(id, number, holder),
+            // It was waited for in vain.
+            Some(Location::Nowhere) => {
+                common.registry.forget(number, holder);
+                Freeing::Done(Ok(Freed::new(false)))
+            }
+        }
+    }
+
+    async fn finish_free(&self, freeing: Freeing) -> Result<Freed, Error> {
+        match freeing {
+            Freeing::Asked(answered) => answered.await.unwrap_or_else(|_| Err(interrupted())),
+            Freeing::Own(id, number, holder) => self.free_wait_session(id, number, holder).await,
+            Freeing::Done(outcome) => outcome,
+        }
+    }
+
+    async fn free_wait_session(&self, id: u64, number: i64, holder: HolderId) -> Result<Freed, Error> {
+        let handle = self.wait_sessions.taken().get(&id).map(WaitSession::handle);
+        let Some(handle) = handle else {
+            self.common.registry.forget(number, holder);
+            return Ok(Freed::new(false));
+        };
+        let outcome = handle.release(number).await;
+        self.common.wait_session_keeps(id, None);
+        self.common.registry.forget(number, holder);
+        let session = self.wait_sessions.taken().remove(&id);
+        if let Some(session) = session {
+            match &outcome {
+                Ok(_) => session.give_back(),
+                // In doubt; it is ended, and the server frees what it kept.
+                Err(_) => drop(session),
+            }
+        }
+        outcome
+    }
+
+    /// Whether the sessions that keep `holds` are there, each asked once.
+    pub(crate) async fn confirm(&self, holds: &[HoldRef]) -> Vec<Result<Renewed, Error>> {
+        let location = |hold: &HoldRef| {
+            let number = self.common.number(&hold.key).ok()?;
+            let held = self.common.registry.is_held(number, hold.holder);
+            held.then(|| self.common.registry.location_of(number, hold.holder)).flatten()
+        };
+        let mut locations: Vec<Location> = holds.iter().filter_map(location).collect();
+        locations.sort_unstable_by_key(|location| match location {
+            Location::Shared(index) => (0, *index as u64),
+            Location::Own(id) => (1, *id),
+            Location::Nowhere => (2, 0),
+        });
+        locations.dedup();
+        let asked = join_all(locations.iter().map(|location| self.confirm_session(*location))).await;
+        let outcomes: HashMap<Location, Result<(), Error>> = locations.into_iter().zip(asked).collect();
+        let answer = |hold: &HoldRef| match location(hold).and_then(|location| outcomes.get(&location)) {
+            None => Ok(Renewed::Gone(LossReason::SessionLost)),
+            Some(Ok(())) => Ok(Renewed::Extended),
+            Some(Err(error)) => Err(error.clone()),
+        };
+        holds.iter().map(answer).collect()
+    }
+
+    async fn confirm_session(&self, location: Location) -> Result<(), Error> {
+        match location {
+            Location::Shared(index) => {
+                ask(&self.common.lanes[index], |answer| SharedJob::Confirm { answer }).await
+            }
+            Location::Own(id) => {
+                let handle = self.wait_sessions.taken().get(&id).map(WaitSession::handle);
+                match handle {
+                    Some(handle) => handle.confirm().await,
+                    None => Err(interrupted()),
+                }
+            }
+            Location::Nowhere => Err(interrupted()),
+        }
+    }
+
+    /// For each shared session, what it is to do.
+    fn no_jobs(&self) -> Vec<Vec<SharedJob>> {
+        self.common.lanes.iter().map(|_| Vec::new()).collect()
+    }
+
+    /// Each session finds its jobs together.
+    fn push(&self, jobs: Vec<Vec<SharedJob>>) {
+        for (lane, jobs) in self.common.lanes.iter().zip(jobs) {
+            if !jobs.is_empty() {
+                lane.push_all(jobs);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("server", &self.common.config)
+            .field("scope", &self.scope)
+            .field("kept on sessions of their own", &self.wait_sessions.taken().len())
+            .finish_non_exhaustive()
+    }
+}

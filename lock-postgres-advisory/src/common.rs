@@ -1,0 +1,183 @@
+//! What the sessions of one client have in common.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LockKey, LossReason};
+use leasehold_engine::Events;
+use leasehold_postgres::{Identifier, KeyNumber, KeySpace, Lane, PgConfig, store_error};
+use sqlx::{Executor as _, PgConnection, Row as _};
+
+use crate::registry::{Location, Registry};
+use crate::shared_job::SharedJob;
+use crate::shared_session::Pollers;
+use crate::sql::Statements;
+
+/// How many advisory locks the server's lock table has room for: an estimate, in the words of the
+/// Postgres manual on `max_locks_per_transaction`.
+const CAPACITY: &str = "
+SELECT current_setting('max_locks_per_transaction')::bigint
+       * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)";
+
+pub(crate) struct Common {
+    pub(crate) config: PgConfig,
+    pub(crate) schema: Identifier,
+    pub(crate) hasher: Arc<dyn KeyNumber>,
+    pub(crate) statements: Statements,
+    /// Where pollers are told that a number became free.
+    pub(crate) channel: String,
+    pub(crate) registry: Registry,
+    pub(crate) pollers: Pollers,
+    /// The queues in front of the sessions that keep many locks.
+    pub(crate) lanes: Vec<Lane<SharedJob>>,
+    pids: Vec<AtomicI32>,
+    /// The server's processes of the sessions that keep one lock each.
+    wait_pids: Mutex<HashMap<u64, i32>>,
+    events: OnceLock<Events>,
+    pub(crate) closed: AtomicBool,
+    pooled: AtomicBool,
+    capacity: AtomicU64,
+    warned: AtomicBool,
+}
+
+impl Common {
+    pub(crate) fn new(config: PgConfig, hasher: Arc<dyn KeyNumber>, shared_sessions: usize) -> Self {
+        let schema = config.schema_name().clone();
+        let statements = Statements::new(&schema, hasher.space());
+        Self {
+            channel: leasehold_postgres::channel("advisory", &schema),
+            config,
+            schema,
+            hasher,
+            statements,
+            registry: Registry::default(),
+            pollers: Arc::new(Mutex::new(HashMap::new())),
+            lanes: std::iter::repeat_with(Lane::new).take(shared_sessions).collect(),
+            pids: std::iter::repeat_with(AtomicI32::default).take(shared_sessions).collect(),
+            wait_pids: Mutex::default(),
+            events: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            pooled: AtomicBool::new(false),
+            capacity: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn number(&self, key: &LockKey) -> Result<i64, Error> {
+        self.hasher.number(&self.schema, key).map_err(|error| error.with_key(key))
+    }
+
+    pub(crate) fn space(&self) -> KeySpace {
+        self.hasher.space()
+    }
+
+    /// The session that keeps `number`, if it is not one of its own.
+    pub(crate) fn shared_session_of(&self, number: i64) -> usize {
+        // The number of sessions is small, so the remainder is too.
+        usize::try_from(number.rem_euclid(self.lanes.len() as i64)).unwrap_or(0)
+    }
+
+    /// How long one statement may take; the server's own limit comes first.
+    pub(crate) fn statement_limit(&self) -> Duration {
+        self.config.statement_limit() + Duration::from_secs(1)
+    }
+
+    pub(crate) fn attach(&self, events: Events) {
+        let _ = self.events.set(events);
+    }
+
+    pub(crate) fn events(&self) -> Option<&Events> {
+        self.events.get()
+    }
+
+    /// The server's processes of the sessions that keep many.
+    pub(crate) fn shared_pids(&self) -> Vec<i32> {
+        self.pids.iter().map(|pid| pid.load(Ordering::Acquire)).collect()
+    }
+
+    /// The server's processes of the wait sessions that keep something.
+    pub(crate) fn wait_pids(&self) -> HashMap<u64, i32> {
+        self.wait_pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether this client keeps locks in that process of the server.
+    pub(crate) fn is_own(&self, pid: i32) -> bool {
+        self.shared_pids().contains(&pid) || self.wait_pids().values().any(|session| *session == pid)
+    }
+
+    pub(crate) fn wait_session_keeps(&self, id: u64, pid: Option<i32>) {
+        let mut pids = self.wait_pids.lock().unwrap_or_else(PoisonError::into_inner);
+        match pid {
+            Some(pid) => drop(pids.insert(id, pid)),
+            None => drop(pids.remove(&id)),
+        }
+    }
+
+    /// Checks the schema, and what else has to be known of a server.
+    pub(crate) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        self.config.prepare(connection).await?;
+        let row = connection.fetch_one(CAPACITY).await;
+        let capacity: Result<i64, _> = row.and_then(|row| row.try_get(0));
+        let capacity = capacity.map_err(|error| store_error(error, "read the server's settings"))?;
+        self.capacity.store(u64::try_from(capacity).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How many locks of all kinds the server has room for, once it was asked.
+    pub(crate) fn capacity(&self) -> Option<u64> {
+        Some(self.capacity.load(Ordering::Relaxed)).filter(|capacity| *capacity > 0)
+    }
+
+    /// Whether a pooler in transaction mode is in between.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.pooled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn shared_session_opened(&self, index: usize, pid: i32, pooled: bool) {
+        self.pooled.store(pooled, Ordering::Relaxed);
+        if let Some(slot) = self.pids.get(index) {
+            slot.store(pid, Ordering::Release);
+        }
+        // Notifications were missed while there was no session.
+        if let Some(events) = self.events() {
+            events.resync();
+        }
+    }
+
+    /// Everything at `location` is gone, and its holders are told.
+    pub(crate) fn session_lost(&self, location: Location, reason: LossReason) {
+        let lost = self.registry.lost(location);
+        if let Location::Own(id) = location {
+            self.wait_session_keeps(id, None);
+        }
+        if let Some(events) = self.events() {
+            lost.iter().for_each(|(key, holder)| events.lost(key, *holder, reason));
+        }
+    }
+
+    /// Warns once that the server's lock table fills up: at its limit other users' statements fail too.
+    pub(crate) fn watch_capacity(&self, held: u64) {
+        let Some(capacity) = self.capacity() else { return };
+        if held * 2 > capacity && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                held,
+                capacity,
+                "this process alone holds more than half of the server's lock table; raise max_locks_per_transaction, or use a row or lease store for so many keys"
+            );
+        }
+    }
+
+    pub(crate) fn behind_a_pooler(&self) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            "a pooler in transaction mode is in between, where a session lock would be left on a connection that others use; connect to the server directly, or use postgres+advisory-xact, postgres+row or postgres+ttl",
+        )
+        .with_store(self.config.to_string())
+    }
+
+    pub(crate) fn open(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
+    }
+}

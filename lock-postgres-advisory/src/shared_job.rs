@@ -1,0 +1,91 @@
+//! What a shared session is asked to do, and how.
+
+use futures_util::future::BoxFuture;
+use leasehold_api::{Error, ErrorKind, HolderId};
+use leasehold_engine::Freed;
+use leasehold_postgres::{Job, Lane};
+use sqlx::PgConnection;
+use tokio::sync::oneshot;
+
+use crate::cancels::Cancel;
+use crate::sql::Process;
+use crate::tried::Tried;
+
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
+
+/// Statements of others, run on the session between ours.
+pub(crate) type Call = Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, ()> + Send>;
+
+/// What a shared session is asked to do.
+pub(crate) enum SharedJob {
+    /// One attempt. Who `waits` keeps the number reserved here when somebody else holds it.
+    Try {
+        number: i64,
+        holder: HolderId,
+        waits: bool,
+        answer: Answer<Tried>,
+    },
+    Unlock {
+        number: i64,
+        holder: HolderId,
+        answer: Answer<Freed>,
+    },
+    Confirm {
+        answer: Answer<()>,
+    },
+    /// Shows, or shows no more, that somebody polls for the number.
+    Mark {
+        number: i64,
+        set: bool,
+    },
+    /// Ends that session's wait for the number.
+    Cancel {
+        session: Process,
+        number: i64,
+        cancel: Cancel,
+    },
+    /// Ends a session of ours.
+    Terminate(Process),
+    /// Runs statements that are not about locks.
+    Call(Call),
+}
+
+impl Job for SharedJob {
+    fn fail(self, error: Error) {
+        match self {
+            // Nobody may be there any more to hear it.
+            Self::Try { answer, .. } => drop(answer.send(Ok(Tried::Refused(error)))),
+            Self::Unlock { answer, .. } => drop(answer.send(Err(error))),
+            Self::Confirm { answer } => drop(answer.send(Err(error))),
+            // It was not begun.
+            Self::Cancel { cancel, .. } => cancel.arrived(),
+            Self::Mark { .. } | Self::Terminate(_) | Self::Call(_) => {}
+        }
+    }
+}
+
+/// Sends a job and waits for its answer; a session that ended meanwhile leaves the outcome unknown.
+pub(crate) async fn ask<J: Job, T>(
+    lane: &Lane<J>,
+    job: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> J,
+) -> Result<T, Error> {
+    let (answer, answered) = oneshot::channel();
+    lane.push(job(answer));
+    answered.await.unwrap_or_else(|_| Err(interrupted()))
+}
+
+/// A session ended while a request was under way.
+pub(crate) fn interrupted() -> Error {
+    Error::new(
+        ErrorKind::OutcomeUnknown,
+        "the session with the server ended while the request was under way; if it was carried out, it is undone",
+    )
+}
+
+/// A session ended before a request was sent on it.
+pub(crate) fn not_sent() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the session with the server ended before the request was sent; nothing is held, try again",
+    )
+}

@@ -1,0 +1,435 @@
+//! The session that keeps many locks: what was asked of it meanwhile travels in one statement.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
+use leasehold_engine::{Freed, token as store_token};
+use leasehold_postgres::session::{SessionId, Work};
+use leasehold_postgres::{ends_session, store_error, token};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::common::Common;
+use crate::marks::Marks;
+use crate::names::space_of;
+use crate::registry::Location;
+use crate::shared_job::{Answer, SharedJob, interrupted, not_sent};
+use crate::sql::{self, Process};
+use crate::tried::Tried;
+use crate::wait_session_work::is_cancelled;
+
+/// The pollers of this process, who want to know when a number becomes free.
+pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
+
+/// The session's work.
+pub(crate) struct SharedSession {
+    pub(crate) common: Arc<Common>,
+    pub(crate) index: usize,
+    pid: i32,
+    /// The session before, in case the server does not know yet that it is over.
+    before: Option<Process>,
+    /// Whether it keeps locks itself; else it only serves the sessions that do.
+    pub(crate) keeps: bool,
+}
+
+/// After so many failed statements the rest of a batch fails with the last error.
+const MOST_FAILURES: u32 = 20;
+
+/// A try or an unlock, on its way through one statement.
+struct Step {
+    number: i64,
+    holder: HolderId,
+    kind: Kind,
+}
+
+enum Kind {
+    /// And whether it waits.
+    Try(bool, Answer<Tried>),
+    Unlock(Answer<Freed>),
+}
+
+/// What the server said to one step.
+#[derive(Clone, Copy)]
+struct Said {
+    ok: bool,
+    waiters: bool,
+    token: Option<FencingToken>,
+}
+
+impl Work for SharedSession {
+    type Job = SharedJob;
+
+    async fn opened(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
+        if session.pooled && self.keeps {
+            return Err(self.common.behind_a_pooler());
+        }
+        self.common.prepare(connection).await?;
+        let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
+        if let (Some(before), false) = (self.before, session.pooled) {
+            // Where that is refused, the server ends it by itself; until then it only keeps others out.
+            let ended = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql::terminate(before)))).await;
+            besides(ended.map(drop))?;
+        }
+        self.before = Some(current);
+        self.pid = session.pid;
+        self.common.shared_session_opened(self.index, session.pid, session.pooled);
+        if !self.keeps {
+            return Ok(());
+        }
+        token::mark_incarnation(connection, &self.common.schema).await?;
+        let set_up = format!("{}; LISTEN \"{}\"", sql::SHARED_SETTINGS, self.common.channel);
+        let done = connection.execute(AssertSqlSafe(set_up)).await;
+        done.map(drop).map_err(|error| store_error(error, "set up the session"))
+    }
+
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
+        self.carry_out(connection, jobs).await
+    }
+
+    fn limit(&self, _jobs: &[SharedJob], _usual: Duration) -> Option<Duration> {
+        // Each statement has its own: many small ones are no sign that the server is silent.
+        None
+    }
+
+    fn notified(&mut self, _channel: &str, payload: &str) {
+        let Ok(number) = payload.parse::<i64>() else { return };
+        let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(poller) = pollers.get(&number) {
+            poller.notify_one();
+        }
+    }
+
+    fn ended(&mut self, _error: &Error) {
+        self.common.session_lost(Location::Shared(self.index), LossReason::SessionLost);
+    }
+}
+
+impl SharedSession {
+    /// One that `keeps` locks itself, or only serves the sessions that do.
+    pub(crate) fn new(common: &Arc<Common>, index: usize, keeps: bool) -> Self {
+        Self { common: Arc::clone(common), index, pid: 0, before: None, keeps }
+    }
+
+    async fn carry_out(&self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
+        let mut steps = Vec::with_capacity(jobs.len());
+        let mut confirms = Vec::new();
+        let mut marks = Marks::default();
+        let mut others = Vec::new();
+        for job in jobs {
+            match job {
+                // Looked up again: a session may have ended, and with it the claim that the try was for,
+                // or the number been taken anew meanwhile.
+                SharedJob::Try { number, holder, answer, .. } if !self.is_here(number, holder) => {
+                    let _ = answer.send(Ok(Tried::Refused(not_sent())));
+                }
+                SharedJob::Try { number, holder, waits, answer } => {
+                    steps.push(Step { number, holder, kind: Kind::Try(waits, answer) });
+                }
+                SharedJob::Unlock { number, holder, answer } if !self.is_here(number, holder) => {
+                    let _ = answer.send(Ok(Freed::new(false)));
+                }
+                SharedJob::Unlock { number, holder, answer } => {
+                    steps.push(Step { number, holder, kind: Kind::Unlock(answer) });
+                }
+                SharedJob::Confirm { answer } => confirms.push(answer),
+                SharedJob::Mark { number, set } => marks.add(number, set),
+                other => others.push(other),
+            }
+        }
+        if !steps.is_empty() {
+            self.walk(connection, steps).await?;
+        } else if !confirms.is_empty() {
+            self.confirm(connection).await?;
+        }
+        // A statement that was answered by our process confirms it as well.
+        confirms.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
+        self.mark(connection, marks).await?;
+        let mut called = false;
+        for other in others {
+            // One call per batch: the locks come first.
+            match other {
+                SharedJob::Call(_) if called => self.common.lanes[self.index].push(other),
+                other => {
+                    called |= matches!(other, SharedJob::Call(_));
+                    self.serve(connection, other).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_here(&self, number: i64, holder: HolderId) -> bool {
+        self.common.registry.location_of(number, holder) == Some(Location::Shared(self.index))
+    }
+
+    /// Tries and unlocks. A statement that fails is cleaned up after and halved until its parts succeed, so that one
+    /// failing number is not its neighbours' failure; a bounded number of times.
+    async fn walk(&self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
+        let mut parts = vec![(steps, false)];
+        let mut failures = 0;
+        while let Some((mut steps, repeated)) = parts.pop() {
+            let failure = match self.ask(connection, &steps).await {
+                Ok(said) => {
+                    self.settle_all(connection, steps, said, repeated).await?;
+                    continue;
+                }
+                Err(failure) => failure,
+            };
+            if ends_session(&failure) {
+                return Err(give_up(parts, steps, ended(failure, "keep the session")));
+            }
+            if let Err(error) = self.clean_up(connection, tried(&steps)).await {
+                return Err(give_up(parts, steps, error));
+            }
+            failures += 1;
+            // What took the server too long would take it as long again, and confirmations wait meanwhile.
+            if steps.len() == 1 || failures > MOST_FAILURES || is_cancelled(&failure) {
+                let error = store_error(failure, "ask for a lock");
+                for step in steps {
+                    self.settle(step, Err(error.clone()));
+                }
+                continue;
+            }
+            let rest = steps.split_off(steps.len() / 2);
+            // In order: a number may be freed and tried in one batch.
+            parts.extend([(rest, true), (steps, true)]);
+        }
+        Ok(())
+    }
+
+    /// Records what the server answered. A `repeated` statement may find freed what the failed one has freed.
+    async fn settle_all(
+        &self,
+        connection: &mut PgConnection,
+        steps: Vec<Step>,
+        said: Vec<Said>,
+        repeated: bool,
+    ) -> Result<(), Error> {
+        let mut unwanted = Vec::new();
+        for (step, mut said) in steps.into_iter().zip(said) {
+            said.ok |= repeated && matches!(step.kind, Kind::Unlock(_));
+            unwanted.extend(self.settle(step, Ok(said)));
+        }
+        if unwanted.is_empty() { Ok(()) } else { self.clean_up(connection, unwanted).await }
+    }
+
+    async fn ask(&self, connection: &mut PgConnection, steps: &[Step]) -> Result<Vec<Said>, sqlx::Error> {
+        let statements = &self.common.statements;
+        if let [step] = steps {
+            let said = match step.kind {
+                Kind::Try(..) => {
+                    let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
+                    let query = query.bind(step.number).bind(self.pid);
+                    let row = self.bounded(query.fetch_one(connection)).await?;
+                    let number: i64 = row.try_get(0)?;
+                    if number < 0 {
+                        return Err(elsewhere());
+                    }
+                    Said { ok: number > 0, waiters: false, token: token_of(number, 0)? }
+                }
+                Kind::Unlock(_) => {
+                    let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.unlock_one)));
+                    let query = query.bind(step.number).bind(self.pid).bind(&*self.common.channel);
+                    let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
+                    if code < 0 {
+                        return Err(elsewhere());
+                    }
+                    Said { ok: code > 0, waiters: code > 1, token: None }
+                }
+            };
+            return Ok(vec![said]);
+        }
+        let numbers: Vec<i64> = steps.iter().map(|step| step.number).collect();
+        let free: Vec<bool> = steps.iter().map(|step| matches!(step.kind, Kind::Unlock(_))).collect();
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.many)));
+        let query = query.bind(numbers).bind(free).bind(self.pid).bind(&*self.common.channel);
+        let row: PgRow = self.bounded(query.fetch_one(connection)).await?;
+        let (ok, waiters): (Option<Vec<bool>>, Option<Vec<bool>>) = (row.try_get(0)?, row.try_get(1)?);
+        let (Some(ok), Some(waiters)) = (ok, waiters) else { return Err(elsewhere()) };
+        let number: Option<i64> = row.try_get(2)?;
+        let answers = ok.into_iter().zip(waiters).zip(0_u64..);
+        let said = answers
+            .map(|((ok, waiters), i)| Ok(Said { ok, waiters, token: token_of(number.unwrap_or(0), i)? }));
+        said.collect()
+    }
+
+    /// Frees what a failed statement may have left held, each number as often as it was tried: once.
+    async fn clean_up(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        const DOING: &str = "free what a failed statement left held";
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
+        let tried = numbers.len() as u64;
+        let freed = self.bounded(query.bind(numbers).bind(self.pid).execute(connection)).await;
+        match freed.map_err(|error| store_error(error, DOING))?.rows_affected() == tried {
+            true => Ok(()),
+            // No row comes from another process than ours.
+            false => Err(ended(elsewhere(), DOING)),
+        }
+    }
+
+    /// Records the outcome and answers the caller, who may have gone. An error is what the server answered to a
+    /// statement of which nothing is left. Returns a number that was granted to nobody, which is to be freed.
+    fn settle(&self, step: Step, outcome: Result<Said, Error>) -> Option<i64> {
+        let Step { number, holder, kind } = step;
+        let registry = &self.common.registry;
+        match (kind, outcome) {
+            (Kind::Try(_, answer), Ok(Said { ok: true, token: Some(token), .. })) => {
+                if !registry.granted(number, holder, Location::Shared(self.index), token) {
+                    let _ = answer.send(Err(interrupted()));
+                    return Some(number);
+                }
+                self.common.watch_capacity(registry.len() as u64);
+                let _ = answer.send(Ok(Tried::Granted(token)));
+            }
+            (Kind::Try(waits, answer), outcome) => {
+                match waits {
+                    true => drop(registry.move_to(number, holder, Location::Nowhere)),
+                    false => registry.forget(number, holder),
+                }
+                let _ = answer.send(Ok(outcome.map_or_else(Tried::Refused, |_| Tried::Contended)));
+            }
+            (Kind::Unlock(answer), Ok(said)) => {
+                registry.forget(number, holder);
+                let _ = answer.send(Ok(Freed::new(said.ok).waiters(said.waiters)));
+            }
+            (Kind::Unlock(answer), Err(error)) => drop(answer.send(Err(error))),
+        }
+        None
+    }
+
+    /// What the server does not answer in time ends the session, in which everything is in doubt then.
+    async fn bounded<T>(&self, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+        let limit = self.common.statement_limit();
+        timeout(limit, work).await.unwrap_or_else(|_| {
+            Err(sqlx::Error::Protocol(format!("the server did not answer within {limit:?}")))
+        })
+    }
+
+    async fn confirm(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        let row = self.bounded(sqlx::query(sql::CONFIRM).bind(self.pid).fetch_one(connection)).await;
+        let same: Result<bool, _> = row.and_then(|row| row.try_get(0));
+        match same.map_err(|error| store_error(error, "confirm the session"))? {
+            true => Ok(()),
+            false => Err(ended(elsewhere(), "confirm the session")),
+        }
+    }
+
+    /// All marks of a batch in two statements at most: confirmations wait behind them.
+    async fn mark(&self, connection: &mut PgConnection, marks: Marks) -> Result<(), Error> {
+        let statements = &self.common.statements;
+        // First what gives room. What cannot be set is missing when it is taken back, which does no harm.
+        for (text, numbers) in
+            [(&statements.unmark, marks.to_take_back()), (&statements.mark, marks.to_set())]
+        {
+            if numbers.is_empty() {
+                continue;
+            }
+            let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
+            let done = self.bounded(query.bind(numbers).bind(self.pid).execute(&mut *connection)).await;
+            besides(done.map(drop))?;
+        }
+        Ok(())
+    }
+
+    async fn serve(&self, connection: &mut PgConnection, job: SharedJob) -> Result<(), Error> {
+        let done = match job {
+            SharedJob::Cancel { session, number, cancel } => {
+                let text = sql::cancel(session, space_of(self.common.space()), number);
+                let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
+                // Refused or not, the statement is over; unless a pooler says so, which ends the session.
+                let is_over =
+                    |error: &sqlx::Error| error.as_database_error().is_some() && !ends_session(error);
+                if done.as_ref().err().is_none_or(is_over) {
+                    cancel.arrived();
+                }
+                done.map(drop)
+            }
+            SharedJob::Terminate(session) => {
+                let text = sql::terminate(session);
+                self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
+            }
+            SharedJob::Call(call) => {
+                self.bounded(async {
+                    call(connection).await;
+                    Ok(())
+                })
+                .await
+            }
+            SharedJob::Try { .. }
+            | SharedJob::Unlock { .. }
+            | SharedJob::Confirm { .. }
+            | SharedJob::Mark { .. } => Ok(()),
+        };
+        besides(done)
+    }
+}
+
+/// What became of a statement beside the locks: one that was refused leaves the session as it was.
+fn besides(done: Result<(), sqlx::Error>) -> Result<(), Error> {
+    match done {
+        Err(error) if error.as_database_error().is_some() => {
+            tracing::warn!(%error, "a statement beside the locks failed");
+            Ok(())
+        }
+        done => done.map_err(|error| store_error(error, "use the session")),
+    }
+}
+
+const ELSEWHERE: &str = "the statement reached another server process than the one that keeps the locks, so that they are given up: a pooler is in between; connect to the server directly";
+
+/// The numbers that these steps try.
+fn tried(steps: &[Step]) -> Vec<i64> {
+    let tried = steps.iter().filter(|step| matches!(step.kind, Kind::Try(..)));
+    tried.map(|step| step.number).collect()
+}
+
+/// The session ends: `error` for the steps that were under way and for those that were still to come.
+fn give_up(parts: Vec<(Vec<Step>, bool)>, steps: Vec<Step>, error: Error) -> Error {
+    parts.into_iter().map(|(steps, _)| steps).chain([steps]).for_each(|steps| broken(steps, &error));
+    error
+}
+
+/// The session ended under these steps, and all that it held with it: who wanted to release has lost.
+fn broken(steps: Vec<Step>, error: &Error) {
+    for step in steps {
+        match step.kind {
+            Kind::Unlock(answer) => drop(answer.send(Ok(Freed::new(false)))),
+            Kind::Try(_, answer) => drop(answer.send(Err(error.clone()))),
+        }
+    }
+}
+
+/// The server's process behind the connection.
+pub(crate) async fn process(connection: &mut PgConnection) -> Result<Process, sqlx::Error> {
+    let row = connection.fetch_one(sqlx::raw_sql(sql::PROCESS)).await?;
+    Ok(Process { pid: row.try_get(0)?, started: row.try_get(1)? })
+}
+
+/// The answer came from another process of the server: statements of one connection are spread.
+pub(crate) fn elsewhere() -> sqlx::Error {
+    sqlx::Error::Protocol(ELSEWHERE.into())
+}
+
+/// Why a session ended.
+pub(crate) fn ended(failure: sqlx::Error, doing: &str) -> Error {
+    match &failure {
+        sqlx::Error::Protocol(text) if text == ELSEWHERE => Error::new(ErrorKind::Unavailable, ELSEWHERE),
+        _ => store_error(failure, doing),
+    }
+}
+
+/// The token of the `i`th grant of a statement that drew `number`.
+fn token_of(number: i64, i: u64) -> Result<Option<FencingToken>, sqlx::Error> {
+    if number <= 0 {
+        return Ok(None);
+    }
+    let base = u64::try_from(number).ok().and_then(store_token::from_store_number);
+    let base = base.ok_or_else(|| sqlx::Error::Protocol("the sequence of tokens is exhausted".into()))?;
+    Ok(Some(FencingToken::from_u64(base.as_u64() + i)))
+}

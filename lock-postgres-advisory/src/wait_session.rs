@@ -1,0 +1,223 @@
+//! A session that waits for or keeps one lock: it may wait in the server's queue, because nothing else is on it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::Freed;
+use leasehold_postgres::session::Session;
+use leasehold_postgres::{Job, Lane};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::cancels::Cancels;
+use crate::common::Common;
+use crate::registry::Location;
+use crate::shared_job::{Answer, SharedJob, ask};
+use crate::sql::Process;
+use crate::tried::Tried;
+use crate::wait_sessions::WaitSessions;
+
+/// With what a lock ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockScope {
+    /// With the session.
+    Session,
+    /// With the transaction that the session is in, also behind a pooler.
+    Transaction,
+}
+
+pub(crate) enum WaitJob {
+    Take { number: i64, wait: bool, answer: Answer<Tried> },
+    Free { number: i64, answer: Answer<Freed> },
+    Confirm { answer: Answer<()> },
+}
+
+impl Job for WaitJob {
+    fn fail(self, error: Error) {
+        match self {
+            Self::Take { answer, .. } => drop(answer.send(Ok(Tried::Refused(error)))),
+            // It is opened once: what it kept has ended with it.
+            Self::Free { answer, .. } if error.kind() != ErrorKind::Closed => {
+                drop(answer.send(Ok(Freed::new(false))));
+            }
+            Self::Free { answer, .. } => drop(answer.send(Err(error))),
+            Self::Confirm { answer } => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+/// A session for one lock. Dropped without [`WaitSession::give_back`], it is ended.
+pub(crate) struct WaitSession {
+    pub(crate) id: u64,
+    pub(crate) lane: Lane<WaitJob>,
+    pub(crate) state: Arc<State>,
+    pub(crate) wait_sessions: Arc<WaitSessions>,
+    pub(crate) session: Option<Session>,
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
+    pub(crate) clean: bool,
+}
+
+impl Common {
+    /// Has the server end a wait, which its owner will hear of.
+    pub(crate) fn cancel_wait(&self, state: &State) {
+        if let Some(lane) = self.lanes.first()
+            && let Some(cancel) = state.cancels.request()
+        {
+            let number = state.number.load(Ordering::Acquire);
+            lane.push(SharedJob::Cancel { session: state.process(), number, cancel });
+        }
+    }
+
+    /// Has the server end what nobody wants any more: the session, or behind a pooler, whose sessions are
+    /// others' too, the wait.
+    pub(crate) fn end_wait(&self, state: &State, scope: LockScope) {
+        match self.lanes.first() {
+            Some(lane) if scope == LockScope::Session || !self.is_pooled() => {
+                lane.push(SharedJob::Terminate(state.process()));
+            }
+            _ => self.cancel_wait(state),
+        }
+    }
+}
+
+/// What is known of a wait session.
+pub(crate) struct State {
+    process: Mutex<Process>,
+    /// The number that it keeps or waits for.
+    pub(crate) number: AtomicI64,
+    pub(crate) cancels: Arc<Cancels>,
+    pub(crate) phase: AtomicU8,
+}
+
+/// Nobody uses the session; somebody does; it is over for good.
+pub(crate) const IDLE: u8 = 0;
+pub(crate) const TAKEN: u8 = 1;
+pub(crate) const ENDED: u8 = 2;
+
+impl State {
+    pub(crate) fn new() -> Self {
+        Self {
+            process: Mutex::default(),
+            number: AtomicI64::new(0),
+            cancels: Arc::default(),
+            phase: AtomicU8::new(TAKEN),
+        }
+    }
+
+    /// The server's process.
+    pub(crate) fn process(&self) -> Process {
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_process(&self, process: Process) {
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == ENDED
+    }
+
+    /// Goes from one phase to the next, if it is in that one.
+    pub(crate) fn go(&self, from: u8, to: u8) -> bool {
+        self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+impl WaitSession {
+    pub(crate) fn location(&self) -> Location {
+        Location::Own(self.id)
+    }
+
+    /// Tries the number once, or waits in the server's queue.
+    pub(crate) async fn acquire(&self, number: i64, wait: bool) -> Result<Tried, Error> {
+        ask(&self.lane, |answer| WaitJob::Take { number, wait, answer }).await
+    }
+
+    /// Sends it jobs without borrowing it.
+    pub(crate) fn handle(&self) -> Handle {
+        Handle(self.lane.clone())
+    }
+
+    /// The server's process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.state.process().pid
+    }
+
+    /// Asks the server to end this session's wait for its number.
+    pub(crate) fn cancel(&self) {
+        self.wait_sessions.common.cancel_wait(&self.state);
+    }
+
+    /// It keeps nothing: the next one may have it.
+    pub(crate) fn give_back(mut self) {
+        self.clean = true;
+        if self.wait_sessions.permits.is_closed() || !self.state.go(TAKEN, IDLE) {
+            return;
+        }
+        let permit = self.permit.take();
+        let wait_sessions = Arc::clone(&self.wait_sessions);
+        wait_sessions.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+        drop(permit);
+    }
+}
+
+impl Drop for WaitSession {
+    fn drop(&mut self) {
+        // Closing the lane ends an idle session; one that waits in the server's queue is ended by the server.
+        self.lane.close();
+        self.state.cancels.give_up();
+        if !self.clean && !self.state.has_ended() {
+            self.wait_sessions.common.end_wait(&self.state, self.wait_sessions.scope);
+        }
+    }
+}
+
+/// Sends jobs to a wait session.
+pub(crate) struct Handle(Lane<WaitJob>);
+
+impl Handle {
+    /// Frees the number.
+    pub(crate) async fn release(&self, number: i64) -> Result<Freed, Error> {
+        ask(&self.0, |answer| WaitJob::Free { number, answer }).await
+    }
+
+    /// One round trip.
+    pub(crate) async fn confirm(&self) -> Result<(), Error> {
+        ask(&self.0, |answer| WaitJob::Confirm { answer }).await
+    }
+}
+
+impl fmt::Debug for WaitSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitSession").field("id", &self.id).field("pid", &self.pid()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_was_not_begun_meets_no_later_statement() {
+        let cancels: Arc<Cancels> = Arc::default();
+        cancels.wait_begins();
+        let cancel = cancels.request().unwrap();
+        SharedJob::Cancel { session: Process::default(), number: 1, cancel }
+            .fail(Error::new(ErrorKind::Unavailable, "ended"));
+        assert!(cancels.wait_is_over().await);
+    }
+
+    #[tokio::test]
+    async fn a_release_on_a_session_that_has_ended_finds_nothing_held() {
+        for (kind, expected) in
+            [(ErrorKind::Unavailable, Ok(Freed::new(false))), (ErrorKind::Closed, Err(ErrorKind::Closed))]
+        {
+            let (answer, told) = oneshot::channel();
+            WaitJob::Free { number: 1, answer }.fail(Error::new(kind, "ended"));
+            assert_eq!(told.await.unwrap().map_err(|error| error.kind()), expected);
+        }
+    }
+}

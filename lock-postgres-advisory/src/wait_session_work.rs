@@ -1,0 +1,355 @@
+//! What a wait session does on its connection.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
+use leasehold_engine::{Freed, token as store_token};
+use leasehold_postgres::session::{SessionId, Work};
+use leasehold_postgres::{ends_session, schema, store_error, token};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+use tokio::time::sleep;
+
+use crate::common::Common;
+use crate::registry::Location;
+use crate::shared_job::Answer;
+use crate::shared_session::{elsewhere, ended, process};
+use crate::sql;
+use crate::tried::Tried;
+use crate::wait_session::{ENDED, IDLE, LockScope, State, TAKEN, WaitJob};
+use crate::wait_sessions::WaitSessions;
+
+/// The work of one seat.
+pub(crate) struct WaitSessionWork {
+    pub(crate) id: u64,
+    pub(crate) common: Arc<Common>,
+    pub(crate) wait_sessions: Weak<WaitSessions>,
+    pub(crate) scope: LockScope,
+    pub(crate) state: Arc<State>,
+    /// Whether it was opened: it is not opened anew when it has ended.
+    pub(crate) opened: bool,
+    /// Each transaction may be in another session.
+    pub(crate) pooled: bool,
+}
+
+impl Work for WaitSessionWork {
+    type Job = WaitJob;
+
+    async fn opened(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
+        if self.opened {
+            return Err(Error::new(ErrorKind::Unavailable, "the session that kept the lock has ended"));
+        }
+        self.opened = true;
+        self.pooled = session.pooled;
+        if let Err(error) = token::mark_incarnation(connection, &self.common.schema).await {
+            // A server that has become a standby, for instance, is named better by the check of the schema.
+            schema::check(connection, &self.common.schema).await?;
+            return Err(error);
+        }
+        if self.scope == LockScope::Session {
+            let done = connection.execute(sql::WAIT_SETTINGS).await;
+            done.map_err(|error| store_error(error, "set up the session"))?;
+        }
+        let process = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
+        self.state.set_process(process);
+        Ok(())
+    }
+
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<WaitJob>) -> Result<(), Error> {
+        let session = &*self;
+        let work = async {
+            for job in jobs {
+                session.carry_out(connection, job).await?;
+            }
+            Ok(())
+        };
+        // A wait has no limit of its own. What nobody wants any more is ended by the server soon, or the path to
+        // it is dead, of which a connection that only reads is never told.
+        let limit = session.common.statement_limit();
+        let unwanted = async {
+            session.state.cancels.given_up().await;
+            sleep(limit).await;
+        };
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = unwanted => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("the server did not end a wait within {limit:?}; the session is closed"),
+            )),
+        }
+    }
+
+    fn limit(&self, jobs: &[WaitJob], usual: Duration) -> Option<Duration> {
+        let waits = jobs.iter().any(|job| matches!(job, WaitJob::Take { wait: true, .. }));
+        (!waits).then_some(usual)
+    }
+
+    fn keep(&mut self) -> bool {
+        let unwanted = self.state.go(IDLE, ENDED);
+        if let (true, Some(wait_sessions)) = (unwanted, self.wait_sessions.upgrade()) {
+            wait_sessions.forget(self.id);
+        }
+        !unwanted
+    }
+
+    fn ended(&mut self, _error: &Error) {
+        self.end();
+        self.common.session_lost(Location::Own(self.id), LossReason::SessionLost);
+        if let Some(wait_sessions) = self.wait_sessions.upgrade() {
+            wait_sessions.forget(self.id);
+        }
+    }
+}
+
+impl WaitSessionWork {
+    /// The session is over.
+    fn end(&self) {
+        if self.state.phase.swap(ENDED, Ordering::AcqRel) == TAKEN {
+            // The server may not know it yet.
+            self.common.end_wait(&self.state, self.scope);
+        }
+    }
+
+    async fn carry_out(&self, connection: &mut PgConnection, job: WaitJob) -> Result<(), Error> {
+        match job {
+            WaitJob::Take { number, wait, answer } => {
+                let outcome = match self.take(connection, number, wait).await {
+                    Ok(token) => Ok(token.map_or(Tried::Contended, Tried::Granted)),
+                    Err(error) => self.refused(connection, number, error).await,
+                };
+                self.settle(answer, outcome, "ask for a lock")
+            }
+            WaitJob::Free { number, answer } => {
+                let outcome = self.free(connection, number).await;
+                match outcome {
+                    // The session has ended, and the lock with it. Its phase changes before the answer, so that
+                    // it is not given back for the next waiter.
+                    Err(error) if ends_session(&error) => {
+                        self.end();
+                        let _ = answer.send(Ok(Freed::new(false)));
+                        Err(store_error(error, "keep the session"))
+                    }
+                    outcome => self.settle(answer, outcome, "free a lock"),
+                }
+            }
+            WaitJob::Confirm { answer } => {
+                let outcome = self.confirm(connection).await;
+                self.settle(answer, outcome, "confirm the session")
+            }
+        }
+    }
+
+    /// A failure that gets here leaves the lock in doubt, so that the session is closed: it has no other.
+    fn settle<T>(
+        &self,
+        answer: Answer<T>,
+        outcome: Result<T, sqlx::Error>,
+        doing: &str,
+    ) -> Result<(), Error> {
+        match outcome {
+            Ok(value) => {
+                let _ = answer.send(Ok(value));
+                Ok(())
+            }
+            Err(error) => {
+                let error = ended(error, doing);
+                let _ = answer.send(Err(error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// The server has answered that the attempt failed, and goes on to serve the session: once what the statement
+    /// may have taken is given back, nothing is left of it. Any other failure leaves the lock in doubt.
+    async fn refused(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        error: sqlx::Error,
+    ) -> Result<Tried, sqlx::Error> {
+        if ends_session(&error) || self.give_back(connection, number).await.is_err() {
+            return Err(error);
+        }
+        Ok(Tried::Refused(store_error(error, "ask for a lock")))
+    }
+
+    /// Frees what a statement that failed, or was cancelled, may have taken before.
+    async fn give_back(&self, connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
+        match self.scope {
+            LockScope::Session => {
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
+                let pid = self.state.process().pid;
+                let freed = query.bind(vec![number]).bind(pid).execute(connection).await?;
+                // No row comes from another process than ours.
+                if freed.rows_affected() == 1 { Ok(()) } else { Err(elsewhere()) }
+            }
+            LockScope::Transaction => connection.execute(sql::ROLLBACK).await.map(drop),
+        }
+    }
+
+    async fn confirm(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let pid = self.state.process().pid;
+        let row = match self.scope {
+            LockScope::Session => sqlx::query(sql::CONFIRM).bind(pid).fetch_one(connection).await?,
+            // It is there as long as its process is: what ends it, ends that. A pooler that hid this would have another
+            // one answer. By the simple protocol, which takes one round trip behind a pooler too.
+            LockScope::Transaction => {
+                let text = AssertSqlSafe(sql::CONFIRM.replace("$1", &pid.to_string()));
+                connection.fetch_one(sqlx::raw_sql(text)).await?
+            }
+        };
+        match row.try_get(0)? {
+            true => Ok(()),
+            false => Err(elsewhere()),
+        }
+    }
+
+    async fn take(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        wait: bool,
+    ) -> Result<Option<FencingToken>, sqlx::Error> {
+        let statements = &self.common.statements;
+        let pid = self.state.process().pid;
+        self.state.number.store(number, Ordering::Release);
+        let drawn: Option<i64> = match self.scope {
+            LockScope::Session => {
+                let text = if wait { &statements.wait } else { &statements.try_one };
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(number).bind(pid);
+                match self.answered(query.fetch_optional(&mut *connection), wait).await? {
+                    Ok(row) => row.map(|row| row.try_get(0)).transpose()?,
+                    Err(error) if is_cancelled(&error) => {
+                        self.give_back(connection, number).await?;
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            LockScope::Transaction => self.take_in_transaction(connection, number, wait).await?,
+        };
+        match drawn {
+            None | Some(0) => Ok(None),
+            Some(-1) => Err(elsewhere()),
+            Some(number) => {
+                let number = u64::try_from(number).ok().and_then(store_token::from_store_number);
+                number.map(Some).ok_or_else(|| sqlx::Error::Protocol("the token cannot be read".into()))
+            }
+        }
+    }
+
+    /// What the server answers to an attempt. If that waits, whatever was asked to end it is over as well.
+    async fn answered(
+        &self,
+        attempt: impl Future<Output = Result<Option<PgRow>, sqlx::Error>>,
+        wait: bool,
+    ) -> Result<Result<Option<PgRow>, sqlx::Error>, sqlx::Error> {
+        if !wait {
+            return Ok(attempt.await);
+        }
+        self.state.cancels.wait_begins();
+        let mut attempt = std::pin::pin!(attempt);
+        let answer = loop {
+            // The server may not have begun to wait when it is told first, and a request may get lost.
+            let tell = async {
+                self.state.cancels.given_up().await;
+                self.common.cancel_wait(&self.state);
+                sleep(AGAIN).await;
+            };
+            tokio::select! {
+                biased;
+                answer = &mut attempt => break answer,
+                () = tell => {}
+            }
+        };
+        if self.state.cancels.wait_is_over().await { Ok(answer) } else { Err(stray()) }
+    }
+
+    /// Begins the transaction that keeps the lock, if it is granted; else none is left.
+    async fn take_in_transaction(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        wait: bool,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        let statements = &self.common.statements;
+        let text = if wait { &statements.wait_in_transaction } else { &statements.try_in_transaction };
+        let begin = sql::begin(self.common.config.liveness_settings().server_gives_up);
+        for attempt in 1..=ATTEMPTS {
+            let begun = async {
+                connection.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(&begin)))).await?;
+                if self.pooled {
+                    self.state.set_process(process(connection).await?);
+                }
+                Ok::<_, sqlx::Error>(())
+            };
+            // Behind a pooler it may take until another transaction ends.
+            tokio::select! {
+                biased;
+                begun = begun => begun?,
+                () = self.state.cancels.given_up() => return Err(given_up()),
+            }
+            let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(!self.pooled).bind(number);
+            let answered = self.answered(query.fetch_optional(&mut *connection), wait).await?;
+            let (drawn, has_id): (i64, bool) = match answered {
+                Ok(Some(row)) => (row.try_get(0)?, row.try_get(1)?),
+                Ok(None) => (0, false),
+                Err(error) if is_cancelled(&error) => (0, false),
+                Err(error) => return Err(error),
+            };
+            // What was waited for is not given back.
+            if drawn > 0 && (!has_id || wait || attempt == ATTEMPTS) {
+                return Ok(Some(drawn));
+            }
+            connection.execute(sql::ROLLBACK).await?;
+            if drawn == 0 {
+                return Ok(None);
+            }
+            if drawn == sql::UNMARKED {
+                let marked = token::mark_incarnation(connection, &self.common.schema).await;
+                marked.map_err(|error| sqlx::Error::Protocol(error.to_string()))?;
+            }
+        }
+        Err(sqlx::Error::Protocol("the server loses its memory again and again".into()))
+    }
+
+    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<Freed, sqlx::Error> {
+        match self.scope {
+            LockScope::Session => {
+                let pid = self.state.process().pid;
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unlock_one)));
+                let query = query.bind(number).bind(pid).bind(&*self.common.channel);
+                let code: i32 = query.fetch_one(connection).await?.try_get(0)?;
+                if code < 0 { Err(elsewhere()) } else { Ok(Freed::new(code > 0).waiters(code > 1)) }
+            }
+            LockScope::Transaction => {
+                // An answer says that the transaction was there until now: its end would have ended the session.
+                connection.execute(sql::COMMIT).await?;
+                Ok(Freed::new(true))
+            }
+        }
+    }
+}
+
+/// How often a transaction is begun for one lock: anew if the server lost its memory behind a pooler that
+/// hid it, and, except for the last time, if keeping the transaction would hold back vacuum.
+const ATTEMPTS: usize = 4;
+
+/// How often the server is told that nobody waits any more.
+const AGAIN: Duration = Duration::from_millis(100);
+
+fn given_up() -> sqlx::Error {
+    sqlx::Error::Protocol("nobody waits for the lock any more".into())
+}
+
+fn stray() -> sqlx::Error {
+    sqlx::Error::Protocol("a request to end the wait may still arrive, and end what comes after it".into())
+}
+
+/// The statement was ended from outside or by its time limit.
+pub(crate) fn is_cancelled(error: &sqlx::Error) -> bool {
+    leasehold_postgres::sqlstate(error).as_deref() == Some("57014")
+}

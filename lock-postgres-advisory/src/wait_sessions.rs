@@ -1,0 +1,208 @@
+//! The wait sessions of one client.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::Error;
+use leasehold_postgres::session::Session;
+use leasehold_postgres::{Lane, Pooler};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::common::Common;
+use crate::shared_job::not_sent;
+use crate::wait_session::{IDLE, LockScope, State, TAKEN, WaitJob, WaitSession};
+use crate::wait_session_work::WaitSessionWork;
+
+/// The wait sessions of one client: bounded, opened when needed, kept for the next waiter for a while.
+pub(crate) struct WaitSessions {
+    pub(crate) common: Arc<Common>,
+    pub(crate) scope: LockScope,
+    pub(crate) permits: Arc<Semaphore>,
+    pub(crate) idle: Mutex<Vec<WaitSession>>,
+    /// Those that keep something.
+    taken: Mutex<HashMap<u64, WaitSession>>,
+    /// All sessions that were opened and have not ended, whoever has them.
+    open: Mutex<HashMap<u64, Open>>,
+    next: AtomicU64,
+}
+
+/// What ends a session that somebody else may use.
+struct Open {
+    lane: Lane<WaitJob>,
+    state: Arc<State>,
+    task: AbortHandle,
+}
+
+impl WaitSessions {
+    pub(crate) fn new(common: Arc<Common>, scope: LockScope, most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            common,
+            scope,
+            permits: Arc::new(Semaphore::new(most)),
+            idle: Mutex::default(),
+            taken: Mutex::default(),
+            open: Mutex::default(),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// A wait session, unless all are taken.
+    pub(crate) async fn take(self: &Arc<Self>) -> Result<Option<WaitSession>, Error> {
+        match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => self.with_permit(permit).await.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The wait session that a permit stands for: one that nobody uses, or a new one.
+    pub(crate) async fn with_permit(
+        self: &Arc<Self>,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<WaitSession, Error> {
+        while let Some(mut session) = self.pop() {
+            if session.state.go(IDLE, TAKEN) {
+                session.permit = Some(permit);
+                session.clean = false;
+                return Ok(session);
+            }
+        }
+        let (id, lane) = (self.next.fetch_add(1, Ordering::Relaxed), Lane::new());
+        let state = Arc::new(State::new());
+        let work = WaitSessionWork {
+            id,
+            common: Arc::clone(&self.common),
+            wait_sessions: Arc::downgrade(self),
+            scope: self.scope,
+            state: Arc::clone(&state),
+            opened: false,
+            pooled: false,
+        };
+        // The shared session has found out about poolers.
+        let pooler = if self.common.is_pooled() { Pooler::Transaction } else { Pooler::None };
+        let config = self.common.config.clone().pooler(pooler);
+        let session = Session::open(&config, &lane, work).await?;
+        let open = Open { lane: lane.clone(), state: Arc::clone(&state), task: session.abort_handle() };
+        self.open().insert(id, open);
+        let wait_sessions = Arc::clone(self);
+        let session = WaitSession {
+            id,
+            lane,
+            state,
+            wait_sessions,
+            session: Some(session),
+            permit: Some(permit),
+            clean: false,
+        };
+        // Closed, or ended, while it was opened: then nobody else has seen it.
+        if self.permits.is_closed() || session.state.has_ended() {
+            self.open().remove(&id);
+            return Err(self.common.open().err().unwrap_or_else(not_sent));
+        }
+        Ok(session)
+    }
+
+    /// Resolves when one of the wait sessions is free for the caller; callers are served in order. Never once closed.
+    pub(crate) async fn permit(&self) -> OwnedSemaphorePermit {
+        match Arc::clone(&self.permits).acquire_owned().await {
+            Ok(permit) => permit,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Ends all sessions, also those of calls that nobody polls any more. A session that ends frees what
+    /// it keeps.
+    pub(crate) async fn close(&self, limit: Duration) {
+        self.permits.close();
+        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        let taken = std::mem::take(&mut *self.taken());
+        let sessions = idle.into_iter().chain(taken.into_values()).filter_map(|mut session| {
+            session.lane.close();
+            session.clean = true;
+            Some(session.session.take()?.ended(limit))
+        });
+        let sessions: Vec<_> = sessions.collect();
+        // What is left has an owner who waits for it: the server is told, which ends the wait.
+        let waiting: Vec<Open> = self.open().drain().map(|(_, open)| open).collect();
+        for open in &waiting {
+            open.lane.close();
+            open.state.cancels.give_up();
+            if open.state.phase.load(Ordering::Acquire) == TAKEN {
+                self.common.end_wait(&open.state, self.scope);
+            }
+        }
+        futures_util::future::join_all(sessions).await;
+        let ended = async {
+            while waiting.iter().any(|open| !open.task.is_finished()) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if timeout(limit, ended).await.is_err() {
+            waiting.iter().for_each(|open| open.task.abort());
+        }
+    }
+
+    /// Ends all sessions without waiting for anything.
+    pub(crate) fn abort(&self) {
+        self.permits.close();
+        let open: Vec<Open> = self.open().drain().map(|(_, open)| open).collect();
+        open.iter().for_each(|open| open.task.abort());
+        drop(std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner)));
+        drop(std::mem::take(&mut *self.taken()));
+    }
+
+    /// That session has ended: nobody has to be told about it any more.
+    pub(crate) fn forget(&self, id: u64) {
+        self.open().remove(&id);
+        let session = self.taken().remove(&id);
+        let idle = self.forget_idle(id);
+        // Not under the locks of the tables.
+        drop((session, idle));
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn taken(&self) -> MutexGuard<'_, HashMap<u64, WaitSession>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_idle(&self, id: u64) -> Option<WaitSession> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = idle.iter().position(|session| session.id == id)?;
+        Some(idle.swap_remove(at))
+    }
+
+    fn pop(&self) -> Option<WaitSession> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_postgres::{PgConfig, RawBigint};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_free_wait_session_is_for_one_of_those_who_wait() {
+        let config = PgConfig::from_url("postgres://app@db/x").unwrap();
+        let wait_sessions =
+            WaitSessions::new(Arc::new(Common::new(config, Arc::new(RawBigint), 1)), LockScope::Session, 1);
+        let taken = wait_sessions.permit().await;
+        let (mut first, mut second) =
+            (std::pin::pin!(wait_sessions.permit()), std::pin::pin!(wait_sessions.permit()));
+        assert!(
+            futures_util::poll!(&mut first).is_pending() && futures_util::poll!(&mut second).is_pending()
+        );
+        drop(taken);
+        let permit = first.await;
+        assert!(futures_util::poll!(&mut second).is_pending());
+        drop(permit);
+        drop(second.await);
+    }
+}

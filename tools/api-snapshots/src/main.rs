@@ -1,0 +1,82 @@
+//! Compares the public interface of the crates that others depend on with the snapshots in `docs/public-api`.
+//!
+//! The items come from rustdoc's JSON. Its format is not stable: where the toolchain writes another version than
+//! the one that is read here, there is nothing to compare, and that is no failure.
+
+mod rustdoc;
+mod snapshot;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use snapshot::Snapshot;
+
+const USAGE: &str = "usage: api-snapshots check|update FEATURES TARGET_DIRECTORY (cargo xtask api runs it)";
+
+/// What somebody outside depends on; the stores' crates are reached through these.
+const PACKAGES: [&str; 3] = ["leasehold-api", "leasehold-engine", "leasehold"];
+
+fn main() -> ExitCode {
+    // As cargo's RUSTDOC, this program takes the place of rustdoc.
+    if let Some(code) = rustdoc::stand_in() {
+        return code;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match &arguments[..] {
+        [job, features, target] if job == "check" => run(features, Path::new(target), check),
+        [job, features, target] if job == "update" => run(features, Path::new(target), update),
+        _ => Err(USAGE.to_owned()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(features: &str, target: &Path, job: fn(&[Snapshot]) -> Result<(), String>) -> Result<(), String> {
+    if let Some(reason) = rustdoc::why_not() {
+        println!("-- public interface: not compared, {reason}");
+        return Ok(());
+    }
+    rustdoc::write_json(features)?;
+    let snapshots: Result<Vec<_>, _> = PACKAGES
+        .iter()
+        .map(|package| {
+            let json = target.join("doc").join(format!("{}.json", package.replace('-', "_")));
+            Snapshot::read(file_of(package), &json)
+        })
+        .collect();
+    job(&snapshots?)
+}
+
+fn check(snapshots: &[Snapshot]) -> Result<(), String> {
+    let changes: String = snapshots.iter().map(Snapshot::changes).collect();
+    if changes.is_empty() {
+        let items: usize = snapshots.iter().map(Snapshot::len).sum();
+        println!("-- public interface: {items} items of {} crates, as in docs/public-api", snapshots.len());
+        return Ok(());
+    }
+    Err(format!(
+        "failed: the public interface is not that of docs/public-api\n{changes}\
+         If that is meant, see \"Change the public interface\" in CONTRIBUTING.md, then: cargo xtask api --update"
+    ))
+}
+
+fn update(snapshots: &[Snapshot]) -> Result<(), String> {
+    for snapshot in snapshots {
+        let changes = snapshot.changes();
+        print!("{changes}");
+        snapshot.write()?;
+    }
+    println!("-- public interface: docs/public-api is up to date");
+    Ok(())
+}
+
+fn file_of(package: &str) -> PathBuf {
+    // This package is `tools/api-snapshots`.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
+    root.join("docs/public-api").join(format!("{package}.txt"))
+}

@@ -1,0 +1,64 @@
+//! Rustdoc's JSON from a stable toolchain.
+
+use std::env;
+use std::ffi::OsString;
+use std::process::{Command, ExitCode, Stdio};
+
+use serde_json::Value;
+
+/// Set for this program when it stands in for rustdoc: the real one.
+const REAL: &str = "API_SNAPSHOTS_RUSTDOC";
+const JSON: [&str; 4] = ["-Z", "unstable-options", "--output-format", "json"];
+
+/// Runs the real rustdoc with unstable options allowed, if cargo runs this program in its place.
+///
+/// Only rustdoc gets the variable. Build scripts of dependencies watch it: set for all of cargo, it would have
+/// them and everything above them built again, here and in the next ordinary build.
+pub(crate) fn stand_in() -> Option<ExitCode> {
+    let real = env::var_os(REAL)?;
+    let status = unstable(real).args(env::args_os().skip(1)).status();
+    let code = status.ok().and_then(|status| u8::try_from(status.code()?).ok());
+    Some(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Why this toolchain's JSON cannot be read here, if it cannot.
+pub(crate) fn why_not() -> Option<String> {
+    let ours = rustdoc_types::FORMAT_VERSION;
+    let probe = unstable(real())
+        .args(["-", "--crate-name", "probe", "-o", "-"])
+        .args(JSON)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let json = probe.ok().and_then(|output| serde_json::from_slice::<Value>(&output.stdout).ok());
+    let Some(theirs) = json.and_then(|json| json["format_version"].as_u64()) else {
+        return Some("because this rustdoc writes no JSON".to_owned());
+    };
+    (theirs != u64::from(ours)).then(|| {
+        format!("because this rustdoc writes version {theirs} of its JSON, and api-snapshots reads {ours}")
+    })
+}
+
+/// Documents the libraries of the workspace as JSON, with the features that they are checked with elsewhere, so
+/// that what they depend on is not built again.
+pub(crate) fn write_json(features: &str) -> Result<(), String> {
+    let this = env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["doc", "--quiet", "--workspace", "--lib", "--no-deps", "--locked", "--features", features])
+        .env("RUSTDOC", this)
+        .env(REAL, real())
+        .env("RUSTDOCFLAGS", JSON.join(" "))
+        .status()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if status.success() { Ok(()) } else { Err("failed: rustdoc's JSON of the workspace".to_owned()) }
+}
+
+fn real() -> OsString {
+    env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into())
+}
+
+fn unstable(rustdoc: OsString) -> Command {
+    let mut command = Command::new(rustdoc);
+    command.env("RUSTC_BOOTSTRAP", "1").env_remove(REAL);
+    command
+}

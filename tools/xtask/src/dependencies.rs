@@ -1,0 +1,65 @@
+//! The check of all dependencies: licences, sources, duplicate versions.
+
+use std::collections::BTreeMap;
+
+use crate::licence;
+use crate::metadata::{self, Metadata};
+use crate::step::Outcome;
+
+/// Crates that may be there in several versions, and whose doing that is. An entry that is not
+/// needed any more is an error, so the list cannot grow old.
+const DUPLICATES: [(&str, &str); 12] = [
+    ("block-buffer", "of sha2, see there"),
+    ("cpufeatures", "of sha2, see there"),
+    ("crypto-common", "of sha2, see there"),
+    ("digest", "of sha2, see there"),
+    ("getrandom", "ring, only with TLS, still uses version 0.2"),
+    ("hashbrown", "sqlx still uses version 0.16"),
+    ("r-efi", "of rand, see there"),
+    ("rand", "metrics-exporter-prometheus, only in tests, still uses version 0.9"),
+    ("rand_core", "of rand, see there"),
+    ("sha2", "sqlx still uses version 0.10, for checksums of migrations"),
+    ("syn", "a build-time crate; jiff, tracing and zerocopy (of criterion) still use version 2"),
+    ("windows-sys", "ring, only with TLS, still uses version 0.52"),
+];
+
+pub(crate) fn check() -> Outcome {
+    println!("\n== dependencies: licences, sources, duplicate versions");
+    let (metadata, complete) = Metadata::read_with_dependencies()?;
+    if !complete {
+        println!("offline: looking only at what this machine uses");
+    }
+    let mut problems = Vec::new();
+    let mut versions: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut count = 0;
+    for package in metadata.packages() {
+        let name = metadata::name(package);
+        let version = package["version"].as_str().unwrap_or_default();
+        let licence = package["license"].as_str().unwrap_or_default();
+        count += 1;
+        if !licence::is_accepted(licence) {
+            problems.push(format!("{name} {version} has the licence {licence:?}, which is not on our list"));
+        }
+        // Our own packages have no source.
+        if package["source"].as_str().is_some_and(|source| !source.starts_with("registry+")) {
+            problems.push(format!("{name} {version} does not come from a registry, so we could not publish"));
+        }
+        versions.entry(name).or_default().push(version);
+    }
+    for (name, versions) in &versions {
+        let known = DUPLICATES.iter().any(|(known, _)| known == name);
+        if versions.len() > 1 && !known {
+            problems.push(format!("{name} is there in several versions: {}", versions.join(", ")));
+        }
+    }
+    for (name, whose) in DUPLICATES {
+        if complete && versions.get(name).is_none_or(|versions| versions.len() < 2) {
+            problems.push(format!("{name} is not there twice any more; strike it from the list ({whose})"));
+        }
+    }
+    if problems.is_empty() {
+        println!("-- {count} packages, all well");
+        return Ok(());
+    }
+    Err(format!("failed: dependencies\n  {}", problems.join("\n  ")))
+}

@@ -1,0 +1,138 @@
+//! What `cargo metadata` says about the workspace and its dependencies.
+
+use serde_json::Value;
+
+use crate::step::{Outcome, command};
+
+pub(crate) struct Metadata(Value);
+
+impl Metadata {
+    /// The workspace's own packages; needs nothing that is not here.
+    pub(crate) fn read() -> Outcome<Self> {
+        Self::run(&["--no-deps", "--offline"])
+    }
+
+    /// Everything that the lock file names; downloads what is missing. Where it cannot, everything
+    /// that this machine uses, and `false`.
+    pub(crate) fn read_with_dependencies() -> Outcome<(Self, bool)> {
+        if let Ok(metadata) = Self::run(&["--locked", "--all-features"]) {
+            return Ok((metadata, true));
+        }
+        let host = host()?;
+        Self::run(&["--locked", "--all-features", "--offline", "--filter-platform", &host])
+            .map(|metadata| (metadata, false))
+    }
+
+    pub(crate) fn packages(&self) -> impl Iterator<Item = &Value> {
+        self.0["packages"].as_array().into_iter().flatten()
+    }
+
+    /// Where cargo builds.
+    pub(crate) fn target_directory(&self) -> &str {
+        self.0["target_directory"].as_str().unwrap_or("target")
+    }
+
+    /// All features of all our packages, as cargo wants them listed, without those that [`needs_system`] names.
+    pub(crate) fn all_features(&self) -> String {
+        let of_package =
+            |package| features(package).map(move |feature| format!("{}/{feature}", name(package)));
+        self.packages().flat_map(of_package).collect::<Vec<_>>().join(",")
+    }
+
+    /// Every library with features, with none of them and with each alone. Default and all features
+    /// are checked for the whole workspace.
+    pub(crate) fn feature_combinations(&self) -> Vec<(String, String)> {
+        let mut combinations = Vec::new();
+        for package in self.packages() {
+            let features: Vec<_> = features(package).filter(|name| *name != "default").cloned().collect();
+            if !features.is_empty() {
+                let all = std::iter::once(String::new()).chain(features);
+                combinations.extend(all.map(|feature| (name(package), feature)));
+            }
+        }
+        combinations
+    }
+
+    /// The packages `leasehold-NAME` and `leasehold-NAME-...`, where they have benchmarks.
+    pub(crate) fn packages_with_benches(&self, wanted: &str) -> Vec<String> {
+        let is_wanted = |name: &String| {
+            let rest = name.strip_prefix("leasehold-").and_then(|name| name.strip_prefix(wanted));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        self.all_with_benches().into_iter().filter(is_wanted).collect()
+    }
+
+    pub(crate) fn all_with_benches(&self) -> Vec<String> {
+        let has_bench = |package: &&Value| {
+            let targets = package["targets"].as_array().into_iter().flatten();
+            targets.flat_map(|target| target["kind"].as_array()).flatten().any(|kind| kind == "bench")
+        };
+        self.packages().filter(has_bench).map(name).collect()
+    }
+
+    fn run(arguments: &[&str]) -> Outcome<Self> {
+        let arguments = [&["metadata", "--format-version", "1"], arguments].concat();
+        let output = command(&arguments).output().map_err(|error| format!("cannot start cargo: {error}"))?;
+        if !output.status.success() {
+            return Err(format!(
+                "cargo {}:\n{}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stderr)
+            ));
+        }
+        serde_json::from_slice(&output.stdout)
+            .map(Self)
+            .map_err(|error| format!("cannot read what cargo metadata prints: {error}"))
+    }
+}
+
+pub(crate) fn name(package: &Value) -> String {
+    package["name"].as_str().unwrap_or_default().to_owned()
+}
+
+fn features(package: &Value) -> impl Iterator<Item = &String> {
+    let all = package["features"].as_object().into_iter().flatten().map(|(name, _)| name);
+    all.filter(|name| !needs_system(name))
+}
+
+/// Whether a feature needs libraries or tools that a machine may lack: the ways to speak TLS do.
+fn needs_system(feature: &str) -> bool {
+    feature.starts_with("tls-")
+}
+
+fn host() -> Outcome<String> {
+    let output = command(&["-vV"]).output().map_err(|error| format!("cannot start cargo: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or_else(|| "cargo -vV names no host".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_that_need_the_system_are_left_out() {
+        let metadata = Metadata(serde_json::json!({"packages": [
+            {"name": "a", "features": {"default": ["x"], "x": [], "tls-openssl": []}},
+            {"name": "b", "features": {"tls-openssl": []}},
+        ]}));
+        assert_eq!(metadata.all_features(), "a/default,a/x");
+        let combinations = [("a".to_owned(), String::new()), ("a".to_owned(), "x".to_owned())];
+        assert_eq!(metadata.feature_combinations(), combinations);
+    }
+
+    #[test]
+    fn benches_of_one_name_and_its_family() {
+        let package = |name| serde_json::json!({"name": name, "targets": [{"kind": ["bench"]}]});
+        let names =
+            ["leasehold-postgres-row", "leasehold-postgres", "leasehold-postgresql", "leasehold-file"];
+        let metadata = Metadata(serde_json::json!({"packages": names.map(package)}));
+        assert_eq!(
+            metadata.packages_with_benches("postgres"),
+            ["leasehold-postgres-row", "leasehold-postgres"]
+        );
+        assert_eq!(metadata.packages_with_benches("postgres-row"), ["leasehold-postgres-row"]);
+        assert!(metadata.packages_with_benches("memory").is_empty());
+    }
+}
