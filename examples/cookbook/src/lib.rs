@@ -1,0 +1,1 @@
+//! Recipes of `docs/cookbook`, as functions that the tests race on Postgres.

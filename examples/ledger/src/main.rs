@@ -1,0 +1,3 @@
+//! A credit ledger over HTTP, with and without a lock.
+
+fn main() {}
