@@ -141,7 +141,8 @@ macro_rules! key {
 
 impl PartialEq for LockKey {
     fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.text == other.text
+        // Most comparisons are of a key with a clone of it.
+        Arc::ptr_eq(&self.text, &other.text) || (self.hash == other.hash && self.text == other.text)
     }
 }
 

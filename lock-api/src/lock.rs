@@ -122,42 +122,68 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     fn admin(&self) -> Option<&dyn LockAdmin>;
 }
 
-/// What a pointer to a lock does, the lock does.
+/// What a pointer to a lock does, the lock does. Without `async_trait`, which would box each future once more.
 macro_rules! forward_lock {
     ($pointer:ident) => {
-        #[async_trait]
         #[deny(clippy::missing_trait_methods)]
         impl<L: Lock + ?Sized> Lock for $pointer<L> {
-            async fn try_acquire(
-                &self,
-                key: &LockKey,
-                options: &AcquireOptions,
-            ) -> Result<Option<LockGuard>, Error> {
-                (**self).try_acquire(key, options).await
+            fn try_acquire<'a, 'b, 'c, 'f>(
+                &'a self,
+                key: &'b LockKey,
+                options: &'c AcquireOptions,
+            ) -> BoxFuture<'f, Result<Option<LockGuard>, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+                'c: 'f,
+            {
+                (**self).try_acquire(key, options)
             }
 
-            async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
-                (**self).acquire(key, options).await
+            fn acquire<'a, 'b, 'c, 'f>(
+                &'a self,
+                key: &'b LockKey,
+                options: &'c AcquireOptions,
+            ) -> BoxFuture<'f, Result<LockGuard, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+                'c: 'f,
+            {
+                (**self).acquire(key, options)
             }
 
-            async fn try_acquire_all(
-                &self,
-                keys: &[LockKey],
-                options: &AcquireOptions,
-            ) -> Result<Option<MultiGuard>, Error> {
-                (**self).try_acquire_all(keys, options).await
+            fn try_acquire_all<'a, 'b, 'c, 'f>(
+                &'a self,
+                keys: &'b [LockKey],
+                options: &'c AcquireOptions,
+            ) -> BoxFuture<'f, Result<Option<MultiGuard>, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+                'c: 'f,
+            {
+                (**self).try_acquire_all(keys, options)
             }
 
-            async fn acquire_all(
-                &self,
-                keys: &[LockKey],
-                options: &AcquireOptions,
-            ) -> Result<MultiGuard, Error> {
-                (**self).acquire_all(keys, options).await
+            fn acquire_all<'a, 'b, 'c, 'f>(
+                &'a self,
+                keys: &'b [LockKey],
+                options: &'c AcquireOptions,
+            ) -> BoxFuture<'f, Result<MultiGuard, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+                'c: 'f,
+            {
+                (**self).acquire_all(keys, options)
             }
 
-            async fn close(&self) -> Result<(), Error> {
-                (**self).close().await
+            fn close<'a, 'f>(&'a self) -> BoxFuture<'f, Result<(), Error>>
+            where
+                'a: 'f,
+            {
+                (**self).close()
             }
 
             fn capabilities(&self) -> &Capabilities {
