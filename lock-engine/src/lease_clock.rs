@@ -1,6 +1,6 @@
 //! The clock of a hold that ends unless it is renewed or confirmed, or that may be held only so long.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::backend::Timing;
@@ -27,6 +27,9 @@ pub(crate) struct LeaseClock {
     pub(crate) due: AtomicU64,
     /// Whether a renewal is under way.
     pub(crate) renewing: AtomicBool,
+    /// How many are renewed in one call with it at the most: fewer after a call without any answer, since one
+    /// hold may have kept the others.
+    pub(crate) batch: AtomicUsize,
 }
 
 /// What the hold ends without.
@@ -60,6 +63,7 @@ impl LeaseClock {
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             due: AtomicU64::new(0),
             renewing: AtomicBool::new(false),
+            batch: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -121,6 +125,11 @@ impl LeaseClock {
     /// Whether the store is asked about the hold from time to time.
     pub(crate) fn is_renewed(&self) -> bool {
         self.kind != Kind::Nothing
+    }
+
+    /// Whether its last renewal was in a call without any answer.
+    pub(crate) fn is_parted(&self) -> bool {
+        self.batch.load(Ordering::Relaxed) != usize::MAX
     }
 
     /// The time between two renewals.

@@ -43,6 +43,10 @@ pub(crate) struct Queued {
 /// short lease should not hurry a thousand long ones.
 const SAME_CALL: u32 = 4;
 
+/// Into how many calls one is parted that had no answer at all. A lease has time for three calls; with this, one
+/// hold that hangs is alone in the third of them among 1,000, and a store that is away is not asked more often.
+const PARTS: usize = 32;
+
 impl Shared {
     /// Looks at every hold that is due: loses those that are over, and says which to renew in one call each.
     pub(crate) fn due_renewals(&self) -> Vec<Vec<Renewal>> {
@@ -62,7 +66,7 @@ impl Shared {
                 renewals.push(Renewal { window: lease.window(), hold, replies: Vec::new() });
             }
         }
-        by_window(renewals)
+        by_window(renewals).into_iter().flat_map(parted).collect()
     }
 
     /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
@@ -98,8 +102,8 @@ impl Shared {
             if let Some(lease) = &hold.lease {
                 lease.renewing.store(true, Ordering::Release);
                 lease.asks_for(*window);
-                // Leaves time for another try before the lease ends.
-                limit = limit.min(*window / 3);
+                // Leaves time for another try before the lease ends; a part of a call for one more.
+                limit = limit.min(*window / if lease.is_parted() { 8 } else { 3 });
                 self.schedule.schedule(hold, lease.end());
             }
         }
@@ -115,6 +119,8 @@ impl Shared {
     /// Settles the answers.
     pub(crate) fn settle_renewals(&self, done: Renewals) {
         let Renewals { sent, renewals, answers } = done;
+        // Each that was answered travels with all others again.
+        let batch = if answers.is_some() { usize::MAX } else { renewals.len().div_ceil(PARTS) };
         let mut answers = answers.map(Vec::into_iter);
         // One jitter for all, so that they stay together.
         let jitter = 1.0 - fastrand::f64() / 10.0;
@@ -128,6 +134,7 @@ impl Shared {
             };
             let Some(lease) = &hold.lease else { continue };
             lease.renewing.store(false, Ordering::Release);
+            lease.batch.store(batch, Ordering::Relaxed);
             let outcome = self.settle_renewal(&hold, lease, (sent, window), jitter, answer);
             for reply in replies {
                 let _ = reply.send(outcome.clone());
@@ -161,8 +168,10 @@ impl Shared {
                 self.metrics.count(Event::Failure);
                 tracing::debug!(key = %hold.request.key, store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
                 lease.maybe_confirmed(sent, window);
-                // Soon enough for a shorter lease that the store may count already.
-                let pause = (lease.interval().min(window / 3) / 8).max(Duration::from_millis(1));
+                // Soon enough for a shorter lease that the store may count already. After a call without any
+                // answer the time that it took was pause enough.
+                let share = if lease.is_parted() { 64 } else { 8 };
+                let pause = (lease.interval().min(window / 3) / share).max(Duration::from_millis(1));
                 self.schedule.schedule(hold, now.after(pause).min(lease.end()));
                 return Err(error);
             }
@@ -187,5 +196,20 @@ fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
             _ => calls.push(vec![renewal]),
         }
     }
+    calls
+}
+
+/// Parts off those whose last call had no answer, into at most [`PARTS`] calls.
+fn parted(call: Vec<Renewal>) -> Vec<Vec<Renewal>> {
+    let (mut unanswered, answered): (Vec<_>, Vec<_>) =
+        call.into_iter().partition(|renewal| renewal.hold.lease.as_ref().is_some_and(|l| l.is_parted()));
+    let leases = unanswered.iter().filter_map(|renewal| renewal.hold.lease.as_ref());
+    let smallest = leases.map(|lease| lease.batch.load(Ordering::Relaxed)).min().unwrap_or(1);
+    let most = smallest.max(unanswered.len().div_ceil(PARTS));
+    let mut calls = vec![answered];
+    while !unanswered.is_empty() {
+        calls.push(unanswered.split_off(unanswered.len().saturating_sub(most)));
+    }
+    calls.retain(|call| !call.is_empty());
     calls
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::{Plain, PlainNet, plain, start};
-use leasehold_api::{End, ErrorKind, Lock as _, LockExt as _, LossReason, Operation, RunError, Validity};
+use leasehold_api::{
+    End, ErrorKind, Lock as _, LockExt as _, LockGuard, LockKey, LossReason, Operation, RunError, Validity,
+};
 use leasehold_engine::{Confirm, Counters, Engine};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
@@ -307,4 +309,38 @@ fn a_body_that_blocks_the_only_thread_loses_its_lease_and_is_told() {
     });
     let Err(RunError::Unconfirmed { value, error }) = outcome else { panic!("{outcome:?}") };
     assert_eq!((value, error.loss()), (Validity::Lost, Some(LossReason::Expired)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_hangs_does_not_cost_its_neighbours_their_leases() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net).leases(seconds(30)));
+    let mut guards = Vec::new();
+    for i in 0..500 {
+        guards.push(lock.key(format!("k{i}")).acquire().await.unwrap());
+    }
+    *net.stuck.lock().unwrap() = Some("k250");
+    sleep(seconds(120)).await;
+    let lost: Vec<_> = guards.iter().filter(|guard| !guard.validity().is_held()).map(LockGuard::key).collect();
+    assert_eq!(lost, [&LockKey::new("k250").unwrap()]);
+    // From then on they travel together again.
+    let before = net.renewals.lock().unwrap().len();
+    sleep(seconds(100)).await;
+    let renewals = net.renewals.lock().unwrap()[before..].to_vec();
+    assert!(renewals.len() < 20 && renewals.iter().any(|(holds, _)| *holds > 400), "{renewals:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_not_filled_with_renewals() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net).leases(seconds(30)));
+    let mut guards = Vec::new();
+    for i in 0..5_000 {
+        guards.push(lock.key(format!("k{i}")).acquire().await.unwrap());
+    }
+    net.hang.store(true, SeqCst);
+    sleep(seconds(60)).await;
+    assert!(guards.iter().all(|guard| guard.validity() == Validity::Lost));
+    let renewals = net.renewals.lock().unwrap();
+    assert!(renewals.len() < 100, "{}", renewals.len());
 }

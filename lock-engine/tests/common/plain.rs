@@ -32,7 +32,7 @@ pub struct PlainNet {
     pub release_replies_take: Mutex<Duration>,
     /// Acquires arrive whoever drops them.
     pub travels: AtomicBool,
-    /// Releases of this key, and what comes with them, are not answered.
+    /// Releases and renewals of this key, and what comes with them, are not answered.
     pub stuck: Mutex<Option<&'static str>>,
     pub hang: AtomicBool,
     /// Renewals panic before their first await.
@@ -158,7 +158,8 @@ impl Backend for Plain {
         assert!(!self.net.panic_renew.swap(false, SeqCst), "a bug of the backend");
         Box::pin(async move {
             self.net.renewals.lock().unwrap().push((holds.len(), holds.iter().filter_map(|h| h.ttl).min()));
-            if self.net.hang.load(SeqCst) {
+            let stuck = *self.net.stuck.lock().unwrap();
+            if self.net.hang.load(SeqCst) || holds.iter().any(|hold| Some(hold.key.as_str()) == stuck) {
                 pending::<()>().await;
             }
             let rows = self.net.rows.lock().unwrap();
