@@ -379,7 +379,7 @@ impl Acquisition {
             let request = &entry.hold.request;
             let request = Request { holder: self.shared.mint(&request.key), ..request.clone() };
             let max_hold = entry.hold.lease.as_ref().and_then(|lease| lease.max_hold());
-            let next = Hold::new(&self.shared, request, max_hold, Phase::Asking);
+            let next = Hold::new(&self.shared, request, max_hold, Phase::Pending);
             next.times.go_on_from(&entry.hold.times);
             // The permit stays with this entry, also where a loss came in between.
             self.shared.queues.with(&next.request.key, |owner| owner.hold = Arc::clone(&next));
@@ -410,7 +410,7 @@ impl Acquisition {
             return Err(self.shared.name_error(Error::closed(), self.first_key(0)).into());
         }
         for entry in &self.entries {
-            if entry.hold.look() == Validity::Lost {
+            if entry.hold.current_validity() == Validity::Lost {
                 let error = match entry.hold.loss_reason() {
                     Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
                     Some(reason) => Error::lost(reason),

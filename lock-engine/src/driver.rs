@@ -23,7 +23,7 @@ use crate::inbox::{Inbox, Told};
 use crate::metrics::{Event, Metrics};
 use crate::outbox::{Batch, Freeing, Outbox};
 use crate::queue::Queues;
-use crate::renewal::{Queued, Renewal, Renewals};
+use crate::renewal::{Queued, Renewal, Renewals, WaitingRenewals};
 use crate::schedule::Schedule;
 use crate::shared::{CloseOutcome, Shared};
 
@@ -49,17 +49,16 @@ pub(crate) struct Driver {
     runtime_gone: tokio_util::sync::CancellationToken,
     request_timeout: Duration,
     close_limit: Duration,
-    calls: JoinSet<Done>,
+    calls: JoinSet<Answered>,
     /// How many of them finish what was abandoned.
     finishing: usize,
     outbox: Outbox,
-    /// Renewals asked for while another one of the same hold was under way.
-    waiting: Vec<Queued>,
+    waiting: WaitingRenewals,
     closed: watch::Sender<CloseOutcome>,
 }
 
 /// What a call came to.
-enum Done {
+enum Answered {
     Renewed(Renewals),
     Freed(Batch, Option<Vec<Result<Freed, Error>>>),
     /// A call whose caller had gone: what is left to free of it.
@@ -84,7 +83,7 @@ impl Driver {
             calls: JoinSet::new(),
             finishing: 0,
             outbox: Outbox::new(),
-            waiting: Vec::new(),
+            waiting: WaitingRenewals::default(),
             closed,
         }
     }
@@ -92,7 +91,7 @@ impl Driver {
     pub(crate) async fn run(mut self) {
         loop {
             let (schedule, inbox, wake) =
-                (Arc::clone(&self.schedule), Arc::clone(&self.inbox), self.next_look());
+                (Arc::clone(&self.schedule), Arc::clone(&self.inbox), self.next_wakeup());
             tokio::select! {
                 biased;
                 () = schedule.changed.notified() => {}
@@ -110,19 +109,19 @@ impl Driver {
                     }
                 }
             }
-            self.look();
+            self.carry_out_due();
             self.send();
         }
     }
 
     /// When the next hold must be looked at, or the next call be made.
-    fn next_look(&self) -> Option<Instant> {
+    fn next_wakeup(&self) -> Option<Instant> {
         let now = self.clock.now();
         // With nothing that can end, there is no clock to watch.
         let longest = if self.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
-        let left = self.schedule.next_look(now).map(|at| at.since(now).min(longest));
-        let look = left.and_then(|left| Instant::now().checked_add(left));
-        [look, self.outbox.next_look()].into_iter().flatten().min()
+        let left = self.schedule.next_due(now).map(|at| at.since(now).min(longest));
+        let due = left.and_then(|left| Instant::now().checked_add(left));
+        [due, self.outbox.next_due()].into_iter().flatten().min()
     }
 
     fn carry_out(&mut self, told: Told) {
@@ -139,7 +138,7 @@ impl Driver {
     }
 
     /// Looks at every hold that is due: loses those that are over, renews the others.
-    fn look(&mut self) {
+    fn carry_out_due(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         for renewals in shared.due_renewals() {
             self.renew(&shared, renewals);
@@ -155,7 +154,7 @@ impl Driver {
 
     fn renew(&mut self, shared: &Shared, renewals: Vec<Renewal>) {
         let call = shared.renew(renewals);
-        self.calls.spawn_on(async move { Done::Renewed(call.await) }, &self.handle);
+        self.calls.spawn_on(async move { Answered::Renewed(call.await) }, &self.handle);
     }
 
     /// Runs an abandoned call to its end. What was answered with "contended" leaves nothing to free; else, and
@@ -176,7 +175,7 @@ impl Driver {
                 }
                 Some(freeing)
             };
-            Done::Finished(holds.into_iter().filter_map(left).collect())
+            Answered::Finished(holds.into_iter().filter_map(left).collect())
         };
         self.calls.spawn_on(finished, &self.handle);
     }
@@ -191,23 +190,26 @@ impl Driver {
             let call = async move {
                 let call = async { timeout(limit, backend.release(holds)).await };
                 let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
-                Done::Freed(batch, answers)
+                Answered::Freed(batch, answers)
             };
             self.calls.spawn_on(call, &self.handle);
         }
     }
 
-    fn settle_all(&mut self, done: Result<Done, tokio::task::JoinError>) {
+    fn settle_all(&mut self, done: Result<Answered, tokio::task::JoinError>) {
         match done {
-            Ok(Done::Renewed(renewals)) => {
+            Ok(Answered::Renewed(renewals)) => {
                 let Some(shared) = self.shared.upgrade() else { return };
+                let holders = renewals.holders();
                 shared.settle_renewals(renewals);
-                for queued in std::mem::take(&mut self.waiting) {
-                    self.renew_for(queued);
+                for holder in holders {
+                    for queued in self.waiting.take(holder) {
+                        self.renew_for(queued);
+                    }
                 }
             }
-            Ok(Done::Freed(batch, answers)) => self.settle_freed(batch, answers),
-            Ok(Done::Finished(holds)) => {
+            Ok(Answered::Freed(batch, answers)) => self.settle_freed(batch, answers),
+            Ok(Answered::Finished(holds)) => {
                 self.finishing -= 1;
                 let now = Instant::now();
                 holds.into_iter().for_each(|freeing| self.outbox.add(freeing, now));
@@ -227,6 +229,9 @@ impl Driver {
                 (Some(permit), is_release) => {
                     if is_release {
                         self.metrics.publish(Event::Released);
+                    } else if freed.let_go && !self.closing.is_cancelled() {
+                        // Not at a later try: the first one may have been carried out without an answer.
+                        self.metrics.found_lost(&freed.hold.key);
                     }
                     permit.hand_on(freed.outcome());
                 }
@@ -319,7 +324,7 @@ impl Driver {
                 biased;
                 () = inbox.wakeup.notified() => {}
                 Some(done) = self.calls.join_next() => self.settle_all(done),
-                () = at(self.outbox.next_look()) => {}
+                () = at(self.outbox.next_due()) => {}
                 // Permits are handed on without a word to the driver.
                 () = sleep(Duration::from_millis(5)), if patience => {}
             }

@@ -110,7 +110,7 @@ impl Engine {
     fn asking(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
         let waits = !once && options.wait != Wait::For(Duration::ZERO);
         let request = self.shared.request(key, options, waits, self.shared.queues.draw(key));
-        Hold::new(&self.shared, request, options.max_hold, Phase::Asking)
+        Hold::new(&self.shared, request, options.max_hold, Phase::Pending)
     }
 
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {

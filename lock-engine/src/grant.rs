@@ -36,11 +36,11 @@ impl Grant for Hold {
     }
 
     fn validity(&self) -> Validity {
-        self.look()
+        self.current_validity()
     }
 
     fn remaining(&self) -> Option<Duration> {
-        if !self.look().is_held() {
+        if !self.current_validity().is_held() {
             return Some(Duration::ZERO);
         }
         let end = self.lease.as_ref()?.end();
@@ -117,7 +117,7 @@ impl Hold {
                 return Err(named(Error::new(ErrorKind::InvalidOption, message)));
             }
         }
-        self.look();
+        self.current_validity();
         let ended = || self.loss_reason().map_or_else(Error::closed, Error::lost);
         if !self.is_live() {
             return Err(named(ended()));
@@ -146,6 +146,9 @@ impl Hold {
                     self.shared.metrics.publish(Event::Released);
                     self.shared.queues.hand_on(&self.request.key, Outcome::Released);
                     return Ok(());
+                }
+                if !self.shared.closing.is_cancelled() {
+                    self.shared.metrics.found_lost(&self.request.key);
                 }
                 self.shared.queues.hand_on(&self.request.key, Outcome::Ended);
                 Err(self.was_not_held())
@@ -179,7 +182,6 @@ impl Hold {
         if self.shared.closing.is_cancelled() {
             return self.unanswered();
         }
-        self.shared.metrics.count(Event::Lost);
         self.named(Error::lost(LossReason::Gone)).with_operation(Operation::Release)
     }
 

@@ -105,8 +105,8 @@ impl Hold {
             permit.leave_to_hold();
         }
         if let Some(lease) = &self.lease {
-            let look = if lease.is_renewed() { sent.after(lease.interval()) } else { Moment::NEVER };
-            self.shared.schedule.schedule(&self, look.min(lease.end()));
+            let due = if lease.is_renewed() { sent.after(lease.interval()) } else { Moment::NEVER };
+            self.shared.schedule.schedule(&self, due.min(lease.end()));
         }
         self.shared.metrics.granted(&self);
         Ok(LockGuard::new(self))
@@ -151,13 +151,13 @@ impl Hold {
     /// Whether the store is being asked for it by somebody who may still come back, also if it has been closed
     /// meanwhile.
     pub(crate) fn is_asked(&self) -> bool {
-        matches!(self.state.phase(), Phase::Asking | Phase::LostAsking(_))
+        matches!(self.state.phase(), Phase::Pending | Phase::LostPending(_))
             && self.sent.load(Ordering::Acquire)
     }
 
     /// Whether nobody has asked the store for it, so that there is nothing to undo.
     pub(crate) fn is_unsent(&self) -> bool {
-        matches!(self.state.phase(), Phase::Asking | Phase::LostAsking(_))
+        matches!(self.state.phase(), Phase::Pending | Phase::LostPending(_))
             && !self.sent.load(Ordering::Acquire)
     }
 
@@ -171,11 +171,11 @@ impl Hold {
     }
 
     /// Computed from the clock at each look. A look that finds the hold over makes the loss final.
-    pub(crate) fn look(&self) -> Validity {
+    pub(crate) fn current_validity(&self) -> Validity {
         match self.state.phase() {
-            Phase::Lost(_) | Phase::LostAsking(_) | Phase::LostFast(_) => return Validity::Lost,
+            Phase::Lost(_) | Phase::LostPending(_) | Phase::LostFast(_) => return Validity::Lost,
             Phase::Released | Phase::Abandoned => return Validity::Ended,
-            Phase::Fast | Phase::Asking | Phase::Live => {}
+            Phase::Fast | Phase::Pending | Phase::Live => {}
         }
         let Some(lease) = &self.lease else { return Validity::Valid };
         let now = self.shared.clock.now();
@@ -214,7 +214,7 @@ impl Hold {
         match self.state.lose(reason) {
             Lose::WasLive => {}
             Lose::WasFast => return Some(self.permit(Outcome::NotGranted)),
-            Lose::WasAsking | Lose::HadEnded => return None,
+            Lose::WasPending | Lose::HadEnded => return None,
         }
         self.shared.schedule.forget(self);
         self.shared.metrics.lost(self);
@@ -311,7 +311,7 @@ impl Owner {
 
     /// Whether it is only waiting for the store to let go.
     pub(crate) fn is_ending(&self) -> bool {
-        !matches!(self.hold.state.phase(), Phase::Fast | Phase::Asking | Phase::Live)
+        !matches!(self.hold.state.phase(), Phase::Fast | Phase::Pending | Phase::Live)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use leasehold_api::{Error, ErrorKind};
+use leasehold_api::{Error, ErrorKind, LockKey};
 
 use crate::hold::{Hold, Owner};
 use crate::published::Published;
@@ -125,6 +125,12 @@ impl Metrics {
     pub(crate) fn lost(&self, hold: &Hold) {
         self.count(Event::Lost);
         self.published.ended(hold);
+    }
+
+    /// The store did not have the hold of `key` any more when its guard was released or dropped.
+    pub(crate) fn found_lost(&self, key: &LockKey) {
+        self.count(Event::Lost);
+        self.published.found_lost(key);
     }
 
     /// All counters; grants and releases are counted by the queues.

@@ -107,7 +107,7 @@ enum Which {
 }
 
 /// A hold that was freed.
-pub(crate) struct Done {
+pub(crate) struct FreedHold {
     pub(crate) hold: HoldRef,
     pub(crate) freed: Freed,
     /// Whether it was a guard that was released or dropped.
@@ -238,7 +238,7 @@ impl Outbox {
     }
 
     /// When to look for the next call.
-    pub(crate) fn next_look(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         let fresh = self.fresh_from.filter(|_| !self.fresh.is_empty() && self.fresh_calls < FRESH_CALLS);
         let due = |retries: &Retries| retries.due.filter(|_| !retries.in_flight);
         [fresh, due(&self.retries), due(&self.refused)].into_iter().flatten().min()
@@ -250,7 +250,7 @@ impl Outbox {
         batch: Batch,
         answers: Option<Vec<Result<Freed, Error>>>,
         now: Instant,
-    ) -> Vec<Done> {
+    ) -> Vec<FreedHold> {
         let (asked, answered) = (batch.holders.len(), answers.is_some());
         let mut answers = answers.map(Vec::into_iter);
         let mut done = Vec::new();
@@ -307,13 +307,13 @@ impl Outbox {
 }
 
 impl Entry {
-    fn freed(self, freed: Freed) -> Done {
+    fn freed(self, freed: Freed) -> FreedHold {
         let Freeing { hold, permit, let_go, .. } = self.freeing;
-        Done { hold, freed, let_go, permit }
+        FreedHold { hold, freed, let_go, permit }
     }
 }
 
-impl Done {
+impl FreedHold {
     /// Whether a guard was let go and held until now.
     pub(crate) fn is_release(&self) -> bool {
         self.let_go && self.freed.was_held

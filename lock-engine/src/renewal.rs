@@ -1,12 +1,13 @@
 //! Renewing and confirming: which holds travel in one call, and what the answers mean.
 
+use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use leasehold_api::{Error, ErrorKind};
+use leasehold_api::{Error, ErrorKind, HolderId};
 use tokio::time::timeout;
 
 use crate::backend::{Backend, Renewed, short_answer};
@@ -32,7 +33,11 @@ pub(crate) struct Renewals {
     answers: Option<Vec<Result<Renewed, Error>>>,
 }
 
-/// Somebody who asked for a renewal of a hold that is being renewed.
+/// Renewals that callers asked for while another one of the same hold was under way.
+#[derive(Default)]
+pub(crate) struct WaitingRenewals(HashMap<HolderId, VecDeque<Queued>>);
+
+/// Callers who asked for one renewal of a hold.
 pub(crate) struct Queued {
     hold: Arc<Hold>,
     ttl: Option<Duration>,
@@ -70,18 +75,13 @@ impl Shared {
     }
 
     /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
-    pub(crate) fn asked_renewal(&self, queued: Queued, waiting: &mut Vec<Queued>) -> Option<Vec<Renewal>> {
+    pub(crate) fn asked_renewal(&self, queued: Queued, waiting: &mut WaitingRenewals) -> Option<Vec<Renewal>> {
         let Queued { hold, ttl, mut replies } = queued;
         // Nobody waits any more, or nothing is left to renew.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
         if lease.renewing.load(Ordering::Acquire) {
-            // Whoever asks for no TTL of his own is served by one renewal with all others.
-            let same = |q: &&mut Queued| ttl.is_none() && q.ttl.is_none() && Arc::ptr_eq(&q.hold, &hold);
-            match waiting.iter_mut().find(same) {
-                Some(other) => other.replies.append(&mut replies),
-                None => waiting.push(Queued { hold, ttl, replies }),
-            }
+            waiting.add(Queued { hold, ttl, replies });
             return None;
         }
         let window = ttl.unwrap_or_else(|| lease.window());
@@ -177,6 +177,29 @@ impl Shared {
             }
         }
         hold.loss_reason().map_or(Ok(()), |reason| Err(Error::lost(reason)))
+    }
+}
+
+impl Renewals {
+    /// The holds that were in the call.
+    pub(crate) fn holders(&self) -> Vec<HolderId> {
+        self.renewals.iter().map(|renewal| renewal.hold.request.holder).collect()
+    }
+}
+
+impl WaitingRenewals {
+    fn add(&mut self, mut queued: Queued) {
+        let waiting = self.0.entry(queued.hold.request.holder).or_default();
+        // Whoever asks for no TTL of his own is served by one renewal with all others.
+        match waiting.back_mut().filter(|last| last.ttl.is_none() && queued.ttl.is_none()) {
+            Some(last) => last.replies.append(&mut queued.replies),
+            None => waiting.push_back(queued),
+        }
+    }
+
+    /// Takes out what waited for a renewal of that hold to end.
+    pub(crate) fn take(&mut self, holder: HolderId) -> VecDeque<Queued> {
+        self.0.remove(&holder).unwrap_or_default()
     }
 }
 

@@ -33,12 +33,12 @@ struct Entries<H> {
     holds: BTreeMap<(Moment, u64), Weak<H>>,
     /// When the driver looks next, or was told to. It looks once in vain rather than be woken for each
     /// hold that comes and goes.
-    look: Option<Moment>,
+    wake_at: Option<Moment>,
 }
 
 impl<H: Scheduled> Schedule<H> {
     pub(crate) fn new() -> Self {
-        let entries = Entries { holds: BTreeMap::new(), look: None };
+        let entries = Entries { holds: BTreeMap::new(), wake_at: None };
         Self { entries: Mutex::new(entries), changed: Notify::new() }
     }
 
@@ -53,9 +53,9 @@ impl<H: Scheduled> Schedule<H> {
             return;
         }
         entries.holds.insert((at, hold.serial()), Arc::downgrade(hold));
-        let is_sooner = entries.look.is_none_or(|look| at < look);
+        let is_sooner = entries.wake_at.is_none_or(|due| at < due);
         if is_sooner {
-            entries.look = Some(at);
+            entries.wake_at = Some(at);
         }
         drop(entries);
         if is_sooner {
@@ -72,15 +72,15 @@ impl<H: Scheduled> Schedule<H> {
     }
 
     /// When to look next: when the first hold is due, or when it was said before.
-    pub(crate) fn next_look(&self, now: Moment) -> Option<Moment> {
+    pub(crate) fn next_due(&self, now: Moment) -> Option<Moment> {
         let mut entries = self.lock();
         let first = entries.holds.first_key_value().map(|((at, _), _)| *at);
-        let said = entries.look.filter(|look| *look > now);
-        entries.look = match (first, said) {
+        let said = entries.wake_at.filter(|due| *due > now);
+        entries.wake_at = match (first, said) {
             (Some(first), Some(said)) => Some(first.min(said)),
             (first, said) => first.or(said),
         };
-        entries.look
+        entries.wake_at
     }
 
     /// Takes out the holds that are due at `now`, and, if there are any, those due up to `ahead` of the

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!    ask_store         go_live            release
-//!   Fast ----> Asking ---------->  Live ----------->  Released
+//!   Fast ----> Pending --------->  Live ----------->  Released
 //!    |  \_________|_______________/  |
 //!    |           |    go_live        | lose
 //!    |           |                   v
 //!    |           |                  Lost
 //!    |           |
 //!    +-----------+-- give_up --> Abandoned
-//!    |           +-- lose -----> LostAsking
+//!    |           +-- lose -----> LostPending
 //!    +-- lose -----------------> LostFast
 //! ```
 //!
@@ -30,8 +30,8 @@ use crate::sync::{AtomicU8, Mutex, MutexGuard, Ordering};
 pub(crate) enum Phase {
     /// A store without I/O is being asked for it. Nobody keeps the permit for it: whoever ends it has it.
     Fast,
-    /// The store is about to be asked for it, or is being asked. Whoever asks keeps the permit.
-    Asking,
+    /// Its caller queues for the permit, or has it and asks the store. Whoever asks keeps the permit.
+    Pending,
     /// Granted, and its guard is out.
     Live,
     /// Its guard was released or dropped.
@@ -41,7 +41,7 @@ pub(crate) enum Phase {
     /// Lost while its guard was out.
     Lost(LossReason),
     /// Lost while the store was being asked for it.
-    LostAsking(LossReason),
+    LostPending(LossReason),
     /// Lost on the fast path.
     LostFast(LossReason),
 }
@@ -54,7 +54,7 @@ pub(crate) enum Lose {
     /// It was on the fast path, and no guard was handed out: the permit is the caller's to hand on.
     WasFast,
     /// It was being asked for: whoever asks keeps the permit until that is undone.
-    WasAsking,
+    WasPending,
     /// It had ended before.
     HadEnded,
 }
@@ -71,7 +71,7 @@ pub(crate) struct State {
 /// has ended fires it himself.
 const WATCHED: u8 = 0x80;
 const LOST: u8 = 0x10;
-const LOST_ASKING: u8 = 0x20;
+const LOST_PENDING: u8 = 0x20;
 const LOST_FAST: u8 = 0x40;
 const REASONS: [LossReason; 7] = [
     LossReason::Expired,
@@ -88,13 +88,13 @@ impl Phase {
         let place =
             |reason| u8::try_from(REASONS.iter().position(|r| *r == reason).unwrap_or(0)).unwrap_or(0);
         match self {
-            Self::Asking => 0,
+            Self::Pending => 0,
             Self::Live => 1,
             Self::Released => 2,
             Self::Abandoned => 3,
             Self::Fast => 4,
             Self::Lost(reason) => LOST | place(reason),
-            Self::LostAsking(reason) => LOST_ASKING | place(reason),
+            Self::LostPending(reason) => LOST_PENDING | place(reason),
             Self::LostFast(reason) => LOST_FAST | place(reason),
         }
     }
@@ -102,20 +102,20 @@ impl Phase {
     fn of(byte: u8) -> Self {
         let reason = || REASONS.get(usize::from(byte & 0x0f)).copied().unwrap_or(LossReason::Gone);
         match byte & !WATCHED {
-            0 => Self::Asking,
+            0 => Self::Pending,
             1 => Self::Live,
             2 => Self::Released,
             3 => Self::Abandoned,
             4 => Self::Fast,
             byte if byte & LOST != 0 => Self::Lost(reason()),
             byte if byte & LOST_FAST != 0 => Self::LostFast(reason()),
-            _ => Self::LostAsking(reason()),
+            _ => Self::LostPending(reason()),
         }
     }
 
     pub(crate) fn loss(self) -> Option<LossReason> {
         match self {
-            Self::Lost(reason) | Self::LostAsking(reason) | Self::LostFast(reason) => Some(reason),
+            Self::Lost(reason) | Self::LostPending(reason) | Self::LostFast(reason) => Some(reason),
             _ => None,
         }
     }
@@ -132,12 +132,12 @@ impl State {
 
     /// The store has granted it. `Err` with how it ended before.
     pub(crate) fn go_live(&self) -> Result<(), Phase> {
-        self.step(Phase::Live, |phase| matches!(phase, Phase::Fast | Phase::Asking)).map(drop)
+        self.step(Phase::Live, |phase| matches!(phase, Phase::Fast | Phase::Pending)).map(drop)
     }
 
     /// The fast path has not granted it: the store is asked. `Err` with how it ended before.
     pub(crate) fn ask_store(&self) -> Result<(), Phase> {
-        self.step(Phase::Asking, |phase| phase == Phase::Fast).map(drop)
+        self.step(Phase::Pending, |phase| phase == Phase::Fast).map(drop)
     }
 
     /// The guard lets go. `Err` with how it ended before.
@@ -148,9 +148,9 @@ impl State {
     /// Whoever asked for it gives up before a guard was handed out. Whether the permit is the caller's: not if
     /// the hold was lost on the fast path.
     pub(crate) fn give_up(&self) -> bool {
-        match self.step(Phase::Abandoned, |phase| matches!(phase, Phase::Fast | Phase::Asking)) {
+        match self.step(Phase::Abandoned, |phase| matches!(phase, Phase::Fast | Phase::Pending)) {
             Ok(_) => true,
-            Err(phase) => matches!(phase, Phase::LostAsking(_)),
+            Err(phase) => matches!(phase, Phase::LostPending(_)),
         }
     }
 
@@ -160,7 +160,7 @@ impl State {
         loop {
             let (after, lose) = match Phase::of(before) {
                 Phase::Live => (Phase::Lost(reason), Lose::WasLive),
-                Phase::Asking => (Phase::LostAsking(reason), Lose::WasAsking),
+                Phase::Pending => (Phase::LostPending(reason), Lose::WasPending),
                 Phase::Fast => (Phase::LostFast(reason), Lose::WasFast),
                 _ => return Lose::HadEnded,
             };
@@ -213,11 +213,11 @@ impl State {
 
 fn tell(signal: &LossSignal, phase: Phase) {
     match phase {
-        Phase::Fast | Phase::Asking | Phase::Live => {}
+        Phase::Fast | Phase::Pending | Phase::Live => {}
         Phase::Released | Phase::Abandoned => {
             signal.released();
         }
-        Phase::Lost(reason) | Phase::LostAsking(reason) | Phase::LostFast(reason) => {
+        Phase::Lost(reason) | Phase::LostPending(reason) | Phase::LostFast(reason) => {
             signal.fire(reason);
         }
     }
@@ -229,8 +229,8 @@ mod tests {
 
     #[test]
     fn every_phase_survives_its_byte() {
-        let plain = [Phase::Fast, Phase::Asking, Phase::Live, Phase::Released, Phase::Abandoned];
-        let lost = REASONS.iter().flat_map(|r| [Phase::Lost(*r), Phase::LostAsking(*r), Phase::LostFast(*r)]);
+        let plain = [Phase::Fast, Phase::Pending, Phase::Live, Phase::Released, Phase::Abandoned];
+        let lost = REASONS.iter().flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);
         for phase in plain.into_iter().chain(lost) {
             assert_eq!(Phase::of(phase.byte()), phase);
             assert_eq!(Phase::of(phase.byte() | WATCHED), phase);

@@ -2,11 +2,11 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use leasehold_api::{ErrorKind, Lock, LockExt, LossReason, Validity};
-use leasehold_engine::Engine;
+use leasehold_engine::{Backend as _, Engine};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::runtime::{Builder, Runtime};
 
@@ -98,6 +98,46 @@ fn a_runtime_that_goes_away_loses_everything_loudly() {
     assert!(other_runtime.block_on(lock.close()).is_err(), "nobody confirmed the releases");
     // What the client held in the store is free again.
     assert!(other_runtime.block_on(other.key("k").try_acquire()).unwrap().is_some());
+}
+
+#[test]
+fn closing_is_bounded_also_while_every_worker_is_blocked() {
+    let runtime = runtime();
+    let backend = MemoryStore::new().default_ttl(Duration::from_secs(30)).backend();
+    let mut timing = backend.timing();
+    timing.close = Duration::from_millis(200);
+    let lock =
+        Engine::builder(backend).timing(timing).runtime(runtime.handle().clone()).start().unwrap();
+    let guard = futures_executor(lock.key("k").acquire()).unwrap();
+    let (blocked, is_blocked) = mpsc::channel();
+    let (unblock, blocking) = mpsc::channel::<()>();
+    runtime.spawn(async move {
+        blocked.send(()).unwrap();
+        let _ = blocking.recv();
+    });
+    is_blocked.recv().unwrap();
+    // The only worker is blocked until this has returned.
+    let error = futures_executor(lock.close()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    assert_eq!(guard.validity(), Validity::Lost);
+    drop(unblock);
+}
+
+#[test]
+fn closing_ends_with_a_runtime_that_ends_meanwhile() {
+    let gone = runtime();
+    let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
+    let client = gone.block_on(async { store.client_with(ClientSetup::new()) }).unwrap();
+    let guard = gone.block_on(client.lock.key("k").acquire()).unwrap();
+    client.faults.silence(true);
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| futures_executor(client.lock.close()));
+        // Lost by closing, so that it is under way.
+        assert_eq!(futures_executor(guard.lost()), LossReason::Closed);
+        gone.shutdown_background();
+        let error = closing.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    });
 }
 
 #[test]

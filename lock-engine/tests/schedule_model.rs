@@ -93,7 +93,7 @@ fn a_live_hold_is_looked_at_once_whoever_schedules_it() {
         schedule.schedule(&hold, at(20));
         scheduling.join().unwrap();
         assert_eq!(schedule.len(), 1);
-        assert!(schedule.next_look(at(0)).is_some_and(|look| look <= at(20)));
+        assert!(schedule.next_due(at(0)).is_some_and(|due| due <= at(20)));
         assert_eq!(schedule.take_due(at(20), |_| Duration::ZERO).len(), 1);
         assert_eq!(schedule.len(), 0);
     });

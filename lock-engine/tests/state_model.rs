@@ -50,7 +50,7 @@ fn release_and_loss_have_one_winner_and_every_watcher_hears_of_it() {
                 assert_eq!(released, Err(Phase::Lost(LossReason::Expired)));
             }
             Lose::HadEnded => assert_eq!((end, released), (End::Released, Ok(()))),
-            Lose::WasAsking | Lose::WasFast => panic!("it was live"),
+            Lose::WasPending | Lose::WasFast => panic!("it was live"),
         }
     });
 }
@@ -73,14 +73,14 @@ fn two_losses_are_one() {
 #[test]
 fn the_permit_of_a_grant_that_meets_a_close_has_one_owner() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Asking));
+        let state = Arc::new(State::new(Phase::Pending));
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         let live = state.go_live();
         match closing.join().unwrap() {
             // The closer owns it; the guard that was made reads lost.
             Lose::WasLive => assert_eq!(live, Ok(())),
             // Whoever asked still owns it, and undoes the grant.
-            Lose::WasAsking => assert_eq!(live, Err(Phase::LostAsking(LossReason::Closed))),
+            Lose::WasPending => assert_eq!(live, Err(Phase::LostPending(LossReason::Closed))),
             Lose::WasFast | Lose::HadEnded => panic!("nobody else ends it"),
         }
     });
@@ -95,7 +95,7 @@ fn a_grant_on_the_fast_path_that_meets_a_close_is_lost_or_never_was() {
         match closing.join().unwrap() {
             Lose::WasLive => assert_eq!((live, state.phase()), (Ok(()), Phase::Lost(LossReason::Closed))),
             Lose::WasFast => assert_eq!(live, Err(Phase::LostFast(LossReason::Closed))),
-            Lose::WasAsking | Lose::HadEnded => panic!("nobody else ends it"),
+            Lose::WasPending | Lose::HadEnded => panic!("nobody else ends it"),
         }
     });
 }
@@ -109,7 +109,7 @@ fn the_permit_of_a_fast_path_that_is_not_granted_has_one_owner() {
         let gives_up = asks.is_err() && state.give_up();
         match closing.join().unwrap() {
             Lose::WasFast => assert!(asks.is_err() && !gives_up, "the closer has handed it on"),
-            Lose::WasAsking => assert!(asks.is_ok(), "whoever asks hands it on"),
+            Lose::WasPending => assert!(asks.is_ok(), "whoever asks hands it on"),
             Lose::WasLive | Lose::HadEnded => panic!("nobody granted or ended it"),
         }
     });
@@ -118,7 +118,7 @@ fn the_permit_of_a_fast_path_that_is_not_granted_has_one_owner() {
 #[test]
 fn whoever_gives_up_while_it_is_lost_keeps_the_permit_of_what_he_asked_for() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Asking));
+        let state = Arc::new(State::new(Phase::Pending));
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         assert!(state.give_up());
         assert_ne!(closing.join().unwrap(), Lose::WasLive, "nobody else may hand it on");

@@ -6,15 +6,15 @@ mod common;
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use common::distant;
+use common::{PlainNet, distant, plain, start};
 use leasehold_api::{
     AcquireOptions, ErrorKind, Lock, LockExt, LockGuard, LockKey, LossReason, LossSignal, Lost, Validity,
 };
-use leasehold_engine::{Confirm, Engine, Timing, TokioClock, Waiting};
+use leasehold_engine::{Clock, Confirm, Engine, Moment, Timing, TokioClock, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -180,6 +180,85 @@ async fn a_release_that_hangs_does_not_keep_others_here_from_an_expired_lease() 
     let _next = lock.key("k").wait(seconds(60)).acquire().await.unwrap();
     assert!(begun.elapsed() <= seconds(4), "{:?}", begun.elapsed());
     assert_eq!(guard.validity(), Validity::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_without_io_that_panics_is_undone() {
+    let net = Arc::new(PlainNet::default());
+    let lock = Arc::new(start(plain(&net)));
+    net.panic_try.store(true, SeqCst);
+    let trying = Arc::clone(&lock);
+    tokio::spawn(async move { trying.key("k").acquire().await.map(drop) }).await.unwrap_err();
+    sleep(seconds(1)).await;
+    assert!(net.is_free(), "what it was granted is left");
+    assert_eq!(lock.active_keys(), 0);
+    lock.key("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_finds_nothing_is_a_loss_however_it_is_done() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let forget = || net.rows.lock().unwrap().clear();
+    let guard = lock.key("k").acquire().await.unwrap();
+    forget();
+    let error = guard.release().await.unwrap_err();
+    assert_eq!((error.kind(), error.loss()), (ErrorKind::Lost, Some(LossReason::Gone)));
+    assert_eq!(lock.counters().lost, 1);
+
+    let guard = lock.key("k").acquire().await.unwrap();
+    forget();
+    drop(guard);
+    sleep(seconds(1)).await;
+    assert_eq!(lock.counters().lost, 2, "of a guard that was dropped");
+
+    let guards = lock.keys(["a", "b"]).acquire().await.unwrap();
+    forget();
+    assert_eq!(guards.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!((lock.counters().lost, lock.counters().released), (4, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_waits_for_another_one_hears_of_the_loss() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net).leases(seconds(30)));
+    let guard = lock.key("k").acquire().await.unwrap();
+    net.hang.store(true, SeqCst);
+    let begun = Instant::now();
+    let renewals = (0..3).map(|i| guard.renew_for(seconds(30 - i)));
+    let ended = timeout(seconds(60), futures_util::future::join_all(renewals)).await.unwrap();
+    assert!(ended.iter().all(Result::is_err), "{ended:?}");
+    assert!(begun.elapsed() <= seconds(30), "{:?}", begun.elapsed());
+}
+
+/// Counts how often the clock is read: the driver reads it each time that it wakes.
+#[derive(Debug)]
+struct CountingClock(TokioClock, AtomicUsize);
+
+impl Clock for CountingClock {
+    fn now(&self) -> Moment {
+        self.1.fetch_add(1, SeqCst);
+        self.0.now()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_driver_sleeps_while_nothing_can_end() {
+    let net = Arc::new(PlainNet::default());
+    let clock = Arc::new(CountingClock(TokioClock::new(), AtomicUsize::new(0)));
+    let lock = Engine::builder(plain(&net)).clock(Arc::clone(&clock) as _).start().unwrap();
+    let reads_of_an_hour = async || {
+        sleep(seconds(1)).await;
+        let before = clock.1.load(SeqCst);
+        sleep(seconds(3600)).await;
+        clock.1.load(SeqCst) - before
+    };
+    assert_eq!(reads_of_an_hour().await, 0, "before the first grant");
+    let held = lock.key("k").acquire().await.unwrap();
+    assert_eq!(reads_of_an_hour().await, 0, "with a hold that does not end by itself");
+    held.release().await.unwrap();
+    drop(lock.key("k").max_hold(seconds(60)).acquire().await.unwrap());
+    assert!(reads_of_an_hour().await <= 2, "after the last one that does");
 }
 
 #[tokio::test(start_paused = true)]

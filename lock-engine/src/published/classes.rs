@@ -1,6 +1,7 @@
 //! The classes of keys that an engine has met.
 
 use std::collections::HashSet;
+use std::panic::catch_unwind;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use leasehold_api::LockKey;
@@ -35,8 +36,12 @@ impl Classes {
 
     /// The class of `key`. One that is new is given to `begin` first.
     pub(super) fn of(&self, key: &LockKey, begin: impl FnOnce(&Arc<str>)) -> Arc<str> {
-        let name = (self.class_of)(key);
-        self.named(if name.is_empty() { NONE } else { name }, begin)
+        // Guards are dropped while a thread panics: a second panic there would end the process.
+        match catch_unwind(|| (self.class_of)(key)) {
+            Ok("") => self.named(NONE, begin),
+            Ok(name) => self.named(name, begin),
+            Err(_) => self.named(OTHER, begin),
+        }
     }
 
     fn named(&self, name: &str, begin: impl FnOnce(&Arc<str>)) -> Arc<str> {
@@ -72,6 +77,16 @@ mod tests {
             assert_eq!(class(&classes, key, &mut begun), expected, "{key}");
         }
         assert_eq!(begun, ["a", "none"]);
+    }
+
+    #[test]
+    fn a_function_that_panics_gives_the_class_other() {
+        let classes = Classes::new(|key| key.as_str().split(':').nth(1).expect("a key of two parts"));
+        let mut begun = Vec::new();
+        for (key, expected) in [("a:b", "b"), ("a", "other"), ("a", "other")] {
+            assert_eq!(class(&classes, key, &mut begun), expected, "{key}");
+        }
+        assert_eq!(begun, ["b", "other"]);
     }
 
     #[test]

@@ -46,6 +46,8 @@ impl Published {
 
     pub(crate) fn ended(&self, _: &Hold) {}
 
+    pub(crate) fn found_lost(&self, _: &LockKey) {}
+
     pub(crate) fn margin(&self, _: &Hold, _: impl FnOnce() -> f64) {}
 
     pub(crate) fn waits(&self, _: &LockKey) -> Waiting {

@@ -170,6 +170,12 @@ impl Published {
         }
     }
 
+    /// A release found nothing to release: its end was published as such.
+    pub(crate) fn found_lost(&self, key: &LockKey) {
+        let labels = self.labels(&self.class(key));
+        counter!(LOST, with(labels, "reason", LossReason::Gone.as_str())).increment(1);
+    }
+
     pub(crate) fn margin(&self, hold: &Hold, share: impl FnOnce() -> f64) {
         histogram!(RENEWAL_MARGIN, self.labels(&self.class(&hold.request.key))).record(share());
     }

@@ -35,6 +35,8 @@ pub struct PlainNet {
     /// Releases and renewals of this key, and what comes with them, are not answered.
     pub stuck: Mutex<Option<&'static str>>,
     pub hang: AtomicBool,
+    /// The next attempt without I/O is granted and then panics.
+    pub panic_try: AtomicBool,
     /// Renewals panic before their first await.
     pub panic_renew: AtomicBool,
     /// How many holds each release was for.
@@ -125,6 +127,14 @@ impl Backend for Plain {
     }
 
     fn attach(&self, _: Events) {}
+
+    fn try_now(&self, request: &Request) -> Option<Result<Attempt, Error>> {
+        if self.net.panic_try.swap(false, SeqCst) {
+            self.net.attempt(request.clone());
+            panic!("a bug of the backend");
+        }
+        None
+    }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         if self.net.hang.load(SeqCst) {

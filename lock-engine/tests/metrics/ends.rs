@@ -44,6 +44,20 @@ async fn losses_by_reason() {
     assert_eq!(guard.lost().await, LossReason::Gone);
     assert_eq!(of("gone").lost(), counts(&[("gone", 1.0)]));
 
+    // Nobody tells of these: their release finds them gone.
+    client.faults.mute(true);
+    for i in 1..=2 {
+        let guard = lock.key("found:1").acquire().await.unwrap();
+        assert!(store.purge(guard.key()));
+        if i == 1 {
+            guard.release().await.unwrap_err();
+        } else {
+            drop(guard);
+        }
+        assert_eq!(of("found").lost(), counts(&[("gone", f64::from(i))]));
+    }
+    client.faults.mute(false);
+
     let guard = lock.key("expired:1").acquire().await.unwrap();
     client.faults.silence(true);
     assert_eq!(guard.lost().await, LossReason::Expired);
