@@ -66,8 +66,8 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// Waits in the store's own queue until the request is granted or `stop` fires, then answers with
     /// the grant or [`Attempt::Contended`]. Only called when [`Timing::waiting`] is [`Waiting::Store`].
     ///
-    /// After `stop` it leaves the queue and returns soon. If a grant came first it is returned; the
-    /// engine undoes it.
+    /// After `stop` it leaves the queue and returns soon. If a grant came first it is returned: the caller who
+    /// still waits has it, and for one who has gone the engine undoes it.
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let _ = stop;
         Err(Error::unsupported("queue of its own to wait in").with_key(&request.key))

@@ -306,7 +306,8 @@ impl Driver {
                 let mut holds = Vec::new();
                 self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
                 for hold in holds.iter().filter(|hold| !hold.is_unsent()) {
-                    self.outbox.add(Freeing::attempted(hold, None), last_call);
+                    let freeing = if hold.was_granted() { Freeing::held } else { Freeing::attempted };
+                    self.outbox.add(freeing(hold, None), last_call);
                 }
                 continue;
             }

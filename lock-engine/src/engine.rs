@@ -1,10 +1,12 @@
 //! The engine: a [`Lock`] made of a [`Backend`].
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use leasehold_api::{
     AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, MultiGuard,
     Operation, Wait,
@@ -47,6 +49,8 @@ use crate::waiting::ends;
 ///
 /// On a runtime with several workers a body that blocks its thread (`std::thread::sleep`, a long computation)
 /// keeps its lease as long as one other worker is free to carry out renewals: the driver has a thread of its own.
+/// All engines of a process share that thread, and it calls subscribers of `tracing`, recorders of `metrics` and
+/// wakers: one that blocks, such as a log that waits for a full pipe, delays the renewals of all of them.
 /// On a runtime of one thread such a body stops the renewals as well, the timers of all budgets, and the limit of
 /// [`close`](Lock::close): the guard reads lost when its lease has passed. Use a runtime with several workers
 /// there, or `tokio::task::spawn_blocking`.
@@ -104,7 +108,15 @@ impl Engine {
         };
         let work = work.instrument(span);
         // Boxed: this state is large, and callers that are granted on the fast path never need it.
-        Box::pin(TokioContext::new(work, self.shared.handle.clone())).await
+        let work = Box::pin(TokioContext::new(work, self.shared.handle.clone()));
+        match AssertUnwindSafe(work).catch_unwind().await {
+            Ok(outcome) => outcome,
+            // Tokio's timers panic when their runtime has gone, which another executor may find out first.
+            Err(_) if self.shared.runtime_gone.is_cancelled() => {
+                Err(self.shared.name_error(Error::closed(), None).into())
+            }
+            Err(panic) => resume_unwind(panic),
+        }
     }
 
     fn asking(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
@@ -191,7 +203,12 @@ fn attempted<T>(
 fn tried<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
     match outcome {
         Ok(value) => Ok(Some(value)),
-        Err(Refusal::Contended | Refusal::NoAnswer) => Ok(None),
+        Err(Refusal::Contended) => Ok(None),
+        // A try has the limit of a call and no budget, so it does not come to that.
+        Err(Refusal::NoAnswer) => Err(Error::new(
+            ErrorKind::Unavailable,
+            "the store has not answered; see whether it can be reached",
+        )),
         Err(Refusal::Failed(error)) => Err(error),
     }
 }

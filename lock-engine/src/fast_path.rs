@@ -115,8 +115,8 @@ impl Begun {
                 let permit = hold.permit(Outcome::NotGranted);
                 Ok(FastPath::Ask(Asking { hold, permit, contended }))
             }
-            // Lost before it was granted: only closing does that, and it took the permit.
-            Err(_) => Err(hold.named(Error::closed())),
+            // Lost before it was granted: whoever lost it, closing as a rule, took the permit.
+            Err(phase) => Err(hold.ended_before(phase)),
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::any::{Any, TypeId};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use leasehold_api::{
     BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Operation,
     Release, Validity,
@@ -63,7 +65,7 @@ impl Grant for Hold {
         if let Err(error) = self.begin_release() {
             return Release::ready(Err(error.with_operation(Operation::Release)));
         }
-        match self.shared.backend.release_now(&self.request.key, self.request.holder) {
+        match self.release_now() {
             Some(answer) => Release::ready(self.released(answer)),
             None => Release::pending(Releasing { hold: Some(self) }.run()),
         }
@@ -73,7 +75,7 @@ impl Grant for Hold {
         if let Err(error) = self.begin_release() {
             return Release::ready(Err(error.with_operation(Operation::Release)));
         }
-        if let Some(answer) = self.shared.backend.release_now(&self.request.key, self.request.holder) {
+        if let Some(answer) = self.release_now() {
             return Release::ready(self.released(answer));
         }
         let (reply, answer) = oneshot::channel();
@@ -89,7 +91,7 @@ impl Grant for Hold {
         if self.begin_release().is_err() {
             return;
         }
-        match self.shared.backend.release_now(&self.request.key, self.request.holder) {
+        match self.release_now() {
             // Nobody is there to be told; a failure is retried in the background.
             Some(answer) => drop(self.released(answer)),
             None => self.release_later(),
@@ -135,6 +137,13 @@ impl Hold {
             },
             reason = lost => Err(named(Error::lost(reason))),
         }
+    }
+
+    /// Releases without I/O, if the store can. One that panics is asked again with I/O: a guard is dropped without
+    /// a panic, and its permit is handed on.
+    fn release_now(&self) -> Option<Result<Freed, Error>> {
+        let release = || self.shared.backend.release_now(&self.request.key, self.request.holder);
+        catch_unwind(AssertUnwindSafe(release)).unwrap_or(None)
     }
 
     /// Settles the answer to a release, and hands on the permit.
@@ -211,7 +220,12 @@ impl Releasing {
             // Without a runtime no call may be polled, and without its driver there is nothing to retry with.
             () = hold.shared.runtime_gone.cancelled() => None,
             _ = closed.wait_for(Option::is_some) => None,
-            answered = TokioContext::new(call, handle) => Some(answered),
+            answered = AssertUnwindSafe(TokioContext::new(call, handle)).catch_unwind() => match answered {
+                Ok(answered) => Some(answered),
+                // Tokio's timers panic when their runtime has gone.
+                Err(_) if hold.shared.runtime_gone.is_cancelled() => None,
+                Err(panic) => resume_unwind(panic),
+            },
         };
         let answer = match answered {
             None => Err(hold.unanswered()),

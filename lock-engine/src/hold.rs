@@ -21,7 +21,8 @@ use crate::state::{Lose, Phase, State};
 
 /// What the engine knows of one grant.
 ///
-/// While it is asked for, the key's permit belongs to whoever asks; once it is live, to whoever ends it.
+/// While it is pending, the key's permit belongs to whoever asks; on the fast path and once it is live, to whoever
+/// ends it.
 pub(crate) struct Hold {
     pub(crate) shared: Arc<Shared>,
     pub(crate) request: Request,
@@ -35,7 +36,7 @@ pub(crate) struct Hold {
     cooling_until: AtomicU64,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Nothing then.
     pub(crate) times: Times,
-    /// Whether a call that asks for it has been polled and not been answered with "nothing begun".
+    /// Whether a call that asks for it has been polled, and was not answered with "contended" or "nothing begun".
     pub(crate) sent: AtomicBool,
 }
 
@@ -49,7 +50,7 @@ struct Extras {
 const NO_TOKEN: u64 = u64::MAX;
 
 impl Hold {
-    /// A hold that is about to be asked for; live already where the fast path asks.
+    /// A hold that is about to be asked for.
     pub(crate) fn new(
         shared: &Arc<Shared>,
         request: Request,
@@ -84,6 +85,7 @@ impl Hold {
         if let Some(cooldown) = self.request.cooldown {
             self.cools_until(sent.after(cooldown));
         }
+        self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
         if let Some(lease) = &self.lease {
             let now = self.shared.clock.now();
             lease.confirmed(sent, lease.window());
@@ -92,14 +94,10 @@ impl Hold {
                 return Err(self.came_too_late(permit));
             }
         }
-        self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
         if let Err(phase) = self.state.go_live() {
             // Whoever ended it did not know that it would be granted after all.
-            self.shared.free(Freeing::attempted(&self, permit));
-            return Err(self.named(match phase.loss() {
-                Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
-                Some(reason) => Error::lost(reason),
-            }));
+            self.shared.free(Freeing::held(&self, permit));
+            return Err(self.ended_before(phase));
         }
         if let Some(permit) = permit {
             permit.leave_to_hold();
@@ -112,11 +110,19 @@ impl Hold {
         Ok(LockGuard::new(self))
     }
 
+    /// It ended, with `phase`, before its guard was handed out.
+    pub(crate) fn ended_before(&self, phase: Phase) -> Error {
+        self.named(match phase.loss() {
+            Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
+            Some(reason) => Error::lost(reason),
+        })
+    }
+
     /// The grant came when its lease, or the time without a confirmation, had passed. It was in nobody's hands,
     /// so the store is told to let go, also one that would leave a lost hold as it is.
     fn came_too_late(&self, permit: Option<Permit>) -> Error {
         let permit = self.give_up(permit);
-        self.shared.free(Freeing::attempted(self, permit));
+        self.shared.free(Freeing::held(self, permit));
         let message = if self.request.ttl.is_some() {
             "the store took longer to grant the lease than the lease lasts, and is told to let go; use a longer TTL"
         } else {
@@ -155,7 +161,7 @@ impl Hold {
             && self.sent.load(Ordering::Acquire)
     }
 
-    /// Whether nobody has asked the store for it, so that there is nothing to undo.
+    /// Whether it is pending and nobody has asked the store for it, so that there is nothing to undo.
     pub(crate) fn is_unsent(&self) -> bool {
         matches!(self.state.phase(), Phase::Pending | Phase::LostPending(_))
             && !self.sent.load(Ordering::Acquire)
@@ -222,7 +228,7 @@ impl Hold {
         Some(self.permit(Outcome::Ended))
     }
 
-    /// Ends the hold for release. `Err` when it was lost; the store is told all the same.
+    /// Ends the hold for release; the store is the caller's to tell. `Err` when it was lost.
     pub(crate) fn begin_release(&self) -> Result<(), Error> {
         self.end_if_over();
         match self.state.release() {

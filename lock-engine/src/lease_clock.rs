@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::backend::Timing;
 use crate::clock::Moment;
 
-/// When a hold is to be renewed, when it is in doubt, and when it is over. Only the driver moves it on.
+/// When a hold is to be renewed, when it is in doubt, and when it is over. Set by whoever is granted it, and moved
+/// on by the driver alone.
 pub(crate) struct LeaseClock {
     kind: Kind,
     /// The lease's TTL, or the time after which an unconfirmed hold counts as lost, in nanoseconds.

@@ -24,6 +24,7 @@ mod outbox;
 mod published;
 mod queue;
 mod renewal;
+mod retries;
 mod schedule;
 mod shared;
 mod single;

@@ -3,17 +3,17 @@
 //! per hold.
 //!
 //! ```text
-//!   fresh ------- up to FRESH_CALLS calls at a time -----> freed
-//!     | failed                                               ^
-//!     v                                                      |
-//!   retries: one call at a time, with a backoff -------------+
+//!   fresh ------- up to FRESH_CALLS calls at a time -----------------> freed
+//!     | failed                                                           ^
+//!     v                                                                  |
+//!   retries: one call at a time, with a backoff -------------------------+
 //!   refused: the same with a longer one, for reasons that time does not mend
+//!   unanswered: a call without any answer, in up to PARTS smaller ones --+
 //! ```
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use leasehold_api::{Error, ErrorKind, HolderId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -21,18 +21,15 @@ use tokio::time::Instant;
 use crate::backend::{Freed, Granted, HoldRef, short_answer};
 use crate::hold::Hold;
 use crate::queue::Outcome;
+use crate::retries::{FRESH_PAUSE, PARTS, Retries, Settled, Unanswered};
 use crate::shared::Permit;
 
 /// How many holds one call frees at the most.
 const BATCH: usize = 500;
 
-/// How many calls for holds that were not tried yet are under way at the most: one that hangs, because a row is
-/// locked, say, does not keep the others.
-const FRESH_CALLS: usize = 4;
-
-/// The least time between two calls for fresh holds while calls fail, so that those who try and fail in a loop
-/// do not have the store asked as often.
-const FRESH_PAUSE: Duration = Duration::from_millis(50);
+/// How many calls for holds that were not tried yet are under way at the most: up to as many that hang, because a
+/// row is locked, say, do not keep the others.
+const FRESH_CALLS: usize = 16;
 
 /// One hold that the store must let go of.
 pub(crate) struct Freeing {
@@ -41,7 +38,7 @@ pub(crate) struct Freeing {
     lasts: Option<Duration>,
     /// The key's permit: handed on after the first try.
     permit: Option<Permit>,
-    /// Whether the store is known to have granted it.
+    /// Whether the store has granted it.
     held: bool,
     /// Whether it is a guard that was released or dropped, and counts as released once the store confirms it.
     let_go: bool,
@@ -55,9 +52,15 @@ impl Freeing {
         Self { hold: hold.reference(), lasts, permit, held: false, let_go: false, reply: None }
     }
 
+    /// A hold that the store has granted and whose guard was not handed out, or whose caller has not been polled
+    /// since.
+    pub(crate) fn held(hold: &Hold, permit: Option<Permit>) -> Self {
+        Self { held: true, ..Self::attempted(hold, permit) }
+    }
+
     /// A hold that was lost here and that the store may still have.
     pub(crate) fn lost(hold: &Hold) -> Self {
-        Self { held: true, ..Self::attempted(hold, None) }
+        Self::held(hold, None)
     }
 
     /// A hold whose guard was released or dropped.
@@ -104,6 +107,8 @@ enum Which {
     Retries,
     /// Those that were refused for a reason that time does not mend.
     Refused,
+    /// Those whose last call had no answer at all.
+    Unanswered,
 }
 
 /// A hold that was freed.
@@ -125,6 +130,7 @@ pub(crate) struct Outbox {
     fresh_from: Option<Instant>,
     retries: Retries,
     refused: Retries,
+    unanswered: Unanswered,
     closing: bool,
     /// While closing: how many of the refused have not been tried since.
     untried: usize,
@@ -137,17 +143,9 @@ struct Entry {
     in_flight: bool,
     /// It was told again while a call for it was under way, which may have come too early.
     again: bool,
-}
-
-/// Holds that are waiting for another try, all in one call.
-struct Retries {
-    holders: VecDeque<HolderId>,
-    schedule: ExponentialBuilder,
-    backoff: ExponentialBackoff,
-    due: Option<Instant>,
-    in_flight: bool,
-    /// How many fit into one call: fewer after a call without any answer, since one hold may have kept the others.
-    most: usize,
+    /// With how many others it travels at the most, itself included: fewer after a call without any answer, since
+    /// one hold may have kept the others.
+    batch: usize,
 }
 
 impl Outbox {
@@ -159,6 +157,7 @@ impl Outbox {
             fresh_from: None,
             retries: Retries::new(Duration::from_millis(50), Duration::from_secs(5)),
             refused: Retries::new(Duration::from_secs(5), Duration::from_secs(300)),
+            unanswered: Unanswered::new(),
             closing: false,
             untried: 0,
         }
@@ -177,7 +176,8 @@ impl Outbox {
             }
             None => {
                 let over = freeing.lasts.and_then(|lasts| now.checked_add(lasts.saturating_mul(2)));
-                self.entries.insert(holder, Entry { freeing, over, in_flight: false, again: false });
+                self.entries
+                    .insert(holder, Entry { freeing, over, in_flight: false, again: false, batch: BATCH });
                 self.fresh.push_back(holder);
             }
         }
@@ -192,17 +192,20 @@ impl Outbox {
         // A call that is under way may have been lost: its holds are asked for again, which does no harm.
         for (holder, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.in_flight) {
             entry.in_flight = false;
-            self.fresh.push_back(*holder);
+            let queue = if entry.batch < BATCH { &mut self.unanswered.holders } else { &mut self.fresh };
+            queue.push_back(*holder);
         }
         self.fresh_calls = 0;
         self.fresh_from = None;
         (self.retries.in_flight, self.refused.in_flight) = (false, false);
+        self.unanswered.hurry(now);
     }
 
     /// Whether everything has been freed, or will not be by trying again soon. While it is closing.
     pub(crate) fn is_done(&self) -> bool {
         let in_flight = self.entries.values().any(|entry| entry.in_flight);
-        !in_flight && self.fresh.is_empty() && self.retries.holders.is_empty() && self.refused.due.is_none()
+        let waits = [&self.fresh, &self.retries.holders, &self.unanswered.holders];
+        !in_flight && waits.iter().all(|queue| queue.is_empty()) && self.refused.next_due().is_none()
     }
 
     /// How many holds the store has, or may have, and has not let go of. One that was only asked for, and whose
@@ -215,33 +218,76 @@ impl Outbox {
 
     /// The next call to make now, if there is one.
     pub(crate) fn next_call(&mut self, now: Instant) -> Option<(Batch, Vec<HoldRef>)> {
+        loop {
+            let which = self.next_queue(now)?;
+            let (holders, holds) = self.take(which, now);
+            // All that was due may be over by now.
+            if !holds.is_empty() {
+                self.begun(which);
+                return Some((Batch { holders, which }, holds));
+            }
+        }
+    }
+
+    fn next_queue(&self, now: Instant) -> Option<Which> {
         let may_ask = self.fresh_calls < FRESH_CALLS && self.fresh_from.is_none_or(|at| at <= now);
-        let (which, holders) = if may_ask && !self.fresh.is_empty() {
-            self.fresh_calls += 1;
-            (Which::Fresh, take(&mut self.fresh, BATCH))
-        } else if let Some(holders) = self.retries.take_due(now) {
-            (Which::Retries, holders)
+        if may_ask && !self.fresh.is_empty() {
+            Some(Which::Fresh)
+        } else if self.retries.is_due(now) {
+            Some(Which::Retries)
+        } else if self.unanswered.is_due(now) {
+            Some(Which::Unanswered)
         } else {
-            (Which::Refused, self.refused.take_due(now)?)
+            self.refused.is_due(now).then_some(Which::Refused)
+        }
+    }
+
+    /// Takes out what one call is for. Those that are over are dropped: the store has let go by itself.
+    fn take(&mut self, which: Which, now: Instant) -> (Vec<HolderId>, Vec<HoldRef>) {
+        let share = self.unanswered.share();
+        let queue = match which {
+            Which::Fresh => &mut self.fresh,
+            Which::Retries => &mut self.retries.holders,
+            Which::Refused => &mut self.refused.holders,
+            Which::Unanswered => &mut self.unanswered.holders,
         };
-        let mut ask = |holder: HolderId| {
-            let entry = self.entries.get_mut(&holder).filter(|entry| !entry.in_flight)?;
+        let mut most = BATCH;
+        let (mut holders, mut holds) = (Vec::new(), Vec::new());
+        while holds.len() < most {
+            let Some(holder) = queue.pop_front() else { break };
+            let Some(entry) = self.entries.get_mut(&holder).filter(|entry| !entry.in_flight) else {
+                continue;
+            };
             if entry.over.is_some_and(|over| over <= now) {
                 self.entries.remove(&holder);
-                return None;
+                continue;
+            }
+            if which == Which::Unanswered {
+                most = most.min(entry.batch.max(share));
             }
             entry.in_flight = true;
-            Some((holder, entry.freeing.hold.clone()))
-        };
-        let (holders, holds) = holders.into_iter().filter_map(&mut ask).unzip();
-        Some((Batch { holders, which }, holds))
+            holders.push(holder);
+            holds.push(entry.freeing.hold.clone());
+        }
+        (holders, holds)
+    }
+
+    fn begun(&mut self, which: Which) {
+        match which {
+            Which::Fresh => self.fresh_calls += 1,
+            Which::Retries => self.retries.begun(),
+            Which::Refused => self.refused.begun(),
+            Which::Unanswered => self.unanswered.in_flight += 1,
+        }
     }
 
     /// When to look for the next call.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let fresh = self.fresh_from.filter(|_| !self.fresh.is_empty() && self.fresh_calls < FRESH_CALLS);
-        let due = |retries: &Retries| retries.due.filter(|_| !retries.in_flight);
-        [fresh, due(&self.retries), due(&self.refused)].into_iter().flatten().min()
+        [fresh, self.retries.next_due(), self.refused.next_due(), self.unanswered.next_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Settles the answers to a call; `None` when there were none. Returns what was freed.
@@ -254,7 +300,7 @@ impl Outbox {
         let (asked, answered) = (batch.holders.len(), answers.is_some());
         let mut answers = answers.map(Vec::into_iter);
         let mut done = Vec::new();
-        let (mut failed, mut refused) = (Vec::new(), Vec::new());
+        let (mut failed, mut refused, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
         for holder in batch.holders {
             let answer = match &mut answers {
                 Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
@@ -275,8 +321,11 @@ impl Outbox {
                 // One try keeps the key's permit; after that the next in line may ask the store itself.
                 Err(error) => {
                     drop(entry.freeing.permit.take());
+                    entry.batch = if answered { BATCH } else { asked.div_ceil(PARTS) };
                     if error.kind() == ErrorKind::Closed {
                         self.entries.remove(&holder);
+                    } else if !answered {
+                        unanswered.push(holder);
                     } else if error.kind().is_transient() {
                         failed.push(holder);
                     } else {
@@ -285,16 +334,16 @@ impl Outbox {
                 }
             }
         }
-        self.fresh_calls = self.fresh_calls.saturating_sub(usize::from(batch.which == Which::Fresh));
-        let any_failed = !failed.is_empty() || !refused.is_empty();
+        let any_failed = !failed.is_empty() || !refused.is_empty() || !unanswered.is_empty();
         if batch.which == Which::Fresh {
+            self.fresh_calls = self.fresh_calls.saturating_sub(1);
             self.fresh_from = (any_failed && done.is_empty()).then(|| now + FRESH_PAUSE);
         }
         let closing = self.closing;
-        let settled =
-            |which| Settled { ours: batch.which == which, asked, answered, freed: !done.is_empty(), closing };
+        let settled = |which| Settled { ours: batch.which == which, freed: !done.is_empty(), closing };
         self.retries.settle(settled(Which::Retries), failed, now);
         self.refused.settle(settled(Which::Refused), refused, now);
+        self.unanswered.settle(settled(Which::Unanswered), unanswered, now);
         if closing && batch.which == Which::Refused {
             self.untried = self.untried.saturating_sub(asked);
         }
@@ -327,70 +376,4 @@ impl FreedHold {
             (true, true) => Outcome::Released,
         }
     }
-}
-
-/// What one call came to.
-#[derive(Clone, Copy)]
-struct Settled {
-    /// Whether it was one of the retries at hand.
-    ours: bool,
-    asked: usize,
-    answered: bool,
-    freed: bool,
-    closing: bool,
-}
-
-impl Retries {
-    fn new(shortest: Duration, longest: Duration) -> Self {
-        let schedule = ExponentialBuilder::default()
-            .with_jitter()
-            .with_min_delay(shortest)
-            .with_max_delay(longest)
-            .without_max_times();
-        Self {
-            holders: VecDeque::new(),
-            schedule,
-            backoff: schedule.build(),
-            due: None,
-            in_flight: false,
-            most: BATCH,
-        }
-    }
-
-    fn take_due(&mut self, now: Instant) -> Option<Vec<HolderId>> {
-        if self.in_flight || self.holders.is_empty() || self.due.is_none_or(|due| due > now) {
-            return None;
-        }
-        self.in_flight = true;
-        self.due = None;
-        Some(take(&mut self.holders, self.most))
-    }
-
-    /// `failed` wait for another try.
-    fn settle(&mut self, call: Settled, failed: Vec<HolderId>, now: Instant) {
-        if call.ours {
-            self.in_flight = false;
-            self.most = if call.answered { BATCH } else { (call.asked / 2).max(1) };
-        }
-        self.holders.extend(failed);
-        if call.ours && call.freed {
-            // The store answers again: whoever failed before has a new chance soon.
-            self.backoff = self.schedule.build();
-        }
-        if self.holders.is_empty() {
-            self.due = None;
-        } else if call.ours || self.due.is_none() {
-            let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next().unwrap_or(FRESH_PAUSE) };
-            // A call that freed something did not fail: what did not fit into it follows.
-            self.due = now.checked_add(if call.ours && call.freed { Duration::ZERO } else { pause });
-        }
-    }
-
-    fn hurry(&mut self, now: Instant) {
-        self.due = (!self.holders.is_empty()).then_some(now);
-    }
-}
-
-fn take(holders: &mut VecDeque<HolderId>, most: usize) -> Vec<HolderId> {
-    holders.drain(..holders.len().min(most)).collect()
 }

@@ -326,7 +326,7 @@ impl<V: Occupant> Shard<V> {
     }
 }
 
-/// The right to talk to the store about one key. Dropping it hands it on.
+/// The right to ask the store for one key. Dropping it hands it on.
 #[must_use = "dropping it hands it on"]
 pub(crate) struct Permit<V: Occupant> {
     queues: Arc<Queues<V>>,

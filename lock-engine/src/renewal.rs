@@ -16,6 +16,7 @@ use crate::hold::Hold;
 use crate::inbox::RenewReply;
 use crate::lease_clock::LeaseClock;
 use crate::metrics::Event;
+use crate::retries::PARTS;
 use crate::shared::Shared;
 
 /// One hold in a renewal.
@@ -48,10 +49,6 @@ pub(crate) struct Queued {
 /// short lease should not hurry a thousand long ones.
 const SAME_CALL: u32 = 4;
 
-/// Into how many calls one is parted that had no answer at all. A lease has time for three calls; with this, one
-/// hold that hangs is alone in the third of them among 1,000, and a store that is away is not asked more often.
-const PARTS: usize = 32;
-
 impl Shared {
     /// Looks at every hold that is due: loses those that are over, and says which to renew in one call each.
     pub(crate) fn due_renewals(&self) -> Vec<Vec<Renewal>> {
@@ -75,7 +72,11 @@ impl Shared {
     }
 
     /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
-    pub(crate) fn asked_renewal(&self, queued: Queued, waiting: &mut WaitingRenewals) -> Option<Vec<Renewal>> {
+    pub(crate) fn asked_renewal(
+        &self,
+        queued: Queued,
+        waiting: &mut WaitingRenewals,
+    ) -> Option<Vec<Renewal>> {
         let Queued { hold, ttl, mut replies } = queued;
         // Nobody waits any more, or nothing is left to renew.
         replies.retain(|reply| !reply.is_closed());

@@ -230,7 +230,8 @@ mod tests {
     #[test]
     fn every_phase_survives_its_byte() {
         let plain = [Phase::Fast, Phase::Pending, Phase::Live, Phase::Released, Phase::Abandoned];
-        let lost = REASONS.iter().flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);
+        let lost =
+            REASONS.iter().flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);
         for phase in plain.into_iter().chain(lost) {
             assert_eq!(Phase::of(phase.byte()), phase);
             assert_eq!(Phase::of(phase.byte() | WATCHED), phase);

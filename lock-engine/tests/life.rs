@@ -321,7 +321,8 @@ async fn a_renewal_that_hangs_does_not_cost_its_neighbours_their_leases() {
     }
     *net.stuck.lock().unwrap() = Some("k250");
     sleep(seconds(120)).await;
-    let lost: Vec<_> = guards.iter().filter(|guard| !guard.validity().is_held()).map(LockGuard::key).collect();
+    let lost: Vec<_> =
+        guards.iter().filter(|guard| !guard.validity().is_held()).map(LockGuard::key).collect();
     assert_eq!(lost, [&LockKey::new("k250").unwrap()]);
     // From then on they travel together again.
     let before = net.renewals.lock().unwrap().len();

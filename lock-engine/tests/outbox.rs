@@ -219,3 +219,94 @@ async fn an_engine_that_is_dropped_while_the_server_is_away_ends() {
     sleep(seconds(21)).await;
     assert_eq!((tasks(), Arc::strong_count(&net)), (0, 1));
 }
+
+/// What leases have ended is dropped without a call, and nothing waits behind it.
+#[tokio::test(start_paused = true)]
+async fn what_is_over_costs_no_call_and_keeps_nobody() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net).leases(seconds(2)));
+    let live = lock.key("live").ttl(seconds(300)).acquire().await.unwrap();
+    *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::Unavailable);
+    for i in 0..20_000 {
+        lock.key(format!("k{i}")).acquire().await.unwrap_err();
+        sleep(ms(2)).await;
+    }
+    drop(live);
+    sleep(seconds(10)).await;
+    *net.fail_release.lock().unwrap() = None;
+    // The longest pause between two tries, with its jitter.
+    sleep(seconds(11)).await;
+    assert!(net.is_free(), "the live one is behind 20,000 that are over");
+    assert!(!net.releases.lock().unwrap().contains(&0), "a call for nothing");
+    let calls = net.calls();
+    sleep(seconds(600)).await;
+    assert_eq!(net.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_release_that_hangs_keeps_its_neighbours_for_two_calls() {
+    for closes in [false, true] {
+        let net = Arc::new(PlainNet::default());
+        let lock = start(plain(&net));
+        let mut guards = Vec::new();
+        for i in 0..500 {
+            guards.push(lock.key(format!("k{i}")).acquire().await.unwrap());
+        }
+        *net.stuck.lock().unwrap() = Some("k250");
+        if closes {
+            lock.close().await.unwrap_err();
+        } else {
+            drop(guards);
+            // A limit for all of them, one for a part, and pauses.
+            sleep(seconds(21)).await;
+            assert!(net.rows.lock().unwrap().len() < 20, "{}", net.rows.lock().unwrap().len());
+            sleep(seconds(11)).await;
+        }
+        let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+        assert_eq!(left, ["k250"], "closed: {closes}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_is_asked_with_few_calls_at_a_time() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let mut guards = Vec::new();
+    for i in 0..5_000 {
+        guards.push(lock.key(format!("k{i}")).acquire().await.unwrap());
+    }
+    net.hang.store(true, SeqCst);
+    drop(guards);
+    sleep(seconds(300)).await;
+    // Ten for the first try, then 32 each ten seconds.
+    assert!(net.calls() < 10 + 32 * 31, "{}", net.calls());
+    assert!(tasks() < 40, "{}", tasks());
+    net.hang.store(false, SeqCst);
+    sleep(seconds(21)).await;
+    assert!(net.is_free(), "{} left", net.rows.lock().unwrap().len());
+}
+
+/// C17: what the store has granted and refuses to release is left, whatever became of the guard.
+#[tokio::test(start_paused = true)]
+async fn closing_says_what_it_leaves_also_of_what_nobody_had_or_polls() {
+    let net = Arc::new(PlainNet::default());
+    *net.acquire_takes.lock().unwrap() = seconds(3);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::PermissionDenied);
+    let mut store = plain(&net);
+    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)));
+    let lock = start(store);
+    lock.key("too late").acquire().await.unwrap_err();
+    assert!(!net.is_free());
+    lock.close().await.unwrap_err();
+
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guard = lock.key("unpolled").acquire().await.unwrap();
+    *net.release_takes.lock().unwrap() = seconds(1);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::PermissionDenied);
+    let mut releasing = Box::pin(guard.release());
+    assert!(futures_util::poll!(&mut releasing).is_pending());
+    lock.close().await.unwrap_err();
+    drop(releasing);
+}

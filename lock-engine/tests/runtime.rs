@@ -2,11 +2,13 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, Lock, LockExt, LossReason, Validity};
-use leasehold_engine::{Backend as _, Engine};
+use leasehold_api::{Capabilities, Error, ErrorKind, Lock, LockExt, LossReason, Scope, Validity};
+use leasehold_engine::{
+    Attempt, Backend as _, Engine, Freed, Granted, HoldRef, Renewed, Request, Single, SingleKey,
+};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::runtime::{Builder, Runtime};
 
@@ -106,8 +108,7 @@ fn closing_is_bounded_also_while_every_worker_is_blocked() {
     let backend = MemoryStore::new().default_ttl(Duration::from_secs(30)).backend();
     let mut timing = backend.timing();
     timing.close = Duration::from_millis(200);
-    let lock =
-        Engine::builder(backend).timing(timing).runtime(runtime.handle().clone()).start().unwrap();
+    let lock = Engine::builder(backend).timing(timing).runtime(runtime.handle().clone()).start().unwrap();
     let guard = futures_executor(lock.key("k").acquire()).unwrap();
     let (blocked, is_blocked) = mpsc::channel();
     let (unblock, blocking) = mpsc::channel::<()>();
@@ -121,6 +122,75 @@ fn closing_is_bounded_also_while_every_worker_is_blocked() {
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
     assert_eq!(guard.validity(), Validity::Lost);
     drop(unblock);
+}
+
+/// Its calls block their thread until told, and then wait for ever.
+#[derive(Debug)]
+struct Blocking {
+    capabilities: Capabilities,
+    releases: bool,
+    entered: mpsc::Sender<()>,
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Blocking {
+    async fn block(&self) {
+        self.entered.send(()).unwrap();
+        self.go_on.lock().unwrap().recv().unwrap();
+        std::future::pending::<()>().await;
+    }
+}
+
+impl std::fmt::Display for Blocking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("blocking")
+    }
+}
+
+#[async_trait::async_trait]
+impl SingleKey for Blocking {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    async fn acquire(&self, _: Request) -> Result<Attempt, Error> {
+        if !self.releases {
+            self.block().await;
+        }
+        Ok(Attempt::Granted(Granted::with_token(None)))
+    }
+
+    async fn renew(&self, _: HoldRef) -> Result<Renewed, Error> {
+        Ok(Renewed::Extended)
+    }
+
+    async fn release(&self, _: HoldRef) -> Result<Freed, Error> {
+        self.block().await;
+        Ok(Freed::new(true))
+    }
+}
+
+#[test]
+fn a_runtime_that_goes_away_in_the_middle_of_a_poll_is_no_panic() {
+    for releases in [false, true] {
+        let runtime = runtime();
+        let ((entered, has_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
+        let capabilities = Capabilities::new(Scope::Process);
+        let backend = Blocking { capabilities, releases, entered, go_on: Mutex::new(may_go_on) };
+        let lock = Engine::builder(Single::new(backend)).runtime(runtime.handle().clone()).start().unwrap();
+        let caller = std::thread::spawn(move || {
+            futures_executor(async {
+                let guard = lock.key("k").acquire().await?;
+                guard.release().await
+            })
+        });
+        has_entered.recv().unwrap();
+        runtime.shutdown_timeout(Duration::from_secs(10));
+        go_on.send(()).unwrap();
+        let error = caller.join().expect("no panic").unwrap_err();
+        let expected = if releases { ErrorKind::OutcomeUnknown } else { ErrorKind::Closed };
+        assert_eq!(error.kind(), expected, "{error}");
+    }
 }
 
 #[test]

@@ -196,6 +196,23 @@ async fn an_attempt_without_io_that_panics_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_release_without_io_that_panics_is_carried_out_with_it() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    for drops in [true, false] {
+        let guard = lock.key("k").acquire().await.unwrap();
+        net.panic_release.store(true, SeqCst);
+        if drops {
+            drop(guard);
+        } else {
+            guard.release().await.unwrap();
+        }
+        sleep(seconds(1)).await;
+        assert_eq!((net.is_free(), lock.active_keys()), (true, 0), "dropped: {drops}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_that_finds_nothing_is_a_loss_however_it_is_done() {
     let net = Arc::new(PlainNet::default());
     let lock = start(plain(&net));

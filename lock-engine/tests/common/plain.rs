@@ -37,6 +37,8 @@ pub struct PlainNet {
     pub hang: AtomicBool,
     /// The next attempt without I/O is granted and then panics.
     pub panic_try: AtomicBool,
+    /// The next release without I/O panics.
+    pub panic_release: AtomicBool,
     /// Renewals panic before their first await.
     pub panic_renew: AtomicBool,
     /// How many holds each release was for.
@@ -178,6 +180,11 @@ impl Backend for Plain {
                 |hold| if is_held(hold) { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) };
             holds.iter().map(|hold| Ok(answer(hold))).collect()
         })
+    }
+
+    fn release_now(&self, _: &LockKey, _: HolderId) -> Option<Result<Freed, Error>> {
+        assert!(!self.net.panic_release.swap(false, SeqCst), "a bug of the backend");
+        None
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {

@@ -1,0 +1,149 @@
+//! When the outbox tries again: after failures, one call after another; after silence, in smaller calls.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use leasehold_api::HolderId;
+use tokio::time::Instant;
+
+/// The least time between two calls for fresh holds while calls fail, so that those who try and fail in a loop
+/// do not have the store asked as often.
+pub(crate) const FRESH_PAUSE: Duration = Duration::from_millis(50);
+
+/// Into how many calls one is parted that had no answer at all: of 1,000 holds one that hangs is alone in the third
+/// call. No more are under way at a time, however many holds there are.
+pub(crate) const PARTS: usize = 32;
+
+/// What one call came to.
+#[derive(Clone, Copy)]
+pub(crate) struct Settled {
+    /// Whether it was a call for the holds at hand.
+    pub(crate) ours: bool,
+    pub(crate) freed: bool,
+    pub(crate) closing: bool,
+}
+
+/// Holds whose release failed: they wait for another try, all in one call.
+pub(crate) struct Retries {
+    pub(crate) holders: VecDeque<HolderId>,
+    backoff: Backoff,
+    pub(crate) due: Option<Instant>,
+    pub(crate) in_flight: bool,
+}
+
+impl Retries {
+    pub(crate) fn new(shortest: Duration, longest: Duration) -> Self {
+        let backoff = Backoff::new(shortest, longest);
+        Self { holders: VecDeque::new(), backoff, due: None, in_flight: false }
+    }
+
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.next_due().is_some_and(|due| due <= now)
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.due.filter(|_| !self.in_flight && !self.holders.is_empty())
+    }
+
+    pub(crate) fn begun(&mut self) {
+        self.in_flight = true;
+        self.due = None;
+    }
+
+    /// `failed` wait for another try.
+    pub(crate) fn settle(&mut self, call: Settled, failed: Vec<HolderId>, now: Instant) {
+        self.in_flight &= !call.ours;
+        self.holders.extend(failed);
+        if call.ours && call.freed {
+            // The store answers again: whoever failed before has a new chance soon.
+            self.backoff.reset();
+        }
+        if self.holders.is_empty() {
+            self.due = None;
+        } else if call.ours || self.due.is_none() {
+            let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next() };
+            // A call that freed something did not fail: what did not fit into it follows.
+            self.due = now.checked_add(if call.ours && call.freed { Duration::ZERO } else { pause });
+        }
+    }
+
+    pub(crate) fn hurry(&mut self, now: Instant) {
+        self.due = (!self.holders.is_empty()).then_some(now);
+    }
+}
+
+/// Holds whose last call had no answer at all. One of them may have kept the others, so they travel in ever smaller
+/// calls, several at a time; from there whoever is answered leaves.
+pub(crate) struct Unanswered {
+    pub(crate) holders: VecDeque<HolderId>,
+    backoff: Backoff,
+    due: Option<Instant>,
+    pub(crate) in_flight: usize,
+}
+
+impl Unanswered {
+    pub(crate) fn new() -> Self {
+        let backoff = Backoff::new(FRESH_PAUSE, Duration::from_secs(5));
+        Self { holders: VecDeque::new(), backoff, due: None, in_flight: 0 }
+    }
+
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.next_due().is_some_and(|due| due <= now)
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.due.filter(|_| self.in_flight < PARTS && !self.holders.is_empty())
+    }
+
+    /// How many holds a call must take so that all fit into the calls that may be under way.
+    pub(crate) fn share(&self) -> usize {
+        self.holders.len().div_ceil(PARTS.saturating_sub(self.in_flight).max(1))
+    }
+
+    /// `unanswered` wait for another try.
+    pub(crate) fn settle(&mut self, call: Settled, unanswered: Vec<HolderId>, now: Instant) {
+        self.in_flight = self.in_flight.saturating_sub(usize::from(call.ours));
+        if call.ours && call.freed {
+            self.backoff.reset();
+        }
+        self.holders.extend(unanswered);
+        if self.holders.is_empty() {
+            self.due = None;
+        } else if self.due.is_none_or(|due| due <= now) {
+            // One pause for all calls that end at the same time.
+            let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next() };
+            self.due = now.checked_add(pause);
+        }
+    }
+
+    pub(crate) fn hurry(&mut self, now: Instant) {
+        self.in_flight = 0;
+        self.due = Some(now);
+    }
+}
+
+/// Pauses that grow, with jitter.
+struct Backoff {
+    schedule: ExponentialBuilder,
+    pauses: ExponentialBackoff,
+}
+
+impl Backoff {
+    fn new(shortest: Duration, longest: Duration) -> Self {
+        let schedule = ExponentialBuilder::default()
+            .with_jitter()
+            .with_min_delay(shortest)
+            .with_max_delay(longest)
+            .without_max_times();
+        Self { schedule, pauses: schedule.build() }
+    }
+
+    fn next(&mut self) -> Duration {
+        self.pauses.next().unwrap_or(FRESH_PAUSE)
+    }
+
+    fn reset(&mut self) {
+        self.pauses = self.schedule.build();
+    }
+}
