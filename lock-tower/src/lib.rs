@@ -1,1 +1,38 @@
 #![doc = include_str!("../README.md")]
+#![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
+
+mod body;
+#[cfg(feature = "axum")]
+mod extracted;
+mod finish;
+mod grpc;
+mod held;
+mod hold;
+mod http;
+mod key;
+mod layer;
+mod message;
+mod problem;
+mod published;
+mod service;
+mod stats;
+mod template;
+mod transport;
+
+pub use body::LockBody;
+#[cfg(feature = "axum")]
+pub use extracted::{Extracted, extracted};
+pub use grpc::Grpc;
+pub use held::Held;
+pub use hold::Hold;
+pub use http::Http;
+pub use key::{KeyError, KeyFor};
+pub use layer::{LockLayer, OnGone, OnLost, Until};
+pub use message::Message;
+pub use service::Locked;
+pub use stats::Stats;
+pub use template::{BodyTemplate, Template, TemplateBuilder, TemplateError};
+pub use transport::{Refused, Transport};
+
+/// The error of a body: whatever the body inside fails with, or that the lock was lost.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

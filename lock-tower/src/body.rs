@@ -1,0 +1,110 @@
+//! The body of a response that may keep the lock.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::UnsyncBoxBody;
+use leasehold_api::Error;
+use pin_project_lite::pin_project;
+
+use crate::BoxError;
+use crate::hold::Hold;
+
+pin_project! {
+    /// The body of what a locked service answers: the handler's, byte for byte, or that of a refusal.
+    ///
+    /// With [`Until::BodyEnd`](crate::Until::BodyEnd) it keeps the lock until it has ended, failed or was
+    /// dropped. It fails when the lock is lost meanwhile, so that a response that was cut is not taken for a
+    /// whole one.
+    pub struct LockBody<B> {
+        #[pin]
+        state: State<B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<B> {
+        // The body is dropped before the lock is released.
+        Inner { #[pin] body: B, hold: Option<Hold> },
+        Refusal { body: UnsyncBoxBody<Bytes, BoxError> },
+        Cut,
+    }
+}
+
+impl<B> LockBody<B> {
+    pub(crate) fn inner(body: B, hold: Option<Hold>) -> Self {
+        Self { state: State::Inner { body, hold } }
+    }
+
+    pub(crate) fn refusal(body: impl Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static) -> Self {
+        Self { state: State::Refusal { body: body.map_err(Into::into).boxed_unsync() } }
+    }
+}
+
+impl<B> Body for LockBody<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut state = self.project().state;
+        let (mut body, hold) = match state.as_mut().project() {
+            StateProj::Inner { body, hold } => (body, hold),
+            StateProj::Refusal { body } => return Pin::new(body).poll_frame(cx),
+            StateProj::Cut => return Poll::Ready(None),
+        };
+        if let Some(Poll::Ready(reason)) = hold.as_mut().map(|hold| hold.poll_stopped(cx)) {
+            state.set(State::Cut);
+            return Poll::Ready(Some(Err(Error::lost(reason).into())));
+        }
+        let polled = body.as_mut().poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
+        // hyper does not ask again after a frame with which the body says to have ended.
+        let is_over = match &polled {
+            Poll::Ready(None | Some(Err(_))) => true,
+            Poll::Ready(Some(Ok(_))) => body.is_end_stream(),
+            Poll::Pending => false,
+        };
+        if is_over {
+            *hold = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.state {
+            State::Inner { body, .. } => body.is_end_stream(),
+            State::Refusal { body } => body.is_end_stream(),
+            State::Cut => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.state {
+            State::Inner { body, .. } => body.size_hint(),
+            State::Refusal { body } => body.size_hint(),
+            State::Cut => SizeHint::with_exact(0),
+        }
+    }
+}
+
+impl<B> fmt::Debug for LockBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.state {
+            State::Inner { hold: Some(_), .. } => "LockBody(with the lock)",
+            State::Inner { hold: None, .. } => "LockBody",
+            State::Refusal { .. } => "LockBody(refusal)",
+            State::Cut => "LockBody(cut)",
+        })
+    }
+}

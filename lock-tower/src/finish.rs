@@ -1,0 +1,47 @@
+//! A future that is finished in the background when its caller leaves.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use leasehold_api::BoxFuture;
+use tokio::runtime::Handle;
+use tracing::{Instrument as _, Span};
+
+/// Polls `work` in place; when dropped before the end, what is left of it goes into a task. A task for every
+/// request would cost a good part of the throughput.
+pub(crate) struct Finish<T: Send + 'static> {
+    work: Option<BoxFuture<'static, T>>,
+    /// The caller's span, in which the rest goes on.
+    span: Span,
+}
+
+impl<T: Send + 'static> Finish<T> {
+    pub(crate) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { work: Some(Box::pin(work)), span: Span::current() }
+    }
+}
+
+impl<T: Send + 'static> Future for Finish<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        // Taken out meanwhile, so that what panics is dropped and not polled again by a task.
+        let Some(mut work) = self.work.take() else { return Poll::Pending };
+        let polled = work.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.work = Some(work);
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for Finish<T> {
+    fn drop(&mut self) {
+        // Without a runtime nothing can go on: the work is dropped where it is, and the lock after it.
+        if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) {
+            let span = std::mem::replace(&mut self.span, Span::none());
+            drop(runtime.spawn(async move { drop(work.await) }.instrument(span)));
+        }
+    }
+}

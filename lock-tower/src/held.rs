@@ -1,0 +1,73 @@
+//! What a handler sees of the lock that it runs under.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use leasehold_api::{GrantHandle, Lock, LockKey};
+
+/// The lock that a request runs under, for its handler: key, fencing token, validity, loss, and the store's
+/// extensions, all those of [`GrantHandle`].
+///
+/// An extractor for axum; elsewhere it is an extension of the request, of this type. It can look and neither
+/// renew nor release. Once the lock was released, it reads [`Ended`](leasehold_api::Validity::Ended).
+#[derive(Clone)]
+pub struct Held(Arc<Inner>);
+
+struct Inner {
+    grant: GrantHandle,
+    /// Which lock: a key means something within its lock only.
+    lock: Arc<dyn Lock>,
+    /// The lock of a layer around this one.
+    outer: Option<Held>,
+}
+
+impl Held {
+    pub(crate) fn new(grant: GrantHandle, lock: Arc<dyn Lock>, outer: Option<Self>) -> Self {
+        Self(Arc::new(Inner { grant, lock, outer }))
+    }
+
+    /// Whether this one, or one around it, holds `key` of `lock` now: waiting for it would be in vain.
+    pub(crate) fn holds(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> bool {
+        let mut next = Some(self);
+        while let Some(held) = next {
+            let inner = &held.0;
+            if same(&inner.lock, lock) && inner.grant.key() == key && inner.grant.validity().is_held() {
+                return true;
+            }
+            next = inner.outer.as_ref();
+        }
+        false
+    }
+}
+
+/// By address alone: one type may have several tables of methods.
+fn same(a: &Arc<dyn Lock>, b: &Arc<dyn Lock>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+impl Deref for Held {
+    type Target = GrantHandle;
+
+    fn deref(&self) -> &GrantHandle {
+        &self.0.grant
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&self.0.grant).finish()
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<S: Sync> axum::extract::FromRequestParts<S> for Held {
+    type Rejection = axum::response::Response;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, Self::Rejection> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| {
+            tracing::error!("a handler asks for `Held`, but no lock layer is around its route");
+            crate::problem::Problem::internal("this route is not locked").response().map(axum::body::Body::new)
+        })
+    }
+}

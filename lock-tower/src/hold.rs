@@ -1,0 +1,91 @@
+//! The lock of one request, from the grant to the release.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use leasehold_api::{ErrorKind, LockGuard, Lost, LossReason, Validity};
+use tracing::warn;
+
+use crate::layer::OnLost;
+use crate::stats::InFlight;
+
+/// The lock of one request, for those who write a [`Transport`](crate::Transport): who drops it releases.
+pub struct Hold {
+    // Before the count: whoever waits for none to be in flight finds the locks released.
+    guard: LockGuard,
+    lost: Lost,
+    on_lost: OnLost,
+    release_within: Duration,
+    in_flight: InFlight,
+}
+
+impl Hold {
+    pub(crate) fn new(guard: LockGuard, on_lost: OnLost, release_within: Duration, count: InFlight) -> Self {
+        let lost = guard.lost();
+        Self { guard, lost, on_lost, release_within, in_flight: count }
+    }
+
+    /// Polls `work` until it is done or, where that stops it, the lock is lost.
+    pub(crate) async fn run<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LossReason> {
+        let mut work = pin!(work);
+        poll_fn(|cx| match self.poll_stopped(cx) {
+            Poll::Ready(reason) => Poll::Ready(Err(reason)),
+            Poll::Pending => work.as_mut().poll(cx).map(Ok),
+        })
+        .await
+    }
+
+    /// Whether the lock was lost and that is to stop what runs under it. It looks at the clock too, so that
+    /// a process that was suspended does not take one more step.
+    pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
+        if self.on_lost == OnLost::Tell {
+            return Poll::Pending;
+        }
+        let reason = match std::pin::Pin::new(&mut self.lost).poll(cx) {
+            Poll::Ready(reason) => reason,
+            Poll::Pending if self.guard.validity() == Validity::Lost => {
+                self.lost.reason().unwrap_or(LossReason::Expired)
+            }
+            Poll::Pending => return Poll::Pending,
+        };
+        self.count_lost(reason);
+        Poll::Ready(reason)
+    }
+
+    /// Releases and waits for the answer, for a while: after that it goes on in the background. The response
+    /// is what it is, so a failure is counted and logged only.
+    pub(crate) async fn release(self) {
+        let Self { guard, release_within, in_flight, .. } = self;
+        let key = guard.key().clone();
+        match tokio::time::timeout(release_within, guard.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if error.kind() == ErrorKind::Lost => {
+                in_flight.stats().count_lost();
+                warn!(%key, %error, "the lock was lost before its request had ended");
+            }
+            Ok(Err(error)) => {
+                in_flight.stats().count_release_failed();
+                warn!(%key, %error, "a release failed and goes on in the background");
+            }
+            Err(_) => {
+                in_flight.stats().count_release_failed();
+                warn!(%key, "a release was not confirmed within {release_within:?} and goes on in the background");
+            }
+        }
+        drop(in_flight);
+    }
+
+    fn count_lost(&self, reason: LossReason) {
+        self.in_flight.stats().count_lost();
+        warn!(key = %self.guard.key(), %reason, "the lock was lost, and what ran under it is stopped");
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}

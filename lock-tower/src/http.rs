@@ -1,0 +1,69 @@
+//! HTTP: 503 with Retry-After, and problem documents.
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+
+use crate::BoxError;
+use crate::body::LockBody;
+use crate::held::Held;
+use crate::hold::Hold;
+use crate::problem::Problem;
+use crate::transport::{Refused, Transport};
+
+/// Answers HTTP requests, those of axum and of every other service of `http` types.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug)]
+pub struct Http {
+    pub(crate) contended: StatusCode,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { contended: StatusCode::SERVICE_UNAVAILABLE }
+    }
+}
+
+impl<B, R, E> Transport<Request<B>, Response<R>, E> for Http
+where
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<LockBody<R>>;
+
+    fn attach(&self, request: &mut Request<B>, held: Held) {
+        request.extensions_mut().insert(held);
+    }
+
+    fn held<'a>(&self, request: &'a Request<B>) -> Option<&'a Held> {
+        request.extensions().get()
+    }
+
+    fn refuse(&self, why: Refused) -> Result<Self::Response, E> {
+        let (status, kind) = match why {
+            Refused::NoKey(error) => return Ok(error.into_response().map(LockBody::refusal)),
+            Refused::Contended { .. } => (self.contended, "contended"),
+            Refused::TooMany { .. } => (StatusCode::SERVICE_UNAVAILABLE, "too-many-waiters"),
+            Refused::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "lock-unavailable"),
+            Refused::Lost(_) => (StatusCode::SERVICE_UNAVAILABLE, "lock-lost"),
+            Refused::Nested(_) => (StatusCode::INTERNAL_SERVER_ERROR, "nested-lock"),
+        };
+        let problem = Problem { status, kind, detail: why.to_string(), retry_after: why.retry_after() };
+        Ok(problem.response().map(LockBody::refusal))
+    }
+
+    fn pass(&self, response: Response<R>, hold: Option<Hold>) -> (Self::Response, Option<Hold>) {
+        keep(response, hold)
+    }
+}
+
+/// Gives `hold` to the body, unless there is nothing left of it to send.
+pub(crate) fn keep<R>(response: Response<R>, hold: Option<Hold>) -> (Response<LockBody<R>>, Option<Hold>)
+where
+    R: Body<Data = Bytes>,
+{
+    if response.body().is_end_stream() {
+        return (response.map(|body| LockBody::inner(body, None)), hold);
+    }
+    (response.map(|body| LockBody::inner(body, hold)), None)
+}

@@ -1,0 +1,190 @@
+//! The service with the lock around it: what happens to one request.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use leasehold_api::{BoxFuture, ErrorKind, LockGuard, LockKey};
+use tower_service::Service;
+use tracing::{debug, error, warn};
+
+use crate::finish::Finish;
+use crate::held::Held;
+use crate::hold::Hold;
+use crate::key::KeyFor;
+use crate::layer::{OnGone, Shared, Until};
+use crate::stats::{InFlight, Outcome};
+use crate::transport::{RETRY_AFTER, Refused, Transport};
+
+/// A service with a lock around it, made by a [`LockLayer`](crate::LockLayer).
+///
+/// It is always ready: the service inside is asked whether it is ready after the lock was granted, so that a
+/// limit on concurrency inside counts those who work and not those who wait.
+pub struct Locked<S, K, T> {
+    inner: S,
+    shared: Arc<Shared<K, T>>,
+}
+
+impl<S, K, T> Locked<S, K, T> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared<K, T>>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S, K, T, Req> Service<Req> for Locked<S, K, T>
+where
+    S: Service<Req> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Response: Send + 'static,
+    S::Error: Send + 'static,
+    K: KeyFor<Req>,
+    T: Transport<Req, S::Response, S::Error>,
+    Req: Send + 'static,
+{
+    type Response = T::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<T::Response, S::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        Box::pin(serve(Arc::clone(&self.shared), self.inner.clone(), request))
+    }
+}
+
+async fn serve<S, K, T, Req>(
+    shared: Arc<Shared<K, T>>,
+    inner: S,
+    request: Req,
+) -> Result<T::Response, S::Error>
+where
+    S: Service<Req> + Send + 'static,
+    S::Future: Send,
+    S::Response: Send + 'static,
+    S::Error: Send + 'static,
+    K: KeyFor<Req>,
+    T: Transport<Req, S::Response, S::Error>,
+    Req: Send + 'static,
+{
+    let (mut request, key) = shared.key.key_for(request).await;
+    let key = match key {
+        Ok(key) => key,
+        Err(error) => {
+            shared.counters.count(Outcome::NoKey);
+            let reason = error.reason();
+            if error.is_client_fault() {
+                debug!(%reason, "a request has no key");
+            } else {
+                error!(%reason, "a request has no key, for a reason of the service's own");
+            }
+            return shared.transport.refuse(Refused::NoKey(error));
+        }
+    };
+    let outer = shared.transport.held(&request).cloned();
+    let (guard, in_flight) = match shared.admit(key, outer.as_ref()).await {
+        Ok(admitted) => admitted,
+        Err(why) => return shared.transport.refuse(why),
+    };
+    let held = Held::new(guard.handle(), Arc::clone(&shared.lock), outer);
+    let hold = Hold::new(guard, shared.on_lost, shared.release_within, in_flight);
+    shared.transport.attach(&mut request, held);
+    // From here on the client's leaving is not the handler's end, if so set.
+    let on_gone = shared.on_gone;
+    let work = run(shared, inner, request, hold);
+    match on_gone {
+        OnGone::Finish => Finish::new(work).await,
+        OnGone::Cancel => work.await,
+    }
+}
+
+/// Everything under the lock. The handler and all that belongs to it is gone before `hold` is.
+async fn run<S, K, T, Req>(
+    shared: Arc<Shared<K, T>>,
+    inner: S,
+    request: Req,
+    mut hold: Hold,
+) -> Result<T::Response, S::Error>
+where
+    S: Service<Req>,
+    T: Transport<Req, S::Response, S::Error>,
+{
+    let handled = hold.run(call(inner, request)).await;
+    let response = match handled {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => {
+            hold.release().await;
+            return Err(error);
+        }
+        Err(reason) => {
+            drop(hold);
+            return shared.transport.refuse(Refused::Lost(reason));
+        }
+    };
+    let (response, hold) = match shared.until {
+        Until::BodyEnd => shared.transport.pass(response, Some(hold)),
+        Until::Response => (shared.transport.pass(response, None).0, Some(hold)),
+    };
+    if let Some(hold) = hold {
+        hold.release().await;
+    }
+    Ok(response)
+}
+
+/// Calls a service once it is ready.
+pub(crate) async fn call<S: Service<Req>, Req>(mut inner: S, request: Req) -> Result<S::Response, S::Error> {
+    poll_fn(|cx| inner.poll_ready(cx)).await?;
+    inner.call(request).await
+}
+
+impl<K, T> Shared<K, T> {
+    /// The lock, or why not.
+    async fn admit(&self, key: LockKey, outer: Option<&Held>) -> Result<(LockGuard, InFlight), Refused> {
+        if outer.is_some_and(|held| held.holds(&self.lock, &key)) {
+            self.counters.count(Outcome::Nested);
+            error!(%key, "a lock layer inside of another asks for the key that the other one holds");
+            return Err(Refused::Nested(key));
+        }
+        let Some(waiting) = self.counters.wait(self.max_waiters) else {
+            self.counters.count(Outcome::TooMany);
+            warn!(%key, "more than {} requests wait for the lock", self.max_waiters);
+            return Err(Refused::TooMany { retry_after: RETRY_AFTER });
+        };
+        let granted = if self.fail_fast {
+            self.lock.try_acquire(&key, &self.options).await
+        } else {
+            self.lock.acquire(&key, &self.options).await.map(Some)
+        };
+        let error = match granted {
+            Ok(Some(guard)) => return Ok((guard, waiting.granted())),
+            Ok(None) => {
+                waiting.refused(Outcome::Contended);
+                return Err(Refused::Contended { retry_after: RETRY_AFTER });
+            }
+            Err(error) => error,
+        };
+        if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::NotDue) {
+            waiting.refused(Outcome::Contended);
+            debug!(%key, %error, "contended");
+            let retry_after = error.retry_after().unwrap_or(RETRY_AFTER);
+            return Err(Refused::Contended { retry_after });
+        }
+        waiting.refused(Outcome::Unavailable);
+        error!(%error, "the lock cannot be had");
+        Err(Refused::Store(error))
+    }
+}
+
+impl<S: Clone, K, T> Clone for Locked<S, K, T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: fmt::Debug, K, T> fmt::Debug for Locked<S, K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locked").field("inner", &self.inner).field("lock", &self.shared.lock).finish()
+    }
+}

@@ -1,0 +1,201 @@
+//! What a layer has done: numbers, and who is in flight.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use tokio::sync::Notify;
+
+use crate::published::Published;
+
+/// What the requests of a layer have met since it was made. Clones of the layer count together.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that got the lock.
+    pub granted: u64,
+    /// Requests without a usable key.
+    pub no_key: u64,
+    /// Requests that did not get the lock within the wait.
+    pub contended: u64,
+    /// Requests refused because too many waited.
+    pub too_many: u64,
+    /// Requests refused because a layer around this one holds their key.
+    pub nested: u64,
+    /// Requests refused because the store failed.
+    pub unavailable: u64,
+    /// Requests whose client left while they waited.
+    pub cancelled: u64,
+    /// Locks lost before their request had ended.
+    pub lost: u64,
+    /// Releases that failed or were not confirmed in time.
+    pub release_failed: u64,
+    /// Requests that wait for the lock now.
+    pub waiting: usize,
+    /// Requests that hold the lock now, also those whose client has gone.
+    pub in_flight: usize,
+}
+
+/// How the admission of a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Granted,
+    NoKey,
+    Contended,
+    TooMany,
+    Nested,
+    Unavailable,
+    Cancelled,
+}
+
+impl Outcome {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Granted,
+        Self::NoKey,
+        Self::Contended,
+        Self::TooMany,
+        Self::Nested,
+        Self::Unavailable,
+        Self::Cancelled,
+    ];
+
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::NoKey => "no key",
+            Self::Contended => "contended",
+            Self::TooMany => "too many",
+            Self::Nested => "nested",
+            Self::Unavailable => "error",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Counters {
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+    lost: AtomicU64,
+    release_failed: AtomicU64,
+    waiting: AtomicUsize,
+    in_flight: AtomicUsize,
+    idle: Notify,
+    published: Published,
+}
+
+impl Counters {
+    pub(crate) fn new(store: &dyn std::fmt::Display) -> Arc<Self> {
+        Arc::new(Self {
+            outcomes: Default::default(),
+            lost: AtomicU64::new(0),
+            release_failed: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
+            idle: Notify::new(),
+            published: Published::new(store),
+        })
+    }
+
+    pub(crate) fn snapshot(&self) -> Stats {
+        let of = |outcome: Outcome| self.outcomes[outcome as usize].load(Ordering::Relaxed);
+        Stats {
+            granted: of(Outcome::Granted),
+            no_key: of(Outcome::NoKey),
+            contended: of(Outcome::Contended),
+            too_many: of(Outcome::TooMany),
+            nested: of(Outcome::Nested),
+            unavailable: of(Outcome::Unavailable),
+            cancelled: of(Outcome::Cancelled),
+            lost: self.lost.load(Ordering::Relaxed),
+            release_failed: self.release_failed.load(Ordering::Relaxed),
+            waiting: self.waiting.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Acquire),
+        }
+    }
+
+    pub(crate) fn count(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+        self.published.count(outcome);
+    }
+
+    pub(crate) fn count_lost(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_release_failed(&self) {
+        self.release_failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A place among at most `limit` that wait.
+    pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Option<Waiting> {
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1))
+            .ok()
+            .map(|_| Waiting { counters: Arc::clone(self), is_counted: false })
+    }
+
+    /// Resolves when nobody is in flight.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.idle.notified());
+            // Registered before looking, or the last end might fall in between.
+            changed.as_mut().enable();
+            if self.in_flight.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// One request that waits; dropped without a word, its client has left.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    counters: Arc<Counters>,
+    is_counted: bool,
+}
+
+impl Waiting {
+    pub(crate) fn granted(mut self) -> InFlight {
+        let counters = Arc::clone(&self.counters);
+        counters.in_flight.fetch_add(1, Ordering::AcqRel);
+        self.end(Outcome::Granted);
+        InFlight(counters)
+    }
+
+    pub(crate) fn refused(mut self, outcome: Outcome) {
+        self.end(outcome);
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.is_counted = true;
+        self.counters.count(outcome);
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+        if !self.is_counted {
+            self.counters.count(Outcome::Cancelled);
+        }
+    }
+}
+
+/// One request that holds the lock.
+#[derive(Debug)]
+pub(crate) struct InFlight(Arc<Counters>);
+
+impl InFlight {
+    pub(crate) fn stats(&self) -> &Counters {
+        &self.0
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Keys by template: what is locked, written in the route's configuration.
+
+mod form;
+mod json;
+mod parse;
+mod source;
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Extensions, Request, StatusCode};
+use http_body::Body;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use leasehold_api::{Error, ErrorKind, LockKey};
+use tracing::debug;
+
+use crate::BoxError;
+use crate::key::{KeyError, KeyFor};
+use parse::Part;
+
+/// A key made of a request's values, such as `ledger:{path.holder|int}`. It is read once, at start-up.
+///
+/// | In a template | Is |
+/// |---|---|
+/// | `a:b` | two parts; a `:` or `%` inside a value is escaped, so that different values never make the same key |
+/// | `{path.id}`, `{{path.id}}` | the route's parameter `id`, decoded (feature `axum`) |
+/// | `{query.id}` | the parameter `id` of the query string, decoded |
+/// | `{header.x-user}` | the header `x-user` |
+/// | `{ext.user}` | what a function makes of an extension of the request; see [`Template::builder`] |
+/// | `{json.order.id}` | the field `id` of the object `order` in the body; see [`Template::parse_with_body`] |
+/// | `\|int` | the value as an integer: `42`, `042` and `+42` are one key |
+/// | `\|uuid` | the value as a UUID, whatever its spelling |
+/// | `\|lower` | the value in lower case |
+///
+/// A part has at most one value, with text around it or not. A value that is missing, empty, given twice, not
+/// UTF-8 or not of the form is a [`KeyError`]: 400 where the client sends it (query, header, body), 500 where the
+/// service does (a route without that parameter, a missing extension). The key is never a part of the template
+/// itself, nor one with a hole in it.
+///
+/// **Use the form that the handler uses.** Without `|int`, a handler that takes `Path<i64>` sees one number where
+/// the lock sees three keys, and who wants to get round the lock writes `042`. The surest way is
+/// [`extracted`](crate::extracted()), with the handler's own extractor.
+#[derive(Clone)]
+pub struct Template {
+    text: Arc<str>,
+    parts: Arc<[Part]>,
+}
+
+/// A [`Template`] for which the body is read before the lock is taken, up to a limit; the handler gets it byte for
+/// byte. A longer one is answered with 413.
+#[derive(Clone, Debug)]
+pub struct BodyTemplate {
+    template: Template,
+    limit: usize,
+}
+
+impl Template {
+    /// Reads a template.
+    ///
+    /// # Errors
+    ///
+    /// [`TemplateError`], with the byte at which the template is wrong.
+    pub fn parse(text: &str) -> Result<Self, TemplateError> {
+        Self::builder(text).build()
+    }
+
+    /// Reads a template with fields of the JSON body in it. Bodies longer than `limit` bytes are refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`parse`](Self::parse).
+    pub fn parse_with_body(text: &str, limit: usize) -> Result<BodyTemplate, TemplateError> {
+        Self::builder(text).build_with_body(limit)
+    }
+
+    /// A template with values from the request's extensions, where other layers put what they know of it.
+    ///
+    /// ```
+    /// use leasehold_tower::Template;
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    /// }
+    ///
+    /// let key = Template::builder("ledger:{ext.user}").extension("user", |user: &User| user.id).build()?;
+    /// # let _ = key;
+    /// # Ok::<(), leasehold_tower::TemplateError>(())
+    /// ```
+    #[must_use]
+    pub fn builder(text: &str) -> TemplateBuilder {
+        TemplateBuilder { text: text.into(), extensions: Vec::new() }
+    }
+
+    /// Reads the body before the lock is taken, although the key does not need it: a client that sends slowly does
+    /// not hold the lock meanwhile. Bodies longer than `limit` bytes are refused.
+    #[must_use]
+    pub fn buffer_body(self, limit: usize) -> BodyTemplate {
+        BodyTemplate { template: self, limit }
+    }
+
+    fn key(&self, parts: &mut http::request::Parts, body: Option<&[u8]>) -> Result<LockKey, KeyError> {
+        let values = self.parts.iter().map(|part| part.resolve(parts, body));
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        Ok(LockKey::from_parts(values)?)
+    }
+}
+
+impl<B: Send + 'static> KeyFor<Request<B>> for Template {
+    async fn key_for(&self, request: Request<B>) -> (Request<B>, Result<LockKey, KeyError>) {
+        let (mut parts, body) = request.into_parts();
+        let key = self.key(&mut parts, None);
+        (Request::from_parts(parts, body), key)
+    }
+}
+
+impl<B> KeyFor<Request<B>> for BodyTemplate
+where
+    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    async fn key_for(&self, request: Request<B>) -> (Request<B>, Result<LockKey, KeyError>) {
+        let (mut parts, body) = request.into_parts();
+        let bytes = match Limited::new(body, self.limit).collect().await {
+            Ok(collected) => collected.to_bytes(),
+            Err(error) => {
+                let error = self.unreadable(error);
+                return (Request::from_parts(parts, Bytes::new().into()), Err(error));
+            }
+        };
+        let key = self.template.key(&mut parts, Some(&bytes));
+        (Request::from_parts(parts, bytes.into()), key)
+    }
+}
+
+impl BodyTemplate {
+    fn unreadable(&self, error: BoxError) -> KeyError {
+        if error.is::<LengthLimitError>() {
+            let detail = format!("the body is longer than {} bytes", self.limit);
+            return KeyError::new(StatusCode::PAYLOAD_TOO_LARGE, detail);
+        }
+        debug!(%error, "the body could not be read");
+        KeyError::bad_request("the body could not be read")
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Template").field(&self.text).finish()
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A function that makes a value of the request's extensions.
+type FromExtensions = Arc<dyn Fn(&Extensions) -> Option<String> + Send + Sync>;
+
+/// A [`Template`] in the making; see [`Template::builder`].
+#[must_use = "build makes the template"]
+pub struct TemplateBuilder {
+    text: Arc<str>,
+    extensions: Vec<(String, FromExtensions)>,
+}
+
+impl TemplateBuilder {
+    /// Gives `{ext.name}` its value: what `value` makes of the request's extension of type `X`.
+    pub fn extension<X, V>(
+        mut self,
+        name: impl Into<String>,
+        value: impl Fn(&X) -> V + Send + Sync + 'static,
+    ) -> Self
+    where
+        X: Send + Sync + 'static,
+        V: fmt::Display,
+    {
+        let read = move |all: &Extensions| all.get::<X>().map(|x| value(x).to_string());
+        self.extensions.push((name.into(), Arc::new(read)));
+        self
+    }
+
+    /// Reads the template.
+    ///
+    /// # Errors
+    ///
+    /// As [`Template::parse`]; also for an extension that has not been given.
+    pub fn build(self) -> Result<Template, TemplateError> {
+        self.parse(false)
+    }
+
+    /// Reads a template with fields of the JSON body in it; see [`Template::parse_with_body`].
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub fn build_with_body(self, limit: usize) -> Result<BodyTemplate, TemplateError> {
+        Ok(self.parse(true)?.buffer_body(limit))
+    }
+
+    fn parse(self, has_body: bool) -> Result<Template, TemplateError> {
+        let parts = parse::template(&self.text, &self.extensions, has_body)?;
+        Ok(Template { text: self.text, parts: parts.into() })
+    }
+}
+
+impl fmt::Debug for TemplateBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TemplateBuilder").field(&self.text).finish()
+    }
+}
+
+/// A template is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateError {
+    at: usize,
+    message: String,
+}
+
+impl TemplateError {
+    fn new(at: usize, message: impl Into<String>) -> Self {
+        Self { at, message: message.into() }
+    }
+
+    /// The byte of the template at which it is wrong, from 0.
+    #[must_use]
+    pub const fn at(&self) -> usize {
+        self.at
+    }
+}
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the key template is wrong at byte {}: {}", self.at, self.message)
+    }
+}
+
+impl std::error::Error for TemplateError {}
+
+impl From<TemplateError> for Error {
+    fn from(error: TemplateError) -> Self {
+        Self::new(ErrorKind::InvalidOption, error.to_string())
+    }
+}

@@ -1,0 +1,116 @@
+//! Values of a request. Where two parsers could pick different ones, the request is refused.
+
+use std::str;
+
+use http::HeaderName;
+use http::request::Parts;
+
+use super::parse::{Part, Value};
+use super::{FromExtensions, json};
+use crate::key::KeyError;
+
+pub(super) enum Source {
+    #[cfg_attr(not(feature = "axum"), allow(dead_code))]
+    Path(String),
+    Query(String),
+    Header(HeaderName),
+    Json(Vec<String>),
+    Extension(FromExtensions),
+}
+
+impl Part {
+    pub(super) fn resolve(&self, parts: &mut Parts, body: Option<&[u8]>) -> Result<String, KeyError> {
+        let Some(value) = &self.value else { return Ok(self.before.clone()) };
+        let name = &value.name;
+        let text = value.read(parts, body)?;
+        if text.is_empty() {
+            return Err(value.fault(format!("`{name}` is empty")));
+        }
+        let text = match value.form {
+            None => text,
+            Some(form) => form
+                .apply(&text)
+                .ok_or_else(|| value.fault(format!("`{name}` is not {}", form.expected())))?,
+        };
+        Ok(format!("{}{text}{}", self.before, self.after))
+    }
+}
+
+impl Value {
+    fn read(&self, parts: &mut Parts, body: Option<&[u8]>) -> Result<String, KeyError> {
+        let name = &self.name;
+        match &self.source {
+            Source::Path(field) => path(parts, field),
+            Source::Query(field) => {
+                let query = parts.uri.query().unwrap_or_default();
+                let mut found = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == field);
+                let value = self.only(found.next(), found.next().is_some())?.1;
+                // What is not UTF-8 was replaced by this, and with it different values by one.
+                if value.contains(char::REPLACEMENT_CHARACTER) {
+                    return Err(KeyError::bad_request(format!("`{name}` is not UTF-8")));
+                }
+                Ok(value.into_owned())
+            }
+            Source::Header(field) => {
+                let mut found = parts.headers.get_all(field).iter();
+                let value = self.only(found.next(), found.next().is_some())?;
+                let text = str::from_utf8(value.as_bytes());
+                text.map(str::to_owned).map_err(|_| KeyError::bad_request(format!("`{name}` is not UTF-8")))
+            }
+            Source::Json(path) => json::field(body.unwrap_or_default(), path)
+                .map_err(|fault| KeyError::bad_request(fault.about(name))),
+            Source::Extension(read) => read(&parts.extensions)
+                .ok_or_else(|| KeyError::internal(format!("the request has no extension for `{name}`"))),
+        }
+    }
+
+    fn only<T>(&self, first: Option<T>, has_second: bool) -> Result<T, KeyError> {
+        match first {
+            Some(_) if has_second => {
+                Err(KeyError::bad_request(format!("`{}` is there more than once", self.name)))
+            }
+            Some(value) => Ok(value),
+            None => Err(KeyError::bad_request(format!("`{}` is missing", self.name))),
+        }
+    }
+
+    /// Whose fault a bad value is: the client chooses all but what the service puts into the extensions.
+    fn fault(&self, detail: String) -> KeyError {
+        match self.source {
+            Source::Extension(_) => KeyError::internal(detail),
+            _ => KeyError::bad_request(detail),
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
+    use std::future::Future as _;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use axum::extract::rejection::RawPathParamsRejection;
+    use axum::extract::{FromRequestParts as _, RawPathParams};
+
+    // It reads an extension, and is asynchronous in form only.
+    let read = pin!(RawPathParams::from_request_parts(parts, &()));
+    let Poll::Ready(read) = read.poll(&mut Context::from_waker(Waker::noop())) else {
+        return Err(KeyError::internal("the path's parameters are not there yet"));
+    };
+    let params = read.map_err(|rejection| match rejection {
+        RawPathParamsRejection::InvalidUtf8InPathParam(_) => {
+            KeyError::bad_request(format!("`path.{field}` is not UTF-8"))
+        }
+        _ => KeyError::internal(format!(
+            "`path.{field}`: the layer is not on a route, so there are no parameters; use route_layer"
+        )),
+    })?;
+    let value = params.iter().find(|(name, _)| *name == field).map(|(_, value)| value.to_owned());
+    value.ok_or_else(|| KeyError::internal(format!("the route has no parameter `{field}`")))
+}
+
+#[cfg(not(feature = "axum"))]
+fn path(_: &mut Parts, field: &str) -> Result<String, KeyError> {
+    // Refused when the template was read.
+    Err(KeyError::internal(format!("`path.{field}` needs the feature `axum`")))
+}
