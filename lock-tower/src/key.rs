@@ -10,6 +10,7 @@ use http_body::Body;
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
 use leasehold_api::{Error, ErrorKind, LockKey};
+use tracing::{debug, error};
 
 use crate::BoxError;
 use crate::problem::Problem;
@@ -106,11 +107,13 @@ impl KeyError {
         if self.is_client_fault() { &self.detail } else { "the service cannot tell what to lock" }
     }
 
-    /// For the log: everything but values of clients.
-    pub(crate) fn reason(&self) -> String {
-        match &self.source {
-            Some(source) => format!("{}: {source}", self.detail),
-            None => self.detail.clone().into_owned(),
+    /// Says why; of values of clients nothing.
+    pub(crate) fn log(&self) {
+        let (reason, source) = (&*self.detail, self.source.as_ref().map(Error::message));
+        if self.is_client_fault() {
+            debug!(reason, source, "a request has no key for its lock");
+        } else {
+            error!(reason, source, "a request has no key for its lock, by a fault of the service");
         }
     }
 }

@@ -18,6 +18,8 @@ mod service;
 mod stats;
 mod template;
 mod transport;
+#[cfg(feature = "postgres")]
+mod tx;
 
 pub use body::LockBody;
 #[cfg(feature = "axum")]
@@ -33,6 +35,8 @@ pub use service::Locked;
 pub use stats::Stats;
 pub use template::{BodyTemplate, Template, TemplateBuilder, TemplateError};
 pub use transport::{Refused, Transport};
+#[cfg(feature = "postgres")]
+pub use tx::{InTx, SharedTx, SharedTxError, TxLayer};
 
 /// The error of a body: whatever the body inside fails with, or that the lock was lost.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

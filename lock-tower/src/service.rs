@@ -74,12 +74,7 @@ where
         Ok(key) => key,
         Err(error) => {
             shared.counters.count(Outcome::NoKey);
-            let reason = error.reason();
-            if error.is_client_fault() {
-                debug!(%reason, "a request has no key");
-            } else {
-                error!(%reason, "a request has no key, for a reason of the service's own");
-            }
+            error.log();
             return shared.transport.refuse(Refused::NoKey(error));
         }
     };

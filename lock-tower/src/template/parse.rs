@@ -230,10 +230,4 @@ mod tests {
         }
         assert!(Template::parse_with_body("o:{json.order.id|uuid}", 10).is_ok());
     }
-
-    #[cfg(not(feature = "axum"))]
-    #[test]
-    fn without_axum_there_is_no_path() {
-        assert!(Template::parse("{path.id}").unwrap_err().to_string().contains("feature"));
-    }
 }

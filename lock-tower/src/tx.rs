@@ -1,0 +1,309 @@
+//! The lock and the handler in one transaction.
+
+mod begin;
+mod shared;
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use leasehold_api::{BoxFuture, Error, ErrorKind};
+use leasehold_postgres_advisory::XactLocks;
+use sqlx::PgPool;
+use tower_layer::Layer;
+use tower_service::Service;
+use tracing::{debug, error, warn};
+
+use crate::BoxError;
+use crate::body::LockBody;
+use crate::finish::Finish;
+use crate::key::KeyFor;
+use crate::problem::Problem;
+use crate::service::call;
+use crate::stats::{Counters, InFlight, Outcome, Stats};
+use crate::transport::RETRY_AFTER;
+use begin::{Begun, Queue};
+pub use shared::{SharedTx, SharedTxError};
+use shared::Tx;
+
+/// Puts a transaction that begins with a lock around an HTTP service. The handler works in it, through
+/// [`SharedTx`]; it is committed when the handler answers with 2xx or 3xx, and rolled back otherwise. Work and
+/// lock end in the same instant.
+///
+/// A commit that fails is answered with 500: the one place where a layer replaces a response, as the handler's
+/// would be untrue. Then the `type` of the problem is `...:commit-failed` (nothing was done) or
+/// `...:commit-unknown` (look before trying again).
+///
+/// - When the client goes away, the handler finishes and its transaction is committed.
+/// - Inside, use only the transaction. A handler that takes further connections of the same pool waits for
+///   connections that others like it hold; one is kept free for them, so they get on one after the other.
+/// - Requests of one key queue in the process before the first of them takes a connection, and the layer's
+///   transactions never take the last connection of the pool; at most half of it waits for locks.
+/// - Locks and their limits are those of [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
+///   `idle_in_transaction_session_timeout` that ends lock and transaction.
+/// - Not for gRPC, whose status comes after the body.
+pub struct TxLayer<K> {
+    shared: Arc<Shared<K>>,
+}
+
+struct Shared<K> {
+    key: Arc<K>,
+    queue: Queue,
+    wait: Duration,
+    max_waiters: usize,
+    contended: StatusCode,
+    counters: Arc<Counters>,
+}
+
+impl<K> TxLayer<K> {
+    /// A layer whose transactions are those of `pool`: `key` finds the key of a request.
+    ///
+    /// It waits 5 seconds at the most, for the connection and for the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
+    pub fn new(locks: XactLocks, pool: PgPool, key: K) -> Result<Self, Error> {
+        let shared = Shared {
+            key: Arc::new(key),
+            queue: Queue::new(locks, pool)?,
+            wait: Duration::from_secs(5),
+            max_waiters: 1024,
+            contended: StatusCode::SERVICE_UNAVAILABLE,
+            counters: Counters::new(&"postgres+advisory-xact"),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Waits at most this long, for the connection and the lock together. Zero is one attempt.
+    #[must_use]
+    pub fn wait(self, budget: Duration) -> Self {
+        self.set(|shared| shared.wait = budget)
+    }
+
+    /// As [`LockLayer::contended`](crate::LockLayer::contended).
+    #[must_use]
+    pub fn contended(self, status: StatusCode) -> Self {
+        if !(status.is_client_error() || status.is_server_error()) {
+            error!(%status, "refused requests cannot be answered with a status that is no error");
+            return self;
+        }
+        self.set(|shared| shared.contended = status)
+    }
+
+    /// As [`LockLayer::max_waiters`](crate::LockLayer::max_waiters).
+    #[must_use]
+    pub fn max_waiters(self, limit: usize) -> Self {
+        self.set(|shared| shared.max_waiters = limit)
+    }
+
+    /// What its requests have met so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.snapshot()
+    }
+
+    /// As [`LockLayer::idle`](crate::LockLayer::idle): await it before the pool is closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only looks.
+    pub async fn idle(&self) {
+        self.shared.counters.idle().await;
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Shared<K>)) -> Self {
+        change(Arc::make_mut(&mut self.shared));
+        self
+    }
+}
+
+impl<K> Clone for TxLayer<K> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<K> Clone for Shared<K> {
+    fn clone(&self) -> Self {
+        Self {
+            key: Arc::clone(&self.key),
+            queue: self.queue.clone(),
+            wait: self.wait,
+            max_waiters: self.max_waiters,
+            contended: self.contended,
+            counters: Arc::clone(&self.counters),
+        }
+    }
+}
+
+impl<K> fmt::Debug for TxLayer<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxLayer").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl<S, K> Layer<S> for TxLayer<K> {
+    type Service = InTx<S, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        InTx { inner, shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// A service in a transaction with a lock, made by a [`TxLayer`]. It is always ready, as
+/// [`Locked`](crate::Locked) is.
+pub struct InTx<S, K> {
+    inner: S,
+    shared: Arc<Shared<K>>,
+}
+
+impl<S, K, B, R> Service<Request<B>> for InTx<S, K>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    K: KeyFor<Request<B>>,
+    B: Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<LockBody<R>>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        Box::pin(serve(Arc::clone(&self.shared), self.inner.clone(), request))
+    }
+}
+
+async fn serve<S, K, B, R>(
+    shared: Arc<Shared<K>>,
+    inner: S,
+    request: Request<B>,
+) -> Result<Response<LockBody<R>>, S::Error>
+where
+    S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    K: KeyFor<Request<B>>,
+    B: Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    let (mut request, key) = shared.key.key_for(request).await;
+    let key = match key {
+        Ok(key) => key,
+        Err(error) => {
+            shared.counters.count(Outcome::NoKey);
+            error.log();
+            return Ok(error.into_response().map(LockBody::refusal));
+        }
+    };
+    let Some(waiting) = shared.counters.wait(shared.max_waiters) else {
+        shared.counters.count(Outcome::TooMany);
+        warn!(%key, "more than {} requests wait for the lock", shared.max_waiters);
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        return Ok(refuse(status, "too-many-waiters", "too many requests wait for the lock; try again"));
+    };
+    let Begun { tx, place } = match shared.queue.begin(&key, shared.wait).await {
+        Ok(begun) => begun,
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            waiting.refused(Outcome::Contended);
+            debug!(%key, %error, "contended");
+            let detail = "another request holds the lock; try again";
+            return Ok(refuse(shared.contended, "contended", detail));
+        }
+        Err(error) => {
+            waiting.refused(Outcome::Unavailable);
+            error!(%error, "the transaction with the lock cannot be begun");
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            return Ok(refuse(status, "lock-unavailable", "the lock cannot be had now"));
+        }
+    };
+    let in_flight = waiting.granted();
+    let tx = Tx::new(tx);
+    request.extensions_mut().insert(tx.slot());
+    Finish::new(async move {
+        let answer = run(inner, request, tx, &in_flight).await;
+        // In this order: the next of this key finds the lock free, and whoever waits for none to be in flight
+        // finds the connection given back.
+        drop(place);
+        drop(in_flight);
+        answer
+    })
+    .await
+}
+
+async fn run<S, B, R>(
+    inner: S,
+    request: Request<B>,
+    tx: Tx,
+    in_flight: &InFlight,
+) -> Result<Response<LockBody<R>>, S::Error>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    let handled = call(inner, request).await;
+    let guard = tx.into_guard();
+    let response = match handled {
+        Ok(response) if response.status().is_success() || response.status().is_redirection() => response,
+        other => {
+            if let Some(Err(error)) = match guard {
+                Some(guard) => Some(guard.rollback().await),
+                None => None,
+            } {
+                warn!(%error, "a transaction was not rolled back in order; its connection ends it");
+            }
+            return other.map(|response| response.map(|body| LockBody::inner(body, None)));
+        }
+    };
+    let Some(guard) = guard else {
+        error!("the handler has returned, but something it has left behind keeps its `SharedTx`: rolled back");
+        return Ok(failed("commit-failed", "the service did not finish its work; nothing was done"));
+    };
+    match guard.commit().await {
+        Ok(()) => Ok(response.map(|body| LockBody::inner(body, None))),
+        Err(error) => {
+            in_flight.stats().count_release_failed();
+            error!(%error, "a commit failed, and the handler's answer with it");
+            Ok(match error.kind() {
+                ErrorKind::OutcomeUnknown => {
+                    failed("commit-unknown", "it is not known whether the work was done; look before trying again")
+                }
+                _ => failed("commit-failed", "the work could not be committed; nothing was done"),
+            })
+        }
+    }
+}
+
+fn refuse<R>(status: StatusCode, kind: &'static str, detail: &str) -> Response<LockBody<R>> {
+    let problem = Problem { status, kind, detail: detail.to_owned(), retry_after: Some(RETRY_AFTER) };
+    problem.response().map(LockBody::refusal)
+}
+
+fn failed<R>(kind: &'static str, detail: &str) -> Response<LockBody<R>> {
+    Problem { kind, ..Problem::internal(detail) }.response().map(LockBody::refusal)
+}
+
+impl<S: Clone, K> Clone for InTx<S, K> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: fmt::Debug, K> fmt::Debug for InTx<S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InTx").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

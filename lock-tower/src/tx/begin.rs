@@ -1,0 +1,76 @@
+//! Who begins a transaction when: in the process first, so that those who wait do not hold the connections that
+//! those who work need.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LockExt as _, LockGuard, LockKey};
+use leasehold_memory::MemoryStore;
+use leasehold_postgres_advisory::{XactGuard, XactLocks};
+use sqlx::PgPool;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+#[derive(Clone)]
+pub(super) struct Queue {
+    locks: XactLocks,
+    pool: PgPool,
+    /// One of each key goes to the server.
+    keys: Arc<dyn leasehold_api::Lock>,
+    /// All but one connection of the pool.
+    transactions: Arc<Semaphore>,
+    /// Those of them that may wait for a lock: locks are held by other processes too.
+    waiting: Arc<Semaphore>,
+}
+
+/// A transaction that has its lock, and the places it takes.
+pub(super) struct Begun {
+    pub(super) tx: XactGuard,
+    pub(super) place: Place,
+}
+
+/// To be dropped when the transaction has ended.
+pub(super) struct Place {
+    _key: LockGuard,
+    _transaction: OwnedSemaphorePermit,
+}
+
+impl Queue {
+    pub(super) fn new(locks: XactLocks, pool: PgPool) -> Result<Self, Error> {
+        let size = pool.options().get_max_connections() as usize;
+        let places = |n: usize| Arc::new(Semaphore::new(n.clamp(1, Semaphore::MAX_PERMITS)));
+        Ok(Self {
+            locks,
+            keys: Arc::new(MemoryStore::new().client()?),
+            transactions: places(size.saturating_sub(1)),
+            waiting: places((size / 2).saturating_sub(1)),
+            pool,
+        })
+    }
+
+    pub(super) async fn begin(&self, key: &LockKey, wait: Duration) -> Result<Begun, Error> {
+        // A budget too long for the clock is as good as a year.
+        let now = Instant::now();
+        let deadline = now.checked_add(wait).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let place = Place {
+            _key: self.keys.key(key).wait(wait).acquire().await?,
+            _transaction: permit(&self.transactions, deadline).await?,
+        };
+        let waiting = permit(&self.waiting, deadline).await?;
+        let tx = self.locks.begin(&self.pool, key, left()).await?;
+        drop(waiting);
+        Ok(Begun { tx, place })
+    }
+}
+
+async fn permit(places: &Arc<Semaphore>, deadline: Instant) -> Result<OwnedSemaphorePermit, Error> {
+    // Polled first, so that a budget of zero still takes a place that is free.
+    match timeout_at(deadline, Arc::clone(places).acquire_owned()).await {
+        Ok(permit) => permit.map_err(|_| Error::closed()),
+        Err(_) => Err(Error::new(
+            ErrorKind::Timeout,
+            "the pool's connections are taken by transactions of this layer; try again, or use a larger pool",
+        )),
+    }
+}

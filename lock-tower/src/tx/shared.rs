@@ -1,0 +1,117 @@
+//! The transaction, as the handler gets it.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Weak};
+
+use http::Extensions;
+use leasehold_api::LockKey;
+use leasehold_postgres_advisory::XactGuard;
+use sqlx::PgConnection;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+/// The layer's end of the transaction.
+pub(super) struct Tx(Arc<Mutex<XactGuard>>);
+
+/// What the request carries. Weak: a copy of the extensions that outlives the handler does not keep the
+/// transaction open.
+#[derive(Clone)]
+pub(super) struct Slot(Weak<Mutex<XactGuard>>);
+
+impl Tx {
+    pub(super) fn new(guard: XactGuard) -> Self {
+        Self(Arc::new(Mutex::new(guard)))
+    }
+
+    pub(super) fn slot(&self) -> Slot {
+        Slot(Arc::downgrade(&self.0))
+    }
+
+    /// `None` while somebody still has the [`SharedTx`]; it is rolled back when that is dropped.
+    pub(super) fn into_guard(self) -> Option<XactGuard> {
+        Arc::into_inner(self.0).map(Mutex::into_inner)
+    }
+}
+
+/// The transaction of a [`TxLayer`](crate::TxLayer): use it as the connection. An extractor for axum.
+///
+/// There is one per request, and the layer commits or rolls it back: drop it before the handler returns, do not
+/// keep it in a task or a body. A handler that does is answered with 500 and rolled back.
+pub struct SharedTx(OwnedMutexGuard<XactGuard>);
+
+impl SharedTx {
+    /// The transaction of the request with these extensions.
+    ///
+    /// # Errors
+    ///
+    /// [`SharedTxError`] where there is none, and where it was taken already.
+    pub fn of(extensions: &Extensions) -> Result<Self, SharedTxError> {
+        let slot = extensions.get::<Slot>().ok_or(SharedTxError::NoLayer)?;
+        let shared = slot.0.upgrade().ok_or(SharedTxError::Taken)?;
+        shared.try_lock_owned().map(Self).map_err(|_| SharedTxError::Taken)
+    }
+
+    /// The key that is locked.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.0.key()
+    }
+}
+
+impl Deref for SharedTx {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for SharedTx {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for SharedTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedTx").field("key", self.key()).finish_non_exhaustive()
+    }
+}
+
+/// Why a handler gets no [`SharedTx`]. Both are mistakes of the service.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedTxError {
+    /// No [`TxLayer`](crate::TxLayer) is around the route.
+    NoLayer,
+    /// It is in use, by another extractor of the same request or by what an earlier one has left behind.
+    Taken,
+}
+
+impl fmt::Display for SharedTxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoLayer => "no `TxLayer` is around this route; add one with route_layer",
+            Self::Taken => "the request's transaction is in use; extract it once",
+        })
+    }
+}
+
+impl std::error::Error for SharedTxError {}
+
+#[cfg(feature = "axum")]
+impl<S: Sync> axum::extract::FromRequestParts<S> for SharedTx {
+    type Rejection = SharedTxError;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, SharedTxError> {
+        Self::of(&parts.extensions)
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for SharedTxError {
+    fn into_response(self) -> axum::response::Response {
+        tracing::error!(error = %self, "a handler gets no transaction");
+        crate::problem::Problem::internal("the service is not set up").response().map(axum::body::Body::new)
+    }
+}
