@@ -103,7 +103,7 @@ impl Gate {
 
     pub fn service<B: Send + 'static>(
         &self,
-    ) -> impl Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static
+    ) -> impl Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + use<B>
     {
         let gate = self.clone();
         service_fn(move |request: Request<B>| {
