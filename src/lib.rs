@@ -102,6 +102,8 @@
 //! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
 //! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
 //! | `claim` | the modules `postgres` and `claim`: each row of your own table to one worker |
+//! | `tower` | the module `tower`: a lock around a request, for HTTP, gRPC and messages; with `postgres-advisory` also a transaction around it |
+//! | `axum` | `tower`, and in its module what only axum has: extractors, keys of path parameters |
 //! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
 //! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults |
 //! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
@@ -163,3 +165,7 @@ pub use leasehold_postgres_ttl as postgres_ttl;
 /// Claims on the rows of your own Postgres table: each row to one worker, nothing lost, no zombie.
 #[cfg(feature = "claim")]
 pub use leasehold_claim as claim;
+
+/// Middleware: a lock around a request, for HTTP (axum), gRPC (tonic) and messages.
+#[cfg(feature = "tower")]
+pub use leasehold_tower as tower;

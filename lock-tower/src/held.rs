@@ -67,7 +67,9 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Held {
     async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, Self::Rejection> {
         parts.extensions.get::<Self>().cloned().ok_or_else(|| {
             tracing::error!("a handler asks for `Held`, but no lock layer is around its route");
-            crate::problem::Problem::internal("this route is not locked").response().map(axum::body::Body::new)
+            crate::problem::Problem::internal("this route is not locked")
+                .response()
+                .map(axum::body::Body::new)
         })
     }
 }

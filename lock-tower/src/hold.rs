@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, LockGuard, Lost, LossReason, Validity};
+use leasehold_api::{ErrorKind, LockGuard, LossReason, Lost, Validity};
 use tracing::warn;
 
 use crate::layer::OnLost;

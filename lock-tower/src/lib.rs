@@ -1,4 +1,8 @@
-#![doc = include_str!("../README.md")]
+#![cfg_attr(feature = "axum", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "axum"),
+    doc = "A lock around a request: middleware for HTTP, gRPC and messages. See the README."
+)]
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod body;

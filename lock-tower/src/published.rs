@@ -22,9 +22,11 @@ mod on {
         pub(crate) fn new(store: &dyn fmt::Display) -> Self {
             describe_counter!(REQUESTS, Unit::Count, "Requests to a locked service, by outcome");
             let store = store.to_string();
-            Self(Outcome::ALL.map(|outcome| {
-                counter!(REQUESTS, "store" => store.clone(), "outcome" => outcome.as_str())
-            }))
+            Self(
+                Outcome::ALL.map(
+                    |outcome| counter!(REQUESTS, "store" => store.clone(), "outcome" => outcome.as_str()),
+                ),
+            )
         }
 
         pub(crate) fn count(&self, outcome: Outcome) {

@@ -27,8 +27,8 @@ use crate::service::call;
 use crate::stats::{Counters, InFlight, Outcome, Stats};
 use crate::transport::RETRY_AFTER;
 use begin::{Begun, Queue};
-pub use shared::{SharedTx, SharedTxError};
 use shared::Tx;
+pub use shared::{SharedTx, SharedTxError};
 
 /// Puts a transaction that begins with a lock around an HTTP service. The handler works in it, through
 /// [`SharedTx`]; it is committed when the handler answers with 2xx or 3xx, and rolled back otherwise. Work and
@@ -269,7 +269,9 @@ where
         }
     };
     let Some(guard) = guard else {
-        error!("the handler has returned, but something it has left behind keeps its `SharedTx`: rolled back");
+        error!(
+            "the handler has returned, but something it has left behind keeps its `SharedTx`: rolled back"
+        );
         return Ok(failed("commit-failed", "the service did not finish its work; nothing was done"));
     };
     match guard.commit().await {
@@ -278,9 +280,10 @@ where
             in_flight.stats().count_release_failed();
             error!(%error, "a commit failed, and the handler's answer with it");
             Ok(match error.kind() {
-                ErrorKind::OutcomeUnknown => {
-                    failed("commit-unknown", "it is not known whether the work was done; look before trying again")
-                }
+                ErrorKind::OutcomeUnknown => failed(
+                    "commit-unknown",
+                    "it is not known whether the work was done; look before trying again",
+                ),
                 _ => failed("commit-failed", "the work could not be committed; nothing was done"),
             })
         }

@@ -125,15 +125,18 @@ async fn row_54_57_extractors_refuse_as_they_do_without_the_layer() {
     }
     let (_, lock) = memory();
     let typed = async |Path(_): Path<i64>| "typed";
-    let by_path = LockLayer::new(Arc::clone(&lock), extracted(|Path(id): Path<i64>| leasehold_api::key!["l", id]));
+    let by_path =
+        LockLayer::new(Arc::clone(&lock), extracted(|Path(id): Path<i64>| leasehold_api::key!["l", id]));
     let refusing = async |_: Refusing| "refusing";
-    let by_refusing = LockLayer::new(Arc::clone(&lock), extracted(|_: Refusing| leasehold_api::key!["never"]));
+    let by_refusing =
+        LockLayer::new(Arc::clone(&lock), extracted(|_: Refusing| leasehold_api::key!["never"]));
     let plain = Router::new().route("/{id}", get(typed)).route("/r/x", get(refusing));
     let locked = Router::new()
         .route("/{id}", get(typed).route_layer(by_path))
         .route("/r/x", get(refusing).route_layer(by_refusing));
     for uri in ["/x", "/99999999999999999999", "/%FF", "/r/x"] {
-        let [plain, locked] = [send(&plain, request(Method::GET, uri)).await, send(&locked, request(Method::GET, uri)).await];
+        let [plain, locked] =
+            [send(&plain, request(Method::GET, uri)).await, send(&locked, request(Method::GET, uri)).await];
         assert!(plain.status().is_client_error());
         assert_eq!((plain.status(), plain.headers()), (locked.status(), locked.headers()), "{uri}");
         assert_eq!(text(plain).await, text(locked).await, "{uri}");
@@ -159,7 +162,11 @@ async fn row_54_queries_and_headers_that_two_readers_could_take_differently_are_
         assert_eq!(status, 400, "{bad}");
         assert!(body.contains("query.h"), "{bad}: {body}");
     }
-    assert_eq!(answer(&app, Method::GET, &format!("/?h={}", "x".repeat(600))).await.0, 400, "too long for a key");
+    assert_eq!(
+        answer(&app, Method::GET, &format!("/?h={}", "x".repeat(600))).await.0,
+        400,
+        "too long for a key"
+    );
 
     let app = Router::new().route("/", get(tell)).route_layer(templated(&lock, "u:{header.x-user|lower}"));
     let with = |values: &[&[u8]]| {

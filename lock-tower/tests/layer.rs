@@ -225,7 +225,8 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
     let gate = Gate::new();
     let kind = async |response: Response<_>| {
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
-        let retry = response.headers().get(header::RETRY_AFTER).map(|after| after.to_str().unwrap().to_owned());
+        let retry =
+            response.headers().get(header::RETRY_AFTER).map(|after| after.to_str().unwrap().to_owned());
         let status = response.status().as_u16();
         let problem: serde_json::Value = serde_json::from_str(&text(response).await).unwrap();
         assert_eq!(problem["status"], status);
@@ -246,7 +247,11 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
         assert_eq!(kind(response).await, said(status, "contended", Some("1")));
     }
     let layer_ok = layer(&lock).fail_fast().contended(StatusCode::OK);
-    assert_eq!(send(&layer_ok.layer(gate.service()), get("/k")).await.status(), 503, "no success for a refusal");
+    assert_eq!(
+        send(&layer_ok.layer(gate.service()), get("/k")).await.status(),
+        503,
+        "no success for a refusal"
+    );
     drop(held);
 
     let layer = layer(&lock);

@@ -210,7 +210,12 @@ async fn row_55_nothing_is_left_of_transactions() {
         Ok::<_, Infallible>(handle(request.uri().query().unwrap()).await)
     }));
     let [answered, panicked, given_up] = mixed(Arc::new(move |_, request| {
-        Box::pin(service.clone().oneshot(request).map(|response| response.unwrap_or_else(|never| match never {}).status()))
+        Box::pin(
+            service
+                .clone()
+                .oneshot(request)
+                .map(|response| response.unwrap_or_else(|never| match never {}).status()),
+        )
     }))
     .await;
     assert_eq!(answered + panicked + given_up, REQUESTS);

@@ -15,10 +15,11 @@ use axum::extract::State;
 use axum::routing::post;
 use common::{Gate, LONG, begin, send, text, until};
 use http::{Request, StatusCode};
-use leasehold_api::{Lock, key};
+use leasehold_api::{ErrorKind, Lock, key};
 use leasehold_postgres::{Identifier, PgConfig};
 use leasehold_postgres_advisory::{AdvisoryConfig, XactLocks};
-use leasehold_tower::{LockLayer, SharedTx, Template, TxLayer};
+use leasehold_postgres_ttl::{LeaseFence, TtlConfig};
+use leasehold_tower::{Held, LockLayer, OnLost, SharedTx, Template, TxLayer};
 use ledger::{number, run, until_number};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
@@ -278,7 +279,10 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
         Router::new().route("/", post(handler.clone()).route_layer(layer.clone()))
     };
     assert_eq!(kind(&of(&layer), "a").await, (503, "contended".into(), true));
-    assert_eq!(kind(&of(&layer.clone().contended(StatusCode::LOCKED)), "a").await, (423, "contended".into(), true));
+    assert_eq!(
+        kind(&of(&layer.clone().contended(StatusCode::LOCKED)), "a").await,
+        (423, "contended".into(), true)
+    );
     assert_eq!(kind(&of(&layer), "").await, (400, "no-key".into(), false));
     run(&mut other, "COMMIT").await;
 
@@ -302,7 +306,10 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
     it.pool.close().await;
     assert_eq!(kind(&app, "c").await, (503, "lock-unavailable".into(), true));
     let stats = layer.stats();
-    assert_eq!((stats.granted, stats.contended, stats.no_key, stats.unavailable, stats.too_many), (2, 3, 1, 1, 1));
+    assert_eq!(
+        (stats.granted, stats.contended, stats.no_key, stats.unavailable, stats.too_many),
+        (2, 3, 1, 1, 1)
+    );
 }
 
 #[tokio::test]
@@ -327,4 +334,36 @@ async fn row_61_a_handler_commits_twice_under_one_lock() {
     assert!(at_once.join_all().await.iter().all(|&status| status == StatusCode::OK));
     let sql = "SELECT count(*) FROM work a JOIN work b ON b.id = a.id + 1 AND b.text = a.text";
     assert_eq!(number(&it.database, sql).await, 20, "nobody came in between the two");
+}
+
+#[tokio::test]
+async fn row_61_a_transaction_is_fenced_through_held() {
+    let it = setup(4).await;
+    let config = PgConfig::from_url(it.database.url()).unwrap().install_schema(true);
+    let lock: Arc<dyn Lock> = Arc::new(TtlConfig::new(config).connect().await.unwrap());
+    let by = Arc::clone(&lock);
+    // It goes on after the loss, so that the fence is what stops it.
+    let layer = LockLayer::new(Arc::clone(&lock), Template::parse("k").unwrap()).on_lost(OnLost::Tell);
+    let handler = async move |State(pool): State<PgPool>, held: Held, body: String| {
+        let mut tx = pool.begin().await.unwrap();
+        sqlx::query("INSERT INTO work (text) VALUES ('x')").execute(&mut *tx).await.unwrap();
+        if body == "lost" {
+            assert!(by.admin().unwrap().force_release(held.key(), held.holder()).await.unwrap());
+        }
+        match held.extension::<LeaseFence>().unwrap().fence(&mut tx).await {
+            Ok(()) => tx.commit().await.unwrap(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Lost);
+                return StatusCode::CONFLICT;
+            }
+        }
+        StatusCode::OK
+    };
+    let app = Router::new().route("/", post(handler).route_layer(layer.clone())).with_state(it.pool.clone());
+    for (body, status, count) in [("held", 200, 1), ("lost", 409, 1)] {
+        let request = Request::post("/").body(Body::from(body)).unwrap();
+        assert_eq!(send(&app, request).await.status(), status);
+        assert_eq!(it.count().await, count);
+    }
+    assert_eq!(layer.stats().lost, 1);
 }

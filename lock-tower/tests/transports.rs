@@ -67,9 +67,11 @@ async fn row_56_grpc_refusals_are_statuses() {
     let status = waiting.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "what was done is not known: {status}");
 
-    let config = LockLayer::with(lock.clone(), |_: &http::Request<tonic::body::Body>| {
-        Err::<LockKey, _>(Error::closed())
-    }, Grpc::new());
+    let config = LockLayer::with(
+        lock.clone(),
+        |_: &http::Request<tonic::body::Body>| Err::<LockKey, _>(Error::closed()),
+        Grpc::new(),
+    );
     let (_, client) = serve(&config).await;
     assert_eq!(call(client, "Echo", Some("1"), vec![]).await.unwrap_err().code(), Code::Internal);
     lock.close().await.unwrap();
@@ -145,7 +147,8 @@ async fn row_59_messages_are_locked_by_the_same_layer() {
     let handler = service_fn(move |message: Spend| {
         let (log, mut gate) = (Arc::clone(&log), entered.service::<()>());
         async move {
-            let passed: Result<_, Infallible> = gate.ready().await.unwrap().call(http::Request::new(())).await;
+            let passed: Result<_, Infallible> =
+                gate.ready().await.unwrap().call(http::Request::new(())).await;
             passed.unwrap();
             log.lock().unwrap().push_back(message.holder);
             Ok::<_, BusError>(message.holder)
@@ -203,4 +206,3 @@ async fn row_59_a_transport_of_one_s_own_carries_the_lock_and_finds_nested_layer
     let nested = layer().layer(layer().layer(handler)).oneshot(of()).await;
     assert_eq!(nested, Err(BusError::Dead("Nested(\"ledger:7\")".into())));
 }
-

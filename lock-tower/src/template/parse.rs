@@ -151,8 +151,7 @@ impl Parser<'_> {
             }
             "header" | "ext" => Source::Query(String::new()),
             _ => {
-                let message =
-                    format!("`{kind}` is no source; there are path, query, header, ext and json");
+                let message = format!("`{kind}` is no source; there are path, query, header, ext and json");
                 return Err(self.wrong(message));
             }
         };

@@ -103,8 +103,10 @@ impl Gate {
 
     pub fn service<B: Send + 'static>(
         &self,
-    ) -> impl Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + use<B>
-    {
+    ) -> impl Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + use<B> {
         let gate = self.clone();
         service_fn(move |request: Request<B>| {
             let gate = gate.clone();
@@ -134,7 +136,10 @@ impl Drop for Probe {
 /// A handler that answers at once.
 pub fn answering(
     status: StatusCode,
-) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static {
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
++ Clone
++ Send
++ 'static {
     service_fn(move |_| async move {
         let mut response = Response::new(Body::from("answer"));
         *response.status_mut() = status;

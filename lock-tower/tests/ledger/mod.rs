@@ -98,7 +98,11 @@ impl Ledger {
     pub async fn new(how: How, balance: i64, pace: Pace) -> Self {
         let database = fresh_database().await;
         let mut connection = database.connect().await;
-        run(&mut connection, "CREATE TABLE entry (id bigserial PRIMARY KEY, holder bigint NOT NULL, amount bigint NOT NULL)").await;
+        run(
+            &mut connection,
+            "CREATE TABLE entry (id bigserial PRIMARY KEY, holder bigint NOT NULL, amount bigint NOT NULL)",
+        )
+        .await;
         run(&mut connection, &format!("INSERT INTO entry (holder, amount) VALUES (42, {balance})")).await;
         connection.close().await.unwrap();
         Self { database, pace, how, on_gone: OnGone::Finish }
@@ -174,7 +178,8 @@ impl Instance {
     /// Sends a request, whose answer is read later or never.
     pub async fn send(&self, path: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let request = format!("POST {path} HTTP/1.1\r\nhost: ledger\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+        let request =
+            format!("POST {path} HTTP/1.1\r\nhost: ledger\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         stream
     }
@@ -191,7 +196,11 @@ pub async fn read_status(mut stream: TcpStream) -> u16 {
 }
 
 /// Reads, decides and appends: the rule of the ledger, without a thought of other requests.
-async fn spend_on(connection: &mut PgConnection, holder: i64, pace: &Pace) -> Result<StatusCode, sqlx::Error> {
+async fn spend_on(
+    connection: &mut PgConnection,
+    holder: i64,
+    pace: &Pace,
+) -> Result<StatusCode, sqlx::Error> {
     let sql = "SELECT coalesce(sum(amount), 0)::bigint FROM entry WHERE holder = $1";
     let balance: i64 = sqlx::query_scalar(sql).bind(holder).fetch_one(&mut *connection).await?;
     pace.between().await;
