@@ -88,7 +88,6 @@ impl Template {
     /// # let _ = key;
     /// # Ok::<(), leasehold_tower::TemplateError>(())
     /// ```
-    #[must_use]
     pub fn builder(text: &str) -> TemplateBuilder {
         TemplateBuilder { text: text.into(), extensions: Vec::new() }
     }

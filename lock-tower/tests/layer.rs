@@ -179,12 +179,11 @@ async fn row_55_who_leaves_while_it_waits_gives_its_place_up() {
 fn row_55_without_a_runtime_the_handler_is_dropped_and_nothing_panics() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let gate = Gate::new();
-    let request = runtime.block_on(async {
-        let (_, lock) = memory();
-        let mut request = Box::pin(layer(&lock).layer(gate.service()).oneshot(get("/k")));
+    let (_, lock) = runtime.block_on(async { memory() });
+    let mut request = Box::pin(layer(&lock).layer(gate.service()).oneshot(get("/k")));
+    runtime.block_on(async {
         begin(&mut request).await;
         gate.reached().await;
-        request
     });
     drop(runtime);
     drop(request);
@@ -203,7 +202,7 @@ async fn row_55_the_rest_runs_in_the_request_s_span() {
         let (sent, opened) = (sent.lock().unwrap().take().unwrap(), Arc::clone(&opened));
         async move {
             opened.notified().await;
-            sent.send(tracing::Span::current().metadata().map(|span| span.name())).unwrap();
+            sent.send(tracing::Span::current().metadata().map(tracing::Metadata::name)).unwrap();
             Ok::<_, Infallible>(Response::new(Body::default()))
         }
     });

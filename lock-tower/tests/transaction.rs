@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
-#[allow(dead_code)]
 mod ledger;
 
 use std::sync::Arc;

@@ -61,6 +61,8 @@ impl Decoder for Raw {
     }
 }
 
+type Sender = mpsc::UnboundedSender<Result<Vec<u8>, Status>>;
+
 /// What the service does and has done.
 #[derive(Clone)]
 pub struct Calls {
@@ -68,7 +70,7 @@ pub struct Calls {
     now: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     total: Arc<AtomicUsize>,
-    stream: Arc<Mutex<Option<mpsc::UnboundedSender<Result<Vec<u8>, Status>>>>>,
+    stream: Arc<Mutex<Option<Sender>>>,
 }
 
 impl Calls {
