@@ -45,3 +45,44 @@ impl<T: Send + 'static> Drop for Finish<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::panic::AssertUnwindSafe;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn row_55_what_panics_is_not_polled_again() {
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&polls);
+        let work = Finish::new(poll_fn(move |_| -> Poll<()> {
+            counter.fetch_add(1, Ordering::SeqCst);
+            std::panic::resume_unwind(Box::new("work of a test panics"))
+        }));
+        assert!(AssertUnwindSafe(work).catch_unwind().await.is_err());
+        // A task would have been polled by now.
+        tokio::task::yield_now().await;
+        assert_eq!(polls.load(Ordering::SeqCst), 1);
+        assert_eq!(Arc::strong_count(&polls), 1, "and it is dropped");
+    }
+
+    #[tokio::test]
+    async fn what_is_left_of_it_goes_on() {
+        let (open, opened) = tokio::sync::oneshot::channel();
+        let (done, is_done) = tokio::sync::oneshot::channel();
+        let mut work = Finish::new(async move {
+            opened.await.unwrap();
+            done.send(()).unwrap();
+        });
+        assert!((&mut work).now_or_never().is_none());
+        drop(work);
+        open.send(()).unwrap();
+        is_done.await.unwrap();
+    }
+}

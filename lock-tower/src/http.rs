@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
+use tracing::error;
 
 use crate::BoxError;
 use crate::body::LockBody;
@@ -15,12 +16,22 @@ use crate::transport::{Refused, Transport};
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug)]
 pub struct Http {
-    pub(crate) contended: StatusCode,
+    contended: StatusCode,
 }
 
 impl Default for Http {
     fn default() -> Self {
         Self { contended: StatusCode::SERVICE_UNAVAILABLE }
+    }
+}
+
+impl Http {
+    pub(crate) fn set_contended(&mut self, status: StatusCode) {
+        if status.is_client_error() || status.is_server_error() {
+            self.contended = status;
+        } else {
+            error!(%status, "refused requests cannot be answered with a status that is no error");
+        }
     }
 }
 

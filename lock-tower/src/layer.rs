@@ -7,7 +7,6 @@ use std::time::Duration;
 use http::StatusCode;
 use leasehold_api::{AcquireOptions, Error, ErrorKind, Lock};
 use tower_layer::Layer;
-use tracing::error;
 
 use crate::http::Http;
 use crate::service::Locked;
@@ -88,11 +87,7 @@ impl<K> LockLayer<K> {
     /// status that is no error is logged and not used, as it would tell clients that they were served.
     #[must_use]
     pub fn contended(self, status: StatusCode) -> Self {
-        if !(status.is_client_error() || status.is_server_error()) {
-            error!(%status, "refused requests cannot be answered with a status that is no error");
-            return self;
-        }
-        self.set(|shared| shared.transport.contended = status)
+        self.set(|shared| shared.transport.set_contended(status))
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Stats {
     pub cancelled: u64,
     /// Locks lost before their request had ended.
     pub lost: u64,
-    /// Releases that failed or were not confirmed in time.
+    /// Releases that failed or were not confirmed in time; of a transaction, commits that failed.
     pub release_failed: u64,
     /// Requests that wait for the lock now.
     pub waiting: usize,

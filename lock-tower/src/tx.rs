@@ -21,11 +21,12 @@ use tracing::{debug, error, warn};
 use crate::BoxError;
 use crate::body::LockBody;
 use crate::finish::Finish;
+use crate::http::Http;
 use crate::key::KeyFor;
 use crate::problem::Problem;
 use crate::service::call;
 use crate::stats::{Counters, InFlight, Outcome, Stats};
-use crate::transport::RETRY_AFTER;
+use crate::transport::{RETRY_AFTER, Refused, Transport};
 use begin::{Begun, Queue};
 use shared::Tx;
 pub use shared::{SharedTx, SharedTxError};
@@ -55,7 +56,7 @@ struct Shared<K> {
     queue: Queue,
     wait: Duration,
     max_waiters: usize,
-    contended: StatusCode,
+    http: Http,
     counters: Arc<Counters>,
 }
 
@@ -73,7 +74,7 @@ impl<K> TxLayer<K> {
             queue: Queue::new(locks, pool)?,
             wait: Duration::from_secs(5),
             max_waiters: 1024,
-            contended: StatusCode::SERVICE_UNAVAILABLE,
+            http: Http::default(),
             counters: Counters::new(&"postgres+advisory-xact"),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -88,11 +89,7 @@ impl<K> TxLayer<K> {
     /// As [`LockLayer::contended`](crate::LockLayer::contended).
     #[must_use]
     pub fn contended(self, status: StatusCode) -> Self {
-        if !(status.is_client_error() || status.is_server_error()) {
-            error!(%status, "refused requests cannot be answered with a status that is no error");
-            return self;
-        }
-        self.set(|shared| shared.contended = status)
+        self.set(|shared| shared.http.set_contended(status))
     }
 
     /// As [`LockLayer::max_waiters`](crate::LockLayer::max_waiters).
@@ -135,7 +132,7 @@ impl<K> Clone for Shared<K> {
             queue: self.queue.clone(),
             wait: self.wait,
             max_waiters: self.max_waiters,
-            contended: self.contended,
+            http: self.http,
             counters: Arc::clone(&self.counters),
         }
     }
@@ -199,34 +196,34 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
+    let refuse = |why| -> Result<Response<LockBody<R>>, S::Error> {
+        <Http as Transport<Request<B>, Response<R>, S::Error>>::refuse(&shared.http, why)
+    };
     let (mut request, key) = shared.key.key_for(request).await;
     let key = match key {
         Ok(key) => key,
         Err(error) => {
             shared.counters.count(Outcome::NoKey);
             error.log();
-            return Ok(error.into_response().map(LockBody::refusal));
+            return refuse(Refused::NoKey(error));
         }
     };
     let Some(waiting) = shared.counters.wait(shared.max_waiters) else {
         shared.counters.count(Outcome::TooMany);
         warn!(%key, "more than {} requests wait for the lock", shared.max_waiters);
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        return Ok(refuse(status, "too-many-waiters", "too many requests wait for the lock; try again"));
+        return refuse(Refused::TooMany { retry_after: RETRY_AFTER });
     };
     let Begun { tx, place } = match shared.queue.begin(&key, shared.wait).await {
         Ok(begun) => begun,
         Err(error) if error.kind() == ErrorKind::Timeout => {
             waiting.refused(Outcome::Contended);
             debug!(%key, %error, "contended");
-            let detail = "another request holds the lock; try again";
-            return Ok(refuse(shared.contended, "contended", detail));
+            return refuse(Refused::Contended { retry_after: RETRY_AFTER });
         }
         Err(error) => {
             waiting.refused(Outcome::Unavailable);
             error!(%error, "the transaction with the lock cannot be begun");
-            let status = StatusCode::SERVICE_UNAVAILABLE;
-            return Ok(refuse(status, "lock-unavailable", "the lock cannot be had now"));
+            return refuse(Refused::Store(error));
         }
     };
     let in_flight = waiting.granted();
@@ -234,8 +231,7 @@ where
     request.extensions_mut().insert(tx.slot());
     Finish::new(async move {
         let answer = run(inner, request, tx, &in_flight).await;
-        // In this order: the next of this key finds the lock free, and whoever waits for none to be in flight
-        // finds the connection given back.
+        // In this order: whoever waits for none to be in flight finds all keys free.
         drop(place);
         drop(in_flight);
         answer
@@ -288,11 +284,6 @@ where
             })
         }
     }
-}
-
-fn refuse<R>(status: StatusCode, kind: &'static str, detail: &str) -> Response<LockBody<R>> {
-    let problem = Problem { status, kind, detail: detail.to_owned(), retry_after: Some(RETRY_AFTER) };
-    problem.response().map(LockBody::refusal)
 }
 
 fn failed<R>(kind: &'static str, detail: &str) -> Response<LockBody<R>> {

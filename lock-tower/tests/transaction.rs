@@ -23,7 +23,9 @@ use ledger::{number, run, until_number};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use test_servers::{Database, fresh_database};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tower::{Layer as _, ServiceExt as _};
 
 const COUNT: &str = "SELECT count(*) FROM work";
@@ -214,8 +216,11 @@ async fn row_55_when_the_client_goes_the_transaction_is_committed() {
 #[tokio::test]
 async fn a_small_pool_does_not_starve_handlers_that_use_it_too() {
     let it = setup(5).await;
-    let app = it.app(async |State(pool): State<PgPool>, mut tx: SharedTx| {
+    let gate = Arc::new(Semaphore::new(0));
+    let opened = Arc::clone(&gate);
+    let app = it.app(async move |State(pool): State<PgPool>, mut tx: SharedTx| {
         write(&mut tx).await;
+        opened.acquire().await.unwrap().forget();
         sqlx::query("SELECT 1").execute(&pool).await.unwrap();
     });
     for names in [&["a"][..], &["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]] {
@@ -224,6 +229,16 @@ async fn a_small_pool_does_not_starve_handlers_that_use_it_too() {
             let (app, name) = (app.clone(), names[n % names.len()]);
             at_once.spawn(async move { send(&app, request(name)).await.status() });
         }
+        // As many as there may be are in their transactions, and the pool has a connection left.
+        let most = names.len().min(4);
+        until("all others wait", || {
+            let stats = it.layer.stats();
+            (stats.in_flight, stats.waiting) == (most, 12 - most)
+        })
+        .await;
+        it.count().await;
+        drop(timeout(LONG, it.pool.acquire()).await.expect("the pool is used up").unwrap());
+        gate.add_permits(12);
         assert!(at_once.join_all().await.iter().all(|&status| status == StatusCode::OK), "{names:?}");
     }
     assert_eq!(it.count().await, 24);
