@@ -1,1 +1,35 @@
 #![doc = include_str!("../README.md")]
+
+mod begin;
+mod error;
+mod flight;
+mod fresh;
+mod ident;
+mod journey;
+#[cfg(feature = "tower")]
+mod layer;
+mod memory;
+mod open_key;
+mod postgres;
+mod row;
+mod schema;
+mod sql;
+mod store;
+mod stored;
+mod transaction;
+
+pub use begin::{Begin, Outcome};
+pub use error::IdempotencyError;
+pub use fresh::Fresh;
+pub use ident::{Fingerprint, Ident, MAX_KEY_BYTES, MAX_SCOPE_BYTES, fingerprint};
+pub use journey::{Journey, Journeys, PhaseKey};
+#[cfg(feature = "tower")]
+pub use layer::{IdemTx, IdempotencyLayer, Idempotent, OnReplay};
+pub use memory::{MemoryFresh, MemoryIdempotency};
+pub use open_key::OpenKey;
+pub use postgres::{Isolation, PgIdempotency};
+pub use store::IdempotencyStore;
+pub use stored::Stored;
+
+/// The driver whose types are part of this crate's interface.
+pub use sqlx;

@@ -1,0 +1,133 @@
+//! What can go wrong with idempotency keys.
+
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::{outcome_unknown, sqlstate, store_error};
+
+/// Why a key could not be begun, or what was done under it not be recorded.
+///
+/// Whatever the error, it is safe to begin again with the same key and fingerprint, as soon as the cause is gone:
+/// what was committed is replayed, and what was not is done anew.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum IdempotencyError {
+    /// Scope or key cannot be used; the text says why.
+    #[error("{0}")]
+    InvalidIdent(String),
+
+    /// Another transaction came in between (40001, 40P01). Nothing was done; run the whole transaction again.
+    #[error("another transaction came in between, nothing was done: run the transaction again")]
+    Retry {
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
+    /// The key was begun earlier in this same transaction and is not finished: finish it once, where it was begun.
+    #[error("this transaction has begun the key before; finish it where it was begun")]
+    Unfinished,
+
+    /// As many keys as [`max_in_flight`](crate::PgIdempotency::max_in_flight) allows are in flight in this process.
+    /// Nothing was done; try again later.
+    #[error("{limit} keys are in flight in this process, which is its limit; try again later")]
+    Overloaded {
+        /// The limit.
+        limit: usize,
+    },
+
+    /// The response is larger than [`max_body`](crate::PgIdempotency::max_body) allows. The effects are rolled back.
+    #[error(
+        "the response to be stored has {size} bytes, {limit} are allowed; store a reference to it instead"
+    )]
+    TooLarge {
+        /// Bytes of body and headers.
+        size: usize,
+        /// The limit.
+        limit: usize,
+    },
+
+    /// The row, or the value recorded for a phase, is not what this library writes: another version wrote it, or
+    /// somebody by hand. Nothing was done.
+    #[error("what is recorded for this key cannot be read: {0}; see who else writes there, or purge it")]
+    Unreadable(String),
+
+    /// The store failed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) means that a commit was not confirmed: begin
+    /// again with the same key, and a replay says that it was carried out.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+const COMMIT_LOST: &str = "the commit was not confirmed; begin again with the same key: a replay says that it was carried out, a fresh key that it was not";
+
+impl IdempotencyError {
+    /// From the driver's error, while trying to `doing` ("begin the key").
+    pub(crate) fn of(error: sqlx::Error, doing: &str) -> Self {
+        match sqlstate(&error).as_deref() {
+            Some("40001" | "40P01") => Self::Retry { source: error },
+            // The server's advice names the command, which does not install these tables.
+            Some("42P01" | "3F000" | "42703") => Error::new(
+                ErrorKind::SchemaMissing,
+                format!("could not {doing}: the tables of idempotency keys are not there, or of another version; run PgIdempotency::migrate, or what PgIdempotency::schema_sql prints"),
+            )
+            .with_source(error)
+            .into(),
+            _ => store_error(error, doing).into(),
+        }
+    }
+
+    /// From the error of a commit, which may have been carried out.
+    pub(crate) fn of_commit(error: sqlx::Error) -> Self {
+        if outcome_unknown(&error) {
+            return Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error).into();
+        }
+        Self::of(error, "commit")
+    }
+
+    pub(crate) fn commit_silent() -> Self {
+        Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).into()
+    }
+
+    pub(crate) fn silent(doing: &str, limit: Duration) -> Self {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("could not {doing}: no answer from the server within {limit:?}; try again"),
+        )
+        .into()
+    }
+
+    /// Whether the same call may succeed later without anybody changing the call or the store's setup.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Retry { .. } | Self::Overloaded { .. } => true,
+            Self::Store(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_worth_a_retry() {
+        assert!(IdempotencyError::Retry { source: sqlx::Error::PoolTimedOut }.is_retryable());
+        assert!(IdempotencyError::Overloaded { limit: 1 }.is_retryable());
+        assert!(IdempotencyError::of(sqlx::Error::PoolTimedOut, "begin").is_retryable());
+        assert!(IdempotencyError::commit_silent().is_retryable(), "by the same key, it is safe");
+        assert!(!IdempotencyError::Unfinished.is_retryable());
+        assert!(!IdempotencyError::TooLarge { size: 2, limit: 1 }.is_retryable());
+    }
+
+    #[test]
+    fn a_commit_that_broke_is_in_doubt_and_one_that_was_refused_is_not() {
+        let kind = |error| match IdempotencyError::of_commit(error) {
+            IdempotencyError::Store(error) => error.kind(),
+            other => panic!("{other}"),
+        };
+        let reset = sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into());
+        assert_eq!(kind(reset), ErrorKind::OutcomeUnknown);
+        assert_eq!(kind(sqlx::Error::PoolTimedOut), ErrorKind::Unavailable);
+    }
+}

@@ -1,0 +1,227 @@
+//! One flight per key in this process, before anybody asks for a connection: who repeats a request that is being
+//! served costs neither a connection nor a round trip.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::IdempotencyError;
+use crate::ident::{Fingerprint, Ident};
+use crate::stored::Stored;
+
+/// How long the second caller waits for the first one's look at the store, whatever it was told about joining: what
+/// was done before is then replayed to both.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// All keys that are in flight here. Holds an entry for each leader and none for those who are turned away.
+#[derive(Clone, Default)]
+pub(crate) struct Flights(Arc<Mutex<Table>>);
+
+type Table = HashMap<Ident, watch::Receiver<Stage>>;
+
+#[derive(Clone)]
+enum Stage {
+    /// The pool has no connection for it.
+    Queued,
+    /// It has asked what is recorded, and will know within a round trip.
+    Looking,
+    /// Nothing is recorded: the caller's code runs.
+    Running,
+    /// The store has it.
+    Known(Fingerprint, Stored),
+}
+
+/// The caller's place.
+pub(crate) enum Entry {
+    /// First: go and ask the store.
+    Lead(Flight),
+    /// The first one was told or has done this.
+    Known(Fingerprint, Stored),
+    /// The first one goes on.
+    InFlight,
+}
+
+/// The right to work on a key. Dropped, the next caller has it.
+pub(crate) struct Flight {
+    flights: Flights,
+    ident: Ident,
+    stage: watch::Sender<Stage>,
+}
+
+impl Flights {
+    /// Leads, or waits for whoever leads: until the store was asked, and for `join` while it works.
+    pub(crate) async fn enter(
+        &self,
+        ident: &Ident,
+        join: Duration,
+        limit: usize,
+    ) -> Result<Entry, IdempotencyError> {
+        let begun = Instant::now();
+        let (join, look) = (begun + join, begun + join.max(LOOK));
+        loop {
+            let mut stage = match self.lead(ident, limit)? {
+                Ok(flight) => return Ok(Entry::Lead(flight)),
+                Err(stage) => stage,
+            };
+            loop {
+                let until = match &*stage.borrow_and_update() {
+                    Stage::Known(fingerprint, stored) => {
+                        return Ok(Entry::Known(*fingerprint, stored.clone()));
+                    }
+                    Stage::Looking => look,
+                    Stage::Queued | Stage::Running => join,
+                };
+                if Instant::now() >= until {
+                    return Ok(Entry::InFlight);
+                }
+                match timeout_at(until, stage.changed()).await {
+                    Ok(Ok(())) => {}
+                    // It has ended without a result.
+                    Ok(Err(_)) => break,
+                    Err(_) => return Ok(Entry::InFlight),
+                }
+            }
+        }
+    }
+
+    fn lead(
+        &self,
+        ident: &Ident,
+        limit: usize,
+    ) -> Result<Result<Flight, watch::Receiver<Stage>>, IdempotencyError> {
+        let mut table = self.table();
+        if let Some(stage) = table.get(ident) {
+            return Ok(Err(stage.clone()));
+        }
+        if table.len() >= limit {
+            return Err(IdempotencyError::Overloaded { limit });
+        }
+        let (stage, seen) = watch::channel(Stage::Looking);
+        table.insert(ident.clone(), seen);
+        Ok(Ok(Flight { flights: self.clone(), ident: ident.clone(), stage }))
+    }
+
+    /// How many keys are in flight here.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.table().len()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flight {
+    /// There is no connection now: nobody waits for the look.
+    pub(crate) fn queued(&self) {
+        self.stage.send_replace(Stage::Queued);
+    }
+
+    pub(crate) fn looking(&self) {
+        self.stage.send_replace(Stage::Looking);
+    }
+
+    pub(crate) fn running(&self) {
+        self.stage.send_replace(Stage::Running);
+    }
+
+    /// Tells those who wait.
+    pub(crate) fn known(self, fingerprint: Fingerprint, stored: Stored) {
+        self.stage.send_replace(Stage::Known(fingerprint, stored));
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // Before the channel ends, so that whoever sees it end finds the place free.
+        self.flights.table().remove(&self.ident);
+    }
+}
+
+impl fmt::Debug for Flights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Flights").field(&self.table().len()).finish()
+    }
+}
+
+impl fmt::Debug for Flight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Flight").field(&self.ident).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ident::fingerprint;
+
+    const NONE: Duration = Duration::ZERO;
+    const LONG: Duration = Duration::from_secs(60);
+
+    async fn lead(flights: &Flights, ident: &Ident) -> Flight {
+        match flights.enter(ident, NONE, 10).await.unwrap() {
+            Entry::Lead(flight) => flight,
+            _ => panic!("somebody leads already"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_second_waits_for_the_look_and_not_for_the_work() {
+        let flights = Flights::default();
+        let ident = Ident::new("s", "k").unwrap();
+        let first = lead(&flights, &ident).await;
+        let begun = Instant::now();
+        let (second, ()) = tokio::join!(flights.enter(&ident, NONE, 10), async { first.running() });
+        assert!(matches!(second.unwrap(), Entry::InFlight));
+        first.queued();
+        assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), Entry::InFlight));
+        assert_eq!(begun.elapsed(), NONE, "the clock stands still while nobody waits for it");
+        // Without an answer, the wait for the look ends too.
+        first.looking();
+        assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), Entry::InFlight));
+        assert_eq!(begun.elapsed(), LOOK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_joins_gets_the_result_or_the_lead() {
+        let flights = Flights::default();
+        let ident = Ident::new("s", "k").unwrap();
+        let first = lead(&flights, &ident).await;
+        first.running();
+        let known = async { first.known(fingerprint([]), Stored::done(200, "x")) };
+        let (a, b, ()) =
+            tokio::join!(flights.enter(&ident, LONG, 10), flights.enter(&ident, LONG, 10), known);
+        for entry in [a, b] {
+            assert!(matches!(entry.unwrap(), Entry::Known(_, stored) if stored == Stored::done(200, "x")));
+        }
+        let first = lead(&flights, &ident).await;
+        first.running();
+        let fails = async { drop(first) };
+        let (a, b, ()) =
+            tokio::join!(flights.enter(&ident, LONG, 10), flights.enter(&ident, LONG, 10), fails);
+        let leads = [a, b].into_iter().filter(|entry| matches!(entry, Ok(Entry::Lead(_)))).count();
+        assert_eq!(leads, 1, "one of them takes over, the other is told so when its wait is over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_bounded_and_given_back() {
+        let flights = Flights::default();
+        let ident = |n: usize| Ident::new("s", n.to_string()).unwrap();
+        let mut leads = Vec::new();
+        for n in 0..10 {
+            leads.push(lead(&flights, &ident(n)).await);
+        }
+        let refused = flights.enter(&ident(10), NONE, 10).await;
+        assert!(matches!(refused, Err(IdempotencyError::Overloaded { limit: 10 })));
+        assert_eq!(flights.len(), 10, "who is refused is not kept");
+        leads.pop();
+        assert!(matches!(flights.enter(&ident(10), NONE, 10).await, Ok(Entry::Lead(_))));
+        drop(leads);
+        assert_eq!(flights.len(), 0);
+    }
+}

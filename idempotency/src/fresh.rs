@@ -1,0 +1,102 @@
+//! A key together with the transaction of its effects.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use sqlx::{PgConnection, Postgres, Transaction};
+
+use crate::error::IdempotencyError;
+use crate::flight::Flight;
+use crate::ident::{Fingerprint, Ident};
+use crate::open_key::OpenKey;
+use crate::stored::Stored;
+use crate::transaction::{answer, commit};
+
+/// A key that is new, and the transaction in which it is recorded. Use it as the connection for the effects; end it
+/// with [`finish`](Self::finish) or [`rollback`](Self::rollback).
+///
+/// It owns the transaction, so nothing is committed without being recorded. Dropped, it rolls back in the background:
+/// behind the statement that is under way, and the connection goes back to the pool when the server has confirmed it.
+///
+/// Transactions begun on it, as with [`sqlx::Connection::begin`], are savepoints.
+#[must_use = "dropped, it is rolled back"]
+pub struct Fresh {
+    transaction: Transaction<'static, Postgres>,
+    key: OpenKey,
+    fingerprint: Fingerprint,
+    // Behind the transaction: the next caller comes when the rollback is on its way.
+    flight: Flight,
+}
+
+impl Fresh {
+    pub(crate) fn new(
+        transaction: Transaction<'static, Postgres>,
+        key: OpenKey,
+        fingerprint: Fingerprint,
+        flight: Flight,
+    ) -> Self {
+        Self { transaction, key, fingerprint, flight }
+    }
+
+    /// The key.
+    #[must_use]
+    pub const fn ident(&self) -> &Ident {
+        self.key.ident()
+    }
+
+    /// Records the response and commits it together with the effects, or, if it was [rejected](Stored::rejected),
+    /// without them. Gives the response back, now that it may be sent.
+    ///
+    /// # Errors
+    ///
+    /// [`TooLarge`](IdempotencyError::TooLarge) and [`Retry`](IdempotencyError::Retry): nothing was done. Of kind
+    /// [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again with
+    /// the same key. Else what the server answers, and nothing was done.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped in between, it is committed or rolled back; begin again with the same key.
+    pub async fn finish(mut self, stored: Stored) -> Result<Stored, IdempotencyError> {
+        if let Err(error) = self.key.clone().finish(&mut self.transaction, &stored).await {
+            // Dropping it rolls back too; like this it is done when the caller is told.
+            let _ = answer(self.transaction.rollback(), "roll back").await;
+            return Err(error);
+        }
+        commit(self.transaction).await?;
+        self.flight.known(self.fingerprint, stored.clone());
+        Ok(stored)
+    }
+
+    /// Rolls everything back, the key too: whoever comes next begins it anew.
+    ///
+    /// # Errors
+    ///
+    /// What the server answers; it is rolled back all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it is rolled back in the background.
+    pub async fn rollback(self) -> Result<(), IdempotencyError> {
+        answer(self.transaction.rollback(), "roll back").await
+    }
+}
+
+impl Deref for Fresh {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for Fresh {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+}
+
+impl fmt::Debug for Fresh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fresh").field("ident", self.ident()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! What a client is told by the layer itself.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, ETAG, LINK, LOCATION, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use leasehold_api::ErrorKind;
+
+use crate::error::IdempotencyError;
+use crate::stored::Stored;
+
+/// What belongs to the response and not to the exchange: no cookies, no dates, no lengths.
+const KEPT: [HeaderName; 5] = [CONTENT_TYPE, LOCATION, ETAG, LINK, CONTENT_LANGUAGE];
+
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// What a client is told to wait when the store did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Why a request was not served, or is not to be served again.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    MissingKey,
+    BadKey(&'static str),
+    RequestTooLarge,
+    BrokenRequest,
+    InFlight(Duration),
+    DoneBefore,
+    Mismatch,
+    NoPrincipal,
+    Kept,
+    NotStorable,
+    Store,
+    Failed,
+}
+
+impl Refusal {
+    /// Of an error before or after the handler. Nothing was done, or the same key finds out.
+    pub(super) fn of(error: &IdempotencyError) -> Self {
+        match error {
+            IdempotencyError::TooLarge { .. } => Self::NotStorable,
+            IdempotencyError::Unreadable(_) | IdempotencyError::Unfinished => Self::Failed,
+            IdempotencyError::Store(error) if error.kind() == ErrorKind::Lost => Self::Failed,
+            _ => Self::Store,
+        }
+    }
+
+    /// Status, last part of the problem's type, and what to do.
+    fn parts(&self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::MissingKey => (
+                StatusCode::BAD_REQUEST,
+                "key-missing",
+                "send the header Idempotency-Key, new for each request",
+            ),
+            Self::BadKey(why) => (StatusCode::BAD_REQUEST, "key-invalid", why),
+            Self::RequestTooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "request-too-large",
+                "the body is larger than this route allows",
+            ),
+            Self::BrokenRequest => {
+                (StatusCode::BAD_REQUEST, "request-broken", "the body ended before its end")
+            }
+            Self::InFlight(_) => (
+                StatusCode::CONFLICT,
+                "in-flight",
+                "a request with this key is being served; repeat it later with the same key",
+            ),
+            Self::DoneBefore => (
+                StatusCode::CONFLICT,
+                "done-before",
+                "the request with this key was carried out; it is not carried out again",
+            ),
+            Self::Mismatch => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "key-reused",
+                "the key was used for another request; a new request needs a new key",
+            ),
+            Self::NoPrincipal => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "no-principal",
+                "the server does not know whose key this is",
+            ),
+            Self::Kept => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "not-carried-out",
+                "the request was not carried out; repeat it with the same key",
+            ),
+            Self::NotStorable => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "response-not-storable",
+                "the request was not carried out, because its response cannot be stored",
+            ),
+            Self::Store => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "store-unavailable",
+                "repeat the request later with the same key",
+            ),
+            Self::Failed => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "key-failed",
+                "what is recorded for this key cannot be used; tell the server's operators",
+            ),
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::InFlight(pause) => Some(*pause),
+            Self::Store => Some(PAUSE),
+            _ => None,
+        }
+    }
+}
+
+/// As a problem document (RFC 9457).
+impl From<Refusal> for Response {
+    fn from(refusal: Refusal) -> Self {
+        let (status, kind, detail) = refusal.parts();
+        let problem = serde_json::json!({
+            "type": format!("urn:leasehold:idempotency:{kind}"),
+            "title": status.canonical_reason(),
+            "status": status.as_u16(),
+            "detail": detail,
+        });
+        let mut response = Self::new(Body::from(problem.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(pause) = refusal.retry_after() {
+            let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        response
+    }
+}
+
+/// The response as it was given.
+pub(super) fn replay(stored: &Stored) -> Response {
+    let mut response = Response::new(Body::from(stored.body().clone()));
+    let Ok(status) = StatusCode::from_u16(stored.status()) else { return Refusal::Failed.into() };
+    *response.status_mut() = status;
+    for (name, value) in stored.headers() {
+        let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
+            tracing::error!("a stored response has a header that HTTP does not know");
+            return Refusal::Failed.into();
+        };
+        response.headers_mut().append(name, value);
+    }
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+/// With the headers that are kept. `None` where one is no text.
+pub(super) fn with_headers(mut stored: Stored, headers: &HeaderMap) -> Option<Stored> {
+    for name in &KEPT {
+        for value in headers.get_all(name) {
+            stored = stored.header(name.as_str(), value.to_str().ok()?);
+        }
+    }
+    Some(stored)
+}

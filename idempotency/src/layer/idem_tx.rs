@@ -1,0 +1,81 @@
+//! The transaction, as the handler gets it.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::FromRequestParts;
+use axum::response::Response;
+use http::StatusCode;
+use http::request::Parts;
+use sqlx::PgConnection;
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
+
+use crate::fresh::Fresh;
+
+/// Between the layer and the handler.
+pub(super) struct Shared<F>(Arc<Mutex<Option<F>>>);
+
+impl<F> Shared<F> {
+    pub(super) fn new(fresh: F) -> Self {
+        Self(Arc::new(Mutex::new(Some(fresh))))
+    }
+
+    /// `None` while the handler has it.
+    pub(super) fn take(&self) -> Option<F> {
+        self.0.try_lock().ok()?.take()
+    }
+}
+
+impl<F> Clone for Shared<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// The transaction of a request under [`IdempotencyLayer`](crate::IdempotencyLayer): use it as the connection. The layer
+/// commits it together with the response, or rolls it back.
+///
+/// The handler gives it back by returning. One that keeps it, in a task or in the body of its response, has it rolled
+/// back, and the client gets 500. As an extractor it fails with 500 where the layer is missing, where the request has
+/// no key and none was required, when it is extracted twice, and over another store than Postgres.
+pub struct IdemTx(OwnedMappedMutexGuard<Option<Fresh>, Fresh>);
+
+impl<S: Sync> FromRequestParts<S> for IdemTx {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
+        let shared = parts.extensions.get::<Shared<Fresh>>().map(|shared| Arc::clone(&shared.0));
+        let taken = shared.and_then(|shared| shared.try_lock_owned().ok());
+        let taken = taken.and_then(|guard| OwnedMutexGuard::try_map(guard, Option::as_mut).ok());
+        taken.map(Self).ok_or_else(|| {
+            tracing::error!(
+                "a handler wants the transaction of an idempotency key, and there is none: see the documentation of IdemTx"
+            );
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            response
+        })
+    }
+}
+
+impl Deref for IdemTx {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for IdemTx {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for IdemTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("IdemTx").field(self.0.ident()).finish()
+    }
+}

@@ -1,0 +1,71 @@
+-- The fingerprint of a request and what was answered. A row without an outcome is seen by its own transaction
+-- alone: the trigger below refuses to commit it.
+CREATE TABLE IF NOT EXISTS {schema}.idempotency (
+    scope text COLLATE pg_catalog."C" NOT NULL,
+    key text COLLATE pg_catalog."C" NOT NULL,
+    fingerprint bytea NOT NULL
+        CONSTRAINT idempotency_fingerprint CHECK (octet_length(fingerprint) = 32),
+    outcome text CONSTRAINT idempotency_outcome CHECK (outcome IN ('done', 'rejected')),
+    status integer,
+    headers jsonb,
+    body bytea,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, key)
+) WITH (fillfactor = 80);
+
+CREATE INDEX IF NOT EXISTS idempotency_expires ON {schema}.idempotency (expires_at);
+
+COMMENT ON TABLE {schema}.idempotency IS
+    'Idempotency keys: what was answered to each request, written in the transaction of its effects';
+COMMENT ON INDEX {schema}.idempotency_expires IS 'For the purge, which begins with the oldest';
+
+CREATE OR REPLACE FUNCTION {schema}.idempotency_finished() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, {schema} AS $leasehold$
+BEGIN
+    IF EXISTS (SELECT FROM idempotency k WHERE k.scope = NEW.scope AND k.key = NEW.key AND k.outcome IS NULL) THEN
+        RAISE EXCEPTION 'an idempotency key was begun and not finished' USING
+            ERRCODE = 'check_violation', CONSTRAINT = 'idempotency_finished',
+            HINT = 'Finish it before the commit, or roll back.';
+    END IF;
+    RETURN NULL;
+END
+$leasehold$;
+
+-- A trigger has no IF NOT EXISTS, and a schema's name may contain what ends a literal.
+SELECT set_config('leasehold.schema', '{schema}.idempotency'::regclass::oid::text, true);
+DO $leasehold$
+DECLARE
+    kept CONSTANT oid := current_setting('leasehold.schema')::oid;
+    name CONSTANT text := (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = kept);
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = kept AND t.tgname = 'idempotency_finished') THEN
+        EXECUTE 'CREATE CONSTRAINT TRIGGER idempotency_finished AFTER INSERT OR UPDATE ON ' || name || '.idempotency'
+            ' DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.outcome IS NULL)'
+            ' EXECUTE FUNCTION ' || name || '.idempotency_finished()';
+    END IF;
+END
+$leasehold$;
+
+-- Requests of several phases, whose effects are elsewhere: committed first, and written under a lease.
+CREATE TABLE IF NOT EXISTS {schema}.journey (
+    scope text COLLATE pg_catalog."C" NOT NULL,
+    key text COLLATE pg_catalog."C" NOT NULL,
+    fingerprint bytea NOT NULL CONSTRAINT journey_fingerprint CHECK (octet_length(fingerprint) = 32),
+    -- Of which the keys of the phases are derived.
+    seed uuid NOT NULL DEFAULT gen_random_uuid(),
+    phases jsonb NOT NULL DEFAULT '{}' CONSTRAINT journey_phases CHECK (jsonb_typeof(phases) = 'object'),
+    outcome text CONSTRAINT journey_outcome CHECK (outcome IN ('done', 'rejected')),
+    status integer,
+    headers jsonb,
+    body bytea,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, key)
+) WITH (fillfactor = 80);
+
+CREATE INDEX IF NOT EXISTS journey_expires ON {schema}.journey (expires_at);
+
+COMMENT ON TABLE {schema}.journey IS
+    'Idempotent requests of several phases: what each phase returned, so that a resumed one goes on behind it';
+COMMENT ON INDEX {schema}.journey_expires IS 'For the purge, which begins with the oldest';

@@ -1,0 +1,227 @@
+//! Two sessions that meet at one key, at each isolation level.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::common::{Pg, effect, private, world};
+use crate::suite::{fresh, ident, replay, request};
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use leasehold_idempotency::{Begin, IdempotencyError, OpenKey, PgIdempotency, Stored};
+use sqlx::postgres::{PgConnection, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, raw_sql};
+
+const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
+
+async fn begin(world: &Pg, level: &str) -> PgConnection {
+    let mut connection = world.database.connect().await;
+    connection.execute(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await.unwrap();
+    // Takes the snapshot, where there is one for the whole transaction.
+    connection.execute("SELECT 1").await.unwrap();
+    connection
+}
+
+async fn begin_in(
+    connection: &mut PgConnection,
+    store: &PgIdempotency,
+) -> Result<Begin<OpenKey>, IdempotencyError> {
+    store.begin_in(connection, &ident("a"), &request("x")).await
+}
+
+async fn commit(mut connection: PgConnection) -> Result<(), sqlx::Error> {
+    connection.execute("COMMIT").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_key_begun_elsewhere_is_in_flight_and_nobody_waits_for_it() {
+    let world = world(8).await;
+    for level in LEVELS {
+        let first = fresh(world.store.begin(&ident("a"), &request("x")).await);
+        // Answered while the first is open, so without having waited for it.
+        let mut second = begin(&world, level).await;
+        let told = begin_in(&mut second, &world.store).await;
+        assert!(matches!(told, Ok(Begin::InFlight { .. })), "{level}: {told:?}");
+        let third = world.elsewhere().begin(&ident("a"), &request("x")).await;
+        assert!(matches!(third, Ok(Begin::InFlight { .. })), "{level}: {third:?}");
+        // The transaction stays usable.
+        effect(&mut second).await;
+        commit(second).await.unwrap();
+        first.rollback().await.unwrap();
+    }
+    assert_eq!(world.effects().await, 3);
+}
+
+#[tokio::test]
+async fn what_was_committed_after_the_snapshot_is_a_retry_and_then_a_replay() {
+    for level in &LEVELS[1..] {
+        let world = world(8).await;
+        let mut second = begin(&world, level).await;
+        let first = fresh(world.store.begin(&ident("a"), &request("x")).await);
+        first.finish(Stored::done(200, "first")).await.unwrap();
+        let told = begin_in(&mut second, &world.store).await;
+        assert!(matches!(&told, Err(IdempotencyError::Retry { .. })), "{level}: {told:?}");
+        assert!(told.unwrap_err().is_retryable());
+        second.execute("ROLLBACK").await.unwrap();
+        second.execute(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await.unwrap();
+        assert_eq!(replay(begin_in(&mut second, &world.store).await).body(), "first");
+    }
+}
+
+/// The statement that begins a key has its snapshot, finds nothing, and gets the lock because the first has committed
+/// meanwhile: it looks again. A policy on the expired row holds the statement between the two.
+#[tokio::test]
+async fn what_was_committed_between_snapshot_and_lock_is_looked_up_again() {
+    let world = private(8).await;
+    fresh(world.store.begin(&ident("a"), &request("x")).await)
+        .finish(Stored::done(200, "old"))
+        .await
+        .unwrap();
+    let role = format!("held_{}", world.database.name());
+    world
+        .run(format!(
+            "UPDATE leasehold.idempotency SET expires_at = clock_timestamp();
+            CREATE ROLE {role};
+            -- As cheap as it says, it is asked before anything else.
+            CREATE FUNCTION held() RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS
+                $$ BEGIN PERFORM pg_advisory_xact_lock_shared(99); RETURN true; END $$;
+            ALTER TABLE leasehold.idempotency ENABLE ROW LEVEL SECURITY;
+            CREATE POLICY held ON leasehold.idempotency USING (held()) WITH CHECK (true);"
+        ))
+        .await;
+    let grants = PgIdempotency::grants_sql(&"leasehold".parse().unwrap(), &role.parse().unwrap());
+    world.run(grants).await;
+    let mut gate = world.database.connect().await;
+    gate.execute("SELECT pg_advisory_lock(99)").await.unwrap();
+
+    let first = fresh(world.store.begin(&ident("a"), &request("x")).await);
+    let mut second = begin(&world, "READ COMMITTED").await;
+    second.execute(AssertSqlSafe(format!("SET LOCAL ROLE {role}"))).await.unwrap();
+    let store = world.elsewhere();
+    let second = tokio::spawn(async move { begin_in(&mut second, &store).await });
+    world.until_it_waits(&second).await;
+    first.finish(Stored::done(200, "new")).await.unwrap();
+    gate.execute("SELECT pg_advisory_unlock(99)").await.unwrap();
+    assert_eq!(replay(second.await.unwrap()).body(), "new");
+    world
+        .run(format!("DROP POLICY held ON leasehold.idempotency; DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
+}
+
+#[tokio::test]
+async fn a_forgotten_finish_cannot_be_committed() {
+    for level in LEVELS {
+        let world = world(8).await;
+        let mut open = begin(&world, level).await;
+        let key = fresh(begin_in(&mut open, &world.store).await);
+        effect(&mut open).await;
+        let refused = commit(open).await.unwrap_err();
+        let refused = refused.as_database_error().unwrap();
+        assert_eq!(
+            (refused.code().as_deref(), refused.constraint()),
+            (Some("23514"), Some("idempotency_finished"))
+        );
+        drop(key);
+        assert_eq!(world.effects().await, 0, "{level}");
+        // The same where the transaction is ours, and the handler sends a COMMIT of its own.
+        let mut own = fresh(world.store.begin(&ident("a"), &request("x")).await);
+        effect(&mut own).await;
+        assert!(own.execute(raw_sql("COMMIT")).await.is_err());
+        assert!(own.finish(Stored::done(200, "")).await.is_err());
+        assert_eq!(world.effects().await, 0, "{level}");
+        drop(fresh(world.store.begin(&ident("a"), &request("x")).await));
+    }
+}
+
+#[tokio::test]
+async fn several_keys_in_one_transaction_of_the_caller() {
+    for level in LEVELS {
+        let world = world(8).await;
+        let mut open = begin(&world, level).await;
+        effect(&mut open).await;
+        let a = fresh(begin_in(&mut open, &world.store).await);
+        assert!(matches!(begin_in(&mut open, &world.store).await, Err(IdempotencyError::Unfinished)));
+        effect(&mut open).await;
+        a.finish(&mut open, &Stored::done(200, "a")).await.unwrap();
+        assert_eq!(replay(begin_in(&mut open, &world.store).await).body(), "a", "its own, finished");
+        let b = fresh(world.store.begin_in(&mut open, &ident("b"), &request("x")).await);
+        effect(&mut open).await;
+        b.finish(&mut open, &Stored::rejected(402, "b")).await.unwrap();
+        let _ = open.execute("SELECT 1").await.unwrap();
+        commit(open).await.unwrap();
+        assert_eq!(world.effects().await, 2, "{level}: before and under `a`, not under `b`");
+        assert!(replay(world.store.begin(&ident("b"), &request("x")).await).is_rejected());
+    }
+}
+
+#[tokio::test]
+async fn a_savepoint_that_is_rolled_back_takes_the_key_along() {
+    let world = world(8).await;
+    let mut connection = world.database.connect().await;
+    let mut transaction = connection.begin().await.unwrap();
+    let mut inner = transaction.begin().await.unwrap();
+    let key = fresh(begin_in(&mut inner, &world.store).await);
+    inner.rollback().await.unwrap();
+    let lost = key.finish(&mut transaction, &Stored::done(200, "")).await.unwrap_err();
+    assert!(
+        matches!(&lost, IdempotencyError::Store(error) if error.kind() == leasehold_api::ErrorKind::Lost),
+        "{lost}"
+    );
+    let again = fresh(begin_in(&mut transaction, &world.store).await);
+    again.finish(&mut transaction, &Stored::done(200, "again")).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(replay(world.store.begin(&ident("a"), &request("x")).await).body(), "again");
+}
+
+/// A pool of two, and two hundred callers of one key whose first is at work: the others are answered without a
+/// connection, and somebody else has the second one.
+#[tokio::test]
+async fn row_70_two_hundred_callers_do_not_take_the_pool() {
+    let world = world(2).await;
+    let taken = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&taken);
+    let pool = PgPoolOptions::new().max_connections(2).before_acquire(move |_, _| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async { Ok(true) })
+    });
+    let pool = pool.connect(world.database.url()).await.unwrap();
+    let store = PgIdempotency::new(pool.clone());
+    let first = fresh(store.begin(&ident("a"), &request("x")).await);
+    let before = taken.load(Ordering::SeqCst);
+    let (key, asked) = (ident("a"), request("x"));
+    let told = join_all((0..199).map(|_| store.begin(&key, &asked))).await;
+    assert!(told.iter().all(|told| matches!(told, Ok(Begin::InFlight { .. }))), "{told:?}");
+    assert_eq!(taken.load(Ordering::SeqCst), before, "nobody has asked for a connection");
+    let mut other = fresh(store.begin(&ident("b"), &request("x")).await);
+    effect(&mut other).await;
+    // Both are taken: the first caller of a third key waits, its second is told at once.
+    let third = ident("c");
+    let mut waiting = Box::pin(store.begin(&third, &asked));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    let told = store.begin(&third, &asked).now_or_never();
+    assert!(matches!(told, Some(Ok(Begin::InFlight { .. }))), "{told:?}");
+    other.finish(Stored::done(200, "b")).await.unwrap();
+    drop(fresh(waiting.await));
+    first.finish(Stored::done(200, "a")).await.unwrap();
+    assert_eq!(world.effects().await, 1);
+}
+
+#[tokio::test]
+async fn a_purge_waits_for_nobody() {
+    let world = world(8).await;
+    for key in ["a", "b", "c"] {
+        fresh(world.store.begin(&ident(key), &request("x")).await)
+            .finish(Stored::done(200, ""))
+            .await
+            .unwrap();
+    }
+    world.run("UPDATE leasehold.idempotency SET expires_at = clock_timestamp()").await;
+    // One is begun anew at this moment, another is locked by hand.
+    let anew = fresh(world.store.begin(&ident("a"), &request("y")).await);
+    let mut by_hand = world.database.connect().await;
+    by_hand.execute("BEGIN; SELECT FROM leasehold.idempotency WHERE key = 'b' FOR UPDATE").await.unwrap();
+    assert_eq!(world.store.purge(100).await.unwrap(), 1);
+    anew.finish(Stored::done(200, "anew")).await.unwrap();
+    commit(by_hand).await.unwrap();
+    assert_eq!(world.store.purge(100).await.unwrap(), 1);
+    assert_eq!(replay(world.store.begin(&ident("a"), &request("y")).await).body(), "anew");
+}

@@ -1,0 +1,13 @@
+//! Keys on a real server.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod concurrent;
+mod faults;
+mod journeys;
+#[cfg(feature = "tower")]
+mod layer;
+mod levels;
+mod schema;
+#[path = "../suite/mod.rs"]
+mod suite;
