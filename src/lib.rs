@@ -104,6 +104,8 @@
 //! | `claim` | the modules `postgres` and `claim`: each row of your own table to one worker |
 //! | `tower` | the module `tower`: a lock around a request, for HTTP, gRPC and messages; with `postgres-advisory` also a transaction around it |
 //! | `axum` | `tower`, and in its module what only axum has: extractors, keys of path parameters |
+//! | `idempotency` | the modules `postgres` and `idempotency`: keys whose record and effect share one transaction |
+//! | `idempotency-tower` | in `idempotency`, middleware for axum |
 //! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
 //! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults |
 //! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
@@ -146,7 +148,8 @@ pub use leasehold_file as file;
     feature = "postgres-advisory",
     feature = "postgres-row",
     feature = "postgres-ttl",
-    feature = "claim"
+    feature = "claim",
+    feature = "idempotency"
 ))]
 pub use leasehold_postgres as postgres;
 
@@ -169,3 +172,6 @@ pub use leasehold_claim as claim;
 /// Middleware: a lock around a request, for HTTP (axum), gRPC (tonic) and messages.
 #[cfg(feature = "tower")]
 pub use leasehold_tower as tower;
+/// Idempotency keys: a request that is sent again does not repeat its effect.
+#[cfg(feature = "idempotency")]
+pub use leasehold_idempotency as idempotency;

@@ -252,7 +252,6 @@ impl Journey {
     }
 
     /// The guard of the lease.
-    #[must_use]
     pub const fn guard(&self) -> &LockGuard {
         &self.guard
     }

@@ -1,4 +1,9 @@
-#![doc = include_str!("../README.md")]
+// The README shows the layer too.
+#![cfg_attr(feature = "tower", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "tower"),
+    doc = "Idempotency keys on Postgres: the effect and its record in one transaction. See the README."
+)]
 
 mod begin;
 mod error;

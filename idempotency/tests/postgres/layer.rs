@@ -51,7 +51,7 @@ fn app(world: &Pg) -> Router {
                 let pool = kept.clone();
                 tokio::spawn(async move {
                     pool.close_event().await;
-                    drop(tx)
+                    drop(tx);
                 });
                 "kept"
             }),

@@ -139,10 +139,7 @@ pub async fn row_70_the_second_joins_the_first_and_has_its_result<W: World>(worl
     let (told, mismatch, _) = tokio::join!(waiters, joining.begin(&key, &other), async {
         finish::<W>(first, Stored::done(200, "x")).await.unwrap()
     });
-    assert_eq!(
-        told.into_iter().map(|told| replay(told)).collect::<Vec<_>>(),
-        vec![Stored::done(200, "x"); 20]
-    );
+    assert_eq!(told.into_iter().map(replay).collect::<Vec<_>>(), vec![Stored::done(200, "x"); 20]);
     assert!(matches!(mismatch, Ok(Begin::Mismatch)));
     assert_eq!(world.effects().await, 1);
 }
