@@ -1,1 +1,22 @@
-//! Recipes of `docs/cookbook`, as functions that the tests race on Postgres.
+//! The recipes of `docs/cookbook`, as code that the tests race on Postgres.
+//!
+//! A statement is written down once, on its page; [`sql`] reads it from there when this is compiled. A test
+//! checks that the Rust of the pages is the code of these modules.
+
+mod page;
+
+pub mod apology;
+pub mod archive;
+pub mod copy_names;
+pub mod delete;
+pub mod duty;
+pub mod file_names;
+pub mod leader;
+pub mod ledger;
+pub mod migrate;
+pub mod outside;
+pub mod quota;
+pub mod scheduled_job;
+pub mod unique_name;
+
+pub use page::sql;

@@ -1,0 +1,213 @@
+use cookbook::ledger::{Locking, PAGE, SpendError, spend};
+use cookbook::sql;
+use futures_util::future::join_all;
+use leasehold_api::{ErrorKind, LockKey, key};
+use leasehold_postgres::Identifier;
+use leasehold_postgres_advisory::XactLocks;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgConnection, PgPool};
+use test_servers::Database;
+
+use crate::support::*;
+
+fn locks() -> XactLocks {
+    XactLocks::new(Identifier::new("leasehold").unwrap())
+}
+
+fn all() -> [Locking; 3] {
+    [Locking::Table, Locking::ParentRow, Locking::Key(locks())]
+}
+
+fn of_holder(id: i64) -> LockKey {
+    key!["ledger", id].unwrap()
+}
+
+/// Holders 1 and 2, who have so much each.
+async fn holders(balance: i64) -> (Database, PgPool) {
+    let db = database(sql(PAGE, "schema")).await;
+    let fill = format!(
+        "INSERT INTO holder VALUES (1), (2); INSERT INTO entry (holder_id, amount) VALUES (1, {balance}), (2, {balance})"
+    );
+    run(&mut db.connect().await, &fill).await;
+    let pool = PgPoolOptions::new().max_connections(10).connect(db.url()).await.unwrap();
+    (db, pool)
+}
+
+async fn balance(connection: &mut PgConnection) -> i64 {
+    sqlx::query_scalar(sql(PAGE, "balance")).bind(1_i64).fetch_one(connection).await.unwrap()
+}
+
+async fn take_ten(connection: &mut PgConnection) {
+    sqlx::query(sql(PAGE, "spend")).bind(1_i64).bind(10_i64).execute(connection).await.unwrap();
+}
+
+/// Takes the lock in an open transaction.
+async fn hold(connection: &mut PgConnection, lock: &Locking) {
+    run(connection, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
+    match lock {
+        Locking::Table => run(connection, sql(PAGE, "lock table")).await,
+        Locking::ParentRow => {
+            sqlx::query(sql(PAGE, "lock holder")).bind(1_i64).execute(connection).await.unwrap();
+        }
+        Locking::Key(locks) => drop(locks.lock_in(connection, &of_holder(1), LONG).await.unwrap()),
+        _ => unreachable!(),
+    }
+}
+
+#[tokio::test]
+async fn row_63_90_a_hundred_spends_at_once_take_what_there_is() {
+    for lock in all() {
+        let (db, pool) = holders(100).await;
+        let spends = join_all((0..100).map(|_| spend(&pool, &lock, 1, 10)));
+        let spent = tokio::time::timeout(LONG, spends).await.unwrap();
+        let succeeded = spent.into_iter().filter(|spent| *spent.as_ref().unwrap()).count();
+        assert_eq!((succeeded, balance(&mut db.connect().await).await), (10, 0), "{lock:?}");
+    }
+}
+
+#[tokio::test]
+async fn row_63_the_table_lock_lets_readers_pass() {
+    let (db, pool) = holders(100).await;
+    let (mut a, mut reader, mut writer) = (db.connect().await, db.connect().await, db.connect().await);
+    let writer_pid = pid(&mut writer).await;
+    hold(&mut a, &Locking::Table).await;
+    // Would wait for the transaction above, which is ended only afterwards.
+    assert_eq!(tokio::time::timeout(LONG, balance(&mut reader)).await.unwrap(), 100);
+    let other = "INSERT INTO entry (holder_id, amount) VALUES (2, 1)";
+    while_blocked(&db, writer_pid, run(&mut writer, other), run(&mut a, "COMMIT")).await;
+    assert!(spend(&pool, &Locking::Table, 1, 100).await.unwrap());
+}
+
+#[tokio::test]
+async fn row_90_other_holders_go_on() {
+    for lock in [Locking::ParentRow, Locking::Key(locks())] {
+        let (db, pool) = holders(100).await;
+        let mut a = db.connect().await;
+        hold(&mut a, &lock).await;
+        // Would wait for the transaction above, which is ended only afterwards.
+        let other = tokio::time::timeout(LONG, spend(&pool, &lock, 2, 10)).await.unwrap();
+        assert!(other.unwrap(), "{lock:?}");
+        let deposit = "INSERT INTO entry (holder_id, amount) VALUES (1, 5)";
+        tokio::time::timeout(LONG, run(&mut db.connect().await, deposit)).await.unwrap();
+        run(&mut a, "ROLLBACK").await;
+    }
+}
+
+#[tokio::test]
+async fn trap_17_a_parent_row_is_there_to_lock() {
+    let (db, _pool) = holders(10).await;
+    let (mut a, mut b) = (db.connect().await, db.connect().await);
+    let b_pid = pid(&mut b).await;
+    hold(&mut a, &Locking::ParentRow).await;
+    assert_eq!(balance(&mut a).await, 10);
+    take_ten(&mut a).await;
+    let second = async {
+        hold(&mut b, &Locking::ParentRow).await;
+        balance(&mut b).await
+    };
+    assert_eq!(
+        while_blocked(&db, b_pid, second, run(&mut a, "COMMIT")).await.0,
+        0,
+        "it sees the first spend"
+    );
+}
+
+#[tokio::test]
+async fn trap_11_every_way_out_frees_the_lock() {
+    for lock in all() {
+        let (db, pool) = holders(10).await;
+        assert!(!spend(&pool, &lock, 1, 11).await.unwrap(), "too little");
+        let error = spend(&pool, &lock, 9, -1).await.unwrap_err();
+        assert!(matches!(&error, SpendError::Database(error) if state(error) == "23503"), "{error:?}");
+        // Dropped while it waits for the lock or holds it.
+        let mut a = db.connect().await;
+        hold(&mut a, &lock).await;
+        let mut dropped = Box::pin(spend(&pool, &lock, 1, 1));
+        assert!(futures_util::poll!(&mut dropped).is_pending());
+        drop(dropped);
+        run(&mut a, "COMMIT").await;
+        let spent = tokio::time::timeout(LONG, spend(&pool, &lock, 1, 10)).await.unwrap();
+        assert!(spent.unwrap(), "{lock:?}");
+    }
+    // By hand, an early return leaves a session lock with the pool's connection.
+    let (db, _pool) = holders(0).await;
+    let one = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
+    let by_hand = async {
+        let mut connection = one.acquire().await.unwrap();
+        run(&mut connection, "SELECT pg_advisory_lock(1)").await;
+        if balance(&mut connection).await < 10 {
+            return;
+        }
+        run(&mut connection, "SELECT pg_advisory_unlock(1)").await;
+    };
+    by_hand.await;
+    assert_eq!(text(&mut db.connect().await, "SELECT pg_try_advisory_lock(1)").await, "false");
+}
+
+/// Both transactions look and then spend ten of ten, the second after the first has committed.
+async fn overdrawn(begin: &str, lock: bool) -> i64 {
+    let (db, _pool) = holders(10).await;
+    let (mut a, mut b) = (db.connect().await, db.connect().await);
+    let b_pid = pid(&mut b).await;
+    let locked = async |session: &mut PgConnection| {
+        run(session, begin).await;
+        if lock {
+            run(session, "SELECT pg_advisory_xact_lock(1)").await;
+        }
+        balance(session).await
+    };
+    assert_eq!(locked(&mut a).await, 10);
+    let finish = async |session: &mut PgConnection| {
+        take_ten(session).await;
+        run(session, "COMMIT").await;
+    };
+    let seen = if lock {
+        while_blocked(&db, b_pid, locked(&mut b), finish(&mut a)).await.0
+    } else {
+        let seen = locked(&mut b).await;
+        finish(&mut a).await;
+        seen
+    };
+    if seen >= 10 {
+        finish(&mut b).await;
+    }
+    balance(&mut db.connect().await).await
+}
+
+#[tokio::test]
+async fn row_90_wrong_without_a_lock_it_is_overdrawn() {
+    assert_eq!(overdrawn("BEGIN ISOLATION LEVEL READ COMMITTED", false).await, -10);
+    assert_eq!(overdrawn("BEGIN ISOLATION LEVEL READ COMMITTED", true).await, 0);
+}
+
+#[tokio::test]
+async fn trap_07_wrong_at_repeatable_read_it_is_overdrawn() {
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+    assert_eq!(overdrawn(begin, true).await, -10);
+    // Which is refused here.
+    let (db, _pool) = holders(10).await;
+    let mut a = db.connect().await;
+    run(&mut a, begin).await;
+    let error = locks().lock_in(&mut a, &of_holder(1), LONG).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+}
+
+#[tokio::test]
+async fn trap_07_wrong_lock_and_read_in_one_statement() {
+    let (db, _pool) = holders(10).await;
+    let (mut a, mut b) = (db.connect().await, db.connect().await);
+    let b_pid = pid(&mut b).await;
+    let locked = async |session: &mut PgConnection| {
+        run(session, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
+        let query = sqlx::query_scalar::<_, i64>(sql(PAGE, "wrong: lock and read"));
+        query.bind(1_i64).fetch_one(session).await.unwrap()
+    };
+    assert_eq!(locked(&mut a).await, 10);
+    let spend = async {
+        take_ten(&mut a).await;
+        run(&mut a, "COMMIT").await;
+    };
+    let (seen, ()) = while_blocked(&db, b_pid, locked(&mut b), spend).await;
+    assert_eq!(seen, 10, "after the lock was granted, the balance from before");
+    assert_eq!(balance(&mut b).await, 0, "the next statement sees what is");
+}
