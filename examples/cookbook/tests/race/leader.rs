@@ -34,9 +34,14 @@ fn key() -> LockKey {
     LockKey::new("leader").unwrap()
 }
 
-async fn client(url: &str) -> Arc<Engine> {
+/// With leases that end in the time of a test only where that is what it is about.
+async fn client_with(url: &str, ttl: Duration) -> Arc<Engine> {
     let server = PgConfig::from_url(url).unwrap().install_schema(true);
-    Arc::new(TtlConfig::new(server).ttl(Duration::from_secs(3)).connect().await.unwrap())
+    Arc::new(TtlConfig::new(server).ttl(ttl).connect().await.unwrap())
+}
+
+async fn client(url: &str) -> Arc<Engine> {
+    client_with(url, Duration::from_secs(300)).await
 }
 
 fn replica(name: &'static str, lock: &Arc<Engine>, events: &UnboundedSender<Event>) -> JoinHandle<Error> {
@@ -88,7 +93,8 @@ async fn leader_is_replaced_when_its_lease_is_ended() {
 async fn leader_that_is_cut_off_has_lost_before_the_next_one_begins() {
     let db = database("").await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
-    let (a, b) = (client(&proxy.url(db.url())).await, client(db.url()).await);
+    let ttl = Duration::from_secs(3);
+    let (a, b) = (client_with(&proxy.url(db.url()), ttl).await, client_with(db.url(), ttl).await);
     let ((a_sender, mut a_events), (b_sender, mut b_events)) = (unbounded_channel(), unbounded_channel());
     let first = replica("a", &a, &a_sender);
     let (_, a_term) = leads(&mut a_events).await;

@@ -144,27 +144,33 @@ async fn trap_11_every_way_out_frees_the_lock() {
     assert_eq!(text(&mut db.connect().await, "SELECT pg_try_advisory_lock(1)").await, "false");
 }
 
-/// Both transactions look and then spend ten of ten, the second after the first has committed.
-async fn overdrawn(begin: &str, lock: bool) -> i64 {
+const READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+const REPEATABLE_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+const ADVISORY: &str = "SELECT pg_advisory_xact_lock(1)";
+const PARENT_ROW: &str = "SELECT FROM holder WHERE id = 1 FOR NO KEY UPDATE";
+
+/// The balance after two transactions that look and then spend ten of ten, the second after the first has
+/// committed.
+async fn balance_after(begin: &str, lock: Option<&str>) -> i64 {
     let (db, _pool) = holders(10).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
-    let locked = async |session: &mut PgConnection| {
+    let look = async |session: &mut PgConnection| {
         run(session, begin).await;
-        if lock {
-            run(session, "SELECT pg_advisory_xact_lock(1)").await;
+        if let Some(lock) = lock {
+            run(session, lock).await;
         }
         balance(session).await
     };
-    assert_eq!(locked(&mut a).await, 10);
+    assert_eq!(look(&mut a).await, 10);
     let finish = async |session: &mut PgConnection| {
         take_ten(session).await;
         run(session, "COMMIT").await;
     };
-    let seen = if lock {
-        while_blocked(&db, b_pid, locked(&mut b), finish(&mut a)).await.0
+    let seen = if lock.is_some() {
+        while_blocked(&db, b_pid, look(&mut b), finish(&mut a)).await.0
     } else {
-        let seen = locked(&mut b).await;
+        let seen = look(&mut b).await;
         finish(&mut a).await;
         seen
     };
@@ -176,18 +182,19 @@ async fn overdrawn(begin: &str, lock: bool) -> i64 {
 
 #[tokio::test]
 async fn row_90_wrong_without_a_lock_it_is_overdrawn() {
-    assert_eq!(overdrawn("BEGIN ISOLATION LEVEL READ COMMITTED", false).await, -10);
-    assert_eq!(overdrawn("BEGIN ISOLATION LEVEL READ COMMITTED", true).await, 0);
+    assert_eq!(balance_after(READ_COMMITTED, None).await, -10);
+    assert_eq!(balance_after(READ_COMMITTED, Some(ADVISORY)).await, 0);
+    assert_eq!(balance_after(READ_COMMITTED, Some(PARENT_ROW)).await, 0);
 }
 
 #[tokio::test]
 async fn trap_07_wrong_at_repeatable_read_it_is_overdrawn() {
-    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ";
-    assert_eq!(overdrawn(begin, true).await, -10);
+    assert_eq!(balance_after(REPEATABLE_READ, Some(ADVISORY)).await, -10);
+    assert_eq!(balance_after(REPEATABLE_READ, Some(PARENT_ROW)).await, -10, "the row itself did not change");
     // Which is refused here.
     let (db, _pool) = holders(10).await;
     let mut a = db.connect().await;
-    run(&mut a, begin).await;
+    run(&mut a, REPEATABLE_READ).await;
     let error = locks().lock_in(&mut a, &of_holder(1), LONG).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
 }

@@ -1,7 +1,10 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use cookbook::quota::{PAGE, change, mark, recompute, reconcile_one};
 use cookbook::sql;
 use futures_util::future::join_all;
 use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
 use test_servers::Database;
 
 use crate::support::*;
@@ -69,6 +72,27 @@ async fn row_75_concurrent_changes_end_right() {
         SELECT over_quota, row_number() OVER (ORDER BY created_at, id) AS place
         FROM project WHERE archived_at IS NULL) AS ranked";
     assert_eq!(text(&mut a, right).await, "8 8", "each flag is right");
+}
+
+#[tokio::test]
+async fn row_75_a_change_begins_when_it_has_the_owner() {
+    let (db, _pool) = owner(1, 2).await;
+    let pool = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
+    let pool_pid = pid(&mut pool.acquire().await.unwrap()).await;
+    let mut a = db.connect().await;
+    run(&mut a, "BEGIN").await;
+    lock(&mut a).await;
+    let has_owner = AtomicBool::new(true);
+    let waits = change(&pool, 1, async |tx| {
+        assert!(!has_owner.load(Ordering::Relaxed), "two have the owner");
+        attempt(tx, ARCHIVE_FIRST).await
+    });
+    let ends = async {
+        has_owner.store(false, Ordering::Relaxed);
+        run(&mut a, "COMMIT").await;
+    };
+    assert_eq!(while_blocked(&db, pool_pid, waits, ends).await.0.unwrap(), 1);
+    assert_eq!(text(&mut a, FLAGS).await, "2");
 }
 
 #[tokio::test]
@@ -179,7 +203,9 @@ async fn row_76_a_mark_that_comes_meanwhile_stays() {
     // A change comes now, by a path that has forgotten the owner's lock.
     run(&mut b, "UPDATE project SET archived_at = clock_timestamp() WHERE id = 1").await;
     mark(&mut b, 1).await.unwrap();
-    assert_eq!(reconcile_one(&pool).await.unwrap(), None, "this owner is being reconciled");
+    // Would wait for the transaction above, which is ended only afterwards.
+    let busy = tokio::time::timeout(LONG, reconcile_one(&pool)).await.unwrap();
+    assert_eq!(busy.unwrap(), None, "this owner is being reconciled");
     run(&mut a, "COMMIT").await;
     assert_eq!(text(&mut a, FLAGS).await, "2!", "as it was computed");
     let done = reconcile_one(&pool).await.unwrap().unwrap();
