@@ -3,6 +3,7 @@
 use sqlx::{PgConnection, PgPool};
 
 use crate::sql;
+use crate::transaction::begin;
 
 /// The page.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/delete.md");
@@ -44,7 +45,7 @@ pub enum DeleteError {
 ///
 /// A dropped call rolls back, unless it was about to commit: then it may have committed. It may be repeated.
 pub async fn request(pool: &PgPool, project: i64, by: i64) -> Result<(), DeleteError> {
-    let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let mut tx = begin(pool).await?;
     let found: Option<(i64, bool)> = sqlx::query_as(VALIDATE).bind(project).fetch_optional(&mut *tx).await?;
     match found {
         None => return Err(DeleteError::NotFound),
@@ -109,7 +110,7 @@ pub async fn step(connection: &mut PgConnection, batch: i64) -> sqlx::Result<Ste
 ///
 /// A dropped call rolls back, unless it was about to commit: then it may have committed. It may be repeated.
 pub async fn work_once(pool: &PgPool, batch: i64) -> sqlx::Result<Step> {
-    let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let mut tx = begin(pool).await?;
     match step(&mut tx, batch).await {
         Ok(done) => {
             tx.commit().await?;

@@ -7,6 +7,7 @@ use leasehold_postgres_advisory::XactLocks;
 use sqlx::PgPool;
 
 use crate::sql;
+use crate::transaction::begin;
 
 /// The page.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/ledger.md");
@@ -53,7 +54,7 @@ pub enum SpendError {
 ///
 /// A dropped call rolls back, unless it was about to commit: then it may have committed.
 pub async fn spend(pool: &PgPool, lock: &Locking, holder: i64, amount: i64) -> Result<bool, SpendError> {
-    let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let mut tx = begin(pool).await?;
     match lock {
         Locking::Table => drop(sqlx::query(LOCK_TABLE).execute(&mut *tx).await?),
         Locking::ParentRow => drop(sqlx::query(LOCK_HOLDER).bind(holder).execute(&mut *tx).await?),

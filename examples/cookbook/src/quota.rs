@@ -3,6 +3,7 @@
 use sqlx::{PgConnection, PgPool};
 
 use crate::sql;
+use crate::transaction::begin;
 
 /// The page.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/quota.md");
@@ -27,7 +28,7 @@ pub async fn change<T>(
     owner: i64,
     change: impl AsyncFnOnce(&mut PgConnection) -> sqlx::Result<T>,
 ) -> sqlx::Result<T> {
-    let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let mut tx = begin(pool).await?;
     sqlx::query(LOCK_OWNER).bind(owner).execute(&mut *tx).await?;
     let value = change(&mut tx).await?;
     recompute(&mut tx, owner).await?;
@@ -83,7 +84,7 @@ pub struct Reconciled {
 ///
 /// As [`change`].
 pub async fn reconcile_one(pool: &PgPool) -> sqlx::Result<Option<Reconciled>> {
-    let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let mut tx = begin(pool).await?;
     let Some(owner): Option<i64> = sqlx::query_scalar(PICK).fetch_optional(&mut *tx).await? else {
         return Ok(None);
     };

@@ -16,4 +16,5 @@ mod pages;
 mod quota;
 mod scheduled_job;
 mod support;
+mod transaction;
 mod unique_name;
