@@ -51,7 +51,9 @@ pub fn cron_job<W>(
 where
     W: Fn(u64) -> BoxFuture<'static, ()> + Clone + Send + Sync + 'static,
 {
-    let cron = CronParser::builder().seconds(Seconds::Required).build().parse(schedule);
+    // As the scheduler reads it.
+    let parser = CronParser::builder().seconds(Seconds::Required).dom_and_dow(true).build();
+    let cron = parser.parse(schedule);
     let cron = cron.map_err(|_| JobSchedulerError::ParseSchedule)?;
     Job::new_async(schedule, move |_, _| {
         let last = cron.find_previous_occurrence(&Utc::now(), true);

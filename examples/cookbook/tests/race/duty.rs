@@ -7,15 +7,13 @@ use leasehold_postgres::PgConfig;
 use leasehold_postgres_ttl::TtlConfig;
 use test_servers::{Cluster, Proxy};
 
-use crate::support::database;
-
 fn report() -> LockKey {
     LockKey::new("report").unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn row_69_without_the_store_saving_work_goes_on_and_a_constraint_does_not() {
-    let db = database("").await;
+    let db = Cluster::shared().fresh_database().await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     let server = PgConfig::from_url(&proxy.url(db.url())).unwrap().install_schema(true);
     let lock = TtlConfig::new(server).connect().await.unwrap();

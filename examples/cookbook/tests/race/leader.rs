@@ -91,7 +91,7 @@ async fn leader_is_replaced_when_its_lease_is_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leader_that_is_cut_off_has_lost_before_the_next_one_begins() {
-    let db = database("").await;
+    let db = Cluster::shared().fresh_database().await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     let ttl = Duration::from_secs(3);
     let (a, b) = (client_with(&proxy.url(db.url()), ttl).await, client_with(db.url(), ttl).await);
