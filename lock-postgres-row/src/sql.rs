@@ -235,27 +235,40 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.acquired_at) THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
     CASE WHEN i.acquired THEN 0 ELSE 2 END::smallint,
     NULL::bigint,
-    CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END
+    CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
+    coalesce(i.acquired OR ($3::boolean AND i.cool_until > i.now), false), i.n = $4::bigint
 FROM (
-    SELECT l.*, c.now,
-        CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
-        * interval '1 microsecond' END AS cool_until
-    FROM {schema}.mutex l, (SELECT clock_timestamp() AS now OFFSET 0) c
-    WHERE l.key >= $1::text AND ($2::text IS NULL OR l.key <= $2::text) AND starts_with(l.key, $4::text)
+    SELECT p.*, c.now,
+        CASE WHEN p.cooldown_us IS NOT NULL THEN
+            p.acquired_at + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' END AS cool_until,
+        row_number() OVER () AS n
+    FROM (
+        SELECT l.* FROM {schema}.mutex l WHERE l.key >= $1::text AND l.key < $2::text
+        ORDER BY l.key LIMIT $4::bigint
+    ) p, (SELECT clock_timestamp() AS now OFFSET 0) c
 ) i
-WHERE i.acquired OR ($3::boolean AND i.cool_until > i.now)
-ORDER BY i.key
-LIMIT $5::bigint";
+WHERE i.acquired OR ($3::boolean AND i.cool_until > i.now) OR i.n = $4::bigint
+ORDER BY i.key";
 
 const PURGE: &str = "\
-DELETE FROM {schema}.mutex d WHERE d.key = ANY (ARRAY(
-    SELECT l.key FROM {schema}.mutex l
-    WHERE NOT l.acquired AND l.released_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
+WITH page AS MATERIALIZED (
+    SELECT p.key, row_number() OVER () AS n FROM (
+        SELECT l.key FROM {schema}.mutex l WHERE l.key > $2::text ORDER BY l.key LIMIT $3::bigint
+    ) p
+), gone AS (
+    DELETE FROM {schema}.mutex d WHERE d.key = ANY (ARRAY(
+        SELECT f.key FROM page p CROSS JOIN LATERAL (
+            SELECT l.key FROM {schema}.mutex l
+            WHERE l.key = p.key COLLATE \"C\"
+                AND NOT l.acquired AND l.released_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
         AND l.window_us IS NULL
-        AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
+                AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
         * interval '1 microsecond'
-            < clock_timestamp() - $1::bigint * interval '1 microsecond')
-    LIMIT $2::bigint FOR UPDATE SKIP LOCKED
-))
-RETURNING 1";
+                    < clock_timestamp() - $1::bigint * interval '1 microsecond')
+            FOR UPDATE SKIP LOCKED
+        ) f
+    ))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone), (SELECT p.key::text FROM page p WHERE p.n = $3::bigint)";

@@ -291,29 +291,42 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN i.live THEN 0 WHEN NOT i.released THEN 1 ELSE 2 END::smallint,
     CASE WHEN isfinite(i.expires_at)
         THEN greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0) END,
-    CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END
+    CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
+    coalesce(i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)), false), i.n = $4::bigint
 FROM (
-    SELECT l.*, c.now, NOT l.released AND l.expires_at > c.now AS live,
-        CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
-        * interval '1 microsecond' END AS cool_until
-    FROM {schema}.lease l, (SELECT clock_timestamp() AS now OFFSET 0) c
-    WHERE l.key >= $1::text AND ($2::text IS NULL OR l.key <= $2::text) AND starts_with(l.key, $4::text)
+    SELECT p.*, c.now, NOT p.released AND p.expires_at > c.now AS live,
+        CASE WHEN p.cooldown_us IS NOT NULL THEN
+            p.acquired_at + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
+        * interval '1 microsecond' END AS cool_until,
+        row_number() OVER () AS n
+    FROM (
+        SELECT l.* FROM {schema}.lease l WHERE l.key >= $1::text AND l.key < $2::text
+        ORDER BY l.key LIMIT $4::bigint
+    ) p, (SELECT clock_timestamp() AS now OFFSET 0) c
 ) i
-WHERE i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now))
-ORDER BY i.key
-LIMIT $5::bigint";
+WHERE i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)) OR i.n = $4::bigint
+ORDER BY i.key";
 
 const PURGE: &str = "\
-DELETE FROM {schema}.lease d WHERE d.key = ANY (ARRAY(
-    SELECT l.key FROM {schema}.lease l
-    WHERE l.expires_at < clock_timestamp() - $1::bigint * interval '1 microsecond' AND l.window_us IS NULL
-        AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
+WITH page AS MATERIALIZED (
+    SELECT p.key, row_number() OVER () AS n FROM (
+        SELECT l.key FROM {schema}.lease l WHERE l.key > $2::text ORDER BY l.key LIMIT $3::bigint
+    ) p
+), gone AS (
+    DELETE FROM {schema}.lease d WHERE d.key = ANY (ARRAY(
+        SELECT f.key FROM page p CROSS JOIN LATERAL (
+            SELECT l.key FROM {schema}.lease l
+            WHERE l.key = p.key COLLATE \"C\"
+                AND l.expires_at < clock_timestamp() - $1::bigint * interval '1 microsecond' AND l.window_us IS NULL
+                AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
         * interval '1 microsecond'
-            < clock_timestamp() - $1::bigint * interval '1 microsecond')
-    LIMIT $2::bigint FOR UPDATE SKIP LOCKED
-))
-RETURNING 1";
+                    < clock_timestamp() - $1::bigint * interval '1 microsecond')
+            FOR UPDATE SKIP LOCKED
+        ) f
+    ))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone), (SELECT p.key::text FROM page p WHERE p.n = $3::bigint)";
 
 /// In the user's transaction: `$1` key, `$2` holder, `$3` token. Every name is qualified, since the
 /// connection and its search path are the user's. Answers the isolation level, and whether it is held.

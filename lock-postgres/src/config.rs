@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{PgConnection, PgPool};
 
 use crate::ident::Identifier;
-use crate::schema;
+use crate::schema::{self, Access};
 
 /// The schema that is used unless another is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
@@ -211,20 +211,20 @@ impl PgConfig {
         self.liveness
     }
 
-    /// Installs the schema if that was asked for, and checks that this server can be used.
+    /// Installs the schema if that was asked for, and checks what can be done on this server.
     ///
     /// # Errors
     ///
-    /// As [`install`](crate::schema::install) and [`check`](crate::schema::check).
+    /// As [`install`](crate::schema::install) and [`access`](crate::schema::access).
     ///
     /// # Cancel safety
     ///
     /// A dropped call may have installed the schema.
-    pub async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
+    pub async fn prepare(&self, connection: &mut PgConnection) -> Result<Access, Error> {
         if self.install {
             schema::install(connection, &self.schema).await?;
         }
-        schema::check(connection, &self.schema).await
+        schema::access(connection, &self.schema).await
     }
 
     /// Refuses settings under which the promises could not be kept.

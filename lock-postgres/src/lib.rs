@@ -11,6 +11,7 @@ pub mod session;
 pub mod sql;
 pub mod table;
 pub mod token;
+pub mod upkeep;
 mod wait;
 
 pub use config::{DEFAULT_SCHEMA, Liveness, PgConfig, Pooler};

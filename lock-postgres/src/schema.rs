@@ -1,27 +1,39 @@
 //! The schema: printed, installed, and looked at without touching it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use leasehold_api::{Error, ErrorKind};
-use sqlx::postgres::{PgConnection, PgRow};
-use sqlx::{AssertSqlSafe, Either, Row as _, raw_sql};
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Either, raw_sql};
 
 use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
 use crate::sql::render;
 
-/// The version of the schema that this library installs.
-pub const SCHEMA_VERSION: i32 = 1;
+mod report;
 
-/// The oldest version of the schema that this library can use.
-pub const OLDEST_SCHEMA_VERSION: i32 = 1;
+pub use report::{Access, MissingPrivilege, SchemaState, SchemaVersion, ServerReport};
+
+/// The version of the schema that this library installs.
+pub const SCHEMA_VERSION: i32 = 2;
+
+/// The first version that there was.
+const FIRST_SCHEMA_VERSION: i32 = 1;
+
+/// The oldest version of the schema that this library can use; [`install`] makes it a newer one.
+pub const OLDEST_SCHEMA_VERSION: i32 = 2;
+
+/// How long those who use the tables are left alone when a change could not be made beside them.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The oldest server that this library is for.
 const OLDEST_SERVER: i32 = 130_000;
 
 /// Settings of its own for the transaction, whatever the defaults of database and role, which then waits
-/// for whoever does the same. The pair of numbers stays out of the way of the numbers of keys.
+/// for whoever does the same. The pair of numbers stays out of the way of the numbers of keys. Tables are waited for
+/// briefly: while a change waits for its lock, so does everybody who comes after it.
 const SETTINGS: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -31,13 +43,14 @@ SET LOCAL standard_conforming_strings = on;
 SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '20s';
 SELECT pg_advisory_xact_lock(1818583411, 1);
+SET LOCAL lock_timeout = '1s';
 ";
 const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS {schema};\n";
 const OBJECTS: &str = include_str!("schema.sql");
 const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
 
 /// What the stores need, object by object. Row locks (`FOR UPDATE`) need UPDATE.
-const NEEDS: [(&str, &str); 18] = [
+const NEEDS: [(&str, &str); 20] = [
     ("version", "SELECT"),
     ("token", "SELECT"),
     ("token", "USAGE"),
@@ -56,13 +69,16 @@ const NEEDS: [(&str, &str); 18] = [
     ("advisory_name", "INSERT"),
     ("advisory_name", "UPDATE"),
     ("advisory_name", "DELETE"),
+    ("upkeep", "SELECT"),
+    ("upkeep", "UPDATE"),
 ];
 
 /// The facts that the catalogs tell, each as one column; `{name}` is the schema's name as a literal.
 /// The simple protocol, without bound values, so that it also works behind a transaction pooler.
 const FACTS: &str = "\
 WITH wanted(object, persistence) AS (VALUES
-    ('version', 'p'), ('token', 'p'), ('incarnation', 'u'), ('mutex', 'p'), ('lease', 'p'), ('advisory_name', 'p')),
+    ('version', 'p'), ('token', 'p'), ('incarnation', 'u'), ('mutex', 'p'), ('lease', 'p'), ('advisory_name', 'p'),
+    ('upkeep', 'p')),
 found AS (
     SELECT w.object, w.persistence AS wanted, c.oid, c.relpersistence, c.relkind
     FROM wanted w LEFT JOIN pg_catalog.pg_class c ON c.relname = w.object
@@ -110,8 +126,7 @@ pub fn script(schema: &Identifier) -> String {
 pub fn grants(schema: &Identifier, role: &Identifier) -> String {
     let (schema, role) = (schema.quoted(), role.quoted());
     let mut text = format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n");
-    let objects: BTreeSet<_> = NEEDS.iter().map(|(object, _)| *object).collect();
-    for object in objects {
+    for object in objects() {
         let privileges: Vec<_> =
             NEEDS.iter().filter(|need| need.0 == object).map(|(_, privilege)| *privilege).collect();
         text +=
@@ -120,7 +135,22 @@ pub fn grants(schema: &Identifier, role: &Identifier) -> String {
     text
 }
 
-/// Creates the schema or what is missing of it. Where everything is there it changes nothing and needs
+/// The SQL that lets `role` look at the locks of every store, and take or end none: `leasehold list` and `inspect`,
+/// and queries of one's own.
+#[must_use]
+pub fn grants_to_read(schema: &Identifier, role: &Identifier) -> String {
+    let (schema, role) = (schema.quoted(), role.quoted());
+    let objects = objects()
+        .into_iter()
+        .map(|object| format!("GRANT SELECT ON {}{schema}.{object} TO {role};\n", kind_of(object)));
+    std::iter::once(format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n")).chain(objects).collect()
+}
+
+fn objects() -> BTreeSet<&'static str> {
+    NEEDS.iter().map(|(object, _)| *object).collect()
+}
+
+/// Creates the schema or what is missing of it, and makes an older version this one. Where everything is there it changes nothing and needs
 /// no more than the privileges of [`grants`]. May be called by many at once.
 ///
 /// The connection must not be inside a transaction.
@@ -142,11 +172,16 @@ pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(),
     loop {
         let report = inspect(conn, schema).await?;
         report.suitable_server()?;
+        let mut is_old = false;
         if let SchemaState::Installed(version) = report.schema {
-            version.usable(schema)?;
+            is_old = version.can_be_upgraded();
+            if !is_old {
+                version.usable(schema)?;
+            }
         }
         let is_there = report.schema != SchemaState::Missing;
-        if is_there && (report.missing_objects.is_empty() || !report.missing_privileges.is_empty()) {
+        if is_there && !is_old && (report.missing_objects.is_empty() || !report.missing_privileges.is_empty())
+        {
             return report.ready(schema);
         }
         // `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where there is nothing to create.
@@ -158,6 +193,11 @@ pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(),
             Ok(_) => return Ok(()),
             // Somebody did something at the same time, and not behind our lock. Look again.
             Err(error) if attempt < ATTEMPTS && collided(&error) => attempt += 1,
+            // Those who were held up by our waiting have their turn now.
+            Err(error) if attempt < ATTEMPTS && sqlstate(&error).as_deref() == Some("55P03") => {
+                attempt += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
             Err(error) => return Err(store_error(error, "install the schema")),
         }
     }
@@ -189,60 +229,17 @@ pub async fn check(conn: &mut PgConnection, schema: &Identifier) -> Result<(), E
     inspect(conn, schema).await?.ready(schema)
 }
 
-/// What [`inspect`] found.
-#[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerReport {
-    /// `server_version_num`: 150004 is 15.4.
-    pub version_num: i32,
-    /// The version as the server writes it.
-    pub version: String,
-    /// The encoding of the database.
-    pub encoding: String,
-    /// A standby, or a server that is being restored.
-    pub in_recovery: bool,
-    /// The role whose privileges count.
-    pub role: String,
-    /// The database.
-    pub database: String,
-    /// The schema.
-    pub schema: SchemaState,
-    /// Objects of the schema that are not there.
-    pub missing_objects: Vec<String>,
-    /// Objects that are not as they were installed: another kind, persistence, or sequence options.
-    pub altered_objects: Vec<String>,
-    /// Privileges that the role lacks.
-    pub missing_privileges: Vec<MissingPrivilege>,
-}
-
-/// Whether the schema is there.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SchemaState {
-    /// There is no schema of that name.
-    Missing,
-    /// The schema is there, but its version cannot be read; the other fields of the report say why.
-    Unreadable,
-    /// The schema says which version it is.
-    Installed(SchemaVersion),
-}
-
-/// What the schema says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SchemaVersion {
-    /// Its version.
-    pub version: i32,
-    /// The oldest library that may use it, as the version that library would install.
-    pub oldest_library: i32,
-}
-
-/// A privilege that the role lacks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissingPrivilege {
-    /// The object; `None` is the schema itself.
-    pub object: Option<String>,
-    /// Such as `INSERT`.
-    pub privilege: String,
+/// As [`check`], but a role with the privileges of [`grants_to_read`] will do.
+///
+/// # Errors
+///
+/// As [`check`].
+///
+/// # Cancel safety
+///
+/// Looks only.
+pub async fn access(conn: &mut PgConnection, schema: &Identifier) -> Result<Access, Error> {
+    inspect(conn, schema).await?.access(schema)
 }
 
 /// Looks at server, schema and privileges in one round trip, and changes nothing.
@@ -293,179 +290,6 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
         (None, None) => {}
     }
     Ok(report)
-}
-
-impl ServerReport {
-    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
-        let list = |column: &str| -> Result<Vec<String>, sqlx::Error> {
-            let text: String = row.try_get(column)?;
-            Ok(text.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect())
-        };
-        let schema =
-            if row.try_get("schema_exists")? { SchemaState::Unreadable } else { SchemaState::Missing };
-        let mut missing_privileges = Vec::new();
-        if schema == SchemaState::Unreadable && !row.try_get::<bool, _>("schema_usage")? {
-            missing_privileges.push(MissingPrivilege { object: None, privilege: "USAGE".to_owned() });
-        }
-        for item in list("lacking")? {
-            if let Some((object, privilege)) = item.split_once(' ') {
-                missing_privileges.push(MissingPrivilege {
-                    object: Some(object.to_owned()),
-                    privilege: privilege.to_owned(),
-                });
-            }
-        }
-        Ok(Self {
-            version_num: row.try_get("version_num")?,
-            version: row.try_get("version_text")?,
-            encoding: row.try_get("encoding")?,
-            in_recovery: row.try_get("in_recovery")?,
-            role: row.try_get("role")?,
-            database: row.try_get("database")?,
-            schema,
-            missing_objects: list("missing")?,
-            altered_objects: list("altered")?,
-            missing_privileges,
-        })
-    }
-
-    fn explains_no_version(&self) -> bool {
-        self.schema == SchemaState::Missing
-            || self.missing_objects.iter().any(|object| object == "version")
-            || self.altered_objects.iter().any(|object| object == "version")
-            || self.missing_privileges.iter().any(|lacks| lacks.object.is_none())
-            || self.missing_privileges.iter().any(|lacks| lacks.object.as_deref() == Some("version"))
-    }
-
-    /// The GRANTs that are missing, as SQL, one per line.
-    #[must_use]
-    pub fn missing_grants(&self, schema: &Identifier) -> Vec<String> {
-        let schema = schema.quoted();
-        let role = format!("\"{}\"", self.role.replace('"', "\"\""));
-        let grant = |lacks: &MissingPrivilege| {
-            let MissingPrivilege { object, privilege } = lacks;
-            match object {
-                None => format!("GRANT {privilege} ON SCHEMA {schema} TO {role};"),
-                Some(object) => {
-                    format!("GRANT {privilege} ON {}{schema}.{object} TO {role};", kind_of(object))
-                }
-            }
-        };
-        self.missing_privileges.iter().map(grant).collect()
-    }
-
-    /// Whether the stores can work here.
-    ///
-    /// # Errors
-    ///
-    /// As [`check`].
-    pub fn ready(&self, schema: &Identifier) -> Result<(), Error> {
-        self.suitable_server()?;
-        let missing = |what: String| {
-            Err(Error::new(
-                ErrorKind::SchemaMissing,
-                format!(
-                    "{what} in the database {:?}; run `leasehold schema apply`, let an administrator run what `leasehold schema print` prints, or connect with install=true",
-                    self.database
-                ),
-            ))
-        };
-        if self.schema == SchemaState::Missing {
-            return missing(format!("there is no schema {:?}", schema.as_str()));
-        }
-        let grants = self.missing_grants(schema);
-        if !grants.is_empty() {
-            return Err(Error::new(
-                ErrorKind::PermissionDenied,
-                format!(
-                    "the role {:?} lacks privileges; let an administrator run: {}",
-                    self.role,
-                    grants.join(" ")
-                ),
-            ));
-        }
-        if !self.missing_objects.is_empty() {
-            return missing(format!(
-                "the schema {:?} has no {}",
-                schema.as_str(),
-                self.missing_objects.join(", ")
-            ));
-        }
-        if !self.altered_objects.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                format!(
-                    "in the schema {:?} somebody altered {}: the kind, LOGGED or UNLOGGED, or the sequence's INCREMENT, CACHE or CYCLE; alter it back to what `leasehold schema print` prints",
-                    schema.as_str(),
-                    self.altered_objects.join(", ")
-                ),
-            ));
-        }
-        match self.schema {
-            SchemaState::Installed(version) => version.usable(schema),
-            _ => missing(format!("the schema {:?} does not say which version it is", schema.as_str())),
-        }
-    }
-
-    /// Whether server and database are of a kind that the stores can work on.
-    fn suitable_server(&self) -> Result<(), Error> {
-        if self.version_num < OLDEST_SERVER {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                format!(
-                    "the server is PostgreSQL {}; leasehold needs {} or newer",
-                    self.version,
-                    OLDEST_SERVER / 10_000
-                ),
-            ));
-        }
-        if self.encoding != "UTF8" {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                format!(
-                    "the database {:?} is in {}, where not every key can be kept; create one with ENCODING 'UTF8'",
-                    self.database, self.encoding
-                ),
-            ));
-        }
-        if self.in_recovery {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "this server is a standby, whose locks exclude nobody; connect to the primary (docs/hazards.md H10)",
-            ));
-        }
-        Ok(())
-    }
-}
-
-impl SchemaVersion {
-    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
-        Ok(Self { version: row.try_get("version")?, oldest_library: row.try_get("oldest_library")? })
-    }
-
-    const fn is_usable(self) -> bool {
-        self.version >= OLDEST_SCHEMA_VERSION && self.oldest_library <= SCHEMA_VERSION
-    }
-
-    fn usable(self, schema: &Identifier) -> Result<(), Error> {
-        if self.is_usable() {
-            return Ok(());
-        }
-        let advice = if self.version > SCHEMA_VERSION {
-            "update this program, or name another schema"
-        } else {
-            "run `leasehold schema apply` of the version that this program was built with"
-        };
-        Err(Error::new(
-            ErrorKind::SchemaMissing,
-            format!(
-                "the schema {:?} has version {} and is for libraries of {} or newer; this one knows {OLDEST_SCHEMA_VERSION} to {SCHEMA_VERSION}: {advice}",
-                schema.as_str(),
-                self.version,
-                self.oldest_library
-            ),
-        ))
-    }
 }
 
 /// The word that `GRANT` wants before the name.

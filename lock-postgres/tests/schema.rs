@@ -208,7 +208,7 @@ async fn a_schema_of_another_version() {
         "never downgraded"
     );
 
-    run(&mut conn, "UPDATE leasehold.version SET oldest_library = 2; DROP TABLE leasehold.lease").await;
+    run(&mut conn, "UPDATE leasehold.version SET oldest_library = 3; DROP TABLE leasehold.lease").await;
     for error in [refused(&mut conn, &schema).await, schema::install(&mut conn, &schema).await.unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
     }
@@ -234,7 +234,7 @@ async fn what_was_removed_is_completed_and_what_was_altered_is_named() {
     let mut conn = database.connect().await;
     let schema = name("leasehold");
     schema::install(&mut conn, &schema).await.unwrap();
-    for object in ["version", "incarnation", "mutex", "lease", "advisory_name"] {
+    for object in ["version", "incarnation", "mutex", "lease", "advisory_name", "upkeep"] {
         run(&mut conn, format!("DROP TABLE leasehold.{object}")).await;
         let error = refused(&mut conn, &schema).await;
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
@@ -349,7 +349,7 @@ async fn least_privileges_are_enough_and_each_that_is_missing_is_named() {
         }
         run(&mut conn, format!("RESET ROLE; {grant}; {as_role}")).await;
     }
-    assert_eq!(said.lines().count(), 19);
+    assert_eq!(said.lines().count(), 21);
     drop_role(&mut conn, &role).await;
 }
 

@@ -98,6 +98,7 @@ impl TableBackend {
             awaited: Awaited::new(),
             process: process(config),
             closing: AtomicBool::new(false),
+            may_only_read: AtomicBool::new(false),
         });
         let lane = Lane::new();
         let mut sessions = vec![Session::open(config, &lane, TableWork::new(&common)).await?];

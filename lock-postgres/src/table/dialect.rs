@@ -7,6 +7,7 @@ use leasehold_api::{HolderId, LockKey};
 
 use super::sql;
 use crate::ident::Identifier;
+use crate::upkeep;
 
 /// The statements of one store, with `{schema}` for the quoted name of the schema, and as values `{token}` for the
 /// sequence of tokens and `{channel}` for the name of the notifications. All stores take the same values and
@@ -73,11 +74,12 @@ pub struct Dialect {
     pub mark: &'static str,
     /// A forced release. `$1` key, `$2` holder. Answers a row if that holder had it.
     pub force: &'static str,
-    /// Live holds and, if `$3`, those that ended, from `$1` to `$2` (both inclusive, `$2` may be null)
-    /// that begin with `$4`, at most `$5`. Answers `(key, holder, token, label, owner, since_us, state,
-    /// expires_us, cool_us)`, ordered by key.
+    /// Live holds and, if `$3`, those that ended, among the first `$4` rows from `$1` to before `$2`. Answers `(key,
+    /// holder, token, label, owner, since_us, state, expires_us, cool_us, shown, last)`, ordered by key. The row in
+    /// place `$4` is answered in any case, as the last one: behind it there may be more.
     pub list: &'static str,
-    /// Removes rows that ended more than `$1` microseconds ago, at most `$2`.
+    /// Removes those of the first `$3` rows after `$2` that ended more than `$1` microseconds ago. Answers how many, and
+    /// the key in place `$3`, if there are so many.
     pub purge: &'static str,
 }
 
@@ -103,6 +105,8 @@ pub(super) struct Statements {
     pub(super) force: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) purge: Arc<str>,
+    pub(super) take_turn: Arc<str>,
+    pub(super) note_turn: Arc<str>,
     pub(super) end: Arc<str>,
 }
 
@@ -152,6 +156,8 @@ impl Statements {
             force: render(dialect.force),
             list: render(dialect.list),
             purge: render(dialect.purge),
+            take_turn: render(upkeep::TAKE),
+            note_turn: render(upkeep::NOTE),
             end: sql::END.into(),
         }
     }

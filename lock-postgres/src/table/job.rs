@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use super::registry::{Named, Process};
 use crate::lane::Job;
+use crate::upkeep::{Note, Turn};
 
 /// One call of the backend.
 pub(super) enum TableJob {
@@ -15,23 +16,45 @@ pub(super) enum TableJob {
     Release(Call<Named, Freed>),
     /// Which of these are still held.
     Confirm(Call<Named, bool>),
-    Look(Call<Look, Vec<KeyInfo>>),
+    Look(Call<Look, Page>),
     Force(Call<Named, bool>),
-    /// Removes what ended so many microseconds ago; answers how many rows.
-    Purge(Call<i64, u64>),
+    Purge(Call<Purge, Purged>),
+    /// Asks for the turn to remove old rows.
+    TakeTurn(Call<(), Option<Turn>>),
+    /// Notes how far that has come.
+    NoteTurn(Call<Note, ()>),
     /// Ends sessions of ours that are in doubt; answers which of them are gone.
     End(Call<Process, bool>),
 }
 
-/// Which keys to show.
+/// Which rows to look at: from one key to before another, so many at once.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub(super) from: String,
-    /// The last key, if there is one.
-    pub(super) to: Option<String>,
-    pub(super) prefix: String,
+    pub(super) to: String,
     pub(super) ended: bool,
-    pub(super) limit: Option<i64>,
+    pub(super) rows: i64,
+}
+
+/// What was found, and where to go on if that was not all.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    pub(super) keys: Vec<KeyInfo>,
+    pub(super) next: Option<String>,
+}
+
+/// Which rows to remove: those behind this key that ended so many microseconds ago.
+#[derive(Clone, Debug)]
+pub(super) struct Purge {
+    pub(super) age: i64,
+    pub(super) after: String,
+}
+
+/// How many rows were removed, and where to go on if those were not all.
+#[derive(Debug)]
+pub(super) struct Purged {
+    pub(super) removed: u64,
+    pub(super) next: Option<String>,
 }
 
 /// Requests of one caller, who gets as many answers. Dropped, it leaves the outcome unknown.
@@ -85,6 +108,8 @@ impl TableJob {
             Self::Look(call) => call.is_unheard(),
             Self::Force(call) => call.is_unheard(),
             Self::Purge(call) => call.is_unheard(),
+            Self::TakeTurn(call) => call.is_unheard(),
+            Self::NoteTurn(call) => call.is_unheard(),
             Self::End(call) => call.is_unheard(),
         }
     }
@@ -151,6 +176,8 @@ impl Job for TableJob {
             Self::Look(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Purge(call) => call.fail(&error),
+            Self::TakeTurn(call) => call.fail(&error),
+            Self::NoteTurn(call) => call.fail(&error),
             Self::End(call) => call.fail(&error),
         }
     }
@@ -192,7 +219,7 @@ mod tests {
 
     #[test]
     fn kinds_go_apart_and_the_more_numerous_first() {
-        let other = || TableJob::Purge(Call::new(vec![1]).0);
+        let other = || TableJob::TakeTurn(Call::new(vec![()]).0);
         let (now, then) = parted(vec![acquire("a", 1), release("b", 2), other()]);
         assert_eq!((now, then), (vec!["release b".into(), "other".into()], vec!["acquire a".into()]));
         let (now, then) = parted(vec![release("a", 1), other(), acquire("b", 2), acquire("c", 3)]);

@@ -7,6 +7,7 @@
 mod admin;
 mod awaited;
 mod backend;
+mod beside;
 mod db;
 mod dialect;
 mod grants;
@@ -21,3 +22,4 @@ mod work;
 
 pub use backend::{TableBackend, TableSettings};
 pub use dialect::{Dialect, Extension};
+pub use sql::SETTINGS;

@@ -1,20 +1,19 @@
-//! Renewing, confirming, releasing, looking: one statement each.
+//! Renewing, confirming, releasing: one statement each.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasherDefault;
-use std::time::{Duration, SystemTime};
 
 use fnv::FnvHashMap;
-use leasehold_api::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason};
-use leasehold_engine::{Freed, Renewed, token};
+use leasehold_api::{Error, ErrorKind, HolderId, LossReason};
+use leasehold_engine::{Freed, Renewed};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::db::{Bind, Db, Statement, Trouble, locked};
 use super::dialect::Patient;
-use super::job::{Call, Look, hand_out};
-use super::registry::{Named, Process};
+use super::job::{Call, hand_out};
+use super::registry::Named;
 use super::values::HolderText;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
@@ -201,124 +200,6 @@ fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Resul
         common.awaited.forget(&hold.key);
     }
     Ok(Freed::new(number & 1 != 0).waiters(awaited))
-}
-
-pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bool>) -> Result<(), Error> {
-    let mut answers = Vec::with_capacity(call.items.len());
-    for hold in &call.items {
-        let rows = db
-            .rows("force a release", &common.statements.force, &|query| {
-                query.bind(hold.key.as_str()).bind(HolderText(hold.holder))
-            })
-            .await;
-        answers.push(match rows {
-            Ok(rows) => Ok(!rows.is_empty()),
-            Err(Trouble::Dead(error)) => return Err(error),
-            Err(trouble) => Err(trouble.into_error()),
-        });
-    }
-    let _ = call.answer(answers);
-    Ok(())
-}
-
-pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<i64, u64>) -> Result<(), Error> {
-    let mut answers = Vec::with_capacity(call.items.len());
-    for after in &call.items {
-        let rows = db
-            .rows("remove old rows", &common.statements.purge, &|query| query.bind(*after).bind(PURGED))
-            .await;
-        answers.push(match rows {
-            Ok(rows) => Ok(rows.len() as u64),
-            Err(Trouble::Dead(error)) => return Err(error),
-            Err(trouble) => Err(trouble.into_error()),
-        });
-    }
-    let _ = call.answer(answers);
-    Ok(())
-}
-
-/// Ends sessions that are in doubt; answers which are gone.
-pub(super) async fn end(db: &mut Db<'_>, common: &Common, call: Call<Process, bool>) -> Result<(), Error> {
-    let mut answers = Vec::with_capacity(call.items.len());
-    for Process { pid, started } in &call.items {
-        let rows = db
-            .rows("end a session in doubt", &common.statements.end, &|query| query.bind(*pid).bind(*started))
-            .await;
-        answers.push(match rows {
-            Ok(rows) => Ok(rows.is_empty()),
-            Err(Trouble::Dead(error)) => return Err(error),
-            Err(trouble) => Err(trouble.into_error()),
-        });
-    }
-    let _ = call.answer(answers);
-    Ok(())
-}
-
-/// How many rows one purge removes: few enough to delay nobody.
-pub(super) const PURGED: i64 = 500;
-
-pub(super) async fn look(
-    db: &mut Db<'_>,
-    common: &Common,
-    call: Call<Look, Vec<KeyInfo>>,
-) -> Result<(), Error> {
-    let mut answers = Vec::with_capacity(call.items.len());
-    for look in &call.items {
-        let rows = db
-            .rows("list", &common.statements.list, &|query| {
-                query.bind(&look.from).bind(&look.to).bind(look.ended).bind(&look.prefix).bind(look.limit)
-            })
-            .await;
-        answers.push(match rows {
-            Ok(rows) => rows.iter().map(info).collect(),
-            Err(Trouble::Dead(error)) => return Err(error),
-            Err(trouble) => Err(trouble.into_error()),
-        });
-    }
-    let _ = call.answer(answers);
-    Ok(())
-}
-
-/// One row: who has the key or had it last, and the cooldown that this grant asked for.
-fn info(row: &PgRow) -> Result<KeyInfo, Error> {
-    let read = || -> Result<_, sqlx::Error> {
-        let micros = |at| -> Result<Option<Duration>, sqlx::Error> {
-            let micros: Option<i64> = row.try_get(at)?;
-            Ok(micros.map(|m| Duration::from_micros(u64::try_from(m).unwrap_or(0))))
-        };
-        let texts: (String, String) = (row.try_get(0)?, row.try_get(1)?);
-        let (token, state): (i64, i16) = (row.try_get(2)?, row.try_get(6)?);
-        let notes: (Option<String>, Option<String>) = (row.try_get(3)?, row.try_get(4)?);
-        Ok((texts, token, notes, micros(5)?, state, micros(7)?, micros(8)?))
-    };
-    let ((key, holder), token, (label, owner), since, state, expires_in, cooldown) =
-        read().map_err(|error| store_error(error, "list"))?;
-    let mut info = KeyInfo::free(LockKey::new(key).map_err(|error| corrupt().with_source(error))?);
-    info.cooldown = cooldown;
-    let state = match state {
-        0 => HoldState::Held,
-        1 => HoldState::Expired,
-        // Released: nobody holds it, and its cooldown lasts.
-        _ => return Ok(info),
-    };
-    let mut hold = HoldInfo::new();
-    hold.state = state;
-    // A row that was written by hand may have any holder; it is shown all the same.
-    hold.holder = holder.parse::<HolderId>().ok();
-    hold.token = u64::try_from(token).ok().and_then(token::from_store_number);
-    hold.label = label.map(Into::into);
-    hold.owner = owner;
-    hold.since = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-    hold.expires_in = expires_in;
-    info.holders.push(hold);
-    Ok(info)
-}
-
-fn corrupt() -> Error {
-    Error::new(
-        ErrorKind::Corrupt,
-        "a row of the table has a key that is no key of ours; somebody else wrote it",
-    )
 }
 
 /// Sends a statement that `waits` for locked rows; if one stays locked, the one that leaves those out.

@@ -7,7 +7,7 @@
 /// long as that transaction lasts, and must not hold up the keys that travel with it. Plans are made
 /// once and look rows up by key and in the order of their keys, whatever the table's statistics were at that
 /// time. Statements this short are not worth compiling, whatever the planner expects of them.
-pub(super) const SETTINGS: &str = "\
+pub const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
 SET standard_conforming_strings = on;
 SET plan_cache_mode = force_generic_plan;

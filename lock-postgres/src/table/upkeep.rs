@@ -2,6 +2,7 @@
 //! there, removing old rows.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_api::{Error, LossReason};
@@ -10,17 +11,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::{ask, only};
 use super::grants::micros;
-use super::job::TableJob;
+use super::job::{Purge, Purged, TableJob};
 use super::registry::{Named, Process};
-use super::simple::PURGED;
 use super::work::Common;
 use crate::lane::Lane;
+use crate::upkeep::{Note, Watch};
 
 /// How often to free again what may still be granted.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How often to look for old rows, on average: all clients of a table do.
+/// How often to look for old rows, on average. All clients of a table do, and one of them removes them.
 const PURGE_EVERY: Duration = Duration::from_secs(600);
+
+/// How often it is noted how far that has come.
+const PAGES_PER_NOTE: u32 = 10;
 
 /// The task that does it, until the backend closes.
 pub(super) struct Upkeep {
@@ -102,13 +106,37 @@ impl Upkeep {
     }
 
     async fn purge(&self) {
-        let Some(after) = self.purge_after else { return };
+        let Some(age) = self.purge_after else { return };
+        let mut watch = Watch::new(self.common.statements.kind);
         loop {
             sleep_until(Instant::now() + PURGE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
-            if let Err(error) = purge(&self.lane, after).await {
-                tracing::debug!(store = %self.common.config, %error, "cannot remove old rows; it is tried again later");
+            if self.common.may_only_read.load(Ordering::Relaxed) {
+                continue;
             }
+            let outcome = self.round(age, &mut watch).await;
+            watch.ended(&self.common.config, &outcome);
         }
+    }
+
+    /// Goes on where the last one has stopped, if no other client does.
+    async fn round(&self, age: Duration, watch: &mut Watch) -> Result<(), Error> {
+        let Some(turn) = only(ask(&self.lane, TableJob::TakeTurn, vec![()]).await)? else { return Ok(()) };
+        let mut next = Some(turn.after.clone());
+        let mut pages = 0;
+        while let Some(after) = next {
+            let asked = Instant::now();
+            let purged = purge_page(&self.lane, age, after).await?;
+            next = purged.next;
+            pages += 1;
+            if next.is_none() || pages % PAGES_PER_NOTE == 0 {
+                let note = Note { after: next.clone().unwrap_or_default(), pause: PURGE_EVERY };
+                only(ask(&self.lane, TableJob::NoteTurn, vec![note]).await)?;
+                watch.is_running(&self.common.config, &turn);
+            }
+            // A fifth of one session's time is enough for it.
+            sleep_until(Instant::now() + asked.elapsed() * 4).await;
+        }
+        Ok(())
     }
 }
 
@@ -139,14 +167,17 @@ pub(super) async fn free(common: &Common, lane: &Lane<TableJob>) -> bool {
     all
 }
 
-/// Removes old rows until there are no more.
+/// Removes old rows, from the first to the last.
 pub(super) async fn purge(lane: &Lane<TableJob>, age: Duration) -> Result<u64, Error> {
-    let mut removed = 0;
-    loop {
-        let batch = only(ask(lane, TableJob::Purge, vec![micros(age)]).await)?;
-        removed += batch;
-        if batch < PURGED.unsigned_abs() {
-            return Ok(removed);
-        }
+    let (mut removed, mut next) = (0, Some(String::new()));
+    while let Some(after) = next {
+        let purged = purge_page(lane, age, after).await?;
+        removed += purged.removed;
+        next = purged.next;
     }
+    Ok(removed)
+}
+
+async fn purge_page(lane: &Lane<TableJob>, age: Duration, after: String) -> Result<Purged, Error> {
+    only(ask(lane, TableJob::Purge, vec![Purge { age: micros(age), after }]).await)
 }

@@ -19,10 +19,11 @@ use super::grants::Asker;
 use super::job::{Call, TableJob};
 use super::registry::{DoubtPeriod, Named, Process, Registry};
 use super::seen::Seen;
-use super::{grants, simple, sql};
+use super::{beside, grants, simple, sql};
 use crate::config::PgConfig;
 use crate::error::store_error;
 use crate::lane::Job as _;
+use crate::schema::Access;
 use crate::session::{SessionId, Work};
 use crate::{schema, token};
 
@@ -46,6 +47,8 @@ pub(super) struct Common {
     /// How this process is shown to operators; without the client's address.
     pub(super) process: String,
     pub(super) closing: AtomicBool,
+    /// Whether the role can look and no more.
+    pub(super) may_only_read: AtomicBool,
 }
 
 impl Common {
@@ -115,8 +118,11 @@ impl TableWork {
         if session.epoch == 1 && common.config.install {
             schema::install(connection, &common.config.schema).await?;
         }
-        schema::check(connection, &common.config.schema).await?;
-        token::mark_incarnation(connection, &common.config.schema).await?;
+        let may_only_read = schema::access(connection, &common.config.schema).await? == Access::ReadOnly;
+        common.may_only_read.store(may_only_read, Ordering::Relaxed);
+        if !may_only_read {
+            token::mark_incarnation(connection, &common.config.schema).await?;
+        }
         self.pooled = None;
         if session.pooled {
             let limit = common.config.statement_timeout.as_millis().to_string();
@@ -230,10 +236,12 @@ impl Batch {
         self.others.reverse();
         while let Some(job) = self.others.pop() {
             match job {
-                TableJob::Look(call) => simple::look(db, common, call).await?,
-                TableJob::Force(call) => simple::force(db, common, call).await?,
-                TableJob::Purge(call) => simple::purge(db, common, call).await?,
-                TableJob::End(call) => simple::end(db, common, call).await?,
+                TableJob::Look(call) => beside::look(db, common, call).await?,
+                TableJob::Force(call) => beside::force(db, common, call).await?,
+                TableJob::Purge(call) => beside::purge(db, common, call).await?,
+                TableJob::TakeTurn(call) => beside::take_turn(db, common, call).await?,
+                TableJob::NoteTurn(call) => beside::note_turn(db, common, call).await?,
+                TableJob::End(call) => beside::end(db, common, call).await?,
                 TableJob::Acquire(_) | TableJob::Renew(_) | TableJob::Release(_) | TableJob::Confirm(_) => {}
             }
         }

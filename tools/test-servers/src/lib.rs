@@ -10,6 +10,7 @@ mod admin;
 mod binaries;
 mod cluster;
 mod database;
+pub mod growth;
 mod guarded;
 mod observe;
 mod pgbouncer;

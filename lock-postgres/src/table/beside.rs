@@ -1,0 +1,208 @@
+//! What people and the upkeep ask for between the grants: looking, forcing, removing old rows. Each statement looks at
+//! a bounded number of rows, whatever the size of the table.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leasehold_api::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, LockKey};
+use leasehold_engine::token;
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::db::{Db, Statement, Trouble};
+use super::job::{Call, Look, Page, Purge, Purged};
+use super::registry::{Named, Process};
+use super::values::HolderText;
+use super::work::Common;
+use crate::error::store_error;
+use crate::upkeep::{Note, Turn};
+
+/// How long the keys of the tables may be.
+const MOST_BYTES: usize = 1024;
+
+/// How many rows one statement looks at: few enough to delay nobody.
+pub(super) const PAGE: i64 = 1000;
+
+pub(super) async fn look(db: &mut Db<'_>, common: &Common, call: Call<Look, Page>) -> Result<(), Error> {
+    let bind = |look: &Look, query: Statement| {
+        query.bind(look.from.clone()).bind(look.to.clone()).bind(look.ended).bind(look.rows)
+    };
+    one_by_one(db, "list", &common.statements.list, call, bind, page).await
+}
+
+pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bool>) -> Result<(), Error> {
+    let bind =
+        |hold: &Named, query: Statement| query.bind(hold.key.to_string()).bind(HolderText(hold.holder));
+    one_by_one(db, "force a release", &common.statements.force, call, bind, |rows| Ok(!rows.is_empty())).await
+}
+
+/// Ends sessions that are in doubt; answers which are gone.
+pub(super) async fn end(db: &mut Db<'_>, common: &Common, call: Call<Process, bool>) -> Result<(), Error> {
+    let bind = |process: &Process, query: Statement| query.bind(process.pid).bind(process.started);
+    let text = &common.statements.end;
+    one_by_one(db, "end a session in doubt", text, call, bind, |rows| Ok(rows.is_empty())).await
+}
+
+pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<Purge, Purged>) -> Result<(), Error> {
+    let bind = |purge: &Purge, query: Statement| query.bind(purge.age).bind(purge.after.clone()).bind(PAGE);
+    let read = |rows: Vec<PgRow>| {
+        let Some(row) = rows.first() else { return Ok(Purged { removed: 0, next: None }) };
+        let read = || Ok((row.try_get::<i64, _>(0)?, row.try_get(1)?));
+        let (removed, next) = read().map_err(|error| store_error(error, REMOVE))?;
+        Ok(Purged { removed: removed.unsigned_abs(), next })
+    };
+    one_by_one(db, REMOVE, &common.statements.purge, call, bind, read).await
+}
+
+pub(super) async fn take_turn(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: Call<(), Option<Turn>>,
+) -> Result<(), Error> {
+    let bind = |(): &(), query: Statement| query.bind(common.statements.kind);
+    let read = |rows: Vec<PgRow>| {
+        let turn = rows.first().map(Turn::read).transpose();
+        turn.map_err(|error| store_error(error, REMOVE))
+    };
+    one_by_one(db, REMOVE, &common.statements.take_turn, call, bind, read).await
+}
+
+pub(super) async fn note_turn(db: &mut Db<'_>, common: &Common, call: Call<Note, ()>) -> Result<(), Error> {
+    let bind = |note: &Note, query: Statement| {
+        query.bind(common.statements.kind).bind(note.after.clone()).bind(note.pause_micros())
+    };
+    one_by_one(db, REMOVE, &common.statements.note_turn, call, bind, |_| Ok(())).await
+}
+
+const REMOVE: &str = "remove old rows";
+
+/// One statement for each item of `call`.
+async fn one_by_one<Q, A>(
+    db: &mut Db<'_>,
+    doing: &str,
+    text: &Arc<str>,
+    call: Call<Q, A>,
+    bind: impl Fn(&Q, Statement) -> Statement + Sync,
+    read: impl Fn(Vec<PgRow>) -> Result<A, Error>,
+) -> Result<(), Error>
+where
+    Q: Sync,
+{
+    let mut answers = Vec::with_capacity(call.items.len());
+    for item in &call.items {
+        answers.push(match db.rows(doing, text, &|query| bind(item, query)).await {
+            Ok(rows) => read(rows),
+            Err(Trouble::Dead(error)) => return Err(error),
+            Err(trouble) => Err(trouble.into_error()),
+        });
+    }
+    let _ = call.answer(answers);
+    Ok(())
+}
+
+/// The rows that are shown; the last one may be there for its place alone.
+fn page(rows: Vec<PgRow>) -> Result<Page, Error> {
+    let failed = |error| store_error(error, "list");
+    let mut page = Page::default();
+    for row in &rows {
+        if row.try_get(9).map_err(failed)? {
+            page.keys.push(info(row)?);
+        }
+        if row.try_get(10).map_err(failed)? {
+            let last: String = row.try_get(0).map_err(failed)?;
+            page.next = Some(behind(&last));
+        }
+    }
+    Ok(page)
+}
+
+/// The first text behind `key`, in the order of bytes: the server refuses NUL, and no key has one.
+pub(super) fn behind(key: &str) -> String {
+    [key, "\u{1}"].concat()
+}
+
+/// The first text behind all those that begin with `prefix`.
+pub(super) fn behind_prefix(prefix: &str) -> String {
+    let mut text = prefix.to_owned();
+    while let Some(last) = text.pop() {
+        // There is nothing between these two: surrogates are no characters.
+        let next = if last == '\u{d7ff}' { Some('\u{e000}') } else { char::from_u32(u32::from(last) + 1) };
+        if let Some(next) = next {
+            text.push(next);
+            return text;
+        }
+    }
+    // Longer than any key, in the last character that there is.
+    "\u{10ffff}".repeat(MOST_BYTES / 4 + 1)
+}
+
+/// One row: who has the key or had it last, and the cooldown that this grant asked for.
+fn info(row: &PgRow) -> Result<KeyInfo, Error> {
+    let read = || -> Result<_, sqlx::Error> {
+        let micros = |at| -> Result<Option<Duration>, sqlx::Error> {
+            let micros: Option<i64> = row.try_get(at)?;
+            Ok(micros.map(|m| Duration::from_micros(u64::try_from(m).unwrap_or(0))))
+        };
+        let texts: (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        let (token, state): (i64, i16) = (row.try_get(2)?, row.try_get(6)?);
+        let notes: (Option<String>, Option<String>) = (row.try_get(3)?, row.try_get(4)?);
+        Ok((texts, token, notes, micros(5)?, state, micros(7)?, micros(8)?))
+    };
+    let ((key, holder), token, (label, owner), since, state, expires_in, cooldown) =
+        read().map_err(|error| store_error(error, "list"))?;
+    let mut info = KeyInfo::free(LockKey::new(key).map_err(|error| corrupt().with_source(error))?);
+    info.cooldown = cooldown;
+    let state = match state {
+        0 => HoldState::Held,
+        1 => HoldState::Expired,
+        // Released: nobody holds it, and its cooldown lasts.
+        _ => return Ok(info),
+    };
+    let mut hold = HoldInfo::new();
+    hold.state = state;
+    // A row that was written by hand may have any holder; it is shown all the same.
+    hold.holder = holder.parse::<HolderId>().ok();
+    hold.token = u64::try_from(token).ok().and_then(token::from_store_number);
+    hold.label = label.map(Into::into);
+    hold.owner = owner;
+    hold.since = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+    hold.expires_in = expires_in;
+    info.holders.push(hold);
+    Ok(info)
+}
+
+fn corrupt() -> Error {
+    Error::new(
+        ErrorKind::Corrupt,
+        "a row of the table has a key that is no key of ours; somebody else wrote it",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_no_text_begins_with_it_any_more() {
+        for (prefix, behind) in [
+            ("order:", "order;"),
+            ("a\u{10ffff}", "b"),
+            ("\u{d7ff}", "\u{e000}"),
+            ("\u{7f}", "\u{80}"),
+            ("x\u{ffff}", "x\u{10000}"),
+        ] {
+            assert_eq!(behind_prefix(prefix), behind, "{prefix:?}");
+            let longest = format!("{prefix}\u{10ffff}\u{10ffff}");
+            assert!(longest.as_str() < behind, "{prefix:?}");
+        }
+        for endless in ["", "\u{10ffff}\u{10ffff}"] {
+            assert!(behind_prefix(endless).len() > MOST_BYTES, "{endless:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_comes_between_a_text_and_what_is_behind_it() {
+        assert_eq!(behind("a"), "a\u{1}");
+        assert!("a" < behind("a").as_str() && behind("a").as_str() < "a\u{1}\u{1}");
+    }
+}

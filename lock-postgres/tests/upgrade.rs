@@ -1,0 +1,176 @@
+//! A schema that an older version has installed, who may look at it, and what it says of itself.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use leasehold_api::ErrorKind;
+use leasehold_postgres::Identifier;
+use leasehold_postgres::schema::{self, Access, SchemaState};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+use test_servers::fresh_database;
+
+/// What version 1 installed, to the letter: `{schema}` is the quoted name.
+const VERSION_1: &str = include_str!("schema_v1.sql");
+
+fn name(text: &str) -> Identifier {
+    Identifier::new(text).unwrap()
+}
+
+async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
+    let sql = sql.into();
+    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+}
+
+async fn number(conn: &mut PgConnection, sql: impl Into<String>) -> i64 {
+    raw_sql(AssertSqlSafe(sql.into())).fetch_one(conn).await.unwrap().get(0)
+}
+
+async fn install_version_1(conn: &mut PgConnection, schema: &Identifier) {
+    let objects = VERSION_1.replace("{schema}", &schema.quoted());
+    let quoted = schema.quoted();
+    run(conn, format!("CREATE SCHEMA {quoted}; SET search_path = pg_catalog; {objects}; RESET search_path"))
+        .await;
+}
+
+async fn version(conn: &mut PgConnection, schema: &Identifier) -> (i32, i32) {
+    match schema::inspect(conn, schema).await.unwrap().schema {
+        SchemaState::Installed(version) => (version.version, version.oldest_library),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Every object and column of a schema.
+fn shape(schema: &str) -> String {
+    format!(
+        "SELECT c.relname, c.relkind::text, c.relpersistence::text, c.reloptions, a.attname, t.typname, a.attnotnull,
+            a.atthasdef FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid LEFT JOIN pg_type t ON t.oid = a.atttypid
+         WHERE c.relnamespace = '\"{schema}\"'::regnamespace"
+    )
+}
+
+#[tokio::test]
+async fn an_old_installation_is_upgraded_and_keeps_what_it_has() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    for by_script in [false, true] {
+        let schema = name(if by_script { "by 'script" } else { "by install" });
+        install_version_1(&mut conn, &schema).await;
+        let s = schema.quoted();
+        let held = format!(
+            "(key, holder, token, acquired_at, ttl_us, expires_at) VALUES ('k', 'me', 7, now(), 1, 'infinity')"
+        );
+        run(
+            &mut conn,
+            format!(
+                "INSERT INTO {s}.lease {held}; SELECT setval('\"{}\".token', 99)",
+                schema.as_str().replace('\'', "''")
+            ),
+        )
+        .await;
+        assert_eq!(version(&mut conn, &schema).await, (1, 1));
+        let error = schema::check(&mut conn, &schema).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
+        assert!(
+            error.message().contains("version 1") && error.message().contains("leasehold schema apply"),
+            "{error}"
+        );
+
+        // Beside a program of the old version, whose transaction is under way.
+        let mut program = database.connect().await;
+        run(&mut program, format!("BEGIN; UPDATE {s}.lease SET ttl_us = 2")).await;
+        for _ in 0..2 {
+            match by_script {
+                true => run(&mut conn, schema::script(&schema)).await,
+                false => schema::install(&mut conn, &schema).await.unwrap(),
+            }
+            schema::check(&mut conn, &schema).await.unwrap();
+            assert_eq!(
+                version(&mut conn, &schema).await,
+                (schema::SCHEMA_VERSION, 1),
+                "the old one may go on"
+            );
+        }
+        run(&mut program, "COMMIT").await;
+        assert_eq!(number(&mut conn, format!("SELECT ttl_us FROM {s}.lease WHERE key = 'k'")).await, 2);
+        assert_eq!(number(&mut conn, format!("SELECT last_value FROM {s}.token")).await, 99);
+        assert_eq!(number(&mut conn, format!("SELECT count(*) FROM {s}.upkeep")).await, 3);
+    }
+
+    // What an old program uses is as it was, and what is new asks nothing of it.
+    install_version_1(&mut conn, &name("old")).await;
+    let (old, new) = (shape("old"), shape("by install"));
+    assert!(number(&mut conn, format!("SELECT count(*) FROM ({old}) x")).await > 40);
+    assert_eq!(number(&mut conn, format!("SELECT count(*) FROM ({old} EXCEPT {new}) x")).await, 0);
+    // And an upgraded schema is what a new one would be.
+    schema::install(&mut conn, &name("new")).await.unwrap();
+    let (upgraded, fresh) = (shape("by install"), shape("new"));
+    assert_eq!(number(&mut conn, format!("SELECT count(*) FROM ({fresh} EXCEPT {upgraded}) x")).await, 0);
+    assert_eq!(number(&mut conn, format!("SELECT count(*) FROM ({upgraded} EXCEPT {fresh}) x")).await, 0);
+}
+
+#[tokio::test]
+async fn a_change_that_has_to_wait_holds_up_nobody_for_long_and_is_tried_again() {
+    let database = fresh_database().await;
+    let (mut conn, mut program) = (database.connect().await, database.connect().await);
+    let schema = name("leasehold");
+    install_version_1(&mut conn, &schema).await;
+    // Whoever keeps the table locked makes the comment on it wait.
+    run(&mut program, "BEGIN; LOCK TABLE leasehold.lease IN SHARE UPDATE EXCLUSIVE MODE").await;
+    let mut other = database.connect().await;
+    let installing = tokio::spawn(async move { schema::install(&mut other, &name("leasehold")).await });
+    let refused =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'leasehold.lease'::regclass";
+    // It waits, has given up, and waits again.
+    for waiting in [1, 0, 1] {
+        while number(&mut conn, refused).await != waiting {
+            assert!(!installing.is_finished());
+            tokio::task::yield_now().await;
+        }
+    }
+    run(&mut program, "COMMIT").await;
+    installing.await.unwrap().unwrap();
+    schema::check(&mut conn, &schema).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_object_says_what_it_is() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    schema::install(&mut conn, &name("it's mine")).await.unwrap();
+    let objects = "SELECT count(*) FROM pg_class c WHERE c.relnamespace = '\"it''s mine\"'::regnamespace
+        AND c.relkind IN ('r', 'S', 'i')";
+    assert!(number(&mut conn, objects).await >= 13);
+    let silent =
+        format!("{objects} AND coalesce(obj_description(c.oid, 'pg_class'), '') NOT LIKE 'leasehold: %'");
+    assert_eq!(number(&mut conn, silent).await, 0);
+    let domain = "SELECT count(*) FROM pg_type t WHERE t.typname = 'lock_key' AND obj_description(t.oid, 'pg_type') LIKE 'leasehold: %'";
+    assert_eq!(number(&mut conn, domain).await, 1);
+}
+
+#[tokio::test]
+async fn who_may_look_is_told_apart_from_who_lacks_something() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    let schema = name("leasehold");
+    schema::install(&mut conn, &schema).await.unwrap();
+    let role = name(&format!("reader of {}", &database.name()[..20]));
+    let grants = schema::grants_to_read(&schema, &role);
+    assert!(
+        !grants.contains("UPDATE") && !grants.contains("INSERT") && !grants.contains("DELETE"),
+        "{grants}"
+    );
+    run(&mut conn, format!("CREATE ROLE {0}; {grants}; SET ROLE {0}", role.quoted())).await;
+    assert_eq!(schema::access(&mut conn, &schema).await.unwrap(), Access::ReadOnly);
+    let error = schema::check(&mut conn, &schema).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "it cannot take locks: {error}");
+    // One privilege more, or one less, is a mistake and not a reader.
+    for (change, back) in [
+        ("GRANT UPDATE ON leasehold.lease TO", "REVOKE UPDATE ON leasehold.lease FROM"),
+        ("REVOKE SELECT ON leasehold.lease FROM", "GRANT SELECT ON leasehold.lease TO"),
+    ] {
+        run(&mut conn, format!("RESET ROLE; {change} {0}; SET ROLE {0}", role.quoted())).await;
+        let error = schema::access(&mut conn, &schema).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{change}: {error}");
+        run(&mut conn, format!("RESET ROLE; {back} {0}; SET ROLE {0}", role.quoted())).await;
+    }
+    assert_eq!(schema::access(&mut conn, &schema).await.unwrap(), Access::ReadOnly);
+    run(&mut conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
+}

@@ -1,0 +1,130 @@
+//! Whether a statement touches more of the server's pages as its table grows.
+
+use std::fmt::Write as _;
+
+use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+
+use crate::{Outcome, or_panic};
+
+/// How the server plans a prepared statement.
+const PLANS: [&str; 2] = ["force_generic_plan", "force_custom_plan"];
+
+/// A few pages more are no growth: the index of a large table is one or two levels higher.
+const SLACK: u64 = 12;
+
+/// A statement as one store sends it, with what it is sent with.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// How a failure calls it.
+    pub name: String,
+    /// Its text, with `$1` and so on for its values.
+    pub text: String,
+    /// Its values as SQL.
+    pub values: Vec<String>,
+}
+
+impl Probe {
+    /// A statement and its values.
+    #[must_use]
+    pub fn new(name: impl Into<String>, text: impl Into<String>, values: &[&str]) -> Self {
+        Self {
+            name: name.into(),
+            text: text.into(),
+            values: values.iter().map(|value| (*value).to_owned()).collect(),
+        }
+    }
+}
+
+/// Carries out each statement on a small and on a large table, under generic and under custom plans, and fails with
+/// all those that touch more than twice the pages on the large one. Pages are counted, not time: the count is
+/// the same on a busy machine. What a statement changes is rolled back.
+///
+/// The connection has the settings of the store; it must not be inside a transaction.
+///
+/// # Panics
+///
+/// When a statement's pages grow with its table, or the server refuses it.
+pub async fn assert_no_growth(conn: &mut PgConnection, small: &[Probe], large: &[Probe]) {
+    assert_eq!(small.len(), large.len(), "each statement is measured on both tables");
+    let (mut report, mut grown) = (String::new(), 0);
+    for (one, other) in small.iter().zip(large) {
+        assert_eq!(one.name, other.name);
+        for plan in PLANS {
+            let before = or_panic(pages(conn, plan, one).await);
+            let after = or_panic(pages(conn, plan, other).await);
+            let is_growth = after > before * 2 + SLACK;
+            grown += u32::from(is_growth);
+            let mark = if is_growth { "  <- grows with the table" } else { "" };
+            let _ = writeln!(report, "{:32} {plan:19} {before:>7} {after:>9}{mark}", one.name);
+        }
+    }
+    println!("pages touched, small and large table:\n{report}");
+    assert_eq!(grown, 0, "statements that touch more of a large table:\n{report}");
+}
+
+/// The pages that one execution touches, once catalogs and hint bits have been read and written.
+async fn pages(conn: &mut PgConnection, plan: &str, probe: &Probe) -> Outcome<u64> {
+    let Probe { name, text, values } = probe;
+    let call = if values.is_empty() { "probe".to_owned() } else { format!("probe ({})", values.join(", ")) };
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, FORMAT JSON) EXECUTE {call}");
+    let failed = |error: sqlx::Error| format!("{name}: {error}");
+    run(conn, format!("BEGIN; SET LOCAL plan_cache_mode = {plan}; PREPARE probe AS {text}"))
+        .await
+        .map_err(failed)?;
+    let mut count = 0;
+    for _ in 0..2 {
+        run(conn, "SAVEPOINT before".to_owned()).await.map_err(failed)?;
+        let row = raw_sql(AssertSqlSafe(explain.clone())).fetch_one(&mut *conn).await.map_err(failed)?;
+        let told: String = row.try_get_unchecked(0).map_err(failed)?;
+        count = of_top_node(&told, "Shared Hit Blocks")? + of_top_node(&told, "Shared Read Blocks")?;
+        run(conn, "ROLLBACK TO before; SELECT pg_advisory_unlock_all()".to_owned()).await.map_err(failed)?;
+    }
+    run(conn, "ROLLBACK; DEALLOCATE probe".to_owned()).await.map_err(failed)?;
+    Ok(count)
+}
+
+async fn run(conn: &mut PgConnection, sql: String) -> Result<(), sqlx::Error> {
+    raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop)
+}
+
+/// The topmost node comes first, and counts what those below it touch.
+fn of_top_node(plan: &str, field: &str) -> Outcome<u64> {
+    let found = plan.split_once(&format!("\"{field}\":")).and_then(|(_, rest)| {
+        let digits: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    });
+    found.ok_or_else(|| format!("the plan has no {field:?}: {plan}"))
+}
+
+/// The values of the statements that the stores with one row per key have in common, by their names. The tables
+/// have rows `held-1`, `free-1`, .. and `old-1`, .., held by nobody, by `holder-1`, ..
+///
+/// # Panics
+///
+/// For a name that is not known: a new statement has to be measured too.
+#[must_use]
+pub fn values_of_table_statement(name: &str) -> Vec<&'static str> {
+    const KEYS: &str = "ARRAY['held-1', 'held-2', 'held-900']";
+    const FREE: &str = "ARRAY['free-1', 'free-500', 'new']";
+    const HOLDERS: &str = "ARRAY['holder-1', 'holder-2', 'holder-900']";
+    const THREE: &str = "ARRAY[NULL, NULL, NULL]::bigint[]";
+    match name {
+        "grant_one" => vec!["'free-1'", "'me'", "0", "NULL", "NULL", "'owner'"],
+        "retake_one" => vec!["'free-1'", "'me'", "0", "NULL", "'owner'"],
+        "grant_free" => vec![FREE, "ARRAY['a', 'b', 'c']", "0", "NULL", "NULL", "'owner'"],
+        "grant" | "grant skipping" => {
+            let labels = "ARRAY[NULL, NULL, NULL]::text[]";
+            vec![FREE, "ARRAY['a', 'b', 'c']", "ARRAY[1, 1, 1]", THREE, labels, "'owner'", "1"]
+        }
+        "renew_early" | "renew" | "renew skipping" => vec![KEYS, HOLDERS, "1000000"],
+        "confirm" | "release" | "release_unlocked" => vec![KEYS, HOLDERS],
+        "release_unawaited" | "release_one" | "force" => vec!["'held-1'", "'holder-1'"],
+        "mark" | "mark skipping" => vec![KEYS, "1000000"],
+        // From where nothing is found for long.
+        "list" => vec!["'free'", "'z'", "false", "1000"],
+        "inspect" => vec!["'free-77'", "E'free-77\\x01'", "true", "1"],
+        "purge" => vec!["3600000000", "'free'", "1000"],
+        "fence" => vec!["'held-1'", "'holder-1'", "1"],
+        other => panic!("{other} is a statement that is not measured yet: give it values here"),
+    }
+}
