@@ -169,8 +169,8 @@ pub(crate) struct Schema {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SchemaCommand {
     Print(SchemaPrint),
-    /// Install the schema, or complete it, in the database that --url names.
-    Apply,
+    /// Install the schema, complete it, or upgrade an older one, in the database that --url names.
+    Apply(SchemaGrants),
 }
 
 /// Print the SQL that installs the schema; it can be run any number of times.
@@ -182,9 +182,20 @@ pub(crate) struct SchemaPrint {
     #[arg(long, value_name = "NAME")]
     pub(crate) schema: Option<String>,
 
-    /// Also print what lets this role use the stores, and nothing else.
+    #[command(flatten)]
+    pub(crate) grants: SchemaGrants,
+}
+
+/// Who may use the schema.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaGrants {
+    /// Let this role use the stores, and nothing else.
     #[arg(long, value_name = "ROLE")]
     pub(crate) grant_to: Option<String>,
+
+    /// Let this role look at the locks (`list`, `inspect`), and take or end none.
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) grant_read_to: Option<String>,
 }
 
 /// Try the store: does it work, what can it do, what should be mended.

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use leasehold::postgres::schema::{self, SchemaState, ServerReport};
-use leasehold::postgres::sqlx::{Connection as _, PgConnection};
+use leasehold::postgres::sqlx::{self, Connection as _, PgConnection};
 use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig, store_error};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::args::{Schema, SchemaCommand, SchemaPrint};
+use crate::args::{Schema, SchemaCommand, SchemaGrants, SchemaPrint};
 use crate::output;
 
 /// Longer than the statements of the installation wait for others that install.
@@ -17,7 +17,7 @@ const INSTALL_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) async fn schema(args: &Schema, url: Option<&str>) -> Result<u8, Error> {
     match &args.command {
         SchemaCommand::Print(args) => print(args, url),
-        SchemaCommand::Apply => apply(url).await,
+        SchemaCommand::Apply(args) => apply(args, url).await,
     }
 }
 
@@ -28,18 +28,34 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
         (None, Some(url)) if is_postgres(url) => leasehold::postgres_config(url)?.schema_name().clone(),
         (None, _) => Identifier::new(DEFAULT_SCHEMA)?,
     };
-    let grants =
-        args.grant_to.as_ref().map(|role| Ok::<_, Error>(schema::grants(&schema, &Identifier::new(role)?)));
-    let grants = grants.transpose()?.unwrap_or_default();
-    output::bytes([schema::script(&schema), grants].concat().as_bytes());
+    output::bytes([schema::script(&schema), grants(&args.grants, &schema)?].concat().as_bytes());
     Ok(0)
 }
 
-async fn apply(url: Option<&str>) -> Result<u8, Error> {
+fn grants(args: &SchemaGrants, schema: &Identifier) -> Result<String, Error> {
+    let mut text = String::new();
+    if let Some(role) = &args.grant_to {
+        text += &schema::grants(schema, &Identifier::new(role)?);
+    }
+    if let Some(role) = &args.grant_read_to {
+        text += &schema::grants_to_read(schema, &Identifier::new(role)?);
+    }
+    Ok(text)
+}
+
+async fn apply(args: &SchemaGrants, url: Option<&str>) -> Result<u8, Error> {
     let config = database(url)?;
+    let grants = grants(args, config.schema_name())?;
     let named = |error: Error| error.with_store(config.to_string());
     let mut session = open(&config).await.map_err(named)?;
     within(INSTALL_LIMIT, schema::install(&mut session, config.schema_name())).await.map_err(named)?;
+    if !grants.is_empty() {
+        let granting = async {
+            let done = sqlx::raw_sql(sqlx::AssertSqlSafe(grants)).execute(&mut session).await;
+            done.map(drop).map_err(|error| store_error(error, "grant the privileges"))
+        };
+        within(INSTALL_LIMIT, granting).await.map_err(named)?;
+    }
     close(session).await;
     output::line(&format!("the schema \"{}\" is ready on {config}", config.schema_name()));
     Ok(0)

@@ -351,6 +351,35 @@ fn the_printed_grants_are_enough_for_everything_but_installing() {
 }
 
 #[test]
+fn a_role_that_may_read_looks_and_takes_nothing() {
+    let runtime = runtime();
+    let cluster = Cluster::shared();
+    for scheme in STORES {
+        let database = runtime.block_on(cluster.fresh_database());
+        let role = format!("watcher_{}", &database.name()[5..]);
+        let store = Store { database, scheme, parameters: "" };
+        store.sql(&format!("CREATE ROLE {role} LOGIN"));
+        let (code, _, stderr) =
+            finish(&mut support::with(store.tool("schema apply"), ["--grant-read-to", &role]));
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let mut holder = Beside::start(&mut store.tool("run k --label why -- cat"));
+        let url = store.url().replacen("//postgres@", &format!("//{role}@"), 1);
+        let start = Instant::now();
+        while finish(&mut tool(&url, "inspect k")).0 != 0 {
+            assert!(start.elapsed() < PATIENCE, "{scheme}");
+        }
+        let (code, stdout, stderr) = finish(&mut tool(&url, "list"));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{scheme}");
+        assert!(stdout.contains('k'), "{scheme}: {stdout}");
+        let (code, _, stderr) = finish(&mut tool(&url, "run other --no-wait -- true"));
+        assert_eq!(code, 69, "{scheme}: {stderr}");
+        assert!(stderr.contains("permission denied"), "{scheme}: {stderr}");
+        holder.close_stdin();
+        assert_eq!(holder.code(), 0);
+    }
+}
+
+#[test]
 fn the_numbers_of_other_programs_can_be_used() {
     for (parameters, sql, key, other) in [
         ("install=true&hash=raw", "SELECT pg_advisory_lock(42)", "42", "43"),

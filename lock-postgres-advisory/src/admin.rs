@@ -9,18 +9,15 @@ use futures_util::FutureExt as _;
 use leasehold_api::{
     Error, ErrorKind, FencingToken, HoldInfo, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey,
 };
-use leasehold_postgres::{store_error, unpack};
+use leasehold_postgres::unpack;
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
-use tokio::sync::oneshot;
+use sqlx::{AssertSqlSafe, Row as _};
 
 use crate::backend::AdvisoryBackend;
 use crate::common::Common;
 use crate::names::space_of;
 use crate::registry::Entry;
 use crate::sessions::Sessions;
-use crate::shared_job::{SharedJob, interrupted};
-use crate::sql;
 
 /// Of the locks that are taken for a moment when the schema is installed, and when a session makes sure
 /// that tokens grow.
@@ -101,54 +98,6 @@ impl Common {
             .await?;
         Ok(rows.into_iter().filter(|seen| !OURS.contains(&(seen.space, seen.number))).collect())
     }
-
-    /// Whether a session waits for an advisory lock in that process of the server.
-    pub(crate) async fn waits(&self, pid: i32) -> Result<bool, Error> {
-        self.query("look at a wait", move |connection| {
-            async move {
-                connection.execute(sql::AS_LOGIN).await?;
-                let query = sqlx::query(sql::WAITS).persistent(false).bind(pid);
-                query.fetch_one(connection).await?.try_get(0)
-            }
-            .boxed()
-        })
-        .await
-    }
-
-    /// Runs statements in a transaction between those of the locks.
-    pub(crate) async fn query<T: Send + 'static>(
-        &self,
-        doing: &'static str,
-        statements: impl for<'c> FnOnce(
-            &'c mut PgConnection,
-        ) -> futures_util::future::BoxFuture<'c, Result<T, sqlx::Error>>
-        + Send
-        + 'static,
-    ) -> Result<T, Error> {
-        let (done, answered) = oneshot::channel();
-        let Some(lane) = self.lanes.first() else { return Err(Error::closed()) };
-        lane.push(SharedJob::Call(Box::new(move |connection| {
-            async move {
-                let outcome = async {
-                    let mut transaction = connection.begin().await?;
-                    transaction.execute(sql::BESIDE).await?;
-                    let value = statements(&mut transaction).await?;
-                    transaction.commit().await?;
-                    Ok(value)
-                };
-                let outcome: Result<T, sqlx::Error> = outcome.await;
-                let _ = done.send(outcome);
-            }
-            .boxed()
-        })));
-        match answered.await {
-            Ok(outcome) => outcome.map_err(|error| store_error(error, doing)),
-            Err(_) => {
-                self.open()?;
-                Err(interrupted())
-            }
-        }
-    }
 }
 
 impl Seen {
@@ -189,12 +138,13 @@ impl Seen {
         hold.owner = Some(self.owner());
         if let Some((entry, grant)) = own.as_ref().and_then(|entry| Some((entry, entry.grant?))) {
             hold.holder = Some(entry.holder);
-            hold.token = Some(grant.token);
+            hold.token = Some(grant.token).filter(|_| common.has_tokens());
             hold.label.clone_from(&entry.label);
             hold.since = Some(grant.since);
         } else if self.current {
             hold.holder = self.holder.as_deref().and_then(|holder| holder.parse().ok());
             hold.token = self.token.and_then(|token| u64::try_from(token).ok()).map(FencingToken::from_u64);
+            hold.token = hold.token.filter(|_| common.has_tokens());
             hold.label = self.label.as_deref().map(Arc::from);
             hold.since = self.since.and_then(time);
         }

@@ -11,12 +11,28 @@ ON CONFLICT (space, number) DO UPDATE
 SET key = excluded.key, pid = excluded.pid, holder = excluded.holder, token = excluded.token,
     granted_at = excluded.granted_at, label = excluded.label";
 
-/// Deletes what was not used for a month, a little at a time.
+/// Deletes those of the first `$3` rows after `($1, $2)` that were not used for a month. Answers how many, and the row in
+/// place `$3`, if there are so many.
 pub(crate) const FORGET: &str = "
-DELETE FROM {schema}.advisory_name WHERE (space, number) IN (
-    SELECT n.space, n.number FROM {schema}.advisory_name AS n
-    WHERE n.granted_at < clock_timestamp() - interval '30 days'
-    LIMIT 1000 FOR UPDATE SKIP LOCKED)";
+WITH page AS MATERIALIZED (
+    SELECT p.space, p.number, p.granted_at, row_number() OVER () AS n FROM (
+        SELECT n.space, n.number, n.granted_at FROM {schema}.advisory_name AS n
+        WHERE (n.space, n.number) > ($1::smallint, $2::bigint) ORDER BY n.space, n.number LIMIT $3::bigint
+    ) AS p
+), gone AS (
+    DELETE FROM ONLY {schema}.advisory_name AS d WHERE d.ctid = ANY (ARRAY(
+        SELECT f.at FROM page AS p CROSS JOIN LATERAL (
+            SELECT n.ctid AS at FROM ONLY {schema}.advisory_name AS n
+            WHERE n.space = p.space AND n.number = p.number
+              AND n.granted_at < clock_timestamp() - interval '30 days'
+            FOR UPDATE SKIP LOCKED
+        ) AS f
+        WHERE p.granted_at < clock_timestamp() - interval '30 days'
+    ))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone), p.space, p.number
+FROM (SELECT) AS one LEFT JOIN page AS p ON p.n = $3::bigint";
 
 /// The advisory locks of this database that are held exclusively, or one of them (`$1`, `$2`), with what
 /// is known of them. Who held a number before on another session is not shown as its holder.

@@ -11,11 +11,11 @@ use leasehold_api::{Capabilities, Error, LockAdmin};
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Confirm, Events, Freed, HoldRef, Renewed, Request, Timing, Waiting,
 };
-use leasehold_postgres::Lane;
 use leasehold_postgres::session::Session;
 
 use crate::client::Client;
 use crate::common::Common;
+use crate::helper::Helper;
 use crate::sessions::Sessions;
 use crate::shared_session::SharedSession;
 use crate::wait_session::LockScope;
@@ -55,17 +55,32 @@ impl AdvisoryBackend {
             match opened {
                 Ok(session) => shared_sessions.push(session),
                 Err(error) => {
-                    common.lanes.iter().for_each(Lane::close);
+                    common.close_lanes();
                     return Err(error);
                 }
             }
         }
+        let helper = Helper { limit: common.statement_limit() };
+        let config = common.config_of_more();
+        shared_sessions.push(Session::lazy(&config, &common.helper, helper));
         let capabilities = crate::config::capabilities(&common, scope, wait_sessions);
         let wait_sessions = WaitSessions::new(Arc::clone(&common), scope, wait_sessions);
         let client = Client { common, wait_sessions, scope, shared_sessions: Mutex::new(shared_sessions) };
-        let names = Mutex::new(Some(tokio::spawn(crate::names::write(Arc::clone(&client.common)))));
+        let names = Mutex::new(Some(tokio::spawn(crate::names::keep(Arc::clone(&client.common)))));
         let sessions = Sessions::new(&client.common);
         Ok(Self { client: Arc::new(client), sessions, capabilities, names })
+    }
+}
+
+impl AdvisoryBackend {
+    /// Without a token where tokens do not grow from grant to grant.
+    fn told(&self, mut attempt: Attempt) -> Attempt {
+        if let Attempt::Granted(granted) = &mut attempt
+            && !self.client.common.has_tokens()
+        {
+            granted.token = None;
+        }
+        attempt
     }
 }
 
@@ -92,13 +107,16 @@ impl Backend for AdvisoryBackend {
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         match self.client.common.open() {
-            Ok(()) => self.client.acquire(&requests).await,
+            Ok(()) => {
+                let attempts = self.client.acquire(&requests).await;
+                attempts.into_iter().map(|attempt| attempt.map(|attempt| self.told(attempt))).collect()
+            }
             Err(closed) => requests.iter().map(|_| Ok(Attempt::Refused(closed.clone()))).collect(),
         }
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        wait(&self.client, &request, &stop).await
+        wait(&self.client, &request, &stop).await.map(|attempt| self.told(attempt))
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
@@ -128,7 +146,7 @@ impl Backend for AdvisoryBackend {
             names.abort();
         }
         client.wait_sessions.close(CLOSING).await;
-        client.common.lanes.iter().for_each(Lane::close);
+        client.common.close_lanes();
         let shared_sessions =
             std::mem::take(&mut *client.shared_sessions.lock().unwrap_or_else(PoisonError::into_inner));
         join_all(shared_sessions.into_iter().map(|session| session.ended(CLOSING))).await;
@@ -138,7 +156,7 @@ impl Backend for AdvisoryBackend {
     fn abort(&self) {
         let client = &self.client;
         client.common.closed.store(true, Ordering::Release);
-        client.common.lanes.iter().for_each(Lane::close);
+        client.common.close_lanes();
         client.shared_sessions.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Session::abort);
         client.wait_sessions.abort();
     }
@@ -151,7 +169,7 @@ impl Drop for AdvisoryBackend {
             names.abort();
         }
         if !self.client.common.closed.swap(true, Ordering::AcqRel) {
-            self.client.common.lanes.iter().for_each(Lane::close);
+            self.client.common.close_lanes();
             self.client.wait_sessions.abort();
         }
     }

@@ -7,9 +7,14 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockKey, LossReason};
 use leasehold_engine::Events;
-use leasehold_postgres::{Identifier, KeyNumber, KeySpace, Lane, PgConfig, store_error};
+use leasehold_postgres::schema::Access;
+use leasehold_postgres::{
+    DEFAULT_SCHEMA, Identifier, KeyNumber, KeySpace, Lane, PgConfig, Pooler, store_error,
+};
 use sqlx::{Executor as _, PgConnection, Row as _};
+use tokio::time::Instant;
 
+use crate::helper::HelperJob;
 use crate::registry::{Location, Registry};
 use crate::shared_job::SharedJob;
 use crate::shared_session::Pollers;
@@ -32,6 +37,8 @@ pub(crate) struct Common {
     pub(crate) pollers: Pollers,
     /// The queues in front of the sessions that keep many locks.
     pub(crate) lanes: Vec<Lane<SharedJob>>,
+    /// The queue in front of the session that keeps none.
+    pub(crate) helper: Lane<HelperJob>,
     pids: Vec<AtomicI32>,
     /// The server's processes of the sessions that keep one lock each.
     wait_pids: Mutex<HashMap<u64, i32>>,
@@ -40,6 +47,9 @@ pub(crate) struct Common {
     pooled: AtomicBool,
     capacity: AtomicU64,
     warned: AtomicBool,
+    started: Instant,
+    /// Whether the role can look and no more.
+    may_only_read: AtomicBool,
 }
 
 impl Common {
@@ -55,6 +65,9 @@ impl Common {
             registry: Registry::default(),
             pollers: Arc::new(Mutex::new(HashMap::new())),
             lanes: std::iter::repeat_with(Lane::new).take(shared_sessions).collect(),
+            helper: Lane::new(),
+            started: Instant::now(),
+            may_only_read: AtomicBool::new(false),
             pids: std::iter::repeat_with(AtomicI32::default).take(shared_sessions).collect(),
             wait_pids: Mutex::default(),
             events: OnceLock::new(),
@@ -117,12 +130,37 @@ impl Common {
 
     /// Checks the schema, and what else has to be known of a server.
     pub(crate) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        self.config.prepare(connection).await?;
+        let may_only_read = self.config.prepare(connection).await? == Access::ReadOnly;
+        self.may_only_read.store(may_only_read, Ordering::Relaxed);
         let row = connection.fetch_one(CAPACITY).await;
         let capacity: Result<i64, _> = row.and_then(|row| row.try_get(0));
         let capacity = capacity.map_err(|error| store_error(error, "read the server's settings"))?;
         self.capacity.store(u64::try_from(capacity).unwrap_or(0), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether the role can look and no more, so that the server refuses everything else.
+    pub(crate) fn may_only_read(&self) -> bool {
+        self.may_only_read.load(Ordering::Relaxed)
+    }
+
+    /// Whether tokens grow from grant to grant of a number: those of another schema that shares it are from another
+    /// sequence.
+    pub(crate) fn has_tokens(&self) -> bool {
+        self.hasher.covers_schema() || self.schema.as_str() == DEFAULT_SCHEMA
+    }
+
+    /// The next of the moments at which all who wait look, so that they look together; not too soon.
+    pub(crate) fn next_look(&self, every: Duration) -> Instant {
+        let every = every.max(Duration::from_millis(1));
+        let soonest = self.started.elapsed() + every / 2;
+        let ticks = u32::try_from(soonest.as_nanos().div_ceil(every.as_nanos())).unwrap_or(u32::MAX);
+        self.started + every * ticks
+    }
+
+    pub(crate) fn close_lanes(&self) {
+        self.lanes.iter().for_each(Lane::close);
+        self.helper.close();
     }
 
     /// How many locks of all kinds the server has room for, once it was asked.
@@ -133,6 +171,12 @@ impl Common {
     /// Whether a pooler in transaction mode is in between.
     pub(crate) fn is_pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed)
+    }
+
+    /// For further sessions: the first one has found out about poolers.
+    pub(crate) fn config_of_more(&self) -> PgConfig {
+        let pooler = if self.is_pooled() { Pooler::Transaction } else { Pooler::Known };
+        self.config.clone().pooler(pooler)
     }
 
     pub(crate) fn shared_session_opened(&self, index: usize, pid: i32, pooled: bool) {

@@ -172,7 +172,7 @@ fn within(what: &str, given: usize, most: usize) -> Result<(), Error> {
 pub(crate) fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capabilities {
     let liveness = common.config.liveness_settings();
     let mut has = Capabilities::new(Scope::Network);
-    has.fencing = Fencing::Durable;
+    has.fencing = if common.has_tokens() { Fencing::Durable } else { Fencing::None };
     has.fairness = Fairness::Roughly;
     has.loss_detection = liveness.lost_after;
     has.undo = Duration::from_secs(5);

@@ -7,7 +7,7 @@ mod cancels;
 mod client;
 mod common;
 mod config;
-mod marks;
+mod helper;
 mod names;
 mod registry;
 mod sessions;

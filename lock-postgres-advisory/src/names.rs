@@ -1,20 +1,21 @@
 //! The dictionary from numbers to names: written in the background for holds that last, so that an
-//! acquire never waits for it and short-lived keys leave no row behind.
+//! acquire never waits for it and short-lived keys leave no row behind; on a session that keeps no locks, so that none
+//! of them is delayed or lost by it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use futures_util::FutureExt as _;
+use leasehold_api::Error;
 use leasehold_postgres::KeySpace;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
-use tokio::sync::oneshot;
+use leasehold_postgres::upkeep::{Note, Turn, Watch};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::common::Common;
 use crate::registry::{Entry, Location};
-use crate::shared_job::SharedJob;
-use crate::sql;
 
 /// How long after a grant others see its name at the latest.
 pub(crate) const LAG: Duration = Duration::from_secs(2);
@@ -22,16 +23,32 @@ pub(crate) const LAG: Duration = Duration::from_secs(2);
 /// A hold that is over before this time gets no row.
 const LASTING: Duration = Duration::from_millis(200);
 
-/// How often what nobody has used for a month is deleted.
+/// How often what nobody has used for a month is deleted, by one client for all.
 const TIDY: Duration = Duration::from_secs(3600);
+
+/// How many rows are looked at in one statement, and how long the pause is after it.
+const PAGE: i64 = 1000;
+const BETWEEN_PAGES: Duration = Duration::from_millis(20);
+
+/// How often it is noted how far that has come.
+const PAGES_PER_NOTE: u32 = 10;
+
+/// What the walk over the table is called, in the schema and in logs.
+const TASK: &str = "advisory_name";
 
 /// How long nothing is written after many failures: a server that was away for hours has names soon again.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Writes until the client is closed.
-pub(crate) async fn write(common: Arc<Common>) {
-    let mut tidied: Option<Instant> = None;
-    // After a failure; the locks come first.
+/// How long one writing may take.
+const SAVING: Duration = Duration::from_secs(30);
+
+/// Writes and deletes until the client is closed.
+pub(crate) async fn keep(common: Arc<Common>) {
+    tokio::join!(write(&common), forget(&common));
+}
+
+async fn write(common: &Arc<Common>) {
+    // After a failure.
     let mut pause = LASTING;
     while !common.closed.load(Ordering::Acquire) {
         let granted = common.registry.granted.notified();
@@ -47,37 +64,83 @@ pub(crate) async fn write(common: Arc<Common>) {
         if holds.is_empty() {
             continue;
         }
-        let tidy = tidied.is_none_or(|last| last.elapsed() > TIDY);
-        if !save(&common, &holds, tidy).await {
+        if let Err(error) = save(common, &holds).await {
+            tracing::debug!(%error, "the names of held locks were not written; they are listed as numbers");
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST);
             continue;
         }
         pause = LASTING;
         common.registry.written(&holds);
-        if tidy {
-            tidied = Some(now);
+    }
+}
+
+async fn save(common: &Common, holds: &[(i64, Entry)]) -> Result<(), Error> {
+    let rows = Rows::new(common, holds);
+    let text = Arc::clone(&common.statements.name);
+    let saving =
+        common.query("write the names of locks", move |connection| rows.write(connection, text).boxed());
+    timeout(SAVING, saving).await.unwrap_or_else(|_| Err(crate::shared_job::interrupted()))
+}
+
+/// Deletes old rows from time to time. A client that does not live that long leaves it to others.
+async fn forget(common: &Common) {
+    let mut watch = Watch::new(TASK);
+    loop {
+        sleep(TIDY.mul_f64(0.5 + fastrand::f64())).await;
+        if !common.may_only_read() {
+            let outcome = walk(common, &mut watch).await;
+            watch.ended(&common.config, &outcome);
         }
     }
 }
 
-/// Whether the rows were written.
-async fn save(common: &Arc<Common>, holds: &[(i64, Entry)], tidy: bool) -> bool {
-    let (done, written) = oneshot::channel();
-    let rows = Rows::new(common, holds);
-    let (name, forget) = (Arc::clone(&common.statements.name), Arc::clone(&common.statements.forget));
-    let Some(lane) = common.lanes.first() else { return false };
-    lane.push(SharedJob::Call(Box::new(move |connection| {
-        async move {
-            let outcome = rows.write(connection, name, tidy.then_some(forget)).await;
-            if let Err(error) = &outcome {
-                tracing::debug!(%error, "the names of held locks were not written; they are listed as numbers");
-            }
-            let _ = done.send(outcome.is_ok());
+/// Goes on where the last one has stopped, if no other client does.
+pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error> {
+    const DOING: &str = "delete old names of locks";
+    let text = Arc::clone(&common.statements.take_turn);
+    let turn = common.query(DOING, move |connection| {
+        let taken = sqlx::query(AssertSqlSafe(text)).persistent(false).bind(TASK);
+        async move { taken.fetch_optional(connection).await?.as_ref().map(Turn::read).transpose() }.boxed()
+    });
+    let Some(turn) = turn.await? else { return Ok(()) };
+    // What is not understood was not written by us: begin at the beginning.
+    let mut next = Some(parse(&turn.after).unwrap_or((i16::MIN, i64::MIN)));
+    let mut pages = 0;
+    while let Some((space, number)) = next {
+        let text = Arc::clone(&common.statements.forget);
+        let page = common.query(DOING, move |connection| {
+            let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
+            let query = query.bind(space).bind(number).bind(PAGE);
+            async move { last_of(&query.fetch_one(connection).await?) }.boxed()
+        });
+        next = page.await?;
+        pages += 1;
+        if next.is_none() || pages % PAGES_PER_NOTE == 0 {
+            let after = next.map(|(space, number)| format!("{space} {number}")).unwrap_or_default();
+            let (text, note) = (Arc::clone(&common.statements.note_turn), Note { after, pause: TIDY });
+            let noted = common.query(DOING, move |connection| {
+                let query = sqlx::query(AssertSqlSafe(text)).persistent(false).bind(TASK);
+                let query = query.bind(note.after.clone()).bind(note.pause_micros());
+                async move { query.execute(connection).await.map(drop) }.boxed()
+            });
+            noted.await?;
+            watch.is_running(&common.config, &turn);
         }
-        .boxed()
-    })));
-    timeout(Duration::from_secs(30), written).await.is_ok_and(|answer| answer.unwrap_or(false))
+        sleep(BETWEEN_PAGES).await;
+    }
+    Ok(())
+}
+
+/// The last row that was looked at, if there may be more.
+fn last_of(row: &PgRow) -> Result<Option<(i16, i64)>, sqlx::Error> {
+    let (space, number): (Option<i16>, Option<i64>) = (row.try_get(1)?, row.try_get(2)?);
+    Ok(space.zip(number))
+}
+
+fn parse(after: &str) -> Option<(i16, i64)> {
+    let (space, number) = after.split_once(' ')?;
+    Some((space.parse().ok()?, number.parse().ok()?))
 }
 
 #[derive(Default)]
@@ -116,31 +179,11 @@ impl Rows {
         rows
     }
 
-    /// In a transaction, because behind a pooler statements of one connection may be spread.
-    async fn write(
-        self,
-        connection: &mut PgConnection,
-        name: Arc<str>,
-        forget: Option<Arc<str>>,
-    ) -> Result<(), sqlx::Error> {
-        let mut transaction = connection.begin().await?;
-        transaction.execute(sql::BESIDE).await?;
-        sqlx::query(AssertSqlSafe(name))
-            .persistent(false)
-            .bind(self.space)
-            .bind(self.numbers)
-            .bind(self.keys)
-            .bind(self.pids)
-            .bind(self.holders)
-            .bind(self.tokens)
-            .bind(self.since)
-            .bind(self.labels)
-            .execute(&mut *transaction)
-            .await?;
-        if let Some(forget) = forget {
-            sqlx::query(AssertSqlSafe(forget)).persistent(false).execute(&mut *transaction).await?;
-        }
-        transaction.commit().await
+    async fn write(self, connection: &mut PgConnection, text: Arc<str>) -> Result<(), sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
+        let query = query.bind(self.space).bind(self.numbers).bind(self.keys).bind(self.pids);
+        let query = query.bind(self.holders).bind(self.tokens).bind(self.since).bind(self.labels);
+        query.execute(connection).await.map(drop)
     }
 }
 

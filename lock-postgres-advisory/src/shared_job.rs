@@ -1,10 +1,8 @@
 //! What a shared session is asked to do, and how.
 
-use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind, HolderId};
 use leasehold_engine::Freed;
 use leasehold_postgres::{Job, Lane};
-use sqlx::PgConnection;
 use tokio::sync::oneshot;
 
 use crate::cancels::Cancel;
@@ -12,9 +10,6 @@ use crate::sql::Process;
 use crate::tried::Tried;
 
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
-
-/// Statements of others, run on the session between ours.
-pub(crate) type Call = Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, ()> + Send>;
 
 /// What a shared session is asked to do.
 pub(crate) enum SharedJob {
@@ -33,11 +28,8 @@ pub(crate) enum SharedJob {
     Confirm {
         answer: Answer<()>,
     },
-    /// Shows, or shows no more, that somebody polls for the number.
-    Mark {
-        number: i64,
-        set: bool,
-    },
+    /// Looks whether somebody here polls for the number, and shows that, or shows it no more.
+    Mark(i64),
     /// Ends that session's wait for the number.
     Cancel {
         session: Process,
@@ -46,8 +38,6 @@ pub(crate) enum SharedJob {
     },
     /// Ends a session of ours.
     Terminate(Process),
-    /// Runs statements that are not about locks.
-    Call(Call),
 }
 
 impl Job for SharedJob {
@@ -59,7 +49,7 @@ impl Job for SharedJob {
             Self::Confirm { answer } => drop(answer.send(Err(error))),
             // It was not begun.
             Self::Cancel { cancel, .. } => cancel.arrived(),
-            Self::Mark { .. } | Self::Terminate(_) | Self::Call(_) => {}
+            Self::Mark(_) | Self::Terminate(_) => {}
         }
     }
 }

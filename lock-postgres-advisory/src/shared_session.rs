@@ -1,6 +1,6 @@
 //! The session that keeps many locks: what was asked of it meanwhile travels in one statement.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::common::Common;
-use crate::marks::Marks;
 use crate::names::space_of;
 use crate::registry::Location;
 use crate::shared_job::{Answer, SharedJob, interrupted, not_sent};
@@ -27,13 +26,17 @@ pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 
 /// The session's work.
 pub(crate) struct SharedSession {
-    pub(crate) common: Arc<Common>,
-    pub(crate) index: usize,
+    common: Arc<Common>,
+    index: usize,
     pid: i32,
     /// The session before, in case the server does not know yet that it is over.
     before: Option<Process>,
     /// Whether it keeps locks itself; else it only serves the sessions that do.
-    pub(crate) keeps: bool,
+    keeps: bool,
+    /// Numbers that are shown to be polled for.
+    marked: HashSet<i64>,
+    /// Unlocks that failed, and may have freed all the same.
+    unsure: HashSet<(i64, HolderId)>,
 }
 
 /// After so many failed statements the rest of a batch fails with the last error.
@@ -104,6 +107,8 @@ impl Work for SharedSession {
     }
 
     fn ended(&mut self, _error: &Error) {
+        self.marked.clear();
+        self.unsure.clear();
         self.common.session_lost(Location::Shared(self.index), LossReason::SessionLost);
     }
 }
@@ -111,13 +116,14 @@ impl Work for SharedSession {
 impl SharedSession {
     /// One that `keeps` locks itself, or only serves the sessions that do.
     pub(crate) fn new(common: &Arc<Common>, index: usize, keeps: bool) -> Self {
-        Self { common: Arc::clone(common), index, pid: 0, before: None, keeps }
+        let (marked, unsure) = (HashSet::new(), HashSet::new());
+        Self { common: Arc::clone(common), index, pid: 0, before: None, keeps, marked, unsure }
     }
 
-    async fn carry_out(&self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
+    async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
         let mut steps = Vec::with_capacity(jobs.len());
         let mut confirms = Vec::new();
-        let mut marks = Marks::default();
+        let mut polled = HashSet::new();
         let mut others = Vec::new();
         for job in jobs {
             match job {
@@ -127,6 +133,8 @@ impl SharedSession {
                     let _ = answer.send(Ok(Tried::Refused(not_sent())));
                 }
                 SharedJob::Try { number, holder, waits, answer } => {
+                    // What could not be shown before may be now.
+                    polled.extend(Some(number).filter(|_| waits));
                     steps.push(Step { number, holder, kind: Kind::Try(waits, answer) });
                 }
                 SharedJob::Unlock { number, holder, answer } if !self.is_here(number, holder) => {
@@ -136,7 +144,9 @@ impl SharedSession {
                     steps.push(Step { number, holder, kind: Kind::Unlock(answer) });
                 }
                 SharedJob::Confirm { answer } => confirms.push(answer),
-                SharedJob::Mark { number, set } => marks.add(number, set),
+                SharedJob::Mark(number) => {
+                    polled.insert(number);
+                }
                 other => others.push(other),
             }
         }
@@ -147,17 +157,9 @@ impl SharedSession {
         }
         // A statement that was answered by our process confirms it as well.
         confirms.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
-        self.mark(connection, marks).await?;
-        let mut called = false;
+        self.mark(connection, polled).await?;
         for other in others {
-            // One call per batch: the locks come first.
-            match other {
-                SharedJob::Call(_) if called => self.common.lanes[self.index].push(other),
-                other => {
-                    called |= matches!(other, SharedJob::Call(_));
-                    self.serve(connection, other).await?;
-                }
-            }
+            self.serve(connection, other).await?;
         }
         Ok(())
     }
@@ -168,7 +170,7 @@ impl SharedSession {
 
     /// Tries and unlocks. A statement that fails is cleaned up after and halved until its parts succeed, so that one
     /// failing number is not its neighbours' failure; a bounded number of times.
-    async fn walk(&self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
+    async fn walk(&mut self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
         let mut parts = vec![(steps, false)];
         let mut failures = 0;
         while let Some((mut steps, repeated)) = parts.pop() {
@@ -186,10 +188,21 @@ impl SharedSession {
                 return Err(give_up(parts, steps, error));
             }
             failures += 1;
+            // It may have freed the number before it failed: only another one can tell.
+            if !repeated
+                && matches!(&steps[..], [Step { kind: Kind::Unlock(_), .. }])
+                && !is_cancelled(&failure)
+            {
+                parts.push((steps, true));
+                continue;
+            }
             // What took the server too long would take it as long again, and confirmations wait meanwhile.
             if steps.len() == 1 || failures > MOST_FAILURES || is_cancelled(&failure) {
                 let error = store_error(failure, "ask for a lock");
                 for step in steps {
+                    if matches!(step.kind, Kind::Unlock(_)) {
+                        self.unsure.insert((step.number, step.holder));
+                    }
                     self.settle(step, Err(error.clone()));
                 }
                 continue;
@@ -201,9 +214,10 @@ impl SharedSession {
         Ok(())
     }
 
-    /// Records what the server answered. A `repeated` statement may find freed what the failed one has freed.
+    /// Records what the server answered. A `repeated` statement, or a later one, may find freed what the failed one has
+    /// freed.
     async fn settle_all(
-        &self,
+        &mut self,
         connection: &mut PgConnection,
         steps: Vec<Step>,
         said: Vec<Said>,
@@ -211,7 +225,9 @@ impl SharedSession {
     ) -> Result<(), Error> {
         let mut unwanted = Vec::new();
         for (step, mut said) in steps.into_iter().zip(said) {
-            said.ok |= repeated && matches!(step.kind, Kind::Unlock(_));
+            if matches!(step.kind, Kind::Unlock(_)) {
+                said.ok |= self.unsure.remove(&(step.number, step.holder)) || repeated;
+            }
             unwanted.extend(self.settle(step, Ok(said)));
         }
         if unwanted.is_empty() { Ok(()) } else { self.clean_up(connection, unwanted).await }
@@ -320,21 +336,45 @@ impl SharedSession {
         }
     }
 
-    /// All marks of a batch in two statements at most: confirmations wait behind them.
-    async fn mark(&self, connection: &mut PgConnection, marks: Marks) -> Result<(), Error> {
-        let statements = &self.common.statements;
-        // First what gives room. What cannot be set is missing when it is taken back, which does no harm.
-        for (text, numbers) in
-            [(&statements.unmark, marks.to_take_back()), (&statements.mark, marks.to_set())]
-        {
-            if numbers.is_empty() {
-                continue;
+    /// Shows which of `numbers` are polled for here, in two statements at most: confirmations wait behind them. What cannot
+    /// be shown while another session frees that number is tried again with the next poll.
+    async fn mark(&mut self, connection: &mut PgConnection, numbers: HashSet<i64>) -> Result<(), Error> {
+        let (set, unset): (Vec<i64>, Vec<i64>) = {
+            let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
+            let changes = |number: &i64| pollers.contains_key(number) != self.marked.contains(number);
+            numbers.into_iter().filter(changes).partition(|number| pollers.contains_key(number))
+        };
+        // First what gives room.
+        if !unset.is_empty() {
+            for number in &unset {
+                self.marked.remove(number);
             }
-            let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
-            let done = self.bounded(query.bind(numbers).bind(self.pid).execute(&mut *connection)).await;
-            besides(done.map(drop))?;
+            self.unmark(connection, unset).await?;
         }
-        Ok(())
+        if set.is_empty() {
+            return Ok(());
+        }
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.mark)));
+        let rows = self.bounded(query.bind(&set).bind(self.pid).fetch_all(&mut *connection)).await;
+        let read = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?));
+        let shown = rows.and_then(|rows| rows.iter().map(read).collect::<Result<Vec<(i64, bool)>, _>>());
+        match shown {
+            Ok(shown) => {
+                self.marked.extend(shown.into_iter().filter(|(_, shown)| *shown).map(|(number, _)| number));
+                Ok(())
+            }
+            Err(error) => {
+                besides(Err(error))?;
+                // What it has set before it failed.
+                self.unmark(connection, set).await
+            }
+        }
+    }
+
+    async fn unmark(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unmark)));
+        let done = self.bounded(query.bind(numbers).bind(self.pid).execute(connection)).await;
+        besides(done.map(drop))
     }
 
     async fn serve(&self, connection: &mut PgConnection, job: SharedJob) -> Result<(), Error> {
@@ -354,17 +394,10 @@ impl SharedSession {
                 let text = sql::terminate(session);
                 self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
             }
-            SharedJob::Call(call) => {
-                self.bounded(async {
-                    call(connection).await;
-                    Ok(())
-                })
-                .await
-            }
             SharedJob::Try { .. }
             | SharedJob::Unlock { .. }
             | SharedJob::Confirm { .. }
-            | SharedJob::Mark { .. } => Ok(()),
+            | SharedJob::Mark(_) => Ok(()),
         };
         besides(done)
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_postgres::{Identifier, KeySpace, sql::render};
+use leasehold_postgres::{Identifier, KeySpace, sql::render, token, upkeep};
 
 /// Tries one number and draws its token after it is held: -1 on another process than `$2`, 0 held.
 const TRY_ONE: &str = "
@@ -60,7 +60,7 @@ SELECT -1 WHERE pg_backend_pid() <> $2";
 /// the server gives it one whenever it writes the sequence down, about every 32nd time.
 const TRY_IN_TRANSACTION: &str = "
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
-FROM (SELECT CASE WHEN NOT EXISTS (SELECT FROM {schema}.incarnation) THEN -2
+FROM (SELECT CASE WHEN NOT {marked} THEN -2
                   WHEN pg_try_advisory_xact_lock({n}) THEN nextval('{schema}.token')
                   ELSE 0 END AS drawn
       FROM (SELECT $1::bigint AS n) AS o OFFSET 0) AS d";
@@ -68,26 +68,24 @@ FROM (SELECT CASE WHEN NOT EXISTS (SELECT FROM {schema}.incarnation) THEN -2
 const WAIT_IN_TRANSACTION: &str = "
 WITH held AS MATERIALIZED (SELECT pg_advisory_xact_lock({n}) FROM (SELECT $1::bigint AS n) AS o)
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
-FROM (SELECT CASE WHEN EXISTS (SELECT FROM {schema}.incarnation) THEN nextval('{schema}.token') ELSE -2 END AS drawn
+FROM (SELECT CASE WHEN {marked} THEN nextval('{schema}.token') ELSE -2 END AS drawn
       FROM held OFFSET 0) AS d";
 
 /// Tokens may have been lost: they have to be marked first.
 pub(crate) const UNMARKED: i64 = -2;
 
-/// Looks as the user who logged in: a role that a session acts as (`ALTER ROLE x SET role = y`) is shown
-/// little of that user's sessions, not even its own, and may not end them. For one transaction.
-pub(crate) const AS_LOGIN: &str = "SET LOCAL ROLE NONE";
-
-/// The server's process and when it began; by the simple protocol. See [`AS_LOGIN`].
+/// The server's process and when it began; by the simple protocol. Asked as the user who logged in: a role that a session
+/// acts as (`ALTER ROLE x SET role = y`) is shown little of that user's sessions, not even its own, and may not end them.
 pub(crate) const PROCESS: &str = "
 SET LOCAL ROLE NONE;
 SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
 FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid();
 SET LOCAL role TO DEFAULT";
 
-/// Shows that somebody here polls for the numbers.
+/// Shows that somebody here polls for the numbers. Not while another session frees one: answers each and whether it is
+/// shown.
 const MARK: &str = "
-SELECT pg_try_advisory_lock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
+SELECT o.n, pg_try_advisory_lock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
 const UNMARK: &str = "
 SELECT pg_advisory_unlock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
@@ -112,10 +110,17 @@ SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
 WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
   AND a.usename = current_user AND a.datname = current_database()";
 
-/// Whether the session of that process is there and waits for an advisory lock. See [`AS_LOGIN`].
-pub(crate) const WAITS: &str = "
-SELECT count(*) > 0 FROM pg_stat_activity AS a
-WHERE a.pid = $1 AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
+/// Which of these processes are there and wait for an advisory lock. As in [`PROCESS`].
+const WAITS: &str = "
+SET LOCAL ROLE NONE;
+SELECT a.pid FROM pg_stat_activity AS a
+WHERE a.pid = ANY ('{pids}'::integer[]) AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
+
+/// Numbers only, see [`cancel`].
+pub(crate) fn waits(pids: impl Iterator<Item = i32>) -> String {
+    let pids: Vec<String> = pids.map(|pid| pid.to_string()).collect();
+    WAITS.replace("{pids}", &format!("{{{}}}", pids.join(",")))
+}
 
 /// Numbers only, for the simple protocol, which works behind every pooler.
 pub(crate) fn cancel(session: Process, space: i16, number: i64) -> String {
@@ -163,11 +168,13 @@ pub(crate) fn begin(gives_up: Duration) -> Arc<str> {
     BEGIN.replace("{gives_up}", &gives_up.as_millis().to_string()).into()
 }
 
-/// For statements beside the locks: nobody waits for their flush, and they must not hold up the locks.
+/// For statements beside the locks: nobody waits for their flush. Rows of names are looked up by their key, whatever the
+/// planner expects of their number.
 pub(crate) const BESIDE: &str = "
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off;
-SET LOCAL statement_timeout = '3s'; SET LOCAL lock_timeout = '200ms'";
+SET LOCAL statement_timeout = '3s'; SET LOCAL lock_timeout = '200ms';
+SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 
 pub(crate) const COMMIT: &str = "COMMIT";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
@@ -190,6 +197,8 @@ pub(crate) struct Statements {
     pub(crate) unmark: Arc<str>,
     pub(crate) name: Arc<str>,
     pub(crate) forget: Arc<str>,
+    pub(crate) take_turn: Arc<str>,
+    pub(crate) note_turn: Arc<str>,
     pub(crate) list: Arc<str>,
 }
 
@@ -205,7 +214,11 @@ impl Statements {
                 ("o.n".to_owned(), format!("({mixed} >> 32)::integer, (({mixed} << 32) >> 32)::integer"))
             }
         };
-        let one = |template: &str| render(&template.replace("{n}", &number).replace("{mark}", &mark), schema);
+        let marked = token::marked();
+        let one = |template: &str| {
+            let text = template.replace("{n}", &number).replace("{mark}", &mark).replace("{marked}", &marked);
+            render(&text, schema)
+        };
         Self {
             try_one: one(TRY_ONE),
             unlock_one: one(UNLOCK_ONE),
@@ -218,6 +231,8 @@ impl Statements {
             unmark: one(UNMARK),
             name: one(crate::admin_sql::NAME),
             forget: one(crate::admin_sql::FORGET),
+            take_turn: one(upkeep::TAKE),
+            note_turn: one(upkeep::NOTE),
             list: one(crate::admin_sql::LIST),
         }
     }

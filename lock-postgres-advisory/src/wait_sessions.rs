@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::Error;
+use leasehold_postgres::Lane;
 use leasehold_postgres::session::Session;
-use leasehold_postgres::{Lane, Pooler};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
@@ -81,9 +81,7 @@ impl WaitSessions {
             opened: false,
             pooled: false,
         };
-        // The shared session has found out about poolers.
-        let pooler = if self.common.is_pooled() { Pooler::Transaction } else { Pooler::None };
-        let config = self.common.config.clone().pooler(pooler);
+        let config = self.common.config_of_more();
         let session = Session::open(&config, &lane, work).await?;
         let open = Open { lane: lane.clone(), state: Arc::clone(&state), task: session.abort_handle() };
         self.open().insert(id, open);

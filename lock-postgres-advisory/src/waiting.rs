@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_api::{Error, FencingToken};
 use leasehold_engine::{Attempt, CancellationToken, Request};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::Client;
 use crate::common::Common;
@@ -145,15 +145,25 @@ async fn seen_dead(client: &Client, session: &WaitSession) -> Error {
     let mut missed = 0;
     let mut last = Instant::now();
     loop {
-        sleep(liveness.confirm_every).await;
+        sleep_until(client.common.next_look(liveness.confirm_every)).await;
         match client.common.waits(session.pid()).await {
             Ok(true) => (missed, last) = (0, Instant::now()),
             // It may have been granted this moment, or not begun to wait.
             Ok(false) if missed < 2 => missed += 1,
             Ok(false) => return interrupted(),
+            // That nobody can look says nothing of the wait while the server answers another session.
+            Err(_) if server_answers(client).await => last = Instant::now(),
             Err(error) if last.elapsed() > liveness.lost_after => return error,
             Err(_) => {}
         }
+    }
+}
+
+async fn server_answers(client: &Client) -> bool {
+    let lane = client.common.lanes.first().filter(|_| client.keeps_on_shared_sessions());
+    match lane {
+        Some(lane) => ask(lane, |answer| SharedJob::Confirm { answer }).await.is_ok(),
+        None => false,
     }
 }
 
@@ -223,7 +233,7 @@ impl<'a> Poller<'a> {
     fn enter(common: &'a Common, number: i64) -> Self {
         let woken = Arc::new(Notify::new());
         common.pollers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&woken));
-        common.lanes[common.shared_session_of(number)].push(SharedJob::Mark { number, set: true });
+        common.lanes[common.shared_session_of(number)].push(SharedJob::Mark(number));
         Self { common, number, woken }
     }
 }
@@ -237,7 +247,7 @@ impl Drop for Poller<'_> {
         }
         drop(pollers);
         let index = self.common.shared_session_of(self.number);
-        self.common.lanes[index].push(SharedJob::Mark { number: self.number, set: false });
+        self.common.lanes[index].push(SharedJob::Mark(self.number));
     }
 }
 

@@ -66,7 +66,8 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey, LossReason};
 use leasehold_postgres::{
-    Fnv1a64, Identifier, KeyNumber, KeySpace, LockWait, sql::render, state_error, store_error, token,
+    DEFAULT_SCHEMA, Fnv1a64, Identifier, KeyNumber, KeySpace, LockWait, sql::render, state_error,
+    store_error, token,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
@@ -93,7 +94,7 @@ impl XactLocks {
     /// Locks whose numbers are those of `schema`, which need not exist unless tokens are drawn.
     #[must_use]
     pub fn new(schema: Identifier) -> Self {
-        let token = render(xact_sql::TOKEN, &schema);
+        let token = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
         Self { schema, numbers: Arc::new(Fnv1a64), token }
     }
 
@@ -233,7 +234,8 @@ impl XactLocks {
     /// # Errors
     ///
     /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the schema is not there (install it, it is checked
-    /// by the other stores' connecting), [`Unavailable`](ErrorKind::Unavailable) when the server has crashed
+    /// by the other stores' connecting), [`Unsupported`](ErrorKind::Unsupported) where
+    /// [numbers](KeyNumber::covers_schema) are shared by schemas, [`Unavailable`](ErrorKind::Unavailable) when the server has crashed
     /// since anybody made sure that tokens grow: see [`prepare_tokens`](Self::prepare_tokens). An error of
     /// the server ends the transaction.
     ///
@@ -242,6 +244,13 @@ impl XactLocks {
     /// Safe: a number may be left out.
     pub async fn token(&self, connection: &mut PgConnection) -> Result<FencingToken, Error> {
         const DRAW: &str = "draw a fencing token";
+        if !self.numbers.covers_schema() && self.schema.as_str() != DEFAULT_SCHEMA {
+            let message = format!(
+                "these numbers are shared by all schemas of the database, and tokens of the schema {:?} do not grow from one to the other; use the schema {DEFAULT_SCHEMA:?}, or numbers that cover the schema",
+                self.schema.as_str()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         let rows =
             answer(connection.fetch_all(raw_sql(AssertSqlSafe(Arc::clone(&self.token)))), ANSWER, DRAW)
                 .await?;

@@ -2,7 +2,8 @@
 //!
 //! They run on the caller's connection, so they name everything by its schema and leave every setting as
 //! it was. They travel by the simple protocol: one round trip each, and no prepared statement that a
-//! pooler would lose. It has no parameters; what is filled in are numbers, formatted here.
+//! pooler would lose. It has no parameters; what is filled in are numbers, formatted here, and only where the server
+//! does not take each for another statement.
 
 use std::fmt::Write as _;
 
@@ -43,6 +44,12 @@ END
 $leasehold$;
 ";
 
+/// What to wait for, and for how many milliseconds in all: beside the block, whose text is the same for all, so that the
+/// server counts all waits as one statement (`pg_stat_statements`) and does not log the numbers with it.
+const ORDER: &str = "\
+SELECT pg_catalog.set_config('leasehold.keys', '{keys}', true), pg_catalog.set_config('leasehold.budget', '{budget}', true);
+";
+
 /// The wait. The block with a handler is a subtransaction: whatever fails, what it locked and set is
 /// undone and the caller's transaction goes on, also when nobody is there any more to say so.
 const WAIT: &str = "\
@@ -52,17 +59,18 @@ DECLARE
     saved CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
     k pg_catalog.int8[];
     position_of_k pg_catalog.int4 := 0;
+    total CONSTANT pg_catalog.float8 := pg_catalog.current_setting('leasehold.budget')::pg_catalog.float8;
     budget pg_catalog.float8;
 BEGIN
-    FOREACH k SLICE 1 IN ARRAY '{keys}'::pg_catalog.int8[] LOOP
+    FOREACH k SLICE 1 IN ARRAY pg_catalog.current_setting('leasehold.keys')::pg_catalog.int8[] LOOP
         position_of_k := position_of_k + 1;
         CONTINUE WHEN pg_catalog.pg_try_advisory_xact_lock({args});
-        budget := {budget} - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
+        budget := total - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
         IF budget <= 0 THEN
             RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'another session holds the lock';
         END IF;
         PERFORM pg_catalog.set_config(
-            'lock_timeout', pg_catalog.ceil(LEAST(budget, {budget}))::pg_catalog.int4::pg_catalog.text, true);
+            'lock_timeout', pg_catalog.ceil(LEAST(budget, total))::pg_catalog.int4::pg_catalog.text, true);
         PERFORM pg_catalog.pg_advisory_xact_lock({args});
     END LOOP;
     PERFORM pg_catalog.set_config('lock_timeout', saved, true),
@@ -91,8 +99,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l
 
 /// The next token. No row where a crash may have made the sequence go back and nobody has seen to it.
 pub(crate) const TOKEN: &str = "\
-SELECT pg_catalog.nextval(t.tableoid::pg_catalog.regclass) FROM {schema}.token t
-WHERE EXISTS (SELECT FROM {schema}.incarnation i WHERE i.sequence = t.tableoid)";
+SELECT pg_catalog.nextval(t.tableoid::pg_catalog.regclass) FROM {schema}.token t WHERE {marked}";
 
 /// Isolation is said in words: the default of the database may be another.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
@@ -149,8 +156,9 @@ pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
         KeySpace::Big => "k[1]",
         KeySpace::Pair => "k[1]::pg_catalog.int4, k[2]::pg_catalog.int4",
     };
-    let wait = WAIT.replace("{keys}", &keys).replace("{args}", args).replace("{budget}", &budget.to_string());
-    format!("{PREPARE}{wait}{FINISH}")
+    let order = ORDER.replace("{keys}", &keys).replace("{budget}", &budget.to_string());
+    let wait = WAIT.replace("{args}", args);
+    format!("{PREPARE}{order}{wait}{FINISH}")
 }
 
 /// Whether the session holds the lock.

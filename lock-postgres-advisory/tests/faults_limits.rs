@@ -143,7 +143,8 @@ async fn a_thousand_locks_need_two_connections_at_most() {
         let guards = try_join_all(tries).await.unwrap();
         assert_eq!(held(cluster, database.name()).await.len(), 1_000);
         let ours = cluster.backends(database.name()).await;
-        assert!(ours.len() <= connections, "{} connections: {ours:?}", ours.len());
+        // And one that keeps none, for their names.
+        assert!(ours.len() <= connections + 1, "{} connections: {ours:?}", ours.len());
         let mut tokens: Vec<_> = guards.iter().map(leasehold_api::LockGuard::token).collect();
         tokens.sort();
         tokens.dedup();
@@ -241,7 +242,6 @@ async fn contended(waiting: usize, lag: Duration) {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let holder = session(database.url()).await;
-    let holder_sessions = cluster.backends(database.name()).await.len();
     let mut guards = Vec::new();
     for n in 0..KEYS {
         guards.push(take(&holder, &n.to_string()).await);
@@ -257,8 +257,9 @@ async fn contended(waiting: usize, lag: Duration) {
         locks.iter().filter(|lock| lock.mode == "ShareLock").count() == KEYS - waiting
     })
     .await;
-    let ours = cluster.backends(database.name()).await.len() - holder_sessions;
-    assert!(ours <= waiting + 1, "{ours} sessions, of which {waiting} may wait in the queue");
+    // Each of the two has one for its locks, and one that keeps none, for names and for looking.
+    let sessions = cluster.backends(database.name()).await.len();
+    assert!(sessions <= waiting + 4, "{sessions} sessions, of which {waiting} may wait in the queue");
     // Each is granted before long after its release, whether it waits in the queue or asks.
     let mut waiters: Vec<_> = waiters.into_iter().rev().collect();
     let bound = lock.capabilities().handover + lag;
@@ -270,7 +271,7 @@ async fn contended(waiting: usize, lag: Duration) {
             granted.unwrap_or_else(|_| panic!("not granted {:?} after the release", released.elapsed()));
         granted.unwrap().unwrap().release().await.unwrap();
     }
-    let ours = cluster.backends(database.name()).await.len() - holder_sessions;
+    let ours = cluster.backends(database.name()).await.len() - 2;
     assert!(ours <= waiting + 1, "{ours} sessions, {:?} later", begun.elapsed());
     until("no mark is left", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
 }

@@ -41,6 +41,10 @@ async fn session_scope_is_refused_behind_a_pooler() {
             assert_error(&error, ErrorKind::Unsupported, "connect to the server directly");
             assert!(error.message().contains("postgres+advisory-xact"), "{error}");
         }
+        // Who says that there is none is told otherwise.
+        let config = server(&bouncer.url(database.name())).pooler(Pooler::None);
+        let error = numbers(config).connect().await.unwrap_err();
+        assert_error(&error, ErrorKind::Unsupported, "pooler=none");
         assert_eq!(held(cluster, database.name()).await, [0; 0], "{options:?}");
     }
     direct.close().await.unwrap();
@@ -55,7 +59,7 @@ async fn a_statement_that_reaches_another_process_locks_nothing() {
     let url = bouncer.url(database.name());
     for keys in [vec!["7"], vec!["7", "8", "9"]] {
         // As long as nobody else comes, everything reaches one process.
-        let lock = numbers(server(&url).pooler(Pooler::None)).connect().await.unwrap();
+        let lock = numbers(server(&url).pooler(Pooler::Known)).connect().await.unwrap();
         let mut other = PgConnection::connect_with(server(&url).options()).await.unwrap();
         // This one takes the connection that was used last.
         run(&mut other, "BEGIN").await;

@@ -381,3 +381,48 @@ async fn tokens_grow_and_need_a_schema_that_was_looked_after() {
         }
     }
 }
+
+/// The server counts all waits as one statement, whatever they wait for and for how long, so that they do not push the
+/// others out of `pg_stat_statements`.
+#[tokio::test]
+async fn waits_are_one_statement_to_the_server() {
+    let counted = ClusterOptions::new().setting("shared_preload_libraries", "pg_stat_statements");
+    let cluster = Cluster::start(counted);
+    let database = cluster.fresh_database().await;
+    let (mut holder, mut waiter) = (database.connect().await, database.connect().await);
+    run(&mut holder, "CREATE EXTENSION pg_stat_statements").await;
+    run(&mut holder, "BEGIN").await;
+    for n in 0..10 {
+        locks().lock_in(&mut holder, &key(&format!("k{n}")), LONG).await.unwrap();
+    }
+    let statements = "SELECT count(*) FROM public.pg_stat_statements WHERE query LIKE '%leasehold%'";
+    let mut counts = Vec::new();
+    for n in 0..10 {
+        run(&mut waiter, "BEGIN").await;
+        let error = locks().lock_in(&mut waiter, &key(&format!("k{n}")), ms(20 + n)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        run(&mut waiter, "ROLLBACK").await;
+        counts.push(text(&mut database.connect().await, statements).await);
+    }
+    assert_eq!(counts.first(), counts.last(), "{counts:?}");
+}
+
+/// A marker of an earlier start of the server, which something has kept, is none.
+#[tokio::test]
+async fn a_token_wants_the_marker_of_this_start() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut conn = database.connect().await;
+    leasehold_postgres::schema::install(
+        &mut conn,
+        &leasehold_postgres::Identifier::new("leasehold").unwrap(),
+    )
+    .await
+    .unwrap();
+    locks().prepare_tokens(&mut conn).await.unwrap();
+    locks().token(&mut conn).await.unwrap();
+    run(&mut conn, "UPDATE leasehold.incarnation SET system = system + 1").await;
+    let error = locks().token(&mut conn).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    locks().prepare_tokens(&mut conn).await.unwrap();
+    locks().token(&mut conn).await.unwrap();
+}

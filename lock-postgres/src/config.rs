@@ -59,9 +59,12 @@ pub enum Pooler {
     Detect,
     /// There is one: every statement runs in a transaction of its own that sets what it needs.
     Transaction,
-    /// There is none; it is not looked for. Statements of sessions that hold locks still check that
-    /// they reach the process they expect.
+    /// There is none: if one is found when connecting, every store refuses it.
     None,
+    /// There is none, as an earlier session of the same client has found out: it is not looked for. For the
+    /// stores' own further sessions. Statements of sessions that hold locks still check that they reach the
+    /// process they expect.
+    Known,
 }
 
 /// How to reach the server, and how the stores use it. Cheap to clone.

@@ -32,7 +32,7 @@ impl Link {
     /// Connects, finds out about poolers, and sets what our statements rely on.
     pub(crate) async fn open(config: &PgConfig) -> Result<Self, Error> {
         let probe = match config.pooler {
-            Pooler::None => None,
+            Pooler::Known | Pooler::Transaction => None,
             // The pool would retry a refused connection and hide why it was refused; this one says it.
             _ => Some(connect(config).await?),
         };
@@ -51,6 +51,9 @@ impl Link {
         match probe {
             Some(probe) => {
                 let (pid, pooled) = compare(link.connection().await?, probe).await?;
+                if pooled && config.pooler == Pooler::None {
+                    return Err(denied());
+                }
                 link.pid = pid;
                 link.pooled |= pooled;
             }
@@ -131,6 +134,13 @@ async fn listen(pool: &sqlx::PgPool, config: &PgConfig) -> Result<PgListener, Er
 
 async fn connect(config: &PgConfig) -> Result<PgConnection, Error> {
     PgConnection::connect_with(&config.options).await.map_err(|error| store_error(error, "connect"))
+}
+
+fn denied() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "a pooler in transaction mode is in between, though pooler=none says that there is none; connect to the server directly, or leave pooler=none out for a store that can work behind a pooler",
+    )
 }
 
 fn slow() -> Error {

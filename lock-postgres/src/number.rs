@@ -61,6 +61,14 @@ pub trait KeyNumber: Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether another schema gives a key another number. Where it does not, the locks of all schemas of a database
+    /// exclude each other, but each schema has tokens of its own, which do not grow from one to the other: under
+    /// another schema than [`DEFAULT_SCHEMA`](crate::DEFAULT_SCHEMA) such locks have no fencing tokens. Default:
+    /// `false`.
+    fn covers_schema(&self) -> bool {
+        false
+    }
+
     /// The number of `key` in `schema`; in the [`Pair`](KeySpace::Pair) space a [`pack`]ed one.
     ///
     /// # Errors

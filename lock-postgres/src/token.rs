@@ -15,22 +15,17 @@ use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
 use crate::sql::render;
 
-const MAY_ASK: &str =
-    "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS may_ask";
+/// What tells this start of this server, and this database, from all others. A crash restart of the backends alone keeps
+/// it, and empties the marker. With it, a marker that survived what it should not have survived (a server whose unlogged
+/// tables are kept by its storage, files or a machine that were set back) is none. A clean restart jumps as well, which
+/// costs nothing but numbers.
+const START: &str = "((pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) * 1000000)::pg_catalog.int8
+    # (SELECT d.oid::pg_catalog.int8 << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
 
-/// What tells this database from another one that was restored from a dump of it, or copied, which may
-/// have the same sequence under the same oid, and the marker with it. Where the role may not ask for the
-/// server's identity, the server's start does: then a clean restart jumps as well, which costs nothing
-/// but numbers.
-const SYSTEM: &str = "((SELECT c.system_identifier FROM pg_catalog.pg_control_system() c)
-    # (SELECT d.oid::bigint << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
-const START: &str = "((pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint
-    # (SELECT d.oid::bigint << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
-
-const LOOK: &str = "\
-SELECT EXISTS (SELECT FROM {schema}.incarnation i
-    WHERE i.sequence = t.tableoid AND i.system = {system}) AS marked
-FROM {schema}.token t";
+/// Whether tokens can be drawn: a condition for statements that draw them where a crash would not be noticed otherwise.
+/// `{system}` is [`START`].
+const MARKED: &str = "EXISTS (SELECT FROM {schema}.incarnation i
+    WHERE i.sequence = '{schema}.token'::pg_catalog.regclass AND i.system = {system})";
 
 /// The jump goes to the clock, in microseconds: as long as fewer than a million numbers a second are
 /// drawn, no number that anybody was told is larger, also not on a server that this one has lost
@@ -84,25 +79,23 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
 }
 
 async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::Error> {
-    let system = system(conn).await?;
-    let row = raw_sql(AssertSqlSafe(statement(LOOK, system, schema))).fetch_one(&mut *conn).await?;
+    let row = raw_sql(AssertSqlSafe(look(schema))).fetch_one(&mut *conn).await?;
     if row.try_get("marked")? {
         return Ok(());
     }
-    raw_sql(AssertSqlSafe(statement(JUMP, system, schema))).execute(conn).await?;
+    let jump = render(&JUMP.replace("{system}", START), schema);
+    raw_sql(AssertSqlSafe(jump)).execute(conn).await?;
     Ok(())
 }
 
+/// The condition that tokens can be drawn, with `{schema}` for the schema: for statements that draw them in a
+/// transaction of which nobody knows whether the server has crashed before it.
+#[must_use]
+pub fn marked() -> String {
+    MARKED.replace("{system}", START)
+}
+
 /// The statement that answers whether tokens can be drawn, for transactions that draw them behind a pooler.
-pub(crate) async fn look(conn: &mut PgConnection, schema: &Identifier) -> Result<Arc<str>, sqlx::Error> {
-    Ok(statement(LOOK, system(conn).await?, schema))
-}
-
-async fn system(conn: &mut PgConnection) -> Result<&'static str, sqlx::Error> {
-    let may_ask: bool = raw_sql(MAY_ASK).fetch_one(conn).await?.try_get("may_ask")?;
-    Ok(if may_ask { SYSTEM } else { START })
-}
-
-fn statement(template: &str, system: &str, schema: &Identifier) -> Arc<str> {
-    render(&template.replace("{system}", system), schema)
+pub(crate) fn look(schema: &Identifier) -> Arc<str> {
+    render(&format!("SELECT {} AS marked", marked()), schema)
 }

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Validity};
 use leasehold_engine::Engine;
-use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, Standby};
+use leasehold_postgres::{PgConfig, Pooler};
+use leasehold_postgres_ttl::TtlConfig;
+use sqlx::{Connection as _, PgConnection};
+use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, PgBouncerOptions, Proxy, Standby};
 
 use crate::support::{config_of, connection};
 
@@ -187,4 +190,52 @@ async fn a_standby_is_refused_and_once_promoted_its_tokens_are_larger() {
     let lock = config_of(&standby.url(database.name())).connect().await.unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
     assert!(guard.token() > last, "{:?} after {last:?}", guard.token());
+}
+
+/// docs/hazards.md H01: whoever says that there is no pooler is told otherwise, and nothing is set on its connections.
+#[tokio::test]
+async fn a_pooler_that_was_denied_is_refused_and_left_as_it_was() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    config_of(database.url()).connect().await.unwrap();
+    for size in [1, 5] {
+        let pooler = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(size));
+        let url = pooler.url(database.name());
+        let denied = PgConfig::from_url(&url).unwrap().pooler(Pooler::None);
+        let error = TtlConfig::new(denied).connect().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains("pooler=none"), "{error}");
+        let mut user = PgConnection::connect_with(PgConfig::from_url(&url).unwrap().options()).await.unwrap();
+        let settings = "SELECT current_setting('search_path') || '|' || current_setting('statement_timeout')
+            || '|' || current_setting('enable_seqscan') || '|' || current_setting('plan_cache_mode')";
+        for _ in 0..size {
+            let row = sqlx::raw_sql(settings).fetch_one(&mut user).await.unwrap();
+            assert_eq!(sqlx::Row::get::<String, _>(&row, 0), "\"$user\", public|0|on|auto", "pool of {size}");
+            // The next one, in a pool of several.
+            sqlx::raw_sql("BEGIN").execute(&mut user).await.unwrap();
+            user = PgConnection::connect_with(PgConfig::from_url(&url).unwrap().options()).await.unwrap();
+        }
+    }
+}
+
+/// Behind a pooler each statement begins a transaction; one that cannot begin leaves no failed one behind.
+#[tokio::test]
+async fn a_transaction_that_cannot_begin_is_rolled_back() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let pooler = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(2));
+    let config = config_of(database.url());
+    config.connect().await.unwrap();
+    let lock = config_of(&pooler.url(database.name())).connections(1).connect().await.unwrap();
+    lock.key("k").acquire().await.unwrap().release().await.unwrap();
+    let mut admin = connection(&database).await;
+    for _ in 0..2 {
+        sqlx::raw_sql("ALTER TABLE leasehold.incarnation RENAME TO gone").execute(&mut admin).await.unwrap();
+        let error = lock.key("k").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
+        sqlx::raw_sql("ALTER TABLE leasehold.gone RENAME TO incarnation").execute(&mut admin).await.unwrap();
+        // On the same session, whose transaction is over.
+        let guard = lock.key("k").try_acquire().await.unwrap_or_else(|error| panic!("{error} {error:?}"));
+        guard.unwrap().release().await.unwrap();
+    }
 }

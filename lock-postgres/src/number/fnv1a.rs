@@ -33,6 +33,10 @@ use crate::ident::Identifier;
 pub struct Fnv1a64;
 
 impl KeyNumber for Fnv1a64 {
+    fn covers_schema(&self) -> bool {
+        true
+    }
+
     fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
         let mut hasher = FnvHasher::default();
         // Through `write` alone: what `Hash for str` writes is not promised to stay.

@@ -62,6 +62,10 @@ impl Sha256 {
 }
 
 impl KeyNumber for Sha256 {
+    fn covers_schema(&self) -> bool {
+        true
+    }
+
     fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
         let mut hasher = sha2::Sha256::new();
         // A plain prefix is enough of a key here: of the digest, three quarters are thrown away, so

@@ -127,7 +127,7 @@ impl TableWork {
         if session.pooled {
             let limit = common.config.statement_timeout.as_millis().to_string();
             let begin = sql::BEGIN_POOLED.replace("{timeout}", &limit);
-            let look = token::look(connection, &common.config.schema).await.map_err(failed)?;
+            let look = token::look(&common.config.schema);
             let begin_marked = format!("{begin}; {look}").into();
             self.pooled = Some(Pooled { begin: begin.into(), begin_marked });
         } else {

@@ -1,0 +1,144 @@
+//! The session for what only looks or is written for people: names, lists, whether a wait is still there. It is opened
+//! when there is something to do, and nothing on it can delay or end a session that keeps locks.
+
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::session::{SessionId, Work};
+use leasehold_postgres::{Job, store_error};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::common::Common;
+use crate::shared_job::{Answer, ask, interrupted};
+use crate::sql;
+
+/// Statements of others; or the error that kept them from being sent.
+type Call = Box<dyn for<'c> FnOnce(Result<&'c mut PgConnection, Error>) -> BoxFuture<'c, ()> + Send>;
+
+pub(crate) enum HelperJob {
+    Call(Call),
+    /// Whether a session waits for an advisory lock in that process of the server.
+    Waits {
+        pid: i32,
+        answer: Answer<bool>,
+    },
+}
+
+impl Job for HelperJob {
+    fn fail(self, error: Error) {
+        match self {
+            // Without a connection it has nothing to wait for.
+            Self::Call(call) => drop(call(Err(error)).now_or_never()),
+            Self::Waits { answer, .. } => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+/// Its work.
+pub(crate) struct Helper {
+    /// How long one job may take.
+    pub(crate) limit: Duration,
+}
+
+impl Work for Helper {
+    type Job = HelperJob;
+
+    async fn opened(&mut self, _: &mut PgConnection, _: SessionId) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<HelperJob>) -> Result<(), Error> {
+        let (mut waits, mut calls) = (Vec::new(), Vec::new());
+        for job in jobs {
+            match job {
+                HelperJob::Waits { pid, answer } => waits.push((pid, answer)),
+                HelperJob::Call(call) => calls.push(call),
+            }
+        }
+        if !waits.is_empty() {
+            self.bounded(answer_waits(connection, waits)).await??;
+        }
+        for call in calls {
+            self.bounded(call(Ok(&mut *connection))).await?;
+        }
+        Ok(())
+    }
+
+    fn limit(&self, _: &[HelperJob], _: Duration) -> Option<Duration> {
+        // Each job has its own.
+        None
+    }
+
+    fn keep(&mut self) -> bool {
+        false
+    }
+}
+
+impl Helper {
+    async fn bounded<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        let silent = |_| Error::new(ErrorKind::Unavailable, "the server did not answer in time");
+        timeout(self.limit, work).await.map_err(silent)
+    }
+}
+
+/// All of them in one message, however many there are.
+async fn answer_waits(connection: &mut PgConnection, waits: Vec<(i32, Answer<bool>)>) -> Result<(), Error> {
+    let text = sql::waits(waits.iter().map(|(pid, _)| *pid));
+    let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await;
+    let pids =
+        rows.and_then(|rows| rows.iter().map(|row: &PgRow| row.try_get(0)).collect::<Result<Vec<i32>, _>>());
+    match pids {
+        Ok(pids) => waits.into_iter().for_each(|(pid, answer)| drop(answer.send(Ok(pids.contains(&pid))))),
+        Err(error) => {
+            let is_refused = error.as_database_error().is_some();
+            let error = store_error(error, "look at a wait");
+            waits.into_iter().for_each(|(_, answer)| drop(answer.send(Err(error.clone()))));
+            return if is_refused { Ok(()) } else { Err(error) };
+        }
+    }
+    Ok(())
+}
+
+impl Common {
+    /// Whether a session waits for an advisory lock in that process of the server.
+    pub(crate) async fn waits(&self, pid: i32) -> Result<bool, Error> {
+        ask(&self.helper, |answer| HelperJob::Waits { pid, answer }).await
+    }
+
+    /// Runs statements in a transaction of their own.
+    pub(crate) async fn query<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        statements: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+        + Send
+        + 'static,
+    ) -> Result<T, Error> {
+        let (done, answered) = oneshot::channel();
+        self.helper.push(HelperJob::Call(Box::new(move |connection| {
+            async move {
+                let outcome = async {
+                    let failed = |error| store_error(error, doing);
+                    let mut transaction = connection?.begin().await.map_err(failed)?;
+                    transaction.execute(sql::BESIDE).await.map_err(failed)?;
+                    let value = statements(&mut transaction).await.map_err(failed)?;
+                    transaction.commit().await.map_err(failed)?;
+                    Ok(value)
+                };
+                let _ = done.send(outcome.await);
+            }
+            .boxed()
+        })));
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                self.open()?;
+                Err(interrupted())
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! No statement of either scope touches more pages when the dictionary of names is large (docs/hazards.md H50). A constant
+//! of `sql.rs`, `admin_sql.rs` or `xact_sql.rs` that is not measured here does not compile, and neither does a field of
+//! `Statements`; what touches no table of ours is named for that.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[deny(dead_code)]
+#[path = "../src/admin_sql.rs"]
+mod admin_sql;
+#[deny(dead_code)]
+#[path = "../src/sql.rs"]
+mod sql;
+#[deny(dead_code)]
+#[path = "../src/xact_sql.rs"]
+mod xact_sql;
+
+use std::time::Duration;
+
+use leasehold_postgres::{Identifier, KeySpace, schema, sql::render, token};
+use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use test_servers::fresh_database;
+use test_servers::growth::{Probe, assert_no_growth};
+
+const FEW: u32 = 1_000;
+const MANY: u32 = 1_000_000;
+
+async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
+    let sql = sql.into();
+    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+}
+
+/// Half of the names are old.
+async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
+    let schema = Identifier::new(name).unwrap();
+    schema::install(conn, &schema).await.unwrap();
+    token::mark_incarnation(conn, &schema).await.unwrap();
+    run(conn, format!("ALTER TABLE {name}.advisory_name SET (fillfactor = 100, autovacuum_enabled = false);
+        INSERT INTO {name}.advisory_name (space, number, key, pid, holder, token, granted_at)
+        SELECT 1, i, 'key-' || i, 1, 'holder', i, now() - (i % 2) * interval '60 days' FROM generate_series(1, {count}) i")).await;
+    run(conn, format!("VACUUM ANALYZE {name}.advisory_name")).await;
+}
+
+/// Each statement in the schema `name`, by its name.
+fn statements(name: &str) -> Vec<Probe> {
+    let schema = Identifier::new(name).unwrap();
+    let sql::Statements {
+        try_one,
+        unlock_one,
+        many,
+        clean_up,
+        wait,
+        try_in_transaction,
+        wait_in_transaction,
+        mark,
+        unmark,
+        name: write,
+        forget,
+        take_turn,
+        note_turn,
+        list,
+    } = sql::Statements::new(&schema, KeySpace::Big);
+    let drawn = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
+    let (pid, three) = ("pg_backend_pid()", "ARRAY[1, 500, 900]");
+    let texts = "ARRAY['a', 'b', 'c']";
+    [
+        ("try_one", try_one, vec!["5", pid]),
+        ("unlock_one", unlock_one, vec!["5", pid, "'growth'"]),
+        ("many", many, vec![three, "ARRAY[false, false, true]", pid, "'growth'"]),
+        ("clean_up", clean_up, vec![three, pid]),
+        ("wait", wait, vec!["5", pid]),
+        ("try_in_transaction", try_in_transaction, vec!["5"]),
+        ("wait_in_transaction", wait_in_transaction, vec!["5"]),
+        ("mark", mark, vec![three, pid]),
+        ("unmark", unmark, vec![three, pid]),
+        (
+            "name",
+            write,
+            vec!["1", three, texts, three, texts, three, three, "ARRAY[NULL, NULL, NULL]::text[]"],
+        ),
+        ("forget", forget, vec!["1", "300", "200"]),
+        ("take_turn", take_turn, vec!["'advisory_name'"]),
+        ("note_turn", note_turn, vec!["'advisory_name'", "'1 300'", "1000000"]),
+        ("list", std::sync::Arc::clone(&list), vec!["NULL", "NULL"]),
+        ("list of one", list, vec!["1", "500"]),
+        ("token of a transaction", drawn, vec![]),
+    ]
+    .into_iter()
+    .map(|(statement, text, values)| Probe::new(statement, &*text, &values))
+    .collect()
+}
+
+/// These look at sessions, locks and settings, and name no table.
+#[test]
+fn what_is_not_measured_names_no_table() {
+    let process = sql::Process { pid: 1, started: 1 };
+    let texts = [
+        sql::PROCESS.to_owned(),
+        sql::CONFIRM.to_owned(),
+        sql::SHARED_SETTINGS.to_owned(),
+        sql::WAIT_SETTINGS.to_owned(),
+        sql::BESIDE.to_owned(),
+        sql::COMMIT.to_owned(),
+        sql::ROLLBACK.to_owned(),
+        sql::begin(Duration::from_secs(1)).to_string(),
+        sql::cancel(process, 1, 1),
+        sql::terminate(process),
+        sql::waits([1].into_iter()),
+        admin_sql::END_SESSION.to_owned(),
+        xact_sql::checks(),
+        xact_sql::attempt(1, KeySpace::Big),
+        xact_sql::begin(1, KeySpace::Big),
+        xact_sql::wait(&[1], KeySpace::Big, 1),
+        xact_sql::held(1, KeySpace::Big),
+        xact_sql::ALIVE.to_owned(),
+        xact_sql::ROLLBACK.to_owned(),
+    ];
+    assert_ne!(sql::UNMARKED, 0);
+    for text in texts {
+        assert!(!text.contains("{schema}") && !text.contains("advisory_name"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn no_statement_touches_more_of_a_large_dictionary() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    run(&mut conn, "SET synchronous_commit = off").await;
+    fill(&mut conn, "small", FEW).await;
+    fill(&mut conn, "large", MANY).await;
+    // As the sessions of this store have it.
+    let settings = sql::BESIDE.replace("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;", "");
+    run(&mut conn, settings.replace("SET LOCAL", "SET")).await;
+    // Somebody holds some of them, and some that have no name.
+    let mut holder = database.connect().await;
+    run(&mut holder, "SELECT pg_advisory_lock(i) FROM generate_series(990, 1010) i").await;
+    run(&mut conn, "SET statement_timeout = 0; SET synchronize_seqscans = off").await;
+    assert_no_growth(&mut conn, &statements("small"), &statements("large")).await;
+}
