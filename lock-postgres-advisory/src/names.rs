@@ -104,6 +104,7 @@ pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error
         async move { taken.fetch_optional(connection).await?.as_ref().map(Turn::read).transpose() }.boxed()
     });
     let Some(turn) = turn.await? else { return Ok(()) };
+    let taken = Instant::now();
     // What is not understood was not written by us: begin at the beginning.
     let mut next = Some(parse(&turn.after).unwrap_or((i16::MIN, i64::MIN)));
     let mut pages = 0;
@@ -125,7 +126,7 @@ pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error
                 async move { query.execute(connection).await.map(drop) }.boxed()
             });
             noted.await?;
-            watch.is_running(&common.config, &turn);
+            watch.is_running(&common.config, turn.running + taken.elapsed());
         }
         sleep(BETWEEN_PAGES).await;
     }

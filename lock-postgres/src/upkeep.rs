@@ -106,13 +106,15 @@ impl Watch {
         }
     }
 
-    /// Tells, once for each walk, that it takes too long. Answers whether it does.
-    pub fn is_running(&mut self, store: &PgConfig, turn: &Turn) -> bool {
-        let is_long = turn.running > LONG;
-        if is_long && !self.told {
-            tracing::warn!(%store, table = self.table, running = ?turn.running, "removing old rows cannot keep up with the rows that come; see `Old rows` in docs/operators.md");
+    /// A walk began so long ago, over all clients. Tells, once for each, that it takes too long, and answers whether it
+    /// did now.
+    pub fn is_running(&mut self, store: &PgConfig, running: Duration) -> bool {
+        let is_long = running > LONG;
+        let is_news = is_long && !self.told;
+        if is_news {
+            tracing::warn!(%store, table = self.table, ?running, "removing old rows cannot keep up with the rows that come; see `Old rows` in docs/operators.md");
         }
         self.told = is_long;
-        is_long
+        is_news
     }
 }

@@ -209,3 +209,35 @@ async fn batches_in_any_order_do_not_deadlock() {
             .unwrap();
     assert_eq!(deadlocks, 0);
 }
+
+/// More rows than one statement looks at, of which few are held: a listing goes on, in the order of keys, and finds each
+/// once; a purge goes from the first to the last.
+#[tokio::test]
+async fn a_listing_and_a_purge_go_over_many_pages() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = connection(&database).await;
+    let fill = "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at, released)
+        SELECT 'k' || lpad(i::text, 5, '0'), '0-1', 1, now() - interval '2 days', 1,
+            CASE WHEN i % 500 = 0 THEN now() + interval '1 hour' ELSE now() - interval '1 day' END, i % 500 <> 0
+        FROM generate_series(1, 3000) i";
+    sqlx::raw_sql(fill).execute(&mut user).await.unwrap();
+    let admin = leasehold_engine::Backend::admin(&backend).unwrap();
+    let keys = async |prefix: &str, limit: Option<usize>| {
+        let mut query = leasehold_api::ListQuery::default();
+        (query.prefix, query.limit) = (prefix.to_owned(), limit);
+        let found = admin.list(&query).await.unwrap();
+        found.iter().map(|info| info.key.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    let all = ["k00500", "k01000", "k01500", "k02000", "k02500", "k03000"];
+    // The thousandth row, at which a page ends, is held; and it is not where a prefix has another beginning.
+    assert_eq!(keys("", None).await, all);
+    assert_eq!(keys("k", Some(3)).await, all[..3]);
+    assert_eq!(keys("k02", None).await, all[3..5]);
+    assert_eq!(keys("k00500", None).await, all[..1]);
+    assert_eq!(keys("l", None).await, [""; 0]);
+    assert_eq!(admin.inspect(&key("k01500")).await.unwrap().holders.len(), 1);
+    assert_eq!(admin.inspect(&key("k0150")).await.unwrap().holders.len(), 0);
+    assert_eq!(backend.purge(Duration::from_secs(3600)).await.unwrap(), 3000 - 6);
+    assert_eq!(keys("", None).await, all);
+}

@@ -52,10 +52,10 @@ pub struct TableSettings {
 
 /// One client of a store with one row per key.
 pub struct TableBackend {
-    common: Arc<Common>,
+    pub(super) common: Arc<Common>,
     capabilities: Capabilities,
     timing: Timing,
-    lane: Lane<TableJob>,
+    pub(super) lane: Lane<TableJob>,
     sessions: Mutex<Vec<Session>>,
     closed: CancellationToken,
 }

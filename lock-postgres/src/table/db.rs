@@ -173,7 +173,16 @@ impl Db<'_> {
             return R::fetch(query, self.connection).await.map(Some);
         };
         let begin = AssertSqlSafe(Arc::clone(if draws { &pooled.begin_marked } else { &pooled.begin }));
-        let begun = raw_sql(begin).fetch_all(&mut *self.connection).await?;
+        let begun = match raw_sql(begin).fetch_all(&mut *self.connection).await {
+            Ok(begun) => begun,
+            Err(error) => {
+                // The transaction has begun and failed: left open, it would fail whatever comes next.
+                if error.as_database_error().is_some() && !ends_session(&error) {
+                    raw_sql(sql::ROLLBACK).execute(&mut *self.connection).await?;
+                }
+                return Err(error);
+            }
+        };
         if draws && !begun.last().map(|row| row.try_get(0)).transpose()?.unwrap_or(false) {
             raw_sql(sql::ROLLBACK).execute(&mut *self.connection).await?;
             return Ok(None);

@@ -121,7 +121,8 @@ impl Upkeep {
     /// Goes on where the last one has stopped, if no other client does.
     async fn round(&self, age: Duration, watch: &mut Watch) -> Result<(), Error> {
         let Some(turn) = only(ask(&self.lane, TableJob::TakeTurn, vec![()]).await)? else { return Ok(()) };
-        let mut next = Some(turn.after.clone());
+        let taken = Instant::now();
+        let mut next = Some(turn.after);
         let mut pages = 0;
         while let Some(after) = next {
             let asked = Instant::now();
@@ -131,7 +132,7 @@ impl Upkeep {
             if next.is_none() || pages % PAGES_PER_NOTE == 0 {
                 let note = Note { after: next.clone().unwrap_or_default(), pause: PURGE_EVERY };
                 only(ask(&self.lane, TableJob::NoteTurn, vec![note]).await)?;
-                watch.is_running(&self.common.config, &turn);
+                watch.is_running(&self.common.config, turn.running + taken.elapsed());
             }
             // A fifth of one session's time is enough for it.
             sleep_until(Instant::now() + asked.elapsed() * 4).await;
@@ -181,3 +182,6 @@ pub(super) async fn purge(lane: &Lane<TableJob>, age: Duration) -> Result<u64, E
 async fn purge_page(lane: &Lane<TableJob>, age: Duration, after: String) -> Result<Purged, Error> {
     only(ask(lane, TableJob::Purge, vec![Purge { age: micros(age), after }]).await)
 }
+
+#[cfg(test)]
+mod tests;
