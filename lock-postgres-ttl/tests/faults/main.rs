@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod batches;
+mod bloat;
 mod engine;
 mod fence;
 mod network;
