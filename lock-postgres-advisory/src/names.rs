@@ -195,3 +195,6 @@ pub(crate) fn space_of(space: KeySpace) -> i16 {
         KeySpace::Pair => 2,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,24 +55,6 @@ async fn names_that_cannot_be_written_delay_and_end_no_lock() {
     lock.close().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_waits_delays_no_lock() {
-    let cluster = Cluster::shared();
-    let database = cluster.fresh_database().await;
-    let lock = Arc::new(session(database.url()).await);
-    let mut blocker = database.connect().await;
-    run(&mut blocker, "BEGIN; LOCK TABLE leasehold.advisory_name IN ACCESS EXCLUSIVE MODE").await;
-    let guard = take(&lock, "7").await;
-    let error = lock.admin().unwrap().list(&leasehold_api::ListQuery::default()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-    guard.release().await.unwrap();
-    run(&mut blocker, "ROLLBACK").await;
-    let guard = take(&lock, "8").await;
-    let keys = lock.admin().unwrap().list(&leasehold_api::ListQuery::default()).await.unwrap();
-    assert_eq!(keys.len(), 1, "{keys:?}");
-    guard.release().await.unwrap();
-}
-
 /// The pair of numbers by which pollers of a number show that they are there.
 fn mark_of(number: i64) -> String {
     let mixed = number ^ 0x6c65_6173_6568_6f6c;
