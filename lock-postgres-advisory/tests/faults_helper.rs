@@ -36,8 +36,10 @@ async fn names_that_cannot_be_written_delay_and_end_no_lock() {
     run(&mut observer, STUCK).await;
     let guard = take(&lock, "7").await;
     let keeper = pid_of(cluster, database.name(), 7).await;
-    until("somebody writes names", async || text(&mut database.connect().await, STUCK_PIDS).await != "")
-        .await;
+    until("somebody writes names", async || {
+        !text(&mut database.connect().await, STUCK_PIDS).await.is_empty()
+    })
+    .await;
     let first = text(&mut observer, STUCK_PIDS).await;
     assert_ne!(first, keeper.to_string(), "the session that keeps the locks is free");
     // While that statement lasts.

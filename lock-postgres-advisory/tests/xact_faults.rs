@@ -412,12 +412,7 @@ async fn waits_are_one_statement_to_the_server() {
 async fn a_token_wants_the_marker_of_this_start() {
     let database = Cluster::shared().fresh_database().await;
     let mut conn = database.connect().await;
-    leasehold_postgres::schema::install(
-        &mut conn,
-        &leasehold_postgres::Identifier::new("leasehold").unwrap(),
-    )
-    .await
-    .unwrap();
+    schema::install(&mut conn, &Identifier::new("leasehold").unwrap()).await.unwrap();
     locks().prepare_tokens(&mut conn).await.unwrap();
     locks().token(&mut conn).await.unwrap();
     run(&mut conn, "UPDATE leasehold.incarnation SET system = system + 1").await;

@@ -54,9 +54,7 @@ async fn an_old_installation_is_upgraded_and_keeps_what_it_has() {
         let schema = name(if by_script { "by 'script" } else { "by install" });
         install_version_1(&mut conn, &schema).await;
         let s = schema.quoted();
-        let held = format!(
-            "(key, holder, token, acquired_at, ttl_us, expires_at) VALUES ('k', 'me', 7, now(), 1, 'infinity')"
-        );
+        let held = "(key, holder, token, acquired_at, ttl_us, expires_at) VALUES ('k', 'me', 7, now(), 1, 'infinity')";
         run(
             &mut conn,
             format!(
