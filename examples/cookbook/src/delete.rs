@@ -1,5 +1,6 @@
 //! Deleting something large: `docs/cookbook/delete.md`.
 
+use sqlx::error::DatabaseError;
 use sqlx::{PgConnection, PgPool};
 
 use crate::sql;
@@ -116,7 +117,7 @@ pub async fn work_once(pool: &PgPool, batch: i64) -> sqlx::Result<Step> {
             tx.commit().await?;
             Ok(done)
         }
-        Err(error) if error.as_database_error().is_some_and(|e| e.is_foreign_key_violation()) => {
+        Err(error) if error.as_database_error().is_some_and(DatabaseError::is_foreign_key_violation) => {
             tx.rollback().await?;
             Ok(Step::Again)
         }

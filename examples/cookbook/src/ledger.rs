@@ -56,9 +56,15 @@ pub enum SpendError {
 pub async fn spend(pool: &PgPool, lock: &Locking, holder: i64, amount: i64) -> Result<bool, SpendError> {
     let mut tx = begin(pool).await?;
     match lock {
-        Locking::Table => drop(sqlx::query(LOCK_TABLE).execute(&mut *tx).await?),
-        Locking::ParentRow => drop(sqlx::query(LOCK_HOLDER).bind(holder).execute(&mut *tx).await?),
-        Locking::Key(locks) => drop(locks.lock_in(&mut tx, &key!["ledger", holder]?, WAIT).await?),
+        Locking::Table => {
+            sqlx::query(LOCK_TABLE).execute(&mut *tx).await?;
+        }
+        Locking::ParentRow => {
+            sqlx::query(LOCK_HOLDER).bind(holder).execute(&mut *tx).await?;
+        }
+        Locking::Key(locks) => {
+            locks.lock_in(&mut tx, &key!["ledger", holder]?, WAIT).await?;
+        }
     }
     let balance: i64 = sqlx::query_scalar(BALANCE).bind(holder).fetch_one(&mut *tx).await?;
     if balance < amount {

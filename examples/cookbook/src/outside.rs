@@ -40,10 +40,10 @@ pub trait ObjectStore: Sync {
     /// What the store answers when it does not work.
     type Error: std::error::Error;
 
-    /// The object, its ETag and its token, read together.
+    /// The object, its `ETag` and its token, read together.
     fn get(&self, name: &str) -> impl Future<Output = Result<Option<Object>, Self::Error>> + Send;
 
-    /// Writes body and token if the object's ETag is `expected` (`If-Match`), or, with `None`, if there is no object
+    /// Writes body and token if the object's `ETag` is `expected` (`If-Match`), or, with `None`, if there is no object
     /// (`If-None-Match: *`).
     fn put_if(
         &self,

@@ -57,7 +57,7 @@ pub(crate) async fn while_blocked<T, U>(
 
 /// The SQLSTATE of an error of the server.
 pub(crate) fn state(error: &sqlx::Error) -> String {
-    error.as_database_error().and_then(|error| error.code()).map(Into::into).unwrap_or_default()
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).map(Into::into).unwrap_or_default()
 }
 
 /// `count` sessions, each doing `work` at once with its number and connection.
