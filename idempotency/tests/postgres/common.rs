@@ -74,19 +74,19 @@ impl Pg {
         }
     }
 
-    /// Until nothing is open on the server: no transaction, no lock.
-    pub async fn settled(&self) {
-        let deadline = std::time::Instant::now() + PATIENT;
+    /// Until nothing is open on the server, as `outside` sees it: no transaction, no lock.
+    pub async fn settled(&self, outside: &mut PgConnection) {
+        let open = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+            AND state <> 'idle' AND pid <> pg_backend_pid()) + (SELECT count(*) FROM pg_locks l JOIN pg_database d \
+            ON d.oid = l.database WHERE l.locktype = 'advisory' AND d.datname = current_database())";
+        let deadline = std::time::Instant::now() + PATIENT / 4;
         loop {
-            let open = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-                AND state <> 'idle' AND pid <> pg_backend_pid()) + (SELECT count(*) FROM pg_locks l \
-                JOIN pg_database d ON d.oid = l.database WHERE l.locktype = 'advisory' AND d.datname = current_database())";
-            let open = self.number(open).await;
+            let open: i64 = sqlx::query_scalar(open).fetch_one(&mut *outside).await.unwrap();
             if open == 0 {
                 return;
             }
             assert!(std::time::Instant::now() < deadline, "{open} transactions or locks stay open");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }

@@ -208,6 +208,19 @@ async fn row_70_two_hundred_callers_do_not_take_the_pool() {
 }
 
 #[tokio::test]
+async fn two_replays_at_once_in_two_processes_are_both_replays() {
+    let world = world(8).await;
+    fresh(world.store.begin(&ident("a"), &request("x")).await).finish(Stored::done(200, "x")).await.unwrap();
+    let stores = [(); 4].map(|()| world.elsewhere());
+    let (key, asked) = (ident("a"), request("x"));
+    for _ in 0..25 {
+        for told in join_all(stores.iter().map(|store| store.begin(&key, &asked))).await {
+            assert_eq!(replay(told).body(), "x");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_purge_waits_for_nobody() {
     let world = world(8).await;
     for key in ["a", "b", "c"] {
