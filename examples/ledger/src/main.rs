@@ -1,3 +1,73 @@
-//! A credit ledger over HTTP, with and without a lock.
+//! Runs the ledger until it is told to stop.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use ledger::{Mode, Options};
+
+/// A credit ledger over HTTP, with and without a lock. The page at its address shows what happens.
+#[derive(Parser)]
+#[command(name = "ledger", version)]
+struct Arguments {
+    /// The database that has the ledger, as postgres://user@host/database; without one it is in this process.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// What guards spending.
+    #[arg(long, value_enum)]
+    lock: Option<Mode>,
+    /// The port on loopback; 0 is any that is free.
+    #[arg(long, default_value_t = 3000)]
+    port: u16,
+    /// Starts the load at once: clients that spend and top up for a minute.
+    #[arg(long)]
+    load: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    match run(Arguments::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprint!("ledger: {error}");
+            let mut next = error.source();
+            while let Some(source) = next {
+                eprint!(": {source}");
+                next = source.source();
+            }
+            eprintln!();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let mut options = Options::default();
+    // Set and empty is how some tools unset a variable.
+    options.database_url = arguments.database_url.filter(|url| !url.is_empty());
+    options.mode = arguments.lock;
+    options.port = arguments.port;
+    options.load = arguments.load;
+    let running = ledger::start(options).await?;
+    println!("http://{}/ shows the ledger; Ctrl-C stops it", running.address());
+    told_to_stop().await?;
+    running.stop().await?;
+    println!("stopped");
+    Ok(())
+}
+
+/// Ctrl-C, or what `kill` sends.
+#[cfg(unix)]
+async fn told_to_stop() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        told = tokio::signal::ctrl_c() => told,
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+async fn told_to_stop() -> std::io::Result<()> {
+    tokio::signal::ctrl_c().await
+}

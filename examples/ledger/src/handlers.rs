@@ -1,0 +1,130 @@
+//! The requests. `spend` is the same with a lock around it and without.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Form, Json};
+use leasehold::postgres_advisory::XactLocks;
+use leasehold::{ErrorKind, key};
+use leasehold_tower::SharedTx;
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+
+use crate::domain::{self, Entries as _, SpendError};
+use crate::store::Store;
+
+#[derive(Deserialize)]
+pub(crate) struct Amount {
+    amount: NonZeroU32,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Balance {
+    holder: i64,
+    balance: i64,
+}
+
+/// `POST /accounts/{holder}/spend`, without a lock, or with the layer around it.
+pub(crate) async fn spend(
+    State(store): State<Store>,
+    Path(holder): Path<i64>,
+    Form(Amount { amount }): Form<Amount>,
+) -> Result<Json<Balance>, Refusal> {
+    let mut entries = store.entries().await?;
+    let balance = domain::spend(&mut entries, holder, amount).await?;
+    Ok(Json(Balance { holder, balance }))
+}
+
+/// What [`spend_in_own_tx`] needs: the lock is taken in a transaction of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Transactions {
+    pub(crate) locks: XactLocks,
+    pub(crate) pool: PgPool,
+    pub(crate) wait: Duration,
+}
+
+/// `POST /accounts/{holder}/spend`, in a transaction that begins with the lock. No layer.
+pub(crate) async fn spend_in_own_tx(
+    State(transactions): State<Transactions>,
+    Path(holder): Path<i64>,
+    Form(Amount { amount }): Form<Amount>,
+) -> Result<Json<Balance>, Refusal> {
+    let Transactions { locks, pool, wait } = transactions;
+    let mut tx = locks.begin(&pool, &key!["ledger", holder]?, wait).await?;
+    // An early return drops the transaction, which rolls back and frees the lock.
+    let balance = domain::spend(&mut *tx, holder, amount).await?;
+    tx.commit().await?;
+    Ok(Json(Balance { holder, balance }))
+}
+
+/// `POST /accounts/{holder}/spend`, in the transaction of a `TxLayer`, which commits where this returns `Ok`.
+pub(crate) async fn spend_in_shared_tx(
+    mut tx: SharedTx,
+    Path(holder): Path<i64>,
+    Form(Amount { amount }): Form<Amount>,
+) -> Result<Json<Balance>, Refusal> {
+    let balance = domain::spend(&mut *tx, holder, amount).await?;
+    Ok(Json(Balance { holder, balance }))
+}
+
+/// `POST /accounts/{holder}/top-up`. It decides nothing on what it has read, so it needs no lock.
+pub(crate) async fn top_up(
+    State(store): State<Store>,
+    Path(holder): Path<i64>,
+    Form(Amount { amount }): Form<Amount>,
+) -> Result<StatusCode, Refusal> {
+    store.entries().await?.append(holder, amount.get().into()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `GET /accounts/{holder}`.
+pub(crate) async fn balance(
+    State(store): State<Store>,
+    Path(holder): Path<i64>,
+) -> Result<Json<Balance>, Refusal> {
+    let balance = store.entries().await?.balance(holder).await?;
+    Ok(Json(Balance { holder, balance }))
+}
+
+/// Why a request was not served.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(transparent)]
+    Spend(#[from] SpendError),
+    #[error(transparent)]
+    Lock(#[from] leasehold::Error),
+}
+
+impl From<sqlx::Error> for Refusal {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Spend(error.into())
+    }
+}
+
+#[derive(Serialize)]
+struct Problem {
+    error: String,
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        match &self {
+            Self::Spend(SpendError::Short { .. }) => {
+                let problem = Problem { error: self.to_string() };
+                (StatusCode::PAYMENT_REQUIRED, Json(problem)).into_response()
+            }
+            Self::Lock(error) if error.kind() == ErrorKind::Timeout => {
+                let problem = Problem { error: "another request holds the lock; try again".to_owned() };
+                (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], Json(problem)).into_response()
+            }
+            Self::Spend(SpendError::Store(_)) | Self::Lock(_) => {
+                tracing::error!(error = &self as &dyn std::error::Error, "a request failed");
+                let problem = Problem { error: "the ledger is out of order; look before trying again".to_owned() };
+                (StatusCode::INTERNAL_SERVER_ERROR, Json(problem)).into_response()
+            }
+        }
+    }
+}

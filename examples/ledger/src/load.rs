@@ -1,0 +1,110 @@
+//! Clients that spend and top up, over HTTP as anybody would.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::store::HOLDERS;
+
+const CLIENTS: usize = 12;
+/// Stops by itself: a page that somebody has forgotten does not fill a database.
+const LIMIT: Duration = Duration::from_secs(60);
+/// No request takes so long, unless the service is out of order.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The built-in load on one address.
+#[derive(Debug)]
+pub(crate) struct Load {
+    address: SocketAddr,
+    running: Mutex<Option<Clients>>,
+}
+
+#[derive(Debug)]
+struct Clients {
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Load {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        Self { address, running: Mutex::new(None) }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.state().as_ref().is_some_and(|clients| !clients.tasks.is_empty())
+    }
+
+    /// Starts the clients, unless they are at it.
+    pub(crate) fn start(&self) {
+        let mut running = self.state();
+        if running.as_ref().is_some_and(|clients| !clients.tasks.is_empty()) {
+            return;
+        }
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let http = Client::builder(TokioExecutor::new()).build_http();
+        for _ in 0..CLIENTS {
+            let client = OneClient { http: http.clone(), address: self.address };
+            let stop = stop.clone();
+            tasks.spawn(async move { timeout(LIMIT, client.run(&stop)).await });
+        }
+        tasks.close();
+        *running = Some(Clients { stop, tasks });
+    }
+
+    /// Resolves when each client has its last answer.
+    pub(crate) async fn stop(&self) {
+        let Some(clients) = self.state().take() else { return };
+        clients.stop.cancel();
+        clients.tasks.wait().await;
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<Clients>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct OneClient {
+    http: Client<HttpConnector, Body>,
+    address: SocketAddr,
+}
+
+impl OneClient {
+    async fn run(&self, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
+            let holder = fastrand::i64(1..=HOLDERS);
+            // Always twice, as by a double click.
+            let (a, b) = tokio::join!(self.post(holder, "spend", 10), self.post(holder, "spend", 10));
+            let is_short = [a, b].contains(&Some(StatusCode::PAYMENT_REQUIRED));
+            if is_short && fastrand::u8(..4) == 0 {
+                self.post(holder, "top-up", 50).await;
+            }
+            let pause = sleep(Duration::from_millis(fastrand::u64(10..50)));
+            stop.run_until_cancelled(pause).await;
+        }
+    }
+
+    /// `None` without an answer.
+    async fn post(&self, holder: i64, action: &str, amount: u32) -> Option<StatusCode> {
+        let request = Request::post(format!("http://{}/accounts/{holder}/{action}", self.address))
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Body::from(format!("amount={amount}")))
+            .ok()?;
+        let answer = async {
+            let response = self.http.request(request).await.ok()?;
+            let status = response.status();
+            // To its end, or the connection could not be used again.
+            http_body_util::BodyExt::collect(response.into_body()).await.ok()?;
+            Some(status)
+        };
+        timeout(ANSWER, answer).await.ok().flatten()
+    }
+}

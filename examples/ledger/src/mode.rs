@@ -1,0 +1,36 @@
+//! How spending may be guarded.
+
+use serde::{Deserialize, Serialize};
+
+/// What guards `POST /accounts/{holder}/spend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Mode {
+    /// Nothing: shows what goes wrong.
+    None,
+    /// The layer, with locks in this process (the default without a database).
+    Memory,
+    /// The layer, with advisory locks of a session (the default with a database).
+    Session,
+    /// The layer, with lease rows.
+    Lease,
+    /// The handler's own transaction, which begins with the lock.
+    Tx,
+    /// The layer that has the handler work in its transaction.
+    LayerTx,
+}
+
+impl std::fmt::Display for Mode {
+    /// As it is written after `--lock`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Memory => "memory",
+            Self::Session => "session",
+            Self::Lease => "lease",
+            Self::Tx => "tx",
+            Self::LayerTx => "layer-tx",
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! Where the lock goes: around the one route that reads, decides and writes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::{MethodRouter, get, post};
+use leasehold::Lock;
+use leasehold_tower::{BodyTemplate, LockLayer, Template, TemplateError, TxLayer};
+
+use crate::handlers::{Transactions, balance, spend, spend_in_own_tx, spend_in_shared_tx, top_up};
+use crate::mode::Mode;
+use crate::service::Error;
+use crate::store::Store;
+
+/// The routes of the accounts, with one of the ways to guard them.
+pub(crate) struct Guarded {
+    pub(crate) mode: Mode,
+    pub(crate) routes: Router,
+    layer: Layer,
+}
+
+/// What knows which requests wait, and which still hold a lock.
+enum Layer {
+    None,
+    Lock(LockLayer<BodyTemplate>),
+    Tx(TxLayer<BodyTemplate>),
+}
+
+/// `|int`, because the handler reads a number: `42` and `042` are one account, so they have to be one key. The form
+/// is read before the lock is taken: who sends it slowly makes nobody wait.
+fn key() -> Result<BodyTemplate, TemplateError> {
+    Ok(Template::parse("ledger:{path.holder|int}")?.buffer_body(1024))
+}
+
+impl Guarded {
+    pub(crate) fn by_nothing(store: &Store) -> Self {
+        Self::new(Mode::None, store, post(spend).with_state(store.clone()), Layer::None)
+    }
+
+    pub(crate) fn by_lock(
+        mode: Mode,
+        store: &Store,
+        lock: &Arc<dyn Lock>,
+        wait: Duration,
+    ) -> Result<Self, Error> {
+        let layer = LockLayer::new(Arc::clone(lock), key()?).wait(wait).check()?;
+        let spending = post(spend).route_layer(layer.clone());
+        Ok(Self::new(mode, store, spending.with_state(store.clone()), Layer::Lock(layer)))
+    }
+
+    pub(crate) fn by_own_tx(store: &Store, transactions: Transactions) -> Self {
+        let spending = post(spend_in_own_tx).with_state(transactions);
+        Self::new(Mode::Tx, store, spending, Layer::None)
+    }
+
+    pub(crate) fn by_layer_tx(store: &Store, transactions: Transactions) -> Result<Self, Error> {
+        let Transactions { locks, pool, wait } = transactions;
+        let layer = TxLayer::new(locks, pool, key()?)?.wait(wait);
+        let spending = post(spend_in_shared_tx).route_layer(layer.clone());
+        Ok(Self::new(Mode::LayerTx, store, spending, Layer::Tx(layer)))
+    }
+
+    fn new(mode: Mode, store: &Store, spending: MethodRouter, layer: Layer) -> Self {
+        let routes = Router::new()
+            .route("/accounts/{holder}", get(balance))
+            .route("/accounts/{holder}/top-up", post(top_up))
+            .with_state(store.clone())
+            .route("/accounts/{holder}/spend", spending);
+        Self { mode, routes, layer }
+    }
+
+    /// How many requests wait for the lock, where a layer knows.
+    pub(crate) fn waiting(&self) -> Option<usize> {
+        match &self.layer {
+            Layer::None => None,
+            Layer::Lock(layer) => Some(layer.stats().waiting),
+            Layer::Tx(layer) => Some(layer.stats().waiting),
+        }
+    }
+
+    /// Resolves when none of its requests holds a lock, also none whose client has gone.
+    pub(crate) async fn idle(&self) {
+        match &self.layer {
+            Layer::None => {}
+            Layer::Lock(layer) => layer.idle().await,
+            Layer::Tx(layer) => layer.idle().await,
+        }
+    }
+}

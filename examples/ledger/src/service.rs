@@ -1,0 +1,247 @@
+//! The service: what it is made of, how it starts, and how it stops.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::Lock;
+use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig};
+use leasehold::postgres_advisory::{AdvisoryConfig, XactLocks};
+use leasehold::postgres_ttl::TtlConfig;
+use leasehold::{LockExt as _, key};
+use leasehold_tower::TemplateError;
+use tokio::net::TcpListener;
+use tokio::sync::RwLock;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::control;
+use crate::handlers::Transactions;
+use crate::load::Load;
+use crate::memory::Memory;
+use crate::mode::Mode;
+use crate::postgres::Database;
+use crate::routes::Guarded;
+use crate::store::Store;
+use crate::tally::Tally;
+
+/// How long requests have to come to an end, where all others wait for that.
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
+
+/// How to start.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// The database, as the driver's URL. Without one, the ledger is in this process.
+    pub database_url: Option<String>,
+    /// What guards spending at first; by default the layer, with whatever the store has.
+    pub mode: Option<Mode>,
+    /// The port on loopback; 0 is any that is free.
+    pub port: u16,
+    /// Whether the load runs from the beginning.
+    pub load: bool,
+    /// How long a request waits for its lock.
+    pub wait: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { database_url: None, mode: None, port: 0, load: false, wait: Duration::from_secs(5) }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the URL, which may hold a password.
+        f.debug_struct("Options").field("mode", &self.mode).field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+/// Why the service does not start, or has not stopped in order.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The mode is one of Postgres.
+    #[error("--lock {0} needs Postgres: set DATABASE_URL, such as postgres://user@localhost/ledger")]
+    NeedsDatabase(Mode),
+    /// The mode is one of the ledger in the process.
+    #[error("--lock {0} excludes the requests of one process only: with DATABASE_URL use session or lease")]
+    NeedsNoDatabase(Mode),
+    /// The port cannot be had.
+    #[error("cannot listen on port {port}; choose another one with --port")]
+    Listen {
+        /// The port that was asked for.
+        port: u16,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The server has failed.
+    #[error("the server has failed")]
+    Serve(#[from] io::Error),
+    /// The lock's store cannot be used.
+    #[error("the lock cannot be used")]
+    Lock(#[from] leasehold::Error),
+    /// The database cannot be used.
+    #[error("the ledger's tables cannot be used")]
+    Database(#[from] sqlx::Error),
+    /// The key's template is wrong.
+    #[error("the template of the key is wrong")]
+    Template(#[from] TemplateError),
+    /// Something that was to end by a signal did not.
+    #[error("{0} did not end within {GRACE:?}")]
+    Slow(&'static str),
+}
+
+/// What all requests share.
+pub(crate) struct Service {
+    pub(crate) store: Store,
+    /// The ways to guard that are there.
+    pub(crate) guards: Vec<Arc<Guarded>>,
+    /// The one that is used. Requests hold it for reading until they are answered, so that a switch waits for them.
+    pub(crate) current: RwLock<Arc<Guarded>>,
+    pub(crate) tally: Tally,
+    pub(crate) load: Load,
+    locks: Vec<Arc<dyn Lock>>,
+}
+
+/// A service that runs until it is stopped.
+#[must_use = "it is stopped in order by `stop`"]
+pub struct Running {
+    service: Arc<Service>,
+    address: SocketAddr,
+    stop: CancellationToken,
+    server: JoinHandle<io::Result<()>>,
+}
+
+/// Starts the service on loopback.
+///
+/// # Errors
+///
+/// [`Error`], which says what to change.
+///
+/// # Cancel safety
+///
+/// Safe: connections are closed. What was created in the database stays.
+pub async fn start(options: Options) -> Result<Running, Error> {
+    let Parts { store, locks, guards } = match &options.database_url {
+        None => in_process(&options).await?,
+        Some(url) => in_database(url, &options).await?,
+    };
+    // The first one with a lock, which is what a service would use.
+    let mode = options.mode.or(guards.get(1).map(|guarded| guarded.mode)).unwrap_or(Mode::None);
+    let Some(current) = guards.iter().find(|guarded| guarded.mode == mode).cloned() else {
+        return Err(match options.database_url {
+            None => Error::NeedsDatabase(mode),
+            Some(_) => Error::NeedsNoDatabase(mode),
+        });
+    };
+    let port = options.port;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+    let listener = listener.map_err(|source| Error::Listen { port, source })?;
+    let address = listener.local_addr()?;
+    let service = Arc::new(Service {
+        store,
+        guards,
+        current: RwLock::new(current),
+        tally: Tally::default(),
+        load: Load::new(address),
+        locks,
+    });
+    let stop = CancellationToken::new();
+    let server = axum::serve(listener, control::routes(Arc::clone(&service)))
+        .with_graceful_shutdown(stop.clone().cancelled_owned());
+    let server = tokio::spawn(server.into_future());
+    if options.load {
+        service.load.start();
+    }
+    Ok(Running { service, address, stop, server })
+}
+
+struct Parts {
+    store: Store,
+    locks: Vec<Arc<dyn Lock>>,
+    guards: Vec<Arc<Guarded>>,
+}
+
+async fn in_process(options: &Options) -> Result<Parts, Error> {
+    let store = Store::Memory(Memory::new());
+    let lock = leasehold::connect("memory:").await?;
+    let guards = [
+        Guarded::by_nothing(&store),
+        Guarded::by_lock(Mode::Memory, &store, &lock, options.wait)?,
+    ];
+    Ok(Parts { store, locks: vec![lock], guards: guards.map(Arc::new).into() })
+}
+
+async fn in_database(url: &str, options: &Options) -> Result<Parts, Error> {
+    // A real service has one kind of lock. All of them are there for the switch on the page.
+    let server = PgConfig::from_url(url)?.install_schema(true);
+    let session: Arc<dyn Lock> = Arc::new(AdvisoryConfig::new(server.clone()).connect().await?);
+    let lease: Arc<dyn Lock> = Arc::new(TtlConfig::new(server).connect().await?);
+    let database = Database::connect(url, options.wait).await?;
+    // Another instance may be starting too.
+    let install = session.key(key!["ledger-example", "install"]?).run(async |_| database.install().await).await;
+    install.map_err(leasehold::Error::from)??;
+
+    let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);
+    let transactions = Transactions { locks, pool: database.pool.clone(), wait: options.wait };
+    let store = Store::Postgres(database);
+    let guards = [
+        Guarded::by_nothing(&store),
+        Guarded::by_lock(Mode::Session, &store, &session, options.wait)?,
+        Guarded::by_lock(Mode::Lease, &store, &lease, options.wait)?,
+        Guarded::by_own_tx(&store, transactions.clone()),
+        Guarded::by_layer_tx(&store, transactions)?,
+    ];
+    Ok(Parts { store, locks: vec![session, lease], guards: guards.map(Arc::new).into() })
+}
+
+impl Running {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops: no new requests; those that run come to their end, then the locks are closed.
+    ///
+    /// # Errors
+    ///
+    /// What did not end in time, or in order. The rest is stopped all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// What was not stopped yet goes on until the runtime ends.
+    pub async fn stop(self) -> Result<(), Error> {
+        let Self { service, stop, mut server, .. } = self;
+        service.load.stop().await;
+        stop.cancel();
+        let mut outcome = match timeout(GRACE, &mut server).await {
+            Ok(ended) => ended.map_err(io::Error::other).and_then(|served| served).map_err(Error::from),
+            Err(_) => {
+                server.abort();
+                Err(Error::Slow("requests"))
+            }
+        };
+        // The server knows nothing of handlers whose client has gone; they still hold locks.
+        for guarded in &service.guards {
+            let idle = timeout(GRACE, guarded.idle()).await;
+            outcome = outcome.and(idle.map_err(|_| Error::Slow("requests whose clients have gone")));
+        }
+        for lock in &service.locks {
+            let closed = lock.close().await;
+            outcome = outcome.and(closed.map_err(Error::from));
+        }
+        let closed = timeout(GRACE, service.store.close()).await;
+        outcome.and(closed.map_err(|_| Error::Slow("connections to the database")))
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("address", &self.address).finish_non_exhaustive()
+    }
+}

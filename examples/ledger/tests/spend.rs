@@ -1,0 +1,150 @@
+//! Spending over HTTP, with every way to guard it and with none. The races themselves, on the middleware alone, are
+//! in `lock-tower/tests/races.rs`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use axum::http::StatusCode;
+use common::{Browser, Gate, first, service};
+use ledger::Mode;
+use test_servers::{Database, fresh_database};
+use tokio::task::JoinSet;
+
+async fn statuses(browsers: &[Browser], spends: usize) -> (usize, usize) {
+    let mut requests = JoinSet::new();
+    for browser in browsers.iter().cycle().take(spends).cloned() {
+        requests.spawn(async move { browser.spend("1", 10).await });
+    }
+    let statuses = requests.join_all().await;
+    let count = |status| statuses.iter().filter(|is| **is == status).count();
+    (count(StatusCode::OK), count(StatusCode::PAYMENT_REQUIRED))
+}
+
+async fn ten_of_a_hundred(mode: Mode) {
+    let database = fresh_database().await;
+    let instances = [service(Some(&database), mode, false).await, service(Some(&database), mode, false).await];
+    let browsers = instances.each_ref().map(Browser::of);
+    assert_eq!(statuses(&browsers, 100).await, (10, 90), "{mode}");
+    assert_eq!(first(&browsers[0].figures().await), (0, 0), "{mode}");
+    for instance in instances {
+        instance.stop().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_51_53_session_ten_of_a_hundred_spends_on_two_instances_succeed() {
+    ten_of_a_hundred(Mode::Session).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_51_53_lease_ten_of_a_hundred_spends_on_two_instances_succeed() {
+    ten_of_a_hundred(Mode::Lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_51_53_tx_ten_of_a_hundred_spends_on_two_instances_succeed() {
+    ten_of_a_hundred(Mode::Tx).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_51_53_layer_tx_ten_of_a_hundred_spends_on_two_instances_succeed() {
+    ten_of_a_hundred(Mode::LayerTx).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_51_53_memory_ten_of_a_hundred_spends_succeed() {
+    let running = service(None, Mode::Memory, false).await;
+    let browser = Browser::of(&running);
+    assert_eq!(statuses(std::slice::from_ref(&browser), 100).await, (10, 90));
+    assert_eq!(first(&browser.figures().await), (0, 0));
+    running.stop().await.unwrap();
+}
+
+/// Two requests for all there is, the second one under another spelling of the account.
+fn pair(browser: &Browser) -> JoinSet<StatusCode> {
+    let mut requests = JoinSet::new();
+    for holder in ["1", "01"] {
+        let browser = browser.clone();
+        requests.spawn(async move { browser.spend(holder, 100).await });
+    }
+    requests
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_52_without_a_lock_a_pair_spends_the_same_credit_twice() {
+    let database = fresh_database().await;
+    let running = service(Some(&database), Mode::None, false).await;
+    let browser = Browser::of(&running);
+    let mut gate = Gate::close(&database).await;
+    let requests = pair(&browser);
+    gate.reached(2).await;
+    gate.open().await;
+    assert_eq!(requests.join_all().await, [StatusCode::OK; 2]);
+    let figures = browser.figures().await;
+    assert_eq!(first(&figures), (-100, 1));
+    assert_eq!(figures["double_spends"], 1);
+    running.stop().await.unwrap();
+}
+
+/// While one is between reading and writing, the other one waits for the lock, and is refused afterwards.
+async fn a_pair_spends_once(mode: Mode) {
+    let database: Database = fresh_database().await;
+    let running = service(Some(&database), mode, false).await;
+    let browser = Browser::of(&running);
+    let mut gate = Gate::close(&database).await;
+    let requests = pair(&browser);
+    gate.reached(1).await;
+    browser.until("one waits for the lock", |figures| figures["waiting"] == 1).await;
+    assert_eq!(gate.waiting().await, 1, "{mode}");
+    gate.open().await;
+    let mut statuses = requests.join_all().await;
+    statuses.sort();
+    assert_eq!(statuses, [StatusCode::OK, StatusCode::PAYMENT_REQUIRED], "{mode}");
+    let figures = browser.figures().await;
+    assert_eq!(first(&figures), (0, 0), "{mode}");
+    assert_eq!((&figures["spent"], &figures["refused"], &figures["unserved"]), (&1.into(), &1.into(), &0.into()));
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_52_session_a_pair_of_two_spellings_spends_once() {
+    a_pair_spends_once(Mode::Session).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_52_lease_a_pair_of_two_spellings_spends_once() {
+    a_pair_spends_once(Mode::Lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_52_tx_a_pair_of_two_spellings_spends_once() {
+    a_pair_spends_once(Mode::Tx).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_52_layer_tx_a_pair_of_two_spellings_spends_once() {
+    a_pair_spends_once(Mode::LayerTx).await;
+}
+
+#[tokio::test]
+async fn row_57_what_is_wrong_with_a_request_is_said_alike_with_and_without_the_layer() {
+    let running = service(None, Mode::None, false).await;
+    let browser = Browser::of(&running);
+    for mode in ["none", "memory"] {
+        assert_eq!(browser.json("/lock", &format!("{{\"lock\":\"{mode}\"}}")).await, StatusCode::NO_CONTENT);
+        for body in ["amount=0", "amount=-5", "amount=ten", "amount=5000000000", ""] {
+            let status = browser.form("/accounts/1/spend", body).await;
+            assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{mode} {body:?}");
+        }
+        assert_eq!(browser.form("/accounts/one/spend", "amount=1").await, StatusCode::BAD_REQUEST, "{mode}");
+        assert_eq!(browser.form("/accounts/7/spend", "amount=1").await, StatusCode::PAYMENT_REQUIRED, "{mode}");
+        assert_eq!(browser.form("/accounts/7/top-up", "amount=3").await, StatusCode::NO_CONTENT, "{mode}");
+        assert_eq!(browser.form("/accounts/7/spend", "amount=2").await, StatusCode::OK, "{mode}");
+        let (status, _, balance) = browser.get("/accounts/7").await;
+        assert_eq!((status, balance.as_str()), (StatusCode::OK, r#"{"holder":7,"balance":1}"#), "{mode}");
+        assert_eq!(browser.get("/accounts/7/spend").await.0, StatusCode::METHOD_NOT_ALLOWED, "{mode}");
+        assert_eq!(browser.get("/nowhere").await.0, StatusCode::NOT_FOUND, "{mode}");
+    }
+    running.stop().await.unwrap();
+}
