@@ -122,7 +122,8 @@ impl IntoResponse for Refusal {
             }
             Self::Spend(SpendError::Store(_)) | Self::Lock(_) => {
                 tracing::error!(error = &self as &dyn std::error::Error, "a request failed");
-                let problem = Problem { error: "the ledger is out of order; look before trying again".to_owned() };
+                let problem =
+                    Problem { error: "the ledger is out of order; look before trying again".to_owned() };
                 (StatusCode::INTERNAL_SERVER_ERROR, Json(problem)).into_response()
             }
         }

@@ -16,8 +16,6 @@ use tokio_util::task::TaskTracker;
 use crate::store::HOLDERS;
 
 const CLIENTS: usize = 12;
-/// Stops by itself: a page that somebody has forgotten does not fill a database.
-const LIMIT: Duration = Duration::from_secs(60);
 /// No request takes so long, unless the service is out of order.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -25,6 +23,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Load {
     address: SocketAddr,
+    /// Stops by itself: a page that somebody has forgotten does not fill a database.
+    limit: Duration,
     running: Mutex<Option<Clients>>,
 }
 
@@ -35,8 +35,8 @@ struct Clients {
 }
 
 impl Load {
-    pub(crate) fn new(address: SocketAddr) -> Self {
-        Self { address, running: Mutex::new(None) }
+    pub(crate) fn new(address: SocketAddr, limit: Duration) -> Self {
+        Self { address, limit, running: Mutex::new(None) }
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -53,8 +53,8 @@ impl Load {
         let http = Client::builder(TokioExecutor::new()).build_http();
         for _ in 0..CLIENTS {
             let client = OneClient { http: http.clone(), address: self.address };
-            let stop = stop.clone();
-            tasks.spawn(async move { timeout(LIMIT, client.run(&stop)).await });
+            let (stop, limit) = (stop.clone(), self.limit);
+            tasks.spawn(async move { timeout(limit, client.run(&stop)).await });
         }
         tasks.close();
         *running = Some(Clients { stop, tasks });
@@ -106,5 +106,22 @@ impl OneClient {
             Some(status)
         };
         timeout(ANSWER, answer).await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_load_stops_by_itself() {
+        // Takes connections and never answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let load = Load::new(silent.local_addr().unwrap(), Duration::from_millis(20));
+        load.start();
+        assert!(load.is_running());
+        let tasks = load.state().as_ref().unwrap().tasks.clone();
+        timeout(Duration::from_secs(60), tasks.wait()).await.expect("goes on");
+        assert!(!load.is_running());
     }
 }

@@ -24,8 +24,7 @@ const OPEN_ACCOUNTS: &str = "
     SELECT holder, $2 FROM pg_catalog.generate_series(1, $1) AS holder
     WHERE NOT EXISTS (SELECT FROM ledger_example.entry)";
 
-const BALANCE: &str =
-    "SELECT coalesce(sum(amount), 0)::bigint FROM ledger_example.entry WHERE holder = $1";
+const BALANCE: &str = "SELECT coalesce(sum(amount), 0)::bigint FROM ledger_example.entry WHERE holder = $1";
 
 const APPEND: &str = "INSERT INTO ledger_example.entry (holder, amount) VALUES ($1, $2)";
 

@@ -30,6 +30,7 @@ use crate::tally::Tally;
 
 /// How long requests have to come to an end, where all others wait for that.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
+const LOAD: Duration = Duration::from_secs(60);
 
 /// How to start.
 #[derive(Clone)]
@@ -147,7 +148,7 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         guards,
         current: RwLock::new(current),
         tally: Tally::default(),
-        load: Load::new(address),
+        load: Load::new(address, LOAD),
         locks,
     });
     let stop = CancellationToken::new();
@@ -169,10 +170,7 @@ struct Parts {
 async fn in_process(options: &Options) -> Result<Parts, Error> {
     let store = Store::Memory(Memory::new());
     let lock = leasehold::connect("memory:").await?;
-    let guards = [
-        Guarded::by_nothing(&store),
-        Guarded::by_lock(Mode::Memory, &store, &lock, options.wait)?,
-    ];
+    let guards = [Guarded::by_nothing(&store), Guarded::by_lock(Mode::Memory, &store, &lock, options.wait)?];
     Ok(Parts { store, locks: vec![lock], guards: guards.map(Arc::new).into() })
 }
 
@@ -183,7 +181,8 @@ async fn in_database(url: &str, options: &Options) -> Result<Parts, Error> {
     let lease: Arc<dyn Lock> = Arc::new(TtlConfig::new(server).connect().await?);
     let database = Database::connect(url, options.wait).await?;
     // Another instance may be starting too.
-    let install = session.key(key!["ledger-example", "install"]?).run(async |_| database.install().await).await;
+    let install =
+        session.key(key!["ledger-example", "install"]?).run(async |_| database.install().await).await;
     install.map_err(leasehold::Error::from)??;
 
     let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);

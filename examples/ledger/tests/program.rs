@@ -34,7 +34,8 @@ async fn one_command_serves_until_it_is_told_to_stop() {
         let mut output = BufReader::new(program.0.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        let address = line.strip_prefix("http://").and_then(|rest| rest.split('/').next()).unwrap().parse().unwrap();
+        let address =
+            line.strip_prefix("http://").and_then(|rest| rest.split('/').next()).unwrap().parse().unwrap();
         let browser = Browser::at(address);
         assert_eq!(browser.get("/").await.0, StatusCode::OK);
         let figures = browser.until("the load spends", |figures| figures["spent"].as_u64() > Some(0)).await;
@@ -56,7 +57,10 @@ fn what_cannot_be_started_says_what_to_do() {
     let output = program(&["--lock", "session"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(message, "ledger: --lock session needs Postgres: set DATABASE_URL, such as postgres://user@localhost/ledger\n");
+    assert_eq!(
+        message,
+        "ledger: --lock session needs Postgres: set DATABASE_URL, such as postgres://user@localhost/ledger\n"
+    );
 
     let output = program(&["--port", "0"])
         .env("DATABASE_URL", "postgres://somebody:secret@127.0.0.1:1/ledger")

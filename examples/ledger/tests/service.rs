@@ -37,7 +37,8 @@ async fn the_figures_have_these_fields() {
     let browser = Browser::of(&running);
     assert_eq!(browser.spend("2", 30).await, StatusCode::OK);
     assert_eq!(browser.spend("2", 80).await, StatusCode::PAYMENT_REQUIRED);
-    let account = |holder: i64, balance: i64| json!({"holder": holder, "balance": balance, "double_spends": 0});
+    let account =
+        |holder: i64, balance: i64| json!({"holder": holder, "balance": balance, "double_spends": 0});
     let expected = json!({
         "store": "memory", "lock": "memory", "locks": ["none", "memory"], "load": false, "waiting": 0,
         "spent": 1, "refused": 1, "unserved": 0, "double_spends": 0,

@@ -8,14 +8,20 @@ mod common;
 use axum::http::StatusCode;
 use common::{Browser, Gate, first, service};
 use ledger::Mode;
-use test_servers::{Database, fresh_database};
+use test_servers::fresh_database;
 use tokio::task::JoinSet;
 
-async fn statuses(browsers: &[Browser], spends: usize) -> (usize, usize) {
+/// A hundred spends of 10 at once, over all of `browsers` in turn.
+fn hundred(browsers: &[Browser]) -> JoinSet<StatusCode> {
     let mut requests = JoinSet::new();
-    for browser in browsers.iter().cycle().take(spends).cloned() {
+    for browser in browsers.iter().cycle().take(100).cloned() {
         requests.spawn(async move { browser.spend("1", 10).await });
     }
+    requests
+}
+
+/// How many were served, and how many refused because the balance was short.
+async fn served_and_refused(requests: JoinSet<StatusCode>) -> (usize, usize) {
     let statuses = requests.join_all().await;
     let count = |status| statuses.iter().filter(|is| **is == status).count();
     (count(StatusCode::OK), count(StatusCode::PAYMENT_REQUIRED))
@@ -23,9 +29,17 @@ async fn statuses(browsers: &[Browser], spends: usize) -> (usize, usize) {
 
 async fn ten_of_a_hundred(mode: Mode) {
     let database = fresh_database().await;
-    let instances = [service(Some(&database), mode, false).await, service(Some(&database), mode, false).await];
+    let instances =
+        [service(Some(&database), mode, false).await, service(Some(&database), mode, false).await];
     let browsers = instances.each_ref().map(Browser::of);
-    assert_eq!(statuses(&browsers, 100).await, (10, 90), "{mode}");
+    // They are to meet: the first one is stopped until others wait for it.
+    let mut gate = Gate::close(&database).await;
+    let requests = hundred(&browsers);
+    gate.reached(1).await;
+    let many = |figures: &serde_json::Value| figures["waiting"].as_u64() >= Some(10);
+    browsers[0].until("ten wait for the lock", many).await;
+    gate.open().await;
+    assert_eq!(served_and_refused(requests).await, (10, 90), "{mode}");
     assert_eq!(first(&browsers[0].figures().await), (0, 0), "{mode}");
     for instance in instances {
         instance.stop().await.unwrap();
@@ -56,7 +70,7 @@ async fn row_51_53_layer_tx_ten_of_a_hundred_spends_on_two_instances_succeed() {
 async fn row_51_53_memory_ten_of_a_hundred_spends_succeed() {
     let running = service(None, Mode::Memory, false).await;
     let browser = Browser::of(&running);
-    assert_eq!(statuses(std::slice::from_ref(&browser), 100).await, (10, 90));
+    assert_eq!(served_and_refused(hundred(std::slice::from_ref(&browser))).await, (10, 90));
     assert_eq!(first(&browser.figures().await), (0, 0));
     running.stop().await.unwrap();
 }
@@ -89,41 +103,54 @@ async fn row_52_without_a_lock_a_pair_spends_the_same_credit_twice() {
 
 /// While one is between reading and writing, the other one waits for the lock, and is refused afterwards.
 async fn a_pair_spends_once(mode: Mode) {
-    let database: Database = fresh_database().await;
+    let database = fresh_database().await;
     let running = service(Some(&database), mode, false).await;
     let browser = Browser::of(&running);
     let mut gate = Gate::close(&database).await;
     let requests = pair(&browser);
     gate.reached(1).await;
+    let another = tokio::spawn({
+        let browser = browser.clone();
+        async move { browser.spend("2", 100).await }
+    });
+    gate.reached(2).await;
     browser.until("one waits for the lock", |figures| figures["waiting"] == 1).await;
-    assert_eq!(gate.waiting().await, 1, "{mode}");
+    // Not only on its way to the gate: it stays where it is, while whoever came later has passed.
+    for _ in 0..50 {
+        assert_eq!(browser.figures().await["waiting"], 1, "{mode}");
+        assert_eq!(gate.waiting().await, 2, "{mode}: one of each account");
+    }
     gate.open().await;
     let mut statuses = requests.join_all().await;
     statuses.sort();
     assert_eq!(statuses, [StatusCode::OK, StatusCode::PAYMENT_REQUIRED], "{mode}");
+    assert_eq!(another.await.unwrap(), StatusCode::OK, "{mode}");
     let figures = browser.figures().await;
     assert_eq!(first(&figures), (0, 0), "{mode}");
-    assert_eq!((&figures["spent"], &figures["refused"], &figures["unserved"]), (&1.into(), &1.into(), &0.into()));
+    assert_eq!(
+        (&figures["spent"], &figures["refused"], &figures["unserved"]),
+        (&2.into(), &1.into(), &0.into())
+    );
     running.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_session_a_pair_of_two_spellings_spends_once() {
+async fn row_50_52_session_a_pair_of_two_spellings_spends_once() {
     a_pair_spends_once(Mode::Session).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_lease_a_pair_of_two_spellings_spends_once() {
+async fn row_50_52_lease_a_pair_of_two_spellings_spends_once() {
     a_pair_spends_once(Mode::Lease).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_tx_a_pair_of_two_spellings_spends_once() {
+async fn row_50_52_tx_a_pair_of_two_spellings_spends_once() {
     a_pair_spends_once(Mode::Tx).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_layer_tx_a_pair_of_two_spellings_spends_once() {
+async fn row_50_52_layer_tx_a_pair_of_two_spellings_spends_once() {
     a_pair_spends_once(Mode::LayerTx).await;
 }
 
@@ -138,7 +165,11 @@ async fn row_57_what_is_wrong_with_a_request_is_said_alike_with_and_without_the_
             assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{mode} {body:?}");
         }
         assert_eq!(browser.form("/accounts/one/spend", "amount=1").await, StatusCode::BAD_REQUEST, "{mode}");
-        assert_eq!(browser.form("/accounts/7/spend", "amount=1").await, StatusCode::PAYMENT_REQUIRED, "{mode}");
+        assert_eq!(
+            browser.form("/accounts/7/spend", "amount=1").await,
+            StatusCode::PAYMENT_REQUIRED,
+            "{mode}"
+        );
         assert_eq!(browser.form("/accounts/7/top-up", "amount=3").await, StatusCode::NO_CONTENT, "{mode}");
         assert_eq!(browser.form("/accounts/7/spend", "amount=2").await, StatusCode::OK, "{mode}");
         let (status, _, balance) = browser.get("/accounts/7").await;

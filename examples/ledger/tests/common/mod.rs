@@ -128,7 +128,8 @@ impl Gate {
     }
 
     pub async fn waiting(&mut self) -> i64 {
-        let sql = "SELECT count(*) FROM pg_locks WHERE relation = 'ledger_example.entry'::regclass AND NOT granted";
+        let sql =
+            "SELECT count(*) FROM pg_locks WHERE relation = 'ledger_example.entry'::regclass AND NOT granted";
         sqlx::query_scalar(sql).fetch_one(&mut self.0).await.unwrap()
     }
 
