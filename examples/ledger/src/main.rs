@@ -9,7 +9,7 @@ use ledger::{Mode, Options};
 #[derive(Parser)]
 #[command(name = "ledger", version)]
 struct Arguments {
-    /// The database that has the ledger, as postgres://user@host/database; without one it is in this process.
+    /// The database that has the ledger, as `postgres://user@host/database`; without one it is in this process.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     database_url: Option<String>,
     /// What guards spending.

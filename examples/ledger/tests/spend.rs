@@ -14,7 +14,8 @@ use tokio::task::JoinSet;
 /// A hundred spends of 10 at once, over all of `browsers` in turn.
 fn hundred(browsers: &[Browser]) -> JoinSet<StatusCode> {
     let mut requests = JoinSet::new();
-    for browser in browsers.iter().cycle().take(100).cloned() {
+    for browser in browsers.iter().cycle().take(100) {
+        let browser = browser.clone();
         requests.spawn(async move { browser.spend("1", 10).await });
     }
     requests
