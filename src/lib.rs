@@ -169,9 +169,9 @@ pub use leasehold_postgres_ttl as postgres_ttl;
 #[cfg(feature = "claim")]
 pub use leasehold_claim as claim;
 
-/// Middleware: a lock around a request, for HTTP (axum), gRPC (tonic) and messages.
-#[cfg(feature = "tower")]
-pub use leasehold_tower as tower;
 /// Idempotency keys: a request that is sent again does not repeat its effect.
 #[cfg(feature = "idempotency")]
 pub use leasehold_idempotency as idempotency;
+/// Middleware: a lock around a request, for HTTP (axum), gRPC (tonic) and messages.
+#[cfg(feature = "tower")]
+pub use leasehold_tower as tower;
