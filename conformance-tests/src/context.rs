@@ -161,6 +161,12 @@ impl Context {
         self.capabilities.lease.map_or(wish, |b| wish.clamp(b.min, b.max))
     }
 
+    /// The shortest TTL that the store allows; in real time not so short that a busy machine alone ends the lease.
+    pub(crate) fn shortest_ttl(&self) -> Duration {
+        let min = self.lease().min;
+        if self.is_virtual() { min } else { min.max(self.ttl()) }
+    }
+
     pub(crate) fn lease(&self) -> LeaseBounds {
         self.capabilities.lease.expect("a case about leases declares that it needs them")
     }

@@ -26,7 +26,7 @@ pub(crate) async fn keeps_a_lease_for_long(cx: &Context) {
 pub(crate) async fn keeps_a_short_lease(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    let shortest = cx.lease().min;
+    let shortest = cx.shortest_ttl();
     let guard = cx.take_with(&a, &key, &AcquireOptions::new().ttl(shortest)).await;
     for _ in 0..20 {
         cx.sleep(shortest / 4).await;
