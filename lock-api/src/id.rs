@@ -74,7 +74,7 @@ impl FromStr for HolderId {
                 Error::new(
                     ErrorKind::InvalidOption,
                     format!(
-                        "{text:?} is not a holder id: expected 32 hexadecimal digits, a dash and a number, as `leasehold list` prints them"
+                        "{text:?} is not a holder id: expected 32 hexadecimal digits, a dash and a number, as `leasehold inspect` prints them"
                     ),
                 )
             })

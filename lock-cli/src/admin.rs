@@ -28,13 +28,13 @@ pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
 
 pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Error> {
     let lock = crate::connect(url).await?;
-    let seen = admin(&*lock)?.inspect(&args.key).await?;
+    let seen = admin(&*lock)?.inspect(args.key.get()).await?;
     if args.json {
         output::json(&describe(&seen));
     } else if seen.is_free() && seen.holders.is_empty() {
-        output::line(&format!("\"{}\" is free", args.key));
+        output::line(&format!("\"{}\" is free on {lock}", args.key.get()));
     } else {
-        output::line(&details(&seen));
+        output::line(&details(&seen, &*lock));
     }
     Ok(if seen.is_held() { 0 } else { exit::NOT_HELD })
 }
@@ -47,7 +47,7 @@ pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Err
         _ => {
             let sessions = sessions(&*lock).ok_or_else(|| {
                 Error::unsupported("sessions that could be ended")
-                    .with_key(&args.key)
+                    .with_key(args.key.get())
                     .with_store(lock.to_string())
             })?;
             release_session(args, admin, sessions).await.map_err(|error| error.with_store(lock.to_string()))
@@ -56,23 +56,23 @@ pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Err
 }
 
 async fn release_hold(args: &Release, admin: &dyn LockAdmin, holder: HolderId) -> Result<u8, Error> {
-    let released = admin.force_release(&args.key, holder).await?;
+    let released = admin.force_release(args.key.get(), holder).await?;
     if args.json {
         output::json(&json!({
-            "key": args.key.as_str(),
+            "key": args.key.get().as_str(),
             "holder": holder.to_string(),
             "released": released,
         }));
     } else if released {
-        output::line(&format!("released \"{}\", which {holder} held", args.key));
+        output::line(&format!("released \"{}\", which {holder} held", args.key.get()));
     } else {
-        output::line(&format!("{holder} does not hold \"{}\"; nothing was released", args.key));
+        output::line(&format!("{holder} does not hold \"{}\"; nothing was released", args.key.get()));
     }
     Ok(if released { 0 } else { exit::NOT_HELD })
 }
 
 async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessions) -> Result<u8, Error> {
-    let session = sessions.session_of(&args.key).await?;
+    let session = sessions.session_of(args.key.get()).await?;
     // The hold that was looked at before, if one was named. What keeps the key may not show its name yet.
     let is_of = |seen: &KeyInfo, holder| seen.holders.iter().any(|hold| hold.holder == Some(holder));
     let is_meant = |session: &SessionInfo| {
@@ -80,18 +80,18 @@ async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessi
     };
     let Some(session) = session.filter(is_meant) else {
         if args.json {
-            output::json(&json!({ "key": args.key.as_str(), "session": null, "released": false }));
+            output::json(&json!({ "key": args.key.get().as_str(), "session": null, "released": false }));
         } else {
-            let seen = admin.inspect(&args.key).await?;
+            let seen = admin.inspect(args.key.get()).await?;
             let is_held = seen.is_held() && args.holder.is_none_or(|holder| is_of(&seen, holder));
             output::line(&if is_held {
                 format!(
                     "\"{}\" is held{}, but by no session that can be ended from here: that takes the privileges pg_read_all_stats and pg_signal_backend, and a prepared transaction has none; nothing was released",
-                    args.key,
+                    args.key.get(),
                     in_words(&seen),
                 )
             } else {
-                format!("nobody has this hold of \"{}\"; nothing was released", args.key)
+                format!("nobody has this hold of \"{}\"; nothing was released", args.key.get())
             });
         }
         return Ok(exit::NOT_HELD);
@@ -126,7 +126,7 @@ async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessi
 
 fn describe_session(args: &Release, session: &SessionInfo, released: bool) -> Value {
     json!({
-        "key": args.key.as_str(),
+        "key": args.key.get().as_str(),
         "session": {
             "id": session.id,
             "owner": session.owner,
@@ -140,7 +140,7 @@ fn describe_session(args: &Release, session: &SessionInfo, released: bool) -> Va
 pub(crate) fn in_words(seen: &KeyInfo) -> String {
     let Some(hold) = seen.holder() else {
         let cooldown =
-            seen.cooldown.map(|time| format!(", in a cooldown for another {}", output::duration(time)));
+            seen.cooldown.map(|time| format!(", in a cooldown for another {}", output::left(time)));
         return cooldown.unwrap_or_default();
     };
     let since = hold.since.map(|since| format!(" since {}", output::local(since))).unwrap_or_default();
@@ -183,6 +183,8 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
         "mode": hold.map(|hold| mode(hold.mode)),
         "holder": hold.and_then(|hold| hold.holder).map(|holder| holder.to_string()),
         "token": hold.and_then(|hold| hold.token).map(leasehold::FencingToken::as_u64),
+        // For readers whose numbers are floating-point: a token has more digits than these keep.
+        "token_text": hold.and_then(|hold| hold.token).map(|token| token.to_string()),
         "label": hold.and_then(|hold| hold.label.as_deref()),
         "owner": hold.and_then(|hold| hold.owner.as_deref()),
         "since": hold.and_then(|hold| hold.since).and_then(output::utc),
@@ -232,9 +234,10 @@ fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
     ]
 }
 
-fn details(seen: &KeyInfo) -> String {
+fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
     let mut known = vec![
         (if seen.named { "key" } else { "number" }, Some(seen.key.to_string())),
+        ("store", Some(store.to_string())),
         ("state", Some(state(seen).to_owned())),
     ];
     for hold in &seen.holders {
@@ -246,11 +249,11 @@ fn details(seen: &KeyInfo) -> String {
             ("for", held_for(hold).map(output::duration)),
             ("token", hold.token.map(|token| token.to_string())),
             ("label", hold.label.as_deref().map(output::printable)),
-            ("expires in", hold.expires_in.map(output::duration)),
+            ("expires in", hold.expires_in.map(output::left)),
         ]);
     }
     known.extend([
-        ("cooldown", seen.cooldown.map(output::duration)),
+        ("cooldown", seen.cooldown.map(output::left)),
         ("waiters", seen.waiters.map(|waiters| waiters.to_string())),
     ]);
     let lines = known.into_iter().filter_map(|(name, value)| Some(format!("{name:<12}{}", value?)));
@@ -344,7 +347,7 @@ mod tests {
     fn nothing_that_people_see_has_control_characters() {
         for seen in [held(), cooling(), shared()] {
             let cells = rows(&seen).into_iter().flatten();
-            for text in cells.chain([details(&seen).replace('\n', " "), in_words(&seen)]) {
+            for text in cells.chain([details(&seen, &"a store").replace('\n', " "), in_words(&seen)]) {
                 assert!(!text.chars().any(char::is_control), "{text:?}");
             }
         }
@@ -354,15 +357,15 @@ mod tests {
     fn machines_get_the_exact_text_and_every_field() {
         let value = describe(&held());
         assert_eq!(value["key"], "a\x1b[31mb");
-        assert_eq!(value["token"], 1024);
+        assert_eq!((&value["token"], &value["token_text"]), (&1024.into(), &"1024".into()));
         assert_eq!(value["since"], "1970-01-01T00:00:00Z");
         assert_eq!(value["expires_in_ms"], Value::Null);
         assert_eq!(value["holders"][0]["token"], 1024);
         for seen in [KeyInfo::free(key()), cooling(), held(), shared()] {
             let value = describe(&seen);
-            assert_eq!(value.as_object().unwrap().len(), 14, "{value}");
+            assert_eq!(value.as_object().unwrap().len(), 15, "{value}");
             let inner = value["holders"].as_array().unwrap();
-            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 9), "{value}");
+            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 10), "{value}");
         }
     }
 

@@ -54,9 +54,8 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = exit::HELP)]
 pub(crate) struct Run {
-    /// What to lock: 1 to 512 bytes of text.
-    #[arg(allow_negative_numbers = true)]
-    pub(crate) key: LockKey,
+    #[command(flatten)]
+    pub(crate) key: Key,
 
     /// The command and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -100,6 +99,28 @@ pub(crate) struct Run {
     pub(crate) grace: Duration,
 }
 
+/// The key, as an argument or as an option.
+#[derive(Debug, clap::Args)]
+#[group(id = "which", required = true, multiple = false)]
+pub(crate) struct Key {
+    /// The key: 1 to 512 bytes of text.
+    #[arg(value_name = "KEY", allow_negative_numbers = true)]
+    argument: Option<LockKey>,
+
+    /// The key, whatever it begins with: scripts that do not know are safe with it.
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
+    option: Option<LockKey>,
+}
+
+impl Key {
+    pub(crate) fn get(&self) -> &LockKey {
+        match (&self.argument, &self.option) {
+            (Some(key), _) | (None, Some(key)) => key,
+            (None, None) => unreachable!("the parser wants one of them"),
+        }
+    }
+}
+
 /// List what is locked: who, since when, for how long.
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
@@ -119,9 +140,8 @@ pub(crate) struct List {
 /// Show who holds a key. Exits with 1 when it is free.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Inspect {
-    /// The key.
-    #[arg(allow_negative_numbers = true)]
-    pub(crate) key: LockKey,
+    #[command(flatten)]
+    pub(crate) key: Key,
 
     /// Print a JSON object.
     #[arg(long)]
@@ -134,9 +154,8 @@ pub(crate) struct Inspect {
 /// session that keeps the key, and everything else that it keeps with it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
-    /// The key.
-    #[arg(allow_negative_numbers = true)]
-    pub(crate) key: LockKey,
+    #[command(flatten)]
+    pub(crate) key: Key,
 
     /// Confirms that the work under the lock may go on and overlap with the next holder's.
     #[arg(long, required = true)]

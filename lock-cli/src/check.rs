@@ -71,7 +71,7 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
         advice.push(match error.kind() {
             ErrorKind::InvalidOption | ErrorKind::Unsupported => "correct the URL (--url or LEASEHOLD_URL)",
             ErrorKind::PermissionDenied => {
-                "give this user the right to read and write there, or choose another store with --url"
+                "see that user and password are right and that this user may read and write there, or choose another store with --url"
             }
             ErrorKind::Timeout => "another check may be running; try again",
             ErrorKind::InvalidKey => {

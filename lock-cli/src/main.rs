@@ -34,13 +34,9 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are errors to clap, but they were asked for.
             let code = if error.use_stderr() { exit::USAGE } else { 0 };
-            // It repeats what it does not expect, and a URL may hold a password.
-            if error.use_stderr() && error.to_string().contains("://") {
-                output::problem(
-                    "an argument was not expected, or not understood; a URL is named by --url or LEASEHOLD_URL, see --help",
-                );
-            } else {
-                let _ = error.print();
+            match redacted(&error) {
+                Some(text) => output::problem(&text),
+                None => drop(error.print()),
             }
             return code.into();
         }
@@ -53,6 +49,27 @@ fn main() -> ExitCode {
             exit::of_error(error.kind()).into()
         }
     }
+}
+
+/// What the parser said, without the URLs among the arguments: it repeats what it does not expect, and a URL may hold a
+/// password. `None` if it repeats none.
+fn redacted(error: &clap::Error) -> Option<String> {
+    let urls = std::env::args_os().skip(1).filter_map(|argument| {
+        let argument = argument.to_string_lossy().into_owned();
+        let colon = argument.find("://")?;
+        let scheme = argument[..colon].rfind(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c));
+        Some(argument[scheme.map_or(0, |before| before + 1)..].to_owned())
+    });
+    let said = error.to_string();
+    let urls: Vec<String> = urls.filter(|url| said.contains(url.as_str())).collect();
+    if urls.is_empty() {
+        return None;
+    }
+    let mut text = said.trim_start_matches("error: ").to_owned();
+    for url in &urls {
+        text = text.replace(url.as_str(), "<a URL>");
+    }
+    Some(format!("{}\n\nA URL is named by --url or LEASEHOLD_URL.", text.trim_end()))
 }
 
 fn start(args: Args) -> Result<u8, Error> {

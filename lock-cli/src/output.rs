@@ -108,6 +108,16 @@ pub(crate) fn duration(duration: Duration) -> String {
     SignedDuration::try_from(shown).map_or_else(|_| "for ever".to_owned(), |shown| format!("{shown:#}"))
 }
 
+/// A duration that has to pass, rounded up: who waits so long does not come too early.
+pub(crate) fn left(time: Duration) -> String {
+    let up = if time < Duration::from_secs(1) {
+        time
+    } else {
+        time.saturating_add(Duration::from_nanos(999_999_999))
+    };
+    duration(up)
+}
+
 /// A moment in local time.
 pub(crate) fn local(time: SystemTime) -> String {
     Timestamp::try_from(time).map_or_else(
@@ -154,6 +164,10 @@ mod tests {
             assert_eq!(duration(Duration::from_millis(millis)), text);
         }
         assert_eq!(duration(Duration::MAX), "for ever");
+        for (millis, text) in [(0, "0s"), (250, "250ms"), (1000, "1s"), (1001, "2s"), (1999, "2s")] {
+            assert_eq!(left(Duration::from_millis(millis)), text);
+        }
+        assert_eq!(left(Duration::MAX), "for ever");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
     if !held {
         notes.say(&format!(
             "whether the attempt for \"{}\" was granted is not known: `leasehold inspect` shows who holds it ({reason})",
-            args.key
+            args.key.get()
         ));
         return code;
     }
@@ -59,7 +59,7 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
     };
     output::problem(&format!(
         "the store has not confirmed that \"{}\" is free; {later} ({reason})",
-        args.key
+        args.key.get()
     ));
     code
 }
@@ -83,16 +83,16 @@ async fn run_on(
         }
         Ok(Acquired::Interrupted(signal)) => return Ok(exit::of_signal(signal.as_raw())),
         Err(error) if error.kind() == ErrorKind::NotDue => {
-            let again = error.retry_after().map(output::duration).unwrap_or_default();
+            let again = error.retry_after().map(output::left).unwrap_or_default();
             notes.say(&format!(
                 "not due: \"{}\" ran less than its --once-per ago; again in {again}",
-                args.key
+                args.key.get()
             ));
             return Ok(0);
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            let holder = holder_of(lock, &args.key).await;
-            notes.say(&format!("\"{}\" is locked{holder}; the command did not run", args.key));
+            let holder = holder_of(lock, args.key.get()).await;
+            notes.say(&format!("\"{}\" is locked{holder}; the command did not run", args.key.get()));
             return Ok(args.conflict_exit_code);
         }
         Err(error) => return Err(error),
@@ -118,11 +118,11 @@ async fn acquire(
     notes: Notes,
 ) -> Result<Acquired, Error> {
     let options = options(args);
-    let mut acquiring = pin!(lock.acquire(&args.key, &options));
+    let mut acquiring = pin!(lock.acquire(args.key.get(), &options));
     let mut tell = pin!(async {
         sleep(SILENT).await;
-        let holder = holder_of(lock, &args.key).await;
-        notes.say(&format!("waiting for \"{}\"{holder}", args.key));
+        let holder = holder_of(lock, args.key.get()).await;
+        notes.say(&format!("waiting for \"{}\" on {lock}{holder}", args.key.get()));
         pending::<()>().await;
     });
     tokio::select! {

@@ -32,6 +32,11 @@ fn bad_arguments() {
         (vec!["inspect", ""], "at least one character"),
         (vec!["frobnicate"], "frobnicate"),
         (vec![], "Usage"),
+        (vec![], "inspect"),
+        (vec!["schema"], "apply"),
+        (vec!["run", "k", "http://svc/x", "--", "true"], "unexpected"),
+        (vec!["run", "--", "true"], "KEY"),
+        (vec!["run", "a", "--key", "b", "--", "true"], "cannot be used with"),
         (vec!["completions", "tcsh"], "zsh"),
         (vec!["man", "frobnicate"], "--help"),
     ] {
@@ -51,6 +56,7 @@ fn a_url_in_the_wrong_place_is_not_repeated() {
         let (code, stdout, stderr) = finish(&mut Store::new().tool(arguments));
         assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
         assert!(stderr.contains("--url") && !stderr.contains("s3cret"), "{stderr}");
+        assert!(stderr.contains("<a URL>") && stderr.contains("--help"), "what the parser said: {stderr}");
     }
 }
 
@@ -59,6 +65,16 @@ fn keys_may_be_negative_numbers() {
     let store = Store::new();
     assert_eq!(finish(&mut store.run("-5", "echo $LEASEHOLD_KEY")).1, "-5\n");
     assert_eq!(finish(&mut store.tool("inspect -5")).0, 1);
+}
+
+#[test]
+fn keys_may_begin_with_a_dash() {
+    let store = Store::new();
+    for key in ["-h", "--help", "-dash"] {
+        let mut run = with(store.tool("run"), &["--key", key, "--", "sh", "-c", "echo $LEASEHOLD_KEY"]);
+        assert_eq!(finish(&mut run).1, format!("{key}\n"));
+        assert_eq!(finish(&mut with(store.tool("inspect"), &["--key", key])).0, 1);
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -199,6 +199,11 @@ pub fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
+/// What is left of an hour that has just begun, rounded up.
+pub fn nearly_an_hour(text: &str) -> bool {
+    text.contains("1h") || text.contains("59m")
+}
+
 /// Runs the tool with these exact arguments.
 pub fn with<S: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = S>) -> Command {
     command.args(arguments);
