@@ -37,7 +37,7 @@ use crate::outbox::Freeing;
 use crate::queue::{Closed, Entered};
 use crate::shared::Shared;
 use crate::state::Phase;
-use crate::waiting::{Paused, ends, pause, permitted, poll_in};
+use crate::waiting::{Paused, is_ending, pause, permitted, poll_in};
 
 /// The pause before a store whose queue ended a wait without a grant is asked again.
 const UNQUEUED: Duration = Duration::from_millis(100);
@@ -159,7 +159,7 @@ impl Acquisition {
                                 return Err(shared.name_error(error, Some(key)).into());
                             }
                             // Who waits for a release that the store has not answered waits for no holder.
-                            _ if ends(&shared, key) => return Err(Refusal::NoAnswer),
+                            _ if is_ending(&shared, key) => return Err(Refusal::NoAnswer),
                             _ => return Err(Refusal::Contended),
                         },
                     }

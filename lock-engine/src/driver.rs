@@ -314,7 +314,7 @@ impl Driver {
             if called && self.outbox.is_done() && self.finishing == 0 {
                 // What is told from here on comes too late; what was told just now does not.
                 let told = self.inbox.shut();
-                if told.is_empty() {
+                if !told.has_to_undo() {
                     return (unpolled, self.outbox.left());
                 }
                 self.carry_out(told);

@@ -33,7 +33,7 @@ use crate::queue::Queues;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
 use crate::state::Phase;
-use crate::waiting::ends;
+use crate::waiting::is_ending;
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
 ///
@@ -128,7 +128,7 @@ impl Engine {
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.shared, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
-            FastPath::Contended if !ends(&self.shared, key) => return Ok(None),
+            FastPath::Contended if !is_ending(&self.shared, key) => return Ok(None),
             FastPath::Contended => (None, vec![self.asking(key, options, true)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };

@@ -112,7 +112,7 @@ impl Begun {
         let Some(hold) = self.hold.take() else { return Ok(FastPath::Contended) };
         match hold.state.ask_store() {
             Ok(()) => {
-                let permit = hold.permit(Outcome::NotGranted);
+                let permit = hold.claim_permit(Outcome::NotGranted);
                 Ok(FastPath::Ask(Asking { hold, permit, contended }))
             }
             // Lost before it was granted: whoever lost it, closing as a rule, took the permit.

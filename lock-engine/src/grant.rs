@@ -79,7 +79,7 @@ impl Grant for Hold {
             return Release::ready(self.released(answer));
         }
         let (reply, answer) = oneshot::channel();
-        let permit = self.permit(Outcome::Ended);
+        let permit = self.claim_permit(Outcome::Ended);
         let told = self.shared.inbox.free_soon(Freeing::let_go(&self, permit).reply(reply));
         if !told {
             return Release::ready(Err(self.unanswered()));
@@ -175,14 +175,14 @@ impl Hold {
     /// Leaves a release that failed to the driver. Where it may have been carried out, the next in line asks the
     /// store itself; else it is tried once more before that.
     fn release_again(&self, error: &Error) {
-        let freeing = Freeing::let_go(self, self.permit(Outcome::Ended));
+        let freeing = Freeing::let_go(self, self.claim_permit(Outcome::Ended));
         let unknown = error.kind() == ErrorKind::OutcomeUnknown;
         self.shared.free(if unknown { freeing.without_permit() } else { freeing });
     }
 
     /// Leaves the release to the driver, which hands on the permit after its first try.
     fn release_later(&self) {
-        self.shared.free(Freeing::let_go(self, self.permit(Outcome::Ended)));
+        self.shared.free(Freeing::let_go(self, self.claim_permit(Outcome::Ended)));
     }
 
     /// The store did not have it any more when it was to be released.

@@ -135,7 +135,7 @@ impl Hold {
     /// caller's to free.
     pub(crate) fn give_up(&self, permit: Option<Permit>) -> Option<Permit> {
         let ours = self.state.give_up();
-        permit.or_else(|| ours.then(|| self.permit(Outcome::NotGranted)))
+        permit.or_else(|| ours.then(|| self.claim_permit(Outcome::NotGranted)))
     }
 
     /// How the store knows this hold.
@@ -219,13 +219,13 @@ impl Hold {
     pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Permit> {
         match self.state.lose(reason) {
             Lose::WasLive => {}
-            Lose::WasFast => return Some(self.permit(Outcome::NotGranted)),
+            Lose::WasFast => return Some(self.claim_permit(Outcome::NotGranted)),
             Lose::WasPending | Lose::HadEnded => return None,
         }
         self.shared.schedule.forget(self);
         self.shared.metrics.lost(self);
         tracing::warn!(key = %self.request.key, holder = %self.request.holder, token = ?self.token(), store = %self.shared.name, %reason, "lock lost");
-        Some(self.permit(Outcome::Ended))
+        Some(self.claim_permit(Outcome::Ended))
     }
 
     /// Ends the hold for release; the store is the caller's to tell. `Err` when it was lost.
@@ -241,8 +241,8 @@ impl Hold {
         }
     }
 
-    /// The permit, for whoever ended the hold, once.
-    pub(crate) fn permit(&self, outcome: Outcome) -> Permit {
+    /// The permit, for whoever ended the hold: to be claimed once.
+    pub(crate) fn claim_permit(&self, outcome: Outcome) -> Permit {
         self.shared.queues.permit(&self.request.key, outcome)
     }
 

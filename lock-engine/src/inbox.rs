@@ -39,8 +39,9 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.free.is_empty() && self.abandoned.is_empty()
+    /// Whether the store may have to let go of something.
+    pub(crate) fn has_to_undo(&self) -> bool {
+        !self.free.is_empty() || !self.abandoned.is_empty()
     }
 }
 

@@ -19,7 +19,7 @@ use crate::queue::{Closed, Waiter};
 use crate::shared::{Permit, Shared};
 
 /// Whether whoever has the key's permit here is only waiting for the store to let go.
-pub(crate) fn ends(shared: &Shared, key: &LockKey) -> bool {
+pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> bool {
     shared.queues.with(key, |owner| owner.is_ending()).unwrap_or(false)
 }
 
