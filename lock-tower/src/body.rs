@@ -32,7 +32,8 @@ pin_project! {
         // The body is dropped before the lock is released.
         Inner { #[pin] body: B, hold: Option<Hold> },
         Refusal { body: UnsyncBoxBody<Bytes, BoxError> },
-        Cut,
+        // The lock was lost, or the body is over and gave it back.
+        Over,
     }
 }
 
@@ -62,10 +63,10 @@ where
         let (mut body, hold) = match state.as_mut().project() {
             StateProj::Inner { body, hold } => (body, hold),
             StateProj::Refusal { body } => return Pin::new(body).poll_frame(cx),
-            StateProj::Cut => return Poll::Ready(None),
+            StateProj::Over => return Poll::Ready(None),
         };
         if let Some(Poll::Ready(reason)) = hold.as_mut().map(|hold| hold.poll_stopped(cx)) {
-            state.set(State::Cut);
+            state.set(State::Over);
             return Poll::Ready(Some(Err(Error::lost(reason).into())));
         }
         let polled = body.as_mut().poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
@@ -75,8 +76,9 @@ where
             Poll::Ready(Some(Ok(_))) => body.is_end_stream(),
             Poll::Pending => false,
         };
-        if is_over {
-            *hold = None;
+        // What the body owns is gone before the lock is, and nothing of it runs without.
+        if is_over && hold.is_some() {
+            state.set(State::Over);
         }
         polled
     }
@@ -85,7 +87,7 @@ where
         match &self.state {
             State::Inner { body, .. } => body.is_end_stream(),
             State::Refusal { body } => body.is_end_stream(),
-            State::Cut => true,
+            State::Over => true,
         }
     }
 
@@ -93,7 +95,7 @@ where
         match &self.state {
             State::Inner { body, .. } => body.size_hint(),
             State::Refusal { body } => body.size_hint(),
-            State::Cut => SizeHint::with_exact(0),
+            State::Over => SizeHint::with_exact(0),
         }
     }
 }
@@ -104,7 +106,7 @@ impl<B> fmt::Debug for LockBody<B> {
             State::Inner { hold: Some(_), .. } => "LockBody(with the lock)",
             State::Inner { hold: None, .. } => "LockBody",
             State::Refusal { .. } => "LockBody(refusal)",
-            State::Cut => "LockBody(cut)",
+            State::Over => "LockBody(over)",
         })
     }
 }

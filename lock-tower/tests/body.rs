@@ -7,6 +7,7 @@ mod common;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
 use leasehold_api::{Error, ErrorKind, Lock, LockExt as _, LossReason};
 use leasehold_memory::MemoryStore;
-use leasehold_tower::{LockBody, LockLayer, OnLost, Until};
+use leasehold_tower::{Held, LockBody, LockLayer, OnLost, Until};
 use tokio::sync::mpsc;
 use tower::{Layer as _, service_fn};
 
@@ -196,4 +197,66 @@ async fn sizes_are_those_of_the_body_inside() {
         assert_eq!(text(response).await, "four");
         lock.key("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
     }
+}
+
+/// A body that fails, would go on after that, and sees at its end whether the lock is still there.
+struct Owner {
+    held: Held,
+    was_held_at_drop: Arc<AtomicBool>,
+    last: Option<Item>,
+}
+
+impl http_body::Body for Owner {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Item>> {
+        Poll::Ready(self.last.take())
+    }
+
+    fn is_end_stream(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.was_held_at_drop.store(self.held.validity().is_held(), Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn what_the_body_owns_is_gone_before_the_lock_is() {
+    let (_, lock) = memory();
+    for last in [None, Some(Err("cut"))] {
+        let was_held_at_drop = Arc::new(AtomicBool::new(false));
+        let (seen, end) = (
+            Arc::clone(&was_held_at_drop),
+            last.clone().map(|end: Result<(), _>| end.map(|()| Frame::data(Bytes::new()))),
+        );
+        let end = Arc::new(std::sync::Mutex::new(end));
+        let handler = service_fn(move |request: Request<Body>| {
+            let held = request.extensions().get::<Held>().unwrap().clone();
+            let body = Owner { held, was_held_at_drop: Arc::clone(&seen), last: end.lock().unwrap().take() };
+            async { Ok::<_, Infallible>(Response::new(body)) }
+        });
+        let layer = layer(&lock).until(Until::BodyEnd);
+        let mut response = send(&layer.layer(handler), get("/k")).await;
+        let frame = response.body_mut().frame().await;
+        assert_eq!(frame.is_some_and(|frame| frame.is_err()), last.is_some());
+        drop(response);
+        assert!(was_held_at_drop.load(Ordering::SeqCst), "{last:?}: the lock went first");
+        lock.key("k").wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn nothing_of_a_body_runs_without_the_lock_after_it_has_failed() {
+    let mut it = answered(false, |layer| layer).await;
+    it.frames.send(Err("cut")).unwrap();
+    it.frames.send(data("after")).unwrap();
+    assert_eq!(it.next().await.unwrap().unwrap_err().to_string(), "cut");
+    assert!(!it.is_held().await);
+    assert!(it.next().await.is_none(), "what comes after would be without the lock");
+    assert!(it.response.body().is_end_stream());
 }
