@@ -29,6 +29,8 @@ use tokio::time::timeout;
 use tower::{Layer as _, ServiceExt as _};
 
 const COUNT: &str = "SELECT count(*) FROM work";
+const AT_SERVER: &str = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+    WHERE locktype = 'advisory' AND NOT granted AND d.datname = current_database()";
 
 struct Setup {
     database: Database,
@@ -261,12 +263,36 @@ async fn those_who_wait_leave_the_pool_to_others() {
     }
     until("all wait", || it.layer.stats().waiting == 40).await;
     // Two may wait at the server.
-    let at_server = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
-        WHERE locktype = 'advisory' AND NOT granted AND d.datname = current_database()";
-    until_number(&it.database, at_server, 2).await;
+    until_number(&it.database, AT_SERVER, 2).await;
     let free: Vec<_> = futures_util::future::join_all((0..4).map(|_| it.pool.acquire())).await;
     assert!(free.iter().all(Result::is_ok), "the rest of the pool is there for others");
     drop(free);
+    run(&mut other, "COMMIT").await;
+    assert!(waiting.join_all().await.iter().all(|&status| status == StatusCode::OK));
+}
+
+/// Keys that others hold for long are not to stop the free ones, however small the pool is.
+#[tokio::test]
+async fn keys_that_others_hold_do_not_keep_the_free_ones_waiting() {
+    let it = setup(4).await;
+    let mut other = it.database.connect().await;
+    run(&mut other, "BEGIN").await;
+    // More of them than the layer has transactions.
+    let held = ["a", "b", "c", "d", "e"];
+    for name in held {
+        locks().lock_in(&mut other, &key!["w", name].unwrap(), LONG).await.unwrap();
+    }
+    let app = it.app(async |_: SharedTx| ());
+    let mut waiting = JoinSet::new();
+    for name in held {
+        let app = app.clone();
+        waiting.spawn(async move { send(&app, request(name)).await.status() });
+    }
+    until("all wait", || it.layer.stats().waiting == held.len()).await;
+    until_number(&it.database, AT_SERVER, 1).await;
+    let free = timeout(LONG / 2, send(&app, request("free"))).await.expect("it waits for keys of others");
+    assert_eq!(free.status(), StatusCode::OK);
+    assert_eq!(it.layer.stats().waiting, held.len());
     run(&mut other, "COMMIT").await;
     assert!(waiting.join_all().await.iter().all(|&status| status == StatusCode::OK));
 }

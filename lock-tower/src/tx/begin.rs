@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockExt as _, LockGuard, LockKey};
 use leasehold_memory::MemoryStore;
-use leasehold_postgres_advisory::{XactGuard, XactLocks};
+use leasehold_postgres_advisory::{LockWait, XactGuard, XactLocks};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
@@ -52,17 +52,37 @@ impl Queue {
         // A budget too long for the clock is as good as a year.
         let now = Instant::now();
         let deadline = now.checked_add(wait).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
-        let left = || deadline.saturating_duration_since(Instant::now());
-        let place = Place {
-            _key: self.keys.key(key).wait(wait).acquire().await?,
-            _transaction: permit(&self.transactions, deadline).await?,
-        };
+        let key_guard = self.keys.key(key).wait(wait).acquire().await?;
+        let transaction = permit(&self.transactions, deadline).await?;
+        let tx = self.attempt(key, if wait.is_zero() { now + LOOK } else { deadline }).await?;
+        if let Some(tx) = tx {
+            return Ok(Begun { tx, place: Place { _key: key_guard, _transaction: transaction } });
+        }
+        if wait.is_zero() {
+            return Err(Error::new(ErrorKind::Timeout, "others hold the lock or wait for it").with_key(key));
+        }
+        // Who has to wait leaves its place to those who need not, until it may wait at the server.
+        drop(transaction);
         let waiting = permit(&self.waiting, deadline).await?;
-        let tx = self.locks.begin(&self.pool, key, left()).await?;
+        let transaction = permit(&self.transactions, deadline).await?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let tx = self.locks.begin(&self.pool, key, left).await?;
         drop(waiting);
-        Ok(Begun { tx, place })
+        Ok(Begun { tx, place: Place { _key: key_guard, _transaction: transaction } })
+    }
+
+    /// `None` while others hold the key: mostly nobody does, and then nobody is waited for.
+    async fn attempt(&self, key: &LockKey, deadline: Instant) -> Result<Option<XactGuard>, Error> {
+        let attempt = self.locks.begin_with(&self.pool, key, LockWait::Skip);
+        timeout_at(deadline, attempt).await.unwrap_or_else(|_| {
+            let message = "the pool had no connection in time, or the server did not answer; try again";
+            Err(Error::new(ErrorKind::Unavailable, message))
+        })
     }
 }
+
+/// How long a connection is waited for by whoever has no time to wait for the lock.
+const LOOK: Duration = Duration::from_secs(1);
 
 async fn permit(places: &Arc<Semaphore>, deadline: Instant) -> Result<OwnedSemaphorePermit, Error> {
     // Polled first, so that a budget of zero still takes a place that is free.
