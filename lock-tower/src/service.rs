@@ -12,7 +12,7 @@ use tracing::{debug, error, warn};
 use crate::finish::Finish;
 use crate::held::Held;
 use crate::hold::Hold;
-use crate::key::KeyFor;
+use crate::key::{KeyError, KeyFor};
 use crate::layer::{OnGone, Shared, Until};
 use crate::stats::{InFlight, Outcome};
 use crate::transport::{RETRY_AFTER, Refused, Transport};
@@ -165,6 +165,12 @@ impl<K, T> Shared<K, T> {
             debug!(%key, %error, "contended");
             let retry_after = error.retry_after().unwrap_or(RETRY_AFTER);
             return Err(Refused::Contended { retry_after });
+        }
+        if error.kind() == ErrorKind::InvalidKey {
+            waiting.refused(Outcome::NoKey);
+            let error = KeyError::from(error);
+            error.log();
+            return Err(Refused::NoKey(error));
         }
         waiting.refused(Outcome::Unavailable);
         error!(%error, "the lock cannot be had");

@@ -22,7 +22,7 @@ use crate::BoxError;
 use crate::body::LockBody;
 use crate::finish::Finish;
 use crate::http::Http;
-use crate::key::KeyFor;
+use crate::key::{KeyError, KeyFor};
 use crate::problem::Problem;
 use crate::service::call;
 use crate::stats::{Counters, InFlight, Outcome, Stats};
@@ -219,6 +219,12 @@ where
             waiting.refused(Outcome::Contended);
             debug!(%key, %error, "contended");
             return refuse(Refused::Contended { retry_after: RETRY_AFTER });
+        }
+        Err(error) if error.kind() == ErrorKind::InvalidKey => {
+            waiting.refused(Outcome::NoKey);
+            let error = KeyError::from(error);
+            error.log();
+            return refuse(Refused::NoKey(error));
         }
         Err(error) => {
             waiting.refused(Outcome::Unavailable);

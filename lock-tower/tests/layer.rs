@@ -452,3 +452,19 @@ async fn settings_that_cannot_be_used_are_told_at_start_up() {
     let error = layer(&file).ttl(Duration::from_secs(3)).check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
+
+/// A key may be good as a key and still be none of the store's: too long for its namespace, without a number.
+#[tokio::test]
+async fn a_key_that_the_store_does_not_take_is_the_client_s_fault() {
+    let (_, lock) = memory();
+    let lock: Arc<dyn Lock> = Arc::new(leasehold_api::Namespaced::new(lock, "tenant").unwrap());
+    let long = format!("/{}", "x".repeat(leasehold_api::MAX_KEY_BYTES));
+    for layer in [layer(&lock), layer(&lock).fail_fast()] {
+        let response = send(&layer.layer(answering(StatusCode::OK)), get(&long)).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        let answer = text(response).await;
+        assert!(answer.contains("no-key") && !answer.contains("xxx"), "{answer}");
+        let stats = layer.stats();
+        assert_eq!((stats.no_key, stats.unavailable, stats.waiting), (1, 0, 0));
+    }
+}

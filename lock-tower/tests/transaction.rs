@@ -407,3 +407,14 @@ async fn row_61_a_transaction_is_fenced_through_held() {
     }
     assert_eq!(layer.stats().lost, 1);
 }
+
+#[tokio::test]
+async fn a_key_that_has_no_number_is_the_client_s_fault() {
+    let it = setup(4).await;
+    let locks = locks().numbers(leasehold_postgres::RawBigint);
+    let layer = TxLayer::new(locks, it.pool.clone(), Template::parse("{query.k}").unwrap()).unwrap();
+    let app = Router::new().route("/", post(async |_: SharedTx| ()).route_layer(layer.clone()));
+    assert_eq!(send(&app, request("4711")).await.status(), 200);
+    assert_eq!(send(&app, request("x")).await.status(), 400);
+    assert_eq!((layer.stats().no_key, layer.stats().unavailable), (1, 0));
+}
