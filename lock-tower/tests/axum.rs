@@ -83,6 +83,17 @@ async fn row_54_path_parameters_are_seen_from_where_the_layer_may_be() {
 }
 
 #[tokio::test]
+async fn row_54_a_parameter_of_the_path_that_is_there_twice_is_a_fault_of_the_service() {
+    let (_, lock) = memory();
+    let layer = templated(&lock, "l:{path.id}");
+    let handler = async |Path((_, id)): Path<(String, String)>| id;
+    let inside = Router::new().route("/spend/{id}", get(handler)).route_layer(layer.clone());
+    let app = Router::new().nest("/{id}", inside);
+    assert_eq!(answer(&app, Method::GET, "/a/spend/b").await.0, 500, "which one is it?");
+    assert_eq!(layer.stats().granted, 0);
+}
+
+#[tokio::test]
 async fn row_54_a_route_added_after_the_layer_is_not_locked() {
     let (_, lock) = memory();
     let layer = templated(&lock, "k");

@@ -105,8 +105,15 @@ fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
             "`path.{field}`: the layer is not on a route, so there are no parameters; use route_layer"
         )),
     })?;
-    let value = params.iter().find(|(name, _)| *name == field).map(|(_, value)| value.to_owned());
-    value.ok_or_else(|| KeyError::internal(format!("the route has no parameter `{field}`")))
+    let mut found = params.iter().filter(|(name, _)| *name == field);
+    match (found.next(), found.next()) {
+        (Some((_, value)), None) => Ok(value.to_owned()),
+        // Of nested routers: a handler may take either.
+        (Some(_), Some(_)) => {
+            Err(KeyError::internal(format!("the route has the parameter `{field}` twice; rename one")))
+        }
+        (None, _) => Err(KeyError::internal(format!("the route has no parameter `{field}`"))),
+    }
 }
 
 #[cfg(not(feature = "axum"))]
