@@ -43,7 +43,9 @@
 //!   error, before anybody has rolled back.
 //! - **After a deadlock, roll back.** What earlier calls locked is still held, and the others wait for it.
 //! - **Savepoints.** Rolling back to a savepoint that is older than the lock releases it;
-//!   [`XactProof::check`] asks the server (docs/hazards.md H05).
+//!   [`XactProof::check`] asks the server (docs/hazards.md H05). Wait for the `begin` of a savepoint: where its future
+//!   is dropped half-way, as by a timeout, the driver rolls the whole transaction back, and later statements are
+//!   carried out outside of any. [`XactGuard::commit`](crate::XactGuard::commit) then fails; a commit of your own does not.
 //! - **Prepared transactions** (`PREPARE TRANSACTION`) keep the lock, without any connection and over a
 //!   restart, until `COMMIT PREPARED` or `ROLLBACK PREPARED` (H06).
 //! - **Re-entrant within the session.** The server grants a session what it holds already: the same key

@@ -7,13 +7,17 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind, LockKey};
 use leasehold_postgres::{LockWait, outcome_unknown, store_error};
 use sqlx::pool::PoolConnection;
-use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlStr, Transaction, raw_sql};
+use sqlx::{Executor as _, PgConnection, PgPool, Postgres, Row as _, SqlStr, Transaction, raw_sql};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, contended};
 use crate::xact_sql;
 
 const BEGIN: &str = "begin a transaction";
+
+const COMMIT: &str = "commit";
+
+const ENDED_BEFORE: &str = "the transaction, and its lock, had ended before the commit: by a COMMIT or ROLLBACK of its own, or by the driver, which undoes a savepoint whose `begin` was dropped half-way with the whole transaction; what came after that was carried out without the lock, so look what is there";
 
 const COMMIT_LOST: &str =
     "the commit was not confirmed, so it may have been carried out; look before doing the work again";
@@ -117,20 +121,24 @@ impl XactGuard {
     /// # Errors
     ///
     /// [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended: nothing of it is
-    /// there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed meanwhile. Else what
-    /// the server answers.
+    /// there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed meanwhile, or when a statement of
+    /// the work or the driver had ended the transaction before, so that what came after it was done without the lock.
+    /// Else what the server answers.
     ///
     /// # Cancel safety
     ///
     /// Dropped in between, it is committed or rolled back: look. The lock is given back either way.
     pub async fn commit(mut self) -> Result<(), Error> {
-        ask(&mut self.transaction, xact_sql::ALIVE.to_owned(), ANSWER, "commit").await?;
+        let row = ask(&mut self.transaction, xact_sql::OPEN.to_owned(), ANSWER, COMMIT).await?;
+        if !row.try_get(0).map_err(|error| store_error(error, COMMIT))? {
+            return Err(Error::new(ErrorKind::OutcomeUnknown, ENDED_BEFORE));
+        }
         match timeout(ANSWER, self.transaction.commit()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if outcome_unknown(&error) => {
                 Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error))
             }
-            Ok(Err(error)) => Err(store_error(error, "commit")),
+            Ok(Err(error)) => Err(store_error(error, COMMIT)),
             Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)),
         }
     }

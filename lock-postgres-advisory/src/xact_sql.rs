@@ -107,6 +107,10 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 /// Fails in a transaction that has failed, where `COMMIT` itself would roll back and call it success.
 pub(crate) const ALIVE: &str = "SELECT 1";
 
+/// Before the commit: fails in a transaction that has failed, as [`ALIVE`] does, and is false where none is open, of
+/// which a commit would make a success too.
+pub(crate) const OPEN: &str = "SELECT pg_catalog.now() <> pg_catalog.statement_timestamp()";
+
 /// Ends the transaction, whatever its state.
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 

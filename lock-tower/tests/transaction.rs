@@ -418,3 +418,33 @@ async fn a_key_that_has_no_number_is_the_client_s_fault() {
     assert_eq!(send(&app, request("x")).await.status(), 400);
     assert_eq!((layer.stats().no_key, layer.stats().unavailable), (1, 0));
 }
+
+/// The driver undoes a savepoint whose future was dropped by a rollback of the whole transaction: what is written after
+/// that stands, without the lock, and what was written before is gone.
+#[tokio::test]
+async fn a_transaction_that_ended_under_its_handler_is_no_success() {
+    let it = setup(4).await;
+    let app = it.app(async |mut tx: SharedTx| {
+        write(&mut tx).await;
+        {
+            let mut savepoint = Box::pin(sqlx::Connection::begin(&mut *tx));
+            begin(&mut savepoint).await;
+        }
+        write(&mut tx).await;
+    });
+    let response = send(&app, request("a")).await;
+    assert_eq!(it.count().await, 1, "half of it");
+    assert_eq!(response.status(), 500);
+    assert!(text(response).await.contains("commit-unknown"));
+    assert!(it.is_free("a").await);
+    assert_eq!(it.layer.stats().release_failed, 1);
+
+    // Savepoints that are waited for are fine.
+    let app = it.app(async |mut tx: SharedTx| {
+        let savepoint = sqlx::Connection::begin(&mut *tx).await.unwrap();
+        savepoint.rollback().await.unwrap();
+        write(&mut tx).await;
+    });
+    assert_eq!(send(&app, request("a")).await.status(), 200);
+    assert_eq!(it.count().await, 2);
+}
