@@ -43,7 +43,8 @@ pub use shared::{SharedTx, SharedTxError};
 /// - Inside, use only the transaction. A handler that takes further connections of the same pool waits for
 ///   connections that others like it hold; one is kept free for them, so they get on one after the other.
 /// - Requests of one key queue in the process before the first of them takes a connection, and the layer's
-///   transactions never take the last connection of the pool; at most half of it waits for locks.
+///   transactions never take the last connection of the pool; at most half of it waits for locks. Each layer counts
+///   for itself, its clones together: routes that share a pool share a layer, or several take the last one too.
 /// - Locks and their limits are those of [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
 ///   `idle_in_transaction_session_timeout` that ends lock and transaction.
 /// - Not for gRPC, whose status comes after the body.
