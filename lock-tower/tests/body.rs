@@ -232,7 +232,7 @@ async fn what_the_body_owns_is_gone_before_the_lock_is() {
         let was_held_at_drop = Arc::new(AtomicBool::new(false));
         let (seen, end) = (
             Arc::clone(&was_held_at_drop),
-            last.clone().map(|end: Result<(), _>| end.map(|()| Frame::data(Bytes::new()))),
+            last.map(|end: Result<(), _>| end.map(|()| Frame::data(Bytes::new()))),
         );
         let end = Arc::new(std::sync::Mutex::new(end));
         let handler = service_fn(move |request: Request<Body>| {
