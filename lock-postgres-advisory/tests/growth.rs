@@ -111,6 +111,7 @@ fn what_is_not_measured_names_no_table() {
         xact_sql::wait(&[1], KeySpace::Big, 1),
         xact_sql::held(1, KeySpace::Big),
         xact_sql::ALIVE.to_owned(),
+        xact_sql::OPEN.to_owned(),
         xact_sql::ROLLBACK.to_owned(),
     ];
     assert_ne!(sql::UNMARKED, 0);
