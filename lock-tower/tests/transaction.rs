@@ -419,17 +419,14 @@ async fn a_key_that_has_no_number_is_the_client_s_fault() {
     assert_eq!((layer.stats().no_key, layer.stats().unavailable), (1, 0));
 }
 
-/// The driver undoes a savepoint whose future was dropped by a rollback of the whole transaction: what is written after
-/// that stands, without the lock, and what was written before is gone.
+/// The driver does the same to a savepoint whose `begin` is dropped half-way: it rolls the whole transaction back. What is
+/// written after that stands, without the lock, and what was written before is gone.
 #[tokio::test]
 async fn a_transaction_that_ended_under_its_handler_is_no_success() {
     let it = setup(4).await;
     let app = it.app(async |mut tx: SharedTx| {
         write(&mut tx).await;
-        {
-            let mut savepoint = Box::pin(sqlx::Connection::begin(&mut *tx));
-            begin(&mut savepoint).await;
-        }
+        run(&mut tx, "ROLLBACK").await;
         write(&mut tx).await;
     });
     let response = send(&app, request("a")).await;
