@@ -38,7 +38,8 @@ pub enum OnReplay {
     /// The stored response, with `idempotent-replayed: true`.
     #[default]
     Answer,
-    /// 409 without `Retry-After`: the request was carried out, and a repetition is refused.
+    /// 409 without `Retry-After`: the request was carried out, and a repetition is refused. One that was rejected was
+    /// not carried out: its repetition is given the stored response.
     Refuse,
 }
 
@@ -236,8 +237,8 @@ impl<S: IdempotencyStore> Settings<S> {
         match self.store.begin(&ident, &fingerprint).await {
             Ok(Begin::Fresh(fresh)) => Ok((fresh, parts, body)),
             Ok(Begin::Replay(stored)) => Err(Box::new(match self.on_replay {
-                OnReplay::Answer => answer::replay(&stored),
-                OnReplay::Refuse => Refusal::DoneBefore.into(),
+                OnReplay::Refuse if !stored.is_rejected() => Refusal::DoneBefore.into(),
+                _ => answer::replay(&stored),
             })),
             Ok(Begin::InFlight { retry_after }) => Err(refuse(Refusal::InFlight(retry_after))),
             Ok(Begin::Mismatch) => Err(refuse(Refusal::Mismatch)),

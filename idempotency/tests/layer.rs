@@ -54,6 +54,8 @@ fn app(change: impl FnOnce(MemoryLayer) -> MemoryLayer) -> App {
             }),
         )
         .route("/tx", post(async |_: IdemTx| "never"))
+        .route("/refused", post(async || (StatusCode::PAYMENT_REQUIRED, "no funds")))
+        .route("/packed", post(async || ([("content-encoding", "gzip")], "\u{1f}packed")))
         .route("/bytes", post(async || ([("etag", HeaderValue::from_bytes(b"\xff").unwrap())], "x")));
     App { router: router.route_layer(change(layer)), calls, gate }
 }
@@ -178,6 +180,24 @@ async fn row_71_by_choice_a_repetition_is_refused() {
     assert!(is_problem(&told, 409, "done-before"), "{told:?}");
     assert!(!told.1.contains_key("retry-after"), "it will not help");
     assert_eq!(app.calls(), 1);
+    // What was refused was not carried out, and nobody is told that it was.
+    for repeated in [false, true] {
+        let keyed = request("/refused").header("idempotency-key", "b");
+        let (status, headers, body) = app.send(keyed, "").await;
+        assert_eq!((status, body.as_str()), (StatusCode::PAYMENT_REQUIRED, "no funds"));
+        assert_eq!(headers.contains_key("idempotent-replayed"), repeated);
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_replayed_with_what_is_needed_to_read_it() {
+    let app = app(|layer| layer);
+    for repeated in [false, true] {
+        let keyed = request("/packed").header("idempotency-key", "a");
+        let (_, headers, body) = app.send(keyed, "").await;
+        assert_eq!((headers["content-encoding"].to_str().unwrap(), body.as_str()), ("gzip", "\u{1f}packed"));
+        assert_eq!(headers.contains_key("idempotent-replayed"), repeated);
+    }
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, ETAG, LINK, LOCATION, RETRY_AFTER};
+use http::header::{CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, ETAG, LINK, LOCATION, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use leasehold_api::ErrorKind;
 
@@ -12,7 +12,7 @@ use crate::error::IdempotencyError;
 use crate::stored::Stored;
 
 /// What belongs to the response and not to the exchange: no cookies, no dates, no lengths.
-const KEPT: [HeaderName; 5] = [CONTENT_TYPE, LOCATION, ETAG, LINK, CONTENT_LANGUAGE];
+const KEPT: [HeaderName; 6] = [CONTENT_TYPE, CONTENT_ENCODING, LOCATION, ETAG, LINK, CONTENT_LANGUAGE];
 
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
