@@ -131,7 +131,7 @@ impl From<Refusal> for Response {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(pause) = refusal.retry_after() {
-            let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
+            let seconds = pause.as_secs().saturating_add((pause.subsec_nanos() > 0).into());
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
         response

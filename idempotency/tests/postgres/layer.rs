@@ -9,6 +9,7 @@ use leasehold_idempotency::{IdemTx, IdempotencyLayer};
 use tower::ServiceExt as _;
 
 use crate::common::{Pg, effect, world};
+use crate::suite::{fresh, ident, request};
 
 fn app(world: &Pg) -> Router {
     let layer = IdempotencyLayer::new(world.store.clone().max_body(64), |parts| {
@@ -181,4 +182,16 @@ async fn row_52_a_client_that_leaves_and_repeats_has_one_effect() {
         }
     }
     assert_eq!(world.effects().await, 1);
+}
+
+#[tokio::test]
+async fn the_longest_pause_is_a_number_and_no_panic() {
+    let world = world(2).await;
+    let store = world.store.clone().retry_after(std::time::Duration::MAX);
+    let layer = IdempotencyLayer::new(store.clone(), |_| Some("account:42".to_owned()));
+    let app = Router::new().route("/", post(async || "ok")).route_layer(layer);
+    let open = fresh(store.begin(&ident("k"), &request("x")).await);
+    let (status, headers, _) = text(send(&app, "/", "k").await).await;
+    assert_eq!((status, &headers["retry-after"]), (StatusCode::CONFLICT, &u64::MAX.into()));
+    open.rollback().await.unwrap();
 }
