@@ -124,6 +124,7 @@ impl MemoryIdempotency {
             rows: self.rows.clone(),
             ident: ident.clone(),
             fingerprint: *fingerprint,
+            retention: self.retention,
             expires,
             max_body: self.max_body,
             effects: Vec::new(),
@@ -183,6 +184,7 @@ pub struct MemoryFresh {
     rows: Rows,
     ident: Ident,
     fingerprint: Fingerprint,
+    retention: Duration,
     expires: Instant,
     max_body: usize,
     effects: Vec<Box<dyn FnOnce() + Send>>,
@@ -209,7 +211,9 @@ impl MemoryFresh {
         if !stored.is_rejected() {
             self.effects.into_iter().for_each(|effect| effect());
         }
-        let row = Row { fingerprint: self.fingerprint, stored: stored.clone(), expires: self.expires };
+        let now = Instant::now();
+        let expires = if self.expires > now { self.expires } else { now + self.retention };
+        let row = Row { fingerprint: self.fingerprint, stored: stored.clone(), expires };
         self.rows.get().insert(self.ident, row);
         self.flight.known(self.fingerprint, stored.clone());
         Ok(stored)

@@ -89,7 +89,8 @@ impl PgIdempotency {
         self
     }
 
-    /// How long a key is remembered, from when it was begun: a day unless set, a second to a hundred years.
+    /// How long a key is remembered, from when it was begun: a day unless set, a second to a hundred years. One that
+    /// took longer than that is remembered as long from when it was finished.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = bounded_retention(retention);

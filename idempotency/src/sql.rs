@@ -35,9 +35,12 @@ SELECT NULL::boolean AS ok, false AS fresh,
 FROM {schema}.idempotency k
 WHERE k.scope = $1 AND k.key = $2 AND k.expires_at > pg_catalog.clock_timestamp()";
 
-/// `$3` outcome, `$4` status, `$5` headers as JSON, `$6` body.
+/// `$3` outcome, `$4` status, `$5` headers as JSON, `$6` body. What took longer than its retention would be forgotten
+/// as it is committed, and keeps the same time from now on; otherwise no indexed column changes.
 pub(crate) const FINISH: &str = "\
-UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, body = $6
+UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, body = $6,
+    expires_at = CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN expires_at
+        ELSE pg_catalog.clock_timestamp() + (expires_at - created_at) END
 WHERE scope = $1 AND key = $2 AND outcome IS NULL";
 
 /// The place to which the effects of a rejected request are rolled back, behind the row of its key. The name of

@@ -83,3 +83,14 @@ async fn a_key_is_kept_for_its_retention() {
     tokio::time::advance(Duration::from_millis(1)).await;
     drop(suite::fresh(store.begin(&ident, &request).await));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
+    let store = MemoryIdempotency::new().retention(Duration::from_secs(60));
+    let (ident, request) = (suite::ident("a"), suite::request("x"));
+    let slow = suite::fresh(store.begin(&ident, &request).await);
+    tokio::time::advance(Duration::from_secs(120)).await;
+    slow.finish(Stored::done(200, "x")).await.unwrap();
+    tokio::time::advance(Duration::from_millis(59_999)).await;
+    assert_eq!(suite::replay(store.begin(&ident, &request).await).body(), "x");
+}

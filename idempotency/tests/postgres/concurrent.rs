@@ -240,3 +240,19 @@ async fn a_purge_waits_for_nobody() {
     assert_eq!(world.store.purge(100).await.unwrap(), 1);
     assert_eq!(replay(world.store.begin(&ident("a"), &request("y")).await).body(), "anew");
 }
+
+#[tokio::test]
+async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
+    let world = world(4).await;
+    let mut first = fresh(world.store.begin(&ident("a"), &request("x")).await);
+    effect(&mut first).await;
+    // As if it had been begun two days ago; a day is the retention.
+    let back = "UPDATE leasehold.idempotency SET created_at = created_at - interval '2 days', \
+        expires_at = expires_at - interval '2 days'";
+    assert_eq!(first.execute(back).await.unwrap().rows_affected(), 1);
+    first.finish(Stored::done(200, "first")).await.unwrap();
+    assert_eq!(world.store.purge(10).await.unwrap(), 0);
+    assert_eq!(replay(world.store.begin(&ident("a"), &request("x")).await).body(), "first");
+    let left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::bigint FROM leasehold.idempotency";
+    assert!((80_000..=86_400).contains(&world.number(left).await), "a day from now, not more");
+}
