@@ -20,8 +20,9 @@ COMMENT ON TABLE {schema}.idempotency IS
     'Idempotency keys: what was answered to each request, written in the transaction of its effects';
 COMMENT ON INDEX {schema}.idempotency_expires IS 'For the purge, which begins with the oldest';
 
+-- Temporary tables are looked up first unless the search path says where.
 CREATE OR REPLACE FUNCTION {schema}.idempotency_finished() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, {schema} AS $leasehold$
+SET search_path = pg_catalog, {schema}, pg_temp AS $leasehold$
 BEGIN
     IF EXISTS (SELECT FROM idempotency k WHERE k.scope = NEW.scope AND k.key = NEW.key AND k.outcome IS NULL) THEN
         RAISE EXCEPTION 'an idempotency key was begun and not finished' USING

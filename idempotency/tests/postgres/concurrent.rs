@@ -256,3 +256,14 @@ async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
     let left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::bigint FROM leasehold.idempotency";
     assert!((80_000..=86_400).contains(&world.number(left).await), "a day from now, not more");
 }
+
+/// A temporary table is found before the schemas of a search path that does not name where those are.
+#[tokio::test]
+async fn a_temporary_table_does_not_hide_a_forgotten_finish() {
+    let world = world(4).await;
+    let mut open = begin(&world, "READ COMMITTED").await;
+    open.execute("CREATE TEMPORARY TABLE idempotency (LIKE leasehold.idempotency)").await.unwrap();
+    drop(fresh(begin_in(&mut open, &world.store).await));
+    let refused = open.execute("COMMIT").await.unwrap_err();
+    assert_eq!(refused.as_database_error().unwrap().constraint(), Some("idempotency_finished"));
+}
