@@ -3,7 +3,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use sqlx::{PgConnection, Postgres, Transaction};
+use leasehold_api::{Error, ErrorKind};
+use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 
 use crate::error::IdempotencyError;
 use crate::flight::Flight;
@@ -12,6 +13,8 @@ use crate::open_key::OpenKey;
 use crate::stored::Stored;
 use crate::transaction::{answer, commit};
 
+const ENDED: &str = "the driver has ended the transaction, because a nested one could not be begun or its begin was dropped; what was executed afterwards is committed without the key: look for it before the request is repeated";
+
 /// A key that is new, and the transaction in which it is recorded. Use it as the connection for the effects; end it
 /// with [`finish`](Self::finish) or [`rollback`](Self::rollback).
 ///
@@ -19,6 +22,10 @@ use crate::transaction::{answer, commit};
 /// behind the statement that is under way, and the connection goes back to the pool when the server has confirmed it.
 ///
 /// Transactions begun on it, as with [`sqlx::Connection::begin`], are savepoints.
+///
+/// **Give up where such a `begin` fails** (as it does behind a statement that failed), **and do not drop its future**, as
+/// a timeout does: the driver ends the whole transaction then, and what is executed afterwards is committed at once,
+/// without the key. [`finish`](Self::finish) can only say so.
 #[must_use = "dropped, it is rolled back"]
 pub struct Fresh {
     transaction: Transaction<'static, Postgres>,
@@ -51,12 +58,17 @@ impl Fresh {
     ///
     /// [`TooLarge`](IdempotencyError::TooLarge) and [`Retry`](IdempotencyError::Retry): nothing was done. Of kind
     /// [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again with
-    /// the same key. Else what the server answers, and nothing was done.
+    /// the same key. Of kind [`Lost`](leasehold_api::ErrorKind::Lost) when the transaction was ended by somebody else,
+    /// such as the driver (see [above](Fresh)): what was executed afterwards stays. Else what the server answers, and
+    /// nothing was done.
     ///
     /// # Cancel safety
     ///
     /// Dropped in between, it is committed or rolled back; begin again with the same key.
     pub async fn finish(mut self, stored: Stored) -> Result<Stored, IdempotencyError> {
+        if !self.transaction.is_in_transaction() {
+            return Err(Error::new(ErrorKind::Lost, ENDED).into());
+        }
         if let Err(error) = self.key.clone().finish(&mut self.transaction, &stored).await {
             // Dropping it rolls back too; like this it is done when the caller is told.
             let _ = answer(self.transaction.rollback(), "roll back").await;

@@ -267,3 +267,21 @@ async fn a_temporary_table_does_not_hide_a_forgotten_finish() {
     let refused = open.execute("COMMIT").await.unwrap_err();
     assert_eq!(refused.as_database_error().unwrap().constraint(), Some("idempotency_finished"));
 }
+
+/// The driver ends the outer transaction where a nested one cannot be begun, and goes on without any: what follows is
+/// committed without the key, and whoever finishes must be told that, and not that nothing was done.
+#[tokio::test]
+async fn a_transaction_that_the_driver_has_ended_is_not_finished_and_the_error_says_so() {
+    let world = world(4).await;
+    let mut first = fresh(world.store.begin(&ident("a"), &request("x")).await);
+    first.execute("SELECT 1 / 0").await.unwrap_err();
+    assert!(first.begin().await.is_err());
+    effect(&mut first).await;
+    let lost = first.finish(Stored::done(200, "")).await.unwrap_err();
+    assert!(
+        matches!(&lost, IdempotencyError::Store(error) if error.kind() == leasehold_api::ErrorKind::Lost),
+        "{lost}"
+    );
+    assert!(lost.to_string().contains("committed without the key"), "{lost}");
+    assert!(!lost.is_retryable());
+}
