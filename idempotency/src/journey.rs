@@ -89,8 +89,8 @@ impl Journeys {
         self
     }
 
-    /// How long a journey is remembered, from its last record: a day unless set, a second to a hundred years. One that
-    /// is taken up again later begins anew, with other keys for its phases.
+    /// How long a journey is remembered, from its last record or when it was resumed: a day unless set, a second to a
+    /// hundred years. One that is taken up again later begins anew, with other keys for its phases.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = bounded_retention(retention);

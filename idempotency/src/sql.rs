@@ -72,10 +72,17 @@ FROM {schema}.journey k
 WHERE k.scope = $1 AND k.key = $2 AND k.expires_at > pg_catalog.clock_timestamp()";
 
 /// Begins a journey, or goes on with it: the row is there afterwards. `$3` fingerprint, `$4` retention in
-/// microseconds.
+/// microseconds. One that is gone on with is kept for as long again: purged under a phase, its next try would have
+/// another key.
 pub(crate) const JOURNEY_BEGIN: &str = "\
+WITH resumed AS (
+    UPDATE {schema}.journey SET expires_at = pg_catalog.clock_timestamp() + $4 * interval '1 microsecond'
+    WHERE scope = $1 AND key = $2 AND fingerprint = $3 AND outcome IS NULL
+        AND expires_at > pg_catalog.clock_timestamp()
+    RETURNING 1)
 INSERT INTO {schema}.journey AS k (scope, key, fingerprint, expires_at)
-VALUES ($1, $2, $3, pg_catalog.clock_timestamp() + $4 * interval '1 microsecond')
+SELECT $1, $2, $3, pg_catalog.clock_timestamp() + $4 * interval '1 microsecond'
+WHERE NOT EXISTS (SELECT FROM resumed)
 ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, seed = excluded.seed,
     phases = excluded.phases, outcome = NULL, status = NULL, headers = NULL, body = NULL,
     created_at = excluded.created_at, expires_at = excluded.expires_at

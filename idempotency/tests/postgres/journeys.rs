@@ -220,3 +220,28 @@ async fn a_lock_of_another_store_is_refused() {
 fn leasehold_memory_lock() -> Arc<dyn Lock> {
     Arc::new(leasehold_memory::connect().unwrap())
 }
+
+/// Or a purge could take it away under its phase, whose next try would have another key.
+#[tokio::test]
+async fn a_journey_that_is_resumed_is_remembered_from_then_on() {
+    let world = world(8).await;
+    let [here, _] = two(&world).await;
+    let provider = Provider::default();
+    let mut journey = fresh(start(&here).await);
+    journey.phase("reserved", async |_| Ok::<_, IdempotencyError>(7_u32)).await.unwrap();
+    drop(journey);
+    world.run("UPDATE leasehold.journey SET expires_at = clock_timestamp() + interval '1 hour'").await;
+    // Not by whoever asks for something else.
+    assert!(matches!(here.start(&ident("a"), &request("y")).await, Ok(Begin::Mismatch)));
+    let left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::bigint FROM leasehold.journey";
+    assert!(world.number(left).await <= 3600);
+    let mut resumed = start_when_free(&here).await;
+    assert!(world.number(left).await > 80_000, "a day");
+    resumed
+        .phase("reserved", async |_| -> Result<u32, IdempotencyError> { panic!("recorded") })
+        .await
+        .unwrap();
+    resumed.phase("charged", async |key| provider.charge(key).await).await.unwrap();
+    let stored = resumed.finish(Stored::done(200, "paid")).await.unwrap();
+    assert_eq!(replay(start(&here).await), stored);
+}
