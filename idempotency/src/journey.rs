@@ -314,9 +314,19 @@ impl Journey {
         Ok(stored)
     }
 
-    async fn record(&mut self, name: &str, value: &impl Serialize) -> Result<(), IdempotencyError> {
+    async fn record<T: Serialize + DeserializeOwned>(
+        &mut self,
+        name: &str,
+        value: &T,
+    ) -> Result<(), IdempotencyError> {
         let value = serde_json::to_value(value).map_err(|error| unreadable(name, &error))?;
+        // Recorded all the same, it would keep everybody from going on with the journey.
+        T::deserialize(&value).map_err(|error| unreadable(name, &error))?;
         let text = value.to_string();
+        // Without the backslashes that stand for themselves.
+        if text.replace(r"\\", "").contains(r"\u0000") {
+            return Err(unreadable(name, &"the server keeps no text with a zero character"));
+        }
         let (size, limit) = (name.len() + text.len(), self.journeys.max_body);
         if size > limit {
             return Err(IdempotencyError::TooLarge { size, limit });
@@ -347,7 +357,7 @@ impl Journey {
     }
 }
 
-fn unreadable(name: &str, error: &serde_json::Error) -> IdempotencyError {
+fn unreadable(name: &str, error: &dyn fmt::Display) -> IdempotencyError {
     IdempotencyError::Unreadable(format!("the value of the phase {name:?}: {error}"))
 }
 

@@ -221,6 +221,28 @@ fn leasehold_memory_lock() -> Arc<dyn Lock> {
     Arc::new(leasehold_memory::connect().unwrap())
 }
 
+#[tokio::test]
+async fn a_value_that_cannot_be_read_again_is_not_recorded() {
+    let world = world(8).await;
+    let [here, _] = two(&world).await;
+    let mut journey = fresh(start(&here).await);
+    let rate: Result<f64, IdempotencyError> = journey.phase("rate", async |_| Ok(f64::NAN)).await;
+    assert!(matches!(&rate, Err(IdempotencyError::Unreadable(text)) if text.contains("rate")), "{rate:?}");
+    let note: Result<String, IdempotencyError> = journey.phase("note", async |_| Ok("a\0b".to_owned())).await;
+    assert!(matches!(&note, Err(IdempotencyError::Unreadable(text)) if text.contains("note")), "{note:?}");
+    // A backslash before what looks like it is none.
+    let text: Result<String, IdempotencyError> =
+        journey.phase("text", async |_| Ok("\\u0000".to_owned())).await;
+    assert_eq!(text.unwrap(), "\\u0000");
+    assert_eq!(world.number("SELECT count(*) FROM leasehold.journey WHERE phases ? 'rate'").await, 0);
+    drop(journey);
+    // The journey can be gone on with.
+    let mut resumed = start_when_free(&here).await;
+    let rate: Result<f64, IdempotencyError> = resumed.phase("rate", async |_| Ok(0.5)).await;
+    assert_eq!(rate.unwrap().to_bits(), 0.5_f64.to_bits());
+    resumed.finish(Stored::done(200, "")).await.unwrap();
+}
+
 /// Or a purge could take it away under its phase, whose next try would have another key.
 #[tokio::test]
 async fn a_journey_that_is_resumed_is_remembered_from_then_on() {
