@@ -136,6 +136,8 @@ impl LeaseFence {
             .bind(self.key.as_str().to_owned())
             .bind(self.holder.to_string())
             .bind(self.number)
+            // The transaction is the caller's, perhaps behind a pooler that knows no prepared statements.
+            .persistent(false)
             .fetch_one(&mut **tx)
             .await;
         let read =

@@ -9,8 +9,9 @@ use leasehold_idempotency::{Begin, IdempotencyError, Journey, Journeys, PhaseKey
 use leasehold_postgres::PgConfig;
 use leasehold_postgres_ttl::TtlConfig;
 use serde::{Deserialize, Serialize};
+use test_servers::{Cluster, PgBouncer, PgBouncerOptions};
 
-use crate::common::{PATIENT, Pg, world};
+use crate::common::{PATIENT, Pg, pool, private, world};
 use crate::suite::{fresh, ident, replay, request};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -266,4 +267,23 @@ async fn a_journey_that_is_resumed_is_remembered_from_then_on() {
     resumed.phase("charged", async |key| provider.charge(key).await).await.unwrap();
     let stored = resumed.finish(Stored::done(200, "paid")).await.unwrap();
     assert_eq!(replay(start(&here).await), stored);
+}
+
+#[tokio::test]
+async fn journeys_behind_a_pooler_in_transaction_mode() {
+    let world = private(8).await;
+    let options = PgBouncerOptions::new().pool_size(4).round_robin();
+    let options = options.setting("ignore_startup_parameters", "extra_float_digits");
+    let bouncer = PgBouncer::start(Cluster::shared(), &options);
+    let pooled = pool(&bouncer.url(world.database.name()), 4).await;
+    let journeys = Journeys::new(pooled, lock(&world).await).behind_pooler();
+    for n in 0..12 {
+        let key = ident(&format!("k{n}"));
+        let mut journey = fresh(journeys.start(&key, &request("x")).await);
+        for name in ["a", "b"] {
+            journey.phase(name, async |_| Ok::<_, IdempotencyError>(n)).await.unwrap();
+        }
+        let stored = journey.finish(Stored::done(200, "x")).await.unwrap();
+        assert_eq!(replay(journeys.start(&key, &request("x")).await), stored);
+    }
 }
