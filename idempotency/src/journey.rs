@@ -29,7 +29,8 @@ use crate::transaction::{ANSWER, answer, begin};
 const LOOK: &str = "look the journey up";
 
 /// Idempotent requests of several phases, such as charging a card and then booking. Each runs under a lease, so that
-/// two processes never work on one, and every record is committed while the lease is held, or not at all.
+/// two processes do not work on one, but for what an effect still does after the lease was lost; every record is
+/// committed while the lease is held, or not at all.
 ///
 /// A phase is carried out **at least once**: a process may die between the effect and its record. Pass the
 /// [key](PhaseKey) on to whoever carries it out, who then does it once.

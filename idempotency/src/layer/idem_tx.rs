@@ -35,7 +35,8 @@ impl<F> Clone for Shared<F> {
 }
 
 /// The transaction of a request under [`IdempotencyLayer`](crate::IdempotencyLayer): use it as the connection. The layer
-/// commits it together with the response, or rolls it back.
+/// commits it together with the response, or rolls it back. A nested transaction that cannot be begun ends it: see
+/// [`Fresh`](crate::Fresh).
 ///
 /// The handler gives it back by returning. One that keeps it, in a task or in the body of its response, has it rolled
 /// back, and the client gets 500. As an extractor it fails with 500 where the layer is missing, where the request has
