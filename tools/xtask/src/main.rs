@@ -22,8 +22,11 @@ usage: cargo xtask JOB
   api         the public interface alone; with --update, docs/public-api becomes what it is now
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
-              `bench postgres` or `bench claims`
+              `bench postgres`, `bench claims` or `bench companions` (middleware and idempotency keys)
   ci          lint, deps and test: what has to pass before a change goes in";
+
+/// What is in the names of the packages whose benchmarks start servers.
+const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -127,7 +130,8 @@ fn bench(name: &str) -> Outcome {
             names.join(", ")
         ));
     }
-    if packages.iter().any(|package| package.contains("postgres") || package.contains("claims")) {
+    let needs_servers = |package: &String| NEED_SERVERS.iter().any(|name| package.contains(name));
+    if packages.iter().any(needs_servers) {
         servers::ensure()?;
     }
     let packages = packages.iter().flat_map(|package| ["--package", package]);

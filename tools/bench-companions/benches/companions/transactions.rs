@@ -1,0 +1,109 @@
+//! Idempotent transactions and their replays, against the transaction with the same effect and without a key.
+
+use leasehold_idempotency::{Begin, Ident, PgIdempotency, Stored, fingerprint};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{Executor as _, PgConnection, PgPool};
+
+use crate::report::Row;
+use crate::rounds::{Contender, Worker, compete, row};
+
+const CLIENTS: u32 = 8;
+/// How many keys a client that replays has used before.
+const REPLAYED: usize = 100;
+/// As an HTTP server hashes it.
+const REQUEST: [&[u8]; 2] = [b"POST /spend", b"{\"amount\":1}"];
+
+pub(crate) const TABLES: &str = "
+    CREATE TABLE account (id bigint PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50);
+    CREATE TABLE entry (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account bigint NOT NULL,
+        amount bigint NOT NULL, at timestamptz NOT NULL DEFAULT now());
+    INSERT INTO account SELECT n, 1000000000 FROM generate_series(0, 99) n";
+
+/// One client, with an account of its own.
+enum Client {
+    Fresh { idem: PgIdempotency, account: i64, next: u64 },
+    Replay { idem: PgIdempotency, idents: Vec<Ident>, next: usize },
+    ByHand { pool: PgPool, account: i64 },
+}
+
+pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
+    println!("idempotency keys, {CLIENTS} clients");
+    let pool = pool(url, CLIENTS).await;
+    pool.execute(TABLES).await.unwrap();
+    let idem = PgIdempotency::new(pool.clone());
+    idem.migrate().await.unwrap();
+    let accounts = || (0..CLIENTS).map(i64::from);
+    let fresh = accounts().map(|account| Client::Fresh { idem: idem.clone(), account, next: 0 });
+    let by_hand = accounts().map(|account| Client::ByHand { pool: pool.clone(), account });
+    let mut replays = Vec::new();
+    for account in accounts() {
+        replays.push(Client::replay(&idem, account).await);
+    }
+    let contenders = vec![
+        Contender::new("begin, spend, finish", fresh.collect()),
+        Contender::new("replay", replays),
+        Contender::new("by hand, without a key", by_hand.collect()),
+    ];
+    let series = compete(contenders).await;
+    rows.push(row("idempotent transaction", &series[0], &series[2], 0.6));
+    rows.push(row("replay", &series[1], &series[2], 1.2));
+    pool.close().await;
+}
+
+impl Client {
+    async fn replay(idem: &PgIdempotency, account: i64) -> Self {
+        let mut idents = Vec::new();
+        for number in 0..REPLAYED {
+            let ident = Ident::new("replays", format!("{account}-{number}")).unwrap();
+            carry_out(idem, &ident, account).await;
+            idents.push(ident);
+        }
+        Self::Replay { idem: idem.clone(), idents, next: 0 }
+    }
+}
+
+impl Worker for Client {
+    async fn cycle(&mut self) {
+        match self {
+            Self::Fresh { idem, account, next } => {
+                *next += 1;
+                let ident =
+                    Ident::new(account.to_string(), format!("8f14e45f-ea6f-4e3b-{next:016x}")).unwrap();
+                carry_out(idem, &ident, *account).await;
+            }
+            Self::Replay { idem, idents, next } => {
+                *next = (*next + 1) % idents.len();
+                let begun = idem.begin(&idents[*next], &fingerprint(REQUEST)).await.unwrap();
+                assert!(matches!(begun, Begin::Replay(stored) if stored.body() == "spent"));
+            }
+            Self::ByHand { pool, account } => {
+                let mut transaction = pool.begin().await.unwrap();
+                spend(&mut transaction, *account).await;
+                transaction.commit().await.unwrap();
+            }
+        }
+    }
+}
+
+async fn carry_out(idem: &PgIdempotency, ident: &Ident, account: i64) {
+    let Begin::Fresh(mut transaction) = idem.begin(ident, &fingerprint(REQUEST)).await.unwrap() else {
+        panic!("the key was used before");
+    };
+    spend(&mut transaction, account).await;
+    transaction.finish(Stored::done(200, "spent")).await.unwrap();
+}
+
+/// The effect: two statements, which is why it has a transaction.
+pub(crate) async fn spend(connection: &mut PgConnection, account: i64) {
+    let taken = sqlx::query("UPDATE account SET balance = balance - 1 WHERE id = $1 AND balance >= 1");
+    assert_eq!(taken.bind(account).execute(&mut *connection).await.unwrap().rows_affected(), 1);
+    let entered = sqlx::query("INSERT INTO entry (account, amount) VALUES ($1, -1)").bind(account);
+    entered.execute(connection).await.unwrap();
+}
+
+/// Without the ping that the driver's pool sends before it lends a connection, which would flatter the keys: both
+/// sides would have one more round trip.
+pub(crate) async fn pool(url: &str, connections: u32) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(connections).min_connections(connections);
+    options.test_before_acquire(false).connect(url).await.unwrap()
+}
