@@ -17,8 +17,8 @@ pub(crate) struct Finish<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Finish<T> {
-    pub(crate) fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
-        Self { work: Some(Box::pin(work)), span: Span::current() }
+    pub(crate) fn new(work: BoxFuture<'static, T>) -> Self {
+        Self { work: Some(work), span: Span::current() }
     }
 }
 
@@ -61,10 +61,10 @@ mod tests {
     async fn row_55_what_panics_is_not_polled_again() {
         let polls = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&polls);
-        let work = Finish::new(poll_fn(move |_| -> Poll<()> {
+        let work = Finish::new(Box::pin(poll_fn(move |_| -> Poll<()> {
             counter.fetch_add(1, Ordering::SeqCst);
             std::panic::resume_unwind(Box::new("work of a test panics"))
-        }));
+        })));
         assert!(AssertUnwindSafe(work).catch_unwind().await.is_err());
         // A task would have been polled by now.
         tokio::task::yield_now().await;
@@ -76,10 +76,10 @@ mod tests {
     async fn what_is_left_of_it_goes_on() {
         let (open, opened) = tokio::sync::oneshot::channel();
         let (done, is_done) = tokio::sync::oneshot::channel();
-        let mut work = Finish::new(async move {
+        let mut work = Finish::new(Box::pin(async move {
             opened.await.unwrap();
             done.send(()).unwrap();
-        });
+        }));
         assert!((&mut work).now_or_never().is_none());
         drop(work);
         open.send(()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -29,8 +29,10 @@ impl Hold {
     }
 
     /// Polls `work` until it is done or, where that stops it, the lock is lost.
-    pub(crate) async fn run<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LossReason> {
-        let mut work = pin!(work);
+    pub(crate) async fn run<T>(
+        &mut self,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, LossReason> {
         poll_fn(|cx| match self.poll_stopped(cx) {
             Poll::Ready(reason) => Poll::Ready(Err(reason)),
             Poll::Pending => work.as_mut().poll(cx).map(Ok),
@@ -44,7 +46,7 @@ impl Hold {
         if self.on_lost == OnLost::Tell {
             return Poll::Pending;
         }
-        let reason = match std::pin::Pin::new(&mut self.lost).poll(cx) {
+        let reason = match Pin::new(&mut self.lost).poll(cx) {
             Poll::Ready(reason) => reason,
             Poll::Pending if self.guard.validity() == Validity::Lost => {
                 self.lost.reason().unwrap_or(LossReason::Expired)
@@ -60,7 +62,13 @@ impl Hold {
     pub(crate) async fn release(self) {
         let Self { guard, release_within, in_flight, .. } = self;
         let key = guard.key().clone();
-        match tokio::time::timeout(release_within, guard.release()).await {
+        let mut release = pin!(guard.release());
+        // A store without I/O answers at once, and no timer is set for it.
+        let answer = match poll_fn(|cx| Poll::Ready(release.as_mut().poll(cx))).await {
+            Poll::Ready(answer) => Ok(answer),
+            Poll::Pending => tokio::time::timeout(release_within, release).await,
+        };
+        match answer {
             Ok(Ok(())) => {}
             Ok(Err(error)) if error.kind() == ErrorKind::Lost => {
                 in_flight.stats().count_lost();

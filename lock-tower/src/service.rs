@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -88,7 +89,8 @@ where
     shared.transport.attach(&mut request, held);
     // From here on the client's leaving is not the handler's end, if so set.
     let on_gone = shared.on_gone;
-    let work = run(shared, inner, request, hold);
+    // Boxed here and not in each branch: a future that holds it twice is moved with every request.
+    let work: BoxFuture<'static, _> = Box::pin(run(shared, inner, request, hold));
     match on_gone {
         OnGone::Finish => Finish::new(work).await,
         OnGone::Cancel => work.await,
@@ -106,7 +108,7 @@ where
     S: Service<Req>,
     T: Transport<Req, S::Response, S::Error>,
 {
-    let handled = hold.run(call(inner, request)).await;
+    let handled = hold.run(pin!(call(inner, request))).await;
     let response = match handled {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {

@@ -6,6 +6,7 @@ mod parse;
 mod source;
 
 use std::fmt;
+use std::future::{Future, ready};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -100,17 +101,23 @@ impl Template {
     }
 
     fn key(&self, parts: &mut http::request::Parts, body: Option<&[u8]>) -> Result<LockKey, KeyError> {
-        let values = self.parts.iter().map(|part| part.resolve(parts, body));
-        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let mut values = Vec::with_capacity(self.parts.len());
+        for part in self.parts.iter() {
+            values.push(part.resolve(parts, body)?);
+        }
         Ok(LockKey::from_parts(values)?)
     }
 }
 
 impl<B: Send + 'static> KeyFor<Request<B>> for Template {
-    async fn key_for(&self, request: Request<B>) -> (Request<B>, Result<LockKey, KeyError>) {
+    // At once: a future that waited to be polled would have to hold the request.
+    fn key_for(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = (Request<B>, Result<LockKey, KeyError>)> + Send {
         let (mut parts, body) = request.into_parts();
         let key = self.key(&mut parts, None);
-        (Request::from_parts(parts, body), key)
+        ready((Request::from_parts(parts, body), key))
     }
 }
 

@@ -236,13 +236,13 @@ where
     let in_flight = waiting.granted();
     let tx = Tx::new(tx);
     request.extensions_mut().insert(tx.slot());
-    Finish::new(async move {
+    Finish::new(Box::pin(async move {
         let answer = run(inner, request, tx, &in_flight).await;
         // In this order: whoever waits for none to be in flight finds all keys free.
         drop(place);
         drop(in_flight);
         answer
-    })
+    }))
     .await
 }
 

@@ -1,5 +1,6 @@
 //! Values of a request. Where two parsers could pick different ones, the request is refused.
 
+use std::borrow::Cow;
 use std::str;
 
 use http::HeaderName;
@@ -19,8 +20,8 @@ pub(super) enum Source {
 }
 
 impl Part {
-    pub(super) fn resolve(&self, parts: &mut Parts, body: Option<&[u8]>) -> Result<String, KeyError> {
-        let Some(value) = &self.value else { return Ok(self.before.clone()) };
+    pub(super) fn resolve(&self, parts: &mut Parts, body: Option<&[u8]>) -> Result<Cow<'_, str>, KeyError> {
+        let Some(value) = &self.value else { return Ok(Cow::Borrowed(&self.before)) };
         let name = &value.name;
         let text = value.read(parts, body)?;
         if text.is_empty() {
@@ -32,7 +33,10 @@ impl Part {
                 .apply(&text)
                 .ok_or_else(|| value.fault(format!("`{name}` is not {}", form.expected())))?,
         };
-        Ok(format!("{}{text}{}", self.before, self.after))
+        if self.before.is_empty() && self.after.is_empty() {
+            return Ok(Cow::Owned(text));
+        }
+        Ok(Cow::Owned(format!("{}{text}{}", self.before, self.after)))
     }
 }
 
