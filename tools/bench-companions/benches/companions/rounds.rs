@@ -6,8 +6,8 @@ use crate::report::{Row, Series, thousands};
 
 /// How often each contender is measured, and for how long. Many short rounds: what else the machine does meets both
 /// of a pair.
-const ROUNDS: usize = 20;
-const ROUND: Duration = Duration::from_millis(300);
+const ROUNDS: usize = 30;
+const ROUND: Duration = Duration::from_millis(200);
 
 /// One client.
 pub(crate) trait Worker: Send + 'static {
