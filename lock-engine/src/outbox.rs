@@ -277,7 +277,7 @@ impl Outbox {
             Which::Fresh => self.fresh_calls += 1,
             Which::Retries => self.retries.begun(),
             Which::Refused => self.refused.begun(),
-            Which::Unanswered => self.unanswered.in_flight += 1,
+            Which::Unanswered => self.unanswered.begun(),
         }
     }
 
@@ -340,7 +340,8 @@ impl Outbox {
             self.fresh_from = (any_failed && done.is_empty()).then(|| now + FRESH_PAUSE);
         }
         let closing = self.closing;
-        let settled = |which| Settled { ours: batch.which == which, freed: !done.is_empty(), closing };
+        let settled =
+            |which| Settled { ours: batch.which == which, answered, freed: !done.is_empty(), closing };
         self.retries.settle(settled(Which::Retries), failed, now);
         self.refused.settle(settled(Which::Refused), refused, now);
         self.unanswered.settle(settled(Which::Unanswered), unanswered, now);

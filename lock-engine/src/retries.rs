@@ -20,6 +20,8 @@ pub(crate) const PARTS: usize = 32;
 pub(crate) struct Settled {
     /// Whether it was a call for the holds at hand.
     pub(crate) ours: bool,
+    /// Whether the store answered, whatever it said.
+    pub(crate) answered: bool,
     pub(crate) freed: bool,
     pub(crate) closing: bool,
 }
@@ -75,17 +77,31 @@ impl Retries {
 
 /// Holds whose last call had no answer at all. One of them may have kept the others, so they travel in ever smaller
 /// calls, several at a time; from there whoever is answered leaves.
+///
+/// Where none of these calls is answered, it is the store that is silent: then two calls are made at a time, for a few
+/// of the holds and for all others. The few are different ones each time, so that among holds that hang an answer is
+/// found in the end; with it the calls become small again.
 pub(crate) struct Unanswered {
     pub(crate) holders: VecDeque<HolderId>,
     backoff: Backoff,
     due: Option<Instant>,
-    pub(crate) in_flight: usize,
+    in_flight: usize,
+    /// Whether one of the calls that are made at a time was answered.
+    any_answer: bool,
+    is_silent: bool,
 }
 
 impl Unanswered {
     pub(crate) fn new() -> Self {
         let backoff = Backoff::new(FRESH_PAUSE, Duration::from_secs(5));
-        Self { holders: VecDeque::new(), backoff, due: None, in_flight: 0 }
+        Self {
+            holders: VecDeque::new(),
+            backoff,
+            due: None,
+            in_flight: 0,
+            any_answer: false,
+            is_silent: false,
+        }
     }
 
     pub(crate) fn is_due(&self, now: Instant) -> bool {
@@ -93,17 +109,36 @@ impl Unanswered {
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.due.filter(|_| self.in_flight < PARTS && !self.holders.is_empty())
+        let calls = if self.is_silent { 2 } else { PARTS };
+        self.due.filter(|_| self.in_flight < calls && !self.holders.is_empty())
     }
 
     /// How many holds a call must take so that all fit into the calls that may be under way.
     pub(crate) fn share(&self) -> usize {
-        self.holders.len().div_ceil(PARTS.saturating_sub(self.in_flight).max(1))
+        let calls = match (self.is_silent, self.in_flight) {
+            (true, 0) => PARTS,
+            (true, _) => 1,
+            (false, in_flight) => PARTS.saturating_sub(in_flight).max(1),
+        };
+        self.holders.len().div_ceil(calls)
+    }
+
+    pub(crate) fn begun(&mut self) {
+        self.in_flight += 1;
     }
 
     /// `unanswered` wait for another try.
     pub(crate) fn settle(&mut self, call: Settled, unanswered: Vec<HolderId>, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(usize::from(call.ours));
+        self.any_answer |= call.answered;
+        if self.any_answer {
+            self.is_silent = false;
+        } else if call.ours && self.in_flight == 0 {
+            self.is_silent = true;
+        }
+        if self.in_flight == 0 {
+            self.any_answer = false;
+        }
         if call.ours && call.freed {
             self.backoff.reset();
         }
@@ -118,7 +153,7 @@ impl Unanswered {
     }
 
     pub(crate) fn hurry(&mut self, now: Instant) {
-        self.in_flight = 0;
+        (self.in_flight, self.any_answer, self.is_silent) = (0, false, false);
         self.due = Some(now);
     }
 }

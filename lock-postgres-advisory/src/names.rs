@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use futures_util::FutureExt as _;
 use leasehold_api::Error;
 use leasehold_postgres::KeySpace;
-use leasehold_postgres::upkeep::{Note, Turn, Watch};
+use leasehold_postgres::upkeep::{Note, Progress, Watch};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use tokio::time::{Instant, sleep, timeout};
@@ -98,15 +98,16 @@ async fn forget(common: &Common) {
 /// Goes on where the last one has stopped, if no other client does.
 pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error> {
     const DOING: &str = "delete old names of locks";
-    let text = Arc::clone(&common.statements.take_turn);
-    let turn = common.query(DOING, move |connection| {
+    let text = Arc::clone(&common.statements.claim_upkeep);
+    let progress = common.query(DOING, move |connection| {
         let taken = sqlx::query(AssertSqlSafe(text)).persistent(false).bind(TASK);
-        async move { taken.fetch_optional(connection).await?.as_ref().map(Turn::read).transpose() }.boxed()
+        async move { taken.fetch_optional(connection).await?.as_ref().map(Progress::read).transpose() }
+            .boxed()
     });
-    let Some(turn) = turn.await? else { return Ok(()) };
+    let Some(progress) = progress.await? else { return Ok(()) };
     let taken = Instant::now();
     // What is not understood was not written by us: begin at the beginning.
-    let mut next = Some(parse(&turn.after).unwrap_or((i16::MIN, i64::MIN)));
+    let mut next = Some(parse(&progress.after).unwrap_or((i16::MIN, i64::MIN)));
     let mut pages = 0;
     while let Some((space, number)) = next {
         let text = Arc::clone(&common.statements.forget);
@@ -119,14 +120,14 @@ pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error
         pages += 1;
         if next.is_none() || pages % PAGES_PER_NOTE == 0 {
             let after = next.map(|(space, number)| format!("{space} {number}")).unwrap_or_default();
-            let (text, note) = (Arc::clone(&common.statements.note_turn), Note { after, pause: TIDY });
+            let (text, note) = (Arc::clone(&common.statements.note_upkeep), Note { after, pause: TIDY });
             let noted = common.query(DOING, move |connection| {
                 let query = sqlx::query(AssertSqlSafe(text)).persistent(false).bind(TASK);
                 let query = query.bind(note.after.clone()).bind(note.pause_micros());
                 async move { query.execute(connection).await.map(drop) }.boxed()
             });
             noted.await?;
-            watch.is_running(&common.config, turn.running + taken.elapsed());
+            watch.is_running(&common.config, progress.running + taken.elapsed());
         }
         sleep(BETWEEN_PAGES).await;
     }

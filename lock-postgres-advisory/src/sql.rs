@@ -197,8 +197,8 @@ pub(crate) struct Statements {
     pub(crate) unmark: Arc<str>,
     pub(crate) name: Arc<str>,
     pub(crate) forget: Arc<str>,
-    pub(crate) take_turn: Arc<str>,
-    pub(crate) note_turn: Arc<str>,
+    pub(crate) claim_upkeep: Arc<str>,
+    pub(crate) note_upkeep: Arc<str>,
     pub(crate) list: Arc<str>,
 }
 
@@ -231,8 +231,8 @@ impl Statements {
             unmark: one(UNMARK),
             name: one(crate::admin_sql::NAME),
             forget: one(crate::admin_sql::FORGET),
-            take_turn: one(upkeep::TAKE),
-            note_turn: one(upkeep::NOTE),
+            claim_upkeep: one(upkeep::TAKE),
+            note_upkeep: one(upkeep::NOTE),
             list: one(crate::admin_sql::LIST),
         }
     }

@@ -271,8 +271,8 @@ async fn contended(waiting: usize, lag: Duration) {
             granted.unwrap_or_else(|_| panic!("not granted {:?} after the release", released.elapsed()));
         granted.unwrap().unwrap().release().await.unwrap();
     }
-    let ours = cluster.backends(database.name()).await.len() - 2;
-    assert!(ours <= waiting + 1, "{ours} sessions, {:?} later", begun.elapsed());
+    let sessions = cluster.backends(database.name()).await.len();
+    assert!(sessions <= waiting + 4, "{sessions} sessions, {:?} later", begun.elapsed());
     until("no mark is left", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
 }
 

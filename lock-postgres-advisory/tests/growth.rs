@@ -54,8 +54,8 @@ fn statements(name: &str) -> Vec<Probe> {
         unmark,
         name: write,
         forget,
-        take_turn,
-        note_turn,
+        claim_upkeep,
+        note_upkeep,
         list,
     } = sql::Statements::new(&schema, KeySpace::Big);
     let drawn = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
@@ -77,8 +77,8 @@ fn statements(name: &str) -> Vec<Probe> {
             vec!["1", three, texts, three, texts, three, three, "ARRAY[NULL, NULL, NULL]::text[]"],
         ),
         ("forget", forget, vec!["1", "300", "200"]),
-        ("take_turn", take_turn, vec!["'advisory_name'"]),
-        ("note_turn", note_turn, vec!["'advisory_name'", "'1 300'", "1000000"]),
+        ("claim_upkeep", claim_upkeep, vec!["'advisory_name'"]),
+        ("note_upkeep", note_upkeep, vec!["'advisory_name'", "'1 300'", "1000000"]),
         ("list", std::sync::Arc::clone(&list), vec!["NULL", "NULL"]),
         ("list of one", list, vec!["1", "500"]),
         ("token of a transaction", drawn, vec![]),

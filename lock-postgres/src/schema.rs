@@ -193,7 +193,7 @@ pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(),
             Ok(_) => return Ok(()),
             // Somebody did something at the same time, and not behind our lock. Look again.
             Err(error) if attempt < ATTEMPTS && collided(&error) => attempt += 1,
-            // Those who were held up by our waiting have their turn now.
+            // Those who were held up by our waiting go on now.
             Err(error) if attempt < ATTEMPTS && sqlstate(&error).as_deref() == Some("55P03") => {
                 attempt += 1;
                 tokio::time::sleep(PAUSE).await;

@@ -1,4 +1,4 @@
-//! Whose turn it is to remove old rows. All clients of a schema share one walk over each table: it is in the schema how
+//! Which client removes old rows. All clients of a schema share one walk over each table: it is in the schema how
 //! far it has come, so that the work grows with the table and not with the number of clients, and goes on where a client
 //! that ended has stopped.
 
@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 
 use crate::config::PgConfig;
 
-/// Takes the turn of the task `$1` for a minute, if nobody else has it and it is due. Answers how far the walk has come
+/// Claims the task `$1` for a minute, if nobody else has it and it is due. Answers how far the walk has come
 /// (empty: it begins) and since when it is under way, in microseconds. A time far ahead was written under another clock.
 pub const TAKE: &str = "\
 UPDATE {schema}.upkeep u SET
@@ -20,7 +20,7 @@ WHERE u.task = $1::text
     AND (u.next_at <= clock_timestamp() OR u.next_at > clock_timestamp() + interval '1 day')
 RETURNING u.after, (extract(epoch FROM clock_timestamp() - u.begun_at) * 1000000)::bigint";
 
-/// Notes that the walk of task `$1` has come to `$2`, and keeps the turn for another minute. If that is empty, the walk
+/// Notes that the walk of task `$1` has come to `$2`, and keeps the claim for another minute. If that is empty, the walk
 /// is over, and the next one is due in `$3` microseconds.
 pub const NOTE: &str = "\
 UPDATE {schema}.upkeep u SET
@@ -35,17 +35,17 @@ const LONG: Duration = Duration::from_secs(3600);
 /// So many failures in a row are told of.
 const FAILURES: u32 = 3;
 
-/// A turn that was taken.
+/// A task that was claimed, and how far it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // What TAKE answers.
-pub struct Turn {
+pub struct Progress {
     /// Where the walk goes on; empty at its beginning.
     pub after: String,
     /// How long ago it began, over all clients.
     pub running: Duration,
 }
 
-impl Turn {
+impl Progress {
     /// From a row of [`TAKE`].
     ///
     /// # Errors

@@ -214,7 +214,7 @@ where
         warn!(%key, "more than {} requests wait for the lock", shared.max_waiters);
         return refuse(Refused::TooMany { retry_after: RETRY_AFTER });
     };
-    let Begun { tx, place } = match shared.queue.begin(&key, shared.wait).await {
+    let Begun { tx, admission } = match shared.queue.begin(&key, shared.wait).await {
         Ok(begun) => begun,
         Err(error) if error.kind() == ErrorKind::Timeout => {
             waiting.refused(Outcome::Contended);
@@ -239,7 +239,7 @@ where
     Finish::new(Box::pin(async move {
         let answer = run(inner, request, tx, &in_flight).await;
         // In this order: whoever waits for none to be in flight finds all keys free.
-        drop(place);
+        drop(admission);
         drop(in_flight);
         answer
     }))

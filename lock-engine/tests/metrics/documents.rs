@@ -34,7 +34,7 @@ async fn the_page_describes_what_is_exported() {
     let scrape = exported().await;
     let page = document("metrics.md");
     let (all, mut described) = (ours(&scrape), BTreeSet::new());
-    for row in page.lines().filter(|line| line.starts_with("| `leasehold.")) {
+    for row in page.lines().filter(|line| line.starts_with("| `leasehold.lock.")) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [name, exported, kind, labels, what] = cells[..] else { panic!("{row}") };
         let (name, exported) = (quoted(name)[0], quoted(exported)[0]);

@@ -15,7 +15,7 @@ use super::registry::{Named, Process};
 use super::values::HolderText;
 use super::work::Common;
 use crate::error::store_error;
-use crate::upkeep::{Note, Turn};
+use crate::upkeep::{Note, Progress};
 
 /// How long the keys of the tables may be.
 const MOST_BYTES: usize = 1024;
@@ -54,24 +54,24 @@ pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<Purge, Pu
     one_by_one(db, REMOVE, &common.statements.purge, call, bind, read).await
 }
 
-pub(super) async fn take_turn(
+pub(super) async fn claim_upkeep(
     db: &mut Db<'_>,
     common: &Common,
-    call: Call<(), Option<Turn>>,
+    call: Call<(), Option<Progress>>,
 ) -> Result<(), Error> {
     let bind = |(): &(), query: Statement| query.bind(common.statements.kind);
     let read = |rows: Vec<PgRow>| {
-        let turn = rows.first().map(Turn::read).transpose();
-        turn.map_err(|error| store_error(error, REMOVE))
+        let progress = rows.first().map(Progress::read).transpose();
+        progress.map_err(|error| store_error(error, REMOVE))
     };
-    one_by_one(db, REMOVE, &common.statements.take_turn, call, bind, read).await
+    one_by_one(db, REMOVE, &common.statements.claim_upkeep, call, bind, read).await
 }
 
-pub(super) async fn note_turn(db: &mut Db<'_>, common: &Common, call: Call<Note, ()>) -> Result<(), Error> {
+pub(super) async fn note_upkeep(db: &mut Db<'_>, common: &Common, call: Call<Note, ()>) -> Result<(), Error> {
     let bind = |note: &Note, query: Statement| {
         query.bind(common.statements.kind).bind(note.after.clone()).bind(note.pause_micros())
     };
-    one_by_one(db, REMOVE, &common.statements.note_turn, call, bind, |_| Ok(())).await
+    one_by_one(db, REMOVE, &common.statements.note_upkeep, call, bind, |_| Ok(())).await
 }
 
 const REMOVE: &str = "remove old rows";

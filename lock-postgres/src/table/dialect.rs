@@ -105,8 +105,8 @@ pub(super) struct Statements {
     pub(super) force: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) purge: Arc<str>,
-    pub(super) take_turn: Arc<str>,
-    pub(super) note_turn: Arc<str>,
+    pub(super) claim_upkeep: Arc<str>,
+    pub(super) note_upkeep: Arc<str>,
     pub(super) end: Arc<str>,
 }
 
@@ -156,8 +156,8 @@ impl Statements {
             force: render(dialect.force),
             list: render(dialect.list),
             purge: render(dialect.purge),
-            take_turn: render(upkeep::TAKE),
-            note_turn: render(upkeep::NOTE),
+            claim_upkeep: render(upkeep::TAKE),
+            note_upkeep: render(upkeep::NOTE),
             end: sql::END.into(),
         }
     }

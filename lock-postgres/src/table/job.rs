@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::registry::{Named, Process};
 use crate::lane::Job;
-use crate::upkeep::{Note, Turn};
+use crate::upkeep::{Note, Progress};
 
 /// One call of the backend.
 pub(super) enum TableJob {
@@ -19,10 +19,10 @@ pub(super) enum TableJob {
     Look(Call<Look, Page>),
     Force(Call<Named, bool>),
     Purge(Call<Purge, Purged>),
-    /// Asks for the turn to remove old rows.
-    TakeTurn(Call<(), Option<Turn>>),
+    /// Claims the task of removing old rows.
+    ClaimUpkeep(Call<(), Option<Progress>>),
     /// Notes how far that has come.
-    NoteTurn(Call<Note, ()>),
+    NoteUpkeep(Call<Note, ()>),
     /// Ends sessions of ours that are in doubt; answers which of them are gone.
     End(Call<Process, bool>),
 }
@@ -108,8 +108,8 @@ impl TableJob {
             Self::Look(call) => call.is_unheard(),
             Self::Force(call) => call.is_unheard(),
             Self::Purge(call) => call.is_unheard(),
-            Self::TakeTurn(call) => call.is_unheard(),
-            Self::NoteTurn(call) => call.is_unheard(),
+            Self::ClaimUpkeep(call) => call.is_unheard(),
+            Self::NoteUpkeep(call) => call.is_unheard(),
             Self::End(call) => call.is_unheard(),
         }
     }
@@ -176,8 +176,8 @@ impl Job for TableJob {
             Self::Look(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Purge(call) => call.fail(&error),
-            Self::TakeTurn(call) => call.fail(&error),
-            Self::NoteTurn(call) => call.fail(&error),
+            Self::ClaimUpkeep(call) => call.fail(&error),
+            Self::NoteUpkeep(call) => call.fail(&error),
             Self::End(call) => call.fail(&error),
         }
     }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn kinds_go_apart_and_the_more_numerous_first() {
-        let other = || TableJob::TakeTurn(Call::new(vec![()]).0);
+        let other = || TableJob::ClaimUpkeep(Call::new(vec![()]).0);
         let (now, then) = parted(vec![acquire("a", 1), release("b", 2), other()]);
         assert_eq!((now, then), (vec!["release b".into(), "other".into()], vec!["acquire a".into()]));
         let (now, then) = parted(vec![release("a", 1), other(), acquire("b", 2), acquire("c", 3)]);

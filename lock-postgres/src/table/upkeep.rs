@@ -120,9 +120,11 @@ impl Upkeep {
 
     /// Goes on where the last one has stopped, if no other client does.
     async fn round(&self, age: Duration, watch: &mut Watch) -> Result<(), Error> {
-        let Some(turn) = only(ask(&self.lane, TableJob::TakeTurn, vec![()]).await)? else { return Ok(()) };
+        let Some(progress) = only(ask(&self.lane, TableJob::ClaimUpkeep, vec![()]).await)? else {
+            return Ok(());
+        };
         let taken = Instant::now();
-        let mut next = Some(turn.after);
+        let mut next = Some(progress.after);
         let mut pages = 0;
         while let Some(after) = next {
             let asked = Instant::now();
@@ -131,8 +133,8 @@ impl Upkeep {
             pages += 1;
             if next.is_none() || pages % PAGES_PER_NOTE == 0 {
                 let note = Note { after: next.clone().unwrap_or_default(), pause: PURGE_EVERY };
-                only(ask(&self.lane, TableJob::NoteTurn, vec![note]).await)?;
-                watch.is_running(&self.common.config, turn.running + taken.elapsed());
+                only(ask(&self.lane, TableJob::NoteUpkeep, vec![note]).await)?;
+                watch.is_running(&self.common.config, progress.running + taken.elapsed());
             }
             // A fifth of one session's time is enough for it.
             sleep_until(Instant::now() + asked.elapsed() * 4).await;

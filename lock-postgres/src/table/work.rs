@@ -239,8 +239,8 @@ impl Batch {
                 TableJob::Look(call) => beside::look(db, common, call).await?,
                 TableJob::Force(call) => beside::force(db, common, call).await?,
                 TableJob::Purge(call) => beside::purge(db, common, call).await?,
-                TableJob::TakeTurn(call) => beside::take_turn(db, common, call).await?,
-                TableJob::NoteTurn(call) => beside::note_turn(db, common, call).await?,
+                TableJob::ClaimUpkeep(call) => beside::claim_upkeep(db, common, call).await?,
+                TableJob::NoteUpkeep(call) => beside::note_upkeep(db, common, call).await?,
                 TableJob::End(call) => beside::end(db, common, call).await?,
                 TableJob::Acquire(_) | TableJob::Renew(_) | TableJob::Release(_) | TableJob::Confirm(_) => {}
             }

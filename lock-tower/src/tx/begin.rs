@@ -23,14 +23,14 @@ pub(super) struct Queue {
     waiting: Arc<Semaphore>,
 }
 
-/// A transaction that has its lock, and the places it takes.
+/// A transaction that has its lock, and what it takes up while it lasts.
 pub(super) struct Begun {
     pub(super) tx: XactGuard,
-    pub(super) place: Place,
+    pub(super) admission: Admission,
 }
 
 /// To be dropped when the transaction has ended.
-pub(super) struct Place {
+pub(super) struct Admission {
     _key: LockGuard,
     _transaction: OwnedSemaphorePermit,
 }
@@ -56,7 +56,7 @@ impl Queue {
         let transaction = permit(&self.transactions, deadline).await?;
         let tx = self.attempt(key, if wait.is_zero() { now + LOOK } else { deadline }).await?;
         if let Some(tx) = tx {
-            return Ok(Begun { tx, place: Place { _key: key_guard, _transaction: transaction } });
+            return Ok(Begun { tx, admission: Admission { _key: key_guard, _transaction: transaction } });
         }
         if wait.is_zero() {
             return Err(Error::new(ErrorKind::Timeout, "others hold the lock or wait for it").with_key(key));
@@ -68,7 +68,7 @@ impl Queue {
         let left = deadline.saturating_duration_since(Instant::now());
         let tx = self.locks.begin(&self.pool, key, left).await?;
         drop(waiting);
-        Ok(Begun { tx, place: Place { _key: key_guard, _transaction: transaction } })
+        Ok(Begun { tx, admission: Admission { _key: key_guard, _transaction: transaction } })
     }
 
     /// `None` while others hold the key: mostly nobody does, and then nobody is waited for.

@@ -83,7 +83,7 @@ async fn one_client_removes_old_rows_for_all_and_another_goes_on_where_it_stoppe
     let mut watch = Watch::new("lease");
     let age = Duration::from_secs(3600);
 
-    // The turn is another's, for a minute from its last note.
+    // The claim is another's, for a minute from its last note.
     run(
         &mut conn,
         "UPDATE leasehold.upkeep SET next_at = clock_timestamp() + interval '1 minute', after = '001000'",
