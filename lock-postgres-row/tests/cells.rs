@@ -159,8 +159,8 @@ async fn two_connections_serve_any_number_of_holds_and_waiters() {
     const KEYS: usize = 200;
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
-    // Not `Detect`, which opens one more connection for a moment to see whether a pooler is there.
-    let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true).pooler(Pooler::None);
+    // Neither `Detect` nor `None`, which open one more connection for a moment to see whether a pooler is there.
+    let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true).pooler(Pooler::Known);
     let lock = RowConfig::new(postgres).confirm(CONFIRM).connect().await.unwrap();
     let lock = Arc::new(lock);
     for _ in 0..2 {
