@@ -71,9 +71,9 @@ fn keys_may_be_negative_numbers() {
 fn keys_may_begin_with_a_dash() {
     let store = Store::new();
     for key in ["-h", "--help", "-dash"] {
-        let mut run = with(store.tool("run"), &["--key", key, "--", "sh", "-c", "echo $LEASEHOLD_KEY"]);
+        let mut run = with(store.tool("run"), ["--key", key, "--", "sh", "-c", "echo $LEASEHOLD_KEY"]);
         assert_eq!(finish(&mut run).1, format!("{key}\n"));
-        assert_eq!(finish(&mut with(store.tool("inspect"), &["--key", key])).0, 1);
+        assert_eq!(finish(&mut with(store.tool("inspect"), ["--key", key])).0, 1);
     }
 }
 
