@@ -118,6 +118,10 @@ impl Schedule<TickUtc> for Every {
 /// # Errors
 ///
 /// [`RunError`], boxed as `apalis` wants it.
+///
+/// # Cancel safety
+///
+/// Dropped, it drops the work at its next await and releases in the background.
 pub async fn on_tick(tick: Tick, job: Data<FiredJob>) -> Result<(), BoxDynError> {
     let fire_time = tick.get_timestamp();
     let run = once_per_fire_time(&*job.lock, job.name, fire_time, async |_| (job.work)(fire_time).await);

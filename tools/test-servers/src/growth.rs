@@ -44,6 +44,10 @@ impl Probe {
 /// # Panics
 ///
 /// When a statement's pages grow with its table, or the server refuses it.
+///
+/// # Cancel safety
+///
+/// Dropped, it may leave the connection inside a transaction: close it then.
 pub async fn assert_no_growth(conn: &mut PgConnection, small: &[Probe], large: &[Probe]) {
     assert_eq!(small.len(), large.len(), "each statement is measured on both tables");
     let (mut report, mut grown) = (String::new(), 0);
