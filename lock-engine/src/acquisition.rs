@@ -15,6 +15,7 @@
 
 use std::future::{Future as _, poll_fn};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -459,10 +460,12 @@ impl Drop for Acquisition {
         let call = self.call.take();
         // A call that was never polled has asked for nothing.
         let never_sent = call.is_some() && !self.polled;
+        // A guard that is dropped undoes its grant and hands on its permit itself: last, since its store may panic.
+        let mut guards = Vec::new();
         let mut left = Vec::new();
         for Entry { hold, permit, stage } in self.entries.drain(..) {
-            // A guard that is dropped undoes its grant and hands on its permit itself.
-            if matches!(stage, Stage::Taken(_)) {
+            if let Stage::Taken(guard) = stage {
+                guards.push(guard);
                 continue;
             }
             hold.state.give_up();
@@ -472,8 +475,9 @@ impl Drop for Acquisition {
             }
             let permit = permit.filter(|_| !self.timed_out);
             let request = &hold.request;
-            let now = || self.shared.backend.release_now(&request.key, request.holder);
-            let freed = if call.is_some() { None } else { now() };
+            let now = AssertUnwindSafe(|| self.shared.backend.release_now(&request.key, request.holder));
+            // One that panics is released with I/O, as the others are.
+            let freed = if call.is_some() { None } else { catch_unwind(now).unwrap_or(None) };
             if let Some(Ok(freed)) = freed {
                 self.shared.settle_freed(&request.key, freed);
                 continue;
