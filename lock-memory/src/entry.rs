@@ -162,10 +162,14 @@ impl Entry {
         self.others.get_or_insert_default()
     }
 
-    pub(crate) fn is_only_held_by(&self, holder: HolderId) -> bool {
-        self.others.is_none()
-            && self.cooling_until.is_none()
-            && self.hold.as_ref().is_some_and(|h| h.holder == holder)
+    /// The hold, if it is `holder`'s and nobody else is concerned with the key.
+    pub(crate) fn only_holder(&self, holder: HolderId) -> Option<&Hold> {
+        let alone = self.others.is_none() && self.cooling_until.is_none();
+        self.hold.as_ref().filter(|h| alone && h.holder == holder)
+    }
+
+    pub(crate) fn is_unused(&self) -> bool {
+        self.hold.is_none() && self.cooling_until.is_none() && !self.is_wanted()
     }
 
     pub(crate) fn has_queue(&self) -> bool {

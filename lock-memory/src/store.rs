@@ -136,9 +136,9 @@ impl Store {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         // Most releases: nobody else is concerned with the key.
-        if let Some(entry) = state.remove_if(key, |e| e.is_only_held_by(holder)) {
-            drop(state);
-            return Freed::new(entry.hold.is_some_and(|h| h.is_live(now)));
+        let was_live = |e: &Entry| e.only_holder(holder).map(|hold| hold.is_live(now));
+        if let Some(was_live) = state.remove_if(key, was_live) {
+            return Freed::new(was_live);
         }
         let mut after = After::default();
         let Some(entry) = state.find(key) else { return Freed::new(false) };
@@ -291,21 +291,19 @@ impl State {
 
     /// Forgets a key that nobody is concerned with.
     fn tidy(&mut self, key: &LockKey) {
-        self.remove_if(key, |e| e.hold.is_none() && e.cooling_until.is_none() && !e.is_wanted());
+        self.remove_if(key, |e| e.is_unused().then_some(()));
     }
 
-    /// Takes the entry of `key` out, if it is such.
-    fn remove_if(&mut self, key: &LockKey, such: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
-        let found = self.entries.find_entry(KeyHasher::hash_of(key), |e| e.key == *key).ok()?;
-        if !such(found.get()) {
-            return None;
-        }
-        let (entry, _) = found.remove();
+    /// Removes the entry of `key`, if `such` finds something in it.
+    fn remove_if<R>(&mut self, key: &LockKey, such: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
+        let entry = self.entries.find_entry(KeyHasher::hash_of(key), |e| e.key == *key).ok()?;
+        let found = such(entry.get())?;
+        entry.remove();
         // Keys that were used once leave no memory behind.
         let (len, capacity) = (self.entries.len(), self.entries.capacity());
         if capacity > 64 && len < capacity / 8 {
             self.entries.shrink_to(len * 2, |e| KeyHasher::hash_of(&e.key));
         }
-        Some(entry)
+        Some(found)
     }
 }
