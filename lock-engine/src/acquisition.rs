@@ -460,12 +460,10 @@ impl Drop for Acquisition {
         let call = self.call.take();
         // A call that was never polled has asked for nothing.
         let never_sent = call.is_some() && !self.polled;
-        // A guard that is dropped undoes its grant and hands on its permit itself: last, since its store may panic.
-        let mut guards = Vec::new();
         let mut left = Vec::new();
         for Entry { hold, permit, stage } in self.entries.drain(..) {
-            if let Stage::Taken(guard) = stage {
-                guards.push(guard);
+            // A guard that is dropped undoes its grant and hands on its permit itself.
+            if matches!(stage, Stage::Taken(_)) {
                 continue;
             }
             hold.state.give_up();
