@@ -77,6 +77,8 @@ pub struct AcquireOptions {
     pub label: Option<Arc<str>>,
     /// Whom the grant excludes.
     pub mode: Mode,
+    /// Answer a failure of the store at once, instead of asking again until the wait budget ends.
+    pub give_up_on_failure: bool,
 }
 
 impl AcquireOptions {
@@ -139,6 +141,16 @@ impl AcquireOptions {
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
+        self
+    }
+
+    /// Answers a failure of the store at once. Without it [`Lock::acquire`](crate::Lock::acquire) asks a store that
+    /// cannot be reached, is restarting or is full ([`Unavailable`](ErrorKind::Unavailable),
+    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), [`Capacity`](ErrorKind::Capacity)) again, with growing
+    /// pauses, until the wait budget ends. A try never asks twice.
+    #[must_use]
+    pub fn give_up_on_failure(mut self) -> Self {
+        self.give_up_on_failure = true;
         self
     }
 

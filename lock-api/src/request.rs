@@ -124,6 +124,13 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
         self
     }
 
+    /// Answers a failure of the store at once, instead of asking again until the wait budget ends
+    /// ([`AcquireOptions::give_up_on_failure`]).
+    pub fn give_up_on_failure(mut self) -> Self {
+        self.options = self.options.give_up_on_failure();
+        self
+    }
+
     /// Asks for a lease of this TTL instead of the store's default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options = self.options.ttl(ttl);

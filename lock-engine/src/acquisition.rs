@@ -3,48 +3,53 @@
 //! ```text
 //!   queue ------> yield ------> ask the store for all keys that are left, in order
 //!   (permits)                     |  all granted: done
-//!                                 |  one contended: what was granted before it is ours and is renewed,
-//!                                 |  what was granted behind it is given back
-//!                                 v
-//!                               wait for that one, then ask for the rest
+//!      ^                          |  one contended: what was granted before it is ours and is renewed,
+//!      |                          |  what was granted behind it is given back
+//!      |                          v
+//!      |                        wait for that one, then ask for the rest
+//!      |                          |
+//!      +------ outage <-----------+  the store fails: what it may have begun is undone, then begin again with
+//!                                    what is left, within the budget
 //! ```
 //!
 //! Each key is an [`Entry`] whose stage says what the store may have of it: nothing (`Idle`), something unknown
 //! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any point
 //! undoes each according to its stage.
 
-use std::future::{Future as _, poll_fn};
+use std::future::{Future, poll_fn};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, LockGuard, LockKey, LossReason, OnCooldown, Validity};
+use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, LossReason, OnCooldown, Validity};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{Attempt, Contended, Request, Waiting, short_answer};
+use crate::backend::{Attempt, Contended, Waiting, short_answer};
 use crate::budget::{Budget, Limit, Refusal};
 use crate::clock::Moment;
 use crate::entry::{Call, Entry, Stage};
 use crate::fast_path::Asking;
 use crate::hold::{Hold, Owner};
 use crate::metrics::Event;
-use crate::outbox::Freeing;
 use crate::queue::{Closed, Entered};
 use crate::shared::Shared;
-use crate::state::Phase;
-use crate::waiting::{Paused, is_ending, pause, permitted, poll_in};
+use crate::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
+
+use outage::Outage;
 
 /// The pause before a store whose queue ended a wait without a grant is asked again.
 const UNQUEUED: Duration = Duration::from_millis(100);
 
 /// How long a wait whose budget has ended may take to leave the store's queue in the caller's presence.
 const LEAVING: Duration = Duration::from_millis(100);
+
+mod outage;
+mod undo;
 
 /// One acquisition under way. Dropping it has the driver finish the call that is under way and undo it all.
 pub(crate) struct Acquisition {
@@ -62,16 +67,22 @@ pub(crate) struct Acquisition {
     timed_out: bool,
     /// Whether the store has ever answered that a key is contended.
     was_contended: bool,
+    /// Whether a failure of the store ends it.
+    gives_up: bool,
+    /// The store fails, and is asked again.
+    outage: Option<Box<Outage>>,
 }
 
 impl Acquisition {
-    pub(crate) fn new(shared: &Arc<Shared>, policy: OnCooldown, budget: Budget) -> Self {
-        let shared = Arc::clone(shared);
+    pub(crate) fn new(shared: &Arc<Shared>, options: &AcquireOptions, once: bool) -> Self {
+        let budget = if once { Budget::Once } else { Budget::start(options.wait) };
         Self {
-            shared,
+            shared: Arc::clone(shared),
             entries: Vec::new(),
-            policy,
+            policy: options.on_cooldown,
             budget,
+            gives_up: options.give_up_on_failure || budget == Budget::Once,
+            outage: None,
             call: None,
             stop: None,
             polled: false,
@@ -99,10 +110,22 @@ impl Acquisition {
             (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.shared.metrics.published.waits(key)),
             _ => None,
         };
+        loop {
+            match self.take_all(contended.take()).await {
+                Ok(()) => return self.finish(),
+                Err(Refusal::Failed(error)) if self.is_asked_again(&error) => self.begin_again(error).await?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+    }
+
+    /// Takes every key that is not ours yet; the store has said of the first one already what `contended` says.
+    async fn take_all(&mut self, contended: Option<Contended>) -> Result<(), Refusal> {
         self.queue().await?;
         self.yield_to_remote().await?;
+        let mut contended = contended;
         // Everything before this entry is ours.
-        let mut at = 0;
+        let mut at = self.first_left();
         loop {
             if let Some(contended) = contended.take() {
                 // Boxed, like what else is rarely needed: most of its state would be everybody's.
@@ -111,7 +134,7 @@ impl Acquisition {
                 at += 1;
             }
             if at == self.entries.len() {
-                return self.finish();
+                return Ok(());
             }
             let end = self.end_of_question(at);
             let answers = self.ask(at..end).await?;
@@ -131,11 +154,17 @@ impl Acquisition {
         }
     }
 
+    /// The first entry that is not ours yet.
+    fn first_left(&self) -> usize {
+        self.entries.iter().take_while(|entry| matches!(entry.stage, Stage::Taken(_))).count()
+    }
+
     /// Waits for this client's permit of each key, in order.
     async fn queue(&mut self) -> Result<(), Refusal> {
         let shared = Arc::clone(&self.shared);
-        let (budget, policy) = (self.budget, self.policy);
-        for entry in self.entries.iter_mut().filter(|e| e.permit.is_none()) {
+        let (budget, policy, gives_up) = (self.budget, self.policy, self.gives_up);
+        let left = self.first_left();
+        for entry in self.entries[left..].iter_mut().filter(|e| e.permit.is_none()) {
             let key = &entry.hold.request.key;
             let closed = |Closed| shared.name_error(Error::closed(), Some(key));
             // A caller that does not wait for a holder does wait for the answer of the store that the one before
@@ -143,7 +172,7 @@ impl Acquisition {
             let such = |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
             let entered = shared.queues.enter_if(key, Owner::new(&entry.hold), such).map_err(closed)?;
             entry.permit = Some(match entered {
-                None => return Err(Refusal::Contended),
+                None => return Err(failure_of(&shared, key).map_or(Refusal::Contended, Refusal::Failed)),
                 Some(Entered::Permit(permit)) => permit,
                 Some(Entered::Waiter(waiter)) => {
                     let limit = match budget {
@@ -152,7 +181,7 @@ impl Acquisition {
                     };
                     tokio::select! {
                         biased;
-                        permit = permitted(&shared, waiter, key, policy) => permit?,
+                        permit = permitted(&shared, waiter, key, policy, gives_up) => permit?,
                         () = limit.passed() => match limit {
                             Limit::Call(_) => {
                                 let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
@@ -161,6 +190,7 @@ impl Acquisition {
                             }
                             // Who waits for a release that the store has not answered waits for no holder.
                             _ if is_ending(&shared, key) => return Err(Refusal::NoAnswer),
+                            _ if let Some(error) = failure_of(&shared, key) => return Err(error.into()),
                             _ => return Err(Refusal::Contended),
                         },
                     }
@@ -186,7 +216,7 @@ impl Acquisition {
         let Some(key) = self.first_key(0) else { return Ok(()) };
         let pause_for = until.since(now()).min(left);
         let key = key.clone();
-        match Box::pin(pause(shared, &key, &Notify::new(), pause_for, self.budget.of_wait())).await? {
+        match Box::pin(pause(&shared, &key, &Notify::new(), pause_for, self.budget.of_wait())).await? {
             Paused::Over => Ok(()),
             Paused::OutOfBudget => Err(self.out_of_budget()),
         }
@@ -296,30 +326,41 @@ impl Acquisition {
             shared.metrics.count(Event::Failure);
             failure.get_or_insert(shared.name_error(error, Some(&entry.hold.request.key)));
         }
-        failure.map_or(Ok(said), |error| Err(error.into()))
+        match failure {
+            Some(error) => Err(error.into()),
+            None => {
+                self.end_outage();
+                Ok(said)
+            }
+        }
     }
 
     /// Waits until the entry at `at`, which is held elsewhere, is granted, or one of those before is lost.
     async fn wait_at(&mut self, at: usize, contended: Contended) -> Result<(), Refusal> {
+        let any_lost = self.any_lost();
+        tokio::select! {
+            biased;
+            outcome = self.wait_for_grant(at, contended) => outcome,
+            error = any_lost => Err(error.into()),
+        }
+    }
+
+    /// Waits until one of the keys that are ours is lost.
+    fn any_lost(&self) -> impl Future<Output = Error> + use<> {
         let taken = self.entries.iter().filter_map(|entry| match &entry.stage {
             Stage::Taken(guard) => Some((entry.hold.request.key.clone(), guard.lost())),
             _ => None,
         });
         let mut losses: Vec<_> = taken.collect();
         let shared = Arc::clone(&self.shared);
-        let any_lost = poll_fn(|cx| {
+        poll_fn(move |cx| {
             for (key, lost) in &mut losses {
                 if let Poll::Ready(reason) = Pin::new(lost).poll(cx) {
                     return Poll::Ready(shared.name_error(Error::lost(reason), Some(key)));
                 }
             }
             Poll::Pending
-        });
-        tokio::select! {
-            biased;
-            outcome = self.wait_for_grant(at, contended) => outcome,
-            error = any_lost => Err(error.into()),
-        }
+        })
     }
 
     async fn wait_for_grant(&mut self, at: usize, contended: Contended) -> Result<(), Refusal> {
@@ -343,8 +384,7 @@ impl Acquisition {
                 // A store that ends a wait without a grant is not asked again immediately either.
                 let every = if let Waiting::Poll { every } = waiting { every } else { UNQUEUED };
                 let pause_for = poll_in(every, &contended);
-                match pause(Arc::clone(&self.shared), &key, &wakeup, pause_for, self.budget.of_wait()).await?
-                {
+                match pause(&self.shared, &key, &wakeup, pause_for, self.budget.of_wait()).await? {
                     Paused::Over => {}
                     Paused::OutOfBudget => return Err(self.out_of_budget()),
                 }
@@ -363,32 +403,6 @@ impl Acquisition {
                 None => return Ok(()),
                 Some(answer) => contended = answer,
             }
-        }
-    }
-
-    /// Frees the granted entries from `from` on and gives them fresh holder ids: a release that arrives
-    /// late must not meet the next grant.
-    fn give_back(&mut self, from: usize) {
-        for entry in &mut self.entries[from..] {
-            let granted = match std::mem::replace(&mut entry.stage, Stage::Idle) {
-                Stage::Granted(granted, _) => granted,
-                other => {
-                    entry.stage = other;
-                    continue;
-                }
-            };
-            let request = &entry.hold.request;
-            let request = Request { holder: self.shared.mint(&request.key), ..request.clone() };
-            let max_hold = entry.hold.lease.as_ref().and_then(|lease| lease.max_hold());
-            let next = Hold::new(&self.shared, request, max_hold, Phase::Pending);
-            next.times.go_on_from(&entry.hold.times);
-            // The permit stays with this entry, also where a loss came in between.
-            self.shared.queues.with(&next.request.key, |owner| owner.hold = Arc::clone(&next));
-            let old = std::mem::replace(&mut entry.hold, next);
-            old.state.give_up();
-            let mut freeing = Freeing::attempted(&old, None);
-            freeing.granted(granted);
-            self.shared.free(freeing);
         }
     }
 
@@ -444,51 +458,14 @@ impl Acquisition {
     }
 
     fn out_of_budget(&self) -> Refusal {
-        if self.was_contended { Refusal::Contended } else { Refusal::NoAnswer }
+        match &self.outage {
+            _ if self.was_contended => Refusal::Contended,
+            Some(outage) => Refusal::Failed(outage.error.clone()),
+            None => Refusal::NoAnswer,
+        }
     }
 
     fn first_key(&self, at: usize) -> Option<&LockKey> {
         self.entries.get(at).map(|e| &e.hold.request.key)
-    }
-}
-
-impl Drop for Acquisition {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            stop.cancel();
-        }
-        let call = self.call.take();
-        // A call that was never polled has asked for nothing.
-        let never_sent = call.is_some() && !self.polled;
-        let mut left = Vec::new();
-        for Entry { hold, permit, stage } in self.entries.drain(..) {
-            // A guard that is dropped undoes its grant and hands on its permit itself.
-            if matches!(stage, Stage::Taken(_)) {
-                continue;
-            }
-            hold.state.give_up();
-            // A hold that the store knows nothing of: only its permit is left, which goes on from here.
-            if matches!(stage, Stage::Idle) || never_sent {
-                continue;
-            }
-            let permit = permit.filter(|_| !self.timed_out);
-            let request = &hold.request;
-            let now = AssertUnwindSafe(|| self.shared.backend.release_now(&request.key, request.holder));
-            // One that panics is released with I/O, as the others are.
-            let freed = if call.is_some() { None } else { catch_unwind(now).unwrap_or(None) };
-            if let Some(Ok(freed)) = freed {
-                self.shared.settle_freed(&request.key, freed);
-                continue;
-            }
-            let mut freeing = Freeing::attempted(&hold, permit);
-            if let Stage::Granted(granted, _) = stage {
-                freeing.granted(granted);
-            }
-            left.push(freeing);
-        }
-        match call.filter(|_| !never_sent) {
-            Some(call) => self.shared.inbox.finish(call, left),
-            None => left.into_iter().for_each(|freeing| self.shared.free(freeing)),
-        }
     }
 }

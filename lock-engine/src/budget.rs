@@ -24,6 +24,10 @@ impl Budget {
         }
     }
 
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Until(end) if Instant::now() >= end)
+    }
+
     /// What bounds one call: the engine's own limit, or the budget if it ends sooner.
     pub(crate) fn of_call(self, request_timeout: Duration) -> Limit {
         let call = Instant::now().checked_add(request_timeout);

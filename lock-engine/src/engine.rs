@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 use crate::acquisition::Acquisition;
 use crate::backend::{Backend, Events, Timing};
 use crate::background::driver_runtime;
-use crate::budget::{Budget, Refusal};
+use crate::budget::Refusal;
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Driver, RuntimeWatch};
 use crate::events::Sink;
@@ -33,7 +33,7 @@ use crate::queue::Queues;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
 use crate::state::Phase;
-use crate::waiting::is_ending;
+use crate::waiting::{failure_of, is_ending};
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
 ///
@@ -98,15 +98,10 @@ impl Engine {
         options: &AcquireOptions,
         once: bool,
     ) -> Result<Vec<LockGuard>, Refusal> {
-        let shared = Arc::clone(&self.shared);
-        let (wait, policy) = (options.wait, options.on_cooldown);
+        let acquisition = Acquisition::new(&self.shared, options, once);
         let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| &hold.request.key);
         let span = tracing::debug_span!("acquire", store = %self.shared.name, key = first.map(tracing::field::display));
-        let work = async move {
-            let budget = if once { Budget::Once } else { Budget::start(wait) };
-            Acquisition::new(&shared, policy, budget).run(begun, holds).await
-        };
-        let work = work.instrument(span);
+        let work = acquisition.run(begun, holds).instrument(span);
         // Boxed: this state is large, and callers that are granted on the fast path never need it.
         let work = Box::pin(TokioContext::new(work, self.shared.handle.clone()));
         match AssertUnwindSafe(work).catch_unwind().await {
@@ -128,7 +123,9 @@ impl Engine {
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.shared, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
-            FastPath::Contended if !is_ending(&self.shared, key) => return Ok(None),
+            FastPath::Contended if !is_ending(&self.shared, key) => {
+                return failure_of(&self.shared, key).map_or(Ok(None), Err);
+            }
             FastPath::Contended => (None, vec![self.asking(key, options, true)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };

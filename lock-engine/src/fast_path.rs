@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_api::{AcquireOptions, Error, LockGuard, LockKey, OnCooldown};
+use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown};
 
 use crate::backend::{Attempt, Contended};
 use crate::clock::Moment;
@@ -64,6 +64,7 @@ pub(crate) fn attempt(
     begun.asked.set(true);
     let answer = shared.backend.try_now(&hold.request);
     begun.asked.set(false);
+    let asks_again = |error: &Error| waits && !options.give_up_on_failure && is_passing(error.kind());
     match answer {
         None => begun.ask(None),
         Some(Ok(Attempt::Granted(granted))) => match begun.hold.take() {
@@ -77,15 +78,29 @@ pub(crate) fn attempt(
         }
         Some(Ok(Attempt::Refused(error))) => {
             shared.metrics.count(Event::Failure);
+            if asks_again(&error) {
+                return begun.ask(None);
+            }
             Err(shared.name_error(error, Some(key)))
         }
         Some(Err(error)) => {
             shared.metrics.count(Event::Failure);
             let hold = Arc::clone(hold);
+            let cools = hold.request.cooldown.is_some();
             shared.free(Freeing::attempted(&hold, begun.give_up()));
+            // In the queue, behind the release of what may have been granted.
+            if asks_again(&error) && !cools {
+                return Ok(FastPath::Contended);
+            }
             Err(shared.name_error(error, Some(key)))
         }
     }
+}
+
+/// Whether a failure of the store may pass, so that who waits asks again.
+pub(crate) fn is_passing(kind: ErrorKind) -> bool {
+    use ErrorKind::{Capacity, OutcomeUnknown, Timeout, Unavailable};
+    matches!(kind, Unavailable | OutcomeUnknown | Capacity | Timeout)
 }
 
 /// For a caller who does not wait for a cooldown: how long the one lasts that whoever has the key's permit here

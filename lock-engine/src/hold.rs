@@ -308,11 +308,13 @@ pub(crate) struct Owner {
     pub(crate) hold: Arc<Hold>,
     /// Wakes whoever has the permit while it waits for the store.
     pub(crate) wakeup: Option<Arc<tokio::sync::Notify>>,
+    /// The store fails it, and is asked again.
+    pub(crate) failure: Option<Error>,
 }
 
 impl Owner {
     pub(crate) fn new(hold: &Arc<Hold>) -> Self {
-        Self { hold: Arc::clone(hold), wakeup: None }
+        Self { hold: Arc::clone(hold), wakeup: None, failure: None }
     }
 
     /// Whether it is only waiting for the store to let go.

@@ -159,13 +159,13 @@ impl Unanswered {
 }
 
 /// Pauses that grow, with jitter.
-struct Backoff {
+pub(crate) struct Backoff {
     schedule: ExponentialBuilder,
     pauses: ExponentialBackoff,
 }
 
 impl Backoff {
-    fn new(shortest: Duration, longest: Duration) -> Self {
+    pub(crate) fn new(shortest: Duration, longest: Duration) -> Self {
         let schedule = ExponentialBuilder::default()
             .with_jitter()
             .with_min_delay(shortest)
@@ -174,7 +174,7 @@ impl Backoff {
         Self { schedule, pauses: schedule.build() }
     }
 
-    fn next(&mut self) -> Duration {
+    pub(crate) fn next(&mut self) -> Duration {
         self.pauses.next().unwrap_or(FRESH_PAUSE)
     }
 

@@ -23,13 +23,19 @@ pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> bool {
     shared.queues.with(key, |owner| owner.is_ending()).unwrap_or(false)
 }
 
+/// How the store fails whoever has the key's permit here, if it does.
+pub(crate) fn failure_of(shared: &Shared, key: &LockKey) -> Option<Error> {
+    shared.queues.with(key, |owner| owner.failure.clone()).flatten()
+}
+
 /// The permit, once it has come; `NotDue` for those who do not wait for a cooldown, once somebody here knows of
-/// one.
+/// one; and for those who give up on a failure that of whoever has the permit.
 pub(crate) async fn permitted(
     shared: &Arc<Shared>,
     waiter: Waiter<Owner>,
     key: &LockKey,
     policy: OnCooldown,
+    gives_up: bool,
 ) -> Result<Permit, Refusal> {
     let mut waiter = waiter;
     poll_fn(|cx| {
@@ -38,7 +44,8 @@ pub(crate) async fn permitted(
                 permit.map_err(|Closed| shared.name_error(Error::closed(), Some(key)).into()),
             );
         }
-        match not_due(shared, key, policy) {
+        let failure = || gives_up.then(|| failure_of(shared, key)).flatten();
+        match not_due(shared, key, policy).or_else(failure) {
             Some(error) => Poll::Ready(Err(error.into())),
             None => Poll::Pending,
         }
@@ -54,7 +61,7 @@ pub(crate) enum Paused {
 
 /// Waits for a hint or until it is time to ask again.
 pub(crate) async fn pause(
-    shared: Arc<Shared>,
+    shared: &Shared,
     key: &LockKey,
     wakeup: &Notify,
     duration: Duration,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
 
-use crate::context::{Context, acquire_all_for, acquire_for, attempt_at, fails};
+use crate::context::{Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, FaultyClient, Op};
 
 /// The store did not answer in time.
@@ -176,13 +176,14 @@ pub(crate) async fn a_refused_acquire_leaves_nothing_to_undo(cx: &Context) {
         ErrorKind::Unavailable,
         ErrorKind::Deadlock,
     ];
+    let gives_up = cx.patient().give_up_on_failure();
     for i in 0..100 {
         let (key, kind) = (cx.key(), kinds[i % kinds.len()]);
         a.faults.script(Op::Acquire, Fault::Refuse(kind));
         let outcome = match i % 3 {
             0 => attempt_at(&a.lock, &key).await.map(drop),
-            1 => acquire_for(&a.lock, &key, cx.patience()).await.map(drop),
-            _ => acquire_all_for(&a.lock, &[key, cx.key()], cx.patience()).await.map(drop),
+            1 => a.lock.acquire(&key, &gives_up).await.map(drop),
+            _ => a.lock.acquire_all(&[key, cx.key()], &gives_up).await.map(drop),
         };
         fails(outcome, &[kind]);
     }

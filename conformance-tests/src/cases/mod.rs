@@ -305,6 +305,14 @@ macro_rules! for_each_case {
                 an_outage_is_not_filled_with_releases [C5 C6] [Silence Calls Virtual];
                 a_grant_that_comes_too_late_is_given_back [C5 C9] [Script Calls];
             }
+            outage {
+                an_acquire_outlives_failures [C4] [Script];
+                a_waiter_outlives_failures [C4 C12] [Script];
+                a_waiter_outlives_a_silence [C4] [Silence Virtual];
+                the_budget_ends_in_an_outage [C4] [Script Calls];
+                those_who_give_up_ask_once [C3 C4] [Script Calls];
+                those_who_give_up_wait_for_no_outage_of_others [C3 C4] [Script];
+            }
             crash {
                 processes_exclude_each_other [C1] [Child];
                 a_waiter_in_another_process_is_served [C11] [Child];

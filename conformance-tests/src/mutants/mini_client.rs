@@ -18,6 +18,7 @@ use super::link::Link;
 use super::lock_fault::LockFault as Fault;
 use super::mini_batch::Batch;
 use super::mini_grant::{Hold, MiniGrant};
+use super::mini_outage::{Outage, Outages, is_passing};
 use super::mini_permits::{Permit, Permits, Waiter};
 use crate::harness::Op;
 
@@ -33,6 +34,7 @@ pub(super) struct Client {
     pub(super) capabilities: Capabilities,
     pub(super) permits: Arc<Permits>,
     pub(super) holds: Mutex<BTreeMap<LockKey, Weak<Hold>>>,
+    pub(super) outages: Outages,
     pub(super) batch: Batch,
     pub(super) wakeups: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
     pub(super) closing: watch::Sender<bool>,
@@ -177,8 +179,25 @@ impl Client {
         };
         let wakeup = Arc::new(Notify::new());
         lock(&self.wakeups).insert(key.clone(), Arc::clone(&wakeup));
+        let outage = Outage::none_yet(&self.outages, key);
+        let mut end = end;
         loop {
             let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await?;
+            let answer = match answer {
+                Err(error) if is_passing(&error) && self.asks_again(options, once) => {
+                    outage.goes_on(self.named(error, key));
+                    // What the store may have of this attempt is undone by its id.
+                    request.holder = holder.unwrap_or_else(|| self.mint());
+                    let pause = if self.fault == Fault::RetriesWithoutPause { Duration::ZERO } else { POLL };
+                    self.bounded(key, end, sleep(pause)).await?;
+                    if self.fault == Fault::FailureRestartsBudget {
+                        end = self.deadline(options.wait);
+                    }
+                    continue;
+                }
+                answer => answer,
+            };
+            outage.ends();
             let held = match answer.map_err(|e| Refusal::Failed(self.named(e, key)))? {
                 Answer::Granted(fresh) => {
                     let waited = match self.fault {
@@ -216,6 +235,17 @@ impl Client {
         }
     }
 
+    /// Whether the store is asked again after a failure that may pass.
+    fn asks_again(&self, options: &AcquireOptions, once: bool) -> bool {
+        match self.fault {
+            Fault::FailureEndsWait => false,
+            Fault::GiveUpIgnored => !once && options.cooldown.is_none(),
+            Fault::TryAsksAgain => options.cooldown.is_none(),
+            // A grant that nobody heard of may have begun a cooldown, which the next attempt would meet.
+            _ => !once && !options.give_up_on_failure && options.cooldown.is_none(),
+        }
+    }
+
     /// Waits for the permit behind others of this client, or says why not.
     async fn permit(
         &self,
@@ -228,8 +258,24 @@ impl Client {
         if options.on_cooldown == OnCooldown::NotDue && self.fault != Fault::NotDueQueues {
             self.bounded(key, end, self.check_due(key)).await??;
         }
+        let hears = self.fault != Fault::OutageIsContended;
         if !once {
-            return self.bounded(key, end, waiter.permit()).await?.ok_or(Refusal::Contended);
+            let failed = async {
+                match options.give_up_on_failure && hears {
+                    true => self.outages.begun(key).await,
+                    false => std::future::pending().await,
+                }
+            };
+            let permit = async {
+                tokio::select! {
+                    permit = waiter.permit() => permit.ok_or(Refusal::Contended),
+                    error = failed => Err(Refusal::Failed(error)),
+                }
+            };
+            return self.bounded(key, end, permit).await?;
+        }
+        if let Some(error) = self.outages.of(key).filter(|_| hears) {
+            return Err(Refusal::Failed(error));
         }
         if !waiter.behind_release || self.fault == Fault::OwnReleaseIsContended {
             return Err(Refusal::Contended);

@@ -22,6 +22,7 @@ use super::mini_backend::capabilities;
 use super::mini_batch::Batch;
 use super::mini_client::{CALL, Client, Refusal};
 use super::mini_events::{Listener, RuntimeEnd};
+use super::mini_outage::Outages;
 use super::mini_permits::Permits;
 
 /// One client. Dropping it and its guards ends its tasks.
@@ -38,6 +39,7 @@ impl MiniLock {
             capabilities: capabilities(BackendFault::None),
             permits: Permits::new(fault),
             holds: Mutex::default(),
+            outages: Outages::default(),
             batch: Batch::default(),
             wakeups: Mutex::default(),
             closing: watch::Sender::new(false),

@@ -13,6 +13,7 @@ mod mini_client;
 mod mini_events;
 mod mini_grant;
 mod mini_lock;
+mod mini_outage;
 mod mini_permits;
 mod record;
 mod server;

@@ -1,0 +1,141 @@
+//! A store that fails or falls silent and comes back: a waiter outlives it within its budget.
+
+use std::time::Duration;
+
+use leasehold_api::{AcquireOptions, ErrorKind};
+
+use crate::context::{Context, acquire_all_for, acquire_for, attempt_at, fails};
+use crate::harness::{Fault, Op};
+
+/// What an acquire may end with whose store has never answered within the budget.
+const NO_ANSWER: [ErrorKind; 3] = [ErrorKind::Timeout, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
+
+const PASSING: [Fault; 5] = [
+    Fault::Error(ErrorKind::Unavailable),
+    Fault::Error(ErrorKind::OutcomeUnknown),
+    Fault::Refuse(ErrorKind::Unavailable),
+    Fault::Refuse(ErrorKind::Capacity),
+    Fault::LoseReply,
+];
+
+pub(crate) async fn an_acquire_outlives_failures(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    for fault in PASSING {
+        let keys = cx.some_keys(2);
+        for _ in 0..3 {
+            a.faults.script(Op::Acquire, fault);
+        }
+        let acquiring = acquire_for(&a.lock, &keys[0], cx.patience());
+        let guard = cx.within("an acquire of a store that fails", cx.patience(), acquiring).await;
+        let guard = guard.expect("granted once the store answers");
+        cx.held(&b, &keys[0]).await;
+        cx.give(guard).await;
+        cx.give(cx.free_within(&b, &keys[0], cx.capabilities().undo).await).await;
+
+        a.faults.script(Op::Acquire, fault);
+        let acquiring = acquire_all_for(&a.lock, &keys, cx.patience());
+        let guards = cx.within("an acquire of several keys", cx.patience(), acquiring).await;
+        guards.expect("granted once the store answers").release().await.expect("held until now");
+        for key in &keys {
+            cx.give(cx.free_within(&b, key, cx.capabilities().undo).await).await;
+        }
+    }
+}
+
+pub(crate) async fn a_waiter_outlives_failures(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    for fault in PASSING {
+        let key = cx.key();
+        let held = cx.take(&b, &key).await;
+        let waiter = cx.queue(&a.lock, &key).await;
+        // Whichever the waiter does next. What is not met now is met by the next one.
+        for op in [Op::Acquire, Op::Wait] {
+            a.faults.script(op, fault);
+        }
+        let next = cx.queue(&a.lock, &key).await;
+        cx.give(held).await;
+        let guard = waiter.granted(cx, cx.patience()).await;
+        assert!(!next.is_done(), "a waiter that met a failure keeps its place here");
+        cx.give(guard).await;
+        cx.give(next.granted(cx, cx.patience()).await).await;
+        cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+    }
+}
+
+/// A store that says nothing for longer than the client's limit of one call.
+pub(crate) async fn a_waiter_outlives_a_silence(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    for held in [false, true] {
+        let key = cx.key();
+        let guard = if held { Some(cx.take(&b, &key).await) } else { None };
+        let before = if held { Some(cx.queue(&a.lock, &key).await) } else { None };
+        a.faults.silence(true);
+        let waiter = cx.queue(&a.lock, &key).await;
+        cx.sleep(Duration::from_secs(25)).await;
+        a.faults.silence(false);
+        if let Some(guard) = guard {
+            cx.give(guard).await;
+        }
+        if let Some(before) = before {
+            cx.give(before.granted(cx, cx.patience()).await).await;
+        }
+        cx.give(waiter.granted(cx, cx.patience()).await).await;
+        cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
+    }
+}
+
+/// Neither sooner nor later than without a failure; and the store is not asked without a pause.
+pub(crate) async fn the_budget_ends_in_an_outage(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let budget = if cx.is_virtual() { Duration::from_secs(20) } else { cx.short_wait() };
+    for _ in 0..10_000 {
+        a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
+    }
+    let asked = a.faults.calls(Op::Acquire);
+    let waiting = acquire_for(&a.lock, &key, budget);
+    let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
+    fails(outcome, &NO_ANSWER);
+    assert!(took >= budget, "a budget of {budget:?} ended after {took:?}");
+    let asked = a.faults.calls(Op::Acquire) - asked;
+    assert!((2..=200).contains(&asked), "asked {asked} times in {took:?}");
+    cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+}
+
+/// A try, a budget of zero, and an acquire that says so.
+pub(crate) async fn those_who_give_up_ask_once(cx: &Context) {
+    let a = cx.faulty().await;
+    let gives_up = cx.patient().give_up_on_failure();
+    let zero = AcquireOptions::new().wait(Duration::ZERO);
+    for kind in [ErrorKind::Unavailable, ErrorKind::Capacity] {
+        let key = cx.key();
+        let asked = a.faults.calls(Op::Acquire);
+        for _ in 0..3 {
+            a.faults.script(Op::Acquire, Fault::Refuse(kind));
+        }
+        fails(cx.soon("a try", attempt_at(&a.lock, &key)).await, &[kind]);
+        fails(cx.soon("a budget of zero", a.lock.acquire(&key, &zero)).await, &[kind]);
+        fails(cx.soon("an acquire that gives up", a.lock.acquire(&key, &gives_up)).await, &[kind]);
+        assert_eq!(a.faults.calls(Op::Acquire) - asked, 3, "one question each");
+        cx.give(cx.take(&a.lock, &key).await).await;
+    }
+}
+
+/// Whoever gives up on a failure also hears of the one that a caller before it here waits out.
+pub(crate) async fn those_who_give_up_wait_for_no_outage_of_others(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    for _ in 0..10_000 {
+        a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
+    }
+    let patient = cx.queue(&a.lock, &key).await;
+    let gives_up = cx.patient().give_up_on_failure();
+    let hearing = cx.within("an acquire that gives up", cx.call_limit(), a.lock.acquire(&key, &gives_up));
+    fails(hearing.await, &[ErrorKind::Unavailable]);
+    fails(cx.soon("a try", attempt_at(&a.lock, &key)).await, &[ErrorKind::Unavailable]);
+    assert!(!patient.is_done(), "it waits on");
+}

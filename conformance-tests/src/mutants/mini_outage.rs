@@ -1,0 +1,59 @@
+//! The keys whose next caller here finds the store failing, for those behind it that do not wait that out.
+
+use std::collections::BTreeMap;
+
+use leasehold_api::{Error, ErrorKind, LockKey};
+use tokio::sync::watch;
+
+#[derive(Default)]
+pub(super) struct Outages(watch::Sender<BTreeMap<LockKey, Error>>);
+
+impl Outages {
+    pub(super) fn of(&self, key: &LockKey) -> Option<Error> {
+        self.0.borrow().get(key).cloned()
+    }
+
+    /// The failure of `key`, once there is one.
+    pub(super) async fn begun(&self, key: &LockKey) -> Error {
+        loop {
+            let mut changes = self.0.subscribe();
+            if let Some(error) = self.of(key) {
+                return error;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// What one caller knows of the store. Dropped, it is over for those behind as well.
+pub(super) struct Outage<'a> {
+    outages: &'a Outages,
+    key: &'a LockKey,
+}
+
+impl<'a> Outage<'a> {
+    pub(super) fn none_yet(outages: &'a Outages, key: &'a LockKey) -> Self {
+        Self { outages, key }
+    }
+
+    pub(super) fn goes_on(&self, error: Error) {
+        self.outages.0.send_modify(|failing| drop(failing.insert(self.key.clone(), error)));
+    }
+
+    pub(super) fn ends(&self) {
+        self.outages.0.send_if_modified(|failing| failing.remove(self.key).is_some());
+    }
+}
+
+impl Drop for Outage<'_> {
+    fn drop(&mut self) {
+        self.ends();
+    }
+}
+
+/// Whether a failure may pass by itself.
+pub(super) fn is_passing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
+}

@@ -1,0 +1,97 @@
+//! What an acquisition gives back: behind a key that is contended, when the store fails, and when it is dropped.
+
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::Acquisition;
+use crate::backend::Request;
+use crate::entry::{Entry, Stage};
+use crate::hold::Hold;
+use crate::outbox::Freeing;
+use crate::state::Phase;
+
+impl Acquisition {
+    /// Frees the granted entries from `from` on.
+    pub(super) fn give_back(&mut self, from: usize) {
+        for freeing in self.undo(from) {
+            self.shared.free(freeing);
+        }
+    }
+
+    /// What the store may have of the entries from `from` on, which begin again.
+    pub(super) fn undo(&mut self, from: usize) -> Vec<Freeing> {
+        let mut undone = Vec::new();
+        for at in from..self.entries.len() {
+            let stage = mem::replace(&mut self.entries[at].stage, Stage::Idle);
+            if matches!(stage, Stage::Idle) {
+                continue;
+            }
+            let old = self.begin_hold(at);
+            let mut freeing = Freeing::attempted(&old, None);
+            if let Stage::Granted(granted, _) = stage {
+                freeing.granted(granted);
+            }
+            undone.push(freeing);
+        }
+        undone
+    }
+
+    /// Gives the entry a hold with a fresh id, in which a release of the old one that arrives late changes
+    /// nothing. The permit stays with the entry, also where a loss came in between.
+    pub(super) fn begin_hold(&mut self, at: usize) -> Arc<Hold> {
+        let entry = &mut self.entries[at];
+        let request = &entry.hold.request;
+        let request = Request { holder: self.shared.mint(&request.key), ..request.clone() };
+        let max_hold = entry.hold.lease.as_ref().and_then(|lease| lease.max_hold());
+        let next = Hold::new(&self.shared, request, max_hold, Phase::Pending);
+        next.times.go_on_from(&entry.hold.times);
+        if entry.permit.is_some() {
+            self.shared.queues.with(&next.request.key, |owner| owner.hold = Arc::clone(&next));
+        }
+        let old = mem::replace(&mut entry.hold, next);
+        old.state.give_up();
+        old
+    }
+}
+
+impl Drop for Acquisition {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            stop.cancel();
+        }
+        let call = self.call.take();
+        // A call that was never polled has asked for nothing.
+        let never_sent = call.is_some() && !self.polled;
+        let mut left = Vec::new();
+        for Entry { hold, permit, stage } in self.entries.drain(..) {
+            // A guard that is dropped undoes its grant and hands on its permit itself.
+            if matches!(stage, Stage::Taken(_)) {
+                continue;
+            }
+            hold.state.give_up();
+            // A hold that the store knows nothing of: only its permit is left, which goes on from here.
+            if matches!(stage, Stage::Idle) || never_sent {
+                continue;
+            }
+            let permit = permit.filter(|_| !self.timed_out);
+            let request = &hold.request;
+            let now = AssertUnwindSafe(|| self.shared.backend.release_now(&request.key, request.holder));
+            // One that panics is released with I/O, as the others are.
+            let freed = if call.is_some() { None } else { catch_unwind(now).unwrap_or(None) };
+            if let Some(Ok(freed)) = freed {
+                self.shared.settle_freed(&request.key, freed);
+                continue;
+            }
+            let mut freeing = Freeing::attempted(&hold, permit);
+            if let Stage::Granted(granted, _) = stage {
+                freeing.granted(granted);
+            }
+            left.push(freeing);
+        }
+        match call.filter(|_| !never_sent) {
+            Some(call) => self.shared.inbox.finish(call, left),
+            None => left.into_iter().for_each(|freeing| self.shared.free(freeing)),
+        }
+    }
+}
