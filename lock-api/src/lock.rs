@@ -55,13 +55,20 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
 
     /// Waits until granted, until the budget of `options.wait` ends, or until the lock is closed.
     ///
+    /// The budget covers outages: a store that cannot be reached, restarts or is full
+    /// ([`Unavailable`](crate::ErrorKind::Unavailable), [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown),
+    /// [`Capacity`](crate::ErrorKind::Capacity)) is asked again, with growing pauses, and the caller keeps its place
+    /// among the callers of this client. With
+    /// [`give_up_on_failure`](AcquireOptions::give_up_on_failure), with a budget of zero, or where a cooldown may
+    /// have begun, such a failure ends the wait. All others always do.
+    ///
     /// # Errors
     ///
-    /// [`Timeout`](crate::ErrorKind::Timeout) when the budget ended,
+    /// [`Timeout`](crate::ErrorKind::Timeout) when the budget ended, or the store's failure if it has answered
+    /// nothing else in all that time,
     /// [`NotDue`](crate::ErrorKind::NotDue) when a cooldown was met and
     /// [`OnCooldown::NotDue`](crate::OnCooldown::NotDue) was asked for,
-    /// [`Closed`](crate::ErrorKind::Closed) when the lock was closed. A failure of the store ends the
-    /// wait with that failure.
+    /// [`Closed`](crate::ErrorKind::Closed) when the lock was closed; and the failure that ended the wait.
     ///
     /// # Cancel safety
     ///

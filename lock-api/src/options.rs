@@ -15,7 +15,7 @@ pub const MAX_LABEL_BYTES: usize = 256;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// At most this long, in all: for other holders, for a connection, over all keys of one call.
+    /// At most this long, in all: for other holders, for a store that is away, over all keys of one call.
     /// Zero is exactly one attempt.
     For(Duration),
     /// Until granted or closed.
