@@ -17,13 +17,33 @@ pub(crate) const TABLES: &str = "
     CREATE TABLE account (id bigint PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50);
     CREATE TABLE entry (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account bigint NOT NULL,
         amount bigint NOT NULL, at timestamptz NOT NULL DEFAULT now());
+    CREATE TABLE used (scope text NOT NULL, key text NOT NULL, fingerprint bytea NOT NULL, status integer, body bytea,
+        expires_at timestamptz NOT NULL DEFAULT now() + interval '1 day', PRIMARY KEY (scope, key)) WITH (fillfactor = 80);
+    CREATE INDEX ON used (expires_at);
     INSERT INTO account SELECT n, 1000000000 FROM generate_series(0, 99) n";
 
 /// One client, with an account of its own.
 enum Client {
-    Fresh { idem: PgIdempotency, account: i64, next: u64 },
-    Replay { idem: PgIdempotency, idents: Vec<Ident>, next: usize },
-    ByHand { pool: PgPool, account: i64 },
+    Fresh {
+        idem: PgIdempotency,
+        account: i64,
+        next: u64,
+    },
+    Replay {
+        idem: PgIdempotency,
+        idents: Vec<Ident>,
+        next: usize,
+    },
+    ByHand {
+        pool: PgPool,
+        account: i64,
+    },
+    /// With the least that a key costs: its row, which waits for whoever else has it, and what was answered.
+    ByHandWithKey {
+        pool: PgPool,
+        account: i64,
+        next: u64,
+    },
 }
 
 pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
@@ -35,6 +55,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
     let accounts = || (0..CLIENTS).map(i64::from);
     let fresh = accounts().map(|account| Client::Fresh { idem: idem.clone(), account, next: 0 });
     let by_hand = accounts().map(|account| Client::ByHand { pool: pool.clone(), account });
+    let with_key = accounts().map(|account| Client::ByHandWithKey { pool: pool.clone(), account, next: 0 });
     let mut replays = Vec::new();
     for account in accounts() {
         replays.push(Client::replay(&idem, account).await);
@@ -43,9 +64,11 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
         Contender::new("begin, spend, finish", fresh.collect()),
         Contender::new("replay", replays),
         Contender::new("by hand, without a key", by_hand.collect()),
+        Contender::new("by hand, with a key", with_key.collect()),
     ];
     let series = compete(contenders).await;
     rows.push(row("idempotent transaction", &series[0], &series[2], 0.6));
+    rows.push(row("idempotent transaction, beside a key by hand", &series[0], &series[3], 0.8));
     rows.push(row("replay", &series[1], &series[2], 1.2));
     pool.close().await;
 }
@@ -67,9 +90,12 @@ impl Worker for Client {
         match self {
             Self::Fresh { idem, account, next } => {
                 *next += 1;
-                let ident =
-                    Ident::new(account.to_string(), format!("8f14e45f-ea6f-4e3b-{next:016x}")).unwrap();
+                let ident = Ident::new(account.to_string(), key_of(*next)).unwrap();
                 carry_out(idem, &ident, *account).await;
+            }
+            Self::ByHandWithKey { pool, account, next } => {
+                *next += 1;
+                carry_out_by_hand(pool, &key_of(*next), *account).await;
             }
             Self::Replay { idem, idents, next } => {
                 *next = (*next + 1) % idents.len();
@@ -85,12 +111,29 @@ impl Worker for Client {
     }
 }
 
+async fn carry_out_by_hand(pool: &PgPool, key: &str, account: i64) {
+    let mut transaction = pool.begin().await.unwrap();
+    let begun =
+        sqlx::query("INSERT INTO used (scope, key, fingerprint) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING");
+    let begun = begun.bind(account.to_string()).bind(key).bind(fingerprint(REQUEST).as_bytes().as_slice());
+    assert_eq!(begun.execute(&mut *transaction).await.unwrap().rows_affected(), 1, "the key was used before");
+    spend(&mut transaction, account).await;
+    let finished = sqlx::query("UPDATE used SET status = 200, body = $3 WHERE scope = $1 AND key = $2");
+    let finished = finished.bind(account.to_string()).bind(key).bind("spent".as_bytes());
+    finished.execute(&mut *transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+}
+
 async fn carry_out(idem: &PgIdempotency, ident: &Ident, account: i64) {
     let Begin::Fresh(mut transaction) = idem.begin(ident, &fingerprint(REQUEST)).await.unwrap() else {
         panic!("the key was used before");
     };
     spend(&mut transaction, account).await;
     transaction.finish(Stored::done(200, "spent")).await.unwrap();
+}
+
+fn key_of(number: u64) -> String {
+    format!("8f14e45f-ea6f-4e3b-{number:016x}")
 }
 
 /// The effect: two statements, which is why it has a transaction.

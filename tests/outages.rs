@@ -1,0 +1,148 @@
+//! A waiter outlives its server, on every Postgres store: one that is restarted, one that answers nothing for longer
+//! than any call may take, one that is not there yet.
+#![cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use leasehold::engine::Engine;
+use leasehold::postgres::PgConfig;
+use leasehold::postgres_advisory::{AdvisoryConfig, XactConfig};
+use leasehold::postgres_row::RowConfig;
+use leasehold::postgres_ttl::TtlConfig;
+use leasehold::{Error, Lock as _, LockExt as _, LockGuard, Validity};
+use test_servers::{Cluster, ClusterOptions, StopMode};
+use tokio::task::JoinHandle;
+
+/// How long a waiter may take once the server is back: the longest call, and the pauses after it.
+const SOON: Duration = Duration::from_secs(60);
+
+/// One store, with a client that holds the key (if any) and one that waits.
+struct Scene {
+    store: &'static str,
+    holder: Option<LockGuard>,
+    engine: Arc<Engine>,
+    waiter: JoinHandle<Result<LockGuard, Error>>,
+}
+
+/// A client of each store.
+async fn clients(url: &str) -> Vec<(&'static str, Engine)> {
+    let server = || PgConfig::from_url(url).unwrap().install_schema(true);
+    vec![
+        ("session", AdvisoryConfig::new(server()).connect().await.unwrap()),
+        ("transaction", XactConfig::new(server()).connect().await.unwrap()),
+        ("row", RowConfig::new(server()).connect().await.unwrap()),
+        ("lease", TtlConfig::new(server()).connect().await.unwrap()),
+    ]
+}
+
+fn waits(engine: Engine, store: &'static str, holder: Option<LockGuard>) -> Scene {
+    let engine = Arc::new(engine);
+    let waiting = Arc::clone(&engine);
+    let waiter = tokio::spawn(async move { waiting.key(store).wait_forever().acquire().await });
+    Scene { store, holder, engine, waiter }
+}
+
+/// Of each store one client that holds the key and one that waits for it.
+async fn held_and_waited_for(url: &str) -> Vec<Scene> {
+    let mut scenes = Vec::new();
+    for ((store, holder), (_, waiter)) in clients(url).await.into_iter().zip(clients(url).await) {
+        let guard = holder.key(store).acquire().await.unwrap();
+        scenes.push(waits(waiter, store, Some(guard)));
+    }
+    for scene in &scenes {
+        until(scene.store, "it has met the holder", || scene.engine.counters().contended > 0).await;
+    }
+    scenes
+}
+
+async fn until(store: &str, what: &str, such: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !such() {
+        assert!(begun.elapsed() < SOON, "{store}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The holder lets go, if it was not lost, and the waiter is granted.
+async fn granted(scene: Scene) {
+    let Scene { store, holder, engine, waiter } = scene;
+    if let Some(holder) = holder {
+        // Lost with its session, or released now.
+        let _ = holder.release().await;
+    }
+    let guard = tokio::time::timeout(SOON, waiter).await;
+    let guard = guard.unwrap_or_else(|_| panic!("{store}: the waiter was not granted")).unwrap();
+    let guard = guard.unwrap_or_else(|error| panic!("{store}: the waiter did not outlive it: {error}"));
+    assert_eq!(guard.validity(), Validity::Valid, "{store}");
+    guard.release().await.unwrap_or_else(|error| panic!("{store}: {error}"));
+    drop(engine);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_outlives_a_restart() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let scenes = held_and_waited_for(database.url()).await;
+    cluster.stop(StopMode::Fast).await;
+    for scene in &scenes {
+        until(scene.store, "it has met the outage", || scene.engine.counters().failures > 0).await;
+        assert!(!scene.waiter.is_finished(), "{}", scene.store);
+    }
+    cluster.start_again().await;
+    join_all(scenes.into_iter().map(granted)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_outlives_a_server_that_is_not_there_yet() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let clients = clients(database.url()).await;
+    cluster.stop(StopMode::Fast).await;
+    let scenes: Vec<_> = clients.into_iter().map(|(store, engine)| waits(engine, store, None)).collect();
+    for scene in &scenes {
+        until(scene.store, "it has met the outage", || scene.engine.counters().failures > 1).await;
+    }
+    cluster.start_again().await;
+    join_all(scenes.into_iter().map(granted)).await;
+}
+
+/// 25 seconds: longer than any call may take, and than a session may go unconfirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_outlives_a_server_that_is_frozen() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let scenes = held_and_waited_for(database.url()).await;
+    cluster.pause();
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    for scene in &scenes {
+        assert!(!scene.waiter.is_finished(), "{}", scene.store);
+    }
+    cluster.resume();
+    join_all(scenes.into_iter().map(granted)).await;
+}
+
+/// Twenty times as many at once as the client has sessions, and as the server has connections: those behind wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_costs_time() {
+    let cluster = Cluster::start(ClusterOptions::new().setting("max_connections", "12"));
+    let database = cluster.fresh_database().await;
+    // One client that has fewer sessions than callers, and one that has more than the server.
+    for sessions in [4, 40] {
+        let server = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+        let lock = Arc::new(XactConfig::new(server).sessions(sessions).connect().await.unwrap());
+        let callers = (0..80).map(|n| {
+            let lock = Arc::clone(&lock);
+            tokio::spawn(async move {
+                let guard = lock.key(format!("{n}")).wait(SOON).acquire().await?;
+                tokio::task::yield_now().await;
+                guard.release().await
+            })
+        });
+        for outcome in join_all(callers).await {
+            outcome.unwrap().unwrap();
+        }
+        lock.close().await.unwrap();
+    }
+}
