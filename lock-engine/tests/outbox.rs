@@ -33,7 +33,7 @@ async fn refused_requests_leave_no_task_and_no_call() {
     sleep(ms(1)).await;
     let before = tasks();
     for _ in 0..1000 {
-        let error = lock.key("k").acquire().await.unwrap_err();
+        let error = lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     }
     sleep(seconds(60)).await;
@@ -53,7 +53,7 @@ async fn requests_that_may_have_arrived_at_a_store_that_refuses_everything_are_g
         sleep(ms(1)).await;
         let before = tasks();
         for _ in 0..1000 {
-            lock.key("k").acquire().await.unwrap_err();
+            lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
         }
         sleep(seconds(3600)).await;
         assert_eq!(tasks(), before);
@@ -77,12 +77,12 @@ async fn an_outage_costs_a_few_calls_and_no_tasks_whatever_is_tried_meanwhile() 
     sleep(ms(1)).await;
     let before = tasks();
     for i in 0..6_000 {
-        lock.key(format!("k{}", i % 500)).acquire().await.unwrap_err();
+        lock.key(format!("k{}", i % 500)).give_up_on_failure().acquire().await.unwrap_err();
         sleep(ms(10)).await;
     }
     assert!(tasks() <= before + 5, "{} tasks", tasks());
     let calls = net.calls();
-    lock.key("k").acquire().await.unwrap_err();
+    lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
     sleep(seconds(1)).await;
     // One for what has just failed, the others every few seconds, 500 in a call.
     assert!(net.calls() - calls <= 5, "{} calls in one second", net.calls() - calls);
@@ -192,7 +192,7 @@ async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
     let mut store = plain(&net);
     store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
     let lock = start(store);
-    let error = lock.key("k").acquire().await.unwrap_err();
+    let error = lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(!error.to_string().contains("TTL"), "there is none: {error}");
     sleep(ms(1)).await;
@@ -229,7 +229,7 @@ async fn what_is_over_costs_no_call_and_keeps_nobody() {
     *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
     *net.fail_release.lock().unwrap() = Some(ErrorKind::Unavailable);
     for i in 0..20_000 {
-        lock.key(format!("k{i}")).acquire().await.unwrap_err();
+        lock.key(format!("k{i}")).give_up_on_failure().acquire().await.unwrap_err();
         sleep(ms(2)).await;
     }
     drop(live);
@@ -296,7 +296,7 @@ async fn closing_says_what_it_leaves_also_of_what_nobody_had_or_polls() {
     let mut store = plain(&net);
     store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)));
     let lock = start(store);
-    lock.key("too late").acquire().await.unwrap_err();
+    lock.key("too late").give_up_on_failure().acquire().await.unwrap_err();
     assert!(!net.is_free());
     lock.close().await.unwrap_err();
 
