@@ -68,7 +68,7 @@ async fn lost_reply_is_undone() {
     let a = store.client_with(ClientSetup::new()).unwrap();
     let b = store.client().unwrap();
     a.faults.script(Op::Acquire, Fault::LoseReply);
-    let error = a.lock.key("k").acquire().await.unwrap_err();
+    let error = a.lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert!(b.key("k").try_acquire().await.unwrap().is_some());
