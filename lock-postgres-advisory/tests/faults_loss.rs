@@ -49,9 +49,9 @@ async fn the_end_of_any_other_session_is_survived() {
     let mine = take(&lock, "1").await;
     let listening = pid_of(cluster, database.name(), 1).await;
 
-    // Waiting: the server ends the session, the wait ends with an error and says that nothing is held.
+    // Waiting: the server ends the session; who gives up is told why, and nothing is held.
     let held_by_other = take(&holder, "7").await;
-    let waiting = waiter(&lock, "7");
+    let waiting = giving_up(&lock, "7");
     until_queued(cluster, database.name(), 1).await;
     let locks = cluster.advisory_locks(database.name()).await;
     end(cluster, locks.iter().find(|lock| !lock.granted).unwrap().pid).await;
@@ -60,9 +60,19 @@ async fn the_end_of_any_other_session_is_survived() {
     assert_eq!(queued(cluster, database.name()).await, 0);
     assert_eq!(mine.validity(), Validity::Valid, "its neighbour on the other session");
 
-    // Waited and granted: its own session ends.
+    // Who does not is in the queue again.
     let waiting = waiter(&lock, "7");
     until_queued(cluster, database.name(), 1).await;
+    let locks = cluster.advisory_locks(database.name()).await;
+    let first = locks.iter().find(|lock| !lock.granted).unwrap().pid;
+    end(cluster, first).await;
+    until("in the queue again", async || {
+        let locks = cluster.advisory_locks(database.name()).await;
+        locks.iter().any(|lock| !lock.granted && lock.pid != first)
+    })
+    .await;
+
+    // Waited and granted: its own session ends.
     held_by_other.release().await.unwrap();
     let waited = waiting.await.unwrap().unwrap();
     let pid = pid_of(cluster, database.name(), 7).await;
@@ -152,7 +162,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
         let other = take(&in_transaction, "8").await;
         assert!(mine.token() > last && other.token() > last, "{mine:?}, {other:?} after {last:?}");
         last = mine.token().max(other.token());
-        let waiting = waiter(&waiting_client, "7");
+        let waiting = giving_up(&waiting_client, "7");
         until_queued(&cluster, "postgres", 1).await;
         match crash {
             // Any process of the server will do.

@@ -64,7 +64,7 @@ async fn a_statement_that_reaches_another_process_locks_nothing() {
         // This one takes the connection that was used last.
         run(&mut other, "BEGIN").await;
         // In one statement.
-        let error = lock.keys(keys.clone()).wait(LONG).acquire().await.unwrap_err();
+        let error = lock.keys(keys.clone()).wait(LONG).give_up_on_failure().acquire().await.unwrap_err();
         assert!(error.is_retryable(), "{error}");
         assert!(everything(&error).contains("pooler"), "{}", everything(&error));
         assert_eq!(held(cluster, database.name()).await, [0; 0], "{keys:?}");

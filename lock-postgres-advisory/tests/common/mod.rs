@@ -93,6 +93,12 @@ pub fn waiter(lock: &Arc<Engine>, key: &str) -> tokio::task::JoinHandle<Result<L
     tokio::spawn(async move { lock.key(key.as_str()).wait(LONG).acquire().await })
 }
 
+/// As [`waiter`], for the error of a wait that is not repeated.
+pub fn giving_up(lock: &Arc<Engine>, key: &str) -> tokio::task::JoinHandle<Result<LockGuard, Error>> {
+    let (lock, key) = (Arc::clone(lock), key.to_owned());
+    tokio::spawn(async move { lock.key(key.as_str()).wait(LONG).give_up_on_failure().acquire().await })
+}
+
 /// Why the guard was lost, which has to be known by then.
 pub async fn lost_within(guard: &LockGuard, limit: Duration) -> LossReason {
     let lost = timeout(limit, guard.lost()).await;
