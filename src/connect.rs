@@ -4,9 +4,45 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, Lock};
+use leasehold_api::{Error, Lock, LockKey};
 
 use crate::target::Target;
+
+/// What [`connect_with`] is told beside the URL.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectOptions {
+    key_class: Option<fn(&LockKey) -> &str>,
+}
+
+impl ConnectOptions {
+    /// As [`connect`].
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { key_class: None }
+    }
+
+    /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the first
+    /// `:`; see [`EngineBuilder::key_class`](crate::engine::EngineBuilder::key_class).
+    #[must_use]
+    pub const fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
+        self.key_class = Some(class);
+        self
+    }
+
+    #[cfg(any(
+        feature = "memory",
+        feature = "file",
+        feature = "postgres-advisory",
+        feature = "postgres-row",
+        feature = "postgres-ttl"
+    ))]
+    fn start(self, mut engine: crate::engine::EngineBuilder) -> Result<Arc<dyn Lock>, Error> {
+        if let Some(class) = self.key_class {
+            engine = engine.key_class(class);
+        }
+        Ok(Arc::new(engine.start()?))
+    }
+}
 
 /// Connects to the store that `url` names.
 ///
@@ -25,7 +61,9 @@ use crate::target::Target;
 /// A Postgres URL goes on like the driver's, `//user:password@host:5432/database?sslmode=require`; what it
 /// leaves out comes from `PGHOST`, `PGUSER` and so on. Parameters of our own: `schema=NAME`,
 /// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
-/// `connect_timeout=SECONDS`; for rows `poll=100ms`, for leases `ttl=30s` as well; for advisory locks
+/// `connect_timeout=5s` and `statement_timeout=5s`; for rows `poll=500ms`, for leases `ttl=30s` as well; for rows and
+/// advisory locks `lost_after=10s`, how long a holder that gets no answer counts as holding; for advisory locks also
+/// `confirm_every=3s`, `server_gives_up=15s`, and
 /// `hash=fnv` (or `sha256`, `raw`, `pair`, `djb2`, `djb2-reverse`, `sqlx`), how keys become numbers.
 /// Durations are written `250ms`, `30s`, `5m`, `1h`, `7d` or `1h30m`.
 ///
@@ -46,38 +84,72 @@ use crate::target::Target;
 ///
 /// Dropping the future drops the connection; nothing is held yet.
 pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
+    connect_with(url, ConnectOptions::new()).await
+}
+
+/// As [`connect`], with what a URL cannot say.
+///
+/// # Errors
+///
+/// As [`connect`].
+///
+/// # Cancel safety
+///
+/// As [`connect`].
+pub async fn connect_with(url: &str, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
     match Target::parse(url)? {
-        Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl),
-        Target::File { directory, poll } => open_file(&directory, poll),
-        Target::Postgres(target) => crate::postgres_connect::open(target).await,
+        Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl, options),
+        Target::File { directory, poll } => open_file(&directory, poll, options),
+        Target::Postgres(target) => crate::postgres_connect::open(target, options).await,
     }
 }
 
+#[cfg(any(
+    feature = "file",
+    feature = "postgres-advisory",
+    feature = "postgres-row",
+    feature = "postgres-ttl"
+))]
+pub(crate) fn start(
+    backend: impl crate::engine::Backend,
+    options: ConnectOptions,
+) -> Result<Arc<dyn Lock>, Error> {
+    options.start(crate::engine::Engine::builder(backend))
+}
+
 #[cfg(feature = "memory")]
-fn open_memory(name: Option<&str>, ttl: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+fn open_memory(
+    name: Option<&str>,
+    ttl: Option<Duration>,
+    options: ConnectOptions,
+) -> Result<Arc<dyn Lock>, Error> {
     let mut store = name.map_or_else(crate::memory::MemoryStore::new, crate::memory::MemoryStore::named);
     if let Some(ttl) = ttl {
         store = store.default_ttl(ttl);
     }
-    Ok(Arc::new(store.client()?))
+    options.start(store.builder()?)
 }
 
 #[cfg(not(feature = "memory"))]
-fn open_memory(_: Option<&str>, _: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+fn open_memory(_: Option<&str>, _: Option<Duration>, _: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
     Err(not_compiled_in("memory"))
 }
 
 #[cfg(feature = "file")]
-fn open_file(directory: &Path, poll: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+fn open_file(
+    directory: &Path,
+    poll: Option<Duration>,
+    options: ConnectOptions,
+) -> Result<Arc<dyn Lock>, Error> {
     let mut config = crate::file::FileConfig::new(directory);
     if let Some(poll) = poll {
         config = config.poll(poll);
     }
-    Ok(Arc::new(config.connect()?))
+    start(config.backend()?, options)
 }
 
 #[cfg(not(feature = "file"))]
-fn open_file(_: &Path, _: Option<Duration>) -> Result<Arc<dyn Lock>, Error> {
+fn open_file(_: &Path, _: Option<Duration>, _: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
     Err(not_compiled_in("file"))
 }
 

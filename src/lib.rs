@@ -123,7 +123,7 @@ mod postgres_connect;
 mod postgres_url;
 mod target;
 
-pub use connect::connect;
+pub use connect::{ConnectOptions, connect, connect_with};
 pub use leasehold_api::*;
 // For the command `leasehold` alone: it reads its arguments as `connect` reads URLs, by one definition. Not part of
 // the interface of a lock.

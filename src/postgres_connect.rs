@@ -4,19 +4,22 @@ use std::sync::Arc;
 
 use leasehold_api::{Error, Lock};
 
+use crate::connect::ConnectOptions;
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+use crate::connect::start;
 use crate::postgres_url::{PgStore, PgTarget};
 
-pub(crate) async fn open(target: PgTarget) -> Result<Arc<dyn Lock>, Error> {
+pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
     match target.store {
         #[cfg(feature = "postgres-advisory")]
         PgStore::Advisory => {
             let config = crate::postgres_advisory::AdvisoryConfig::new(server(&target)?);
-            Ok(Arc::new(config.hasher(hasher(&target)).connect().await?))
+            start(config.hasher(hasher(&target)).backend().await?, options)
         }
         #[cfg(feature = "postgres-advisory")]
         PgStore::AdvisoryXact => {
             let config = crate::postgres_advisory::XactConfig::new(server(&target)?);
-            Ok(Arc::new(config.hasher(hasher(&target)).connect().await?))
+            start(config.hasher(hasher(&target)).backend().await?, options)
         }
         #[cfg(feature = "postgres-row")]
         PgStore::Row => {
@@ -24,7 +27,10 @@ pub(crate) async fn open(target: PgTarget) -> Result<Arc<dyn Lock>, Error> {
             if let Some(poll) = target.poll {
                 config = config.poll(poll);
             }
-            Ok(Arc::new(config.connect().await?))
+            if let Some(lost_after) = target.lost_after {
+                config = config.confirm(confirm_of(lost_after)?);
+            }
+            start(config.backend().await?, options)
         }
         #[cfg(feature = "postgres-ttl")]
         PgStore::Ttl => {
@@ -35,7 +41,7 @@ pub(crate) async fn open(target: PgTarget) -> Result<Arc<dyn Lock>, Error> {
             if let Some(ttl) = target.ttl {
                 config = config.ttl(ttl);
             }
-            Ok(Arc::new(config.connect().await?))
+            start(config.backend().await?, options)
         }
         #[cfg(not(feature = "postgres-advisory"))]
         PgStore::Advisory | PgStore::AdvisoryXact => {
@@ -71,6 +77,9 @@ fn server(target: &PgTarget) -> Result<crate::postgres::PgConfig, Error> {
     use crate::postgres_url::PgPooler;
 
     let mut config = PgConfig::from_url(&target.server.0)?.install_schema(target.install);
+    if matches!(target.store, PgStore::Advisory | PgStore::AdvisoryXact) {
+        config = config.liveness(liveness(target));
+    }
     if let Some(schema) = &target.schema {
         config = config.schema(Identifier::new(schema)?);
     }
@@ -84,7 +93,36 @@ fn server(target: &PgTarget) -> Result<crate::postgres::PgConfig, Error> {
     if let Some(timeout) = target.connect_timeout {
         config = config.connect_timeout(timeout);
     }
+    if let Some(timeout) = target.statement_timeout {
+        config = config.statement_timeout(timeout);
+    }
+    config.check()?;
     Ok(config)
+}
+
+/// What the URL leaves out keeps its share of `lost_after`.
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+fn liveness(target: &PgTarget) -> crate::postgres::Liveness {
+    use crate::postgres::Liveness;
+
+    let lost_after = target.lost_after.unwrap_or(Liveness::default().lost_after);
+    Liveness::new(
+        target.confirm_every.unwrap_or(lost_after * 3 / 10),
+        lost_after,
+        target.server_gives_up.unwrap_or(lost_after * 3 / 2),
+    )
+}
+
+/// How often holders of rows look whether these are still theirs, to count them as lost after `lost_after` without
+/// an answer.
+#[cfg(feature = "postgres-row")]
+fn confirm_of(lost_after: std::time::Duration) -> Result<std::time::Duration, Error> {
+    let confirm = lost_after / 5;
+    let bounds = std::time::Duration::from_millis(50)..=std::time::Duration::from_secs(60);
+    if !bounds.contains(&confirm) {
+        return Err(crate::target::invalid("the parameter lost_after of rows is 250ms to 5m"));
+    }
+    Ok(confirm)
 }
 
 #[cfg(feature = "postgres-advisory")]

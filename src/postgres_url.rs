@@ -46,6 +46,10 @@ pub(crate) struct PgTarget {
     pub(crate) install: bool,
     pub(crate) pooler: Option<PgPooler>,
     pub(crate) connect_timeout: Option<Duration>,
+    pub(crate) statement_timeout: Option<Duration>,
+    pub(crate) confirm_every: Option<Duration>,
+    pub(crate) lost_after: Option<Duration>,
+    pub(crate) server_gives_up: Option<Duration>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) poll: Option<Duration>,
     pub(crate) hash: Option<PgHash>,
@@ -82,6 +86,9 @@ const OF_THE_DRIVER: [&str; 17] = [
     "application_name",
 ];
 
+/// Our parameters that every store has.
+const OF_ALL: [&str; 5] = ["schema", "install", "pooler", "connect_timeout", "statement_timeout"];
+
 impl PgStore {
     /// The store that a scheme names.
     pub(crate) fn of_scheme(scheme: &str) -> Option<Self> {
@@ -96,11 +103,13 @@ impl PgStore {
         }
     }
 
-    /// Our parameters, without the schema's and the connection's.
+    /// Our parameters, without [`OF_ALL`].
     const fn parameters(self) -> &'static [&'static str] {
         match self {
-            Self::Advisory | Self::AdvisoryXact => &["hash"],
-            Self::Row => &["poll"],
+            Self::Advisory | Self::AdvisoryXact => {
+                &["hash", "confirm_every", "lost_after", "server_gives_up"]
+            }
+            Self::Row => &["poll", "lost_after"],
             Self::Ttl => &["ttl", "poll"],
         }
     }
@@ -138,6 +147,10 @@ impl PgTarget {
             install: false,
             pooler: None,
             connect_timeout: None,
+            statement_timeout: None,
+            confirm_every: None,
+            lost_after: None,
+            server_gives_up: None,
             ttl: None,
             poll: None,
             hash: None,
@@ -177,15 +190,12 @@ impl PgTarget {
                 ];
                 self.pooler = Some(one_of(name, value, &known)?);
             }
-            // libpq's, in seconds, which the driver leaves to us.
-            "connect_timeout" => {
-                let seconds = value.parse().ok().filter(|seconds| (1..=3600).contains(seconds));
-                let seconds = seconds.ok_or_else(|| {
-                    invalid("the parameter connect_timeout is a whole number of seconds from 1 to 3600")
-                })?;
-                self.connect_timeout = Some(Duration::from_secs(seconds));
-            }
+            "connect_timeout" => self.connect_timeout = Some(connect_timeout(value)?),
+            "statement_timeout" => self.statement_timeout = Some(duration(name, value)?),
             _ if !self.store.parameters().contains(&name) => return Ok(false),
+            "confirm_every" => self.confirm_every = Some(duration(name, value)?),
+            "lost_after" => self.lost_after = Some(duration(name, value)?),
+            "server_gives_up" => self.server_gives_up = Some(duration(name, value)?),
             "ttl" => self.ttl = Some(duration(name, value)?),
             "poll" => self.poll = Some(duration(name, value)?),
             "hash" => {
@@ -206,8 +216,7 @@ impl PgTarget {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        let own = ["schema", "install", "pooler", "connect_timeout"];
-        let own: Vec<_> = own.iter().chain(self.store.parameters()).copied().collect();
+        let own: Vec<_> = OF_ALL.iter().chain(self.store.parameters()).copied().collect();
         // A name that no parameter could have may be a piece of a password.
         let plain = |c: char| c.is_ascii_lowercase() || c == '_' || c == '-';
         let which = if name.chars().all(plain) { format!("{name:?}") } else { "of that name".to_owned() };
@@ -216,6 +225,18 @@ impl PgTarget {
             own.join(", ")
         ))
     }
+}
+
+/// libpq has it as a whole number of seconds, and the driver leaves it to us; durations have units here.
+fn connect_timeout(value: &str) -> Result<Duration, Error> {
+    let given = match value.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => duration("connect_timeout", value)?,
+    };
+    if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&given) {
+        return Ok(given);
+    }
+    Err(invalid("the parameter connect_timeout is 1 to 3600 seconds: write 5 or 5s"))
 }
 
 /// The value that `text` names. An error repeats the known ones, not `text`, which may be a password that
@@ -288,6 +309,21 @@ mod tests {
         );
         assert_eq!(target.pooler, Some(PgPooler::Transaction));
         assert_eq!(target.connect_timeout, Some(Duration::from_secs(3)));
+        assert_eq!(parsed("postgres://db?connect_timeout=3s").connect_timeout, Some(Duration::from_secs(3)));
+        let target = parsed(
+            "postgres://db?confirm_every=500ms&lost_after=3s&server_gives_up=1m&statement_timeout=2s&sslmode=require",
+        );
+        assert_eq!(target.server.0, "postgres://db?sslmode=require");
+        let millis = |given: Option<Duration>| given.unwrap().as_millis();
+        assert_eq!(
+            [
+                millis(target.confirm_every),
+                millis(target.lost_after),
+                millis(target.server_gives_up),
+                millis(target.statement_timeout)
+            ],
+            [500, 3_000, 60_000, 2_000]
+        );
         assert!(!format!("{target:?}").contains("p%3Fw"));
         assert_eq!(parsed("postgres://db?hash=djb2-reverse").hash, Some(PgHash::Djb2Reverse));
         assert_eq!(parsed("postgres:///db?host=/run/pg").server.0, "postgres:///db?host=%2Frun%2Fpg");
@@ -307,6 +343,14 @@ mod tests {
             ("postgres://db/x?install=yes", "true, false"),
             ("postgres://db/x?pooler=session", "transaction"),
             ("postgres://db/x?connect_timeout=0", "seconds"),
+            ("postgres://db/x?connect_timeout=2h", "seconds"),
+            ("postgres://db/x?connect_timeout=soon", "30s"),
+            ("postgres://db/x?statement_timeout=5", "30s"),
+            ("postgres://db/x?lost_after=30", "30s"),
+            ("postgres://db/x?lost_after=0s", "zero"),
+            ("postgres://db/x?lost_after=3s&lost_after=3s", "twice"),
+            ("postgres+row://db/x?confirm_every=1s", "lost_after"),
+            ("postgres+ttl://db/x?lost_after=30s", "statement_timeout, ttl, poll"),
             ("postgres://db/x?schema=a&schema=b", "twice"),
             ("postgres://db/x?sslmode=require&sslmode=disable", "twice"),
             ("postgres://db/x#y", "%23"),

@@ -106,11 +106,76 @@ fn a_postgres_url_names_a_server_and_a_schema() {
     }
 }
 
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[test]
+fn what_a_url_leaves_out_of_liveness_keeps_its_share() {
+    use leasehold::postgres::Liveness;
+    use std::time::Duration;
+
+    let ms = Duration::from_millis;
+    for (parameters, [confirm, lost, server]) in [
+        ("", [3_000, 10_000, 15_000]),
+        ("?lost_after=30s", [9_000, 30_000, 45_000]),
+        ("?lost_after=3s&confirm_every=1s", [1_000, 3_000, 4_500]),
+        ("?server_gives_up=1m", [3_000, 10_000, 60_000]),
+    ] {
+        let config = leasehold::postgres_config(&format!("postgres://app@db/x{parameters}")).unwrap();
+        assert_eq!(
+            config.liveness_settings(),
+            Liveness::new(ms(confirm), ms(lost), ms(server)),
+            "{parameters}"
+        );
+    }
+    let config = leasehold::postgres_config("postgres+row://app@db/x?statement_timeout=800ms").unwrap();
+    assert_eq!(config.statement_limit(), ms(800));
+    for (parameters, hint) in [
+        ("lost_after=20s&server_gives_up=15s", "server_gives_up"),
+        ("lost_after=1s&confirm_every=900ms", "two confirmations"),
+        ("lost_after=1d", "a day at most"),
+        ("statement_timeout=2h", "shorter"),
+        ("statement_timeout=1ms", "longer"),
+    ] {
+        let error = leasehold::postgres_config(&format!("postgres://app@db/x?{parameters}")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{parameters}: {error}");
+        assert!(error.to_string().contains(hint), "{parameters}: {error}");
+    }
+}
+
+#[cfg(feature = "postgres-row")]
+#[tokio::test]
+async fn the_bounds_of_a_holder_of_rows_are_named_by_its_parameter() {
+    for value in ["200ms", "6m"] {
+        let error = refused(&format!("postgres+row://app@127.0.0.1:1/x?lost_after={value}")).await;
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+        assert!(error.to_string().contains("lost_after of rows is 250ms to 5m"), "{error}");
+    }
+}
+
 #[cfg(feature = "memory")]
 mod memory {
     use super::*;
     use leasehold::LockExt;
     use std::time::Duration;
+
+    /// Of a store whose engine publishes metrics: the function that was given classifies its keys, and no other's.
+    #[cfg(feature = "metrics")]
+    #[tokio::test]
+    async fn the_program_puts_keys_into_classes() {
+        use leasehold::{ConnectOptions, LockKey, connect_with};
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        static ASKED: AtomicBool = AtomicBool::new(false);
+        fn second_part(key: &LockKey) -> &str {
+            ASKED.store(true, Ordering::Relaxed);
+            key.as_str().split(':').nth(1).unwrap_or_default()
+        }
+
+        connect("memory:").await.unwrap().key("a:b").acquire().await.unwrap().release().await.unwrap();
+        assert!(!ASKED.load(Ordering::Relaxed));
+        let lock = connect_with("memory:", ConnectOptions::new().key_class(second_part)).await.unwrap();
+        lock.key("a:b").acquire().await.unwrap().release().await.unwrap();
+        assert!(ASKED.load(Ordering::Relaxed));
+    }
 
     #[tokio::test]
     async fn a_name_is_shared_and_no_name_is_private() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold_api::{
     AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, LeaseBounds, Scope,
 };
-use leasehold_engine::{Engine, Timing, Waiting};
+use leasehold_engine::{Engine, EngineBuilder, Timing, Waiting};
 
 use crate::backend::MemoryBackend;
 use crate::store::Store;
@@ -101,6 +101,15 @@ impl MemoryStore {
         self.start(self.backend())
     }
 
+    /// The engine of one more client before it starts, for settings of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for a default TTL that is out of bounds.
+    pub fn builder(&self) -> Result<EngineBuilder, Error> {
+        self.engine_of(self.backend())
+    }
+
     /// The client before its engine, for those who start an engine with settings of their own.
     #[must_use]
     pub fn backend(&self) -> MemoryBackend {
@@ -108,12 +117,16 @@ impl MemoryStore {
     }
 
     pub(crate) fn start(&self, backend: MemoryBackend) -> Result<Engine, Error> {
+        self.engine_of(backend)?.start()
+    }
+
+    fn engine_of(&self, backend: MemoryBackend) -> Result<EngineBuilder, Error> {
         if self.settings.default_ttl.is_some_and(|ttl| ttl < MIN_TTL || ttl > MAX_TTL) {
             let message = format!("a default TTL must be between {MIN_TTL:?} and {MAX_TTL:?}");
             return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.to_string()));
         }
         let clock = backend.clock();
-        Engine::builder(backend).clock(clock).start()
+        Ok(Engine::builder(backend).clock(clock))
     }
 }
 

@@ -321,14 +321,21 @@ impl SharedSession {
 
     /// What the server does not answer in time ends the session, in which everything is in doubt then.
     async fn bounded<T>(&self, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-        let limit = self.common.statement_limit();
+        Self::within(self.common.statement_limit(), work).await
+    }
+
+    async fn within<T>(
+        limit: Duration,
+        work: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, sqlx::Error> {
         timeout(limit, work).await.unwrap_or_else(|_| {
             Err(sqlx::Error::Protocol(format!("the server did not answer within {limit:?}")))
         })
     }
 
     async fn confirm(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        let row = self.bounded(sqlx::query(sql::CONFIRM).bind(self.pid).fetch_one(connection)).await;
+        let asked = sqlx::query(sql::CONFIRM).bind(self.pid).fetch_one(connection);
+        let row = Self::within(self.common.config.confirmation_limit(), asked).await;
         let same: Result<bool, _> = row.and_then(|row| row.try_get(0));
         match same.map_err(|error| store_error(error, "confirm the session"))? {
             true => Ok(()),

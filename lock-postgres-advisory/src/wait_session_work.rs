@@ -84,7 +84,9 @@ impl Work for WaitSessionWork {
 
     fn limit(&self, jobs: &[WaitJob], usual: Duration) -> Option<Duration> {
         let waits = jobs.iter().any(|job| matches!(job, WaitJob::Take { wait: true, .. }));
-        (!waits).then_some(usual)
+        let confirms = jobs.iter().all(|job| matches!(job, WaitJob::Confirm { .. }));
+        let limit = if confirms { self.common.config.confirmation_limit() } else { usual };
+        (!waits).then_some(limit)
     }
 
     fn keep(&mut self) -> bool {

@@ -208,6 +208,14 @@ impl PgConfig {
         self.connect_timeout + self.statement_timeout + Duration::from_secs(2)
     }
 
+    /// How long a session may take to confirm what it keeps, which does not count as lost before.
+    #[must_use]
+    pub fn confirmation_limit(&self) -> Duration {
+        let Liveness { confirm_every, lost_after, .. } = self.liveness;
+        let usual = self.statement_timeout + Duration::from_secs(1);
+        usual.max(lost_after.saturating_sub(confirm_every))
+    }
+
     /// How death on the network is noticed.
     #[must_use]
     pub const fn liveness_settings(&self) -> Liveness {
@@ -250,12 +258,12 @@ impl PgConfig {
         }
         if confirm_every > lost_after / 2 {
             return invalid(format!(
-                "a session that is confirmed every {confirm_every:?} cannot count as lost after {lost_after:?}; leave room for two confirmations"
+                "a session that is confirmed every {confirm_every:?} (confirm_every) cannot count as lost after {lost_after:?} (lost_after); leave room for two confirmations"
             ));
         }
         if lost_after >= server_gives_up {
             return invalid(format!(
-                "the client must give its session up ({lost_after:?}) before the server does ({server_gives_up:?})"
+                "the client must give its session up (lost_after, {lost_after:?}) before the server does (server_gives_up, {server_gives_up:?})"
             ));
         }
         if server_gives_up > Duration::from_secs(24 * 3600) {

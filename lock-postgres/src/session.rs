@@ -308,7 +308,7 @@ impl<W: Work> Actor<W> {
     }
 
     async fn ping(&mut self, link: &mut Link) -> Result<(), Error> {
-        let limit = self.config.statement_timeout;
+        let limit = self.config.confirmation_limit();
         timeout(limit, link.ping()).await.unwrap_or_else(|_| Err(silent(limit)))
     }
 }
