@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tokio::runtime::Runtime;
 
 use crate::Outcome;
@@ -74,4 +74,28 @@ pub(crate) async fn script(url: String, sql: String) -> Outcome {
         }
     })
     .await
+}
+
+/// Copies a server's files by `copy` while it is in backup mode; answers what belongs into the copy's `backup_label`.
+/// Not for use inside of a runtime.
+pub(crate) fn during_backup(url: &str, copy: impl FnOnce() -> Outcome) -> Outcome<String> {
+    let failed = |error: sqlx::Error| format!("cannot make a backup: {error}");
+    runtime().block_on(async {
+        // Closed in whatever way this ends, which ends the backup mode.
+        let mut connection = PgConnection::connect(url).await.map_err(failed)?;
+        let version = "SELECT pg_catalog.current_setting('server_version_num')::int4";
+        let version: i32 = sqlx::query_scalar(version).fetch_one(&mut connection).await.map_err(failed)?;
+        let (start, stop) = if version >= 150_000 {
+            ("SELECT pg_catalog.pg_backup_start('standby', true)", "pg_backup_stop")
+        } else {
+            ("SELECT pg_catalog.pg_start_backup('standby', true, false)", "pg_stop_backup")
+        };
+        sqlx::raw_sql(start).execute(&mut connection).await.map_err(failed)?;
+        copy()?;
+        let stop = format!("SELECT labelfile FROM pg_catalog.{stop}(false)");
+        let row = sqlx::raw_sql(AssertSqlSafe(stop)).fetch_one(&mut connection).await.map_err(failed)?;
+        let label: String = row.try_get(0).map_err(failed)?;
+        connection.close().await.map_err(failed)?;
+        Ok(label)
+    })
 }

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-const INSTALL_POSTGRES: &str =
-    "no PostgreSQL server binaries (initdb, postgres, pg_basebackup) found. Install them:
+const INSTALL_POSTGRES: &str = "no PostgreSQL server binaries (initdb, postgres) found. Install them:
   Debian, Ubuntu:  apt-get install postgresql
   Fedora, Red Hat: dnf install postgresql-server
   macOS:           brew install postgresql@17
@@ -18,11 +17,10 @@ const INSTALL_PGBOUNCER: &str = "no pgbouncer found. Install it:
   macOS:           brew install pgbouncer
 or let LEASEHOLD_PGBOUNCER name the program";
 
-/// The directory with `postgres`, `initdb` and `pg_basebackup`.
+/// The directory with `postgres` and `initdb`.
 pub(crate) fn postgres() -> Result<PathBuf, String> {
-    let is_complete = |directory: &PathBuf| {
-        ["postgres", "initdb", "pg_basebackup"].iter().all(|program| directory.join(program).is_file())
-    };
+    let is_complete =
+        |directory: &PathBuf| ["postgres", "initdb"].iter().all(|program| directory.join(program).is_file());
     if let Some(chosen) = env::var_os("LEASEHOLD_PG_BIN").map(PathBuf::from) {
         let missing = || format!("LEASEHOLD_PG_BIN names {}, which lacks the servers", chosen.display());
         return is_complete(&chosen).then(|| chosen.clone()).ok_or_else(missing);

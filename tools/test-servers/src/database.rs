@@ -27,8 +27,8 @@ pub struct Database {
 /// Dropping it leaves the servers as they are at that moment; they end with their values.
 pub async fn fresh_database() -> Database {
     match env::var("DATABASE_URL") {
-        Ok(url) => Database::create(&url, true).await,
-        Err(_) => Cluster::shared().fresh_database().await,
+        Ok(url) if !url.is_empty() => Database::create(&url, true).await,
+        _ => Cluster::shared().fresh_database().await,
     }
 }
 

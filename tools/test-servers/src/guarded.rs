@@ -103,6 +103,11 @@ impl Guarded {
         self.user.give(&path)
     }
 
+    /// Makes the server's user the owner of a file in the directory.
+    pub(crate) fn give(&self, path: &Path) -> Outcome {
+        self.user.give(path)
+    }
+
     /// Runs a tool to its end, as the server's user.
     pub(crate) fn run(&self, program: &Path, configure: impl FnOnce(&mut Command)) -> Outcome {
         let mut command = self.user.command(program, &self.directory);

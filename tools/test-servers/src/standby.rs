@@ -1,5 +1,8 @@
 //! A streaming standby.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,7 +37,8 @@ impl Standby {
     /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn of(primary: &Cluster) -> Self {
         let (url, password) = (primary.admin_url(), primary.password().map(str::to_owned));
-        let started = admin::blocking(move || start(&url, password)).await;
+        let data = primary.socket_directory().join("data");
+        let started = admin::blocking(move || start(&url, &data, password)).await;
         let standby = Self { cluster: or_panic(started) };
         standby.wait_until(STREAMS).await;
         standby
@@ -121,11 +125,67 @@ where
     row.try_get(0).map_err(|error| format!("cannot read an answer: {error}"))
 }
 
-fn start(url: &str, password: Option<String>) -> Outcome<Cluster> {
+/// A copy by the server's own interface for backups, since `pg_basebackup` is not part of every package and refuses
+/// servers newer than itself.
+fn start(url: &str, primary: &Path, password: Option<String>) -> Outcome<Cluster> {
     let binaries = binaries::postgres()?;
     let process = Guarded::new("leasehold-pg-standby-", "data/postmaster.pid")?;
-    process.run(&binaries.join("pg_basebackup"), |command| {
-        command.args(["-D", "data", "-X", "stream", "-R", "-c", "fast", "--no-sync", "-d", url]);
-    })?;
+    let copy = |from: &str, is_wanted: fn(&str, &str) -> bool| {
+        let to = process.directory().join("data").join(from);
+        copy_tree(&primary.join(from), &to, &process, is_wanted)
+    };
+    // What is written meanwhile is in the log, which is therefore copied last.
+    let label = admin::during_backup(url, || copy("", belongs_to_a_copy))?;
+    copy("pg_wal", |_, _| true)?;
+    let data = process.directory().join("data");
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o700))
+        .map_err(|error| format!("cannot change the mode of {}: {error}", data.display()))?;
+    process.write("data/backup_label", &label)?;
+    process.write("data/standby.signal", "")?;
+    process
+        .write("data/postgresql.auto.conf", &format!("primary_conninfo = '{}'\n", url.replace('\'', "''")))?;
     Cluster::launch(process, &binaries, password)
+}
+
+/// Whether a file in a folder of the data directory (empty: the directory itself) is one that a copy needs.
+fn belongs_to_a_copy(folder: &str, name: &str) -> bool {
+    const OF_THE_PROCESS: [&str; 2] = ["postmaster.pid", "postmaster.opts"];
+    const EMPTIED: [&str; 7] =
+        ["pg_wal", "pg_replslot", "pg_dynshmem", "pg_notify", "pg_serial", "pg_snapshots", "pg_subtrans"];
+    let is_temporary = name.starts_with("pgsql_tmp") || name.starts_with("pg_internal.init");
+    !is_temporary && !EMPTIED.contains(&folder) && !(folder.is_empty() && OF_THE_PROCESS.contains(&name))
+}
+
+/// Copies what is wanted of `from`, for the user of the server. `is_wanted` is asked with the name of the topmost
+/// folder. What the server removes meanwhile is left out.
+fn copy_tree(from: &Path, to: &Path, process: &Guarded, is_wanted: fn(&str, &str) -> bool) -> Outcome {
+    let mut folders = vec![std::path::PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        let failed = |error: std::io::Error| format!("cannot copy {}: {error}", from.join(&folder).display());
+        let top = folder.iter().next().map(|top| top.to_string_lossy().into_owned()).unwrap_or_default();
+        let entries = match fs::read_dir(from.join(&folder)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.map_err(failed)?,
+        };
+        let target = to.join(&folder);
+        fs::create_dir_all(&target).map_err(failed)?;
+        process.give(&target)?;
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let path = folder.join(entry.file_name());
+            if !is_wanted(&top, &entry.file_name().to_string_lossy()) {
+                continue;
+            }
+            if entry.file_type().map_err(failed)?.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            match fs::copy(from.join(&path), to.join(&path)) {
+                Ok(_) => process.give(&to.join(&path))?,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! What `cargo metadata` says about the workspace and its dependencies.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::step::{Outcome, command};
@@ -62,6 +64,21 @@ impl Metadata {
         self.all_with_benches().into_iter().filter(is_wanted).collect()
     }
 
+    /// The names of the integration tests of all packages whose tests start servers.
+    pub(crate) fn tests_with_servers(&self) -> BTreeSet<String> {
+        let starts_servers = |package: &&Value| {
+            let mut dependencies = package["dependencies"].as_array().into_iter().flatten();
+            name(package) == "test-servers" || dependencies.any(|needed| needed["name"] == "test-servers")
+        };
+        let targets = |package| {
+            let package: &Value = package;
+            package["targets"].as_array().into_iter().flatten()
+        };
+        let is_test =
+            |target: &&Value| target["kind"].as_array().into_iter().flatten().any(|kind| kind == "test");
+        self.packages().filter(starts_servers).flat_map(targets).filter(is_test).map(name).collect()
+    }
+
     pub(crate) fn all_with_benches(&self) -> Vec<String> {
         let has_bench = |package: &&Value| {
             let targets = package["targets"].as_array().into_iter().flatten();
@@ -120,6 +137,18 @@ mod tests {
         assert_eq!(metadata.all_features(), "a/default,a/x");
         let combinations = [("a".to_owned(), String::new()), ("a".to_owned(), "x".to_owned())];
         assert_eq!(metadata.feature_combinations(), combinations);
+    }
+
+    #[test]
+    fn tests_of_packages_that_start_servers() {
+        let targets =
+            serde_json::json!([{"name": "unit", "kind": ["lib"]}, {"name": "real", "kind": ["test"]}]);
+        let metadata = Metadata(serde_json::json!({"packages": [
+            {"name": "a", "targets": targets, "dependencies": [{"name": "x"}, {"name": "test-servers"}]},
+            {"name": "b", "targets": [{"name": "other", "kind": ["test"]}], "dependencies": [{"name": "x"}]},
+            {"name": "test-servers", "targets": [{"name": "own", "kind": ["test"]}], "dependencies": []},
+        ]}));
+        assert_eq!(Vec::from_iter(metadata.tests_with_servers()), ["own", "real"]);
     }
 
     #[test]

@@ -29,11 +29,12 @@ pub(crate) fn cargo_with(what: &str, arguments: &[&str], variables: &[(&str, &st
 }
 
 /// Runs `cargo test` in the profile of the tests, shows its output, and counts the tests that passed.
-pub(crate) fn tests(what: &str, arguments: &[&str]) -> Outcome<u64> {
+pub(crate) fn tests(what: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Outcome<u64> {
     announce(what);
     let start = Instant::now();
     let arguments = &[&["test", "--profile", "tests"], arguments].concat();
     let mut child = command(arguments)
+        .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| format!("cannot start cargo: {error}"))?;
@@ -47,7 +48,7 @@ pub(crate) fn tests(what: &str, arguments: &[&str]) -> Outcome<u64> {
     }
     let status = child.wait().map_err(|error| format!("cannot wait for cargo: {error}"))?;
     if !status.success() {
-        return Err(failed(what, arguments, &[]));
+        return Err(failed(what, arguments, variables));
     }
     println!("-- {what}: {passed} passed in {:.0?}", start.elapsed());
     Ok(passed)

@@ -14,9 +14,10 @@ const TAKEN: &str = "be claimed";
 
 pub(super) async fn list(reader: &mut Reader, table: &Table) -> Result<Vec<NamedConstraint>, ClaimError> {
     let here = regclass(table);
+    // From PostgreSQL 18 on, NOT NULL is a constraint too: a column's property, as before.
     let sql = format!(
         "SELECT conname::text, contype::text, pg_catalog.pg_get_constraintdef(oid), convalidated::text \
-         FROM pg_catalog.pg_constraint WHERE conrelid = {here} \
+         FROM pg_catalog.pg_constraint WHERE conrelid = {here} AND contype <> 'n' \
          UNION ALL SELECT c.relname::text, CASE WHEN i.indisunique THEN 'unique index' ELSE 'index' END, \
          pg_catalog.pg_get_indexdef(i.indexrelid), i.indisvalid::text \
          FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid \
