@@ -142,8 +142,12 @@ fn start(url: &str, primary: &Path, password: Option<String>) -> Outcome<Cluster
         .map_err(|error| format!("cannot change the mode of {}: {error}", data.display()))?;
     process.write("data/backup_label", &label)?;
     process.write("data/standby.signal", "")?;
-    process
-        .write("data/postgresql.auto.conf", &format!("primary_conninfo = '{}'\n", url.replace('\'', "''")))?;
+    // The last line of a name counts.
+    let settings = data.join("postgresql.auto.conf");
+    let known = fs::read_to_string(&settings)
+        .map_err(|error| format!("cannot read {}: {error}", settings.display()))?;
+    let follow = format!("{known}\nprimary_conninfo = '{}'\n", url.replace('\'', "''"));
+    process.write("data/postgresql.auto.conf", &follow)?;
     Cluster::launch(process, &binaries, password)
 }
 
