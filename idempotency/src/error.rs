@@ -69,7 +69,7 @@ impl IdempotencyError {
                 ErrorKind::SchemaMissing,
                 format!("could not {doing}: the tables of idempotency keys are not there, or of another version; run PgIdempotency::migrate, or what PgIdempotency::schema_sql prints"),
             )
-            .with_source(error)
+            .with_source(leasehold_postgres::DriverError::new(error))
             .into(),
             _ => store_error(error, doing).into(),
         }
@@ -78,7 +78,9 @@ impl IdempotencyError {
     /// From the error of a commit, which may have been carried out.
     pub(crate) fn of_commit(error: sqlx::Error) -> Self {
         if outcome_unknown(&error) {
-            return Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error).into();
+            return Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)
+                .with_source(leasehold_postgres::DriverError::new(error))
+                .into();
         }
         Self::of(error, "commit")
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockKey, LossReason};
 use leasehold_engine::Events;
-use leasehold_postgres::schema::Access;
+use leasehold_postgres::schema::{Access, Stores};
 use leasehold_postgres::{
     DEFAULT_SCHEMA, Identifier, KeyNumber, KeySpace, Lane, PgConfig, Pooler, store_error,
 };
@@ -130,7 +130,7 @@ impl Common {
 
     /// Checks the schema, and what else has to be known of a server.
     pub(crate) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        let may_only_read = self.config.prepare(connection).await? == Access::ReadOnly;
+        let may_only_read = self.config.prepare(connection, Stores::Advisory).await? == Access::ReadOnly;
         self.may_only_read.store(may_only_read, Ordering::Relaxed);
         let row = connection.fetch_one(CAPACITY).await;
         let capacity: Result<i64, _> = row.and_then(|row| row.try_get(0));

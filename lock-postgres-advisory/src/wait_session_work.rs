@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
 use leasehold_engine::{Freed, token as store_token};
+use leasehold_postgres::schema::{self, Stores};
 use leasehold_postgres::session::{SessionId, Work};
-use leasehold_postgres::{ends_session, schema, store_error, token};
+use leasehold_postgres::{ends_session, store_error, token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use tokio::time::sleep;
@@ -45,7 +46,7 @@ impl Work for WaitSessionWork {
         self.pooled = session.pooled;
         if let Err(error) = token::mark_incarnation(connection, &self.common.schema).await {
             // A server that has become a standby, for instance, is named better by the check of the schema.
-            schema::check(connection, &self.common.schema).await?;
+            schema::access(connection, &self.common.schema, Stores::Advisory).await?;
             return Err(error);
         }
         if self.scope == LockScope::Session {

@@ -136,7 +136,8 @@ impl XactGuard {
         match timeout(ANSWER, self.transaction.commit()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if outcome_unknown(&error) => {
-                Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error))
+                Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)
+                    .with_source(leasehold_postgres::DriverError::new(error)))
             }
             Ok(Err(error)) => Err(store_error(error, COMMIT)),
             Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)),

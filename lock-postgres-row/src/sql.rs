@@ -5,11 +5,13 @@
 //! (`docs/hazards.md` H30, H31); what is proposed for insertion always has one, since a row that was there may be
 //! gone by then. A release notifies only if somebody waits (H33). A row may say anything that an operator writes: windows are cut to a hundred years.
 
+use leasehold_postgres::schema::Stores;
 use leasehold_postgres::table::Dialect;
 
 /// All of them. `$3` of a grant or renewal, the TTL, is always zero here.
 pub(crate) const MUTEXES: Dialect = Dialect {
     kind: "mutex",
+    stores: Stores::Row,
     grant_one: GRANT_ONE,
     retake_one: RETAKE_ONE,
     grant_free: GRANT_FREE,

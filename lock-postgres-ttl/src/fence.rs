@@ -101,7 +101,7 @@ impl LeaseGuardExt for LockGuard {
                     ErrorKind::OutcomeUnknown,
                     "the connection broke during the commit; look whether it was carried out before doing it again",
                 )
-                .with_source(error)
+                .with_source(leasehold_postgres::DriverError::new(error))
                 .with_key(self.key());
             }
             store_error(error, "commit").with_key(self.key())
@@ -147,9 +147,9 @@ impl LeaseFence {
             Ok((_, true)) => Ok(()),
             Ok((_, false)) => Err(Error::lost(LossReason::Gone).with_key(&self.key)),
             // The row was renewed after the transaction's snapshot.
-            Err(error) if sqlstate(&error).as_deref() == Some("40001") => {
-                Err(self.too_strict("repeatable read or serializable").with_source(error))
-            }
+            Err(error) if sqlstate(&error).as_deref() == Some("40001") => Err(self
+                .too_strict("repeatable read or serializable")
+                .with_source(leasehold_postgres::DriverError::new(error))),
             Err(error) => Err(store_error(error, "fence the transaction").with_key(&self.key)),
         }
     }

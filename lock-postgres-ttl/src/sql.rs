@@ -17,11 +17,13 @@
 //! - **No column but the key has an index**, so that rows change in place (H32).
 //! - **A release notifies only if somebody waits** (H33).
 
+use leasehold_postgres::schema::Stores;
 use leasehold_postgres::table::Dialect;
 
 /// All of them.
 pub(crate) const LEASES: Dialect = Dialect {
     kind: "lease",
+    stores: Stores::Lease,
     grant_one: GRANT_ONE,
     retake_one: RETAKE_ONE,
     grant_free: GRANT_FREE,

@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{PgConnection, PgPool};
 
 use crate::ident::Identifier;
-use crate::schema::{self, Access};
+use crate::schema::{self, Access, Stores};
 
 /// The schema that is used unless another is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
@@ -222,7 +222,7 @@ impl PgConfig {
         self.liveness
     }
 
-    /// Installs the schema if that was asked for, and checks what can be done on this server.
+    /// Installs the schema if that was asked for, and checks what these stores can do on this server.
     ///
     /// # Errors
     ///
@@ -231,11 +231,11 @@ impl PgConfig {
     /// # Cancel safety
     ///
     /// A dropped call may have installed the schema.
-    pub async fn prepare(&self, connection: &mut PgConnection) -> Result<Access, Error> {
+    pub async fn prepare(&self, connection: &mut PgConnection, stores: Stores) -> Result<Access, Error> {
         if self.install {
-            schema::install(connection, &self.schema).await?;
+            schema::install_for(connection, &self.schema, stores).await?;
         }
-        schema::access(connection, &self.schema).await
+        schema::access(connection, &self.schema, stores).await
     }
 
     /// Refuses settings under which the promises could not be kept.

@@ -1,6 +1,8 @@
 //! From the driver's errors to ours: what happened, and what to do next.
 
 use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
 
 use leasehold_api::{Error, ErrorKind};
 
@@ -88,7 +90,8 @@ pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
         E::Database(answer) => {
             let text = answer.message().to_owned();
             let code = answer.code().map(Cow::into_owned);
-            return state_error(code.as_deref().unwrap_or_default(), &text, doing).with_source(error);
+            let told = state_error(code.as_deref().unwrap_or_default(), &text, doing);
+            return told.with_source(DriverError(error));
         }
         E::Configuration(_) => {
             let message =
@@ -122,7 +125,45 @@ pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
         }
         _ => (Unavailable, "the driver failed".to_owned()),
     };
-    Error::new(kind, format!("could not {doing}: {what}")).with_source(error)
+    Error::new(kind, format!("could not {doing}: {what}")).with_source(DriverError(error))
+}
+
+/// The driver's error, as the source of ours. Of the server's answers its text has the message alone: the driver
+/// adds a line number of the server's own source code.
+#[derive(Debug)]
+pub struct DriverError(sqlx::Error);
+
+impl DriverError {
+    /// For an error of ours that was not made by [`store_error`].
+    #[must_use]
+    pub const fn new(error: sqlx::Error) -> Self {
+        Self(error)
+    }
+
+    /// The error itself, with the server's code, detail and hint.
+    #[must_use]
+    pub const fn get(&self) -> &sqlx::Error {
+        &self.0
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            sqlx::Error::Database(answer) => f.write_str(answer.message()),
+            other => other.fmt(f),
+        }
+    }
+}
+
+impl StdError for DriverError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.0 {
+            // It would say the same again, with the line.
+            sqlx::Error::Database(_) => None,
+            other => other.source(),
+        }
+    }
 }
 
 /// What to look at when a connection does not come about or breaks.

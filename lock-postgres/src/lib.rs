@@ -15,7 +15,7 @@ pub mod upkeep;
 mod wait;
 
 pub use config::{DEFAULT_SCHEMA, Liveness, PgConfig, Pooler};
-pub use error::{ends_session, outcome_unknown, sqlstate, state_error, store_error};
+pub use error::{DriverError, ends_session, outcome_unknown, sqlstate, state_error, store_error};
 pub use ident::{Identifier, MAX_IDENTIFIER_BYTES};
 pub use lane::{Job, Lane};
 pub use number::{

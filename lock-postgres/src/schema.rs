@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use futures_util::TryStreamExt as _;
-use leasehold_api::{Error, ErrorKind};
+use leasehold_api::Error;
 use sqlx::postgres::PgConnection;
-use sqlx::{AssertSqlSafe, Either, raw_sql};
+use sqlx::{AssertSqlSafe, raw_sql};
 
 use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
@@ -73,6 +72,36 @@ const NEEDS: [(&str, &str); 20] = [
     ("upkeep", "UPDATE"),
 ];
 
+/// Which stores of a schema are to be used: each needs the objects of its own and those that all have.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stores {
+    /// All of them.
+    All,
+    /// Advisory locks, of either scope.
+    Advisory,
+    /// Mutex rows.
+    Row,
+    /// Lease rows.
+    Lease,
+}
+
+impl Stores {
+    /// What is needed of which object.
+    fn needs(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        NEEDS.into_iter().filter(move |(object, _)| self.use_object(object))
+    }
+
+    fn use_object(self, object: &str) -> bool {
+        match object {
+            "advisory_name" => matches!(self, Self::All | Self::Advisory),
+            "mutex" => matches!(self, Self::All | Self::Row),
+            "lease" => matches!(self, Self::All | Self::Lease),
+            _ => true,
+        }
+    }
+}
+
 /// The facts that the catalogs tell, each as one column; `{name}` is the schema's name as a literal.
 /// The simple protocol, without bound values, so that it also works behind a transaction pooler.
 const FACTS: &str = "\
@@ -124,11 +153,17 @@ pub fn script(schema: &Identifier) -> String {
 /// `pg_read_all_stats`, and ending such a session takes `pg_signal_backend`; neither is in here.
 #[must_use]
 pub fn grants(schema: &Identifier, role: &Identifier) -> String {
+    grants_for(schema, role, Stores::All)
+}
+
+/// As [`grants`], for a role that uses these stores alone.
+#[must_use]
+pub fn grants_for(schema: &Identifier, role: &Identifier, stores: Stores) -> String {
     let (schema, role) = (schema.quoted(), role.quoted());
     let mut text = format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n");
-    for object in objects() {
+    for object in objects().into_iter().filter(|object| stores.use_object(object)) {
         let privileges: Vec<_> =
-            NEEDS.iter().filter(|need| need.0 == object).map(|(_, privilege)| *privilege).collect();
+            stores.needs().filter(|need| need.0 == object).map(|(_, privilege)| privilege).collect();
         text +=
             &format!("GRANT {} ON {}{schema}.{object} TO {role};\n", privileges.join(", "), kind_of(object));
     }
@@ -157,20 +192,29 @@ fn objects() -> BTreeSet<&'static str> {
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](ErrorKind::PermissionDenied) without the privilege to create;
-/// [`SchemaMissing`](ErrorKind::SchemaMissing) when a newer library has installed a schema that this one
-/// cannot use, which is left as it is; [`InvalidOption`](ErrorKind::InvalidOption) for a server that is
-/// too old or a database that is not in UTF-8; [`Unavailable`](ErrorKind::Unavailable) on a standby.
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) without the privilege to create;
+/// [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing) when a newer library has installed a schema that this one
+/// cannot use, which is left as it is; [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for a server that is
+/// too old or a database that is not in UTF-8; [`Unavailable`](leasehold_api::ErrorKind::Unavailable) on a standby.
 ///
 /// # Cancel safety
 ///
 /// The schema is installed as a whole or not at all; a drop may leave either. The connection can still be
 /// used.
 pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
+    install_for(conn, schema, Stores::All).await
+}
+
+/// As [`install`]; where everything is there, what these stores need is enough.
+pub(crate) async fn install_for(
+    conn: &mut PgConnection,
+    schema: &Identifier,
+    stores: Stores,
+) -> Result<(), Error> {
     const ATTEMPTS: u32 = 4;
     let mut attempt = 1;
     loop {
-        let report = inspect(conn, schema).await?;
+        let report = inspect(conn, schema).await?.for_stores(stores);
         report.suitable_server()?;
         let mut is_old = false;
         if let SchemaState::Installed(version) = report.schema {
@@ -210,17 +254,17 @@ fn collided(error: &sqlx::Error) -> bool {
     sqlstate(error).is_some_and(|code| codes.contains(&code.as_str()))
 }
 
-/// Whether the stores can work here: server, schema, version and privileges, in one round trip.
+/// Whether the stores can work here: server, schema, version and privileges.
 ///
 /// The connection must not be inside a transaction.
 ///
 /// # Errors
 ///
-/// [`SchemaMissing`](ErrorKind::SchemaMissing), also for a version that this library cannot use;
-/// [`PermissionDenied`](ErrorKind::PermissionDenied) with the GRANTs that are missing;
-/// [`Corrupt`](ErrorKind::Corrupt) when an object was altered so that tokens or leases would not be safe;
-/// [`InvalidOption`](ErrorKind::InvalidOption) for a server that is too old or a database that is not in
-/// UTF-8; [`Unavailable`](ErrorKind::Unavailable) on a standby, or when the server does not answer.
+/// [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing), also for a version that this library cannot use;
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) with the GRANTs that are missing;
+/// [`Corrupt`](leasehold_api::ErrorKind::Corrupt) when an object was altered so that tokens or leases would not be safe;
+/// [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for a server that is too old or a database that is not in
+/// UTF-8; [`Unavailable`](leasehold_api::ErrorKind::Unavailable) on a standby, or when the server does not answer.
 ///
 /// # Cancel safety
 ///
@@ -229,7 +273,7 @@ pub async fn check(conn: &mut PgConnection, schema: &Identifier) -> Result<(), E
     inspect(conn, schema).await?.ready(schema)
 }
 
-/// As [`check`], but a role with the privileges of [`grants_to_read`] will do.
+/// As [`check`], for these stores alone; a role with the privileges of [`grants_to_read`] will do as well.
 ///
 /// # Errors
 ///
@@ -238,11 +282,11 @@ pub async fn check(conn: &mut PgConnection, schema: &Identifier) -> Result<(), E
 /// # Cancel safety
 ///
 /// Looks only.
-pub async fn access(conn: &mut PgConnection, schema: &Identifier) -> Result<Access, Error> {
-    inspect(conn, schema).await?.access(schema)
+pub async fn access(conn: &mut PgConnection, schema: &Identifier, stores: Stores) -> Result<Access, Error> {
+    inspect(conn, schema).await?.for_stores(stores).access(schema)
 }
 
-/// Looks at server, schema and privileges in one round trip, and changes nothing.
+/// Looks at server, schema and privileges, and changes nothing.
 ///
 /// The connection must not be inside a transaction.
 ///
@@ -257,37 +301,15 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
     let needs: Vec<_> =
         NEEDS.iter().map(|(object, privilege)| format!("('{object}', '{privilege}')")).collect();
     let facts = FACTS.replace("{needs}", &needs.join(", ")).replace("{name}", &literal(schema.as_str()));
-    // Two statements in one message: where the second cannot be answered, the first has said why.
-    let both = [facts.as_str(), ";\n", &render(VERSION, schema)].concat();
     let failed = |error| store_error(error, "look at the server");
-    let mut answers = raw_sql(AssertSqlSafe(both)).fetch_many(&mut *conn);
-    let mut rows = Vec::new();
-    let mut refused = None;
-    loop {
-        match answers.try_next().await {
-            Ok(Some(Either::Right(row))) => rows.push(row),
-            Ok(Some(Either::Left(_))) => {}
-            Ok(None) => break,
-            Err(error) if !rows.is_empty() && sqlstate(&error).is_some() => {
-                refused = Some(error);
-                break;
-            }
-            Err(error) => return Err(failed(error)),
+    let row = raw_sql(AssertSqlSafe(facts)).fetch_one(&mut *conn).await.map_err(failed)?;
+    let mut report = ServerReport::read(&row).map_err(failed)?;
+    // Asked by itself, and only where there is an answer: a question that fails is an error in the server's log.
+    if !report.explains_no_version() {
+        let version = raw_sql(AssertSqlSafe(render(VERSION, schema))).fetch_optional(conn).await;
+        if let Some(row) = version.map_err(failed)? {
+            report.schema = SchemaState::Installed(SchemaVersion::read(&row).map_err(failed)?);
         }
-    }
-    drop(answers);
-    let Some(first) = rows.first() else {
-        return Err(Error::new(ErrorKind::Unavailable, "the server gave no answer; try again"));
-    };
-    let mut report = ServerReport::read(first).map_err(failed)?;
-    match (rows.get(1), refused) {
-        (Some(row), None) => {
-            report.schema = SchemaState::Installed(SchemaVersion::read(row).map_err(failed)?);
-        }
-        // Explained by the catalogs, or something else: a timeout, a shutdown.
-        (_, Some(error)) if report.explains_no_version() => drop(error),
-        (_, Some(error)) => return Err(failed(error)),
-        (None, None) => {}
     }
     Ok(report)
 }

@@ -1,9 +1,10 @@
+-- Rows that change in place and locks on rows are promised of this access method, whatever the default is.
 CREATE TABLE IF NOT EXISTS {schema}.version (
     singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     -- Of these objects, and of the oldest library that may use them.
     version integer NOT NULL,
     oldest_library integer NOT NULL
-);
+) USING heap;
 
 -- One source of fencing tokens for all stores of this schema. The limit leaves ten bits for local grants.
 CREATE SEQUENCE IF NOT EXISTS {schema}.token AS bigint
@@ -14,7 +15,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.incarnation (
     sequence oid NOT NULL,
     system bigint NOT NULL,
     PRIMARY KEY (sequence, system)
-);
+) USING heap;
 
 -- A domain and not a check of the tables: those are read anew by each statement that changes a row.
 -- A schema's name may contain what ends a literal, so that it is not written into the block.
@@ -48,7 +49,7 @@ CREATE TABLE IF NOT EXISTS {schema}.mutex (
     label text,
     owner text,
     wake_until timestamptz
-) WITH (
+) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
 );
@@ -68,7 +69,7 @@ CREATE TABLE IF NOT EXISTS {schema}.lease (
     label text,
     owner text,
     wake_until timestamptz
-) WITH (
+) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
 );
@@ -85,7 +86,7 @@ CREATE TABLE IF NOT EXISTS {schema}.advisory_name (
     granted_at timestamptz NOT NULL,
     label text,
     PRIMARY KEY (space, number)
-) WITH (
+) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
 );
@@ -109,7 +110,7 @@ CREATE TABLE IF NOT EXISTS {schema}.upkeep (
     after text NOT NULL DEFAULT '',
     begun_at timestamptz,
     next_at timestamptz NOT NULL DEFAULT '-infinity'
-) WITH (fillfactor = 50);
+) USING heap WITH (fillfactor = 50);
 INSERT INTO {schema}.upkeep (task) VALUES ('lease'), ('mutex'), ('advisory_name') ON CONFLICT (task) DO NOTHING;
 
 -- For who meets these objects in psql. What is described already is left alone, so that nothing is changed, and

@@ -72,7 +72,7 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
                 "the fencing tokens of the schema {:?} are used up; keys need a new schema, whose tokens the resources have to be told to begin with",
                 schema.as_str()
             );
-            return Error::new(ErrorKind::Capacity, message).with_source(error);
+            return Error::new(ErrorKind::Capacity, message).with_source(crate::error::DriverError::new(error));
         }
         store_error(error, "make sure that fencing tokens grow")
     })

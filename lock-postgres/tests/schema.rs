@@ -92,6 +92,42 @@ async fn the_script_is_what_is_installed_and_runs_twice() {
     assert_eq!(number(&mut conn, format!("{a} EXCEPT {}) x", &b["SELECT count(*) FROM (".len()..])).await, 0);
 }
 
+/// Another access method takes an extension: what the script says is looked at.
+#[test]
+fn every_table_names_its_access_method() {
+    let script = schema::script(&name("leasehold"));
+    let tables: Vec<_> =
+        script.split("\nCREATE ").filter(|part| part.contains("TABLE IF NOT EXISTS")).collect();
+    assert_eq!(tables.len(), 6);
+    for table in tables {
+        let definition = table.split(';').next().unwrap();
+        assert!(definition.contains("\n) USING heap"), "{definition}");
+    }
+}
+
+#[tokio::test]
+async fn installing_leaves_no_error_in_the_server_s_log() {
+    let cluster = Cluster::start(test_servers::ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let mut conn = database.connect().await;
+    run(
+        &mut conn,
+        "CREATE SCHEMA empty; CREATE SCHEMA closed; CREATE TABLE closed.version (singleton boolean)",
+    )
+    .await;
+    for schema in ["leasehold", "leasehold", "empty"] {
+        schema::inspect(&mut conn, &name(schema)).await.unwrap();
+        schema::install(&mut conn, &name(schema)).await.unwrap();
+    }
+    run(&mut conn, "CREATE ROLE nobody; SET ROLE nobody").await;
+    assert_eq!(schema::inspect(&mut conn, &name("closed")).await.unwrap().schema, SchemaState::Unreadable);
+    // The line that the server writes last is there, so those before it are.
+    assert!(raw_sql("RESET ROLE; SELECT 1/0").execute(&mut conn).await.is_err());
+    let log = cluster.log();
+    let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR:")).collect();
+    assert!(errors.len() == 1 && errors[0].contains("division by zero"), "{log}");
+}
+
 #[tokio::test]
 async fn a_row_by_hand_has_a_key_that_the_library_can_read() {
     let database = fresh_database().await;
@@ -362,6 +398,12 @@ async fn who_may_not_create_is_told_so() {
     run(&mut conn, format!("SET ROLE {}", role.quoted())).await;
     let error = schema::install(&mut conn, &schema).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    // The source says what the server said, without the line of its own source code.
+    let source = std::error::Error::source(&error).unwrap();
+    assert!(source.to_string().starts_with("permission denied for database "), "{source}");
+    assert!(!source.to_string().contains(" at line ") && source.source().is_none(), "{source:?}");
+    let driver = source.downcast_ref::<leasehold_postgres::DriverError>().unwrap().get();
+    assert_eq!(leasehold_postgres::sqlstate(driver).as_deref(), Some("42501"));
     // The connection is as before, and a schema made by an administrator is enough.
     run(&mut conn, format!("RESET ROLE; CREATE SCHEMA mine AUTHORIZATION {0}; SET ROLE {0}", role.quoted()))
         .await;

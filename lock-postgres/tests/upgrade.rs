@@ -3,7 +3,7 @@
 
 use leasehold_api::ErrorKind;
 use leasehold_postgres::Identifier;
-use leasehold_postgres::schema::{self, Access, SchemaState};
+use leasehold_postgres::schema::{self, Access, SchemaState, Stores};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use test_servers::fresh_database;
 
@@ -156,7 +156,9 @@ async fn who_may_look_is_told_apart_from_who_lacks_something() {
         "{grants}"
     );
     run(&mut conn, format!("CREATE ROLE {0}; {grants}; SET ROLE {0}", role.quoted())).await;
-    assert_eq!(schema::access(&mut conn, &schema).await.unwrap(), Access::ReadOnly);
+    for stores in [Stores::All, Stores::Advisory, Stores::Row, Stores::Lease] {
+        assert_eq!(schema::access(&mut conn, &schema, stores).await.unwrap(), Access::ReadOnly, "{stores:?}");
+    }
     let error = schema::check(&mut conn, &schema).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "it cannot take locks: {error}");
     // One privilege more, or one less, is a mistake and not a reader.
@@ -165,10 +167,39 @@ async fn who_may_look_is_told_apart_from_who_lacks_something() {
         ("REVOKE SELECT ON leasehold.lease FROM", "GRANT SELECT ON leasehold.lease TO"),
     ] {
         run(&mut conn, format!("RESET ROLE; {change} {0}; SET ROLE {0}", role.quoted())).await;
-        let error = schema::access(&mut conn, &schema).await.unwrap_err();
+        let error = schema::access(&mut conn, &schema, Stores::Lease).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{change}: {error}");
         run(&mut conn, format!("RESET ROLE; {back} {0}; SET ROLE {0}", role.quoted())).await;
     }
-    assert_eq!(schema::access(&mut conn, &schema).await.unwrap(), Access::ReadOnly);
+    assert_eq!(schema::access(&mut conn, &schema, Stores::All).await.unwrap(), Access::ReadOnly);
     run(&mut conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
+}
+
+#[tokio::test]
+async fn a_store_needs_the_privileges_of_its_own_objects_and_no_others() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    let schema = name("leasehold");
+    schema::install(&mut conn, &schema).await.unwrap();
+    let role = name(&format!("user of {}", &database.name()[..20]));
+    run(&mut conn, format!("CREATE ROLE {}", role.quoted())).await;
+    let tables = [(Stores::Advisory, "advisory_name"), (Stores::Row, "mutex"), (Stores::Lease, "lease")];
+    for (stores, table) in tables {
+        let grants = schema::grants_for(&schema, &role, stores);
+        for (_, object) in tables {
+            assert_eq!(grants.contains(&format!(".{object} ")), object == table, "{stores:?}: {grants}");
+        }
+        run(&mut conn, format!("{grants} SET ROLE {}", role.quoted())).await;
+        assert_eq!(schema::access(&mut conn, &schema, stores).await.unwrap(), Access::Full, "{stores:?}");
+        for (other, object) in tables.into_iter().filter(|(other, _)| *other != stores) {
+            let error = schema::access(&mut conn, &schema, other).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{stores:?} as {other:?}: {error}");
+            let names = |object: &str| error.message().contains(&format!(".{object} "));
+            assert!(names(object) && !names(table), "{error}");
+        }
+        let error = schema::check(&mut conn, &schema).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{stores:?}: {error}");
+        run(&mut conn, format!("RESET ROLE; DROP OWNED BY {}", role.quoted())).await;
+    }
+    run(&mut conn, format!("DROP ROLE {}", role.quoted())).await;
 }

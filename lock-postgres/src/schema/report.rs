@@ -4,7 +4,7 @@ use leasehold_api::{Error, ErrorKind};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::{FIRST_SCHEMA_VERSION, NEEDS, OLDEST_SCHEMA_VERSION, OLDEST_SERVER, SCHEMA_VERSION, kind_of};
+use super::{FIRST_SCHEMA_VERSION, OLDEST_SCHEMA_VERSION, OLDEST_SERVER, SCHEMA_VERSION, Stores, kind_of};
 use crate::ident::Identifier;
 
 /// What [`inspect`](super::inspect) found.
@@ -31,6 +31,8 @@ pub struct ServerReport {
     pub altered_objects: Vec<String>,
     /// Privileges that the role lacks.
     pub missing_privileges: Vec<MissingPrivilege>,
+    /// Whose needs the privileges are.
+    stores: Stores,
 }
 
 /// Whether the schema is there.
@@ -104,7 +106,18 @@ impl ServerReport {
             missing_objects: list("missing")?,
             altered_objects: list("altered")?,
             missing_privileges,
+            stores: Stores::All,
         })
+    }
+
+    /// The same, without the privileges that only other stores need.
+    #[must_use]
+    pub fn for_stores(mut self, stores: Stores) -> Self {
+        let is_needed =
+            |lacks: &MissingPrivilege| lacks.object.as_deref().is_none_or(|object| stores.use_object(object));
+        self.missing_privileges.retain(is_needed);
+        self.stores = stores;
+        self
     }
 
     pub(super) fn explains_no_version(&self) -> bool {
@@ -201,13 +214,13 @@ impl ServerReport {
 
     /// Whether the role may read everything and write nothing, as nobody who is to take locks would be set up.
     fn may_only_read(&self) -> bool {
-        let is_missing = |(object, privilege): &(&str, &str)| {
+        let is_missing = |(object, privilege): (&str, &str)| {
             let is_it = |lacks: &MissingPrivilege| {
-                lacks.object.as_deref() == Some(object) && lacks.privilege == *privilege
+                lacks.object.as_deref() == Some(object) && lacks.privilege == privilege
             };
             self.missing_privileges.iter().any(is_it)
         };
-        NEEDS.iter().all(|need| is_missing(need) == (need.1 != "SELECT"))
+        self.stores.needs().all(|need| is_missing(need) == (need.1 != "SELECT"))
             && self.missing_privileges.iter().all(|lacks| lacks.object.is_some())
     }
 

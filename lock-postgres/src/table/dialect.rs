@@ -7,6 +7,7 @@ use leasehold_api::{HolderId, LockKey};
 
 use super::sql;
 use crate::ident::Identifier;
+use crate::schema::Stores;
 use crate::upkeep;
 
 /// The statements of one store, with `{schema}` for the quoted name of the schema, and as values `{token}` for the
@@ -27,6 +28,8 @@ use crate::upkeep;
 pub struct Dialect {
     /// A short name for the kind of store: two kinds in one schema have their own notifications.
     pub kind: &'static str,
+    /// Whose objects it uses.
+    pub stores: Stores,
     /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
     /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
     pub grant_one: &'static str,
@@ -91,6 +94,7 @@ pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send +
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) kind: &'static str,
+    pub(super) stores: Stores,
     pub(super) grant_one: Arc<str>,
     pub(super) retake_one: Arc<str>,
     pub(super) grant_free: Arc<str>,
@@ -142,6 +146,7 @@ impl Statements {
         let grant = |free, among| with(dialect.grant, &[("{free}", free), ("{among}", among)]);
         Self {
             kind: dialect.kind,
+            stores: dialect.stores,
             grant_one: render(dialect.grant_one),
             retake_one: render(dialect.retake_one),
             grant_free: render(dialect.grant_free),

@@ -115,10 +115,11 @@ impl TableWork {
     async fn open(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
         let common = Arc::clone(&self.common);
         let failed = |error| store_error(error, "set up the session");
-        if session.epoch == 1 && common.config.install {
-            schema::install(connection, &common.config.schema).await?;
-        }
-        let may_only_read = schema::access(connection, &common.config.schema).await? == Access::ReadOnly;
+        let stores = common.statements.stores;
+        let may_only_read = match session.epoch {
+            1 => common.config.prepare(connection, stores).await?,
+            _ => schema::access(connection, &common.config.schema, stores).await?,
+        } == Access::ReadOnly;
         common.may_only_read.store(may_only_read, Ordering::Relaxed);
         if !may_only_read {
             token::mark_incarnation(connection, &common.config.schema).await?;

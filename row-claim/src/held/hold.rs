@@ -199,7 +199,9 @@ impl PgHold {
         match timeout(self.held.answer, self.transaction.commit()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if outcome_unknown(&error) => {
-                Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).with_source(error).into())
+                Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)
+                    .with_source(leasehold_postgres::DriverError::new(error))
+                    .into())
             }
             Ok(Err(error)) => Err(ClaimError::of(error, "commit")),
             Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST).into()),

@@ -88,7 +88,9 @@ impl Fault {
                 let message = format!(
                     "the connection failed while it was to {doing}, which may have been done all the same; ask again"
                 );
-                Error::new(ErrorKind::OutcomeUnknown, message).with_source(error).into()
+                Error::new(ErrorKind::OutcomeUnknown, message)
+                    .with_source(leasehold_postgres::DriverError::new(error))
+                    .into()
             }
             Self::Failed(error) => failed(error, doing),
             Self::Silent(limit) => {
@@ -111,7 +113,9 @@ pub(super) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
             let message = format!(
                 "could not {doing}: {said} ({state}): the table does not fit the spec; check the spec, or run its migration"
             );
-            Error::new(ErrorKind::SchemaMissing, message).with_source(error).into()
+            Error::new(ErrorKind::SchemaMissing, message)
+                .with_source(leasehold_postgres::DriverError::new(error))
+                .into()
         }
         _ => ClaimError::of(error, doing),
     }
