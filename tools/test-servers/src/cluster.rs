@@ -25,6 +25,7 @@ pub enum StopMode {
 pub struct ClusterOptions {
     durable: bool,
     password: Option<String>,
+    tls: Option<(String, String)>,
     settings: Vec<(String, String)>,
 }
 
@@ -49,6 +50,13 @@ impl ClusterOptions {
         self
     }
 
+    /// Offers encrypted connections, with this certificate and its key, both in PEM. Others are taken as well.
+    #[must_use]
+    pub fn tls(mut self, certificate: impl Into<String>, key: impl Into<String>) -> Self {
+        self.tls = Some((certificate.into(), key.into()));
+        self
+    }
+
     /// One more line of `postgresql.conf`; later ones win, also over the defaults of this crate.
     #[must_use]
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
@@ -70,6 +78,9 @@ impl ClusterOptions {
         ];
         if !self.durable {
             settings.extend([("fsync", "off"), ("full_page_writes", "off")]);
+        }
+        if self.tls.is_some() {
+            settings.extend([("ssl", "on"), ("ssl_cert_file", "server.crt"), ("ssl_key_file", "server.key")]);
         }
         let own = self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let line = |(name, value): (&str, &str)| format!("{name} = '{}'\n", value.replace('\'', "''"));
@@ -126,6 +137,10 @@ impl Cluster {
                 command.arg("--pwfile=password");
             }
         })?;
+        if let Some((certificate, key)) = &options.tls {
+            process.write("data/server.crt", certificate)?;
+            process.write_secret("data/server.key", key)?;
+        }
         let configuration = process.directory().join("data/postgresql.conf");
         let known = fs::read_to_string(&configuration)
             .map_err(|error| format!("cannot read {}: {error}", configuration.display()))?;

