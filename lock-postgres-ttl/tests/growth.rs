@@ -45,6 +45,7 @@ async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
 fn statements(name: &str) -> Vec<Probe> {
     let Dialect {
         kind: _,
+        stores: _,
         free,
         among,
         grant_one,
