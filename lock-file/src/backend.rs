@@ -11,23 +11,19 @@ use leasehold_api::{
     AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, LockKey, Mode, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Confirm, Contended, Events, Freed, HoldRef, Renewed, Request,
-    Timing, Waiting,
+    Attempt, Backend, CancellationToken, Confirm, Contended, Events, Freed, HoldRef, Moment, Renewed,
+    Request, Timing, Waiting,
 };
-use tokio::time::sleep;
+use tokio::time::timeout;
 
-use crate::pool::{Failure, Pool, Progress};
+use crate::pool::{Failure, Pool, Progress, STALLED_AFTER};
 use crate::registry::{Operation, Registration, Registry};
 use crate::store::{Caller, Store};
-use crate::waiter::{Entered, WaiterLock};
+use crate::waiting::Waiter;
 
 const CONFIRM_EVERY: Duration = Duration::from_secs(2);
 /// Within this a running holder learns that somebody removed or replaced its files.
 const LOSS_DETECTION: Duration = Duration::from_secs(10);
-
-/// How long a wait sleeps over a cooldown before it tells the engine of it, which may have a caller who
-/// does not want to wait for one.
-const COOLDOWN_NAP: Duration = Duration::from_secs(1);
 
 /// A client of the store in one directory: what an engine drives.
 ///
@@ -55,6 +51,20 @@ impl FileBackend {
 
     pub(crate) fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// How often to look where nothing tells.
+    pub(crate) fn poll(&self) -> Duration {
+        self.poll
+    }
+
+    /// The moment now on the engine's clock.
+    pub(crate) fn now(&self) -> Option<Moment> {
+        self.events.get().map(Events::now)
     }
 
     /// Runs `job`, which only looks, on a thread for that. It is given up when the disk does not answer.
@@ -92,7 +102,7 @@ impl FileBackend {
     }
 
     /// One attempt that may be abandoned at any moment.
-    async fn attempt(
+    pub(crate) async fn attempt(
         &self,
         registration: &Arc<Registration>,
         request: &Request,
@@ -107,68 +117,29 @@ impl FileBackend {
         }
     }
 
-    /// Waits for the waiter lock and then for the lock. Dropping the future leaves the waiter lock.
-    async fn wait_for(
-        &self,
-        registration: &Arc<Registration>,
-        request: &Request,
-        stop: &CancellationToken,
-    ) -> Result<Attempt, Error> {
-        let mut waiter: Option<WaiterLock> = None;
-        let mut was_contended = false;
-        loop {
-            let nap = match self.advance(&mut waiter, request).await {
-                // Every attempt so far was answered, and none was granted.
-                Err(error) => return Ok(Attempt::Refused(error)),
-                Ok(false) => self.jittered(),
-                Ok(true) => {
-                    let asked_at = self.events.get().map(Events::now);
-                    let contended = match self.attempt(registration, request, Caller::Waiter).await? {
-                        Attempt::Granted(mut granted) => {
-                            granted.asked_at = asked_at;
-                            return Ok(Attempt::Granted(granted));
-                        }
-                        Attempt::Contended(contended) => contended,
-                        other => return Ok(other),
-                    };
-                    match contended.cooling_for {
-                        // News for a caller who does not want to wait for a cooldown.
-                        Some(_) if was_contended => return Ok(Attempt::Contended(contended)),
-                        Some(left) => left.min(COOLDOWN_NAP),
-                        None => self.jittered(),
-                    }
-                }
-            };
-            was_contended = true;
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return Ok(Attempt::Contended(Contended::new())),
-                () = sleep(nap) => {}
-            }
+    /// As [`acquire`](Backend::acquire), however long it takes.
+    async fn acquire_all(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        let keys: Vec<_> = requests.iter().map(|r| r.key.clone()).collect();
+        let mut all = Vec::with_capacity(keys.len());
+        for request in requests {
+            // Before a thread has it, so that a release finds it from here on.
+            all.push(match self.register(&request) {
+                Ok(registration) => Self::prepare(registration, request).await.map_err(Err),
+                Err(error) => Err(Ok(Attempt::Refused(error))),
+            });
         }
-    }
-
-    /// Enters the waiter lock, or sends a heartbeat from within; says whether this request is the next.
-    async fn advance(&self, waiter: &mut Option<WaiterLock>, request: &Request) -> Result<bool, Error> {
-        match waiter {
-            None => {
-                let (store, key) = (Arc::clone(&self.store), request.key.clone());
-                match self.pool.acquire.run(move || store.enter_waiter(&key)).await?? {
-                    Entered::First(entered) => *waiter = Some(entered),
-                    Entered::Behind => return Ok(false),
-                    Entered::BehindStopped => {}
-                }
-            }
-            Some(entered) => {
-                if let Some(heartbeat) = entered.heartbeat() {
-                    // Without it, others may go first.
-                    self.pool.acquire.run(heartbeat).await?.unwrap_or_else(|error| {
-                        tracing::debug!(%error, "cannot write the heartbeat of a waiter");
-                    });
-                }
-            }
-        }
-        Ok(true)
+        let store = Arc::clone(&self.store);
+        let attempt = move |prepared: Result<Prepared, _>| match prepared {
+            Ok(prepared) => prepared.attempt(&store, Caller::Newcomer),
+            Err(answer) => answer,
+        };
+        let job = move || all.into_iter().map(attempt).collect();
+        let answers = match self.pool.acquire.run(job).await {
+            Ok(answers) => answers,
+            Err(Failure::NotBegun(error)) => each(&keys, || Ok(Attempt::Refused(error.clone()))),
+            Err(Failure::Unknown(error)) => each(&keys, || Err(error.clone())),
+        };
+        answers.into_iter().zip(&keys).map(|(answer, key)| self.answer(answer, key)).collect()
     }
 
     async fn release_one(&self, hold: HoldRef) -> Result<Freed, Error> {
@@ -202,10 +173,6 @@ impl FileBackend {
             }
             Err(Failure::Unknown(error)) => Err(self.named(error.with_key(&hold.key))),
         }
-    }
-
-    fn jittered(&self) -> Duration {
-        self.poll.mul_f64(0.5 + fastrand::f64())
     }
 }
 
@@ -258,33 +225,27 @@ impl Backend for FileBackend {
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let keys: Vec<_> = requests.iter().map(|r| r.key.clone()).collect();
-        let mut all = Vec::with_capacity(keys.len());
-        for request in requests {
-            // Before a thread has it, so that a release finds it from here on.
-            all.push(match self.register(&request) {
-                Ok(registration) => Self::prepare(registration, request).await.map_err(Err),
-                Err(error) => Err(Ok(Attempt::Refused(error))),
-            });
-        }
-        let store = Arc::clone(&self.store);
-        let attempt = move |prepared: Result<Prepared, _>| match prepared {
-            Ok(prepared) => prepared.attempt(&store, Caller::Newcomer),
-            Err(answer) => answer,
+        // Whoever waits may wait for the disk too: the limit of one call is not theirs. A cooldown may have begun.
+        let patient = match &requests[..] {
+            [request] if request.waits && request.cooldown.is_none() => Some(request.hold()),
+            _ => None,
         };
-        let job = move || all.into_iter().map(attempt).collect();
-        let answers = match self.pool.acquire.run(job).await {
-            Ok(answers) => answers,
-            Err(Failure::NotBegun(error)) => each(&keys, || Ok(Attempt::Refused(error.clone()))),
-            Err(Failure::Unknown(error)) => each(&keys, || Err(error.clone())),
-        };
-        answers.into_iter().zip(&keys).map(|(answer, key)| self.answer(answer, key)).collect()
+        let answers = self.acquire_all(requests);
+        let Some(hold) = patient else { return answers.await };
+        timeout(STALLED_AFTER, answers).await.unwrap_or_else(|_| {
+            // Whatever the operation takes is let go of, and the wait begins anew.
+            if let Some(slot) = self.registry.find(&hold) {
+                drop(slot.end());
+                self.registry.remove(&slot);
+            }
+            vec![Ok(Attempt::Contended(Contended::new()))]
+        })
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let answer = match self.register(&request) {
             // Registered until the wait ends, so that a release finds it in between two attempts too.
-            Ok(registration) => self.wait_for(&registration, &request, &stop).await,
+            Ok(registration) => Waiter::new(self, &registration, &request).wait(&stop).await,
             Err(error) => Ok(Attempt::Refused(error)),
         };
         self.answer(answer, &request.key)

@@ -12,8 +12,12 @@ use std::time::Duration;
 use leasehold_api::{Error, FencingToken};
 
 use crate::error::io_error;
+use crate::kernel_wait::{Claim, KernelWaits};
 use crate::layout::{KeyFiles, open_lock};
 use crate::waiter::WaiterLock;
+
+/// Those of this process who wait for holders, one for each key: whoever is next.
+static RELEASES: KernelWaits<bool> = KernelWaits::new();
 
 /// How often, and how long apart, a grant tries again to lock a status file that somebody looks at just now.
 const STATUS_TRIES: usize = 20;
@@ -34,6 +38,16 @@ impl Locked {
     pub(crate) fn shared(file: File) -> io::Result<Option<Self>> {
         let answer = file.try_lock_shared();
         Self::judge(file, answer)
+    }
+
+    /// Locks `file` by `lock`, which waits.
+    fn wait(file: File, lock: impl Fn(&File) -> io::Result<()>) -> io::Result<Self> {
+        loop {
+            match lock(&file) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                answer => return answer.map(|()| Self(file)),
+            }
+        }
     }
 
     fn judge(file: File, answer: Result<(), TryLockError>) -> io::Result<Option<Self>> {
@@ -88,6 +102,35 @@ pub(crate) fn lock_at(path: &Path) -> io::Result<Option<Locked>> {
     Err(io::ErrorKind::NotFound.into())
 }
 
+/// Locks the file at `path` as [`lock_at`] does, and waits until that is possible; `None` when it is not wanted any
+/// more by then.
+pub(crate) fn lock_at_blocking(path: &Path, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<Locked>> {
+    loop {
+        let locked = Locked::wait(open_lock(path)?, File::lock)?;
+        if !is_wanted() {
+            return Ok(None);
+        }
+        // Whoever removed the file, or the directory, did so while we waited.
+        if locked.is_at(path)? {
+            return Ok(Some(locked));
+        }
+    }
+}
+
+/// Waits until nobody has the file at `path` locked for itself; says whether it had to wait.
+pub(crate) fn wait_until_free(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(e),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Locked::wait(file, File::lock_shared).map(|_| true),
+        Err(TryLockError::Error(e)) => Err(e),
+    }
+}
+
 /// Whether somebody has the file at `path` locked for itself. Shared with others who ask the same, and
 /// nothing is made.
 pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
@@ -96,6 +139,16 @@ pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// Waits in the kernel until nobody shows as the holder of the key with these files, and says whether that took any
+/// waiting. A hint: the lock itself is let go just after the status that shows it. `None`: there is no thread for it.
+///
+/// The status is what is waited for, because somebody who has given up and is woken all the same would make others
+/// find the lock taken.
+pub(crate) fn claim_release(files: &KeyFiles) -> Option<Claim<bool>> {
+    let status = files.status();
+    RELEASES.claim(&files.status(), move |_| wait_until_free(&status).map(Some))
 }
 
 /// One grant: the lock, and the status lock that shows it to inspection.

@@ -5,6 +5,7 @@ mod backend;
 mod config;
 mod error;
 mod hold;
+mod kernel_wait;
 mod layout;
 mod pool;
 mod record;
@@ -12,6 +13,7 @@ mod registry;
 mod store;
 mod token;
 mod waiter;
+mod waiting;
 
 pub use backend::FileBackend;
 pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};

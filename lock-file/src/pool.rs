@@ -4,6 +4,7 @@
 //! thread behind, until the application's own blocking tasks find none. So each operation needs a permit,
 //! and keeps it until it has really ended, also when nobody waits for it any more.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -144,13 +145,20 @@ impl Permits {
 
     fn stalled(&self) -> Error {
         let busy = self.count - self.free.available_permits();
-        Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "the disk does not answer: none of the {busy} file operations under way has got anywhere within {STALLED_AFTER:?}; check the disk and the file system, then try again"
-            ),
-        )
+        stalled(format_args!("none of the {busy} file operations under way has got anywhere"))
     }
+}
+
+/// The error of an operation that has begun and was not answered in time.
+pub(crate) fn no_answer() -> Error {
+    stalled("the file operation under way has not ended")
+}
+
+fn stalled(what: impl Display) -> Error {
+    let message = format!(
+        "the disk does not answer: {what} within {STALLED_AFTER:?}; check the disk and the file system, then try again"
+    );
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 fn failure(error: JoinError) -> Failure {

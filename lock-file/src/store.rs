@@ -63,7 +63,7 @@ impl Store {
     /// One attempt at the lock of the request's key. An error means that nobody holds the key by it, but its
     /// cooldown may have begun.
     pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<Taken, Error> {
-        let files = KeyFiles::new(&self.dir, &request.key);
+        let files = self.files(&request.key);
         let ready = match self.lock(&files, request, caller) {
             Ok(Ok(ready)) => ready,
             Ok(Err(contended)) => return Ok(Taken::Contended(contended)),
@@ -134,9 +134,13 @@ impl Store {
         Ok(Ok(Ready { main, record, token: numbers.token }))
     }
 
+    pub(crate) fn files(&self, key: &LockKey) -> KeyFiles {
+        KeyFiles::new(&self.dir, key)
+    }
+
     /// One attempt at the waiter lock of `key`: whoever has it is the next to get the lock.
     pub(crate) fn enter_waiter(&self, key: &LockKey) -> Result<Entered, Error> {
-        self.with_dir(&KeyFiles::new(&self.dir, key).next(), WaiterLock::enter)
+        self.with_dir(&self.files(key).next(), WaiterLock::enter)
     }
 
     /// Locks the file at `path` by `lock`, and makes the directory anew if it is gone.
@@ -154,7 +158,7 @@ impl Store {
 
     /// What there is to see of `key`.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
-        let info = info(&KeyFiles::new(&self.dir, key), Some(key))?;
+        let info = info(&self.files(key), Some(key))?;
         Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 

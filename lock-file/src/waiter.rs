@@ -1,7 +1,8 @@
 //! The waiter lock: a second lock file of each key, held by the waiter that is next.
 //!
 //! It is the turnstile of the literature (Downey, "The Little Book of Semaphores"): whoever wants the lock
-//! itself has to pass it, so a client that releases and re-acquires in a loop cannot overtake a waiter.
+//! itself has to pass it, so a client that releases and re-acquires in a loop cannot overtake a waiter. The
+//! others wait for it in the kernel, which wakes one of them when it is free.
 
 use std::fs;
 use std::io;
@@ -9,11 +10,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::hold::{Locked, is_locked, lock_at};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
+
+use crate::hold::{Locked, is_locked, lock_at, lock_at_blocking};
+use crate::kernel_wait::{Claim, KernelWaits};
 
 /// How often a waiter sends a heartbeat, and for how long one counts.
-const HEARTBEAT_EVERY: Duration = Duration::from_millis(300);
+pub(crate) const HEARTBEAT_EVERY: Duration = Duration::from_millis(300);
 const HEARTBEAT_COUNTS_FOR: Duration = Duration::from_millis(1500);
+
+/// Those of this process who wait for waiter locks.
+static WAITS: KernelWaits<WaiterLock> = KernelWaits::new();
 
 /// The waiter lock of a key, while this waiter holds it.
 ///
@@ -40,12 +47,31 @@ impl WaiterLock {
     /// One attempt at the waiter lock at `path`.
     pub(crate) fn enter(path: &Path) -> io::Result<Entered> {
         match lock_at(path)? {
-            Some(locked) => {
-                locked.file().set_modified(SystemTime::now())?;
-                Ok(Entered::First(Self { locked: Arc::new(locked), last_heartbeat: Instant::now() }))
-            }
+            Some(locked) => Self::entered(locked).map(Entered::First),
             None if has_heartbeat(path)? => Ok(Entered::Behind),
             None => Ok(Entered::BehindStopped),
+        }
+    }
+
+    /// Waits for the waiter lock at `path` in the kernel. `None`: there is no thread for it.
+    pub(crate) fn claim(path: &Path) -> Option<Claim<Self>> {
+        let at = path.to_owned();
+        WAITS.claim(path, move |is_wanted| match lock_at_blocking(&at, is_wanted)? {
+            Some(locked) => Self::entered(locked).map(Some),
+            None => Ok(None),
+        })
+    }
+
+    fn entered(locked: Locked) -> io::Result<Self> {
+        beat(&locked)?;
+        Ok(Self { locked: Arc::new(locked), last_heartbeat: Instant::now() })
+    }
+
+    /// Whether the waiter that has the waiter lock at `path` has stopped, or has gone with its file.
+    pub(crate) fn is_stopped(path: &Path) -> io::Result<bool> {
+        match has_heartbeat(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+            answer => answer.map(|beats| !beats),
         }
     }
 
@@ -61,7 +87,7 @@ impl WaiterLock {
         }
         self.last_heartbeat = Instant::now();
         let locked = Arc::clone(&self.locked);
-        Some(move || locked.file().set_modified(SystemTime::now()))
+        Some(move || beat(&locked))
     }
 }
 
@@ -70,6 +96,12 @@ impl Drop for WaiterLock {
         // A heartbeat that is under way on a thread still refers to the file.
         self.locked.unlock();
     }
+}
+
+fn beat(locked: &Locked) -> io::Result<()> {
+    // "Now" for both times: who may write to the file may set that, any other time only its owner.
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    Ok(futimens(locked.file(), &Timestamps { last_access: now, last_modification: now })?)
 }
 
 fn has_heartbeat(path: &Path) -> io::Result<bool> {

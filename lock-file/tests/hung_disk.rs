@@ -85,10 +85,11 @@ fn open_other_end(path: &Path) -> Option<File> {
     OpenOptions::new().write(true).custom_flags(nonblocking).open(path).ok()
 }
 
-/// The output of `call`, while time passes that no operation on the disk makes pass.
+/// The output of `call`, while time passes that no operation on the disk makes pass: much more than the real time, which
+/// a busy disk needs.
 async fn as_time_passes<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> T {
     let call = tokio::spawn(call);
-    for _ in 0..600 {
+    for _ in 0..LONG.as_millis() {
         if call.is_finished() {
             return call.await.unwrap();
         }
@@ -96,7 +97,7 @@ async fn as_time_passes<T: Send + 'static>(call: impl Future<Output = T> + Send 
         spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
         advance(Duration::from_millis(100)).await;
     }
-    panic!("no answer within a minute");
+    panic!("no answer");
 }
 
 /// Attempts at `key`, every one under a holder id of its own.
@@ -254,4 +255,49 @@ async fn closing_does_not_wait_for_those_who_hang_and_they_keep_nothing() {
     let Ok(Attempt::Refused(error)) = answer else { panic!("{answer:?}") };
     assert_eq!(error.kind(), ErrorKind::Closed);
     granted(&next, &request("stuck")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_also_waits_for_the_disk_and_is_told_if_it_was_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = Arc::new(open(dir.path()));
+    let mut hang = Hang::at_record(dir.path(), "stuck").await;
+    let mut patient = request("stuck");
+    patient.waits = true;
+    let asking = tokio::spawn({
+        let (backend, patient) = (Arc::clone(&backend), patient.clone());
+        async move { attempt(&backend, &patient).await }
+    });
+    hang.is_reached().await;
+    // Before the engine's limit for one call, which is for those who do not wait.
+    advance(Duration::from_secs(5)).await;
+    let answer = asking.await.unwrap();
+    assert!(matches!(answer, Ok(Attempt::Contended(_))), "it may wait: {answer:?}");
+    // A wait that ends with its caller's budget says what it waited for. Another one goes on.
+    let wait = |request: leasehold_engine::Request, stop: &CancellationToken| {
+        let (backend, stop) = (Arc::clone(&backend), stop.clone());
+        tokio::spawn(async move { backend.wait(request, stop).await })
+    };
+    let stop = CancellationToken::new();
+    let abandoned = request("stuck");
+    let given_up = wait(abandoned.clone(), &stop);
+    for _ in 0..100 {
+        spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+        advance(Duration::from_millis(600)).await;
+    }
+    assert!(!given_up.is_finished(), "after a minute");
+    stop.cancel();
+    let error = as_time_passes(given_up).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("the disk does not answer"), "{error}");
+    let patient = wait(patient, &CancellationToken::new());
+    spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
+    drop(hang);
+    // What becomes of the other one is not known to its caller, who releases it.
+    let releasing = Arc::clone(&backend);
+    as_time_passes(async move { releasing.release(vec![abandoned.hold()]).await.pop().unwrap() })
+        .await
+        .unwrap();
+    let answer = as_time_passes(patient).await.unwrap();
+    assert!(matches!(answer, Ok(Attempt::Granted(_))), "{answer:?}");
 }

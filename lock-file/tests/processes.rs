@@ -7,6 +7,7 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -263,6 +264,55 @@ fn is_waiting(dir: &Path) -> bool {
         p.extension().is_some_and(|e| e == "next")
             && std::fs::File::open(p).unwrap().try_lock_shared().is_err()
     })
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn waiters_wait_in_the_kernel_and_one_of_them_for_the_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let mine = request("k");
+    granted(&backend, &mine).await;
+    let mut waiters: Vec<_> = (0..4).map(|_| Other::start("wait", dir.path())).collect();
+    waiters.iter_mut().for_each(|waiter| assert_eq!(waiter.answer(), "waiting"));
+    let started = Instant::now();
+    let blocked_at = |extension: &str| {
+        let path = common::file(dir.path(), "lock").with_extension(extension);
+        std::fs::metadata(path).map_or(0, |meta| blocked(meta.ino()))
+    };
+    // Three for their turn, the fourth for the holder.
+    while (blocked_at("next"), blocked_at("seen")) != (3, 1) {
+        assert!(started.elapsed() < LONG, "{:?}", (blocked_at("next"), blocked_at("seen")));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(blocked_at("lock"), 0, "whoever gave up there would be granted all the same");
+    release(&backend, &mine).await;
+    // Each is granted by the end of the one before.
+    let mut last = None;
+    while !waiters.is_empty() {
+        let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
+        let is_holder = |waiter: &Other| {
+            let owner = info.holder().and_then(|hold| hold.owner.as_deref());
+            owner == Some(&format!("pid {}", waiter.child.id()))
+        };
+        if let Some(index) = waiters.iter().position(is_holder) {
+            let mut holder = waiters.remove(index);
+            let token = Some(holder.token());
+            assert!(token > last, "{token:?} after {last:?}");
+            last = token;
+            holder.kill();
+        }
+        assert!(started.elapsed() < LONG);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// How many calls of any process are blocked at a lock of the file with this number.
+#[cfg(target_os = "linux")]
+fn blocked(inode: u64) -> usize {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    let is_at = |line: &&str| line.contains("-> FLOCK") && line.contains(&format!(":{inode} "));
+    locks.lines().filter(is_at).count()
 }
 
 #[tokio::test]

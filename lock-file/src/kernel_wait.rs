@@ -1,0 +1,223 @@
+//! Waiting in the kernel: blocked calls for file locks, each on a thread of its own.
+//!
+//! A blocked call cannot be cancelled, so nobody waits for one: its thread hands what it got to whoever still
+//! wants it, and gives it back at once if nobody does. Until then it stays for the next who waits for the same
+//! file, so that a process has one thread for each file at the most, however often a wait is given up. They
+//! are none of the runtime's threads, and a process that ends does not wait for them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use tokio::sync::oneshot;
+
+/// How many files the threads of one process wait for at once. Whoever finds no thread polls.
+const MAX_THREADS: usize = 256;
+
+/// Enough for a few calls of the system, also without optimisation.
+const STACK: usize = 128 * 1024;
+
+/// A call that blocks. Once it has come through it asks whether the answer is still wanted, and answers `None`,
+/// having given everything back, if it is not.
+type Blocking<T> = dyn Fn(&dyn Fn() -> bool) -> io::Result<Option<T>> + Send;
+
+type Claims<T> = VecDeque<oneshot::Sender<io::Result<T>>>;
+
+/// The files that threads of this process wait for, with those who want the answer. An entry is a thread.
+#[derive(Debug)]
+pub(crate) struct KernelWaits<T: 'static> {
+    claims: Mutex<BTreeMap<PathBuf, Claims<T>>>,
+}
+
+/// The answer to come; dropping it gives the wait up.
+pub(crate) type Claim<T> = oneshot::Receiver<io::Result<T>>;
+
+impl<T: Send> KernelWaits<T> {
+    pub(crate) const fn new() -> Self {
+        Self { claims: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Waits for the file at `path` by `blocking`, or joins those who do. `None`: there is no thread for it.
+    pub(crate) fn claim(
+        &'static self,
+        path: &Path,
+        blocking: impl Fn(&dyn Fn() -> bool) -> io::Result<Option<T>> + Send + 'static,
+    ) -> Option<Claim<T>> {
+        let (claim, answer) = oneshot::channel();
+        let mut claims = self.lock();
+        if let Some(waiting) = claims.get_mut(path) {
+            // Those who gave up are not kept for as long as the kernel waits.
+            waiting.retain(|claim| !claim.is_closed());
+            waiting.push_back(claim);
+            return Some(answer);
+        }
+        if claims.len() >= MAX_THREADS {
+            return None;
+        }
+        let path = path.to_owned();
+        claims.insert(path.clone(), VecDeque::from([claim]));
+        drop(claims);
+        let thread = thread::Builder::new().name("leasehold-wait".to_owned()).stack_size(STACK);
+        let wait = {
+            let path = path.clone();
+            move || self.wait(&path, &blocking)
+        };
+        if let Err(error) = thread.spawn(wait) {
+            tracing::debug!(%error, "no thread to wait on: polling");
+            self.lock().remove(&path);
+            return None;
+        }
+        Some(answer)
+    }
+
+    /// Waits until nobody wants the file at `path` any more.
+    fn wait(&self, path: &Path, blocking: &Blocking<T>) {
+        let is_wanted = || self.lock().get(path).is_some_and(|all| all.iter().any(|c| !c.is_closed()));
+        loop {
+            let mut left = blocking(&is_wanted).transpose();
+            let mut claims = self.lock();
+            let Some(waiting) = claims.get_mut(path) else { return };
+            while let Some(answer) = left.take() {
+                let Some(claim) = waiting.pop_front() else {
+                    left = Some(answer);
+                    break;
+                };
+                left = claim.send(answer).err();
+            }
+            waiting.retain(|claim| !claim.is_closed());
+            let is_over = waiting.is_empty();
+            if is_over {
+                claims.remove(path);
+            }
+            drop(claims);
+            // What nobody wants is closed here, without the mutex.
+            drop(left);
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Claims<T>>> {
+        // Whoever panics under it has changed nothing by half.
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, mpsc};
+
+    const PATH: &str = "/a/file";
+
+    /// A blocking call that comes through once for each message, and counts those which came through unwanted.
+    struct Gate {
+        open: mpsc::Sender<u32>,
+        began: mpsc::Receiver<()>,
+        unwanted: mpsc::Receiver<u32>,
+    }
+
+    fn gate() -> (Gate, impl Fn(&dyn Fn() -> bool) -> io::Result<Option<u32>> + Send + 'static) {
+        let (open, opened) = mpsc::channel();
+        let (begin, began) = mpsc::channel();
+        let (refuse, unwanted) = mpsc::channel();
+        let blocking = move |is_wanted: &dyn Fn() -> bool| {
+            begin.send(()).unwrap();
+            let number = opened.recv().unwrap();
+            if is_wanted() {
+                return Ok(Some(number));
+            }
+            refuse.send(number).unwrap();
+            Ok(None)
+        };
+        (Gate { open, began, unwanted }, blocking)
+    }
+
+    fn waits() -> &'static KernelWaits<u32> {
+        Box::leak(Box::new(KernelWaits::new()))
+    }
+
+    #[test]
+    fn one_thread_serves_all_in_their_order() {
+        let waits = waits();
+        let (gate, blocking) = gate();
+        let first = waits.claim(Path::new(PATH), blocking).unwrap();
+        let others: Vec<_> = (0..3)
+            .map(|_| waits.claim(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap())
+            .collect();
+        for number in 0..4 {
+            gate.open.send(number).unwrap();
+        }
+        for (number, claim) in (0..).zip([first].into_iter().chain(others)) {
+            assert_eq!(claim.blocking_recv().unwrap().unwrap(), number);
+        }
+    }
+
+    #[test]
+    fn what_was_given_up_is_taken_over_by_the_next() {
+        let waits = waits();
+        let (gate, blocking) = gate();
+        drop(waits.claim(Path::new(PATH), blocking).unwrap());
+        gate.began.recv().unwrap();
+        for _ in 0..100 {
+            drop(waits.claim(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap());
+        }
+        let next = waits.claim(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap();
+        assert_eq!(waits.lock()[Path::new(PATH)].len(), 1, "those who gave up are forgotten");
+        gate.open.send(7).unwrap();
+        assert_eq!(next.blocking_recv().unwrap().unwrap(), 7);
+    }
+
+    #[test]
+    fn what_nobody_wants_is_given_back_and_the_thread_ends() {
+        let waits = waits();
+        let (gate, blocking) = gate();
+        drop(waits.claim(Path::new(PATH), blocking).unwrap());
+        gate.open.send(7).unwrap();
+        assert_eq!(gate.unwanted.recv().unwrap(), 7);
+        // The thread ends, and the call that it had with it.
+        gate.began.recv().unwrap();
+        assert!(gate.began.recv().is_err());
+        assert!(waits.lock().is_empty());
+    }
+
+    #[test]
+    fn an_answer_that_its_claimant_does_not_take_is_dropped() {
+        let waits: &'static KernelWaits<Arc<()>> = Box::leak(Box::new(KernelWaits::new()));
+        let (sender, opened) = mpsc::channel::<Arc<()>>();
+        // It is given up just after it was found to be wanted.
+        let claim = waits.claim(Path::new(PATH), move |_| Ok(Some(opened.recv().unwrap()))).unwrap();
+        drop(claim);
+        let answer = Arc::new(());
+        sender.send(Arc::clone(&answer)).unwrap();
+        assert!(sender_is_gone(&sender), "the thread has ended");
+        assert_eq!(Arc::strong_count(&answer), 1);
+    }
+
+    fn sender_is_gone(sender: &mpsc::Sender<Arc<()>>) -> bool {
+        (0..60_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            sender.send(Arc::new(())).is_err()
+        })
+    }
+
+    #[test]
+    fn threads_are_limited_and_who_finds_none_is_told() {
+        let waits = waits();
+        let claims: Vec<_> = (0..MAX_THREADS)
+            .map(|i| {
+                let (gate, blocking) = gate();
+                (waits.claim(Path::new(&format!("/a/{i}")), blocking).unwrap(), gate)
+            })
+            .collect();
+        assert!(waits.claim(Path::new("/a/one/more"), |_| Ok(Some(1))).is_none());
+        assert!(waits.claim(Path::new("/a/0"), |_| Ok(Some(1))).is_some(), "its file has a thread");
+        for (number, (claim, gate)) in (0..).zip(claims) {
+            gate.open.send(number).unwrap();
+            assert_eq!(claim.blocking_recv().unwrap().unwrap(), number);
+        }
+    }
+}

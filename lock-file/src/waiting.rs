@@ -1,0 +1,245 @@
+//! Waiting for a key: in the kernel for the turn, then for the holder.
+
+use std::future::{Future, pending};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::Error;
+use leasehold_engine::{Attempt, CancellationToken, Contended, Request};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::backend::FileBackend;
+use crate::error::io_error;
+use crate::hold::claim_release;
+use crate::kernel_wait::Claim;
+use crate::layout::KeyFiles;
+use crate::pool::{STALLED_AFTER, no_answer};
+use crate::registry::Registration;
+use crate::store::Caller;
+use crate::waiter::{Entered, HEARTBEAT_EVERY, WaiterLock};
+
+/// How often those behind look whether the waiter that is next has stopped, on average.
+const LOOK_EVERY: Duration = Duration::from_millis(700);
+
+/// How often each of those tries the lock itself while that waiter is stopped, on average.
+const PAST_STOPPED_EVERY: Duration = Duration::from_millis(100);
+
+/// The first pause where the lock was found taken although no holder shows: one that is just letting go, or has just come.
+const FIRST_PAUSE: Duration = Duration::from_micros(100);
+
+/// How long an operation that is under way may still take after the wait has ended: less than the engine waits for it.
+const LEAVING: Duration = Duration::from_millis(50);
+
+/// How long a wait sleeps over a cooldown before it tells the engine of it, which may have a caller who
+/// does not want to wait for one.
+const COOLDOWN_NAP: Duration = Duration::from_secs(1);
+
+/// One waiter for one key. Dropped, it leaves its place.
+pub(crate) struct Waiter<'a> {
+    backend: &'a FileBackend,
+    registration: &'a Arc<Registration>,
+    request: &'a Request,
+    place: Place,
+    /// The next pause where no holder shows: from very short to the poll interval.
+    pause: Duration,
+    /// No holder showed when the kernel was asked.
+    nobody_shows: bool,
+    was_contended: bool,
+}
+
+/// Where a waiter stands.
+enum Place {
+    /// Nowhere yet, or no thread could wait for it.
+    Outside,
+    /// Behind others, with a thread that waits for the turn.
+    Behind(Claim<WaiterLock>),
+    /// The next; a thread may wait for the holder.
+    First(WaiterLock, Option<Claim<bool>>),
+}
+
+/// What a waiter does next.
+enum Step {
+    Attempt,
+    Sleep(Duration),
+}
+
+/// Why a waiter wakes up.
+enum Woken {
+    Stopped,
+    Turn(io::Result<WaiterLock>),
+    Release(io::Result<bool>),
+    TimeUp,
+}
+
+impl<'a> Waiter<'a> {
+    /// A waiter for `request`, which `registration` is the registration of.
+    pub(crate) fn new(
+        backend: &'a FileBackend,
+        registration: &'a Arc<Registration>,
+        request: &'a Request,
+    ) -> Self {
+        let (place, pause) = (Place::Outside, FIRST_PAUSE);
+        Self { backend, registration, request, place, pause, nobody_shows: false, was_contended: false }
+    }
+
+    /// Asks whenever that may help, until it is granted or `stop` fires.
+    pub(crate) async fn wait(mut self, stop: &CancellationToken) -> Result<Attempt, Error> {
+        loop {
+            let nap = match unless_overdue(stop, self.advance()).await? {
+                // Every attempt so far was answered, and none was granted.
+                Err(error) => return Ok(Attempt::Refused(error)),
+                Ok(Step::Sleep(nap)) => nap,
+                Ok(Step::Attempt) => match unless_overdue(stop, self.attempt()).await?? {
+                    Attempt::Contended(contended) => match contended.cooling_for {
+                        // News for a caller who does not want to wait for a cooldown.
+                        Some(_) if self.was_contended => return Ok(Attempt::Contended(contended)),
+                        Some(left) => left.min(COOLDOWN_NAP),
+                        None => self.after_contention(),
+                    },
+                    answer => return Ok(answer),
+                },
+            };
+            self.was_contended = true;
+            let woken = tokio::select! {
+                biased;
+                () = stop.cancelled() => Woken::Stopped,
+                woken = self.place.woken() => woken,
+                () = sleep(nap) => Woken::TimeUp,
+            };
+            match woken {
+                Woken::Stopped => return Ok(Attempt::Contended(Contended::new())),
+                Woken::Turn(Ok(waiter)) => self.place = Place::First(waiter, None),
+                // The directory may be gone: who enters anew makes it anew.
+                Woken::Turn(Err(e)) if e.kind() == io::ErrorKind::NotFound => self.place = Place::Outside,
+                Woken::Turn(Err(e)) => {
+                    return Ok(Attempt::Refused(io_error(e, "wait for", &self.files().next())));
+                }
+                Woken::Release(waited) => self.after_release(waited),
+                Woken::TimeUp => {}
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<Attempt, Error> {
+        let asked_at = self.backend.now();
+        let mut answer = self.backend.attempt(self.registration, self.request, Caller::Waiter).await?;
+        if let Attempt::Granted(granted) = &mut answer {
+            granted.asked_at = asked_at;
+        }
+        Ok(answer)
+    }
+
+    /// Takes a place, or does what is due at the one it has.
+    async fn advance(&mut self) -> Result<Step, Error> {
+        match &mut self.place {
+            Place::Outside => self.enter().await,
+            Place::Behind(_) => {
+                let next = self.files().next();
+                let look = move || WaiterLock::is_stopped(&next).map_err(|e| io_error(e, "look at", &next));
+                let is_stopped = self.backend.pool().acquire.run(look).await??;
+                if is_stopped { Ok(Step::Attempt) } else { Ok(Step::Sleep(jittered(LOOK_EVERY))) }
+            }
+            Place::First(waiter, _) => {
+                if let Some(heartbeat) = waiter.heartbeat() {
+                    // Without it, others may go first.
+                    self.backend.pool().acquire.run(heartbeat).await?.unwrap_or_else(|error| {
+                        tracing::debug!(%error, "cannot write the heartbeat of a waiter");
+                    });
+                }
+                Ok(Step::Attempt)
+            }
+        }
+    }
+
+    async fn enter(&mut self) -> Result<Step, Error> {
+        let (store, key) = (Arc::clone(self.backend.store()), self.request.key.clone());
+        let entered = self.backend.pool().acquire.run(move || store.enter_waiter(&key)).await??;
+        let is_stopped = match entered {
+            Entered::First(waiter) => {
+                self.place = Place::First(waiter, None);
+                return Ok(Step::Attempt);
+            }
+            Entered::Behind => false,
+            Entered::BehindStopped => true,
+        };
+        if let Some(claim) = WaiterLock::claim(&self.files().next()) {
+            self.place = Place::Behind(claim);
+        }
+        Ok(match (is_stopped, &self.place) {
+            (true, _) => Step::Attempt,
+            (false, Place::Outside) => Step::Sleep(jittered(self.backend.poll())),
+            (false, _) => Step::Sleep(jittered(LOOK_EVERY)),
+        })
+    }
+
+    /// How long to sleep after an attempt was turned down, unless something happens first.
+    fn after_contention(&mut self) -> Duration {
+        let files = self.files();
+        let Place::First(_, claim) = &mut self.place else {
+            let every =
+                if matches!(self.place, Place::Behind(_)) { PAST_STOPPED_EVERY } else { self.backend.poll() };
+            return jittered(every);
+        };
+        if claim.is_none() && !std::mem::take(&mut self.nobody_shows) {
+            *claim = claim_release(&files);
+        }
+        if claim.is_some() {
+            // Also asked in between, in case that the holder does not show.
+            return HEARTBEAT_EVERY;
+        }
+        let pause = self.pause;
+        self.pause = pause.saturating_mul(2).min(self.backend.poll());
+        jittered(pause)
+    }
+
+    /// Notes that no holder shows, after having waited for one or not.
+    fn after_release(&mut self, answer: io::Result<bool>) {
+        if let Place::First(_, claim) = &mut self.place {
+            *claim = None;
+        }
+        let waited = answer.unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot wait for a holder: polling");
+            false
+        });
+        self.nobody_shows = !waited;
+        if waited {
+            self.pause = FIRST_PAUSE;
+        }
+    }
+
+    fn files(&self) -> KeyFiles {
+        self.backend.store().files(&self.request.key)
+    }
+}
+
+impl Place {
+    /// What happens at this place without being asked for.
+    async fn woken(&mut self) -> Woken {
+        let ended = || io::Error::from(io::ErrorKind::NotFound);
+        match self {
+            Self::Behind(claim) => Woken::Turn(claim.await.unwrap_or_else(|_| Err(ended()))),
+            Self::First(_, Some(claim)) => Woken::Release(claim.await.unwrap_or_else(|_| Err(ended()))),
+            Self::Outside | Self::First(_, None) => pending().await,
+        }
+    }
+}
+
+/// The output of a file operation; an error if it is still not there soon after `stop`, although the disk had the time
+/// to answer: a caller whose budget has ended waited for the disk then, and for no holder.
+async fn unless_overdue<F: Future>(stop: &CancellationToken, operation: F) -> Result<F::Output, Error> {
+    let begun = Instant::now();
+    let overdue = async {
+        stop.cancelled().await;
+        sleep_until((begun + STALLED_AFTER).max(Instant::now() + LEAVING)).await;
+    };
+    tokio::select! {
+        biased;
+        output = operation => Ok(output),
+        () = overdue => Err(no_answer()),
+    }
+}
+
+fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(0.5 + fastrand::f64())
+}
