@@ -57,7 +57,8 @@ impl ConnectOptions {
 /// | `postgres+ttl://` | lease rows |
 ///
 /// Parameters: `memory:NAME?ttl=30s` gives every lock taken through this connection a lease of that
-/// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter looks.
+/// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter looks,
+/// `?mode=0660` lets the users of one group share a new directory (`0666`: everybody), and `?read-only=true` looks only.
 /// A Postgres URL goes on like the driver's, `//user:password@host:5432/database?sslmode=require`; what it
 /// leaves out comes from `PGHOST`, `PGUSER` and so on. Parameters of our own: `schema=NAME`,
 /// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
@@ -99,7 +100,9 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
 pub async fn connect_with(url: &str, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
     match Target::parse(url)? {
         Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl, options),
-        Target::File { directory, poll } => open_file(&directory, poll, options),
+        Target::File { directory, poll, mode, read_only } => {
+            open_file(&directory, poll, mode, read_only, options)
+        }
         Target::Postgres(target) => crate::postgres_connect::open(target, options).await,
     }
 }
@@ -139,17 +142,31 @@ fn open_memory(_: Option<&str>, _: Option<Duration>, _: ConnectOptions) -> Resul
 fn open_file(
     directory: &Path,
     poll: Option<Duration>,
+    mode: Option<u32>,
+    read_only: bool,
     options: ConnectOptions,
 ) -> Result<Arc<dyn Lock>, Error> {
     let mut config = crate::file::FileConfig::new(directory);
     if let Some(poll) = poll {
         config = config.poll(poll);
     }
+    if let Some(mode) = mode {
+        config = config.mode(mode);
+    }
+    if read_only {
+        config = config.read_only();
+    }
     start(config.backend()?, options)
 }
 
 #[cfg(not(feature = "file"))]
-fn open_file(_: &Path, _: Option<Duration>, _: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
+fn open_file(
+    _: &Path,
+    _: Option<Duration>,
+    _: Option<u32>,
+    _: bool,
+    _: ConnectOptions,
+) -> Result<Arc<dyn Lock>, Error> {
     Err(not_compiled_in("file"))
 }
 

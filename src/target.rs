@@ -17,7 +17,7 @@ const KNOWN: &str = "memory:, memory:NAME, file:///DIRECTORY, and postgres:// al
 #[derive(Debug)]
 pub(crate) enum Target {
     Memory { name: Option<String>, ttl: Option<Duration> },
-    File { directory: PathBuf, poll: Option<Duration> },
+    File { directory: PathBuf, poll: Option<Duration>, mode: Option<u32>, read_only: bool },
     Postgres(PgTarget),
 }
 
@@ -60,14 +60,49 @@ fn file(url: &Url, rest: &str) -> Result<Target, Error> {
         .ok()
         .filter(|path| path.parent().is_some())
         .ok_or_else(|| invalid("a file URL names a directory of its own: write file:///var/lib/locks"))?;
-    Ok(Target::File { directory, poll: only_parameter(url, "poll")? })
+    let (mut poll, mut mode, mut read_only) = (None, None, None);
+    no_fragment(url)?;
+    for (given, text) in url.query_pairs() {
+        match &*given {
+            "poll" => once("poll", &mut poll, duration("poll", &text)?)?,
+            "mode" => once("mode", &mut mode, octal(&text)?)?,
+            "read-only" if text == "true" => once("read-only", &mut read_only, ())?,
+            "read-only" => return Err(invalid("the parameter read-only is true or left out")),
+            _ => {
+                return Err(invalid(format!(
+                    "a file URL has no parameter {given:?}; those it has are poll, mode and read-only"
+                )));
+            }
+        }
+    }
+    Ok(Target::File { directory, poll, mode, read_only: read_only.is_some() })
+}
+
+/// Permissions as they are written for files: 0660.
+fn octal(text: &str) -> Result<u32, Error> {
+    u32::from_str_radix(text, 8).map_err(|error| {
+        invalid("the parameter mode is written in octal: 0660 for one group, 0666 for everybody")
+            .with_source(error)
+    })
+}
+
+fn once<T>(name: &str, value: &mut Option<T>, given: T) -> Result<(), Error> {
+    match value.replace(given) {
+        None => Ok(()),
+        Some(_) => Err(invalid(format!("the parameter {name} is given twice; leave one out"))),
+    }
+}
+
+fn no_fragment(url: &Url) -> Result<(), Error> {
+    if url.fragment().is_some() {
+        return Err(invalid("the URL of a store has no fragment; write a # that belongs to a name as %23"));
+    }
+    Ok(())
 }
 
 /// The value of the one parameter, a duration, that the scheme has.
 fn only_parameter(url: &Url, name: &str) -> Result<Option<Duration>, Error> {
-    if url.fragment().is_some() {
-        return Err(invalid("the URL of a store has no fragment; write a # that belongs to a name as %23"));
-    }
+    no_fragment(url)?;
     let mut value = None;
     for (given, text) in url.query_pairs() {
         if given != name {
@@ -76,10 +111,7 @@ fn only_parameter(url: &Url, name: &str) -> Result<Option<Duration>, Error> {
                 "a {scheme} URL has no parameter {given:?}; the one it has is {name}"
             )));
         }
-        let duration = duration(name, &text)?;
-        if value.replace(duration).is_some() {
-            return Err(invalid(format!("the parameter {name} is given twice; leave one out")));
-        }
+        once(name, &mut value, duration(name, &text)?)?;
     }
     Ok(value)
 }

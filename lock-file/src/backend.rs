@@ -1,7 +1,6 @@
 //! The store as the engine drives it.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -38,15 +37,15 @@ pub struct FileBackend {
 }
 
 impl FileBackend {
-    pub(crate) fn open(dir: &Path, poll: Duration) -> Result<Self, Error> {
-        Ok(Self {
-            store: Arc::new(Store::open(dir)?),
+    pub(crate) fn new(store: Store, poll: Duration) -> Self {
+        Self {
+            store: Arc::new(store),
             registry: Arc::default(),
             pool: Pool::default(),
             poll,
             capabilities: capabilities(),
             events: OnceLock::new(),
-        })
+        }
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {
@@ -92,6 +91,9 @@ impl FileBackend {
 
     fn register(&self, request: &Request) -> Result<Arc<Registration>, Error> {
         check(request)?;
+        if self.store.is_read_only() {
+            return Err(Error::unsupported("locking: it was opened to look only"));
+        }
         self.registry.register(request)
     }
 
@@ -329,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn requests_that_were_not_granted_are_forgotten() {
         let dir = tempfile::tempdir().unwrap();
-        let backend = FileBackend::open(dir.path(), Duration::from_millis(1)).unwrap();
+        let backend = FileBackend::new(Store::open(dir.path(), None).unwrap(), Duration::from_millis(1));
         let key = LockKey::new("k").unwrap();
         let [first, second, third] =
             [1, 2, 3].map(|serial| Request::new(key.clone(), HolderId::from_parts(1, serial)));
@@ -346,7 +348,7 @@ mod tests {
     #[test]
     fn requests_that_failed_together_all_have_the_source() {
         let dir = tempfile::tempdir().unwrap();
-        let backend = FileBackend::open(dir.path(), Duration::from_millis(1)).unwrap();
+        let backend = FileBackend::new(Store::open(dir.path(), None).unwrap(), Duration::from_millis(1));
         let requests = ["a", "b", "c"].map(|key| {
             let key = LockKey::new(key).unwrap();
             Request::new(key, HolderId::from_parts(1, 1))

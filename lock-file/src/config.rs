@@ -9,6 +9,8 @@ use leasehold_api::{Error, ErrorKind};
 use leasehold_engine::Engine;
 
 use crate::backend::FileBackend;
+use crate::files::FileMode;
+use crate::store::Store;
 
 /// How often a waiter looks at the lock when nothing else was said: 20 ms.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(20);
@@ -30,18 +32,40 @@ pub fn connect(dir: impl AsRef<Path>) -> Result<Engine, Error> {
 pub struct FileConfig {
     dir: PathBuf,
     poll: Duration,
+    mode: Option<u32>,
+    read_only: bool,
 }
 
 impl FileConfig {
     /// A store in `dir`. A relative path counts from the directory that is current when it is opened.
     pub fn new(dir: impl AsRef<Path>) -> Self {
-        Self { dir: dir.as_ref().to_owned(), poll: DEFAULT_POLL }
+        Self { dir: dir.as_ref().to_owned(), poll: DEFAULT_POLL, mode: None, read_only: false }
     }
 
     /// How often a waiter looks at the lock, on average; 1 ms to 500 ms, by default [`DEFAULT_POLL`].
     #[must_use]
     pub fn poll(mut self, every: Duration) -> Self {
         self.poll = every;
+        self
+    }
+
+    /// The permissions of a new directory's files, whatever the umask is, for several users who exclude each other:
+    /// `0o660` for those of one group, `0o666` for everybody; by default `0o600`, for its user alone. A bit for reading
+    /// alone lets others look. The directory gets the permissions that go with them: `2770`, and `1777` for everybody.
+    ///
+    /// A directory that is there already goes by the permissions of its file `leasehold-format`; leave this out to
+    /// follow them.
+    #[must_use]
+    pub fn mode(mut self, bits: u32) -> Self {
+        self.mode = Some(bits);
+        self
+    }
+
+    /// Opens the store to look at it only: nothing is made, read access is enough, and nothing can be locked. A directory
+    /// that is missing has no locks.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.read_only = true;
         self
     }
 
@@ -59,7 +83,7 @@ impl FileConfig {
     /// # Errors
     ///
     /// [`InvalidOption`](ErrorKind::InvalidOption) when the path is empty or not a directory, or the
-    /// poll interval is out of bounds; [`PermissionDenied`](ErrorKind::PermissionDenied) when the
+    /// poll interval is out of bounds, or the mode is not usable or not that of the directory; [`PermissionDenied`](ErrorKind::PermissionDenied) when the
     /// directory cannot be made or written; [`Capacity`](ErrorKind::Capacity) when the disk is full;
     /// [`SchemaMissing`](ErrorKind::SchemaMissing) when another version wrote the directory;
     /// [`Corrupt`](ErrorKind::Corrupt) when its format marker is not ours.
@@ -71,8 +95,21 @@ impl FileConfig {
                 format!("a poll interval of {:?} is out of bounds; choose {min:?} to {max:?}", self.poll),
             ));
         }
-        FileBackend::open(&self.dir, self.poll)
+        if self.read_only {
+            return Ok(FileBackend::new(Store::open_read_only(&self.dir)?, self.poll));
+        }
+        let mode = self.mode.map(|bits| FileMode::new(bits).ok_or_else(|| unusable(bits))).transpose()?;
+        Ok(FileBackend::new(Store::open(&self.dir, mode)?, self.poll))
     }
+}
+
+fn unusable(bits: u32) -> Error {
+    Error::new(
+        ErrorKind::InvalidOption,
+        format!(
+            "files cannot have the mode {bits:04o}; choose 0600 (this user), 0660 (one group) or 0666 (everybody)"
+        ),
+    )
 }
 
 /// The directory of this user's own store: `$XDG_STATE_HOME/leasehold`, by default

@@ -1,7 +1,9 @@
 //! What the operating system says, in the words of the lock.
 
 use std::fmt::Display;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use leasehold_api::{Error, ErrorKind};
@@ -9,12 +11,28 @@ use leasehold_api::{Error, ErrorKind};
 /// The error for `doing` something to `path`.
 pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Error {
     let (kind, advice) = judge(&error);
+    let advice = match (kind, owner_of(path)) {
+        (ErrorKind::PermissionDenied, Some((owner, dir))) => format!(
+            "it belongs to the user with ID {owner}; to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody, or have its owner run, while no lock is used, `chmod 0660 {dir}/*; chmod 2770 {dir}` or the same with 0666 and 1777",
+            dir = dir.display()
+        ),
+        _ => advice.to_owned(),
+    };
     Error::new(kind, format!("cannot {doing} {}: {error}; {advice}", path.display())).with_source(error)
 }
 
 /// A file that is not what this store writes.
 pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> Error {
     Error::new(ErrorKind::Corrupt, format!("{} {why}; {advice}", path.display()))
+}
+
+/// Whose `path` is, if it is another user's, and the directory of the store that it belongs to.
+fn owner_of(path: &Path) -> Option<(u32, &Path)> {
+    let meta = fs::symlink_metadata(path).ok()?;
+    let dir = if meta.is_dir() { path } else { path.parent()? };
+    // The superuser is refused for other reasons than whose it is.
+    let me = rustix::process::geteuid();
+    (!me.is_root() && meta.uid() != me.as_raw()).then_some((meta.uid(), dir))
 }
 
 fn judge(error: &io::Error) -> (ErrorKind, &'static str) {

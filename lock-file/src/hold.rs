@@ -12,8 +12,9 @@ use std::time::Duration;
 use leasehold_api::{Error, FencingToken};
 
 use crate::error::io_error;
+use crate::files::{FileMode, open_lock, open_to_look};
 use crate::kernel_wait::{Claim, KernelWaits};
-use crate::layout::{KeyFiles, open_lock};
+use crate::layout::KeyFiles;
 use crate::waiter::WaiterLock;
 
 /// Those of this process who wait for holders, one for each key: whoever is next.
@@ -71,7 +72,7 @@ impl Locked {
 
     /// Whether `path` still leads to this file.
     pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
-        let there = match fs::metadata(path) {
+        let there = match fs::symlink_metadata(path) {
             Ok(meta) => meta,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok(false);
@@ -91,10 +92,10 @@ impl Drop for Locked {
 }
 
 /// Locks the file at `path`, which is made if it is missing; `None` when somebody else has it locked.
-pub(crate) fn lock_at(path: &Path) -> io::Result<Option<Locked>> {
+pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<Locked>> {
     // Whoever removes the directory may do so between opening and locking: such a lock excludes nobody.
     for _ in 0..3 {
-        match Locked::exclusive(open_lock(path)?)? {
+        match Locked::exclusive(open_lock(path, mode)?)? {
             Some(locked) if !locked.is_at(path)? => {}
             answer => return Ok(answer),
         }
@@ -104,9 +105,13 @@ pub(crate) fn lock_at(path: &Path) -> io::Result<Option<Locked>> {
 
 /// Locks the file at `path` as [`lock_at`] does, and waits until that is possible; `None` when it is not wanted any
 /// more by then.
-pub(crate) fn lock_at_blocking(path: &Path, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<Locked>> {
+pub(crate) fn lock_at_blocking(
+    path: &Path,
+    mode: FileMode,
+    is_wanted: &dyn Fn() -> bool,
+) -> io::Result<Option<Locked>> {
     loop {
-        let locked = Locked::wait(open_lock(path)?, File::lock)?;
+        let locked = Locked::wait(open_lock(path, mode)?, File::lock)?;
         if !is_wanted() {
             return Ok(None);
         }
@@ -118,8 +123,8 @@ pub(crate) fn lock_at_blocking(path: &Path, is_wanted: &dyn Fn() -> bool) -> io:
 }
 
 /// Waits until nobody has the file at `path` locked for itself; says whether it had to wait.
-pub(crate) fn wait_until_free(path: &Path) -> io::Result<bool> {
-    let file = match File::open(path) {
+fn wait_until_free(path: &Path, mode: FileMode) -> io::Result<bool> {
+    let file = match open_to_look(path, mode) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(e) => return Err(e),
@@ -133,8 +138,8 @@ pub(crate) fn wait_until_free(path: &Path) -> io::Result<bool> {
 
 /// Whether somebody has the file at `path` locked for itself. Shared with others who ask the same, and
 /// nothing is made.
-pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
-    match File::open(path) {
+pub(crate) fn is_locked(path: &Path, mode: FileMode) -> io::Result<bool> {
+    match open_to_look(path, mode) {
         Ok(file) => Ok(Locked::shared(file)?.is_none()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e),
@@ -147,8 +152,8 @@ pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
 /// The status is what is waited for, because somebody who has given up and is woken all the same would make others
 /// find the lock taken.
 pub(crate) fn claim_release(files: &KeyFiles) -> Option<Claim<bool>> {
-    let status = files.status();
-    RELEASES.claim(&files.status(), move |_| wait_until_free(&status).map(Some))
+    let (status, mode) = (files.status(), files.mode());
+    RELEASES.claim(&files.status(), move |_| wait_until_free(&status, mode).map(Some))
 }
 
 /// One grant: the lock, and the status lock that shows it to inspection.
@@ -195,7 +200,7 @@ impl Hold {
             Status::Locked(locked) if locked.is_at(&path).unwrap_or(true) => return,
             Status::Locked(_) | Status::NotLocked => {}
         }
-        match lock_at(&path) {
+        match lock_at(&path, self.files.mode()) {
             Ok(Some(locked)) => {
                 let mut status = lock(&self.status);
                 // Released meanwhile, it is unlocked again.
@@ -234,7 +239,7 @@ impl Hold {
         let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
         // While the lock is still ours, nobody else looks at the waiter lock, so no waiter fails to lock it
         // because of this look.
-        let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
+        let waiters = WaiterLock::is_held(&self.files.next(), self.files.mode()).unwrap_or(false);
         self.unlock();
         (was_held, waiters)
     }
@@ -330,8 +335,8 @@ mod tests {
     use leasehold_api::LockKey;
 
     fn hold(dir: &Path) -> (Arc<Hold>, KeyFiles) {
-        let files = KeyFiles::new(dir, &LockKey::new("k").unwrap());
-        let main = lock_at(&files.main()).unwrap().unwrap();
+        let files = KeyFiles::new(dir, FileMode::PRIVATE, &LockKey::new("k").unwrap());
+        let main = lock_at(&files.main(), FileMode::PRIVATE).unwrap().unwrap();
         (Arc::new(Hold::new(main, files.clone(), FencingToken::from_u64(7))), files)
     }
 
@@ -341,10 +346,10 @@ mod tests {
         let (hold, files) = hold(dir.path());
         let file = HeldFile::of(&hold);
         let duplicate = file.inheritable().unwrap();
-        assert!(lock_at(&files.main()).unwrap().is_none());
+        assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_none());
         assert_eq!(hold.free(), (true, false));
-        assert!(lock_at(&files.main()).unwrap().is_some(), "although a duplicate is open");
-        assert!(!is_locked(&files.status()).unwrap(), "although a duplicate is open");
+        assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_some(), "although a duplicate is open");
+        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap(), "although a duplicate is open");
         drop(duplicate);
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
@@ -356,11 +361,11 @@ mod tests {
         let file = HeldFile::of(&hold);
         let confirming = Arc::clone(&hold);
         hold.free();
-        assert!(lock_at(&files.main()).unwrap().is_some());
+        assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_some());
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
         // One that was under way does not lock the status of a lock that is free.
         confirming.confirm().unwrap();
-        assert!(!is_locked(&files.status()).unwrap());
+        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap());
     }
 
     #[test]
@@ -378,16 +383,17 @@ mod tests {
     #[test]
     fn a_status_file_that_was_busy_is_locked_by_the_next_confirmation() {
         let dir = tempfile::tempdir().unwrap();
-        let files = KeyFiles::new(dir.path(), &LockKey::new("k").unwrap());
-        let onlooker = Locked::shared(open_lock(&files.status()).unwrap()).unwrap().unwrap();
+        let files = KeyFiles::new(dir.path(), FileMode::PRIVATE, &LockKey::new("k").unwrap());
+        let onlooker =
+            Locked::shared(open_lock(&files.status(), FileMode::PRIVATE).unwrap()).unwrap().unwrap();
         let (hold, files) = hold(dir.path());
         assert!(matches!(hold.status(), Status::NotLocked), "granted all the same");
         drop(onlooker);
-        assert!(!is_locked(&files.status()).unwrap());
+        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap());
         assert!(hold.confirm().unwrap());
-        assert!(is_locked(&files.status()).unwrap());
+        assert!(is_locked(&files.status(), FileMode::PRIVATE).unwrap());
         drop(hold);
-        assert!(!is_locked(&files.status()).unwrap());
+        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap());
     }
 
     #[test]

@@ -3,7 +3,9 @@
 mod admin;
 mod backend;
 mod config;
+mod directory;
 mod error;
+mod files;
 mod hold;
 mod kernel_wait;
 mod layout;
@@ -17,5 +19,5 @@ mod waiting;
 
 pub use backend::FileBackend;
 pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};
+pub use directory::FORMAT;
 pub use hold::{HeldFile, Inheritable};
-pub use layout::FORMAT;

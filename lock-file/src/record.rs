@@ -9,7 +9,8 @@ use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, LockKey}
 use serde::{Deserialize, Serialize};
 
 use crate::error::{corrupt, io_error};
-use crate::layout::{KeyFiles, replace};
+use crate::files::{read, replace};
+use crate::layout::KeyFiles;
 
 /// The latest grant of a key. Written by whoever has the key's lock, before the grant is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,7 +63,7 @@ impl Record {
     /// The record of any key, whose name is within.
     pub(crate) fn read_any(files: &KeyFiles) -> Result<Found, Error> {
         let path = files.record();
-        match fs::read(&path) {
+        match read(&path, files.mode()) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).map_or_else(Found::Damaged, Found::Record)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
             Err(e) => Err(io_error(e, "read", &path)),
@@ -89,7 +90,7 @@ impl Record {
         })?;
         // Tokens are safe without it; a cooldown must outlive a crash of the machine.
         let durable = self.cooldown_ms.is_some();
-        replace(files.dir(), &path, &text, durable).map_err(|e| io_error(e, "write", &path))
+        replace(&path, &text, files.mode(), durable).map_err(|e| io_error(e, "write", &path))
     }
 
     pub(crate) fn cooldown(&self, now_ms: u64) -> Cooldown {

@@ -248,7 +248,7 @@ mod tests {
 
     fn case() -> Case {
         let dir = tempfile::tempdir().unwrap();
-        Case { store: Store::open(dir.path()).unwrap(), registry: Arc::default(), _dir: dir }
+        Case { store: Store::open(dir.path(), None).unwrap(), registry: Arc::default(), _dir: dir }
     }
 
     impl Case {

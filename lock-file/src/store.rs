@@ -9,9 +9,11 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
 use leasehold_engine::{Contended, Request};
 
+use crate::directory::{look_into, prepare};
 use crate::error::io_error;
+use crate::files::FileMode;
 use crate::hold::{Hold, Locked, is_locked, lock_at};
-use crate::layout::{KeyFiles, prepare};
+use crate::layout::KeyFiles;
 use crate::pool::Progress;
 use crate::record::{Cooldown, Found, Record, boot_id, ceil_ms, now_ms};
 use crate::token;
@@ -21,6 +23,8 @@ use crate::waiter::{Entered, WaiterLock};
 #[derive(Debug)]
 pub(crate) struct Store {
     dir: PathBuf,
+    mode: FileMode,
+    is_read_only: bool,
     name: Arc<str>,
 }
 
@@ -50,10 +54,20 @@ struct Ready {
 }
 
 impl Store {
-    pub(crate) fn open(dir: &Path) -> Result<Self, Error> {
-        let name = |dir: &Path| -> Arc<str> { format!("file://{}", dir.display()).into() };
-        let dir = prepare(dir).map_err(|e| e.with_store(name(dir)))?;
-        Ok(Self { name: name(&dir), dir })
+    /// Opens the directory, which is made if it is missing, with files of this mode.
+    pub(crate) fn open(dir: &Path, mode: Option<FileMode>) -> Result<Self, Error> {
+        let (dir, mode) = prepare(dir, mode).map_err(|e| e.with_store(name(dir)))?;
+        Ok(Self { name: name(&dir), dir, mode, is_read_only: false })
+    }
+
+    /// Opens the directory for looking at it: nothing is made, also if it is missing.
+    pub(crate) fn open_read_only(dir: &Path) -> Result<Self, Error> {
+        let (dir, mode) = look_into(dir).map_err(|e| e.with_store(name(dir)))?;
+        Ok(Self { name: name(&dir), dir, mode, is_read_only: true })
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -95,7 +109,7 @@ impl Store {
         if caller == Caller::Newcomer {
             let next = files.next();
             // Only looked at by whoever has the lock, so that two looks never collide.
-            if WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))? {
+            if WaiterLock::is_held(&next, self.mode).map_err(|e| io_error(e, "look at", &next))? {
                 return Ok(Err(Contended::new()));
             }
         }
@@ -135,7 +149,7 @@ impl Store {
     }
 
     pub(crate) fn files(&self, key: &LockKey) -> KeyFiles {
-        KeyFiles::new(&self.dir, key)
+        KeyFiles::new(&self.dir, self.mode, key)
     }
 
     /// One attempt at the waiter lock of `key`: whoever has it is the next to get the lock.
@@ -144,12 +158,12 @@ impl Store {
     }
 
     /// Locks the file at `path` by `lock`, and makes the directory anew if it is gone.
-    fn with_dir<T>(&self, path: &Path, lock: impl Fn(&Path) -> io::Result<T>) -> Result<T, Error> {
-        let answer = match lock(path) {
+    fn with_dir<T>(&self, path: &Path, lock: impl Fn(&Path, FileMode) -> io::Result<T>) -> Result<T, Error> {
+        let answer = match lock(path, self.mode) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // The directory was removed. What was held in it is lost at the next confirmation.
-                prepare(&self.dir)?;
-                lock(path)
+                prepare(&self.dir, Some(self.mode))?;
+                lock(path, self.mode)
             }
             answer => answer,
         };
@@ -166,10 +180,15 @@ impl Store {
     pub(crate) fn list(&self, query: &ListQuery, progress: &Progress) -> Result<Vec<KeyInfo>, Error> {
         let unreadable = |e| io_error(e, "list", &self.dir);
         let mut infos = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(unreadable)? {
+        let entries = match fs::read_dir(&self.dir) {
+            // Nothing was ever locked there.
+            Err(e) if self.is_read_only && e.kind() == io::ErrorKind::NotFound => return Ok(infos),
+            entries => entries.map_err(unreadable)?,
+        };
+        for entry in entries {
             progress.step();
             let name = entry.map_err(unreadable)?.file_name();
-            let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, n)) else {
+            let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, self.mode, n)) else {
                 continue;
             };
             // The record of one key must not hide the others.
@@ -186,16 +205,17 @@ impl Store {
     }
 }
 
+fn name(dir: &Path) -> Arc<str> {
+    format!("file://{}", dir.display()).into()
+}
+
 /// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
 /// which key it is, and nobody holds it.
 fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Error> {
     let status = files.status();
     // The status first: the record that is read after it is not older than the hold that was seen.
-    let is_held = is_locked(&status).map_err(|e| io_error(e, "look at", &status))?;
-    let found = match key {
-        Some(key) => Record::read(files, key)?,
-        None => Record::read_any(files)?,
-    };
+    let is_held = is_locked(&status, files.mode()).map_err(|e| io_error(e, "look at", &status))?;
+    let found = read_settled(files, key)?;
     let (mut info, hold) = match (found, key) {
         (Found::Record(record), _) => {
             let mut info = KeyInfo::free(record.key()?);
@@ -218,6 +238,22 @@ fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Erro
     Ok(Some(info))
 }
 
+/// The record, read again where it may have been read while it was written.
+fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<Found, Error> {
+    let mut tries = if files.mode().is_shared() { 5 } else { 1 };
+    loop {
+        let found = match key {
+            Some(key) => Record::read(files, key)?,
+            None => Record::read_any(files)?,
+        };
+        tries -= 1;
+        if tries == 0 || !matches!(found, Found::Damaged(_)) {
+            return Ok(found);
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
 fn cooling(left: Duration) -> Contended {
     let mut contended = Contended::new();
     contended.retry_after = Some(left);
@@ -233,7 +269,7 @@ mod tests {
     #[test]
     fn whoever_waits_goes_first() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
         let key = LockKey::new("k").unwrap();
         let request = Request::new(key.clone(), HolderId::from_parts(1, 1));
         let Entered::First(waiter) = store.enter_waiter(&key).unwrap() else { panic!("not free") };
@@ -252,10 +288,10 @@ mod tests {
     #[test]
     fn what_fails_after_a_cooldown_may_have_begun_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
         let mut request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1));
         // The record's temporary file is a directory: the record cannot be written.
-        let mut temporary = KeyFiles::new(&store.dir, &request.key).record().into_os_string();
+        let mut temporary = KeyFiles::new(&store.dir, store.mode, &request.key).record().into_os_string();
         temporary.push(".tmp");
         fs::create_dir(&temporary).unwrap();
         assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), Taken::Refused(_)));

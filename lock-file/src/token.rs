@@ -1,15 +1,14 @@
 //! The numbers of the grants: drawn from blocks whose ceiling is on disk before the first of them is used.
 
-use std::fs;
 use std::io;
-use std::path::Path;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
 use leasehold_engine::token;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{corrupt, io_error};
-use crate::layout::{KeyFiles, replace};
+use crate::files::{self, replace};
+use crate::layout::KeyFiles;
 use crate::record::Record;
 
 /// How many numbers one write to disk is good for.
@@ -24,8 +23,9 @@ pub(crate) struct Numbers {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Ceiling {
-    key: String,
+    /// First, because a file that is written in place changes within one sector of the disk then.
     ceiling: u64,
+    key: String,
 }
 
 /// Draws numbers larger than all that were drawn for `key` before. Called by whoever has the key's lock.
@@ -42,7 +42,7 @@ pub(crate) fn draw(
     now_ms: u64,
     reserve: u16,
 ) -> Result<Numbers, Error> {
-    let ceiling = read(&files.token(), key)?;
+    let ceiling = read(files, key)?;
     // One number has room for 1024 local grants.
     let width = 1 + (u64::from(reserve) >> token::LOCAL_BITS);
     let in_block = last.filter(|r| r.boot == boot).map(|r| r.next);
@@ -67,8 +67,9 @@ fn numbers(first: u64, width: u64) -> Result<Numbers, Error> {
     })
 }
 
-fn read(path: &Path, key: &LockKey) -> Result<Option<u64>, Error> {
-    let bytes = match fs::read(path) {
+fn read(files: &KeyFiles, key: &LockKey) -> Result<Option<u64>, Error> {
+    let path = &files.token();
+    let bytes = match files::read(path, files.mode()) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(io_error(e, "read", path)),
@@ -94,12 +95,14 @@ fn write(files: &KeyFiles, key: &LockKey, ceiling: u64) -> Result<(), Error> {
     let text = serde_json::to_vec(&ceiling).map_err(|e| {
         Error::new(ErrorKind::Unavailable, "cannot write the token ceiling as JSON").with_source(e)
     })?;
-    replace(files.dir(), &path, &text, true).map_err(|e| io_error(e, "write", &path))
+    replace(&path, &text, files.mode(), true).map_err(|e| io_error(e, "write", &path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::FileMode;
+    use std::fs;
 
     struct Case {
         _dir: tempfile::TempDir,
@@ -110,7 +113,7 @@ mod tests {
     fn case() -> Case {
         let dir = tempfile::tempdir().unwrap();
         let key = LockKey::new("k").unwrap();
-        Case { files: KeyFiles::new(dir.path(), &key), _dir: dir, key }
+        Case { files: KeyFiles::new(dir.path(), FileMode::PRIVATE, &key), _dir: dir, key }
     }
 
     impl Case {
@@ -123,7 +126,7 @@ mod tests {
         }
 
         fn ceiling(&self) -> Option<u64> {
-            read(&self.files.token(), &self.key).unwrap()
+            read(&self.files, &self.key).unwrap()
         }
     }
 

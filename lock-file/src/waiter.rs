@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
 
+use crate::files::FileMode;
 use crate::hold::{Locked, is_locked, lock_at, lock_at_blocking};
 use crate::kernel_wait::{Claim, KernelWaits};
 
@@ -45,8 +46,8 @@ pub(crate) enum Entered {
 
 impl WaiterLock {
     /// One attempt at the waiter lock at `path`.
-    pub(crate) fn enter(path: &Path) -> io::Result<Entered> {
-        match lock_at(path)? {
+    pub(crate) fn enter(path: &Path, mode: FileMode) -> io::Result<Entered> {
+        match lock_at(path, mode)? {
             Some(locked) => Self::entered(locked).map(Entered::First),
             None if has_heartbeat(path)? => Ok(Entered::Behind),
             None => Ok(Entered::BehindStopped),
@@ -54,9 +55,9 @@ impl WaiterLock {
     }
 
     /// Waits for the waiter lock at `path` in the kernel. `None`: there is no thread for it.
-    pub(crate) fn claim(path: &Path) -> Option<Claim<Self>> {
+    pub(crate) fn claim(path: &Path, mode: FileMode) -> Option<Claim<Self>> {
         let at = path.to_owned();
-        WAITS.claim(path, move |is_wanted| match lock_at_blocking(&at, is_wanted)? {
+        WAITS.claim(path, move |is_wanted| match lock_at_blocking(&at, mode, is_wanted)? {
             Some(locked) => Self::entered(locked).map(Some),
             None => Ok(None),
         })
@@ -76,8 +77,8 @@ impl WaiterLock {
     }
 
     /// Whether a waiter that runs has the waiter lock at `path`.
-    pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
-        Ok(is_locked(path)? && has_heartbeat(path)?)
+    pub(crate) fn is_held(path: &Path, mode: FileMode) -> io::Result<bool> {
+        Ok(is_locked(path, mode)? && has_heartbeat(path)?)
     }
 
     /// The next heartbeat, if it is due: for a thread that may wait for the disk.
@@ -105,7 +106,7 @@ fn beat(locked: &Locked) -> io::Result<()> {
 }
 
 fn has_heartbeat(path: &Path) -> io::Result<bool> {
-    let last = fs::metadata(path)?.modified()?;
+    let last = fs::symlink_metadata(path)?.modified()?;
     // A time in the future comes from a clock that has been set back since.
     let ago = SystemTime::now().duration_since(last).unwrap_or_else(|future| future.duration());
     Ok(ago <= HEARTBEAT_COUNTS_FOR)
@@ -119,22 +120,24 @@ mod tests {
     fn a_waiter_counts_while_its_heartbeat_lasts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("next");
-        assert!(!WaiterLock::is_held(&path).unwrap());
-        let Entered::First(mut waiter) = WaiterLock::enter(&path).unwrap() else { panic!("not free") };
-        assert!(WaiterLock::is_held(&path).unwrap());
-        assert!(matches!(WaiterLock::enter(&path).unwrap(), Entered::Behind));
+        assert!(!WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        let Entered::First(mut waiter) = WaiterLock::enter(&path, FileMode::PRIVATE).unwrap() else {
+            panic!("not free")
+        };
+        assert!(WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::Behind));
         let (past, future) =
             (SystemTime::now() - 2 * HEARTBEAT_COUNTS_FOR, SystemTime::now() + 9 * HEARTBEAT_COUNTS_FOR);
         for long_ago in [past, future] {
             waiter.locked.file().set_modified(long_ago).unwrap();
-            assert!(!WaiterLock::is_held(&path).unwrap());
-            assert!(matches!(WaiterLock::enter(&path).unwrap(), Entered::BehindStopped));
+            assert!(!WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+            assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::BehindStopped));
         }
         waiter.last_heartbeat -= HEARTBEAT_EVERY;
         waiter.heartbeat().unwrap()().unwrap();
-        assert!(WaiterLock::is_held(&path).unwrap());
+        assert!(WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
         drop(waiter);
-        assert!(!WaiterLock::is_held(&path).unwrap());
-        assert!(matches!(WaiterLock::enter(&path).unwrap(), Entered::First(_)));
+        assert!(!WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::First(_)));
     }
 }

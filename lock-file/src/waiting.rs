@@ -163,7 +163,7 @@ impl<'a> Waiter<'a> {
             Entered::Behind => false,
             Entered::BehindStopped => true,
         };
-        if let Some(claim) = WaiterLock::claim(&self.files().next()) {
+        if let Some(claim) = WaiterLock::claim(&self.files().next(), self.files().mode()) {
             self.place = Place::Behind(claim);
         }
         Ok(match (is_stopped, &self.place) {

@@ -1,0 +1,258 @@
+//! How single files are opened, read and written, also in a directory that several users share.
+//!
+//! In a shared directory the others may be hostile: no link is followed, nothing but a plain file is opened, nothing is
+//! truncated, and where the sticky bit keeps a user from replacing another one's file, it is written in place.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// More than any file of the store has.
+const LARGEST: u64 = 64 * 1024;
+
+/// The permissions of all files in a directory, whatever the umask is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileMode(u32);
+
+impl FileMode {
+    /// For the user of the directory alone.
+    pub(crate) const PRIVATE: Self = Self(0o600);
+
+    /// The mode with these bits, if everybody whom they let in can do something with it.
+    pub(crate) fn new(bits: u32) -> Option<Self> {
+        let for_others = [bits >> 3 & 7, bits & 7];
+        let is_usable = bits >> 6 == 6 && for_others.iter().all(|who| [0, 4, 6].contains(who));
+        is_usable.then_some(Self(bits))
+    }
+
+    /// The mode of a file that is there.
+    pub(crate) fn of(file: &fs::Metadata) -> Self {
+        Self(file.mode() & 0o666)
+    }
+
+    pub(crate) fn bits(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) fn is_shared(self) -> bool {
+        self.0 & 0o077 != 0
+    }
+
+    /// The permissions of a new directory for such files: who may read may enter, who may write may add files.
+    /// What is made in it belongs to its group, and if everybody may write, only the owner of a file removes it.
+    pub(crate) fn of_directory(self) -> u32 {
+        let enter = (self.0 & 0o444) >> 2;
+        let special = match self.0 {
+            everybody if everybody & 0o002 != 0 => 0o1000,
+            group if group & 0o070 != 0 => 0o2000,
+            _ => 0,
+        };
+        self.0 | enter | special
+    }
+
+    /// How files are opened: in a shared directory no link is followed, and a pipe does not make us wait.
+    fn options(self) -> OpenOptions {
+        let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let flags = if self.is_shared() { careful } else { OFlags::empty() };
+        let mut options = OpenOptions::new();
+        options.custom_flags(flags.bits().cast_signed()).mode(0o600);
+        options
+    }
+
+    fn open(self, path: &Path, write: bool) -> io::Result<File> {
+        let file = self.options().read(true).write(write).open(path)?;
+        if self.is_shared() && !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not a plain file"));
+        }
+        Ok(file)
+    }
+
+    /// Makes a file that must not exist, under a name of its own.
+    fn create(self, path: &Path, bytes: &[u8], durable: bool) -> io::Result<()> {
+        // A private directory's leftovers of a crash have the same name.
+        let is_new = self.is_shared();
+        let mut options = self.options();
+        let mut file = options.write(true).create(true).truncate(!is_new).create_new(is_new).open(path)?;
+        if is_new {
+            file.set_permissions(fs::Permissions::from_mode(self.0))?;
+        }
+        file.write_all(bytes)?;
+        if durable { file.sync_all() } else { Ok(()) }
+    }
+}
+
+/// Opens a lock file for locking, making it if it is missing.
+pub(crate) fn open_lock(path: &Path, mode: FileMode) -> io::Result<File> {
+    if !mode.is_shared() {
+        return mode.options().read(true).write(true).create(true).truncate(false).open(path);
+    }
+    // Not in one call: in a sticky directory Linux lets nobody open another user's file by a call that would make it.
+    match mode.open(path, true) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            place(path, b"", mode, false)?;
+            mode.open(path, true)
+        }
+        answer => answer,
+    }
+}
+
+/// Opens a file of the store for reading.
+pub(crate) fn open_to_look(path: &Path, mode: FileMode) -> io::Result<File> {
+    mode.open(path, false)
+}
+
+/// The content of the file at `path`.
+pub(crate) fn read(path: &Path, mode: FileMode) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    mode.open(path, false)?.take(LARGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The content of the file at `path`, whoever made it.
+pub(crate) fn read_shared(path: &Path) -> io::Result<Vec<u8>> {
+    read(path, FileMode(0o666))
+}
+
+/// Makes a file with this content, unless there is one: whoever looks finds all of it.
+pub(crate) fn place(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) -> io::Result<()> {
+    let temporary = temporary(path);
+    let placed = mode.create(&temporary, bytes, durable).and_then(|()| {
+        match fs::hard_link(&temporary, path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            // File systems without links, on which nobody else's permissions matter either.
+            Err(_) => fs::rename(&temporary, path),
+            Ok(()) => Ok(()),
+        }
+    });
+    // It is only left over when there was no link to make, or by a failure that is reported.
+    let _ = fs::remove_file(&temporary);
+    placed
+}
+
+/// Replaces the content of `path`. If `durable`, the new one also survives a crash of the machine from here on.
+///
+/// In a private directory whoever reads it finds the old text or the new one. In a shared one it is written in place:
+/// by one call and to the same length or more, so that it is whole again whatever happens to this process; who reads
+/// it meanwhile may have to read again.
+///
+/// Only one process may write `path` at a time: the holder of its key's lock.
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) -> io::Result<()> {
+    if mode.is_shared() {
+        match mode.open(path, true) {
+            Ok(file) => return overwrite(&file, bytes, durable),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+    }
+    let temporary = if mode.is_shared() { temporary(path) } else { with_suffix(path, "tmp") };
+    let replaced = mode.create(&temporary, bytes, durable).and_then(|()| fs::rename(&temporary, path));
+    if replaced.is_err() {
+        // On a full disk half a file would take the space that is missing.
+        let _ = fs::remove_file(&temporary);
+        return replaced;
+    }
+    match path.parent() {
+        Some(dir) if durable => sync_dir(dir),
+        _ => Ok(()),
+    }
+}
+
+fn overwrite(file: &File, bytes: &[u8], durable: bool) -> io::Result<()> {
+    let there = file.metadata()?;
+    if there.nlink() > 1 {
+        let why = "it has another name (a hard link), so it may be somebody's own file";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    // What is longer is filled up: JSON may end in white space.
+    let mut text = bytes.to_vec();
+    text.resize(bytes.len().max(usize::try_from(there.len().min(LARGEST)).unwrap_or(0)), b'\n');
+    file.write_all_at(&text, 0)?;
+    if durable { file.sync_data() } else { Ok(()) }
+}
+
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+fn temporary(path: &Path) -> PathBuf {
+    with_suffix(path, &format!("{}-{:x}.tmp", std::process::id(), fastrand::u64(..)))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    const EVERYBODY: FileMode = FileMode(0o666);
+
+    #[test]
+    fn modes_let_read_or_read_and_write() {
+        for (bits, directory) in
+            [(0o600, 0o700), (0o640, 0o2750), (0o660, 0o2770), (0o664, 0o2775), (0o666, 0o1777)]
+        {
+            assert_eq!(FileMode::new(bits).unwrap().of_directory(), directory, "{bits:o}");
+        }
+        for bits in [0, 0o066, 0o400, 0o700, 0o620, 0o661, 0o602, 0o1600, 0o4666] {
+            assert_eq!(FileMode::new(bits), None, "{bits:o}");
+        }
+    }
+
+    #[test]
+    fn a_failed_replacement_leaves_the_old_text_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        replace(&path, b"old", FileMode::PRIVATE, true).unwrap();
+        fs::create_dir(dir.path().join("x.tmp")).unwrap();
+        assert!(replace(&path, b"new", FileMode::PRIVATE, false).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+
+    #[test]
+    fn a_shared_file_is_written_in_place_and_reads_as_what_was_written_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        replace(&path, b"[1,2,3]", EVERYBODY, true).unwrap();
+        let before = fs::metadata(&path).unwrap();
+        assert_eq!(before.mode() & 0o777, 0o666, "whatever the umask is");
+        for text in ["[1]", "[1,2,3,4,5,6]"] {
+            replace(&path, text.as_bytes(), EVERYBODY, true).unwrap();
+            let read: Vec<u32> = serde_json::from_slice(&read(&path, EVERYBODY).unwrap()).unwrap();
+            assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        }
+        assert_eq!(fs::metadata(&path).unwrap().ino(), before.ino());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_others_put_there_is_neither_followed_nor_written_nor_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (victim, path) = (dir.path().join("victim"), dir.path().join("x"));
+        fs::write(&victim, "precious").unwrap();
+        let refused = |what: &str| {
+            assert!(open_lock(&path, EVERYBODY).is_err(), "{what}");
+            assert!(read(&path, EVERYBODY).is_err(), "{what}");
+            assert!(replace(&path, b"[]", EVERYBODY, false).is_err(), "{what}");
+            assert_eq!(fs::read(&victim).unwrap(), b"precious", "{what}");
+            fs::remove_file(&path).unwrap();
+        };
+        symlink(&victim, &path).unwrap();
+        refused("a link");
+        symlink(dir.path().join("missing"), &path).unwrap();
+        refused("a link to nothing");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        refused("a pipe");
+        fs::hard_link(&victim, &path).unwrap();
+        assert!(replace(&path, b"[]", EVERYBODY, false).is_err());
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+    }
+}

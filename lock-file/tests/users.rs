@@ -1,0 +1,211 @@
+//! A directory that several users share. As the superuser these tests act as other users; without being one, they say
+//! in their names what is left.
+
+// The lint's exception for tests does not cover their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{attempt, contended, granted, request, token};
+use leasehold_api::ErrorKind;
+use leasehold_engine::{Attempt, Backend as _};
+use leasehold_file::{FileBackend, FileConfig};
+
+const DIR: &str = "LEASEHOLD_FILE_TEST_SHARED";
+const STEP: &str = "LEASEHOLD_FILE_TEST_STEP";
+
+/// Two users that exist on no machine, and a group.
+const USERS: [u32; 2] = [61_001, 61_002];
+const GROUP: u32 = 61_000;
+
+fn open(dir: &Path, mode: u32) -> FileBackend {
+    FileConfig::new(dir).mode(mode).backend().unwrap()
+}
+
+/// Runs the test `another_user` in a process of `user`, in the group or not, with a umask that lets nobody else in.
+fn as_user(user: u32, group: u32, step: &str, dir: &Path) -> Output {
+    let program = std::env::current_exe().unwrap();
+    // What is built is not for everybody to read, perhaps.
+    let copy = dir.parent().unwrap().join("program");
+    if !copy.exists() {
+        fs::copy(program, &copy).unwrap();
+        fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+    }
+    Command::new("sh")
+        .args(["-c", "umask 077; exec \"$0\" --exact another_user --nocapture --test-threads=1"])
+        .arg(copy)
+        .env(DIR, dir)
+        .env(STEP, step)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .uid(user)
+        .gid(group)
+        .output()
+        .expect("acting as another user needs the superuser")
+}
+
+fn succeeds(user: u32, group: u32, step: &str, dir: &Path) {
+    let output = as_user(user, group, step, dir);
+    assert!(output.status.success(), "{step} as {user}: {output:?}");
+}
+
+fn is_superuser() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A directory that other users may enter, and the path of a store in it.
+fn place() -> (tempfile::TempDir, std::path::PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
+    let store = root.path().join("store");
+    (root, store)
+}
+
+#[tokio::test]
+async fn another_user() {
+    let (Some(dir), Ok(step)) = (std::env::var_os(DIR), std::env::var(STEP)) else {
+        assert!(std::env::var_os(STEP).is_none(), "a step needs a directory");
+        return;
+    };
+    let config = FileConfig::new(&dir);
+    match step.as_str() {
+        "found it contended" => drop(contended(&config.backend().unwrap(), &request("k")).await),
+        // As somebody who dies: nothing is cleaned up.
+        "take it" => drop(token(&config.backend().unwrap(), &request("k")).await),
+        "take it with a cooldown" => {
+            let mut mine = request("cooled");
+            mine.cooldown = Some(std::time::Duration::from_secs(3600));
+            granted(&config.backend().unwrap(), &mine).await;
+        }
+        "find it cooling" => {
+            let answer = contended(&config.backend().unwrap(), &request("cooled")).await;
+            assert!(answer.cooling_for.is_some());
+        }
+        "look" => {
+            let backend = config.clone().read_only().backend().unwrap();
+            let info = backend.admin().unwrap().inspect(&common::key("k")).await.unwrap();
+            assert!(info.is_held());
+            assert!(matches!(attempt(&backend, &request("k")).await, Ok(Attempt::Refused(_))));
+        }
+        "be refused" => {
+            let error = config.backend().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+            assert!(error.to_string().contains("?mode=0660"), "{error}");
+            assert!(error.to_string().contains("user with ID 61001"), "{error}");
+        }
+        other => panic!("no such step: {other}"),
+    }
+}
+
+#[tokio::test]
+async fn users_of_one_group_exclude_each_other_and_others_stay_out() {
+    assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");
+    let (_root, store) = place();
+    let backend = open(&store, 0o660);
+    chown(&store, None, Some(GROUP)).unwrap();
+    for entry in fs::read_dir(&store).unwrap() {
+        chown(entry.unwrap().path(), None, Some(GROUP)).unwrap();
+    }
+    // Each has files of the other's, and of the superuser's, to lock and to write.
+    for user in [USERS[0], USERS[1], USERS[0]] {
+        succeeds(user, GROUP, "take it", &store);
+    }
+    let mine = request("k");
+    granted(&backend, &mine).await;
+    succeeds(USERS[1], GROUP, "found it contended", &store);
+    succeeds(USERS[1], GROUP, "look", &store);
+    assert!(!as_user(USERS[1], USERS[1], "found it contended", &store).status.success(), "not of the group");
+}
+
+#[tokio::test]
+async fn everybody_excludes_everybody_in_a_sticky_directory_and_tokens_and_cooldowns_are_shared() {
+    assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");
+    let (_root, store) = place();
+    let backend = open(&store, 0o666);
+    assert_eq!(fs::metadata(&store).unwrap().mode() & 0o7777, 0o1777);
+    succeeds(USERS[0], USERS[0], "take it", &store);
+    let mine = request("k");
+    let first = token(&backend, &mine).await;
+    succeeds(USERS[1], USERS[1], "found it contended", &store);
+    common::release(&backend, &mine).await;
+    // Its record and its ceiling belong to the first user; nobody may replace them.
+    succeeds(USERS[1], USERS[1], "take it", &store);
+    assert!(token(&backend, &mine).await > first);
+    succeeds(USERS[1], USERS[1], "take it with a cooldown", &store);
+    succeeds(USERS[0], USERS[0], "find it cooling", &store);
+    for entry in fs::read_dir(&store).unwrap() {
+        let entry = entry.unwrap();
+        assert_eq!(entry.metadata().unwrap().mode() & 0o777, 0o666, "{entry:?}");
+    }
+}
+
+#[test]
+fn a_second_user_of_a_private_directory_is_told_how_to_share_one() {
+    assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");
+    let (_root, store) = place();
+    drop(FileConfig::new(&store).backend().unwrap());
+    for path in [store.join("leasehold-format"), store.clone()] {
+        chown(path, Some(USERS[0]), None).unwrap();
+    }
+    succeeds(USERS[1], USERS[1], "be refused", &store);
+    // Also where everybody may write to the directory itself.
+    fs::set_permissions(&store, Permissions::from_mode(0o1777)).unwrap();
+    succeeds(USERS[1], USERS[1], "be refused", &store);
+}
+
+#[tokio::test]
+async fn without_the_superuser_all_files_have_the_mode_of_the_directory_whatever_the_umask_is() {
+    let (_root, store) = place();
+    let first = open(&store, 0o660);
+    assert_eq!(fs::metadata(&store).unwrap().mode() & 0o7777, 0o2770);
+    // The second one follows the directory.
+    let second = FileConfig::new(&store).backend().unwrap();
+    let mut last = None;
+    for backend in [&second, &first, &second] {
+        let mine = request("k");
+        let token = Some(token(backend, &mine).await);
+        assert!(token > last);
+        last = token;
+        contended(&first, &request("k")).await;
+        common::release(backend, &mine).await;
+    }
+    let names: Vec<_> = fs::read_dir(&store).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(names.len(), 5, "{names:?}");
+    for path in names {
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o660, "{path:?}");
+    }
+}
+
+#[test]
+fn a_mode_that_is_not_that_of_the_directory_or_of_no_use_is_refused() {
+    let (_root, store) = place();
+    open(&store, 0o660);
+    open(&store, 0o660);
+    let error = FileConfig::new(&store).mode(0o666).backend().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption);
+    assert!(error.to_string().contains("0660, not 0666") && error.to_string().contains("chmod"), "{error}");
+    for bits in [0, 0o777, 0o620] {
+        let error = FileConfig::new(&store).mode(bits).backend().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+    }
+}
+
+#[test]
+fn looking_makes_nothing() {
+    let (root, store) = place();
+    let backend = FileConfig::new(&store).read_only().backend().unwrap();
+    let look = async {
+        let admin = backend.admin().unwrap();
+        assert!(admin.inspect(&common::key("k")).await.unwrap().is_free());
+        assert_eq!(admin.list(&leasehold_api::ListQuery::new()).await.unwrap(), []);
+        assert_eq!(common::refused(&backend, &request("k")).await.kind(), ErrorKind::Unsupported);
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(look);
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+}
