@@ -7,10 +7,10 @@ use leasehold::{Error, HoldInfo, HoldState, HolderId, KeyInfo, ListQuery, Lock, 
 use serde_json::{Value, json};
 
 use crate::args::{Inspect, List, Release};
-use crate::{exit, output};
+use crate::{exit, look, output};
 
 pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
-    let lock = crate::connect(url).await?;
+    let lock = look::connect(url).await?;
     let mut query = ListQuery::new().prefix(args.prefix.as_str());
     if args.all {
         query = query.include_ended();
@@ -19,7 +19,7 @@ pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
     if args.json {
         output::json(&keys.iter().map(describe).collect());
     } else if keys.is_empty() {
-        output::line(&format!("nothing is locked on {lock}"));
+        output::line(&format!("nothing is locked on {lock}{}", look::if_missing(&*lock)));
     } else {
         output::line(&listed(&keys));
     }
@@ -27,12 +27,12 @@ pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
 }
 
 pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Error> {
-    let lock = crate::connect(url).await?;
+    let lock = look::connect(url).await?;
     let seen = admin(&*lock)?.inspect(args.key.get()).await?;
     if args.json {
         output::json(&describe(&seen));
     } else if seen.is_free() && seen.holders.is_empty() {
-        output::line(&format!("\"{}\" is free on {lock}", args.key.get()));
+        output::line(&format!("\"{}\" is free on {lock}{}", args.key.get(), look::if_missing(&*lock)));
     } else {
         output::line(&details(&seen, &*lock));
     }

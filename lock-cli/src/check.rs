@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireOptions, Error, ErrorKind, Fencing, Lock, LockKey, Scope};
+use leasehold::{AcquireOptions, Error, ErrorKind, Fencing, ListQuery, Lock, LockKey, Scope};
 use serde_json::{Value, json};
 
 use crate::args::Check;
 use crate::schema::Facts;
-use crate::{admin, exit, output};
+use crate::{admin, exit, look, output};
 
 /// One fixed key, because a store may keep something of every key that was ever used.
 const PROBE: &str = "leasehold:check";
@@ -17,7 +17,7 @@ const PROBE: &str = "leasehold:check";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> {
-    let connected = crate::connect(url).await;
+    let connected = look::connect(url).await;
     // After that, since connecting may install the schema.
     let facts = Facts::of(url).await;
     let (lock, tried) = match connected {
@@ -43,8 +43,14 @@ pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> 
     }
 }
 
-/// Takes a lock, looks at it and releases it; how long that took.
+/// Takes a lock, looks at it and releases it, or looks at files; how long that took.
 async fn probe(lock: &dyn Lock) -> Result<Duration, Error> {
+    // Nothing is made in a directory that is only looked at.
+    if let Some(admin) = lock.admin().filter(|_| lock.capabilities().scope == Scope::Machine) {
+        let start = Instant::now();
+        admin.list(&ListQuery::new()).await?;
+        return Ok(start.elapsed());
+    }
     let key = LockKey::new(PROBE)?;
     let options = AcquireOptions::new().wait(PATIENCE).label("leasehold check");
     let start = Instant::now();
@@ -90,6 +96,9 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
         if capabilities.scope == Scope::Process {
             advice.push("this store excludes within one process only: two commands never meet there; use a file:/// URL");
         }
+        if lock.is_some_and(look::is_barred) {
+            advice.push("this user may look at the locks and take none: give it write access to the directory and its files");
+        }
         if capabilities.crash_release.is_none() {
             advice.push("a lock whose holder crashed stays shut; `leasehold release --force` opens it");
         }
@@ -110,6 +119,10 @@ fn print(
         output::line(&format!("store: {lock}"));
     }
     match tried {
+        Ok(took) if lock.is_some_and(|lock| lock.capabilities().scope == Scope::Machine) => {
+            let missing = lock.map_or("", |lock| look::if_missing(&**lock));
+            output::line(&format!("works: looked at its locks in {took:.1?}, and made nothing{missing}"));
+        }
         Ok(took) => output::line(&format!("works: took, saw and released a lock in {took:.1?}")),
         Err(error) => output::error(error),
     }

@@ -11,6 +11,7 @@ mod check;
 mod child;
 mod claims;
 mod exit;
+mod look;
 mod output;
 mod run;
 mod schema;

@@ -207,6 +207,26 @@ fn check_says_what_the_store_can_do() {
 }
 
 #[test]
+fn looking_makes_no_directory_and_no_file_and_tells_a_missing_one() {
+    let store = Store::new();
+    for (arguments, code) in [("list", 0), ("inspect k", 1), ("check", 0)] {
+        let (ended, stdout, stderr) = finish(&mut store.tool(arguments));
+        assert_eq!((ended, stderr.as_str()), (code, ""), "{arguments}: {stdout}");
+        assert!(stdout.contains("there is no such directory"), "{arguments}: {stdout}");
+    }
+    assert!(!store.locks().exists());
+    store.take("k");
+    let names = || std::fs::read_dir(store.locks()).unwrap().count();
+    let before = names();
+    for (arguments, code) in [("list --all", 0), ("inspect another", 1), ("check", 0)] {
+        let (ended, stdout, _) = finish(&mut store.tool(arguments));
+        assert_eq!(ended, code, "{arguments}");
+        assert!(!stdout.contains("no such directory"), "{arguments}: {stdout}");
+    }
+    assert_eq!(names(), before);
+}
+
+#[test]
 fn check_says_what_to_mend() {
     let store = Store::new();
     std::fs::write(store.locks(), "a file").unwrap();

@@ -7,6 +7,7 @@ mod directory;
 mod error;
 mod files;
 mod hold;
+mod keepers;
 mod kernel_wait;
 mod layout;
 mod pool;

@@ -13,6 +13,7 @@ use crate::directory::{look_into, prepare};
 use crate::error::io_error;
 use crate::files::FileMode;
 use crate::hold::{Hold, Locked, is_locked, lock_at};
+use crate::keepers::other_owner;
 use crate::layout::KeyFiles;
 use crate::pool::Progress;
 use crate::record::{Cooldown, Found, Record, boot_id, ceil_ms, now_ms};
@@ -220,7 +221,11 @@ fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Erro
         (Found::Record(record), _) => {
             let mut info = KeyInfo::free(record.key()?);
             info.cooldown = record.cooldown_left(now_ms());
-            (info, record.info())
+            let mut hold = record.info();
+            if let Some(owner) = is_held.then(|| other_owner(&files.main(), record.pid)).flatten() {
+                hold.owner = Some(owner);
+            }
+            (info, hold)
         }
         (Found::Nothing | Found::Damaged(_), Some(key)) => (KeyInfo::free(key.clone()), HoldInfo::new()),
         (Found::Nothing | Found::Damaged(_), None) if !is_held => return Ok(None),

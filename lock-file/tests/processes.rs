@@ -342,12 +342,20 @@ async fn the_lock_of_a_killed_parent_lasts_as_long_as_its_child() {
     let backend = open(dir.path());
     let mut parent = Other::start("hand on to a child", dir.path());
     let child = Orphan(Pid::from_raw(parent.answer().parse().unwrap()).unwrap());
+    #[cfg(target_os = "linux")]
+    let dead = parent.child.id();
     parent.kill();
     for _ in 0..20 {
         contended(&backend, &request("k")).await;
     }
     let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
     assert!(info.is_held(), "what keeps others out is shown");
+    #[cfg(target_os = "linux")]
+    {
+        let owner = info.holder().unwrap().owner.clone().unwrap();
+        let child = child.0.as_raw_nonzero();
+        assert_eq!(owner, format!("pid {child} (sleep), left by pid {dead}"));
+    }
     drop(child);
     let answer = timeout(LONG, backend.wait(request("k"), CancellationToken::new())).await.unwrap().unwrap();
     assert!(matches!(answer, Attempt::Granted(_)));
