@@ -277,7 +277,11 @@ mod file {
     #[tokio::test]
     async fn strict_about_parameters() {
         for (url, hint) in [
-            ("file:///tmp/locks?ttl=1s", "is poll"),
+            ("file:///tmp/locks?ttl=1s", "are poll, mode and read-only"),
+            ("file:///tmp/locks?mode=rw", "octal"),
+            ("file:///tmp/locks?mode=0777", "0660"),
+            ("file:///tmp/locks?read-only=no", "left out"),
+            ("file:///tmp/locks?mode=0660&mode=0660", "twice"),
             ("file:///tmp/locks?poll=fast", "30s"),
             ("file:///tmp/locks?poll=0ms", "zero"),
             ("file:///tmp/locks?poll=1s&poll=1s", "twice"),

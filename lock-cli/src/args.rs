@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Inspect(Inspect),
     Release(Release),
     Check(Check),
+    Gc(Gc),
     Claims(Claims),
     Schema(Schema),
     Completions(Completions),
@@ -220,6 +221,21 @@ pub(crate) struct SchemaGrants {
 /// Try the store: does it work, what can it do, what should be mended.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Check {
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Remove the files of keys that nobody holds or awaits, from a file store.
+///
+/// Locks may be taken and waited for meanwhile. Keys whose cooldown lasts are kept, and the fencing tokens of a key go on
+/// above all that it had.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Gc {
+    /// Only keys that were not used for so long.
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1d")]
+    pub(crate) unused_for: Duration,
+
     /// Print a JSON object.
     #[arg(long)]
     pub(crate) json: bool,

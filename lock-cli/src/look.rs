@@ -23,7 +23,7 @@ pub(crate) fn is_file(url: &str) -> bool {
 }
 
 /// The directory of a file store.
-fn directory(lock: &dyn Lock) -> Option<String> {
+pub(crate) fn directory(lock: &dyn Lock) -> Option<String> {
     lock.to_string().strip_prefix("file://").map(str::to_owned)
 }
 

@@ -11,6 +11,7 @@ mod check;
 mod child;
 mod claims;
 mod exit;
+mod gc;
 mod look;
 mod output;
 mod run;
@@ -93,6 +94,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
         Command::Inspect(inspect) => admin::inspect(&inspect, url).await,
         Command::Release(release) => admin::release(&release, url).await,
         Command::Check(check) => check::check(&check, url).await,
+        Command::Gc(gc) => gc::gc(&gc, url).await,
         Command::Claims(claims) => claims::claims(&claims, url).await,
         Command::Schema(schema) => schema::schema(&schema, url).await,
         Command::Completions(completions) => {

@@ -10,6 +10,7 @@ use leasehold_engine::Engine;
 
 use crate::backend::FileBackend;
 use crate::files::FileMode;
+use crate::gc::{self, Collected};
 use crate::store::Store;
 
 /// How often a waiter looks at the lock when nothing else was said: 20 ms.
@@ -67,6 +68,19 @@ impl FileConfig {
     pub fn read_only(mut self) -> Self {
         self.read_only = true;
         self
+    }
+
+    /// Removes the files of the keys that nobody holds or awaits, whose cooldown is over, and which were last used
+    /// `unused_for` ago. Locks may be taken and waited for meanwhile. What fencing needs is kept: the tokens of a key go
+    /// on above all that it had. Blocks for as long as the disk takes.
+    ///
+    /// In a directory for everybody, only the files that this user may remove are removed.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](ErrorKind::Unavailable) when another process does the same; else as [`backend`](Self::backend).
+    pub fn collect_garbage(&self, unused_for: Duration) -> Result<Collected, Error> {
+        gc::collect(&self.dir, unused_for)
     }
 
     /// Opens the store and starts an engine on the current tokio runtime.

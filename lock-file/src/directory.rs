@@ -85,6 +85,11 @@ fn make_dir(dir: &Path, mode: FileMode) -> Result<(), Error> {
     }
 }
 
+/// The file with the format, whose permissions are those of all files.
+pub(crate) fn marker(dir: &Path) -> PathBuf {
+    dir.join(MARKER)
+}
+
 fn make_new_dir(dir: &Path, mode: FileMode) -> io::Result<()> {
     if !mode.is_shared() {
         return DirBuilder::new().recursive(true).mode(0o700).create(dir);

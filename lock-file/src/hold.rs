@@ -93,8 +93,8 @@ impl Drop for Locked {
 
 /// Locks the file at `path`, which is made if it is missing; `None` when somebody else has it locked.
 pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<Locked>> {
-    // Whoever removes the directory may do so between opening and locking: such a lock excludes nobody.
-    for _ in 0..3 {
+    // Whoever removes the file, or the directory, may do so between opening and locking: such a lock excludes nobody.
+    for _ in 0..20 {
         match Locked::exclusive(open_lock(path, mode)?)? {
             Some(locked) if !locked.is_at(path)? => {}
             answer => return Ok(answer),

@@ -27,6 +27,11 @@ impl KeyFiles {
         hex.then(|| Self { dir: dir.to_owned(), mode, hash: hash.to_owned() })
     }
 
+    /// What is left of the ceilings of keys whose files were removed.
+    pub(crate) fn floor(&self) -> PathBuf {
+        floor(&self.dir)
+    }
+
     /// The permissions of the files.
     pub(crate) fn mode(&self) -> FileMode {
         self.mode
@@ -60,6 +65,11 @@ impl KeyFiles {
     fn with(&self, extension: &str) -> PathBuf {
         self.dir.join(format!("{}.{extension}", self.hash))
     }
+}
+
+/// The largest ceiling of all keys of this directory whose files were removed.
+pub(crate) fn floor(dir: &Path) -> PathBuf {
+    dir.join("leasehold-floor")
 }
 
 fn hash(key: &LockKey) -> String {

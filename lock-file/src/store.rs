@@ -12,6 +12,7 @@ use leasehold_engine::{Contended, Request};
 use crate::directory::{look_into, prepare};
 use crate::error::io_error;
 use crate::files::FileMode;
+use crate::gc;
 use crate::hold::{Hold, Locked, is_locked, lock_at};
 use crate::keepers::other_owner;
 use crate::layout::KeyFiles;
@@ -19,6 +20,11 @@ use crate::pool::Progress;
 use crate::record::{Cooldown, Found, Record, boot_id, ceil_ms, now_ms};
 use crate::token;
 use crate::waiter::{Entered, WaiterLock};
+
+/// How often, and how long apart, an attempt is repeated that may have met the removal of unused files.
+const REMOVAL_TRIES: usize = 2000;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
+const REMOVAL_LOOKS: usize = 3;
 
 /// The directory. Nothing here waits for another holder; everything here may wait for the disk.
 #[derive(Debug)]
@@ -104,7 +110,7 @@ impl Store {
         if let Some(Cooldown::Lasts(left)) = found.record().map(|r| r.cooldown(now_ms())) {
             return Ok(Err(cooling(left)));
         }
-        let Some(main) = self.with_dir(&files.main(), lock_at)? else {
+        let Some(main) = self.lock_main(files, caller)? else {
             return Ok(Err(Contended::new()));
         };
         if caller == Caller::Newcomer {
@@ -151,6 +157,28 @@ impl Store {
 
     pub(crate) fn files(&self, key: &LockKey) -> KeyFiles {
         KeyFiles::new(&self.dir, self.mode, key)
+    }
+
+    /// One attempt at the lock itself. Whoever does not wait is not turned away by the removal of unused files, which has
+    /// it for a moment: it counts as taken if a holder shows, or if no removal is seen several times.
+    fn lock_main(&self, files: &KeyFiles, caller: Caller) -> Result<Option<Locked>, Error> {
+        let (main, mut looks) = (files.main(), 0);
+        for _ in 0..REMOVAL_TRIES {
+            let locked = self.with_dir(&main, lock_at)?;
+            if locked.is_some() || caller == Caller::Waiter || shows(files)? {
+                return Ok(locked);
+            }
+            if gc::is_under_way(&self.dir, self.mode) {
+                looks = 0;
+                std::thread::sleep(REMOVAL_PAUSE);
+            } else {
+                looks += 1;
+                if looks == REMOVAL_LOOKS {
+                    break;
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// One attempt at the waiter lock of `key`: whoever has it is the next to get the lock.
@@ -213,9 +241,8 @@ fn name(dir: &Path) -> Arc<str> {
 /// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
 /// which key it is, and nobody holds it.
 fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Error> {
-    let status = files.status();
     // The status first: the record that is read after it is not older than the hold that was seen.
-    let is_held = is_locked(&status, files.mode()).map_err(|e| io_error(e, "look at", &status))?;
+    let is_held = shows(files)?;
     let found = read_settled(files, key)?;
     let (mut info, hold) = match (found, key) {
         (Found::Record(record), _) => {
@@ -241,6 +268,12 @@ fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Erro
     };
     info.holders.extend(is_held.then_some(hold));
     Ok(Some(info))
+}
+
+/// Whether a holder shows.
+fn shows(files: &KeyFiles) -> Result<bool, Error> {
+    let status = files.status();
+    is_locked(&status, files.mode()).map_err(|e| io_error(e, "look at", &status))
 }
 
 /// The record, read again where it may have been read while it was written.

@@ -1,14 +1,16 @@
 //! The numbers of the grants: drawn from blocks whose ceiling is on disk before the first of them is used.
 
 use std::io;
+use std::path::Path;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
 use leasehold_engine::token;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{corrupt, io_error};
-use crate::files::{self, replace};
-use crate::layout::KeyFiles;
+use crate::files::{self, FileMode, replace};
+use crate::layout::{KeyFiles, floor};
 use crate::record::Record;
 
 /// How many numbers one write to disk is good for.
@@ -26,6 +28,11 @@ struct Ceiling {
     /// First, because a file that is written in place changes within one sector of the disk then.
     ceiling: u64,
     key: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Floor {
+    floor: u64,
 }
 
 /// Draws numbers larger than all that were drawn for `key` before. Called by whoever has the key's lock.
@@ -51,7 +58,12 @@ pub(crate) fn draw(
     {
         return numbers(first, width);
     }
-    let above = ceiling.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
+    // Its own ceiling is above the floor, which counts where it was removed.
+    let known = match ceiling {
+        Some(ceiling) => Some(ceiling),
+        None => read_floor(&files.floor(), files.mode())?,
+    };
+    let above = known.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
     // A clock in the far future must not use the numbers up.
     let first = if now_ms <= token::MAX_STORE_NUMBER / 2 { above.max(now_ms) } else { above };
     let drawn = numbers(first, width)?;
@@ -67,41 +79,71 @@ fn numbers(first: u64, width: u64) -> Result<Numbers, Error> {
     })
 }
 
+/// The ceiling of the key with these files, whichever it is.
+pub(crate) fn ceiling(files: &KeyFiles) -> Result<Option<u64>, Error> {
+    let found: Option<Ceiling> = read_number(&files.token(), files.mode())?;
+    Ok(found.map(|ceiling| ceiling.ceiling))
+}
+
+/// Remembers `least` for all keys whose files are going to be removed, and returns what is remembered. For one process at
+/// a time.
+pub(crate) fn raise_floor(dir: &Path, mode: FileMode, least: u64) -> Result<u64, Error> {
+    let path = floor(dir);
+    let before = read_floor(&path, mode)?.unwrap_or(0);
+    if least > before {
+        write_number(&path, mode, &Floor { floor: least })?;
+    }
+    Ok(least.max(before))
+}
+
+fn read_floor(path: &Path, mode: FileMode) -> Result<Option<u64>, Error> {
+    let found: Option<Floor> = read_number(path, mode)?;
+    Ok(found.map(|floor| floor.floor))
+}
+
 fn read(files: &KeyFiles, key: &LockKey) -> Result<Option<u64>, Error> {
     let path = &files.token();
-    let bytes = match files::read(path, files.mode()) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(io_error(e, "read", path)),
-    };
-    let damaged = |why: &str| {
-        corrupt(
-            path,
-            why,
-            "nothing was granted, because a token could repeat. If no resource remembers this key's tokens, or this machine's clock is right, remove that file: tokens go on from the time",
-        )
-    };
-    let ceiling: Ceiling =
-        serde_json::from_slice(&bytes).map_err(|e| damaged("is damaged or foreign").with_source(e))?;
-    if ceiling.key != key.as_str() {
-        return Err(damaged(&format!("belongs to the key {:?}, not to {:?}", ceiling.key, key.as_str())));
+    let ceiling: Option<Ceiling> = read_number(path, files.mode())?;
+    if let Some(foreign) = ceiling.as_ref().filter(|ceiling| ceiling.key != key.as_str()) {
+        let why = format!("belongs to the key {:?}, not to {:?}", foreign.key, key.as_str());
+        return Err(damaged(path, &why));
     }
-    Ok(Some(ceiling.ceiling))
+    Ok(ceiling.map(|ceiling| ceiling.ceiling))
+}
+
+fn read_number<T: DeserializeOwned>(path: &Path, mode: FileMode) -> Result<Option<T>, Error> {
+    match files::read(path, mode) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|e| damaged(path, "is damaged or foreign").with_source(e)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(io_error(e, "read", path)),
+    }
+}
+
+fn damaged(path: &Path, why: &str) -> Error {
+    corrupt(
+        path,
+        why,
+        "nothing was granted, because a token could repeat. If no resource remembers this key's tokens, or this machine's clock is right, remove that file: tokens go on from the time",
+    )
 }
 
 fn write(files: &KeyFiles, key: &LockKey, ceiling: u64) -> Result<(), Error> {
-    let path = files.token();
     let ceiling = Ceiling { key: key.as_str().to_owned(), ceiling };
-    let text = serde_json::to_vec(&ceiling).map_err(|e| {
+    write_number(&files.token(), files.mode(), &ceiling)
+}
+
+fn write_number(path: &Path, mode: FileMode, number: &impl Serialize) -> Result<(), Error> {
+    let text = serde_json::to_vec(number).map_err(|e| {
         Error::new(ErrorKind::Unavailable, "cannot write the token ceiling as JSON").with_source(e)
     })?;
-    replace(&path, &text, files.mode(), true).map_err(|e| io_error(e, "write", &path))
+    replace(path, &text, mode, true).map_err(|e| io_error(e, "write", path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::FileMode;
     use std::fs;
 
     struct Case {

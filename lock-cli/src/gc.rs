@@ -1,0 +1,25 @@
+//! `leasehold gc`.
+
+use leasehold::file::FileConfig;
+use leasehold::{Error, ErrorKind};
+use serde_json::json;
+
+use crate::args::Gc;
+use crate::{look, output};
+
+pub(crate) async fn gc(args: &Gc, url: Option<&str>) -> Result<u8, Error> {
+    let lock = look::connect(url).await?;
+    let directory = look::directory(&*lock).ok_or_else(|| {
+        let message = "only a file store has files of unused keys: name one by --url file:///DIRECTORY";
+        Error::new(ErrorKind::Unsupported, message).with_store(lock.to_string())
+    })?;
+    let collected = FileConfig::new(directory).collect_garbage(args.unused_for)?;
+    let (removed, kept) = (collected.removed, collected.kept);
+    if args.json {
+        output::json(&json!({ "store": lock.to_string(), "removed": removed, "kept": kept }));
+    } else {
+        let missing = look::if_missing(&*lock);
+        output::line(&format!("removed the files of {removed} unused keys on {lock}, kept {kept}{missing}"));
+    }
+    Ok(0)
+}

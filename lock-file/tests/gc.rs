@@ -1,0 +1,173 @@
+//! Removing the files of unused keys.
+
+// The lint's exception for tests does not cover their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{LONG, attempt, contended, edit_record, granted, key, open, release, request, token};
+use leasehold_api::ErrorKind;
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, Renewed};
+use leasehold_file::{Collected, FileConfig};
+use tokio::time::timeout;
+
+fn collect(dir: &tempfile::TempDir) -> Collected {
+    FileConfig::new(dir.path()).collect_garbage(Duration::ZERO).unwrap()
+}
+
+fn counts(collected: Collected) -> (usize, usize) {
+    (collected.removed, collected.kept)
+}
+
+fn files(dir: &tempfile::TempDir) -> usize {
+    fs::read_dir(dir.path()).unwrap().count()
+}
+
+#[tokio::test]
+async fn what_is_used_is_kept_and_the_rest_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (backend, other) = (open(dir.path()), open(dir.path()));
+    for name in ["a", "b", "c"] {
+        let used = request(name);
+        granted(&backend, &used).await;
+        release(&backend, &used).await;
+    }
+    let held = request("held");
+    granted(&backend, &held).await;
+    let mut cooling = request("cooling");
+    cooling.cooldown = Some(LONG);
+    granted(&backend, &cooling).await;
+    release(&backend, &cooling).await;
+    assert_eq!(counts(FileConfig::new(dir.path()).collect_garbage(LONG).unwrap()), (0, 5), "used just now");
+    assert_eq!(counts(collect(&dir)), (3, 2));
+    // The marker, the floor, four of the one and three of the other.
+    assert!(files(&dir) <= 10, "{}", files(&dir));
+    contended(&other, &request("held")).await;
+    assert!(contended(&other, &request("cooling")).await.cooling_for.is_some());
+    assert_eq!(backend.renew(vec![held.hold()]).await.pop().unwrap().unwrap(), Renewed::Extended);
+    assert!(release(&backend, &held).await.was_held);
+    let missing = FileConfig::new(dir.path().join("missing")).collect_garbage(Duration::ZERO).unwrap();
+    assert_eq!(counts(missing), (0, 0));
+    assert!(!dir.path().join("missing").exists());
+}
+
+#[tokio::test]
+async fn a_key_that_is_awaited_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (open(dir.path()), open(dir.path()));
+    let first = request("k");
+    granted(&a, &first).await;
+    let waiting = b.wait(request("k"), CancellationToken::new());
+    let meanwhile = async {
+        for _ in 0..20 {
+            assert_eq!(counts(collect(&dir)), (0, 1));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        release(&a, &first).await;
+    };
+    let (answer, ()) = timeout(LONG, async { tokio::join!(waiting, meanwhile) }).await.unwrap();
+    assert!(matches!(answer, Ok(Attempt::Granted(_))));
+}
+
+#[tokio::test]
+async fn tokens_never_go_back_also_with_a_clock_that_did() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = open(dir.path());
+    let (mine, ahead) = (request("k"), 100 * 365 * 24 * 3_600_000_u64);
+    granted(&backend, &mine).await;
+    release(&backend, &mine).await;
+    // The numbers were drawn while the clock was a century ahead.
+    edit_record(dir.path(), |record| record["next"] = (record["next"].as_u64().unwrap() + ahead).into());
+    let before = token(&backend, &mine).await;
+    release(&backend, &mine).await;
+    assert_eq!(counts(collect(&dir)), (1, 0));
+    assert!(token(&backend, &mine).await > before);
+    release(&backend, &mine).await;
+    // The floor goes for keys that were never used as well, and does not sink.
+    assert_eq!(counts(collect(&dir)), (1, 0));
+    assert!(token(&backend, &request("another")).await > before);
+}
+
+#[test]
+fn a_damaged_ceiling_is_left_for_people_to_mend() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let backend = open(dir.path());
+        let mine = request("k");
+        granted(&backend, &mine).await;
+        release(&backend, &mine).await;
+    });
+    fs::write(common::file(dir.path(), "token"), "{").unwrap();
+    assert_eq!(counts(collect(&dir)), (0, 1));
+    fs::write(dir.path().join("leasehold-floor"), "{").unwrap();
+    let error = FileConfig::new(dir.path()).collect_garbage(Duration::ZERO).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+/// Many take turns, wait and try, while their files are removed all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_race_with_many_who_take_the_lock_breaks_nothing() {
+    const CLIENTS: usize = 6;
+    const ROUNDS: usize = 60;
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let inside = Arc::new(AtomicBool::new(false));
+    let last = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let done = Arc::new(AtomicUsize::new(0));
+    let takers = (0..CLIENTS).map(|client| {
+        let (dir, inside, last, done) =
+            (Arc::clone(&dir), Arc::clone(&inside), Arc::clone(&last), Arc::clone(&done));
+        tokio::spawn(async move {
+            let backend = open(dir.path());
+            for round in 0..ROUNDS {
+                let mine = request("k");
+                let answer = if (client + round) % 3 == 0 {
+                    attempt(&backend, &mine).await.unwrap()
+                } else {
+                    backend.wait(mine.clone(), CancellationToken::new()).await.unwrap()
+                };
+                let Attempt::Granted(granted) = answer else { continue };
+                assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
+                let token = granted.token.unwrap().as_u64();
+                assert!(last.swap(token, Ordering::SeqCst) < token, "tokens went back");
+                assert!(inside.swap(false, Ordering::SeqCst));
+                assert!(release(&backend, &mine).await.was_held, "its files were removed");
+                // A key of its own is always free for a try.
+                let own = request(&format!("own {client}"));
+                assert!(
+                    matches!(attempt(&backend, &own).await, Ok(Attempt::Granted(_))),
+                    "a try was turned away"
+                );
+                assert!(release(&backend, &own).await.was_held);
+            }
+            done.fetch_add(1, Ordering::SeqCst);
+        })
+    });
+    let takers: Vec<_> = takers.collect();
+    let collector = tokio::task::spawn_blocking({
+        let (dir, done) = (Arc::clone(&dir), Arc::clone(&done));
+        move || {
+            let mut removed = 0;
+            while done.load(Ordering::SeqCst) < CLIENTS {
+                match FileConfig::new(dir.path()).collect_garbage(Duration::ZERO) {
+                    Ok(collected) => removed += collected.removed,
+                    // Somebody looked whether this is under way.
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+                }
+            }
+            removed
+        }
+    });
+    let outcome = timeout(2 * LONG, futures_util::future::join_all(takers)).await;
+    // Also where one of them failed.
+    done.store(CLIENTS, Ordering::SeqCst);
+    let removed = collector.await.unwrap();
+    outcome.unwrap().into_iter().for_each(|taker| taker.unwrap());
+    assert!(removed > 0, "nothing was removed");
+    assert!(open(dir.path()).admin().unwrap().inspect(&key("k")).await.unwrap().is_free());
+}
