@@ -49,7 +49,8 @@ pub(crate) enum Command {
 /// It waits for ever unless told otherwise. The command finds LEASEHOLD_KEY, LEASEHOLD_TOKEN (the
 /// fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment. Signals (SIGTERM, SIGHUP, ..)
 /// are passed on to it, and the lock is released after it has ended. If the lock is lost, or held for longer
-/// than --max-hold, the command gets SIGTERM, and SIGKILL after the grace period. If this tool is killed, on Linux the command is
+/// than --max-hold, the command and all processes that it has started get SIGTERM, and SIGKILL after the grace
+/// period (--on-loss). If this tool is killed, on Linux the command is
 /// killed with it, and a file store frees the lock only after the command and all processes that it
 /// left behind are gone.
 #[derive(Debug, clap::Args)]
@@ -95,9 +96,24 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N", default_value_t = exit::CONFLICT)]
     pub(crate) conflict_exit_code: u8,
 
-    /// The time between SIGTERM and SIGKILL when the lock is lost or --max-hold has passed.
+    /// What to do with the command when the lock is lost or --max-hold has passed: end it and all processes that it
+    /// has started, or only say so. Either way the exit code is 76.
+    #[arg(long, value_name = "ACTION", default_value = "kill")]
+    pub(crate) on_loss: OnLoss,
+
+    /// The time between SIGTERM and SIGKILL when the lock is lost or --max-hold has passed, and for what the command
+    /// leaves behind when a signal has ended it.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
     pub(crate) grace: Duration,
+}
+
+/// What becomes of the command when its lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OnLoss {
+    /// End it and all processes that it has started.
+    Kill,
+    /// Say so, and let it go on.
+    Warn,
 }
 
 /// The key, as an argument or as an option.

@@ -11,11 +11,13 @@ use std::io;
 use std::process::ExitStatus;
 
 use leasehold::file::HeldFile;
-use leasehold::{Error, LockGuard};
-use rustix::process::{Pid, Signal, kill_process};
+use leasehold::{Error, ErrorKind, LockGuard};
+use rustix::process::Pid;
+#[cfg(target_os = "linux")]
+use rustix::process::Signal;
 use tokio::process::{Child, Command};
 
-use crate::{exit, output};
+use crate::{exit, output, tree};
 
 /// The hidden first argument that makes a copy of this tool become the command.
 #[cfg(target_os = "linux")]
@@ -23,13 +25,17 @@ pub(crate) const EXEC: &str = "__exec";
 
 /// A started command.
 #[derive(Debug)]
-pub(crate) struct Running(Child);
+pub(crate) struct Running {
+    child: Child,
+    pid: Pid,
+}
 
 /// Starts the command under `guard`.
 ///
 /// `Err` inside `Ok` is the exit code when the command cannot be started; on Linux that shows in the
 /// child instead.
 pub(crate) fn start(command: &[OsString], guard: &LockGuard) -> Result<Result<Running, u8>, Error> {
+    tree::adopt_orphans();
     let mut process = prepare(command);
     process.env("LEASEHOLD_KEY", guard.key().as_str()).env("LEASEHOLD_HOLDER", guard.holder().to_string());
     match guard.token() {
@@ -46,7 +52,13 @@ pub(crate) fn start(command: &[OsString], guard: &LockGuard) -> Result<Result<Ru
     let started = process.spawn();
     drop(inherited);
     match started {
-        Ok(child) => Ok(Ok(Running(child))),
+        Ok(child) => {
+            let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+            let pid = pid.ok_or_else(|| {
+                Error::new(ErrorKind::Unavailable, "the process for the command has no usable number")
+            })?;
+            Ok(Ok(Running { child, pid }))
+        }
         Err(error) if cfg!(target_os = "linux") => {
             Err(output::system("cannot start the process for the command; is /proc mounted?", error))
         }
@@ -57,20 +69,17 @@ pub(crate) fn start(command: &[OsString], guard: &LockGuard) -> Result<Result<Ru
 impl Running {
     /// Waits for the end. Dropping the future loses nothing.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
-        self.0.wait().await
+        self.child.wait().await
     }
 
-    /// Its process, unless it has ended.
-    pub(crate) fn pid(&self) -> Option<Pid> {
-        self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+    /// Its first process, also after that has ended.
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
     }
 
-    /// Sends `signal` unless the command has ended.
-    pub(crate) fn send(&self, signal: Signal) {
-        if let Some(pid) = self.pid() {
-            // It can have ended this moment; then there is nobody to tell.
-            let _ = kill_process(pid, signal);
-        }
+    /// Whether its first process has not been waited for.
+    pub(crate) fn is_running(&self) -> bool {
+        self.child.id().is_some()
     }
 }
 

@@ -17,6 +17,8 @@ mod output;
 mod run;
 mod schema;
 mod signals;
+mod supervise;
+mod tree;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,19 +1,18 @@
 //! `leasehold run`.
 
 use std::future::pending;
-use std::io;
 use std::pin::pin;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, LockKey, OnCooldown, Scope, Validity};
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::args::Run;
 use crate::output::{self, Notes};
 use crate::signals::{self, Signals};
-use crate::{admin, child, exit};
+use crate::{admin, child, exit, supervise};
 
 /// How long a wait is silent.
 const SILENT: Duration = Duration::from_secs(2);
@@ -66,7 +65,7 @@ pub(crate) async fn run(args: Run, url: Option<&str>, notes: Notes) -> Result<u8
 
 /// Somebody does not want to wait for the store to confirm.
 async fn impatience(signals: &mut Signals) {
-    while ![Signal::TERM, Signal::INT, Signal::QUIT].contains(&signals.next().await) {}
+    while !signals::is_an_end(signals.next().await) {}
 }
 
 async fn run_on(
@@ -101,7 +100,7 @@ async fn run_on(
         Ok(running) => running,
         Err(code) => return guard.release().await.map(|()| code),
     };
-    let ended = supervise(&mut running, &guard, signals, args.grace, notes).await;
+    let ended = supervise::until_end(&mut running, &guard, signals, args, notes).await;
     let status = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
     finish(guard, status, notes).await
 }
@@ -157,38 +156,6 @@ async fn holder_of(lock: &dyn Lock, key: &LockKey) -> String {
     match timeout(LOOK, admin.inspect(key)).await {
         Ok(Ok(seen)) => admin::in_words(&seen),
         _ => String::new(),
-    }
-}
-
-/// Waits for the end of the command; passes signals on, and ends it when the lock is lost.
-async fn supervise(
-    running: &mut child::Running,
-    guard: &LockGuard,
-    signals: &mut Signals,
-    grace: Duration,
-    notes: Notes,
-) -> io::Result<ExitStatus> {
-    let mut lost = pin!(guard.lost());
-    let mut kill_at = None;
-    loop {
-        tokio::select! {
-            status = running.ended() => return status,
-            reason = &mut lost, if kill_at.is_none() => {
-                notes.say(&format!("lost the lock \"{}\" ({reason}); ending the command", guard.key()));
-                running.send(Signal::TERM);
-                kill_at = Some(Instant::now() + grace);
-            }
-            signal = signals.next() => {
-                if !signals::reached_by_itself(running.pid(), signal) {
-                    running.send(signal);
-                }
-            }
-            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                notes.say("the command did not end in time; killing it");
-                running.send(Signal::KILL);
-                return running.ended().await;
-            }
-        }
     }
 }
 

@@ -54,10 +54,14 @@ impl Signals {
 /// Whether `child` has got `signal` already: a terminal sends what is typed there to all processes in its
 /// foreground, and a program may take a second SIGINT for impatience. One that has left this process's group
 /// (`timeout`, `setsid`) is not among them.
-pub(crate) fn reached_by_itself(child: Option<Pid>, signal: Signal) -> bool {
+pub(crate) fn reached_by_itself(child: Pid, signal: Signal) -> bool {
     [Signal::INT, Signal::QUIT].contains(&signal)
-        && child
-            .is_some_and(|child| in_the_foreground_of_a_terminal(rustix::process::getpgid(Some(child)).ok()))
+        && in_the_foreground_of_a_terminal(rustix::process::getpgid(Some(child)).ok())
+}
+
+/// Whether `signal` asks the command to come to its end. The others are for its first process to understand.
+pub(crate) fn is_an_end(signal: Signal) -> bool {
+    [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal)
 }
 
 fn in_the_foreground_of_a_terminal(group: Option<Pid>) -> bool {

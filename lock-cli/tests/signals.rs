@@ -4,7 +4,9 @@
 mod support;
 
 use rustix::process::{Signal, kill_process};
-use support::{Beside, Store, finish, pid, read};
+#[cfg(target_os = "linux")]
+use support::is_running;
+use support::{Beside, Store, finish, pid};
 
 /// Says its process id, and ends when it may go on.
 const HOLD: &str = "echo $$; read line; echo ended";
@@ -212,12 +214,4 @@ fn past_its_maximum_hold_a_command_that_goes_on_keeps_nobody_out() {
     store.take("k");
     tool.go_on();
     assert_eq!((tool.line().as_str(), tool.code()), ("ended", 76), "it had not ended before");
-}
-
-/// Whether a process lives and has not ended, waiting to be reaped.
-#[cfg(target_os = "linux")]
-fn is_running(process: rustix::process::Pid) -> bool {
-    let path = format!("/proc/{process}/stat");
-    std::path::Path::new(&path).exists()
-        && read(path).rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }

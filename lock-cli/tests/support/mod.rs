@@ -195,6 +195,15 @@ pub fn pid(text: &str) -> Pid {
     Pid::from_raw(text.trim().parse().unwrap()).unwrap()
 }
 
+/// Whether a process lives and has not ended, waiting to be reaped.
+#[cfg(target_os = "linux")]
+pub fn is_running(process: Pid) -> bool {
+    // Only a process that is not there any more has no file.
+    std::fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| {
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    })
+}
+
 pub fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap()
 }

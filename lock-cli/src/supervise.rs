@@ -1,0 +1,104 @@
+//! From the start of the command to its end, whatever ends it.
+
+use std::io;
+use std::pin::pin;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use leasehold::LockGuard;
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::args::{OnLoss, Run};
+use crate::child::Running;
+use crate::output::Notes;
+use crate::signals::{self, Signals};
+use crate::tree;
+
+/// How often to look for processes that the command has left behind, while it is waited for them.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long what was killed may take to go: a process in a call to the kernel ends when that does.
+const KILLED: Duration = Duration::from_secs(10);
+
+/// Waits for the end of the command; passes signals on, and ends it when the lock is lost.
+pub(crate) async fn until_end(
+    running: &mut Running,
+    guard: &LockGuard,
+    signals: &mut Signals,
+    args: &Run,
+    notes: Notes,
+) -> io::Result<ExitStatus> {
+    let mut lost = pin!(guard.lost());
+    let mut adopted = unix::signal(SignalKind::child())?;
+    let (mut is_told, mut is_ending, mut kill_at) = (false, false, None);
+    let command = running.pid();
+    let status = loop {
+        tokio::select! {
+            status = running.ended() => break status?,
+            reason = &mut lost, if !is_told => {
+                is_told = true;
+                if args.on_loss == OnLoss::Warn {
+                    notes.say(&format!("lost the lock \"{}\" ({reason}); the command goes on", guard.key()));
+                } else {
+                    notes.say(&format!("lost the lock \"{}\" ({reason}); ending the command", guard.key()));
+                    tree::send(command, Signal::TERM);
+                    kill_at = Some(Instant::now() + args.grace);
+                }
+            }
+            signal = signals.next() => is_ending |= pass_on(running, signal),
+            _ = adopted.recv() => tree::reap_adopted(command),
+            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
+                notes.say("the command did not end in time; killing it");
+                tree::send(command, Signal::KILL);
+                break running.ended().await?;
+            }
+        }
+    };
+    // A command that ends by itself may leave something behind; one that was told to end takes it along.
+    if kill_at.is_some() || is_ending {
+        end_the_rest(running, signals, kill_at.unwrap_or_else(|| Instant::now() + args.grace), notes).await;
+    }
+    Ok(status)
+}
+
+/// Passes `signal` on to whom it concerns; whether that is to end the command.
+fn pass_on(running: &Running, signal: Signal) -> bool {
+    let command = running.pid();
+    if signals::reached_by_itself(command, signal) {
+        return false;
+    }
+    if signals::is_an_end(signal) {
+        tree::send(command, signal);
+        return true;
+    }
+    if running.is_running() {
+        // It can have ended this moment; then there is nobody to tell.
+        let _ = rustix::process::kill_process(command, signal);
+    }
+    false
+}
+
+/// Waits until what the command has left behind has ended as well, and kills it at `kill_at`.
+async fn end_the_rest(running: &Running, signals: &mut Signals, kill_at: Instant, notes: Notes) {
+    let command = running.pid();
+    let mut said = false;
+    while tree::send_to_rest(command, None) > 0 && Instant::now() < kill_at + KILLED {
+        if Instant::now() >= kill_at {
+            if !said {
+                notes.say("processes of the command did not end in time; killing them");
+                said = true;
+            }
+            // Again and again: one that is just being started is not in the table yet.
+            tree::send_to_rest(command, Some(Signal::KILL));
+        }
+        tokio::select! {
+            () = sleep(LOOK) => {}
+            signal = signals.next() => {
+                tree::send_to_rest(command, Some(signal));
+            }
+        }
+        tree::reap_adopted(command);
+    }
+}

@@ -1,0 +1,141 @@
+//! On a terminal a run is like its command: the terminal's foreground, Ctrl-C and job control are untouched.
+#![allow(clippy::unwrap_used, missing_docs)]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use support::Store;
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program on a terminal of its own, which the program `script` makes.
+struct Terminal {
+    child: Child,
+    output: Receiver<Vec<u8>>,
+    seen: String,
+}
+
+impl Terminal {
+    fn start(store: &Store, command: &str) -> Self {
+        let command = command.replace("leasehold", env!("CARGO_BIN_EXE_leasehold"));
+        let mut script = Command::new("script");
+        script.args(["-qec", &command, "/dev/null"]).env("LEASEHOLD_URL", store.url());
+        script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let started = script.spawn();
+        let mut child = started.expect("needs the program `script` (apt-get install bsdutils)");
+        let mut stdout = child.stdout.take().unwrap();
+        let (sender, output) = channel();
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(length @ 1..) = stdout.read(&mut piece) {
+                let _ = sender.send(piece[..length].to_vec());
+            }
+        });
+        Self { child, output, seen: String::new() }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        stdin.write_all(text.as_bytes()).unwrap();
+        stdin.flush().unwrap();
+    }
+
+    /// Waits until `text` has been shown.
+    fn shows(&mut self, text: &str) {
+        while !self.seen.contains(text) {
+            let piece = self.output.recv_timeout(PATIENCE);
+            let piece = piece.unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.seen));
+            self.seen += &String::from_utf8_lossy(&piece);
+        }
+    }
+
+    /// The exit code, and all that was shown.
+    fn end(&mut self) -> (i32, String) {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "{:?}", self.seen);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        while let Ok(piece) = self.output.recv_timeout(PATIENCE) {
+            self.seen += &String::from_utf8_lossy(&piece);
+        }
+        (status.code().unwrap(), std::mem::take(&mut self.seen))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_command_is_in_the_foreground_and_ctrl_c_reaches_it_once() {
+    let store = Store::new();
+    // The fifth field is the group of the process, the eighth that of the terminal's foreground.
+    let script = "trap 'echo got; stop=1' INT; set -- $(cat /proc/$$/stat); \
+        [ \"$5\" = \"$8\" ] && echo in-front; until [ \"$stop\" ]; do sleep 0.05; done; sleep 0.3; exit 7";
+    std::fs::write(store.path("script"), script).unwrap();
+    let run = format!("leasehold run k -- sh {}", store.path("script").display());
+    let mut terminal = Terminal::start(&store, &run);
+    terminal.shows("in-front");
+    terminal.type_in("\x03");
+    let (code, shown) = terminal.end();
+    assert_eq!((code, shown.matches("got").count()), (7, 1), "{shown:?}");
+    assert!(store.is_free("k"));
+}
+
+#[test]
+fn a_shell_with_job_control_works_under_the_lock() {
+    let store = Store::new();
+    let mut terminal = Terminal::start(&store, "leasehold run k -- bash --norc -i");
+    // It says when it goes on: a Ctrl-C that is typed earlier would take the line before it away.
+    terminal.type_in(
+        "sh -c 'trap \"echo resumed-\\$((5+5))\" CONT; echo in-$((2+1)); while :; do sleep 0.05; done'\n",
+    );
+    terminal.shows("in-3");
+    terminal.type_in("\x1a");
+    terminal.shows("Stopped");
+    assert!(!store.is_free("k"));
+    terminal.type_in("fg\n");
+    terminal.shows("resumed-10");
+    terminal.type_in("\x03");
+    terminal.type_in("echo after-$((2+2))\n");
+    terminal.shows("after-4");
+    terminal.type_in("exit 5\n");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 5, "{shown:?}");
+    assert!(store.is_free("k"));
+}
+
+#[test]
+fn a_stopped_run_is_continued_by_the_shell_around_it() {
+    let store = Store::new();
+    let mut terminal = Terminal::start(&store, "bash --norc -i");
+    let script =
+        "trap 'echo resumed-$((5+5))' CONT; echo in-$((2+1)); until read line; do :; done; echo got-$line";
+    std::fs::write(store.path("script"), script).unwrap();
+    let tool = env!("CARGO_BIN_EXE_leasehold");
+    terminal.type_in(&format!("{tool} run k -- sh {}\n", store.path("script").display()));
+    terminal.shows("in-3");
+    terminal.type_in("\x1a");
+    terminal.shows("Stopped");
+    assert!(!store.is_free("k"));
+    terminal.type_in("fg\n");
+    terminal.shows("resumed-10");
+    terminal.type_in("word\n");
+    terminal.shows("got-word");
+    terminal.type_in("exit\n");
+    assert_eq!(terminal.end().0, 0);
+    assert!(store.is_free("k"));
+}
