@@ -25,7 +25,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, Error> {
     // Jiff also knows signs, fractions, clock times, ISO 8601, weeks and longer units, and capitals: `5M` is five
     // minutes to it and five months to others.
     let known = |c: char| c.is_ascii_digit() || "dhms".contains(c);
-    if !text.chars().all(known) {
+    // And `0` to it needs no unit.
+    if !text.chars().all(known) || text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err(refuse());
     }
     text.parse::<Span>()
@@ -60,6 +61,7 @@ mod tests {
     fn refuses_what_could_be_meant_otherwise() {
         for bad in [
             "",
+            "0",
             "30",
             "s",
             "-1s",

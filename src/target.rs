@@ -25,7 +25,13 @@ impl Target {
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let text = text.trim();
         let url = Url::parse(text).map_err(|error| {
-            invalid(format!("this is not the URL of a store; known are {KNOWN}")).with_source(error)
+            // A password is cut at the first of these, and its rest is no port.
+            let escape = if text.starts_with("postgres") && text.contains('@') {
+                "; if the password has special characters, percent-encode the password: / as %2F, ? as %3F, # as %23, @ as %40"
+            } else {
+                ""
+            };
+            invalid(format!("this is not the URL of a store{escape}; known are {KNOWN}")).with_source(error)
         })?;
         // As it was given: the parser completes `file:x` to `file:///x`.
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
