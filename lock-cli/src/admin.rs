@@ -7,27 +7,56 @@ use leasehold::{Error, HoldInfo, HoldState, HolderId, KeyInfo, ListQuery, Lock, 
 use serde_json::{Value, json};
 
 use crate::args::{Inspect, List, Release};
+use crate::place::Place;
 use crate::{exit, look, output};
 
-pub(crate) async fn list(args: &List, url: Option<&str>) -> Result<u8, Error> {
-    let lock = look::connect(url).await?;
+pub(crate) async fn list(args: &List, place: &Place) -> Result<u8, Error> {
+    let lock = look::connect(place).await?;
     let mut query = ListQuery::new().prefix(args.prefix.as_str());
     if args.all {
         query = query.include_ended();
     }
-    let keys = admin(&*lock)?.list(&query).await?;
-    if args.json {
-        output::json(&keys.iter().map(describe).collect());
-    } else if keys.is_empty() {
-        output::line(&format!("nothing is locked on {lock}{}", look::if_missing(&*lock)));
-    } else {
-        output::line(&listed(&keys));
+    let admin = admin(&*lock)?;
+    let Some(every) = args.watch else {
+        let keys = admin.list(&query).await?;
+        if args.json {
+            output::json(&keys.iter().map(describe).collect());
+        } else {
+            output::line(&listing(&keys, &*lock));
+        }
+        return Ok(0);
+    };
+    while !output::is_over() {
+        match admin.list(&query).await {
+            Ok(keys) if args.json => {
+                output::line(&keys.iter().map(describe).collect::<Value>().to_string());
+            }
+            Ok(keys) => {
+                output::begin_page();
+                let now = output::moment(SystemTime::now());
+                output::line(&format!("{lock} at {now}\n\n{}\n", listing(&keys, &*lock)));
+            }
+            // The next look may have an answer.
+            Err(error) if error.is_retryable() => output::error(&error),
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(every.max(SHORTEST)).await;
     }
     Ok(0)
 }
 
-pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Error> {
-    let lock = look::connect(url).await?;
+/// The shortest time between two looks.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+fn listing(keys: &[KeyInfo], lock: &dyn Lock) -> String {
+    if keys.is_empty() {
+        return format!("nothing is locked on {lock}{}", look::if_missing(lock));
+    }
+    listed(keys)
+}
+
+pub(crate) async fn inspect(args: &Inspect, place: &Place) -> Result<u8, Error> {
+    let lock = look::connect(place).await?;
     let seen = admin(&*lock)?.inspect(args.key.get()).await?;
     if args.json {
         output::json(&describe(&seen));
@@ -39,8 +68,8 @@ pub(crate) async fn inspect(args: &Inspect, url: Option<&str>) -> Result<u8, Err
     Ok(if seen.is_held() { 0 } else { exit::NOT_HELD })
 }
 
-pub(crate) async fn release(args: &Release, url: Option<&str>) -> Result<u8, Error> {
-    let lock = crate::connect(url).await?;
+pub(crate) async fn release(args: &Release, place: &Place) -> Result<u8, Error> {
+    let lock = place.connect().await?;
     let admin = admin(&*lock)?;
     match args.holder {
         Some(holder) if !args.session => release_hold(args, admin, holder).await,
@@ -143,12 +172,14 @@ pub(crate) fn in_words(seen: &KeyInfo) -> String {
             seen.cooldown.map(|time| format!(", in a cooldown for another {}", output::left(time)));
         return cooldown.unwrap_or_default();
     };
-    let since = hold.since.map(|since| format!(" since {}", output::local(since))).unwrap_or_default();
+    let since = hold.since.map(|since| format!(" since {}", output::moment(since))).unwrap_or_default();
     let others = match seen.holders.iter().filter(|hold| hold.state == HoldState::Held).count() {
         0 | 1 => String::new(),
         live => format!(" and {} more", live - 1),
     };
-    format!(", held by {}{since}{others}", who(hold))
+    let label =
+        hold.label.as_deref().map(|label| format!(" ({})", output::printable(label))).unwrap_or_default();
+    format!(", held by {}{label}{since}{others}", who(hold))
 }
 
 fn admin(lock: &dyn Lock) -> Result<&dyn LockAdmin, Error> {
@@ -222,11 +253,11 @@ fn rows(seen: &KeyInfo) -> Vec<[String; 9]> {
 fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
     let label = hold.and_then(|hold| hold.label.as_deref());
     [
-        seen.key.to_string(),
+        output::printable(&seen.key.to_string()),
         hold.filter(|hold| hold.state == HoldState::Held).map_or(state(seen), |_| "held").to_owned(),
         output::or_dash(hold.map(|hold| mode(hold.mode))),
         output::or_dash(hold.map(who)),
-        output::or_dash(hold.and_then(|hold| hold.since).map(output::local)),
+        output::or_dash(hold.and_then(|hold| hold.since).map(output::moment)),
         output::or_dash(hold.and_then(held_for).map(output::duration)),
         output::or_dash(hold.and_then(|hold| hold.token).map(|token| token.to_string())),
         output::or_dash(seen.waiters.map(|waiters| waiters.to_string())),
@@ -236,7 +267,7 @@ fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
 
 fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
     let mut known = vec![
-        (if seen.named { "key" } else { "number" }, Some(seen.key.to_string())),
+        (if seen.named { "key" } else { "number" }, Some(output::printable(&seen.key.to_string()))),
         ("store", Some(store.to_string())),
         ("state", Some(state(seen).to_owned())),
     ];
@@ -245,7 +276,7 @@ fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
             ("mode", Some(hold.mode).filter(|mode| *mode != Mode::Exclusive).map(mode)),
             ("who", hold.owner.as_deref().map(output::printable)),
             ("holder", hold.holder.map(|holder| holder.to_string())),
-            ("since", hold.since.map(output::local)),
+            ("since", hold.since.map(output::moment)),
             ("for", held_for(hold).map(output::duration)),
             ("token", hold.token.map(|token| token.to_string())),
             ("label", hold.label.as_deref().map(output::printable)),
@@ -358,7 +389,7 @@ mod tests {
         let value = describe(&held());
         assert_eq!(value["key"], "a\x1b[31mb");
         assert_eq!((&value["token"], &value["token_text"]), (&1024.into(), &"1024".into()));
-        assert_eq!(value["since"], "1970-01-01T00:00:00Z");
+        assert_eq!(value["since"], "1970-01-01T00:00:00.000000Z");
         assert_eq!(value["expires_in_ms"], Value::Null);
         assert_eq!(value["holders"][0]["token"], 1024);
         for seen in [KeyInfo::free(key()), cooling(), held(), shared()] {

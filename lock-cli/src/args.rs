@@ -1,12 +1,16 @@
 //! The command line. The comments are the help text, so they are not Markdown.
 #![allow(clippy::doc_markdown)]
 
-use std::ffi::OsString;
+mod acquire;
+mod run;
+
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use leasehold::{HolderId, LockKey};
 
+pub(crate) use self::acquire::Acquire;
+pub(crate) use self::run::{Hold, OnLoss, Run};
 use crate::exit;
 
 /// Runs a command while holding a lock, so that only one of us does it at a time.
@@ -16,15 +20,20 @@ pub(crate) struct Args {
     /// The store: memory:, memory:NAME, file:///DIRECTORY, or postgres://, postgres+advisory-xact://,
     /// postgres+row:// or postgres+ttl://USER@HOST/DATABASE.
     ///
-    /// Without it, the locks are files in the state directory of this user, and exclude each other
-    /// between the processes of this machine. Prefer the environment for a URL with a password:
-    /// other users can see arguments.
-    #[arg(long, env = "LEASEHOLD_URL", hide_env_values = true, global = true, value_name = "URL")]
+    /// Without it, LEASEHOLD_URL holds the URL, or LEASEHOLD_URL_FILE names a file with the URL in its first line.
+    /// Without these, the locks are files in the state directory of this user or systemd unit, and exclude each other
+    /// between the processes of this machine. A URL with a password belongs into the file or the environment: other users
+    /// can see arguments.
+    #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
 
     /// Print no notes on stderr, only errors.
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
+
+    /// Say on stderr what is being done.
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -33,6 +42,8 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
+    #[command(name = "lock")]
+    Hold(Hold),
     List(List),
     Inspect(Inspect),
     Release(Release),
@@ -44,76 +55,19 @@ pub(crate) enum Command {
     Man(Man),
 }
 
-/// Wait for the lock, run a command while holding it, pass on its exit code.
-///
-/// It waits for ever unless told otherwise. The command finds LEASEHOLD_KEY, LEASEHOLD_TOKEN (the
-/// fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment. Signals (SIGTERM, SIGHUP, ..)
-/// are passed on to it, and the lock is released after it has ended. If the lock is lost, or held for longer
-/// than --max-hold, the command and all processes that it has started get SIGTERM, and SIGKILL after the grace
-/// period (--on-loss). If this tool is killed, on Linux the command is
-/// killed with it, and a file store frees the lock only after the command and all processes that it
-/// left behind are gone.
-#[derive(Debug, clap::Args)]
-#[command(after_long_help = exit::HELP)]
-pub(crate) struct Run {
-    #[command(flatten)]
-    pub(crate) key: Key,
-
-    /// The command and its arguments, after `--`.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
-
-    /// Wait at most this long for the lock, such as 250ms, 30s or 5m [default: for ever].
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) wait: Option<Duration>,
-
-    /// Make one attempt and do not wait.
-    #[arg(long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-
-    /// Take a lease of this length, renewed while the command runs [default: the store's].
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) ttl: Option<Duration>,
-
-    /// Hold the lock at most this long. Past it, it counts as lost: others get in, and the command is ended.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) max_hold: Option<Duration>,
-
-    /// Run at most once in this window, whoever asks; else say so and exit with 0.
-    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "cooldown")]
-    pub(crate) once_per: Option<Duration>,
-
-    /// Let nobody else in before this time has passed since the grant, even if the command ends sooner.
-    // Its former name does what it did for those who have it in their scripts.
-    #[arg(long, alias = "min-hold", value_name = "DURATION", value_parser = duration)]
-    pub(crate) cooldown: Option<Duration>,
-
-    /// Show this text to those who list the locks.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) label: Option<String>,
-
-    /// Exit with this code when somebody else held the lock for as long as was waited.
-    #[arg(long, value_name = "N", default_value_t = exit::CONFLICT)]
-    pub(crate) conflict_exit_code: u8,
-
-    /// What to do with the command when the lock is lost or --max-hold has passed: end it and all processes that it
-    /// has started, or only say so. Either way the exit code is 76.
-    #[arg(long, value_name = "ACTION", default_value = "kill")]
-    pub(crate) on_loss: OnLoss,
-
-    /// The time between SIGTERM and SIGKILL when the lock is lost or --max-hold has passed, and for what the command
-    /// leaves behind when a signal has ended it.
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
-    pub(crate) grace: Duration,
-}
-
-/// What becomes of the command when its lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum OnLoss {
-    /// End it and all processes that it has started.
-    Kill,
-    /// Say so, and let it go on.
-    Warn,
+impl Command {
+    /// Whether errors are to be printed as JSON, too.
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Self::Hold(args) => args.json,
+            Self::List(args) => args.json,
+            Self::Inspect(args) => args.json,
+            Self::Release(args) => args.json,
+            Self::Check(args) => args.json,
+            Self::Claims(args) => args.json,
+            Self::Run(_) | Self::Schema(_) | Self::Completions(_) | Self::Man(_) => false,
+        }
+    }
 }
 
 /// The key, as an argument or as an option.
@@ -148,6 +102,10 @@ pub(crate) struct List {
     /// Also what has ended: expired leases, and cooldowns that last (of --cooldown and --once-per).
     #[arg(long)]
     pub(crate) all: bool,
+
+    /// List again and again, every 2 seconds or as given, until interrupted. With --json, an array in one line each time.
+    #[arg(long, value_name = "SECONDS", value_parser = acquire::seconds, num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    pub(crate) watch: Option<Duration>,
 
     /// Print a JSON array.
     #[arg(long)]

@@ -7,6 +7,7 @@ use leasehold::{AcquireOptions, Error, ErrorKind, Fencing, ListQuery, Lock, Lock
 use serde_json::{Value, json};
 
 use crate::args::Check;
+use crate::place::Place;
 use crate::schema::Facts;
 use crate::{admin, exit, look, output};
 
@@ -16,10 +17,10 @@ const PROBE: &str = "leasehold:check";
 /// How long to wait for another check, or for a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-pub(crate) async fn check(args: &Check, url: Option<&str>) -> Result<u8, Error> {
-    let connected = look::connect(url).await;
+pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
+    let connected = look::connect(place).await;
     // After that, since connecting may install the schema.
-    let facts = Facts::of(url).await;
+    let facts = Facts::of(place.url()).await;
     let (lock, tried) = match connected {
         Ok(lock) => {
             let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock)).await.unwrap_or_else(|_| {

@@ -17,6 +17,7 @@ use rustix::process::Pid;
 use rustix::process::Signal;
 use tokio::process::{Child, Command};
 
+use crate::place::Place;
 use crate::{exit, output, tree};
 
 /// The hidden first argument that makes a copy of this tool become the command.
@@ -34,9 +35,14 @@ pub(crate) struct Running {
 ///
 /// `Err` inside `Ok` is the exit code when the command cannot be started; on Linux that shows in the
 /// child instead.
-pub(crate) fn start(command: &[OsString], guard: &LockGuard) -> Result<Result<Running, u8>, Error> {
+pub(crate) fn start(
+    command: &[OsString],
+    guard: &LockGuard,
+    place: &Place,
+) -> Result<Result<Running, u8>, Error> {
     tree::adopt_orphans();
     let mut process = prepare(command);
+    place.tell(&mut process);
     process.env("LEASEHOLD_KEY", guard.key().as_str()).env("LEASEHOLD_HOLDER", guard.holder().to_string());
     match guard.token() {
         Some(token) => process.env("LEASEHOLD_TOKEN", token.to_string()),

@@ -25,16 +25,20 @@ Exit codes:
   0      done; `run --once-per`: also when it was not due
   1      `inspect`: nobody holds the key; `release`: not held by that holder
   64     bad arguments, key or URL, or what the store does not have
-  69     the store is down or cannot be used
+  69     the store is down or cannot be used, also for as long as was waited
   74     the output could not be written: it is not complete
-  75     `run`: not granted within --wait, usually because somebody else holds it
+  75     `run`, `lock`: not granted within --wait, usually because somebody else holds it
          (another number with --conflict-exit-code)
-  76     `run`: the lock was lost while the command ran, also by --max-hold
+  76     `run`, `lock`: the lock was lost before the end, also by --max-hold
   126    `run`: the command cannot be executed
   127    `run`: there is no such command
-  128+N  `run`: signal N ended the command, or the wait for the lock
+  128+N  `run`: signal N ended the command; `run`, `lock`: the wait for the lock
 
 `run` passes on any other exit code of its command.";
+
+/// What `run` and `lock` say about them.
+pub(crate) const HELP_RUN: &str = "Exit codes: of the command; 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost; \
+    all of them in `leasehold --help`.";
 
 /// The code after signal `number`.
 pub(crate) fn of_signal(number: i32) -> u8 {

@@ -5,10 +5,11 @@ use leasehold::{Error, ErrorKind};
 use serde_json::json;
 
 use crate::args::Gc;
+use crate::place::Place;
 use crate::{look, output};
 
-pub(crate) async fn gc(args: &Gc, url: Option<&str>) -> Result<u8, Error> {
-    let lock = look::connect(url).await?;
+pub(crate) async fn gc(args: &Gc, place: &Place) -> Result<u8, Error> {
+    let lock = look::connect(place).await?;
     let directory = look::directory(&*lock).ok_or_else(|| {
         let message = "only a file store has files of unused keys: name one by --url file:///DIRECTORY";
         Error::new(ErrorKind::Unsupported, message).with_store(lock.to_string())

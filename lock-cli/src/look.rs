@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use leasehold::file::{FileConfig, default_dir};
+use leasehold::file::FileConfig;
 use leasehold::{Error, Lock};
 
-/// The store at `url`, or the files in this user's state directory, to be looked at only if it is a file store.
-pub(crate) async fn connect(url: Option<&str>) -> Result<Arc<dyn Lock>, Error> {
-    match url {
+use crate::place::{Place, default_dir};
+
+/// The store at `place`, to be looked at only if it is a file store.
+pub(crate) async fn connect(place: &Place) -> Result<Arc<dyn Lock>, Error> {
+    match place.url() {
         None => Ok(Arc::new(FileConfig::new(default_dir()?).read_only().connect()?)),
         Some(url) if is_file(url) && !url.contains("read-only=") => {
             let separator = if url.contains('?') { '&' } else { '?' };

@@ -12,21 +12,28 @@ mod child;
 mod claims;
 mod exit;
 mod gc;
+mod grant;
+mod hold;
 mod look;
 mod output;
+mod patience;
+mod place;
 mod run;
 mod schema;
 mod signals;
 mod supervise;
 mod tree;
+mod waiting;
+mod who;
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::{CommandFactory as _, Parser as _};
-use leasehold::{Error, ErrorKind, Lock};
+use leasehold::{Error, ErrorKind};
 
 use crate::args::{Args, Command};
+use crate::output::Notes;
+use crate::place::Place;
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
@@ -41,6 +48,9 @@ fn main() -> ExitCode {
             match redacted(&error) {
                 Some(text) => output::problem(&text),
                 None => drop(error.print()),
+            }
+            if lacks_dashes(&error) {
+                output::problem("put -- before the command: leasehold run KEY -- COMMAND");
             }
             return code.into();
         }
@@ -76,6 +86,14 @@ fn redacted(error: &clap::Error) -> Option<String> {
     Some(format!("{}\n\nA URL is named by --url or LEASEHOLD_URL.", text.trim_end()))
 }
 
+/// Whether a command was given to `run` as to flock(1), without `--`.
+fn lacks_dashes(error: &clap::Error) -> bool {
+    let mut arguments = std::env::args_os().skip(1);
+    error.kind() == clap::error::ErrorKind::UnknownArgument
+        && arguments.any(|argument| argument == "run")
+        && !arguments.any(|argument| argument == "--")
+}
+
 fn start(args: Args) -> Result<u8, Error> {
     // The runtime stays on this thread; see `child`.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -89,16 +107,27 @@ fn start(args: Args) -> Result<u8, Error> {
 }
 
 async fn dispatch(args: Args) -> Result<u8, Error> {
-    let url = args.url.as_deref();
+    let notes = Notes { quiet: args.quiet, verbose: args.verbose };
+    let wants_json = args.command.wants_json();
+    let done = carry_out(args, notes).await;
+    if let (Err(error), true) = (&done, wants_json) {
+        output::json(&output::described(error));
+    }
+    done
+}
+
+async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
+    let place = || Place::find(args.url.as_deref());
     match args.command {
-        Command::Run(run) => run::run(run, url, output::Notes { quiet: args.quiet }).await,
-        Command::List(list) => admin::list(&list, url).await,
-        Command::Inspect(inspect) => admin::inspect(&inspect, url).await,
-        Command::Release(release) => admin::release(&release, url).await,
-        Command::Check(check) => check::check(&check, url).await,
-        Command::Gc(gc) => gc::gc(&gc, url).await,
-        Command::Claims(claims) => claims::claims(&claims, url).await,
-        Command::Schema(schema) => schema::schema(&schema, url).await,
+        Command::Run(run) => run::run(&run, &place()?, notes).await,
+        Command::Hold(hold) => hold::hold(&hold, &place()?, notes).await,
+        Command::List(list) => admin::list(&list, &place()?).await,
+        Command::Inspect(inspect) => admin::inspect(&inspect, &place()?).await,
+        Command::Release(release) => admin::release(&release, &place()?).await,
+        Command::Check(check) => check::check(&check, &place()?).await,
+        Command::Gc(gc) => gc::gc(&gc, &place()?).await,
+        Command::Claims(claims) => claims::claims(&claims, place()?.url()).await,
+        Command::Schema(schema) => schema::schema(&schema, place()?.url()).await,
         Command::Completions(completions) => {
             let mut script = Vec::new();
             clap_complete::generate(completions.shell, &mut Args::command(), "leasehold", &mut script);
@@ -106,14 +135,6 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
             Ok(0)
         }
         Command::Man(man) => manual(man.subcommand.as_deref()),
-    }
-}
-
-/// The store at `url`, or the files in this user's state directory.
-async fn connect(url: Option<&str>) -> Result<Arc<dyn Lock>, Error> {
-    match url {
-        Some(url) => leasehold::connect(url).await,
-        None => Ok(Arc::new(leasehold::file::connect(leasehold::file::default_dir()?)?)),
     }
 }
 

@@ -1,12 +1,12 @@
 //! What is printed: results on stdout, notes and errors on stderr, colours on a terminal only.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::Table;
-use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use jiff::{SignedDuration, Timestamp};
 use leasehold::{Error, ErrorKind};
 use serde_json::Value;
 
@@ -17,13 +17,21 @@ const NOTE: Style = Style::new().dimmed();
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notes {
     pub(crate) quiet: bool,
+    pub(crate) verbose: bool,
 }
 
 impl Notes {
     pub(crate) fn say(self, text: &str) {
         if !self.quiet {
             // Nobody who reads stderr is no reason to stop.
-            let _ = writeln!(anstream::stderr(), "{NOTE}leasehold: {text}{NOTE:#}");
+            let _ = writeln!(anstream::stderr(), "{NOTE}leasehold: {}{NOTE:#}", printable(text));
+        }
+    }
+
+    /// For those who want to know every step.
+    pub(crate) fn detail(self, text: &str) {
+        if self.verbose {
+            self.say(text);
         }
     }
 }
@@ -33,7 +41,7 @@ pub(crate) fn error(error: &Error) {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(source) = cause {
-        let reason = source.to_string();
+        let reason = without_place(&source.to_string());
         if !text.contains(&reason) {
             text += &format!("\n  because: {reason}");
         }
@@ -42,8 +50,32 @@ pub(crate) fn error(error: &Error) {
     problem(&text);
 }
 
+/// The driver says of what the server answers that it was an answer, and where in the server's source it was made.
+fn without_place(reason: &str) -> String {
+    let reason = reason.strip_prefix("error returned from database: ").unwrap_or(reason);
+    match reason.rsplit_once(" at line ") {
+        Some((said, line)) if line.bytes().all(|c| c.is_ascii_digit()) => said.to_owned(),
+        _ => reason.to_owned(),
+    }
+}
+
+/// The object that machines get in the place of a result.
+pub(crate) fn described(error: &Error) -> Value {
+    serde_json::json!({
+        "ok": false,
+        "error": error.to_string(),
+        "kind": error.kind().as_str(),
+        "retryable": error.is_retryable(),
+    })
+}
+
 pub(crate) fn problem(text: &str) {
-    let _ = writeln!(anstream::stderr(), "leasehold: {ERROR}error:{ERROR:#} {text}");
+    let _ = writeln!(anstream::stderr(), "leasehold: {ERROR}error:{ERROR:#} {}", lines(text));
+}
+
+/// What people see of a text of several lines.
+fn lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 /// An error of the operating system.
@@ -64,19 +96,34 @@ pub(crate) fn line(text: &str) {
 pub(crate) fn bytes(text: &[u8]) {
     let mut stdout = io::stdout();
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
+        Ok(()) => {}
         // A reader who has seen enough (`| head`) is no failure.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => UNREAD.store(true, Ordering::Relaxed),
         // Said once.
-        Err(error)
-            if error.kind() != io::ErrorKind::BrokenPipe && !INCOMPLETE.swap(true, Ordering::Relaxed) =>
-        {
+        Err(error) if !INCOMPLETE.swap(true, Ordering::Relaxed) => {
             problem(&format!("the output is not complete: {error}"));
         }
-        _ => {}
+        Err(_) => {}
+    }
+}
+
+/// Clears a terminal for what comes next.
+pub(crate) fn begin_page() {
+    if io::stdout().is_terminal() {
+        bytes(b"\x1b[2J\x1b[H");
     }
 }
 
 /// Whether something could not be written to the standard output.
 static INCOMPLETE: AtomicBool = AtomicBool::new(false);
+
+/// Whether nobody reads the standard output any more.
+static UNREAD: AtomicBool = AtomicBool::new(false);
+
+/// Whether more output would be of use to nobody.
+pub(crate) fn is_over() -> bool {
+    UNREAD.load(Ordering::Relaxed) || is_incomplete()
+}
 
 pub(crate) fn is_incomplete() -> bool {
     INCOMPLETE.load(Ordering::Relaxed)
@@ -118,17 +165,15 @@ pub(crate) fn left(time: Duration) -> String {
     duration(up)
 }
 
-/// A moment in local time.
-pub(crate) fn local(time: SystemTime) -> String {
-    Timestamp::try_from(time).map_or_else(
-        |_| "-".to_owned(),
-        |time| time.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
-    )
+/// A moment in UTC, and that it is.
+pub(crate) fn moment(time: SystemTime) -> String {
+    Timestamp::try_from(time)
+        .map_or_else(|_| "-".to_owned(), |time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string())
 }
 
-/// A moment as RFC 3339 in UTC.
+/// A moment as RFC 3339 in UTC, to the microsecond: all of the same length, so that their order is that of the texts.
 pub(crate) fn utc(time: SystemTime) -> Option<String> {
-    Timestamp::try_from(time).ok().map(|time| time.to_string())
+    Timestamp::try_from(time).ok().map(|time| format!("{time:.6}"))
 }
 
 /// Milliseconds, for machines.
@@ -140,10 +185,14 @@ pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// Labels and owners are other people's text: control characters must not reach the terminal.
+/// Keys, labels and owners are other people's text: what controls a terminal, or the direction in which it writes, must
+/// not reach it.
 pub(crate) fn printable(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .flat_map(
+            |c| if c.is_control() || turns(c) { c.escape_default().collect::<Vec<_>>() } else { vec![c] },
+        )
         .collect()
 }
 
@@ -168,6 +217,37 @@ mod tests {
             assert_eq!(left(Duration::from_millis(millis)), text);
         }
         assert_eq!(left(Duration::MAX), "for ever");
+    }
+
+    #[test]
+    fn what_turns_a_line_around_is_escaped() {
+        assert_eq!(
+            printable("bidi\u{202e}evil \u{2066}\u{61c}\x1b"),
+            "bidi\\u{202e}evil \\u{2066}\\u{61c}\\u{1b}"
+        );
+        assert_eq!(printable("\u{e9} \u{1f469}\u{200d}\u{1f527}"), "\u{e9} \u{1f469}\u{200d}\u{1f527}");
+    }
+
+    #[test]
+    fn moments_have_a_zone_and_one_length() {
+        for micros in [0, 1, 68_030, 775_000] {
+            let time = SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
+            assert_eq!(utc(time).unwrap(), format!("1970-01-01T00:00:00.{micros:06}Z"));
+            assert_eq!(moment(time), "1970-01-01 00:00:00Z");
+        }
+    }
+
+    #[test]
+    fn a_cause_is_said_without_where_the_driver_met_it() {
+        for (said, shown) in [
+            (
+                "error returned from database: password authentication failed at line 334",
+                "password authentication failed",
+            ),
+            ("look at line 3 of the file", "look at line 3 of the file"),
+        ] {
+            assert_eq!(without_place(said), shown);
+        }
     }
 
     #[test]

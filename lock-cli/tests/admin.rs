@@ -29,7 +29,9 @@ fn list_shows_who_holds_what() {
     assert_eq!(lines[0], ["KEY", "STATE", "WHO", "SINCE", "FOR", "TOKEN", "LABEL"]);
     assert_eq!((lines.len(), lines[1][0], lines[2][0]), (3, "ledger:1", "report"));
     assert_eq!(lines[1][1..4], ["held", "pid", &a.id().to_string()]);
-    assert_eq!((lines[1].last(), lines[2].last()), (Some(&"nightly"), Some(&"-")));
+    assert_eq!(lines[1].last(), Some(&"nightly"));
+    assert!(lines[2].ends_with(&["sh", "pid", &b.id().to_string()]), "{stdout}");
+    assert!(lines[1][4..6].join(" ").ends_with('Z'), "the time says its zone: {stdout}");
 
     let (code, value) = json(&store, "list ledger: --json");
     assert_eq!((code, value.as_array().unwrap().len()), (0, 1));
@@ -40,7 +42,8 @@ fn list_shows_who_holds_what() {
     assert_eq!(hold["holder"], holder.as_str());
     assert!(hold["token"].as_u64().unwrap() > 0);
     assert!(hold["held_for_ms"].is_u64());
-    assert!(hold["since"].as_str().unwrap().ends_with('Z'));
+    let since = hold["since"].as_str().unwrap();
+    assert!(since.ends_with('Z') && since.len() == "2026-01-01T00:00:00.000000Z".len(), "{since}");
     let names: Vec<_> = hold.as_object().unwrap().keys().map(String::as_str).collect();
     let expected = [
         "cooling_for_ms",
@@ -240,4 +243,43 @@ fn check_says_what_to_mend() {
     let (code, stdout, _) = finish(support::tool().args(["--url", "memory:", "check"]));
     assert_eq!(code, 0);
     assert!(stdout.contains("within one process only"), "{stdout}");
+}
+
+#[test]
+fn machines_get_an_object_also_when_there_is_no_answer() {
+    for arguments in ["list --json", "inspect k --json", "list --json --watch", "lock k --json"] {
+        let mut command = support::tool();
+        command.env("LEASEHOLD_URL", "redis://host").args(arguments.split(' '));
+        let (code, stdout, stderr) = finish(&mut command);
+        let value: Value = serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {stdout}"));
+        assert_eq!((code, &value["ok"], &value["kind"]), (64, &false.into(), &"invalid option".into()));
+        assert_eq!(
+            (&value["retryable"], value["error"].as_str().unwrap().contains("redis")),
+            (&false.into(), true)
+        );
+        assert!(stderr.contains("redis"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_watched_list_shows_what_has_changed() {
+    let store = Store::new();
+    let mut watch = Beside::start(&mut store.tool("list --watch=0.1 --json"));
+    let next = |watch: &mut Beside| serde_json::from_str::<Value>(&watch.line()).unwrap();
+    assert_eq!(next(&mut watch), serde_json::json!([]));
+    let mut tool = Beside::start(&mut store.run("k", HOLD));
+    tool.line();
+    while next(&mut watch)[0]["key"] != "k" {}
+    tool.go_on();
+    while next(&mut watch) != serde_json::json!([]) {}
+
+    let mut watch = Beside::start(&mut store.tool("list --watch"));
+    let page = [watch.line(), watch.line(), watch.line()];
+    assert!(page[0].starts_with("file:") && page[0].ends_with('Z'), "{page:?}");
+    assert!(page[1].is_empty() && page[2].starts_with("nothing is locked"), "{page:?}");
+    assert_eq!(finish(&mut store.tool("list --watch=x")).0, 64);
+    // It ends with its reader.
+    let script = format!("{} list --watch=0.1 | head -n 1", env!("CARGO_BIN_EXE_leasehold"));
+    let mut command = std::process::Command::new("sh");
+    assert_eq!(finish(command.args(["-c", &script]).env("LEASEHOLD_URL", store.url())).0, 0);
 }

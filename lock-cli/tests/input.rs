@@ -117,7 +117,7 @@ fn a_password_is_never_printed() {
     for url in ["postgres://app:hunter2@db/app", "file://app:hunter2@host/locks", "memory:x?password=hunter2"]
     {
         for arguments in [
-            &["run", "k", "--", "true"][..],
+            &["run", "k", "--wait", "300ms", "--", "true"][..],
             &["list"],
             &["check"],
             &["check", "--json"],

@@ -1,0 +1,196 @@
+//! Something done under a lock: connecting, waiting, releasing, and what is said of each.
+
+use std::cell::Cell;
+use std::pin::pin;
+
+use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, OnCooldown, Scope, Validity};
+use rustix::process::Signal;
+use tokio::time::Instant;
+
+use crate::args::Acquire;
+use crate::output::{self, Notes};
+use crate::patience::{Outage, Patience};
+use crate::place::Place;
+use crate::signals::{self, Signals};
+use crate::{exit, waiting, who};
+
+/// How a lock is asked for, and by whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) args: &'a Acquire,
+    pub(crate) place: &'a Place,
+    pub(crate) notes: Notes,
+    /// The program that the lock is for.
+    pub(crate) program: &'a str,
+}
+
+/// Does `body` under the lock that is asked for, and answers its exit code.
+pub(crate) async fn under<F>(request: Request<'_>, body: F) -> Result<u8, Error>
+where
+    F: AsyncFnOnce(LockGuard, &mut Signals) -> Result<u8, Error>,
+{
+    let Request { args, place, notes, .. } = request;
+    let mut signals =
+        Signals::listen().map_err(|error| output::system("cannot listen for signals", error))?;
+    let patience = Patience::new(args.budget());
+    let mut outage = Outage::new(notes);
+    notes.detail("connecting to the store");
+    let lock = tokio::select! {
+        lock = patience.connect(place, &mut outage) => lock?,
+        signal = signals.next() => return Ok(exit::of_signal(signal.as_raw())),
+    };
+    outage.end();
+    notes.detail(&format!("connected to {lock}"));
+    if lock.capabilities().scope == Scope::Process {
+        notes.say("this store excludes within one process only: no other command meets this one there");
+    }
+    let mut held = false;
+    let code = match acquire(&*lock, request, patience, &mut signals, &mut outage).await {
+        Ok(Acquired::Granted(guard)) => {
+            held = true;
+            body(guard, &mut signals).await
+        }
+        Ok(Acquired::Ended(code)) => Ok(code),
+        Err(error) => Err(error),
+    };
+    close(&*lock, request, &mut signals, held).await;
+    code
+}
+
+/// Closes the lock, which also takes back what a signal left unfinished, and says what the store has not confirmed.
+async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals, held: bool) {
+    let key = request.args.key.get();
+    if held {
+        // They were for the command, which may have ended before they were read.
+        signals.forget().await;
+    }
+    let closed = tokio::select! {
+        biased;
+        closed = lock.close() => closed.map_err(|error| error.to_string()),
+        () = impatience(signals) => Err("ended by a signal before it was answered".to_owned()),
+    };
+    let Err(reason) = closed else { return request.notes.detail("the lock is closed") };
+    if !held {
+        request.notes.say(&format!(
+            "whether the attempt for \"{key}\" was granted is not known: `leasehold inspect` shows who holds it ({reason})"
+        ));
+        return;
+    }
+    // Also where notes are not wanted: what is left behind concerns whoever comes next.
+    let later = if lock.capabilities().crash_release.is_none() {
+        "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
+    } else {
+        "it is free later, as after a crash of its holder"
+    };
+    output::problem(&format!("the store has not confirmed that \"{key}\" is free; {later} ({reason})"));
+}
+
+/// Somebody does not want to wait for the store to confirm.
+async fn impatience(signals: &mut Signals) {
+    while !signals::is_an_end(signals.next().await) {}
+}
+
+enum Acquired {
+    Granted(LockGuard),
+    /// Not granted; the exit code.
+    Ended(u8),
+}
+
+async fn acquire(
+    lock: &dyn Lock,
+    request: Request<'_>,
+    patience: Patience,
+    signals: &mut Signals,
+    outage: &mut Outage,
+) -> Result<Acquired, Error> {
+    let Request { args, notes, .. } = request;
+    let key = args.key.get();
+    let options = options(request, patience);
+    let started = Instant::now();
+    let said = Cell::new(false);
+    notes.detail(&format!("asking for \"{key}\""));
+    let granted = {
+        let mut acquiring = pin!(lock.acquire(key, &options));
+        let around = waiting::run_around(key);
+        let mut telling = pin!(waiting::tell(lock, key, around, notes, outage, &said));
+        tokio::select! {
+            granted = &mut acquiring => granted,
+            signal = signals.next() => return Ok(interrupted(signal)),
+            () = &mut telling => {
+                output::problem(&format!(
+                    "you hold \"{key}\" already: the `leasehold` that runs this one does (LEASEHOLD_HOLDER), and would be waited for without an end"
+                ));
+                return Ok(Acquired::Ended(args.conflict_exit_code));
+            }
+        }
+    };
+    match granted {
+        Ok(guard) => {
+            let granted = format!("granted after {}", output::duration(started.elapsed()));
+            if said.get() {
+                notes.say(&granted)
+            } else {
+                notes.detail(&granted)
+            }
+            Ok(Acquired::Granted(guard))
+        }
+        Err(error) if error.kind() == ErrorKind::NotDue => {
+            let again = error.retry_after().map(output::left).unwrap_or_default();
+            notes.say(&format!("not due: \"{key}\" ran less than its --once-per ago; again in {again}"));
+            Ok(Acquired::Ended(args.not_due_exit_code))
+        }
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            let holder = waiting::holder_of(lock, key).await;
+            notes.say(&format!("\"{key}\" is locked{holder}; not granted, nothing was done"));
+            Ok(Acquired::Ended(args.conflict_exit_code))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn interrupted(signal: Signal) -> Acquired {
+    Acquired::Ended(exit::of_signal(signal.as_raw()))
+}
+
+fn options(request: Request<'_>, patience: Patience) -> AcquireOptions {
+    let args = request.args;
+    let mut options = AcquireOptions::new();
+    options = match patience.left() {
+        Some(left) => options.wait(left),
+        None => options.wait_forever(),
+    };
+    if let Some(window) = args.once_per {
+        options = options.cooldown(window).on_cooldown(OnCooldown::NotDue);
+    }
+    options.cooldown = options.cooldown.or(args.cooldown);
+    options.max_hold = args.max_hold;
+    options.ttl = args.ttl;
+    let label = args.label.clone().unwrap_or_else(|| who::label(request.program));
+    options.label = Some(label.into());
+    options
+}
+
+/// Releases, and says how it all ended: with `code`, if the lock was held until then.
+pub(crate) async fn finish(guard: LockGuard, code: u8, what_ended: &str, notes: Notes) -> Result<u8, Error> {
+    let key = guard.key().clone();
+    let (lost, watch) = (guard.validity() == Validity::Lost, guard.lost());
+    let reason = match guard.release().await {
+        _ if lost => watch.reason(),
+        Ok(()) => {
+            notes.detail(&format!("released \"{key}\""));
+            return Ok(code);
+        }
+        Err(error) if error.kind() == ErrorKind::Lost => error.loss(),
+        Err(error) => {
+            // It was held until then; only when it will be free is not known.
+            notes.say(&format!("{what_ended} has ended, but the release was not confirmed: {error}"));
+            return Ok(code);
+        }
+    };
+    // The note of the loss may not be wanted, and there is none if the end came first.
+    let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    output::problem(&format!(
+        "the lock \"{key}\" was lost before {what_ended} ended{reason}; somebody else may have run at the same time"
+    ));
+    Ok(exit::LOST)
+}

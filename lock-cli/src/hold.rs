@@ -1,0 +1,72 @@
+//! `leasehold lock`.
+
+use std::pin::pin;
+use std::{io, thread};
+
+use leasehold::{Error, FencingToken, LockGuard};
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use crate::args::Hold;
+use crate::grant::{self, Request};
+use crate::output::{self, Notes};
+use crate::place::Place;
+use crate::signals::{self, Signals};
+
+pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8, Error> {
+    let request = Request { args: &args.acquire, place, notes, program: "leasehold lock" };
+    grant::under(request, async |guard, signals| {
+        print(&guard, args.json);
+        let mut lost = pin!(guard.lost());
+        tokio::select! {
+            reason = &mut lost => notes.say(&format!("lost the lock \"{}\" ({reason})", guard.key())),
+            () = end_of_input() => notes.detail("standard input is closed"),
+            () = end_by_signal(signals) => notes.detail("ended by a signal"),
+        }
+        grant::finish(guard, 0, "the hold", notes).await
+    })
+    .await
+}
+
+/// One line, whoever reads it.
+fn print(guard: &LockGuard, as_json: bool) {
+    let (key, holder) = (guard.key(), guard.holder().to_string());
+    let token = guard.token();
+    let text = token.map(|token| token.to_string());
+    if as_json {
+        let line = json!({
+            "key": key.as_str(),
+            "token": token.map(FencingToken::as_u64),
+            "token_text": text,
+            "holder": holder,
+        });
+        output::line(&line.to_string());
+    } else {
+        // The key comes last: it may contain spaces.
+        output::line(&format!("{} {holder} {}", output::or_dash(text), output::printable(key.as_str())));
+    }
+}
+
+/// What comes there is of no interest, only its end. An error is an end, too.
+async fn end_of_input() {
+    let (end, ended) = oneshot::channel();
+    // A read cannot be called off: when something else ends the hold, the thread ends with the process.
+    let reading = thread::Builder::new().name("stdin".to_owned()).spawn(move || {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        let _ = end.send(());
+    });
+    match reading {
+        Ok(_) => drop(ended.await),
+        Err(error) => output::problem(&format!("cannot watch standard input: {error}")),
+    }
+}
+
+async fn end_by_signal(signals: &mut Signals) {
+    loop {
+        let signal = signals.next().await;
+        if signals::is_an_end(signal) || signal == Signal::HUP {
+            return;
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! How long to wait, for the store and then for the lock.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+use leasehold::{Error, ErrorKind, Lock};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::output::Notes;
+use crate::place::Place;
+
+/// The first pause between two attempts to reach a store, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// How often what goes on is said again.
+pub(crate) const AGAIN: Duration = Duration::from_secs(60);
+
+/// One budget for everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Once,
+    Until(Instant),
+    Forever,
+}
+
+impl Patience {
+    pub(crate) fn new(budget: Option<Duration>) -> Self {
+        match budget {
+            Some(Duration::ZERO) => Self::Once,
+            // A moment that no clock reaches is for ever.
+            Some(budget) => Instant::now().checked_add(budget).map_or(Self::Forever, Self::Until),
+            None => Self::Forever,
+        }
+    }
+
+    /// What is left; `None` for ever.
+    pub(crate) fn left(self) -> Option<Duration> {
+        match self {
+            Self::Once => Some(Duration::ZERO),
+            Self::Until(end) => Some(end.saturating_duration_since(Instant::now())),
+            Self::Forever => None,
+        }
+    }
+
+    /// The end of the budget. A single attempt has its own limits.
+    async fn ended(self) {
+        match self {
+            Self::Until(end) => sleep_until(end).await,
+            Self::Once | Self::Forever => pending().await,
+        }
+    }
+
+    /// Connects, again and again while that can help and the budget lasts.
+    ///
+    /// # Errors
+    ///
+    /// That of the last attempt.
+    pub(crate) async fn connect(self, place: &Place, outage: &mut Outage) -> Result<Arc<dyn Lock>, Error> {
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(PAUSES.0)
+            .with_max_delay(PAUSES.1)
+            .without_max_times()
+            .with_jitter();
+        let mut pauses = pauses.build();
+        let mut failed = None;
+        loop {
+            let attempt = tokio::select! {
+                biased;
+                attempt = place.connect() => attempt,
+                () = self.ended() => return Err(failed.unwrap_or_else(no_answer)),
+            };
+            let error = match attempt {
+                Err(error) if error.is_retryable() && self != Self::Once => error,
+                other => return other,
+            };
+            outage.tell(&error);
+            let pause = pauses.next().unwrap_or(PAUSES.1).min(PAUSES.1);
+            tokio::select! {
+                biased;
+                () = self.ended() => return Err(error),
+                () = sleep(pause) => failed = Some(error),
+            }
+        }
+    }
+}
+
+fn no_answer() -> Error {
+    let message =
+        "the store did not answer within --wait; see that it runs and can be reached, or wait longer";
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// A store that does not answer: said once, and then once a minute.
+#[derive(Debug)]
+pub(crate) struct Outage {
+    notes: Notes,
+    told: Option<Instant>,
+}
+
+impl Outage {
+    pub(crate) fn new(notes: Notes) -> Self {
+        Self { notes, told: None }
+    }
+
+    pub(crate) fn tell(&mut self, error: &Error) {
+        if self.told.is_none_or(|told| told.elapsed() >= AGAIN) {
+            self.told = Some(Instant::now());
+            self.notes.say(&format!("store unavailable, retrying: {}", error.message()));
+        }
+    }
+
+    /// The store has answered.
+    pub(crate) fn end(&mut self) {
+        self.told = None;
+    }
+}

@@ -1,0 +1,129 @@
+//! Which store is meant: `--url`, the environment, or files in a directory of this user or unit.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use leasehold::{Error, ErrorKind, Lock};
+use tokio::process::Command;
+use url::Url;
+
+/// Holds the URL of the store.
+const URL: &str = "LEASEHOLD_URL";
+/// Names a file with the URL of the store in its first line.
+const URL_FILE: &str = "LEASEHOLD_URL_FILE";
+
+/// A store, by its URL if it has one.
+#[derive(Debug)]
+pub(crate) struct Place {
+    url: Option<String>,
+    /// Whether it is the option's. What the environment says, the command finds there itself.
+    is_from_option: bool,
+}
+
+impl Place {
+    /// The store that the option names, or else the environment.
+    pub(crate) fn find(option: Option<&str>) -> Result<Self, Error> {
+        if let Some(url) = option {
+            return Ok(Self { url: Some(url.to_owned()), is_from_option: true });
+        }
+        Ok(Self { url: of_environment(env::var_os(URL), env::var_os(URL_FILE))?, is_from_option: false })
+    }
+
+    pub(crate) fn url(&self) -> Option<&str> {
+        self.url.as_deref()
+    }
+
+    pub(crate) async fn connect(&self) -> Result<Arc<dyn Lock>, Error> {
+        match &self.url {
+            Some(url) => leasehold::connect(url).await,
+            None => Ok(Arc::new(leasehold::file::connect(default_dir()?)?)),
+        }
+    }
+
+    /// Lets `process` find the same store, unless that would put a password into its environment.
+    pub(crate) fn tell(&self, process: &mut Command) {
+        let Some(url) = self.url.as_deref().filter(|_| self.is_from_option) else { return };
+        process.env_remove(URL).env_remove(URL_FILE);
+        if !has_password(url) {
+            process.env(URL, url);
+        }
+    }
+}
+
+fn of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Option<String>, Error> {
+    let text = match (url, file) {
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => {
+            return Err(invalid(format!("{URL} and {URL_FILE} are both set; unset one of them")));
+        }
+        (Some(url), None) => url.into_string().map_err(|_| invalid(format!("{URL} is not UTF-8 text")))?,
+        (None, Some(path)) => first_line(Path::new(&path))?,
+    };
+    if text.trim().is_empty() {
+        return Err(invalid(format!(
+            "{URL}, or the first line of the file that {URL_FILE} names, is empty; unset it for the default, or set the URL of a store, such as file:///DIRECTORY"
+        )));
+    }
+    Ok(Some(text))
+}
+
+fn first_line(path: &Path) -> Result<String, Error> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let message = format!("cannot read {}, which {URL_FILE} names: {error}", path.display());
+        invalid(message).with_source(error)
+    })?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// The directory of the locks where no store is named. A systemd unit has directories of its own, and often no
+/// home: first the one that outlives it, where tokens go on growing and windows last.
+pub(crate) fn default_dir() -> Result<PathBuf, Error> {
+    let of_unit = [env::var_os("STATE_DIRECTORY"), env::var_os("RUNTIME_DIRECTORY")];
+    match of_unit.into_iter().flatten().find_map(first_absolute) {
+        Some(directory) => Ok(directory.join("leasehold")),
+        None => leasehold::file::default_dir(),
+    }
+}
+
+/// A unit may have several directories, with colons between them.
+fn first_absolute(paths: OsString) -> Option<PathBuf> {
+    env::split_paths(&paths).find(|path| path.is_absolute())
+}
+
+/// Whether the URL has a password, or cannot be read well enough to tell.
+fn has_password(url: &str) -> bool {
+    Url::parse(url.trim())
+        .map_or(true, |url| url.password().is_some() || url.query_pairs().any(|(name, _)| name == "password"))
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_may_be_in_two_places() {
+        for (url, has) in [
+            ("postgres://app@db/x", false),
+            ("postgres://app:pw@db/x", true),
+            ("postgres://db/x?user=app&password=pw", true),
+            ("file:///var/lib/locks", false),
+            ("postgres://app:a/b@db/x", true),
+        ] {
+            assert_eq!(has_password(url), has, "{url}");
+        }
+    }
+
+    #[test]
+    fn of_several_directories_of_a_unit_the_first_counts() {
+        let first = |text: &str| first_absolute(text.into()).map(|path| path.display().to_string());
+        assert_eq!(first("/var/lib/a:/var/lib/b").as_deref(), Some("/var/lib/a"));
+        assert_eq!(first("relative"), None);
+        assert_eq!(first(""), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! What is said while a lock is waited for.
+
+use std::cell::Cell;
+use std::future::pending;
+use std::time::Duration;
+
+use leasehold::{HolderId, KeyInfo, Lock, LockKey};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::admin;
+use crate::output::Notes;
+use crate::patience::{AGAIN, Outage};
+
+/// How long a wait is silent.
+const SILENT: Duration = Duration::from_secs(2);
+
+/// How often to look whether somebody else is waited for.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// How long to look for the holder's name, for a message.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The run around this one, if that was for the same key.
+pub(crate) fn run_around(key: &LockKey) -> Option<HolderId> {
+    let outer = std::env::var("LEASEHOLD_KEY").ok().filter(|outer| outer == key.as_str());
+    outer.and_then(|_| std::env::var("LEASEHOLD_HOLDER").ok()?.parse().ok())
+}
+
+/// Says what is waited for, again when the holder changes and once a minute; sets `said` then. Ends only when the
+/// key turns out to be held by `around`, which would be waited for without an end.
+pub(crate) async fn tell(
+    lock: &dyn Lock,
+    key: &LockKey,
+    around: Option<HolderId>,
+    notes: Notes,
+    outage: &mut Outage,
+    said: &Cell<bool>,
+) {
+    if around.is_some() && is_held_by(look(lock, key).await, around) {
+        return;
+    }
+    if notes.quiet && around.is_none() {
+        return pending().await;
+    }
+    sleep(SILENT).await;
+    let mut last: Option<(Vec<Option<HolderId>>, Instant)> = None;
+    loop {
+        let seen = match look(lock, key).await {
+            Seen::Failed(error) if error.is_retryable() => {
+                outage.tell(&error);
+                None
+            }
+            Seen::Answer(seen) => {
+                outage.end();
+                Some(seen)
+            }
+            Seen::Failed(_) | Seen::Nothing => None,
+        };
+        let holders = match (&seen, &last) {
+            (Some(seen), _) => seen.holders.iter().map(|hold| hold.holder).collect(),
+            // Nothing was learnt: that nobody is known is no change.
+            (None, Some((holders, _))) => holders.clone(),
+            (None, None) => Vec::new(),
+        };
+        let is_news = last.as_ref().is_none_or(|(shown, at)| *shown != holders || at.elapsed() >= AGAIN);
+        if is_news {
+            let holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
+            notes.say(&format!("waiting for \"{key}\" on {lock}{holder}"));
+            said.set(true);
+            last = Some((holders, Instant::now()));
+        }
+        if seen.is_some_and(|seen| is_held_by(Seen::Answer(seen), around)) {
+            return;
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// `, held by ...`, as far as the store tells soon enough.
+pub(crate) async fn holder_of(lock: &dyn Lock, key: &LockKey) -> String {
+    match look(lock, key).await {
+        Seen::Answer(seen) => admin::in_words(&seen),
+        _ => String::new(),
+    }
+}
+
+/// What a look at the key has brought.
+enum Seen {
+    Answer(KeyInfo),
+    Failed(leasehold::Error),
+    /// The store does not tell, or not soon enough.
+    Nothing,
+}
+
+async fn look(lock: &dyn Lock, key: &LockKey) -> Seen {
+    let Some(admin) = lock.admin() else { return Seen::Nothing };
+    match timeout(LOOK, admin.inspect(key)).await {
+        Ok(Ok(seen)) => Seen::Answer(seen),
+        Ok(Err(error)) => Seen::Failed(error),
+        Err(_) => Seen::Nothing,
+    }
+}
+
+fn is_held_by(seen: Seen, holder: Option<HolderId>) -> bool {
+    match seen {
+        Seen::Answer(seen) => {
+            holder.is_some() && seen.is_held() && seen.holders.iter().any(|hold| hold.holder == holder)
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,61 @@
+//! What people who come from flock(1) type.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use support::{Beside, Store, finish, with};
+
+#[test]
+fn a_string_goes_through_the_shell() {
+    let store = Store::new();
+    let (code, stdout, stderr) = finish(&mut with(store.tool("run k -c"), ["echo a | tr a b; exit 3"]));
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (3, "b\n", ""));
+    for arguments in [vec!["run", "k", "-c", "true", "--", "true"], vec!["run", "k", "-c"]] {
+        assert_eq!(finish(&mut with(store.tool(""), &arguments)).0, 64, "{arguments:?}");
+    }
+}
+
+#[test]
+fn short_options_are_those_of_flock() {
+    let store = Store::new();
+    let mut holder = Beside::start(&mut store.run("k", "echo begun; read line"));
+    holder.line();
+    for (options, expected) in
+        [("-n", 75), ("-w 0", 75), ("-w 0.05", 75), ("-w 50ms", 75), ("-n -E 1", 1), ("-nE0", 0)]
+    {
+        let (code, stdout, stderr) = finish(&mut store.run(&format!("k {options}"), "echo ran"));
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{options}: {stderr}");
+    }
+    holder.go_on();
+    let (code, stdout, stderr) = finish(&mut store.run("k -w 30", "echo ran"));
+    assert_eq!((code, stdout.as_str()), (0, "ran\n"), "{stderr}");
+}
+
+#[test]
+fn only_w_takes_a_number_without_a_unit() {
+    let store = Store::new();
+    for (options, hint) in [
+        ("--wait 5", "30s"),
+        ("--wait 0", "30s"),
+        ("-w 5x", "30s"),
+        ("-w 5 --wait 5s", "cannot be used with"),
+        ("-w 5 -n", "cannot be used with"),
+    ] {
+        let (code, stdout, stderr) = finish(&mut store.run(&format!("k {options}"), "echo ran"));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{options}: {stderr}");
+        assert!(stderr.contains(hint), "{options}: {stderr}");
+    }
+}
+
+#[test]
+fn who_leaves_out_the_dashes_is_told() {
+    let tip = "put -- before the command";
+    for arguments in ["run k true", "run -n k true", "--quiet run k ./deploy.sh now", "run k http://svc/x"] {
+        let (code, _, stderr) = finish(&mut Store::new().tool(arguments));
+        assert!(code == 64 && stderr.contains(tip), "{arguments}: {stderr}");
+    }
+    for arguments in ["run k --frobnicate -- true", "list a b", "inspect"] {
+        let (code, _, stderr) = finish(&mut Store::new().tool(arguments));
+        assert!(code == 64 && !stderr.contains(tip), "{arguments}: {stderr}");
+    }
+}

@@ -1,0 +1,89 @@
+//! `leasehold lock`: held until standard input is closed.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Beside, Store, finish};
+
+#[test]
+fn the_lock_is_held_until_standard_input_is_closed() {
+    let store = Store::new();
+    let mut holder =
+        Beside::start(support::tool().env("LEASEHOLD_URL", store.url()).args(["lock", "two words"]));
+    let line = holder.line();
+    let (token, rest) = line.split_once(' ').unwrap();
+    let (id, key) = rest.split_once(' ').unwrap();
+    assert_eq!(key, "two words");
+    assert!(token.parse::<u64>().unwrap() > 0);
+    let inspect = |json: &str| {
+        let mut command = support::tool();
+        finish(command.env("LEASEHOLD_URL", store.url()).args(["inspect", "two words", json]))
+    };
+    let seen: Value = serde_json::from_str(&inspect("--json").1).unwrap();
+    assert_eq!((&seen["holder"], &seen["token_text"]), (&Value::from(id), &Value::from(token)));
+    // What is written there does not matter.
+    holder.go_on();
+    holder.close_stdin();
+    assert_eq!((holder.code(), holder.rest_of_stdout().as_str()), (0, ""));
+    assert_eq!(inspect("--json").0, 1, "free");
+}
+
+#[test]
+fn machines_get_one_line_of_json() {
+    let store = Store::new();
+    let mut holder = Beside::start(&mut store.tool("lock k --json"));
+    let value: Value = serde_json::from_str(&holder.line()).unwrap();
+    let names: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names, ["holder", "key", "token", "token_text"]);
+    assert_eq!(
+        (&value["key"], value["token"].to_string()),
+        (&"k".into(), value["token_text"].as_str().unwrap().into())
+    );
+}
+
+#[test]
+fn a_signal_releases_it() {
+    let store = Store::new();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+        let mut holder = Beside::start(&mut store.tool("lock k"));
+        holder.line();
+        let mut waiter = Beside::start(&mut store.tool("lock k"));
+        assert!(waiter.note().contains("waiting for \"k\""));
+        waiter.signal(signal);
+        assert_eq!(waiter.code(), 128 + signal.as_raw(), "the wait is ended as that of a run");
+        holder.signal(signal);
+        assert_eq!((holder.code(), holder.rest_of_stderr().as_str()), (0, ""));
+        assert!(store.is_free("k"));
+    }
+}
+
+#[test]
+fn a_loss_ends_it() {
+    let store = Store::new();
+    let mut holder = Beside::start(&mut store.tool("lock k --max-hold 100ms"));
+    holder.line();
+    assert_eq!(holder.code(), 76);
+    let said = holder.rest_of_stderr();
+    assert!(
+        said.contains("lost the lock \"k\"") && said.contains("error: the lock \"k\" was lost"),
+        "{said}"
+    );
+}
+
+#[test]
+fn it_is_asked_for_as_by_run() {
+    let store = Store::new();
+    let mut holder = Beside::start(&mut store.tool("lock k --label mine"));
+    holder.line();
+    for (options, expected) in [("--no-wait", 75), ("-n -E 3", 3), ("-w 0.05", 75), ("--wait 50ms", 75)] {
+        let (code, stdout, stderr) = finish(&mut store.tool(&format!("lock k {options}")));
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{options}: {stderr}");
+        assert!(stderr.contains("(mine)"), "{stderr}");
+    }
+    let (code, stdout, _) = finish(&mut store.tool("lock other --once-per 1h"));
+    assert!(code == 0 && !stdout.is_empty(), "closed input releases at once");
+    let (code, stdout, stderr) = finish(&mut store.tool("lock other --once-per 1h --not-due-exit-code 9"));
+    assert_eq!((code, stdout.as_str()), (9, ""), "{stderr}");
+}

@@ -1,0 +1,128 @@
+//! What somebody who waits is told, and how we name ourselves.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Beside, Store, finish, with};
+
+const HOLD: &str = "echo begun; read line";
+
+#[test]
+fn a_wait_says_for_whom_and_since_when_and_how_long_it_took() {
+    let store = Store::new();
+    let mut holder = Beside::start(&mut store.run("k --label nightly", HOLD));
+    holder.line();
+    let mut quiet = Beside::start(&mut store.run("k -q", "echo quiet"));
+    let mut waiter = Beside::start(&mut store.run("k", "echo ran"));
+    let note = waiter.note();
+    let who = format!(", held by pid {} (nightly) since 2", holder.id());
+    assert!(
+        note.contains("waiting for \"k\" on file:") && note.contains(&who) && note.ends_with('Z'),
+        "{note}"
+    );
+    holder.go_on();
+    assert_eq!(waiter.line(), "ran");
+    let rest = waiter.rest_of_stderr();
+    assert!(rest.contains("granted after ") && rest.lines().count() == 1, "{rest}");
+    assert_eq!((quiet.line().as_str(), quiet.code()), ("quiet", 0));
+    assert_eq!(quiet.rest_of_stderr(), "");
+    let (_, _, stderr) = finish(&mut store.run("k", "exit 0"));
+    assert_eq!(stderr, "", "a grant at once is not worth a word");
+}
+
+#[test]
+fn a_wait_says_so_when_the_holder_changes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let database = runtime.block_on(test_servers::fresh_database());
+    let rest = database.url().split_once("://").unwrap().1;
+    let joint = if rest.contains('?') { '&' } else { '?' };
+    let url = format!("postgres+row://{rest}{joint}install=true");
+    let run = |label: &str, script: &str| {
+        let mut command = support::tool();
+        command.env("LEASEHOLD_URL", &url).args(["run", "k", "--label", label, "--", "sh", "-c", script]);
+        command
+    };
+    let mut first = Beside::start(&mut run("first", HOLD));
+    first.line();
+    let mut waiter = Beside::start(&mut run("waiter", "echo ran"));
+    let note = waiter.note();
+    assert!(note.contains("(first)"), "{note}");
+    // While it is stopped, another comes first: rows have no order of waiters.
+    waiter.signal(Signal::STOP);
+    first.go_on();
+    assert_eq!(first.code(), 0);
+    let mut second = Beside::start(&mut run("second", HOLD));
+    second.line();
+    waiter.signal(Signal::CONT);
+    let note = waiter.note();
+    assert!(note.contains("waiting for \"k\"") && note.contains("(second)"), "{note}");
+    second.go_on();
+    assert_eq!((waiter.line().as_str(), waiter.code()), ("ran", 0));
+    assert!(waiter.note().contains("granted after "));
+}
+
+#[test]
+fn a_run_that_would_wait_for_itself_is_told() {
+    let store = Store::new();
+    let tool = env!("CARGO_BIN_EXE_leasehold");
+    for (options, expected) in [("", 75), ("--wait 1h", 75), ("-q -E 9", 9)] {
+        let (code, stdout, stderr) =
+            finish(&mut store.run("a", &format!("{tool} run a {options} -- echo ran")));
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
+        assert!(stderr.contains("you hold \"a\" already"), "{stderr}");
+    }
+    // Another store has another lock of that name.
+    let elsewhere = format!("{tool} --url {} run a -- echo ran", Store::new().url());
+    assert_eq!(finish(&mut store.run("a", &elsewhere)).1, "ran\n");
+}
+
+#[test]
+fn a_hold_without_a_label_says_who_runs_what() {
+    let store = Store::new();
+    let mut tool = Beside::start(&mut store.run("k", HOLD));
+    tool.line();
+    let (_, stdout, _) = finish(&mut with(store.tool("inspect k --json"), [""; 0]));
+    let value: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let label = value["label"].as_str().unwrap();
+    let (user, rest) = label.split_once('@').unwrap();
+    let id = std::process::Command::new("id").arg("-un").output().unwrap().stdout;
+    assert_eq!(user, String::from_utf8(id).unwrap().trim());
+    assert!(rest.ends_with(&format!(" sh pid {}", tool.id())), "{label}");
+}
+
+#[test]
+fn nothing_that_is_shown_turns_a_line_around() {
+    let store = Store::new();
+    let key = "bidi\u{202e}evil";
+    let mut run = with(store.tool("run --label"), ["la\u{202e}bel", key, "--", "sh", "-c", HOLD]);
+    let mut tool = Beside::start(&mut run);
+    tool.line();
+    for command in [
+        store.tool("list"),
+        with(store.tool("inspect"), [key]),
+        with(store.tool("run -n"), [key, "--", "true"]),
+    ] {
+        let mut command = command;
+        let (_, stdout, stderr) = finish(&mut command);
+        let shown = stdout + &stderr;
+        assert!(shown.contains("bidi\\u{202e}evil") && !shown.contains('\u{202e}'), "{shown}");
+    }
+}
+
+#[test]
+fn every_step_is_told_to_who_asks() {
+    let store = Store::new();
+    let (code, _, stderr) = finish(&mut store.run("k -v", "exit 0"));
+    assert_eq!(code, 0);
+    let steps = [
+        "connecting to the store",
+        "connected to file:",
+        "asking for \"k\"",
+        "granted after",
+        "released \"k\"",
+    ];
+    let at: Vec<_> = steps.iter().map(|step| stderr.find(step)).collect();
+    assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{stderr}");
+    assert_eq!(finish(&mut store.run("k -v -q", "exit 0")).0, 64);
+}
