@@ -94,6 +94,7 @@ impl Key {
 
 /// List what is locked: who, since when, for how long.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold list ledger: --watch=5")]
 pub(crate) struct List {
     /// Only keys that begin with this.
     #[arg(default_value = "", hide_default_value = true)]
@@ -114,6 +115,7 @@ pub(crate) struct List {
 
 /// Show who holds a key. Exits with 1 when it is free.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold inspect deploy")]
 pub(crate) struct Inspect {
     #[command(flatten)]
     pub(crate) key: Key,
@@ -128,6 +130,9 @@ pub(crate) struct Inspect {
 /// A store whose holds are kept by sessions (postgres://) cannot end one hold alone: --session ends the
 /// session that keeps the key, and everything else that it keeps with it.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  leasehold release deploy --force --holder 0123456789abcdef0123456789abcdef-1"
+)]
 pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) key: Key,
@@ -155,6 +160,7 @@ pub(crate) struct Release {
 
 /// Print or install what the Postgres stores keep in a database.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold schema apply --url postgres://admin@db/app --grant-to app")]
 pub(crate) struct Schema {
     #[command(subcommand)]
     pub(crate) command: SchemaCommand,
@@ -171,6 +177,7 @@ pub(crate) enum SchemaCommand {
 ///
 /// Connects to nothing. Pipe it into psql, or keep it with your migrations.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold schema print --grant-to app | psql -v ON_ERROR_STOP=1")]
 pub(crate) struct SchemaPrint {
     /// The name of the schema [default: that of the URL, or else leasehold].
     #[arg(long, value_name = "NAME")]
@@ -194,6 +201,7 @@ pub(crate) struct SchemaGrants {
 
 /// Try the store: does it work, what can it do, what should be mended.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold check --json")]
 pub(crate) struct Check {
     /// Print a JSON object.
     #[arg(long)]
@@ -221,6 +229,7 @@ pub(crate) struct Gc {
 /// Columns that are not named are found by their usual names: id; state or status; queue_id; group_id or
 /// entity_id; owner or process_id; epoch; lease_until; taken_at; attempts_left or retries_left; error.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold claims app.request --queue queue_id")]
 pub(crate) struct Claims {
     /// The table, as TABLE or SCHEMA.TABLE.
     pub(crate) table: String,
@@ -288,6 +297,7 @@ pub(crate) struct Claims {
 
 /// Print the completions of a shell.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold completions bash > /etc/bash_completion.d/leasehold")]
 pub(crate) struct Completions {
     /// The shell.
     pub(crate) shell: clap_complete::Shell,
@@ -295,6 +305,7 @@ pub(crate) struct Completions {
 
 /// Print the manual page of this tool or of one of its subcommands.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold man run | man -l -")]
 pub(crate) struct Man {
     /// The subcommand.
     pub(crate) subcommand: Option<String>,

@@ -36,10 +36,6 @@ Exit codes:
 
 `run` passes on any other exit code of its command.";
 
-/// What `run` and `lock` say about them.
-pub(crate) const HELP_RUN: &str = "Exit codes: of the command; 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost; \
-    all of them in `leasehold --help`.";
-
 /// The code after signal `number`.
 pub(crate) fn of_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)

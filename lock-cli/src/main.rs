@@ -15,6 +15,7 @@ mod gc;
 mod grant;
 mod hold;
 mod look;
+mod manual;
 mod output;
 mod patience;
 mod place;
@@ -29,7 +30,7 @@ mod who;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
-use leasehold::{Error, ErrorKind};
+use leasehold::Error;
 
 use crate::args::{Args, Command};
 use crate::output::Notes;
@@ -134,25 +135,6 @@ async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
             output::bytes(&script);
             Ok(0)
         }
-        Command::Man(man) => manual(man.subcommand.as_deref()),
+        Command::Man(man) => manual::manual(man.subcommand.as_deref()),
     }
-}
-
-fn manual(subcommand: Option<&str>) -> Result<u8, Error> {
-    let mut command = Args::command();
-    command.build();
-    if let Some(name) = subcommand {
-        command = command.find_subcommand(name).cloned().ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidOption,
-                format!("there is no subcommand {name:?}; `leasehold --help` lists them"),
-            )
-        })?;
-    }
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command)
-        .render(&mut page)
-        .map_err(|error| output::system("cannot render the manual", error))?;
-    output::bytes(&page);
-    Ok(0)
 }

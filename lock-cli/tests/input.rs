@@ -198,10 +198,56 @@ fn completions_and_manual() {
     }
     let (code, page, stderr) = finish(tool().arg("man"));
     assert_eq!((code, stderr.as_str()), (0, ""));
-    assert!(page.contains(".TH") && page.contains("Exit codes"), "{page}");
+    let sections = [
+        "NAME",
+        "SYNOPSIS",
+        "DESCRIPTION",
+        "OPTIONS",
+        "EXIT STATUS",
+        "ENVIRONMENT",
+        "FILES",
+        "EXAMPLES",
+        "SEE ALSO",
+    ];
+    let at: Vec<_> = sections
+        .iter()
+        .map(|section| {
+            page.lines().position(|line| {
+                line.strip_prefix(".SH ").is_some_and(|title| title.trim_matches('"') == *section)
+            })
+        })
+        .collect();
+    assert!(page.contains(".TH") && at.iter().all(Option::is_some) && at.is_sorted(), "{at:?} {page}");
     let (code, page, _) = finish(tool().args(["man", "run"]));
     assert_eq!(code, 0);
-    assert!(page.contains("leasehold\\-run") && page.contains("\\-\\-grace"), "{page}");
+    assert!(
+        page.contains("\nleasehold run [OPTIONS] KEY \\-\\- COMMAND") && page.contains("\\-\\-grace"),
+        "{page}"
+    );
+    // Those of all commands are on the first page alone.
+    assert!(page.contains(".SH \"EXIT STATUS\"\nSee leasehold(1).") && !page.contains("127"), "{page}");
+}
+
+#[test]
+fn the_help_of_each_command_has_an_example() {
+    for command in [
+        "run",
+        "lock",
+        "list",
+        "inspect",
+        "release",
+        "check",
+        "claims",
+        "schema",
+        "schema print",
+        "completions",
+        "man",
+    ] {
+        for option in ["-h", "--help"] {
+            let (code, stdout, _) = finish(tool().args(command.split(' ')).arg(option));
+            assert!(code == 0 && stdout.contains("Example:\n  "), "{command}: {stdout}");
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use rustix::process::Signal;
 use support::{Beside, Store, finish, with};
 
@@ -48,6 +50,7 @@ fn a_wait_says_so_when_the_holder_changes() {
     let mut waiter = Beside::start(&mut run("waiter", "echo ran"));
     let note = waiter.note();
     assert!(note.contains("(first)"), "{note}");
+    let said = Instant::now();
     // While it is stopped, another comes first: rows have no order of waiters.
     waiter.signal(Signal::STOP);
     first.go_on();
@@ -57,6 +60,8 @@ fn a_wait_says_so_when_the_holder_changes() {
     waiter.signal(Signal::CONT);
     let note = waiter.note();
     assert!(note.contains("waiting for \"k\"") && note.contains("(second)"), "{note}");
+    // After a minute it would be said in any case.
+    assert!(said.elapsed() < Duration::from_secs(55), "{:?}", said.elapsed());
     second.go_on();
     assert_eq!((waiter.line().as_str(), waiter.code()), ("ran", 0));
     assert!(waiter.note().contains("granted after "));

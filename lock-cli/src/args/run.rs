@@ -5,7 +5,19 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::{Acquire, duration};
-use crate::exit;
+
+const RUN_HELP: &str = "\
+Example:
+  leasehold run deploy --wait 5m -- ./deploy.sh production
+
+Exit codes: of the command; 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost.
+All of them, and the environment, are in `leasehold --help` and `leasehold man`.";
+
+const HOLD_HELP: &str = "\
+Example:
+  coproc LOCK { leasehold lock deploy; }; read -r token holder key <&\"${LOCK[0]}\"
+
+Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost.";
 
 /// Wait for the lock, run a command while holding it, pass on its exit code.
 ///
@@ -18,8 +30,7 @@ use crate::exit;
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold run [OPTIONS] KEY -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY -c STRING",
-    after_help = "Example:\n  leasehold run deploy --wait 5m -- ./deploy.sh production",
-    after_long_help = exit::HELP_RUN
+    after_help = RUN_HELP
 )]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -71,8 +82,7 @@ pub(crate) enum OnLoss {
 /// a script, it is closed or empty, and the lock is released at once.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example (bash):\n  coproc LOCK { leasehold lock deploy; }; read -r token holder key <&\"${LOCK[0]}\"",
-    after_long_help = exit::HELP_RUN
+    after_help = HOLD_HELP
 )]
 pub(crate) struct Hold {
     #[command(flatten)]
