@@ -135,6 +135,9 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
 }
 
 fn cannot_run(program: &std::ffi::OsStr, error: &io::Error) -> u8 {
-    output::problem(&format!("cannot run {}: {error}", program.display()));
-    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE }
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    let is_line = is_missing && program.as_encoded_bytes().contains(&b' ');
+    let tip = if is_line { "; a line for the shell goes behind -c: leasehold run KEY -c STRING" } else { "" };
+    output::problem(&format!("cannot run {}: {error}{tip}", program.display()));
+    if is_missing { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE }
 }

@@ -128,9 +128,9 @@ async fn acquire(
         Ok(guard) => {
             let granted = format!("granted after {}", output::duration(started.elapsed()));
             if said.get() {
-                notes.say(&granted)
+                notes.say(&granted);
             } else {
-                notes.detail(&granted)
+                notes.detail(&granted);
             }
             Ok(Acquired::Granted(guard))
         }

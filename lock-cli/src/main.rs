@@ -10,6 +10,7 @@ mod args;
 mod check;
 mod child;
 mod claims;
+mod completions;
 mod exit;
 mod gc;
 mod grant;
@@ -29,7 +30,7 @@ mod who;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::Parser as _;
 use leasehold::Error;
 
 use crate::args::{Args, Command};
@@ -130,9 +131,7 @@ async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
         Command::Claims(claims) => claims::claims(&claims, place()?.url()).await,
         Command::Schema(schema) => schema::schema(&schema, place()?.url()).await,
         Command::Completions(completions) => {
-            let mut script = Vec::new();
-            clap_complete::generate(completions.shell, &mut Args::command(), "leasehold", &mut script);
-            output::bytes(&script);
+            completions::print(completions.shell);
             Ok(0)
         }
         Command::Man(man) => manual::manual(man.subcommand.as_deref()),

@@ -59,3 +59,12 @@ fn who_leaves_out_the_dashes_is_told() {
         assert!(code == 64 && !stderr.contains(tip), "{arguments}: {stderr}");
     }
 }
+
+#[test]
+fn a_line_for_the_shell_that_is_run_as_a_program_gets_a_tip() {
+    let store = Store::new();
+    let (code, _, stderr) = finish(&mut with(store.tool("run k --"), ["echo a | cat"]));
+    assert!(code == 127 && stderr.contains("-c STRING"), "{stderr}");
+    let (code, _, stderr) = finish(&mut with(store.tool("run k --"), ["no-such-command", "a b"]));
+    assert!(code == 127 && !stderr.contains("-c STRING"), "{stderr}");
+}

@@ -173,6 +173,30 @@ fn monitoring() {
 }
 
 #[test]
+fn bash_completes_keys() {
+    let machine = Machine::new();
+    let _holders = ["ledger:41", "ledger:42", "report"].map(|key| machine.hold(key));
+    let completed = |line: &str| {
+        let script = format!(
+            "source <(leasehold completions bash); read -ra COMP_WORDS <<< '{line}x'; \
+             COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMP_WORDS[COMP_CWORD]=${{COMP_WORDS[COMP_CWORD]%x}}; \
+             COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; \
+             _leasehold_with_keys leasehold \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"; \
+             printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        );
+        let (_, stdout, stderr) = finish(machine.command("bash").args(["-c", &script]));
+        assert_eq!(stderr, "");
+        stdout.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(completed("leasehold inspect rep"), ["report"]);
+    assert_eq!(completed("leasehold release ledger:4"), ["41", "42"], "behind the colon");
+    let all = completed("leasehold inspect ");
+    assert!(all.contains(&"report".to_owned()) && all.contains(&"--json".to_owned()), "{all:?}");
+    assert_eq!(completed("leasehold insp"), ["inspect"]);
+    assert_eq!(completed("leasehold inspect --js"), ["--json"]);
+}
+
+#[test]
 fn every_block_is_run() {
     let run = ["whole-script", "some-commands", "some-commands-sh", "as-flock", "monitoring"];
     assert_eq!(blocks("sh").chain(blocks("bash")).count(), run.len());

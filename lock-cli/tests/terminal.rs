@@ -1,5 +1,5 @@
 //! On a terminal a run is like its command: the terminal's foreground, Ctrl-C and job control are untouched.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 #![cfg(target_os = "linux")]
 
 mod support;
