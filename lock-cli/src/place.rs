@@ -1,5 +1,6 @@
 //! Which store is meant: `--url`, the environment, or files in a directory of this user or unit.
 
+use std::borrow::Cow;
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,10 @@ use std::sync::Arc;
 
 use leasehold::{Error, ErrorKind, Lock};
 use tokio::process::Command;
-use url::Url;
+use url::{Url, form_urlencoded};
+
+use crate::schema::is_postgres;
+use crate::who;
 
 /// Holds the URL of the store.
 const URL: &str = "LEASEHOLD_URL";
@@ -37,7 +41,7 @@ impl Place {
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Lock>, Error> {
         match &self.url {
-            Some(url) => leasehold::connect(url).await,
+            Some(url) => leasehold::connect(&signed(url)).await,
             None => Ok(Arc::new(leasehold::file::connect(default_dir()?)?)),
         }
     }
@@ -92,6 +96,19 @@ fn first_absolute(paths: OsString) -> Option<PathBuf> {
     env::split_paths(&paths).find(|path| path.is_absolute())
 }
 
+/// The URL, by which a Postgres server also learns who we are, unless it or the environment names the application.
+fn signed(url: &str) -> Cow<'_, str> {
+    let is_named = |url: &Url| url.query_pairs().any(|(name, _)| name == "application_name");
+    match Url::parse(url.trim()) {
+        Ok(parsed) if is_postgres(url) && !is_named(&parsed) && env::var_os("PGAPPNAME").is_none() => {
+            let joint = if parsed.query().is_some() { '&' } else { '?' };
+            let name: String = form_urlencoded::byte_serialize(who::application().as_bytes()).collect();
+            format!("{}{joint}application_name={name}", url.trim()).into()
+        }
+        _ => url.into(),
+    }
+}
+
 /// Whether the URL has a password, or cannot be read well enough to tell.
 fn has_password(url: &str) -> bool {
     Url::parse(url.trim())
@@ -116,6 +133,18 @@ mod tests {
             ("postgres://app:a/b@db/x", true),
         ] {
             assert_eq!(has_password(url), has, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_server_learns_who_we_are_unless_that_is_said() {
+        for (url, joint) in [("postgres://app@db/x", "?"), ("postgres+row://app:p%3Fw@db/x?poll=1s", "&")] {
+            let signed = signed(url);
+            let name = signed.strip_prefix(url).and_then(|rest| rest.strip_prefix(joint)).unwrap();
+            assert!(name.starts_with("application_name=leasehold+") && name.contains("%40"), "{signed}");
+        }
+        for url in ["memory:", "file:///x", "postgres://db/x?application_name=mine", "not a URL"] {
+            assert_eq!(signed(url), url);
         }
     }
 

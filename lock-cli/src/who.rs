@@ -3,16 +3,30 @@
 /// The stores keep so much of a label.
 const LONGEST: usize = 256;
 
+/// A Postgres server keeps so much of the name of an application.
+const LONGEST_NAME: usize = 63;
+
 /// The label of a hold that was given none: `USER@HOST PROGRAM pid N`.
 pub(crate) fn label(program: &str) -> String {
-    let user = whoami::username().unwrap_or_else(|_| "?".to_owned());
-    let host = whoami::hostname().unwrap_or_else(|_| "?".to_owned());
-    compose(&user, &host, program, std::process::id())
+    compose(&us(), program, std::process::id())
 }
 
-fn compose(user: &str, host: &str, program: &str, pid: u32) -> String {
+/// What a Postgres server shows of our sessions: `leasehold USER@HOST`.
+pub(crate) fn application() -> String {
+    let mut name = format!("leasehold {}", us());
+    name.truncate(name.floor_char_boundary(LONGEST_NAME));
+    name
+}
+
+fn us() -> String {
+    let user = whoami::username().unwrap_or_else(|_| "?".to_owned());
+    let host = whoami::hostname().unwrap_or_else(|_| "?".to_owned());
+    format!("{user}@{host}")
+}
+
+fn compose(us: &str, program: &str, pid: u32) -> String {
     let end = format!(" pid {pid}");
-    let start: String = format!("{user}@{host} {program}").chars().filter(|c| *c != '\0').collect();
+    let start: String = format!("{us} {program}").chars().filter(|c| *c != '\0').collect();
     // The end is what tells two apart, so it stays.
     let kept = start.floor_char_boundary(LONGEST - end.len());
     format!("{}{end}", &start[..kept])
@@ -24,9 +38,9 @@ mod tests {
 
     #[test]
     fn a_label_fits_whatever_the_program_is_called() {
-        assert_eq!(compose("app", "web1", "report.sh", 42), "app@web1 report.sh pid 42");
+        assert_eq!(compose("app@web1", "report.sh", 42), "app@web1 report.sh pid 42");
         for program in ["\u{e9}".repeat(300), "x".repeat(300)] {
-            let label = compose("app", "web1", &program, u32::MAX);
+            let label = compose("app@web1", &program, u32::MAX);
             assert!(label.len() <= LONGEST && label.ends_with(" pid 4294967295"), "{label}");
         }
     }

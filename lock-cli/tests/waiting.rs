@@ -97,6 +97,34 @@ fn a_hold_without_a_label_says_who_runs_what() {
 }
 
 #[test]
+fn a_server_is_told_whose_the_session_is() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let database = runtime.block_on(test_servers::fresh_database());
+    let rest = database.url().split_once("://").unwrap().1;
+    let joint = if rest.contains('?') { '&' } else { '?' };
+    let id = std::process::Command::new("id").arg("-un").output().unwrap().stdout;
+    let us = format!("leasehold {}@", String::from_utf8(id).unwrap().trim());
+    for (parameters, expected) in
+        [("install=true", us.as_str()), ("install=true&application_name=mine", "mine pid ")]
+    {
+        let url = format!("postgres+row://{rest}{joint}{parameters}");
+        let tool = |arguments: &str| {
+            let mut command = support::tool();
+            command.env("LEASEHOLD_URL", &url).env_remove("PGAPPNAME").args(arguments.split(' '));
+            command
+        };
+        let mut holder = Beside::start(&mut tool("lock k"));
+        holder.line();
+        let value: serde_json::Value =
+            serde_json::from_str(&finish(&mut tool("inspect k --json")).1).unwrap();
+        let owner = value["owner"].as_str().unwrap();
+        assert!(owner.starts_with(expected) && owner.contains(&format!("pid {}", holder.id())), "{owner}");
+        holder.close_stdin();
+        assert_eq!(holder.code(), 0);
+    }
+}
+
+#[test]
 fn nothing_that_is_shown_turns_a_line_around() {
     let store = Store::new();
     let key = "bidi\u{202e}evil";
