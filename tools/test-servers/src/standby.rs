@@ -157,7 +157,8 @@ fn belongs_to_a_copy(folder: &str, name: &str) -> bool {
     const EMPTIED: [&str; 7] =
         ["pg_wal", "pg_replslot", "pg_dynshmem", "pg_notify", "pg_serial", "pg_snapshots", "pg_subtrans"];
     let is_temporary = name.starts_with("pgsql_tmp") || name.starts_with("pg_internal.init");
-    !is_temporary && !EMPTIED.contains(&folder) && !(folder.is_empty() && OF_THE_PROCESS.contains(&name))
+    let is_of_the_process = folder.is_empty() && OF_THE_PROCESS.contains(&name);
+    !(is_temporary || is_of_the_process || EMPTIED.contains(&folder))
 }
 
 /// Copies what is wanted of `from`, for the user of the server. `is_wanted` is asked with the name of the topmost
