@@ -228,7 +228,6 @@ pub fn outcome_unknown(error: &sqlx::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::error::Error as _;
     use std::io;
 
     #[test]

@@ -11,6 +11,7 @@ use crate::upkeep::Watch;
 /// A store that can do nothing but purge: it removes the whole page.
 const PURGES: Dialect = Dialect {
     kind: "lease",
+    stores: crate::schema::Stores::Lease,
     grant_one: "",
     retake_one: "",
     grant_free: "",
