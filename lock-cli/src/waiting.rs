@@ -64,7 +64,10 @@ pub(crate) async fn tell(
         };
         let is_news = last.as_ref().is_none_or(|(shown, at)| *shown != holders || at.elapsed() >= AGAIN);
         if is_news {
-            let holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
+            let mut holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
+            if seen.is_some() && holder.is_empty() {
+                holder.push_str("; nobody is seen to hold it: waiting for the store");
+            }
             notes.say(&format!("waiting for \"{key}\" on {lock}{holder}"));
             said.set(true);
             last = Some((holders, Instant::now()));

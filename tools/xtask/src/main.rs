@@ -27,7 +27,8 @@ usage: cargo xtask JOB
   api         the public interface alone; with --update, docs/public-api becomes what it is now
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
-              `bench postgres`, `bench claims` or `bench companions` (middleware and idempotency keys)
+              `bench postgres`, `bench claims`, `bench companions` (middleware and idempotency keys) or
+              `bench files` (crowds of processes, beside flock)
   ci          lint, deps, test and test --tls, and the core of the stores' tests on the newest Postgres: what
               has to pass before a change goes in";
 
