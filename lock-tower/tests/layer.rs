@@ -253,7 +253,8 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
     );
     drop(held);
 
-    let layer = layer(&lock);
+    // One that waits asks a store that is away again, within its wait.
+    let layer = layer(&lock).fail_fast();
     let service = layer.layer(gate.service());
     client.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
     assert_eq!(kind(send(&service, get("/down")).await).await, said(503, "lock-unavailable", Some("1")));
