@@ -64,6 +64,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Release(args) => args.json,
             Self::Check(args) => args.json,
+            Self::Gc(args) => args.json,
             Self::Claims(args) => args.json,
             Self::Run(_) | Self::Schema(_) | Self::Completions(_) | Self::Man(_) => false,
         }
@@ -213,6 +214,7 @@ pub(crate) struct Check {
 /// Locks may be taken and waited for meanwhile. Keys whose cooldown lasts are kept, and the fencing tokens of a key go on
 /// above all that it had.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  leasehold --url file:///run/lock/jobs gc --unused-for 7d")]
 pub(crate) struct Gc {
     /// Only keys that were not used for so long.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1d")]
