@@ -40,10 +40,11 @@ pub async fn texts(on: impl PgExecutor<'_>, sql: &str) -> Vec<String> {
     query_scalar(AssertSqlSafe(sql)).fetch_all(on).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-/// The names of constraints, with what kind they are.
+/// The names of constraints, with what kind they are; without NOT NULL, which is one from PostgreSQL 18 on.
 pub async fn constraints(pool: &PgPool, table: &str) -> Vec<String> {
     let sql = format!(
-        "SELECT contype::text || ' ' || conname FROM pg_constraint WHERE conrelid = '{table}'::regclass ORDER BY 1"
+        "SELECT contype::text || ' ' || conname FROM pg_constraint
+         WHERE conrelid = '{table}'::regclass AND contype <> 'n' ORDER BY 1"
     );
     texts(pool, &sql).await
 }
