@@ -57,7 +57,8 @@ impl ConnectOptions {
 /// | `postgres+ttl://` | lease rows |
 ///
 /// Parameters: `memory:NAME?ttl=30s` gives every lock taken through this connection a lease of that
-/// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter looks,
+/// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter asks where it cannot
+/// wait in the kernel,
 /// `?mode=0660` lets the users of one group share a new directory (`0666`: everybody), and `?read-only=true` looks only.
 /// A Postgres URL goes on like the driver's, `//user:password@host:5432/database?sslmode=require`; what it
 /// leaves out comes from `PGHOST`, `PGUSER` and so on. Parameters of our own: `schema=NAME`,

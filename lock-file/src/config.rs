@@ -13,7 +13,7 @@ use crate::files::FileMode;
 use crate::gc::{self, Collected};
 use crate::store::Store;
 
-/// How often a waiter looks at the lock when nothing else was said: 20 ms.
+/// How often a waiter asks at most, where it cannot wait in the kernel, when nothing else was said: 20 ms.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(20);
 
 const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(500));
@@ -43,7 +43,8 @@ impl FileConfig {
         Self { dir: dir.as_ref().to_owned(), poll: DEFAULT_POLL, mode: None, read_only: false }
     }
 
-    /// How often a waiter looks at the lock, on average; 1 ms to 500 ms, by default [`DEFAULT_POLL`].
+    /// How often a waiter asks, on average, where it cannot wait in the kernel: without a thread for that, or while a
+    /// holder does not show. 1 ms to 500 ms, by default [`DEFAULT_POLL`].
     #[must_use]
     pub fn poll(mut self, every: Duration) -> Self {
         self.poll = every;

@@ -28,8 +28,13 @@ pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> E
 
 /// Whose `path` is, if it is another user's, and the directory of the store that it belongs to.
 fn owner_of(path: &Path) -> Option<(u32, &Path)> {
-    let meta = fs::symlink_metadata(path).ok()?;
-    let dir = if meta.is_dir() { path } else { path.parent()? };
+    let at = |path| fs::symlink_metadata(path).ok();
+    // Who may not look into a directory sees whose it is all the same.
+    let (meta, dir) = match at(path) {
+        Some(meta) if meta.is_dir() => (meta, path),
+        Some(meta) => (meta, path.parent()?),
+        None => (at(path.parent()?)?, path.parent()?),
+    };
     // The superuser is refused for other reasons than whose it is.
     let me = rustix::process::geteuid();
     (!me.is_root() && meta.uid() != me.as_raw()).then_some((meta.uid(), dir))

@@ -98,6 +98,10 @@ async fn another_user() {
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
             assert!(error.to_string().contains("?mode=0660"), "{error}");
             assert!(error.to_string().contains("user with ID 61001"), "{error}");
+            let looking = config.read_only().backend();
+            // Who may enter a directory may find its marker, and not read it.
+            let error = looking.unwrap_err();
+            assert!(error.to_string().contains("user with ID 61001"), "{error}");
         }
         other => panic!("no such step: {other}"),
     }
