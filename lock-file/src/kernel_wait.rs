@@ -120,7 +120,7 @@ mod tests {
         unwanted: mpsc::Receiver<u32>,
     }
 
-    fn gate() -> (Gate, impl Fn(&dyn Fn() -> bool) -> io::Result<Option<u32>> + Send + 'static) {
+    fn gate() -> (Gate, Box<Blocking<u32>>) {
         let (open, opened) = mpsc::channel();
         let (begin, began) = mpsc::channel();
         let (refuse, unwanted) = mpsc::channel();
@@ -133,7 +133,7 @@ mod tests {
             refuse.send(number).unwrap();
             Ok(None)
         };
-        (Gate { open, began, unwanted }, blocking)
+        (Gate { open, began, unwanted }, Box::new(blocking))
     }
 
     fn waits() -> &'static KernelWaits<u32> {
@@ -199,7 +199,7 @@ mod tests {
 
     fn sender_is_gone(sender: &mpsc::Sender<Arc<()>>) -> bool {
         (0..60_000).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            thread::sleep(std::time::Duration::from_millis(1));
             sender.send(Arc::new(())).is_err()
         })
     }

@@ -75,9 +75,13 @@ async fn another_user() {
     };
     let config = FileConfig::new(&dir);
     match step.as_str() {
-        "found it contended" => drop(contended(&config.backend().unwrap(), &request("k")).await),
+        "found it contended" => {
+            contended(&config.backend().unwrap(), &request("k")).await;
+        }
         // As somebody who dies: nothing is cleaned up.
-        "take it" => drop(token(&config.backend().unwrap(), &request("k")).await),
+        "take it" => {
+            token(&config.backend().unwrap(), &request("k")).await;
+        }
         "take it with a cooldown" => {
             let mut mine = request("cooled");
             mine.cooldown = Some(std::time::Duration::from_secs(3600));

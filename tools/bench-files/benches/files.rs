@@ -128,11 +128,11 @@ fn build() -> PathBuf {
     let output = Command::new(cargo).args(arguments).stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success(), "cannot build the command");
     let messages = String::from_utf8(output.stdout).unwrap();
-    let path = messages.lines().filter_map(|line| {
+    let path = messages.lines().rev().find_map(|line| {
         let (_, path) = line.split_once("\"executable\":\"")?;
         path.split_once('"').map(|(path, _)| PathBuf::from(path))
     });
-    path.last().expect("the command's executable")
+    path.expect("the command's executable")
 }
 
 fn goal(what: &str, is_met: bool) {
