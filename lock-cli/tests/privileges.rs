@@ -22,7 +22,7 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
     ];
     for (scheme, stores, other) in all {
         let database = Cluster::shared().fresh_database().await;
-        let role = Identifier::new(&format!("only_{}", &database.name()[5..])).unwrap();
+        let role = Identifier::new(format!("only_{}", &database.name()[5..])).unwrap();
         let mut admin = database.connect().await;
         schema::install(&mut admin, &locks).await.unwrap();
         let grants = schema::grants_for(&locks, &role, stores);
