@@ -1,5 +1,6 @@
 //! A waiter outlives its server, on every Postgres store: one that is restarted, one that answers nothing for longer
 //! than any call may take, one that is not there yet.
+#![allow(clippy::unwrap_used)]
 #![cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 
 use std::sync::Arc;
