@@ -71,6 +71,8 @@ impl ClusterOptions {
             ("max_prepared_transactions", "4"),
             ("wal_level", "replica"),
             ("max_wal_senders", "8"),
+            // A standby is copied without a replication slot: what it has yet to read stays, also after a checkpoint.
+            ("wal_keep_size", "512MB"),
             ("hot_standby", "on"),
             ("shared_buffers", "64MB"),
             ("timezone", "UTC"),
