@@ -215,7 +215,7 @@ async fn all_that_failed_together_tell_the_cause() {
     assert_eq!(errors.len(), 21);
     for error in errors {
         let source = error.source().unwrap_or_else(|| panic!("{error:?}"));
-        assert!(source.is::<sqlx::Error>(), "{source:?}");
+        assert!(source.is::<leasehold_postgres::DriverError>(), "{source:?}");
     }
 }
 
