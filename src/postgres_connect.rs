@@ -9,6 +9,10 @@ use crate::connect::ConnectOptions;
 use crate::connect::start;
 use crate::postgres_url::{PgStore, PgTarget};
 
+#[cfg_attr(
+    not(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl")),
+    allow(unused_variables) // There is nothing to open.
+)]
 pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
     match target.store {
         #[cfg(feature = "postgres-advisory")]
