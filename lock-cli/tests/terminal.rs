@@ -14,6 +14,20 @@ use support::Store;
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What the shells here say when they wait for a line: what is typed earlier may be taken away by a Ctrl-C.
+const PROMPT: &str = "ready> ";
+
+/// An interactive shell with that prompt, which the shell that starts it would take away.
+fn shell() -> String {
+    format!("env PS1='{PROMPT}' bash --norc -i")
+}
+
+/// Says that it has begun, that it goes on after a stop, and what it has read. Until it was stopped it starts nothing,
+/// which it would wait for without stopping, and reads nothing, which could take a letter that is typed for the shell
+/// around it.
+const JOB: &str = r#"trap resumed=1 CONT; echo in-$((2+1)); until [ "$resumed" ]; do :; done
+echo resumed-$((5+5)); read line; echo got-$line"#;
+
 /// A program on a terminal of its own, which the program `script` makes.
 struct Terminal {
     child: Child,
@@ -46,16 +60,20 @@ impl Terminal {
         stdin.flush().unwrap();
     }
 
-    /// Waits until `text` has been shown.
+    /// Waits until `text` is shown, after what was waited for before.
     fn shows(&mut self, text: &str) {
-        while !self.seen.contains(text) {
+        let at = loop {
+            if let Some(at) = self.seen.find(text) {
+                break at;
+            }
             let piece = self.output.recv_timeout(PATIENCE);
             let piece = piece.unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.seen));
             self.seen += &String::from_utf8_lossy(&piece);
-        }
+        };
+        self.seen.drain(..at + text.len());
     }
 
-    /// The exit code, and all that was shown.
+    /// The exit code, and all that was shown since.
     fn end(&mut self) -> (i32, String) {
         let start = Instant::now();
         let status = loop {
@@ -98,20 +116,19 @@ fn the_command_is_in_the_foreground_and_ctrl_c_reaches_it_once() {
 #[test]
 fn a_shell_with_job_control_works_under_the_lock() {
     let store = Store::new();
-    let mut terminal = Terminal::start(&store, "leasehold run k -- bash --norc -i");
-    // It says when it goes on: a Ctrl-C that is typed earlier would take the line before it away.
-    terminal.type_in(
-        "sh -c 'trap \"echo resumed-\\$((5+5))\" CONT; echo in-$((2+1)); while :; do sleep 0.05; done'\n",
-    );
+    let mut terminal = Terminal::start(&store, &format!("leasehold run k -- {}", shell()));
+    terminal.shows(PROMPT);
+    std::fs::write(store.path("job"), JOB).unwrap();
+    terminal.type_in(&format!("sh {}\n", store.path("job").display()));
     terminal.shows("in-3");
     terminal.type_in("\x1a");
     terminal.shows("Stopped");
+    terminal.shows(PROMPT);
     assert!(!store.is_free("k"));
     terminal.type_in("fg\n");
     terminal.shows("resumed-10");
     terminal.type_in("\x03");
-    terminal.type_in("echo after-$((2+2))\n");
-    terminal.shows("after-4");
+    terminal.shows(PROMPT);
     terminal.type_in("exit 5\n");
     let (code, shown) = terminal.end();
     assert_eq!(code, 5, "{shown:?}");
@@ -121,21 +138,22 @@ fn a_shell_with_job_control_works_under_the_lock() {
 #[test]
 fn a_stopped_run_is_continued_by_the_shell_around_it() {
     let store = Store::new();
-    let mut terminal = Terminal::start(&store, "bash --norc -i");
-    let script =
-        "trap 'echo resumed-$((5+5))' CONT; echo in-$((2+1)); until read line; do :; done; echo got-$line";
-    std::fs::write(store.path("script"), script).unwrap();
+    let mut terminal = Terminal::start(&store, &shell());
+    terminal.shows(PROMPT);
+    std::fs::write(store.path("job"), JOB).unwrap();
     let tool = env!("CARGO_BIN_EXE_leasehold");
-    terminal.type_in(&format!("{tool} run k -- sh {}\n", store.path("script").display()));
+    terminal.type_in(&format!("{tool} run k -- sh {}\n", store.path("job").display()));
     terminal.shows("in-3");
     terminal.type_in("\x1a");
     terminal.shows("Stopped");
+    terminal.shows(PROMPT);
     assert!(!store.is_free("k"));
     terminal.type_in("fg\n");
     terminal.shows("resumed-10");
     terminal.type_in("word\n");
     terminal.shows("got-word");
-    terminal.type_in("exit\n");
+    terminal.shows(PROMPT);
+    terminal.type_in("exit 0\n");
     assert_eq!(terminal.end().0, 0);
     assert!(store.is_free("k"));
 }
