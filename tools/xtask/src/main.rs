@@ -101,7 +101,7 @@ fn core_on_the_newest_postgres() -> Outcome {
 }
 
 /// The tests that start servers, or of those the families of that name, on a Postgres of another major version. Nothing
-/// is compiled that [`test`] has not compiled.
+/// is compiled that [`test()`] has not compiled.
 fn test_on(version: &str, families: &[&str]) -> Outcome {
     servers::ensure()?;
     let metadata = Metadata::read()?;
