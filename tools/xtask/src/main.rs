@@ -19,8 +19,9 @@ usage: cargo xtask JOB
 
   test        every test: unit, documentation, conformance, mutants, the command end to end; installs
               PostgreSQL and PgBouncer if they are missing and apt-get may, or says how
-  test --postgres VERSION
-              the tests that start servers, on a Postgres of that major version (15 to 18, by npm)
+  test --postgres VERSION [--core]
+              the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
+              --core those of exclusion, fencing, release and crashes alone, and one suite of claims
   test --tls  encrypted connections, which need a build of the driver of their own
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match arguments[..] {
         ["test"] => test(),
         ["test", "--postgres", version] => test_on(version, &[]),
+        ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
         ["test", "--tls"] => test_tls(),
         ["lint"] => lint(),
         ["api"] => api("check"),
