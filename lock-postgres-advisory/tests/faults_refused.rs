@@ -256,7 +256,8 @@ async fn what_was_sent_and_not_answered_is_released() {
     for (lock, released) in both_counted(seldom(&proxy.url(database.url()))).await {
         take(&lock, "7").await.release().await.unwrap();
         let before = released.load(Ordering::SeqCst);
-        proxy.drop_next_reply();
+        // The answer to the attempt, not a notification that comes just then.
+        proxy.drop_next_reply_with("SELECT 1");
         let error = lock.key("7").try_acquire().await.map(drop).unwrap_err();
         assert!(error.is_retryable(), "{error}");
         until("it is released", async || released.load(Ordering::SeqCst) > before).await;
