@@ -156,7 +156,7 @@ async fn an_answer_that_is_lost_leaves_nothing() {
         // Warm: its statements are prepared and answered by one reply each.
         take(&lock, "7").await.release().await.unwrap();
         let neighbour = take(&lock, "8").await;
-        proxy.drop_next_reply();
+        proxy.drop_next_reply_with("SELECT 1");
         match lock.key("7").try_acquire().await {
             Err(error) => assert!(error.is_retryable(), "{error}"),
             Ok(guard) => panic!("{guard:?} although its answer was lost"),
