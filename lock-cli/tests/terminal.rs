@@ -37,7 +37,8 @@ struct Terminal {
 
 impl Terminal {
     fn start(store: &Store, command: &str) -> Self {
-        let command = command.replace("leasehold", env!("CARGO_BIN_EXE_leasehold"));
+        // Whichever shell `script` starts: it would be in the foreground as well, and end by what is typed.
+        let command = format!("exec {}", command.replace("leasehold", env!("CARGO_BIN_EXE_leasehold")));
         let mut script = Command::new("script");
         script.args(["-qec", &command, "/dev/null"]).env("LEASEHOLD_URL", store.url());
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -71,6 +72,20 @@ impl Terminal {
             self.seen += &String::from_utf8_lossy(&piece);
         };
         self.seen.drain(..at + text.len());
+    }
+
+    /// Has the job run by `runner` under the lock on "k", stops it by Ctrl-Z, and has it go on.
+    fn stop_and_continue(&mut self, store: &Store, runner: &str) {
+        let job = store.path("job");
+        std::fs::write(&job, JOB).unwrap();
+        self.type_in(&format!("{runner} {}\n", job.display()));
+        self.shows("in-3");
+        self.type_in("\x1a");
+        self.shows("Stopped");
+        self.shows(PROMPT);
+        assert!(!store.is_free("k"));
+        self.type_in("fg\n");
+        self.shows("resumed-10");
     }
 
     /// The exit code, and all that was shown since.
@@ -118,15 +133,7 @@ fn a_shell_with_job_control_works_under_the_lock() {
     let store = Store::new();
     let mut terminal = Terminal::start(&store, &format!("leasehold run k -- {}", shell()));
     terminal.shows(PROMPT);
-    std::fs::write(store.path("job"), JOB).unwrap();
-    terminal.type_in(&format!("sh {}\n", store.path("job").display()));
-    terminal.shows("in-3");
-    terminal.type_in("\x1a");
-    terminal.shows("Stopped");
-    terminal.shows(PROMPT);
-    assert!(!store.is_free("k"));
-    terminal.type_in("fg\n");
-    terminal.shows("resumed-10");
+    terminal.stop_and_continue(&store, "sh");
     terminal.type_in("\x03");
     terminal.shows(PROMPT);
     terminal.type_in("exit 5\n");
@@ -140,16 +147,7 @@ fn a_stopped_run_is_continued_by_the_shell_around_it() {
     let store = Store::new();
     let mut terminal = Terminal::start(&store, &shell());
     terminal.shows(PROMPT);
-    std::fs::write(store.path("job"), JOB).unwrap();
-    let tool = env!("CARGO_BIN_EXE_leasehold");
-    terminal.type_in(&format!("{tool} run k -- sh {}\n", store.path("job").display()));
-    terminal.shows("in-3");
-    terminal.type_in("\x1a");
-    terminal.shows("Stopped");
-    terminal.shows(PROMPT);
-    assert!(!store.is_free("k"));
-    terminal.type_in("fg\n");
-    terminal.shows("resumed-10");
+    terminal.stop_and_continue(&store, concat!(env!("CARGO_BIN_EXE_leasehold"), " run k -- sh"));
     terminal.type_in("word\n");
     terminal.shows("got-word");
     terminal.shows(PROMPT);
