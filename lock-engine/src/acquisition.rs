@@ -16,6 +16,9 @@
 //! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any point
 //! undoes each according to its stage.
 
+mod outage;
+mod undo;
+
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::Pin;
@@ -40,16 +43,13 @@ use crate::queue::{Closed, Entered};
 use crate::shared::Shared;
 use crate::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
 
-use outage::Outage;
+use self::outage::Outage;
 
 /// The pause before a store whose queue ended a wait without a grant is asked again.
 const UNQUEUED: Duration = Duration::from_millis(100);
 
 /// How long a wait whose budget has ended may take to leave the store's queue in the caller's presence.
 const LEAVING: Duration = Duration::from_millis(100);
-
-mod outage;
-mod undo;
 
 /// One acquisition under way. Dropping it has the driver finish the call that is under way and undo it all.
 pub(crate) struct Acquisition {
@@ -190,8 +190,7 @@ impl Acquisition {
                             }
                             // Who waits for a release that the store has not answered waits for no holder.
                             _ if is_ending(&shared, key) => return Err(Refusal::NoAnswer),
-                            _ if let Some(error) = failure_of(&shared, key) => return Err(error.into()),
-                            _ => return Err(Refusal::Contended),
+                            _ => return Err(failure_of(&shared, key).map_or(Refusal::Contended, Refusal::Failed)),
                         },
                     }
                 }

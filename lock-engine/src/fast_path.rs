@@ -99,8 +99,7 @@ pub(crate) fn attempt(
 
 /// Whether a failure of the store may pass, so that who waits asks again.
 pub(crate) fn is_passing(kind: ErrorKind) -> bool {
-    use ErrorKind::{Capacity, OutcomeUnknown, Timeout, Unavailable};
-    matches!(kind, Unavailable | OutcomeUnknown | Capacity | Timeout)
+    matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
 }
 
 /// For a caller who does not wait for a cooldown: how long the one lasts that whoever has the key's permit here

@@ -214,6 +214,20 @@ async fn a_release_without_io_that_panics_is_carried_out_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_undoing_without_io_that_panics_is_done_with_it() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
+    net.panic_release.store(true, SeqCst);
+    let error = lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!net.panic_release.load(SeqCst), "it was tried");
+    sleep(seconds(1)).await;
+    assert_eq!(lock.active_keys(), 0);
+    assert_eq!(net.releases.lock().unwrap().len(), 1, "what may have been granted is released with I/O");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_that_finds_nothing_is_a_loss_however_it_is_done() {
     let net = Arc::new(PlainNet::default());
     let lock = start(plain(&net));

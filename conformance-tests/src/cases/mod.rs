@@ -312,6 +312,7 @@ macro_rules! for_each_case {
                 the_budget_ends_in_an_outage [C4] [Script Calls];
                 those_who_give_up_ask_once [C3 C4] [Script Calls];
                 those_who_give_up_wait_for_no_outage_of_others [C3 C4] [Script];
+                a_window_that_may_have_begun_ends_the_wait [C4 C16] [Cooldown Script];
             }
             crash {
                 processes_exclude_each_other [C1] [Child];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind};
+use leasehold_api::{AcquireOptions, ErrorKind, OnCooldown};
 
 use crate::context::{Context, acquire_all_for, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
@@ -138,4 +138,26 @@ pub(crate) async fn those_who_give_up_wait_for_no_outage_of_others(cx: &Context)
     fails(hearing.await, &[ErrorKind::Unavailable]);
     fails(cx.soon("a try", attempt_at(&a.lock, &key)).await, &[ErrorKind::Unavailable]);
     assert!(!patient.is_done(), "it waits on");
+}
+
+/// A grant that nobody heard of, or that came too late, has begun the window: whoever asked is told that it failed, and
+/// not that somebody's run makes the next one not due.
+pub(crate) async fn a_window_that_may_have_begun_ends_the_wait(cx: &Context) {
+    let a = cx.faulty().await;
+    let mut options = cx.patient().cooldown(Duration::from_secs(3600)).on_cooldown(OnCooldown::NotDue);
+    let mut faults = vec![Fault::LoseReply];
+    if let Some(bounds) = cx.capabilities().lease.filter(|_| cx.is_virtual()) {
+        options.ttl = Some(Duration::from_secs(4).clamp(bounds.min, bounds.max));
+        faults.push(Fault::DelayReply(Duration::from_secs(6)));
+    }
+    for fault in faults {
+        a.faults.script(Op::Acquire, fault);
+        let key = cx.key();
+        let acquiring = a.lock.acquire(&key, &options);
+        fails(cx.within("an acquire that failed", cx.call_limit(), acquiring).await, &NO_ANSWER);
+    }
+    // Where nothing was begun it goes on.
+    a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
+    let guard = a.lock.acquire(&cx.key(), &options).await.expect("granted once the store answers");
+    cx.give(guard).await;
 }

@@ -54,6 +54,8 @@ pub(super) enum Refusal {
 enum Answer {
     Granted(Fresh),
     Contended(Contended),
+    /// Nothing was begun.
+    Refused(Error),
 }
 
 /// A grant on its way to the caller. Dropped on the way, it is undone.
@@ -183,9 +185,14 @@ impl Client {
         let mut end = end;
         loop {
             let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await?;
-            let answer = match answer {
-                Err(error) if is_passing(&error) && self.asks_again(options, once) => {
-                    outage.goes_on(self.named(error, key));
+            let failure = match &answer {
+                Ok(Answer::Refused(error)) => Some((error, false)),
+                Err(error) => Some((error, options.cooldown.is_some())),
+                Ok(_) => None,
+            };
+            if let Some((error, may_cool)) = failure {
+                if is_passing(error) && self.asks_again(options, once, may_cool) {
+                    outage.goes_on(self.named(error.clone(), key));
                     // What the store may have of this attempt is undone by its id.
                     request.holder = holder.unwrap_or_else(|| self.mint());
                     let pause = if self.fault == Fault::RetriesWithoutPause { Duration::ZERO } else { POLL };
@@ -195,8 +202,7 @@ impl Client {
                     }
                     continue;
                 }
-                answer => answer,
-            };
+            }
             outage.ends();
             let held = match answer.map_err(|e| Refusal::Failed(self.named(e, key)))? {
                 Answer::Granted(fresh) => {
@@ -208,6 +214,7 @@ impl Client {
                     return self.grant(fresh, permit, max_hold);
                 }
                 Answer::Contended(held) => held,
+                Answer::Refused(error) => return Err(Refusal::Failed(self.named(error, key))),
             };
             if let (Some(retry_after), OnCooldown::NotDue) = (held.cooling_for, options.on_cooldown) {
                 match self.fault {
@@ -235,14 +242,15 @@ impl Client {
         }
     }
 
-    /// Whether the store is asked again after a failure that may pass.
-    fn asks_again(&self, options: &AcquireOptions, once: bool) -> bool {
+    /// Whether the store is asked again after a failure that may pass. `may_cool`: a grant that nobody heard of may
+    /// have begun a cooldown, which the next attempt would meet.
+    fn asks_again(&self, options: &AcquireOptions, once: bool, may_cool: bool) -> bool {
+        let may_cool = may_cool && self.fault != Fault::RetriesIntoCooldown;
         match self.fault {
             Fault::FailureEndsWait => false,
-            Fault::GiveUpIgnored => !once && options.cooldown.is_none(),
-            Fault::TryAsksAgain => options.cooldown.is_none(),
-            // A grant that nobody heard of may have begun a cooldown, which the next attempt would meet.
-            _ => !once && !options.give_up_on_failure && options.cooldown.is_none(),
+            Fault::GiveUpIgnored => !once && !may_cool,
+            Fault::TryAsksAgain => !may_cool,
+            _ => !once && !options.give_up_on_failure && !may_cool,
         }
     }
 
@@ -332,7 +340,7 @@ impl Client {
             let sent = Instant::now();
             let hold = request.hold();
             if let Some(kind) = client.link.refusal(Op::Acquire).await {
-                let _ = reply.send(Err(client.store_error(kind)));
+                let _ = reply.send(Ok(Answer::Refused(client.store_error(kind))));
                 if client.fault == Fault::RefusalIsUndone {
                     client.undo(hold).await;
                 }

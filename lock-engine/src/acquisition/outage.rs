@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::Acquisition;
 use crate::budget::Refusal;
-use crate::entry::Stage;
+use crate::entry::{Entry, Stage};
 use crate::fast_path::is_passing;
 use crate::retries::Backoff;
 use crate::waiting::{Paused, pause};
@@ -23,19 +23,29 @@ pub(super) struct Outage {
     backoff: Backoff,
 }
 
+impl Outage {
+    fn new(error: Error) -> Self {
+        Self { error, backoff: Backoff::new(PAUSES.0, PAUSES.1) }
+    }
+}
+
 impl Acquisition {
     /// Whether the store is asked again after it has failed with `error`.
     pub(super) fn is_asked_again(&self, error: &Error) -> bool {
-        // A grant that nobody heard of has begun its cooldown: the next attempt would be told that it is not due.
-        let cools = |stage: &Stage| matches!(stage, Stage::Asked | Stage::Granted(..));
-        let cooling = self.entries.iter().any(|e| e.hold.request.cooldown.is_some() && cools(&e.stage));
+        // A grant that nobody heard of, or that came too late and took its permit along, has begun its cooldown: the
+        // next attempt would be told that it is not due.
+        let may_cool = |entry: &Entry| {
+            let may_be_granted = !matches!(entry.stage, Stage::Idle) || entry.permit.is_none();
+            may_be_granted && entry.hold.request.cooldown.is_some()
+        };
+        let cooling = self.entries[self.first_left()..].iter().any(may_cool);
         is_passing(error.kind()) && !cooling && !self.gives_up && !self.budget.is_over()
     }
 
     /// Undoes what the store may have begun, and waits before the next attempt.
     pub(super) async fn begin_again(&mut self, error: Error) -> Result<(), Refusal> {
         let from = self.first_left();
-        self.hand_over(from);
+        self.leave_to_driver(from);
         // A grant that came too late took its permit along.
         for at in from..self.entries.len() {
             if self.entries[at].permit.is_none() {
@@ -43,17 +53,13 @@ impl Acquisition {
             }
         }
         let Some(key) = self.first_key(from).cloned() else { return Ok(()) };
-        let outage = match &mut self.outage {
-            Some(outage) => outage,
-            None => {
-                tracing::warn!(%key, store = %self.shared.name, %error, "the store fails; it is asked again until the wait budget ends");
-                let backoff = Backoff::new(PAUSES.0, PAUSES.1);
-                self.outage.insert(Box::new(Outage { error: error.clone(), backoff }))
-            }
-        };
+        if self.outage.is_none() {
+            tracing::warn!(%key, store = %self.shared.name, %error, "the store fails; it is asked again until the wait budget ends");
+        }
+        self.tell_those_behind(from, &error);
+        let outage = self.outage.get_or_insert_with(|| Box::new(Outage::new(error.clone())));
         outage.error = error;
         let pause_for = outage.backoff.next();
-        self.tell_those_behind(from);
         let (any_lost, never) = (self.any_lost(), Notify::new());
         let paused = tokio::select! {
             biased;
@@ -67,7 +73,7 @@ impl Acquisition {
     }
 
     /// Leaves what the store may have of the entries from `from` on to the driver, and the call that is under way.
-    fn hand_over(&mut self, from: usize) {
+    fn leave_to_driver(&mut self, from: usize) {
         if let Some(stop) = self.stop.take() {
             stop.cancel();
         }
@@ -79,13 +85,15 @@ impl Acquisition {
         }
     }
 
-    /// Those behind in the queues who want to know of a failure at once learn of this one.
-    fn tell_those_behind(&self, from: usize) {
-        let Some(outage) = &self.outage else { return };
+    /// Those behind in the queues who give up on a failure learn of this one, now or when they come.
+    fn tell_those_behind(&self, from: usize, error: &Error) {
         for entry in self.entries[from..].iter().filter(|entry| entry.permit.is_some()) {
             let key = &entry.hold.request.key;
-            self.shared.queues.with(key, |owner| owner.failure = Some(outage.error.clone()));
-            self.shared.queues.wake_waiters(key);
+            let before = self.shared.queues.with(key, |owner| owner.failure.replace(error.clone()));
+            // Who was there at the first failure has gone by the next one.
+            if matches!(before, Some(None)) {
+                self.shared.queues.wake_waiters(key);
+            }
         }
     }
 

@@ -37,8 +37,8 @@ impl Acquisition {
         undone
     }
 
-    /// Gives the entry a hold with a fresh id, in which a release of the old one that arrives late changes
-    /// nothing. The permit stays with the entry, also where a loss came in between.
+    /// Gives the entry a hold with a fresh id, which a release of the old one that arrives late does not free. The
+    /// permit stays with the entry, also where a loss came in between.
     pub(super) fn begin_hold(&mut self, at: usize) -> Arc<Hold> {
         let entry = &mut self.entries[at];
         let request = &entry.hold.request;
