@@ -36,7 +36,7 @@ impl ConnectOptions {
         feature = "postgres-row",
         feature = "postgres-ttl"
     ))]
-    fn start(self, mut engine: crate::engine::EngineBuilder) -> Result<Arc<dyn Lock>, Error> {
+    pub(crate) fn start(self, mut engine: crate::engine::EngineBuilder) -> Result<Arc<dyn Lock>, Error> {
         if let Some(class) = self.key_class {
             engine = engine.key_class(class);
         }
@@ -108,19 +108,6 @@ pub async fn connect_with(url: &str, options: ConnectOptions) -> Result<Arc<dyn 
     }
 }
 
-#[cfg(any(
-    feature = "file",
-    feature = "postgres-advisory",
-    feature = "postgres-row",
-    feature = "postgres-ttl"
-))]
-pub(crate) fn start(
-    backend: impl crate::engine::Backend,
-    options: ConnectOptions,
-) -> Result<Arc<dyn Lock>, Error> {
-    options.start(crate::engine::Engine::builder(backend))
-}
-
 #[cfg(feature = "memory")]
 fn open_memory(
     name: Option<&str>,
@@ -157,7 +144,7 @@ fn open_file(
     if read_only {
         config = config.read_only();
     }
-    start(config.backend()?, options)
+    options.start(crate::engine::Engine::builder(config.backend()?))
 }
 
 #[cfg(not(feature = "file"))]

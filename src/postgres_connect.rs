@@ -6,7 +6,8 @@ use leasehold_api::{Error, Lock};
 
 use crate::connect::ConnectOptions;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-use crate::connect::start;
+use crate::engine::Engine;
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 use crate::postgres_url::{PgStore, PgTarget};
 
 #[cfg_attr(
@@ -18,12 +19,12 @@ pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Ar
         #[cfg(feature = "postgres-advisory")]
         PgStore::Advisory => {
             let config = crate::postgres_advisory::AdvisoryConfig::new(server(&target)?);
-            start(config.hasher(hasher(&target)).backend().await?, options)
+            options.start(Engine::builder(config.hasher(hasher(&target)).backend().await?))
         }
         #[cfg(feature = "postgres-advisory")]
         PgStore::AdvisoryXact => {
             let config = crate::postgres_advisory::XactConfig::new(server(&target)?);
-            start(config.hasher(hasher(&target)).backend().await?, options)
+            options.start(Engine::builder(config.hasher(hasher(&target)).backend().await?))
         }
         #[cfg(feature = "postgres-row")]
         PgStore::Row => {
@@ -34,7 +35,7 @@ pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Ar
             if let Some(lost_after) = target.lost_after {
                 config = config.confirm(confirm_of(lost_after)?);
             }
-            start(config.backend().await?, options)
+            options.start(Engine::builder(config.backend().await?))
         }
         #[cfg(feature = "postgres-ttl")]
         PgStore::Ttl => {
@@ -45,7 +46,7 @@ pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Ar
             if let Some(ttl) = target.ttl {
                 config = config.ttl(ttl);
             }
-            start(config.backend().await?, options)
+            options.start(Engine::builder(config.backend().await?))
         }
         #[cfg(not(feature = "postgres-advisory"))]
         PgStore::Advisory | PgStore::AdvisoryXact => {

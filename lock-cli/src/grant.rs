@@ -140,8 +140,10 @@ async fn acquire(
             Ok(Acquired::Ended(args.not_due_exit_code))
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
+            // Also of a store that was too slow: then nobody is seen.
             let holder = waiting::holder_of(lock, key).await;
-            notes.say(&format!("\"{key}\" is locked{holder}; not granted, nothing was done"));
+            let why = if holder.is_empty() { "was not granted in time" } else { "is locked" };
+            notes.say(&format!("\"{key}\" {why}{holder}; nothing was done"));
             Ok(Acquired::Ended(args.conflict_exit_code))
         }
         Err(error) => Err(error),

@@ -41,22 +41,13 @@ pub(crate) fn error(error: &Error) {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(source) = cause {
-        let reason = without_place(&source.to_string());
+        let reason = source.to_string();
         if !text.contains(&reason) {
             text += &format!("\n  because: {reason}");
         }
         cause = source.source();
     }
     problem(&text);
-}
-
-/// The driver says of what the server answers that it was an answer, and where in the server's source it was made.
-fn without_place(reason: &str) -> String {
-    let reason = reason.strip_prefix("error returned from database: ").unwrap_or(reason);
-    match reason.rsplit_once(" at line ") {
-        Some((said, line)) if line.bytes().all(|c| c.is_ascii_digit()) => said.to_owned(),
-        _ => reason.to_owned(),
-    }
 }
 
 /// The object that machines get in the place of a result.
@@ -234,19 +225,6 @@ mod tests {
             let time = SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
             assert_eq!(utc(time).unwrap(), format!("1970-01-01T00:00:00.{micros:06}Z"));
             assert_eq!(moment(time), "1970-01-01 00:00:00Z");
-        }
-    }
-
-    #[test]
-    fn a_cause_is_said_without_where_the_driver_met_it() {
-        for (said, shown) in [
-            (
-                "error returned from database: password authentication failed at line 334",
-                "password authentication failed",
-            ),
-            ("look at line 3 of the file", "look at line 3 of the file"),
-        ] {
-            assert_eq!(without_place(said), shown);
         }
     }
 

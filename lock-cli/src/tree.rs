@@ -6,6 +6,8 @@
 //!
 //! A process that has begun a session of its own (`setsid`, a daemon) has left the work on purpose, and is not counted.
 
+use std::collections::VecDeque;
+
 use rustix::process::{Pid, Signal, kill_process};
 
 /// One entry of the table of processes.
@@ -63,9 +65,8 @@ fn below(table: &[Process], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<
     let own = rustix::process::getpid();
     let session = table.iter().find(|process| process.pid == own).map(|process| process.session);
     let mut found: Vec<Pid> = Vec::new();
-    let mut parents = vec![own];
-    while let Some(parent) = parents.first().copied() {
-        parents.remove(0);
+    let mut parents = VecDeque::from([own]);
+    while let Some(parent) = parents.pop_front() {
         for process in table.iter().filter(|process| process.parent == parent.as_raw_pid()) {
             // The table is not a snapshot: a number may turn up twice.
             if found.contains(&process.pid) || process.pid == own {
@@ -75,7 +76,7 @@ fn below(table: &[Process], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<
             if is_of_the_work && !process.has_ended {
                 found.push(process.pid);
                 if entered(process.pid) {
-                    parents.push(process.pid);
+                    parents.push_back(process.pid);
                 }
             }
         }

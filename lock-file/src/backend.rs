@@ -227,7 +227,8 @@ impl Backend for FileBackend {
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        // Whoever waits may wait for the disk too: the limit of one call is not theirs. A cooldown may have begun.
+        // Whoever waits may wait for the disk too: the limit of one call is not theirs, and each call that the engine would
+        // repeat after it keeps one more thread. Not so where a cooldown may have begun.
         let patient = match &requests[..] {
             [request] if request.waits && request.cooldown.is_none() => Some(request.hold()),
             _ => None,

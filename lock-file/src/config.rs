@@ -98,7 +98,8 @@ impl FileConfig {
     /// # Errors
     ///
     /// [`InvalidOption`](ErrorKind::InvalidOption) when the path is empty or not a directory, or the
-    /// poll interval is out of bounds, or the mode is not usable or not that of the directory; [`PermissionDenied`](ErrorKind::PermissionDenied) when the
+    /// poll interval is out of bounds, or the mode is not usable or not that of the directory;
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) when the
     /// directory cannot be made or written; [`Capacity`](ErrorKind::Capacity) when the disk is full;
     /// [`SchemaMissing`](ErrorKind::SchemaMissing) when another version wrote the directory;
     /// [`Corrupt`](ErrorKind::Corrupt) when its format marker is not ours.

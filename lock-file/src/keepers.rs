@@ -1,42 +1,73 @@
 //! Who really keeps a lock whose holder has died: living processes that have its locked file open.
 
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// The owner to show for a lock that is held by the file at `main`, where it is not, or not only, the process `pid` of
-/// its record. `None`: show that one, also where the system does not tell.
-pub(crate) fn other_owner(main: &Path, pid: u32) -> Option<String> {
-    let main = fs::canonicalize(main).ok()?;
-    match keeps(pid, &main) {
-        Ok(true) => return None,
-        // Another user's process, which may well be the one.
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return None,
-        Ok(false) | Err(_) => {}
-    }
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut keepers: Vec<u32> = pids.filter(|pid| keeps(*pid, &main).unwrap_or(false)).collect();
-    keepers.sort_unstable();
-    let named = |pid: &u32| match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(command) => format!("pid {pid} ({})", command.trim_end()),
-        Err(_) => format!("pid {pid}"),
-    };
-    let keepers: Vec<String> = keepers.iter().map(named).collect();
-    (!keepers.is_empty()).then(|| format!("{}, left by pid {pid}", keepers.join(" and ")))
+/// What the processes of this machine have locked in one directory. Each is looked at once, however many keys it holds.
+pub(crate) struct Keepers {
+    /// As the system names it; `None` where that cannot be told.
+    dir: Option<PathBuf>,
+    locked: HashMap<u32, io::Result<HashSet<OsString>>>,
+    /// All processes, once one was looked for among them.
+    pids: Option<Vec<u32>>,
 }
 
-/// Whether the process has the file at `main` open and locked by what it has open. Not every system tells.
-fn keeps(pid: u32, main: &Path) -> io::Result<bool> {
+impl Keepers {
+    pub(crate) fn of(dir: &Path) -> Self {
+        Self { dir: fs::canonicalize(dir).ok(), locked: HashMap::new(), pids: None }
+    }
+
+    /// The owner to show for a lock that is held by the file at `main`, where it is not, or not only, the process `pid`
+    /// of its record. `None`: show that one, also where the system does not tell.
+    pub(crate) fn other_owner(&mut self, main: &Path, pid: u32) -> Option<String> {
+        let file = main.file_name()?.to_owned();
+        match self.locked_by(pid)? {
+            Ok(locked) if locked.contains(&file) => return None,
+            // Another user's process, which may well be the one.
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return None,
+            Ok(_) | Err(_) => {}
+        }
+        let mut keepers = self.pids.get_or_insert_with(processes).clone();
+        keepers.retain(|pid| matches!(self.locked_by(*pid), Some(Ok(locked)) if locked.contains(&file)));
+        let keepers: Vec<String> = keepers.into_iter().map(named).collect();
+        (!keepers.is_empty()).then(|| format!("{}, left by pid {pid}", keepers.join(" and ")))
+    }
+
+    fn locked_by(&mut self, pid: u32) -> Option<&io::Result<HashSet<OsString>>> {
+        let dir = self.dir.as_deref()?;
+        Some(self.locked.entry(pid).or_insert_with(|| locked_in(dir, pid)))
+    }
+}
+
+/// The files in `dir` that the process has open, and locked by what it has open. Not every system tells.
+fn locked_in(dir: &Path, pid: u32) -> io::Result<HashSet<OsString>> {
+    let mut locked = HashSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        if fs::read_link(entry.path()).is_ok_and(|target| target == main) {
-            let number = entry.file_name();
-            let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number);
-            let info = fs::read_to_string(info).unwrap_or_default();
-            if info.lines().any(|line| line.starts_with("lock:") && line.contains("FLOCK")) {
-                return Ok(true);
-            }
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let (true, Some(file)) = (target.parent() == Some(dir), target.file_name()) else { continue };
+        let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(entry.file_name());
+        let info = fs::read_to_string(info).unwrap_or_default();
+        if info.lines().any(|line| line.starts_with("lock:") && line.contains("FLOCK")) {
+            locked.insert(file.to_owned());
         }
     }
-    Ok(false)
+    Ok(locked)
+}
+
+/// All processes, in the order of their numbers.
+fn processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+fn named(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(command) => format!("pid {pid} ({})", command.trim_end()),
+        Err(_) => format!("pid {pid}"),
+    }
 }

@@ -14,7 +14,7 @@ use crate::error::io_error;
 use crate::files::FileMode;
 use crate::gc;
 use crate::hold::{Hold, Locked, is_locked, lock_at};
-use crate::keepers::other_owner;
+use crate::keepers::Keepers;
 use crate::layout::KeyFiles;
 use crate::pool::Progress;
 use crate::record::{Cooldown, Found, Record, boot_id, ceil_ms, now_ms};
@@ -201,7 +201,7 @@ impl Store {
 
     /// What there is to see of `key`.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
-        let info = info(&self.files(key), Some(key))?;
+        let info = info(&self.files(key), Some(key), &mut Keepers::of(&self.dir))?;
         Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 
@@ -214,6 +214,7 @@ impl Store {
             Err(e) if self.is_read_only && e.kind() == io::ErrorKind::NotFound => return Ok(infos),
             entries => entries.map_err(unreadable)?,
         };
+        let mut keepers = Keepers::of(&self.dir);
         for entry in entries {
             progress.step();
             let name = entry.map_err(unreadable)?.file_name();
@@ -221,7 +222,7 @@ impl Store {
                 continue;
             };
             // The record of one key must not hide the others.
-            match info(&files, None) {
+            match info(&files, None, &mut keepers) {
                 Ok(info) => infos.extend(info),
                 Err(error) => tracing::warn!(%error, "left out of the list"),
             }
@@ -240,7 +241,7 @@ fn name(dir: &Path) -> Arc<str> {
 
 /// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
 /// which key it is, and nobody holds it.
-fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Error> {
+fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Result<Option<KeyInfo>, Error> {
     // The status first: the record that is read after it is not older than the hold that was seen.
     let is_held = shows(files)?;
     let found = read_settled(files, key)?;
@@ -249,7 +250,7 @@ fn info(files: &KeyFiles, key: Option<&LockKey>) -> Result<Option<KeyInfo>, Erro
             let mut info = KeyInfo::free(record.key()?);
             info.cooldown = record.cooldown_left(now_ms());
             let mut hold = record.info();
-            if let Some(owner) = is_held.then(|| other_owner(&files.main(), record.pid)).flatten() {
+            if let Some(owner) = is_held.then(|| keepers.other_owner(&files.main(), record.pid)).flatten() {
                 hold.owner = Some(owner);
             }
             (info, hold)

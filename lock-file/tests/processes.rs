@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{LONG, attempt, contended, granted, key, open, release, request, token};
-use leasehold_api::FencingToken;
+use leasehold_api::{FencingToken, ListQuery};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken};
 use leasehold_file::HeldFile;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -355,6 +355,8 @@ async fn the_lock_of_a_killed_parent_lasts_as_long_as_its_child() {
         let owner = info.holder().unwrap().owner.clone().unwrap();
         let child = child.0.as_raw_nonzero();
         assert_eq!(owner, format!("pid {child} (sleep), left by pid {dead}"));
+        let listed = backend.admin().unwrap().list(&ListQuery::new()).await.unwrap();
+        assert_eq!(listed, [info]);
     }
     drop(child);
     let answer = timeout(LONG, backend.wait(request("k"), CancellationToken::new())).await.unwrap().unwrap();
