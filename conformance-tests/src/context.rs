@@ -432,6 +432,9 @@ pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
     }
 }
 
+/// What a call may end with whose store has not answered: never with what says that somebody holds the key.
+pub(crate) const NO_ANSWER: [ErrorKind; 2] = [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
+
 /// The error of an outcome that must have failed, of one of these kinds.
 #[track_caller]
 pub(crate) fn fails<T: std::fmt::Debug, E: Into<Error>>(outcome: Result<T, E>, kinds: &[ErrorKind]) -> Error {

@@ -74,7 +74,7 @@ pub enum ErrorKind {
     InvalidKey,
     /// An option, URL or setting has a value that cannot be used.
     InvalidOption,
-    /// The wait budget ended before the lock was granted. Nothing is held, and what a slow store still
+    /// The wait budget ended while somebody else held or awaited the lock. Nothing is held, and what a slow store still
     /// has of the request is undone within [`Capabilities::undo`](crate::Capabilities::undo).
     Timeout,
     /// A cooldown that another grant asked for has not passed; [`Error::retry_after`] says how long it lasts.

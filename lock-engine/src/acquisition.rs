@@ -182,16 +182,15 @@ impl Acquisition {
                     tokio::select! {
                         biased;
                         permit = permitted(&shared, waiter, key, policy, gives_up) => permit?,
-                        () = limit.passed() => match limit {
-                            Limit::Call(_) => {
+                        () = limit.passed() => {
+                            // Who waits for a release that the store has not answered waits for no holder.
+                            if is_ending(&shared, key) || matches!(limit, Limit::Call(_)) {
                                 let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
                                 let error = Error::new(ErrorKind::Unavailable, message);
                                 return Err(shared.name_error(error, Some(key)).into());
                             }
-                            // Who waits for a release that the store has not answered waits for no holder.
-                            _ if is_ending(&shared, key) => return Err(Refusal::NoAnswer),
-                            _ => return Err(failure_of(&shared, key).map_or(Refusal::Contended, Refusal::Failed)),
-                        },
+                            return Err(failure_of(&shared, key).map_or(Refusal::Contended, Refusal::Failed));
+                        }
                     }
                 }
             });
@@ -460,7 +459,15 @@ impl Acquisition {
         match &self.outage {
             _ if self.was_contended => Refusal::Contended,
             Some(outage) => Refusal::Failed(outage.error.clone()),
-            None => Refusal::NoAnswer,
+            None => {
+                let message = "the wait budget ended before the store answered, so it is not known whether anybody holds the lock; wait longer, or see whether the store can be reached";
+                self.shared
+                    .name_error(
+                        Error::new(ErrorKind::Unavailable, message),
+                        self.first_key(self.first_left()),
+                    )
+                    .into()
+            }
         }
     }
 

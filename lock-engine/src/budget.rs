@@ -72,8 +72,6 @@ impl Limit {
 pub(crate) enum Refusal {
     /// Somebody else holds or awaits the key, and the budget allows no (more) waiting.
     Contended,
-    /// The budget ended before the store had answered at all.
-    NoAnswer,
     Failed(Error),
 }
 

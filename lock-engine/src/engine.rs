@@ -167,16 +167,11 @@ impl Engine {
 
     /// A wait that came to nothing, as the caller sees it.
     fn timed_out(&self, refusal: Refusal, key: Option<&LockKey>) -> Error {
-        let message = match refusal {
-            Refusal::Failed(error) => return error,
-            Refusal::Contended => {
-                "the wait budget ended while somebody else held or awaited the lock; wait longer, or find the holder with inspect"
-            }
-            Refusal::NoAnswer => {
-                "the wait budget ended before the store answered, so it is not known whether anybody holds the lock; see whether the store can be reached"
-            }
-        };
+        if let Refusal::Failed(error) = refusal {
+            return error;
+        }
         self.shared.metrics.count(Event::Timeout);
+        let message = "the wait budget ended while somebody else held or awaited the lock; wait longer, or find the holder with inspect";
         self.shared.name_error(Error::new(ErrorKind::Timeout, message), key)
     }
 
@@ -201,11 +196,6 @@ fn tried<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(Refusal::Contended) => Ok(None),
-        // A try has the limit of a call and no budget, so it does not come to that.
-        Err(Refusal::NoAnswer) => Err(Error::new(
-            ErrorKind::Unavailable,
-            "the store has not answered; see whether it can be reached",
-        )),
         Err(Refusal::Failed(error)) => Err(error),
     }
 }

@@ -5,11 +5,8 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
 
-use crate::context::{Context, acquire_for, attempt_at, fails};
+use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, FaultyClient, Op};
-
-/// The store did not answer in time.
-const NO_ANSWER: [ErrorKind; 3] = [ErrorKind::Timeout, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
 
 pub(crate) async fn one_way_loss(cx: &Context) {
     let a = cx.faulty().await;

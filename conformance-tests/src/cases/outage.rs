@@ -4,11 +4,8 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, OnCooldown};
 
-use crate::context::{Context, acquire_all_for, acquire_for, attempt_at, fails};
+use crate::context::{NO_ANSWER, Context, acquire_all_for, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
-
-/// What an acquire may end with whose store has never answered within the budget.
-const NO_ANSWER: [ErrorKind; 3] = [ErrorKind::Timeout, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
 
 const PASSING: [Fault; 5] = [
     Fault::Error(ErrorKind::Unavailable),

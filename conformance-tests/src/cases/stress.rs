@@ -174,7 +174,9 @@ async fn one_random_thing(lock: &Arc<dyn Lock>, keys: &[LockKey], gauges: &Gauge
     let guards = match guards {
         Ok(guards) => guards,
         Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            // So short a budget may end before the store has answered.
+            let kinds = [ErrorKind::Timeout, ErrorKind::Unavailable];
+            assert!(kinds.contains(&error.kind()), "{error}");
             return;
         }
     };

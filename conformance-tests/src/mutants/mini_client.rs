@@ -182,9 +182,10 @@ impl Client {
         let wakeup = Arc::new(Notify::new());
         lock(&self.wakeups).insert(key.clone(), Arc::clone(&wakeup));
         let outage = Outage::none_yet(&self.outages, key);
-        let mut end = end;
+        let (mut end, mut failed, mut was_contended) = (end, None, false);
         loop {
-            let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await?;
+            let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await;
+            let answer = answer.map_err(|refusal| self.at_end(refusal, failed.take(), was_contended, key))?;
             let failure = match &answer {
                 Ok(Answer::Refused(error)) => Some((error, false)),
                 Err(error) => Some((error, options.cooldown.is_some())),
@@ -192,11 +193,14 @@ impl Client {
             };
             if let Some((error, may_cool)) = failure {
                 if is_passing(error) && self.asks_again(options, once, may_cool) {
-                    outage.goes_on(self.named(error.clone(), key));
+                    let error = self.named(error.clone(), key);
+                    outage.goes_on(error.clone());
+                    failed = Some(error);
                     // What the store may have of this attempt is undone by its id.
                     request.holder = holder.unwrap_or_else(|| self.mint());
                     let pause = if self.fault == Fault::RetriesWithoutPause { Duration::ZERO } else { POLL };
-                    self.bounded(key, end, sleep(pause)).await?;
+                    let paused = self.bounded(key, end, sleep(pause)).await;
+                    paused.map_err(|refusal| self.at_end(refusal, failed.clone(), was_contended, key))?;
                     if self.fault == Fault::FailureRestartsBudget {
                         end = self.deadline(options.wait);
                     }
@@ -213,7 +217,10 @@ impl Client {
                     let max_hold = options.max_hold.map(|limit| limit.saturating_sub(waited));
                     return self.grant(fresh, permit, max_hold);
                 }
-                Answer::Contended(held) => held,
+                Answer::Contended(held) => {
+                    was_contended = true;
+                    held
+                }
                 Answer::Refused(error) => return Err(Refusal::Failed(self.named(error, key))),
             };
             if let (Some(retry_after), OnCooldown::NotDue) = (held.cooling_for, options.on_cooldown) {
@@ -239,6 +246,16 @@ impl Client {
                 }
             });
             let _ = self.bounded(key, end, pause).await?;
+        }
+    }
+
+    /// What a budget that ends means: only a store that has said so is one whose key somebody has.
+    fn at_end(&self, refusal: Refusal, failed: Option<Error>, was_contended: bool, key: &LockKey) -> Refusal {
+        match refusal {
+            Refusal::Contended if !was_contended && self.fault != Fault::TimeoutBlamesHolder => {
+                Refusal::Failed(failed.unwrap_or_else(|| self.named(no_answer(), key)))
+            }
+            other => other,
         }
     }
 
@@ -416,13 +433,7 @@ impl Client {
 
     pub(super) fn refused(&self, refusal: Refusal, key: &LockKey) -> Error {
         match refusal {
-            Refusal::Contended => {
-                let message = match self.fault {
-                    Fault::TimeoutBlamesHolder => "the wait budget ended while somebody else held the lock",
-                    _ => "the wait budget ended",
-                };
-                self.named(Error::new(ErrorKind::Timeout, message), key)
-            }
+            Refusal::Contended => self.named(Error::new(ErrorKind::Timeout, "the wait budget ended"), key),
             Refusal::NotDue(retry_after) => self.named(Error::not_due(retry_after), key),
             Refusal::Failed(error) => error,
         }
