@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS {schema}.idempotency (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL,
     PRIMARY KEY (scope, key)
-) WITH (fillfactor = 80);
+) USING heap WITH (fillfactor = 80);
 
 CREATE INDEX IF NOT EXISTS idempotency_expires ON {schema}.idempotency (expires_at);
 
@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS {schema}.journey (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL,
     PRIMARY KEY (scope, key)
-) WITH (fillfactor = 80);
+) USING heap WITH (fillfactor = 80);
 
 CREATE INDEX IF NOT EXISTS journey_expires ON {schema}.journey (expires_at);
 

@@ -195,9 +195,24 @@ pub(crate) struct SchemaGrants {
     #[arg(long, value_name = "ROLE")]
     pub(crate) grant_to: Option<String>,
 
+    /// Of the stores only this one: advisory locks, mutex rows, or leases [default: all].
+    #[arg(long, value_enum, value_name = "STORE", requires = "grant_to")]
+    pub(crate) store: Option<GrantedStore>,
+
     /// Let this role look at the locks (`list`, `inspect`), and take or end none.
     #[arg(long, value_name = "ROLE")]
     pub(crate) grant_read_to: Option<String>,
+}
+
+/// A store by the scheme of its URL.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum GrantedStore {
+    /// postgres:// and postgres+advisory-xact://
+    Advisory,
+    /// postgres+row://
+    Row,
+    /// postgres+ttl://
+    Ttl,
 }
 
 /// Try the store: does it work, what can it do, what should be mended.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold::postgres::schema::{self, SchemaState, ServerReport};
+use leasehold::postgres::schema::{self, SchemaState, ServerReport, Stores};
 use leasehold::postgres::sqlx::{self, Connection as _, PgConnection};
 use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig, store_error};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::args::{Schema, SchemaCommand, SchemaGrants, SchemaPrint};
+use crate::args::{GrantedStore, Schema, SchemaCommand, SchemaGrants, SchemaPrint};
 use crate::output;
 
 /// Longer than the statements of the installation wait for others that install.
@@ -35,12 +35,23 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
 fn grants(args: &SchemaGrants, schema: &Identifier) -> Result<String, Error> {
     let mut text = String::new();
     if let Some(role) = &args.grant_to {
-        text += &schema::grants(schema, &Identifier::new(role)?);
+        let stores = args.store.map_or(Stores::All, GrantedStore::stores);
+        text += &schema::grants(schema, &Identifier::new(role)?, stores);
     }
     if let Some(role) = &args.grant_read_to {
         text += &schema::grants_to_read(schema, &Identifier::new(role)?);
     }
     Ok(text)
+}
+
+impl GrantedStore {
+    fn stores(self) -> Stores {
+        match self {
+            Self::Advisory => Stores::Advisory,
+            Self::Row => Stores::Row,
+            Self::Ttl => Stores::Lease,
+        }
+    }
 }
 
 async fn apply(args: &SchemaGrants, url: Option<&str>) -> Result<u8, Error> {
@@ -76,6 +87,16 @@ pub(crate) fn is_postgres(url: &str) -> bool {
     url.trim_start().get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("postgres"))
 }
 
+/// What the store of this URL needs privileges for.
+fn stores_of(url: &str) -> Stores {
+    let scheme = url.trim_start().split(':').next().unwrap_or_default().to_ascii_lowercase();
+    match scheme.as_str() {
+        "postgres+row" => Stores::Row,
+        "postgres+ttl" => Stores::Lease,
+        _ => Stores::Advisory,
+    }
+}
+
 /// What a server says of itself, its schema, and what this user may do there.
 #[derive(Debug)]
 pub(crate) struct Facts {
@@ -87,10 +108,11 @@ impl Facts {
     /// Asks the server that `url` names. `None` for other stores, and when there is no answer: then
     /// connecting to the store says why.
     pub(crate) async fn of(url: Option<&str>) -> Option<Self> {
-        let config = leasehold::postgres_config(url.filter(|url| is_postgres(url))?).ok()?;
+        let url = url.filter(|url| is_postgres(url))?;
+        let config = leasehold::postgres_config(url).ok()?;
         let mut session = open(&config).await.ok()?;
         let looking = schema::inspect(&mut session, config.schema_name());
-        let report = within(config.call_limit(), looking).await.ok()?;
+        let report = within(config.call_limit(), looking).await.ok()?.for_stores(stores_of(url));
         close(session).await;
         Some(Self { config, report })
     }

@@ -31,7 +31,7 @@ fn list_shows_who_holds_what() {
     assert_eq!(lines[1][1..4], ["held", "pid", &a.id().to_string()]);
     assert_eq!(lines[1].last(), Some(&"nightly"));
     assert!(lines[2].ends_with(&["sh", "pid", &b.id().to_string()]), "{stdout}");
-    assert!(lines[1][4..6].join(" ").ends_with('Z'), "the time says its zone: {stdout}");
+    assert!(lines[1].iter().any(|word| word.ends_with('Z')), "the time says its zone: {stdout}");
 
     let (code, value) = json(&store, "list ledger: --json");
     assert_eq!((code, value.as_array().unwrap().len()), (0, 1));

@@ -319,7 +319,10 @@ fn the_printed_grants_are_enough_for_everything_but_installing() {
         let database = runtime.block_on(cluster.fresh_database());
         let role = format!("app_{}", &database.name()[5..]);
         let mut store = Store { database, scheme, parameters: "schema=locks" };
-        let (_, script, _) = finish(&mut support::with(store.tool("schema print"), ["--grant-to", &role]));
+        let kind = scheme.strip_prefix("postgres+").unwrap_or("advisory").trim_end_matches("-xact");
+        let printing = ["--grant-to", &role, "--store", kind];
+        let (_, script, _) = finish(&mut support::with(store.tool("schema print"), printing));
+        assert_eq!(script.matches("GRANT").count(), 6, "of the other stores nothing: {script}");
         store.sql(&format!("CREATE ROLE {role} LOGIN"));
         store.sql(&script);
         let url = store.url().replacen("//postgres@", &format!("//{role}@"), 1);
@@ -329,6 +332,8 @@ fn the_printed_grants_are_enough_for_everything_but_installing() {
         for url in [url, with_install] {
             let (code, stdout, stderr) = finish(&mut tool(&url, "check"));
             assert_eq!((code, stderr.as_str()), (0, ""), "{scheme}: {stdout}");
+            let lacking = stdout.lines().find(|line| line.trim_start().starts_with("privileges missing"));
+            assert!(lacking.is_some_and(|line| line.ends_with("none")), "{scheme}: {stdout}");
             let mut a = Beside::start(&mut tool(&url, "run k --label why -- cat"));
             let start = Instant::now();
             while finish(&mut tool(&url, "inspect k")).0 != 0 {

@@ -25,7 +25,7 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
         let role = Identifier::new(format!("only_{}", &database.name()[5..])).unwrap();
         let mut admin = database.connect().await;
         schema::install(&mut admin, &locks).await.unwrap();
-        let grants = schema::grants_for(&locks, &role, stores);
+        let grants = schema::grants(&locks, &role, stores);
         let setup = format!("CREATE ROLE {} LOGIN; {grants}", role.quoted());
         raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
         let url = database.url().replacen("//postgres@", &format!("//{}@", role.as_str()), 1);

@@ -18,11 +18,9 @@ fn a_wait_says_for_whom_and_since_when_and_how_long_it_took() {
     let mut quiet = Beside::start(&mut store.run("k -q", "echo quiet"));
     let mut waiter = Beside::start(&mut store.run("k", "echo ran"));
     let note = waiter.note();
-    let who = format!(", held by pid {} (nightly) since 2", holder.id());
-    assert!(
-        note.contains("waiting for \"k\" on file:") && note.contains(&who) && note.ends_with('Z'),
-        "{note}"
-    );
+    let told = [", held by pid ", &holder.id().to_string(), " (nightly) since 2"];
+    assert!(note.starts_with("leasehold: waiting for \"k\" on file:") && note.ends_with('Z'), "{note}");
+    assert!(told.iter().all(|part| note.contains(part)), "{note}");
     holder.go_on();
     assert_eq!(waiter.line(), "ran");
     let rest = waiter.rest_of_stderr();

@@ -20,12 +20,17 @@ impl Keepers {
         Self { dir: fs::canonicalize(dir).ok(), locked: HashMap::new(), pids: None }
     }
 
-    /// The owner to show for a lock that is held by the file at `main`, where it is not, or not only, the process `pid`
-    /// of its record. `None`: show that one, also where the system does not tell.
-    pub(crate) fn other_owner(&mut self, main: &Path, pid: u32) -> Option<String> {
+    /// Who holds the lock whose locked file is at `main`: the process `pid` of its record, or those that it has left
+    /// behind. Where the system does not tell, also because that process lives in another namespace, it is its number
+    /// alone.
+    pub(crate) fn owner(&mut self, main: &Path, pid: u32) -> String {
+        self.seen(main, pid).unwrap_or_else(|| format!("pid {pid}"))
+    }
+
+    fn seen(&mut self, main: &Path, pid: u32) -> Option<String> {
         let file = main.file_name()?.to_owned();
         match self.locked_by(pid)? {
-            Ok(locked) if locked.contains(&file) => return None,
+            Ok(locked) if locked.contains(&file) => return Some(named(pid)),
             // Another user's process, which may well be the one.
             Err(e) if e.kind() != io::ErrorKind::NotFound => return None,
             Ok(_) | Err(_) => {}

@@ -117,7 +117,6 @@ impl Record {
         info.token = Some(FencingToken::from_u64(self.token));
         info.label = self.label.as_deref().map(Into::into);
         info.since = UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
-        info.owner = Some(format!("pid {}", self.pid));
         info
     }
 

@@ -250,9 +250,7 @@ fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Resul
             let mut info = KeyInfo::free(record.key()?);
             info.cooldown = record.cooldown_left(now_ms());
             let mut hold = record.info();
-            if let Some(owner) = is_held.then(|| keepers.other_owner(&files.main(), record.pid)).flatten() {
-                hold.owner = Some(owner);
-            }
+            hold.owner = is_held.then(|| keepers.owner(&files.main(), record.pid));
             (info, hold)
         }
         (Found::Nothing | Found::Damaged(_), Some(key)) => (KeyInfo::free(key.clone()), HoldInfo::new()),

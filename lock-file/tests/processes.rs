@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{LONG, attempt, contended, granted, key, open, release, request, token};
+use common::{LONG, attempt, contended, granted, is_process, key, open, release, request, token};
 use leasehold_api::{FencingToken, ListQuery};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken};
 use leasehold_file::HeldFile;
@@ -159,7 +159,7 @@ async fn another_process() {
         "look" => {
             let admin = backend.admin().unwrap();
             say("looking");
-            let query = leasehold_api::ListQuery::new().include_ended();
+            let query = ListQuery::new().include_ended();
             while !std::fs::exists(Path::new(&dir).join("stop")).unwrap() {
                 admin.inspect(&key("k")).await.unwrap();
                 admin.list(&query).await.unwrap();
@@ -200,7 +200,7 @@ async fn a_killed_holder_frees_at_once_and_its_token_is_not_used_again() {
     contended(&backend, &request("k")).await;
     let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
     let hold = info.holder().unwrap();
-    assert_eq!(hold.owner, Some(format!("pid {}", holder.child.id())));
+    assert!(is_process(hold.owner.as_deref(), holder.child.id()), "{hold:?}");
     assert_eq!(hold.token, Some(theirs));
     holder.kill();
     // The very first attempt: the kernel let go before the process could be waited for.
@@ -292,8 +292,7 @@ async fn waiters_wait_in_the_kernel_and_one_of_them_for_the_holder() {
     while !waiters.is_empty() {
         let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
         let is_holder = |waiter: &Other| {
-            let owner = info.holder().and_then(|hold| hold.owner.as_deref());
-            owner == Some(&format!("pid {}", waiter.child.id()))
+            is_process(info.holder().and_then(|hold| hold.owner.as_deref()), waiter.child.id())
         };
         if let Some(index) = waiters.iter().position(is_holder) {
             let mut holder = waiters.remove(index);

@@ -215,7 +215,7 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
     for error in both(as_role()).await {
         assert_error(&error, ErrorKind::PermissionDenied, "GRANT USAGE ON SCHEMA");
     }
-    cluster.run_sql(database.name(), schema::grants(&name, &role)).await;
+    cluster.run_sql(database.name(), schema::grants(&name, &role, schema::Stores::Advisory)).await;
     // These are all that is needed: to lock, to name, to list.
     let poor = AdvisoryConfig::new(as_role()).connect().await.unwrap();
     // What the role may not see is not made up: another role's session has an address.

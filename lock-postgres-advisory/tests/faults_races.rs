@@ -228,7 +228,11 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
 async fn poor(database: &Database) -> (Identifier, String) {
     let role = Identifier::new(format!("poor_{}", &database.name()[5..25])).unwrap();
     let schema = Identifier::new("leasehold").unwrap();
-    let sql = format!("CREATE ROLE {0} LOGIN; {1}", role.quoted(), schema::grants(&schema, &role));
+    let sql = format!(
+        "CREATE ROLE {0} LOGIN; {1}",
+        role.quoted(),
+        schema::grants(&schema, &role, schema::Stores::Advisory)
+    );
     Cluster::shared().run_sql(database.name(), sql).await;
     (role.clone(), database.url().replace("//postgres@", &format!("//{role}@")))
 }

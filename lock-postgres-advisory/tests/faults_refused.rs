@@ -118,7 +118,7 @@ async fn nothing_is_released_for_a_role_without_permission() {
     let database = cluster.fresh_database().await;
     session(database.url()).await.close().await.unwrap();
     let role = Identifier::new(format!("mute_{}", &database.name()[5..25])).unwrap();
-    let grants = schema::grants(&Identifier::new("leasehold").unwrap(), &role);
+    let grants = schema::grants(&Identifier::new("leasehold").unwrap(), &role, schema::Stores::Advisory);
     cluster.run_sql(database.name(), format!("CREATE ROLE {role} LOGIN; {grants}")).await;
     let url = database.url().replace("//postgres@", &format!("//{role}@"));
     let clients = both_counted(server(&url).install_schema(false)).await;
@@ -144,7 +144,7 @@ async fn a_wait_that_is_refused_in_the_queue_leaves_nothing() {
     let database = cluster.fresh_database().await;
     let holder = session(database.url()).await;
     let role = Identifier::new(format!("mute_{}", &database.name()[5..25])).unwrap();
-    let grants = schema::grants(&Identifier::new("leasehold").unwrap(), &role);
+    let grants = schema::grants(&Identifier::new("leasehold").unwrap(), &role, schema::Stores::Advisory);
     cluster.run_sql(database.name(), format!("CREATE ROLE {role} LOGIN; {grants}")).await;
     let url = database.url().replace("//postgres@", &format!("//{role}@"));
     for (lock, released) in both_counted(server(&url).install_schema(false)).await {

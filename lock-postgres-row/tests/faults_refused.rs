@@ -118,7 +118,7 @@ async fn client_of_a_role(database: &Database) -> (Arc<RowBackend>, String) {
     let mut admin = database.connect().await;
     let leasehold = Identifier::new("leasehold").unwrap();
     schema::install(&mut admin, &leasehold).await.unwrap();
-    let grants = schema::grants(&leasehold, &Identifier::new(role.clone()).unwrap());
+    let grants = schema::grants(&leasehold, &Identifier::new(role.clone()).unwrap(), schema::Stores::Row);
     let setup = format!("CREATE ROLE {role} LOGIN; {grants}");
     raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
     let options: PgConnectOptions = database.url().parse().unwrap();

@@ -147,18 +147,12 @@ pub fn script(schema: &Identifier) -> String {
     )
 }
 
-/// The SQL that lets `role` use every store of the schema and nothing else.
+/// The SQL that lets `role` use these stores of the schema and nothing else.
 ///
 /// Listing advisory locks shows the owners of other roles' sessions only to members of
 /// `pg_read_all_stats`, and ending such a session takes `pg_signal_backend`; neither is in here.
 #[must_use]
-pub fn grants(schema: &Identifier, role: &Identifier) -> String {
-    grants_for(schema, role, Stores::All)
-}
-
-/// As [`grants`], for a role that uses these stores alone.
-#[must_use]
-pub fn grants_for(schema: &Identifier, role: &Identifier, stores: Stores) -> String {
+pub fn grants(schema: &Identifier, role: &Identifier, stores: Stores) -> String {
     let (schema, role) = (schema.quoted(), role.quoted());
     let mut text = format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n");
     for object in objects().into_iter().filter(|object| stores.use_object(object)) {

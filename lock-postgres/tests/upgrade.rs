@@ -185,7 +185,7 @@ async fn a_store_needs_the_privileges_of_its_own_objects_and_no_others() {
     run(&mut conn, format!("CREATE ROLE {}", role.quoted())).await;
     let tables = [(Stores::Advisory, "advisory_name"), (Stores::Row, "mutex"), (Stores::Lease, "lease")];
     for (stores, table) in tables {
-        let grants = schema::grants_for(&schema, &role, stores);
+        let grants = schema::grants(&schema, &role, stores);
         for (_, object) in tables {
             assert_eq!(grants.contains(&format!(".{object} ")), object == table, "{stores:?}: {grants}");
         }

@@ -183,7 +183,7 @@ impl<K: KindName> HandOff<K> {
         let create = format!(
             "CREATE TABLE IF NOT EXISTS {} (\n  id bigint GENERATED ALWAYS AS IDENTITY,\n  \
              status text NOT NULL DEFAULT 'new',\n  kind text NOT NULL DEFAULT {},\n  {} {} NOT NULL,\n{own}  \
-             created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),\n  CONSTRAINT {} PRIMARY KEY (id)\n)",
+             created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),\n  CONSTRAINT {} PRIMARY KEY (id)\n) USING heap",
             table.quoted(),
             literal(first),
             self.entity.0.quoted(),

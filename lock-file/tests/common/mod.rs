@@ -61,6 +61,14 @@ pub(crate) async fn release(backend: &FileBackend, request: &Request) -> Freed {
     backend.release(vec![request.hold()]).await.pop().unwrap().unwrap()
 }
 
+/// Whether this is how the process `pid` is shown, with its name where the system tells.
+pub(crate) fn is_process(owner: Option<&str>, pid: u32) -> bool {
+    let number = format!("pid {pid}");
+    owner
+        .and_then(|owner| owner.strip_prefix(&number))
+        .is_some_and(|name| name.is_empty() || name.starts_with(" ("))
+}
+
 /// The only file of the directory with this extension.
 pub(crate) fn file(dir: &Path, extension: &str) -> PathBuf {
     let mut found: Vec<_> = std::fs::read_dir(dir)

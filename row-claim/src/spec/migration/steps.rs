@@ -226,7 +226,7 @@ impl Writer<'_> {
         let create = format!(
             "CREATE TABLE IF NOT EXISTS {} (\n  tab text NOT NULL,\n  queue text NOT NULL DEFAULT '',\n  \
              id text NOT NULL,\n  owner {},\n  epoch bigint NOT NULL,\n  lease_until timestamptz NOT NULL,\n  \
-             taken_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),\n  PRIMARY KEY (tab, queue, id)\n)",
+             taken_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),\n  PRIMARY KEY (tab, queue, id)\n) USING heap",
             side.quoted(),
             self.inner.owner_sql()
         );
