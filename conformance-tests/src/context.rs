@@ -66,6 +66,11 @@ impl Context {
         self.time == Time::Virtual
     }
 
+    /// What a short wait for a held key may end with: in real time the store may not have answered by then.
+    pub(crate) fn budget_ended(&self) -> &'static [ErrorKind] {
+        if self.is_virtual() { &[ErrorKind::Timeout] } else { &[ErrorKind::Timeout, ErrorKind::Unavailable] }
+    }
+
     pub(crate) fn child_test(&self) -> Option<&str> {
         self.child_test.as_deref()
     }

@@ -31,7 +31,7 @@ async fn two_clients_exclude_each_other() {
     let (a, b) = (connect(&dir), connect(&dir));
     let first = a.key("k").acquire().await.unwrap();
     assert!(b.key("k").try_acquire().await.unwrap().is_none());
-    let timed_out = b.key("k").wait(Duration::from_millis(50)).acquire().await.unwrap_err();
+    let timed_out = b.key("k").wait(Duration::from_secs(1)).acquire().await.unwrap_err();
     assert_eq!(timed_out.kind(), ErrorKind::Timeout);
     assert!(timed_out.store().unwrap().starts_with("file:///"));
     let waiting = tokio::spawn({
@@ -129,7 +129,7 @@ async fn at_most_once_per_window() {
         let again = lock.key("hourly").at_most_once_per(HOUR).run(async |_| 2).await.unwrap();
         assert!(matches!(again, Once::NotDue { .. }), "{again:?}");
     }
-    let waited = b.key("hourly").wait(Duration::from_millis(50)).acquire().await.unwrap_err();
+    let waited = b.key("hourly").wait(Duration::from_secs(1)).acquire().await.unwrap_err();
     assert_eq!(waited.kind(), ErrorKind::Timeout);
 }
 

@@ -124,7 +124,7 @@ async fn nothing_is_re_entrant_and_one_release_frees() {
         let lock = Arc::new(lock);
         let guard = take(&lock, "7").await;
         assert!(lock.key("7").try_acquire().await.unwrap().is_none());
-        let error = lock.key("7").wait(ms(100)).acquire().await.unwrap_err();
+        let error = lock.key("7").wait(ms(1_500)).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
         let waiting = waiter(&lock, "7");
         assert_eq!(held(cluster, database.name()).await, [7]);

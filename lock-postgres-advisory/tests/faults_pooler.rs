@@ -126,7 +126,7 @@ async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
 
         // A wait that is given up leaves the queue and the server connection.
         let theirs = take(&direct, "7").await;
-        let error = pooled.key("7").wait(ms(200)).acquire().await.unwrap_err();
+        let error = pooled.key("7").wait(ms(1_500)).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         until_queued(cluster, database.name(), 0).await;
         theirs.release().await.unwrap();

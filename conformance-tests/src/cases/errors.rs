@@ -209,7 +209,7 @@ pub(crate) async fn contention_timeout_and_loss_are_distinct(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     cx.held(&b, &key).await;
     let waiting = acquire_for(&b, &key, cx.short_wait());
-    fails(waiting.await, &[ErrorKind::Timeout]);
+    fails(waiting.await, cx.budget_ended());
     cx.lose(&key, leasehold_api::LossReason::Gone).await;
     let lost = fails(guard.release().await, &[ErrorKind::Lost]);
     assert!(lost.loss().is_some());

@@ -118,7 +118,8 @@ impl Ask {
                 match window.wait(Duration::from_millis(5)).acquire().await {
                     Ok(Once::Due(guard)) => Ok(Some(guard)),
                     Ok(Once::NotDue { .. }) => Ok(None),
-                    Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
+                    // So short a budget may end before the store has answered.
+                    Err(error) if [ErrorKind::Timeout, ErrorKind::Unavailable].contains(&error.kind()) => Ok(None),
                     Err(error) => Err(error),
                 }
             }

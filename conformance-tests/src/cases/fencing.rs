@@ -127,7 +127,7 @@ pub(crate) async fn grows_across_failed_attempts(cx: &Context) {
         let guard = cx.free_within(&a, &key, cx.handover()).await;
         seen.pass(&guard, "after failed attempts");
         cx.held(&b, &key).await;
-        fails(b.acquire(&key, &AcquireOptions::new().wait(cx.short_wait())).await, &[ErrorKind::Timeout]);
+        fails(b.acquire(&key, &AcquireOptions::new().wait(cx.short_wait())).await, cx.budget_ended());
         cx.queue(&b, &key).await.cancel().await;
         cx.give(guard).await;
         let guard = cx.free_within(&b, &key, cx.capabilities().undo).await;

@@ -175,8 +175,7 @@ async fn one_random_thing(lock: &Arc<dyn Lock>, keys: &[LockKey], gauges: &Gauge
         Ok(guards) => guards,
         Err(error) => {
             // So short a budget may end before the store has answered.
-            let kinds = [ErrorKind::Timeout, ErrorKind::Unavailable];
-            assert!(kinds.contains(&error.kind()), "{error}");
+            assert!([ErrorKind::Timeout, ErrorKind::Unavailable].contains(&error.kind()), "{error}");
             return;
         }
     };

@@ -44,7 +44,7 @@ pub(crate) async fn fires_when_due(cx: &Context) {
         for lock in [&b, &a] {
             let waiting = acquire_for(lock, &key, budget);
             let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
-            fails(outcome, &[ErrorKind::Timeout]);
+            fails(outcome, cx.budget_ended());
             assert!(took >= budget, "a budget of {budget:?} ended after {took:?}");
         }
     }
@@ -108,7 +108,7 @@ pub(crate) async fn nothing_is_left_behind(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     for lock in [&b, &a] {
         let waiting = acquire_for(lock, &key, cx.short_wait());
-        fails(waiting.await, &[ErrorKind::Timeout]);
+        fails(waiting.await, cx.budget_ended());
     }
     cx.sleep(cx.capabilities().undo).await;
     cx.give(guard).await;
@@ -125,7 +125,7 @@ pub(crate) async fn a_timed_out_waiter_does_not_hold_up_those_behind(cx: &Contex
     let guard = cx.take(&a, &key).await;
     let short = cx.queue_with(&b, &key, AcquireOptions::new().wait(cx.short_wait())).await;
     let patient = cx.queue(&b, &key).await;
-    fails(short.outcome().await, &[ErrorKind::Timeout]);
+    fails(short.outcome().await, cx.budget_ended());
     assert!(!patient.is_done(), "the wait behind ended with the one before");
     cx.give(guard).await;
     cx.give(patient.granted(cx, cx.handover()).await).await;
@@ -139,7 +139,7 @@ pub(crate) async fn a_timed_out_waiter_in_the_middle(cx: &Context) {
     let first = cx.queue(&lock, &key).await;
     let middle = cx.queue_with(&lock, &key, AcquireOptions::new().wait(cx.short_wait())).await;
     let last = cx.queue(&lock, &key).await;
-    fails(middle.outcome().await, &[ErrorKind::Timeout]);
+    fails(middle.outcome().await, cx.budget_ended());
     cx.give(guard).await;
     let second = first.granted(cx, cx.handover()).await;
     cx.settle().await;
@@ -156,7 +156,7 @@ pub(crate) async fn waiting_is_no_busy_loop(cx: &Context) {
     let calls = || Op::ALL.map(|op| b.faults.calls(op)).iter().sum::<u64>();
     let before = calls();
     let waiting = acquire_for(&b.lock, &key, Duration::from_secs(2));
-    fails(waiting.await, &[ErrorKind::Timeout]);
+    fails(waiting.await, cx.budget_ended());
     let made = calls() - before;
     assert!((1..=100).contains(&made), "{made} calls to the store in a wait of 2 s");
     cx.give(guard).await;
@@ -195,7 +195,7 @@ pub(crate) async fn the_error_names_key_and_store(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&lock, &key).await;
     let waiting = acquire_for(&lock, &key, cx.short_wait());
-    let error = fails(waiting.await, &[ErrorKind::Timeout]);
+    let error = fails(waiting.await, cx.budget_ended());
     assert_eq!(error.key(), Some(&key));
     assert!(error.store().is_some_and(|s| !s.is_empty()), "{error:?}");
     assert!(error.is_retryable());
