@@ -107,6 +107,8 @@ pub(crate) struct Inner {
     pub(crate) group: Option<Column>,
     /// One claim takes all ready rows of a group.
     pub(crate) grouped: bool,
+    /// The most rows of a group in one claim.
+    pub(crate) group_limit: u32,
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,

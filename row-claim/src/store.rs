@@ -17,6 +17,9 @@ use crate::state::State;
 /// The lease that a claim asks for by default.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
+/// The most rows, or groups, that one call takes.
+const MOST: u32 = 10_000;
+
 /// What is to be taken.
 ///
 /// ```
@@ -36,7 +39,7 @@ pub struct Take {
 }
 
 impl Take {
-    /// At most `limit` rows, or at most `limit` groups where the spec groups rows.
+    /// At most `limit` rows, or at most `limit` groups where the spec groups rows; 10,000 at the most.
     #[must_use]
     pub fn up_to(limit: u32) -> Self {
         Self { limit, lease: DEFAULT_LEASE, queue: None, from: Vec::new(), after: None }
@@ -81,6 +84,11 @@ impl Take {
     pub(crate) fn check(&self, spec: &Inner) -> Result<(), ClaimError> {
         if self.limit == 0 {
             return Err(ClaimError::spec("a claim takes at least one row; give a limit of 1 or more"));
+        }
+        if self.limit > MOST {
+            return Err(ClaimError::spec(format!(
+                "a claim takes at most {MOST} rows at once; give a smaller limit"
+            )));
         }
         check_lease(self.lease)?;
         if let Some(state) = self.from.iter().find(|state| !spec.states.takeable.contains(state)) {

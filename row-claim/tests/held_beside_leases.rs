@@ -5,7 +5,9 @@
 mod held_common;
 
 use held_common::*;
-use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Outcome, PgHeld, Sql, States, Table, Take};
+use leasehold_claim::{
+    ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, PgClaims, PgHeld, Sql, States, Table, Take, Unmet,
+};
 use test_servers::fresh_database;
 
 const ITEM: &str =
@@ -87,4 +89,70 @@ async fn a_side_table_is_respected() {
     let spec = items().side_table(Table::new("lease").unwrap()).group("entity").grouped().build().unwrap();
     let held = PgHeld::new(pool(db.url(), 2).await, spec);
     assert_eq!(ids(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken()), ["2"]);
+}
+
+/// Claims of both kinds find the same rows free, whatever was changed by hand.
+#[tokio::test]
+async fn the_state_says_whether_a_row_is_free() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    run(&mut observer, "UPDATE item SET owner = gen_random_uuid(), lease_until = now() + interval '1 hour'")
+        .await;
+    run(&mut observer, "UPDATE item SET status = 'running' WHERE id > 1").await;
+    let states = States::text(["new"], "complete").taken("running");
+    let spec = ClaimSpec::builder(Table::new("item").unwrap()).state("status", states);
+    let spec = spec.lease_columns("owner", "epoch", "lease_until").build().unwrap();
+    let leased = PgClaims::new(pool(db.url(), 1).await, spec.clone());
+    assert!(leased.pending(&Take::up_to(1)).await.unwrap());
+    let held = PgHeld::new(pool(db.url(), 1).await, spec);
+    let hold = held.begin(&Take::up_to(9)).await.unwrap().unwrap();
+    assert_eq!(ids(hold.taken()), ["1"]);
+}
+
+/// Rows that refer to a claimed row can be inserted meanwhile, as under a lease.
+#[tokio::test]
+async fn a_claimed_row_may_be_referred_to() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    run(&mut observer, "CREATE TABLE child (item bigint REFERENCES item (id))").await;
+    let held = PgHeld::new(pool(db.url(), 1).await, items().build().unwrap());
+    let hold = held.begin(&Take::up_to(9)).await.unwrap().unwrap();
+    assert_eq!(hold.taken().claims.len(), 3);
+    run(&mut observer, "SET lock_timeout = '20s'; INSERT INTO child VALUES (1), (2), (3)").await;
+    hold.rollback().await.unwrap();
+}
+
+/// A row on its last attempt has not failed while somebody is at it.
+#[tokio::test]
+async fn the_last_attempt_is_waited_for() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(
+        &mut observer,
+        "CREATE TABLE work (id bigint PRIMARY KEY, done boolean NOT NULL DEFAULT false, kind text, entity int, owner uuid,
+            epoch bigint, lease_until timestamptz, attempts int);
+         INSERT INTO work VALUES (1, false, 'create', 7, gen_random_uuid(), 1, now() + interval '1 hour', 0),
+            (2, false, 'update', 7, NULL, 1, NULL, 3)",
+    )
+    .await;
+    let spec = ClaimSpec::builder(Table::new("work").unwrap())
+        .state("done", States::boolean())
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts")
+        .kind("kind")
+        .group("entity")
+        .waits("update", "create", Unmet::Run, Unmet::Run)
+        .build()
+        .unwrap();
+    let leased = PgClaims::new(pool(db.url(), 1).await, spec.clone());
+    let held = PgHeld::new(pool(db.url(), 2).await, spec);
+    assert!(leased.take(&Take::up_to(9)).await.unwrap().claims.is_empty());
+    let mut transaction = db.connect().await;
+    run(&mut transaction, "BEGIN").await;
+    assert!(held.take_in(&mut transaction, &Take::up_to(9)).await.unwrap().claims.is_empty());
+    run(&mut transaction, "ROLLBACK").await;
+    run(&mut observer, "UPDATE work SET owner = NULL, lease_until = NULL WHERE id = 1").await;
+    assert_eq!(leased.take(&Take::up_to(9)).await.unwrap().claims.len(), 1, "it is given up now");
 }

@@ -40,7 +40,7 @@ async fn row_46_claims_and_sweeps_go_through_the_indexes_of_the_migration() {
         assert_eq!(claims.take(&take).await.unwrap().claims.len(), 5);
         claims.sweep(10).await.unwrap();
         pool.close().await;
-        for wanted in [index, "until"] {
+        for wanted in [index, "taken"] {
             let scans = format!(
                 "SELECT (coalesce(sum(idx_scan), 0) > 0)::text FROM pg_stat_user_indexes WHERE indexrelname LIKE 'request_claim_{wanted}%'"
             );

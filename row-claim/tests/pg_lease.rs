@@ -160,6 +160,8 @@ async fn trap_18_the_boundary() {
     // The planner puts the body in the place of every call.
     world.run("CREATE OR REPLACE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
         $$ SELECT '2026-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
+        CREATE OR REPLACE FUNCTION pg_catalog.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS
+        $$ SELECT '2026-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
         CREATE FUNCTION request_claim_state(text, timestamptz) RETURNS text LANGUAGE sql AS
         $$ SELECT CASE WHEN $1 = 'in-progress' AND $2 <= pg_catalog.clock_timestamp() THEN 'new' ELSE $1 END $$").await;
     let keep = Retention::KeepFor(Duration::from_secs(1));

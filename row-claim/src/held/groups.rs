@@ -8,7 +8,7 @@ use super::statement::{Statement, column};
 use super::{PgHeld, group_number};
 use crate::error::ClaimError;
 use crate::id::RowKey;
-use crate::spec::Tracking;
+use crate::postgres::words::Words;
 use crate::store::{Claimed, Line, Take, Taken};
 
 /// How many rows a look for groups sees beyond those that are asked for, as many may be of one group.
@@ -178,13 +178,15 @@ impl PgHeld {
             let first = locked.iter().filter(|row| row.group.is_some()).map(|row| &row.key);
             let keys = Shape::keys(&mut statement, &self.spec, first)?;
             let groups = statement.bind(groups)?;
+            let Shape { table, order, same_key, .. } = &*self.shape;
+            let (ready, untaken) = (self.ready(&mut statement, take)?, self.no_sibling_taken(&group));
+            let key = Shape::key_of("t", &self.spec);
+            // Whether somebody is at a group is looked at once for each, and not for each of its rows.
             let conditions = format!(
-                "{} AND t.{group} IN (SELECT t.{group} FROM {keys} JOIN {} t ON {}) \
-                 AND t.{group}::text = ANY ({groups}::text[]){}",
-                self.ready(&mut statement, take)?,
-                self.shape.table,
-                self.shape.same_key,
-                self.no_sibling_taken(&group)
+                "{ready} AND t.{group}::text = ANY ({groups}::text[]) AND ({key}) IN (SELECT m.* FROM \
+                 (SELECT DISTINCT t.{group} AS g FROM {keys} JOIN {table} t ON {same_key}{untaken}) l, \
+                 LATERAL (SELECT {key} FROM {table} t WHERE t.{group} = l.g AND {ready} {order} LIMIT {most}) m)",
+                most = self.spec.inner.group_limit,
             );
             rows = self.claim(connection, statement, &conditions, "", "NOWAIT").await?;
         }
@@ -215,20 +217,12 @@ impl PgHeld {
         Ok(taken)
     }
 
-    /// ` AND` nobody has a row of the group under a lease.
+    /// ` AND` nobody has a row of the group of `t` under a lease.
     fn no_sibling_taken(&self, group: &str) -> String {
-        let inner = &*self.spec.inner;
-        let taken = match (&inner.states.taken, &inner.tracking) {
-            (Some(taken), _) => shape::any_state(inner, "t", Some(taken)),
-            (None, Tracking::Columns { until, .. }) => {
-                format!("t.{} > pg_catalog.statement_timestamp()", until.quoted())
-            }
-            (None, Tracking::Side(_)) => shape::leased(inner),
-            (None, Tracking::None) => return String::new(),
-        };
+        let taken = Words::new(&self.spec).in_the_way("t");
         format!(
             " AND NOT EXISTS (SELECT FROM (SELECT t.{group} AS grp OFFSET 0) w, \
-             LATERAL (SELECT FROM {} t WHERE t.{group} = w.grp AND {taken}) x)",
+             LATERAL (SELECT FROM {} t WHERE t.{group} = w.grp AND {taken}) s)",
             self.shape.table
         )
     }

@@ -177,7 +177,7 @@ impl PgHeld {
         statement.push(&format!(
             "{GUARD}, \
              picked AS MATERIALIZED (SELECT {row} FROM {table} t \
-             WHERE {conditions} {order}{limit} FOR UPDATE OF t {wait}), \
+             WHERE {conditions} {order}{limit} FOR NO KEY UPDATE OF t {wait}), \
              claimed AS MATERIALIZED (SELECT {ROW}, {owner}::uuid::text AS owner, {epoch} AS epoch, \
              pg_catalog.row_number() OVER () AS place FROM picked p), \
              noted AS MATERIALIZED (SELECT pg_catalog.set_config('leasehold.held', \
@@ -244,8 +244,11 @@ impl PgHeld {
     pub(super) async fn any_left(&self, take: &Take) -> Result<bool, ClaimError> {
         let mut statement = Statement::default();
         let conditions = self.free(&mut statement, take)?;
-        let table = &self.shape.table;
-        statement.push(&format!("SELECT EXISTS (SELECT FROM {table} t WHERE true{conditions})"));
+        let Shape { table, order, .. } = &*self.shape;
+        // In order, because the server would otherwise read the table from its start where it expects to find one soon.
+        statement.push(&format!(
+            "SELECT (SELECT true FROM {table} t WHERE true{conditions} {order} LIMIT 1) IS TRUE"
+        ));
         let rows = if self.prepared {
             let mut connection = self.connection().await?;
             let rows = self.run().rows(&mut connection, statement, TAKE).await?;

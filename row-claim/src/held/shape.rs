@@ -6,6 +6,7 @@ use super::statement::Statement;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::{Column, literal};
+use crate::postgres::words::Words;
 use crate::spec::{ClaimSpec, Inner, Order, OrderType, Precondition, Tracking, Unmet};
 use crate::state::{State, StateType};
 use crate::store::Line;
@@ -82,7 +83,7 @@ impl Shape {
             order: order(inner, false),
             backwards: order(inner, true),
             free: free(inner),
-            waits: inner.preconditions.iter().map(|row| Wait::of(inner, row)).collect(),
+            waits: inner.preconditions.iter().map(|row| Wait::of(spec, row)).collect(),
             mark: mark(inner),
             epoch,
             same_key: format!("t.{} = c.id{}", inner.id.quoted(), same_queue.unwrap_or_default()),
@@ -105,6 +106,12 @@ impl Shape {
         format!(" AND ({})", any.join(" OR "))
     }
 
+    /// The key of the row of `alias`.
+    pub(crate) fn key_of(alias: &str, spec: &ClaimSpec) -> String {
+        let key = [Some(&spec.inner.id), spec.inner.queue.as_ref()].into_iter().flatten();
+        key.map(|column| format!("{alias}.{}", column.quoted())).collect::<Vec<_>>().join(", ")
+    }
+
     /// A list of keys called `c` with the columns `id` and `queue`.
     pub(crate) fn keys<'k>(
         statement: &mut Statement,
@@ -123,7 +130,8 @@ impl Shape {
 }
 
 impl Wait {
-    fn of(inner: &Inner, row: &Precondition) -> Self {
+    fn of(spec: &ClaimSpec, row: &Precondition) -> Self {
+        let inner = &*spec.inner;
         let (Some(kind), Some(group)) = (&inner.kind, &inner.group) else {
             // The builder has refused it.
             let never = || "false".to_owned();
@@ -138,15 +146,7 @@ impl Wait {
         };
         let states = &inner.states;
         let (table, kind, group) = (inner.table.quoted(), kind.quoted(), group.quoted());
-        let failed = any_state(inner, "o", states.failed.iter().chain(&states.exhausted));
-        let used_up = inner.attempts.as_ref().map(|attempts| {
-            format!(
-                " OR (o.{} <= 0 AND {})",
-                attempts.quoted(),
-                any_state(inner, "o", states.takeable.iter())
-            )
-        });
-        let failed = format!("({failed}{})", used_up.unwrap_or_default());
+        let failed = format!("({})", Words::new(spec).given_up("o"));
         let done = any_state(inner, "o", Some(&states.done));
         let settled = match row.failed {
             Unmet::Run => format!("({done} OR {failed})"),
@@ -313,11 +313,13 @@ fn free(inner: &Inner) -> String {
     }
     match &inner.tracking {
         Tracking::None => {}
-        Tracking::Columns { until, .. } => {
-            let until = until.quoted();
+        // The state says that nobody has the row, where there is one for rows that are taken.
+        Tracking::Columns { .. } if inner.states.taken.is_some() => {}
+        Tracking::Columns { owner, until, .. } => {
+            let (owner, until) = (owner.quoted(), until.quoted());
             text += &match inner.on_read {
                 true => format!(" AND (t.{until} IS NULL OR t.{until} <= pg_catalog.statement_timestamp())"),
-                false => format!(" AND t.{until} IS NULL"),
+                false => format!(" AND t.{owner} IS NULL"),
             };
         }
         Tracking::Side(_) => text += &format!(" AND NOT {}", leased(inner)),

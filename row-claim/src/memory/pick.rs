@@ -58,7 +58,7 @@ pub(super) fn pick(
             continue;
         }
         last = Some(place);
-        match whole_group(table, siblings, &places, &group)? {
+        match whole_group(spec, table, siblings, &places, &group)? {
             Some(rows) => picked.claims.push(rows),
             None => {
                 seen.insert(group);
@@ -95,8 +95,9 @@ fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
         && row.ready_at.is_none_or(|ready| ready <= now)
 }
 
-/// All ready rows of a group, in order; `None` if somebody is at it.
+/// The ready rows of a group, as many as one claim takes, in order; `None` if somebody is at it.
 fn whole_group(
+    spec: &Inner,
     table: &Table,
     siblings: &Siblings,
     ready: &[Place],
@@ -111,6 +112,7 @@ fn whole_group(
             rows.push(place.key.clone());
         }
     }
+    rows.truncate(spec.group_limit as usize);
     Ok(rows.iter().all(|row| table.locks.is_free(row)).then_some(rows))
 }
 

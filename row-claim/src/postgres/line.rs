@@ -127,31 +127,6 @@ impl Sequence {
         self.after(|part| format!("t.{}", part.name), |at| values[at].clone(), |at| nulls[at])
     }
 
-    /// The condition that `t` comes before `other`, whose raw columns are known.
-    pub(super) fn before(&self, other: &str) -> String {
-        // Turned round: `other` comes after `t`.
-        if self.is_plain() {
-            let mine: Vec<_> = self.parts.iter().map(|part| format!("t.{}", part.name)).collect();
-            let theirs: Vec<_> = (0..self.parts.len()).map(|at| format!("{other}.o{at}")).collect();
-            return format!("({}) < ({})", mine.join(", "), theirs.join(", "));
-        }
-        let mut any = Vec::new();
-        let mut equal = String::new();
-        for (at, part) in self.parts.iter().enumerate() {
-            let (mine, theirs) = (format!("t.{}", part.name), format!("{other}.o{at}"));
-            let less = match (part.descending, part.nullable) {
-                (false, false) => format!("{mine} < {theirs}"),
-                (true, false) => format!("{mine} > {theirs}"),
-                (false, true) => format!("({mine} < {theirs} OR {mine} IS NOT NULL AND {theirs} IS NULL)"),
-                (true, true) => format!("({mine} > {theirs} OR {mine} IS NULL AND {theirs} IS NOT NULL)"),
-            };
-            any.push(format!("({equal}{less})"));
-            let same = if part.nullable { "IS NOT DISTINCT FROM" } else { "=" };
-            equal += &format!("{mine} {same} {theirs} AND ");
-        }
-        format!("({})", any.join(" OR "))
-    }
-
     /// Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
     fn is_plain(&self) -> bool {
         self.parts.iter().all(|part| !part.descending && !part.nullable)

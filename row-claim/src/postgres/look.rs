@@ -9,7 +9,7 @@ use super::PgClaims;
 use super::line::Sequence;
 use super::server::{Query, failed};
 use super::take::Asked;
-use super::words::{NOW, column};
+use super::words::{NOW, Words, column};
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
@@ -23,11 +23,11 @@ impl PgClaims {
     pub(super) async fn is_pending(&self, take: &Take) -> Result<bool, ClaimError> {
         self.spec_ref().needs_lease()?;
         take.check(self.words().inner())?;
+        // Also says by what an index can be searched.
+        let order = self.order().await?;
         let from = if take.from.is_empty() { &self.words().inner().states.takeable } else { &take.from };
         let asked = Asked { take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
-        let condition = asked.sooner_or_later(self.words());
-        let sql =
-            format!("SELECT EXISTS (SELECT FROM {} t WHERE {condition}) AS is_there", self.words().table);
+        let sql = pending(self.words(), order, &asked);
         let rows = self.server().rows(&asked.bind_few(sql)?).await.map_err(|fault| fault.error(LOOK))?;
         let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
         first.try_get("is_there").map_err(|error| failed(error, LOOK))
@@ -199,6 +199,20 @@ impl PgClaims {
                 given.push(name);
             }
         }
+        if let Some(ready) = &inner.ready_at {
+            let _ = words.ready_is_given.set(given.iter().any(|given| given == ready.as_str()));
+        }
         Ok(Sequence::new(words, |name| !given.iter().any(|given| given == name)))
     }
+}
+
+/// Whether there is a row to be taken. In order, because the server would otherwise read the table from its start where
+/// it expects to find one soon.
+pub(super) fn pending(words: &Words, order: &Sequence, asked: &Asked<'_>) -> String {
+    format!(
+        "SELECT (SELECT true FROM {} t WHERE {} ORDER BY {} LIMIT 1) IS TRUE AS is_there",
+        words.table,
+        asked.sooner_or_later(words),
+        order.order()
+    )
 }

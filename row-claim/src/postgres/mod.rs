@@ -2,6 +2,8 @@
 
 mod ending;
 mod groups;
+#[cfg(test)]
+mod growth;
 mod line;
 mod listen;
 mod look;
@@ -11,7 +13,7 @@ mod settle;
 mod sweep;
 mod tail;
 mod take;
-mod words;
+pub(crate) mod words;
 
 use std::collections::HashMap;
 use std::fmt;

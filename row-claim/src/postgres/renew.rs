@@ -65,7 +65,7 @@ const STANDS: &str = "(l.claim IN (SELECT claim FROM standing WHERE NOT mine)) I
 
 /// Renews what is the claims' own and that nobody has locked; answers with the rest. A claim that has lost a
 /// row is not renewed.
-fn renew(words: &Words) -> String {
+pub(super) fn renew(words: &Words) -> String {
     let inner = words.inner();
     let (join, mine, lock) = owned(words);
     let queue = if words.queue.is_some() { "n.queue" } else { "NULL::text" };

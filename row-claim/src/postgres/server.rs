@@ -18,7 +18,9 @@ use crate::error::ClaimError;
 
 /// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
 /// expects to be many (`docs/hazards.md` H50).
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off";
+/// Nor does it read all rows of a group to sort them, where the index has the first of them in order.
+pub(super) const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL enable_bitmapscan = off";
 
 /// How often a statement is tried that came into conflict with others.
 const TRIES: u32 = 5;

@@ -1,12 +1,13 @@
 //! Returning rows whose lease has ended, and other upkeep.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::server::{Query, failed};
-use super::words::{NOW, Words, checked, column, list};
+use super::words::{ASKED, NOW, Words, checked, column, list};
 use super::{PgClaims, millis};
 use crate::error::ClaimError;
 use crate::id::RowKey;
@@ -15,6 +16,7 @@ use crate::spec::{Retention, Tracking};
 use crate::store::Swept;
 
 const SWEEP: &str = "return rows whose lease has ended";
+const PURGE: &str = "delete settled rows";
 
 /// How many rows more are looked at when some cannot be returned.
 const BEYOND: i64 = 1_000;
@@ -106,7 +108,6 @@ impl PgClaims {
     }
 
     pub(super) async fn purge_rows(&self, limit: u32) -> Result<u64, ClaimError> {
-        const PURGE: &str = "delete settled rows";
         let keep = match self.words().inner().retention {
             Retention::KeepAll => {
                 return Err(ClaimError::unsupported(format!(
@@ -117,10 +118,50 @@ impl PgClaims {
             Retention::KeepFor(time) => millis(time),
             Retention::DeleteOnSettle => 0,
         };
-        let sql = self.remembered("purge".to_owned(), || purge(self.words()));
+        let sql = self.remembered("purge".to_owned(), || purge(self.words(), &picked_by_age(self.words())));
         let query = Query::new(sql).bind(i64::from(limit))?.bind(keep)?;
+        match self.server().rows(&query).await {
+            Ok(rows) => Ok(rows.len() as u64),
+            Err(fault) if fault.is_constraint() => self.purge_around(limit, keep).await,
+            Err(fault) => Err(fault.error(PURGE)),
+        }
+    }
+
+    /// A constraint keeps one of the rows, such as a foreign key from a row that is still needed: what stands between
+    /// such rows is deleted. The error is that of the first of them, and only if no row at all could be deleted.
+    async fn purge_around(&self, limit: u32, keep: i64) -> Result<u64, ClaimError> {
+        let sql = self.remembered("old".to_owned(), || old_keys(self.words()));
+        let query = Query::new(sql).bind(i64::from(limit).saturating_add(BEYOND))?.bind(keep)?;
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(PURGE))?;
-        Ok(rows.len() as u64)
+        let keys = rows.iter().map(|row| self.key_of(row, PURGE)).collect::<Result<Vec<_>, _>>()?;
+        let sql =
+            self.remembered("purge some".to_owned(), || purge(self.words(), &picked_by_key(self.words())));
+        let (mut deleted, mut trouble, mut parts) = (0, None, vec![keys.as_slice()]);
+        while let Some(part) = parts.pop()
+            && deleted < u64::from(limit)
+        {
+            let ids: Vec<String> = part.iter().map(|key| key.id.to_string()).collect();
+            let queues: Vec<Option<&str>> = part.iter().map(|key| key.queue.as_deref()).collect();
+            let query =
+                Query::new(Arc::clone(&sql)).bind(i64::from(limit))?.bind(keep)?.bind(ids)?.bind(queues)?;
+            match (self.server().rows(&query).await, part) {
+                (Ok(rows), _) => deleted += rows.len() as u64,
+                (Err(fault), [key]) if fault.is_constraint() => {
+                    let error = fault.error(PURGE);
+                    tracing::debug!(row = %key, %error, "a settled row cannot be deleted");
+                    trouble.get_or_insert(error);
+                }
+                (Err(fault), _) if fault.is_constraint() => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                (Err(fault), _) => return Err(fault.error(PURGE)),
+            }
+        }
+        match trouble {
+            Some(error) if deleted == 0 => Err(error),
+            _ => Ok(deleted),
+        }
     }
 }
 
@@ -137,13 +178,13 @@ fn over(words: &Words, and: &str) -> String {
         (Tracking::Columns { until, .. }, _) => {
             let until = column("t", until);
             format!(
-                "FROM {} t WHERE {} AND {until} <= {NOW}{and} ORDER BY {until}",
+                "FROM {} t WHERE {} AND {until} <= {ASKED}{and} ORDER BY {until}",
                 words.table,
                 words.taken("t")
             )
         }
         (_, Some(side)) => format!(
-            "FROM {} x JOIN {} t ON {} WHERE x.tab = {} AND x.lease_until <= {NOW}{and} ORDER BY x.lease_until",
+            "FROM {} x JOIN {} t ON {} WHERE x.tab = {} AND x.lease_until <= {ASKED}{and} ORDER BY x.lease_until",
             side.table,
             words.table,
             joined(words),
@@ -163,7 +204,7 @@ fn ended(words: &Words) -> String {
     format!("SELECT {} {} LIMIT $1", words.key_text(), over(words, ""))
 }
 
-fn sweep(words: &Words, and: &str) -> String {
+pub(super) fn sweep(words: &Words, and: &str) -> String {
     let inner = words.inner();
     let mut set = words.let_go();
     let states = &inner.states;
@@ -190,7 +231,7 @@ fn sweep(words: &Words, and: &str) -> String {
             let queue = if words.queue.is_some() { "due.queue::text" } else { "''" };
             // Also leases of rows that are gone.
             let gone = format!(
-                "gone AS (DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {NOW} \
+                "gone AS (DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {ASKED} \
                  AND NOT EXISTS (SELECT FROM {claimed} t WHERE {joined}))",
                 table = side.table,
                 tab = side.tab,
@@ -225,7 +266,7 @@ fn sweep(words: &Words, and: &str) -> String {
 }
 
 /// Rows that lie waiting without an attempt left become exhausted, where there is a state for that.
-fn use_up(words: &Words) -> Option<String> {
+pub(super) fn use_up(words: &Words) -> Option<String> {
     let inner = words.inner();
     let (exhausted, left) = (inner.states.exhausted.as_ref()?, column("t", inner.attempts.as_ref()?));
     let waits = format!("{} AND {left} <= 0", words.free(&inner.states.takeable));
@@ -264,21 +305,48 @@ fn top_up(words: &Words) -> Option<String> {
     ))
 }
 
-fn purge(words: &Words) -> String {
+/// Rows of `t` that may be deleted, `$2` being for how many milliseconds they are kept.
+fn old(words: &Words) -> String {
     let inner = words.inner();
     let mut settled = vec![inner.states.done.clone()];
     let mut condition = String::new();
     if let (Retention::KeepFor(_), Some(at)) = (inner.retention, &inner.settled_at) {
         settled.extend(inner.states.failed.clone());
-        condition = format!(" AND {} <= {NOW} - $2::bigint * interval '1 millisecond'", column("t", at));
+        condition = format!(" AND {} <= {ASKED} - $2::bigint * interval '1 millisecond'", column("t", at));
     }
-    let old = format!("{} IN ({}){condition}", words.state(), list(&settled));
+    format!("{} IN ({}){condition}", words.state(), list(&settled))
+}
+
+/// The oldest.
+pub(super) fn picked_by_age(words: &Words) -> String {
+    let first = words.inner().settled_at.as_ref().map_or_else(|| words.id.clone(), |at| column("t", at));
+    format!("SELECT {} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", words.key(), words.table, old(words))
+}
+
+/// Those whose keys are `$3` and `$4`.
+pub(super) fn picked_by_key(words: &Words) -> String {
+    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
     format!(
-        "WITH due AS MATERIALIZED (SELECT {key} FROM {table} t WHERE {old} ORDER BY {first} LIMIT $1 FOR UPDATE OF t SKIP LOCKED) \
+        "SELECT {} FROM ROWS FROM (pg_catalog.unnest({}), pg_catalog.unnest($4::text[])) AS w(id, queue) \
+         JOIN {} t ON {} = w.id{queue} WHERE {} LIMIT $1",
+        words.key(),
+        words.ids("$3"),
+        words.table,
+        words.id,
+        checked(&old(words)),
+    )
+}
+
+pub(super) fn old_keys(words: &Words) -> String {
+    picked_by_age(words).replacen(&words.key(), &words.key_text(), 1)
+}
+
+pub(super) fn purge(words: &Words, picked: &str) -> String {
+    format!(
+        "WITH due AS MATERIALIZED ({picked} FOR UPDATE OF t SKIP LOCKED) \
          DELETE FROM {table} t USING due WHERE {same} AND {old} RETURNING 1",
-        key = words.key(),
         table = words.table,
-        first = inner.settled_at.as_ref().map_or_else(|| words.id.clone(), |at| column("t", at)),
         same = words.same_row("due"),
+        old = checked(&old(words)),
     )
 }

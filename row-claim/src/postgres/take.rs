@@ -253,7 +253,12 @@ impl Asked<'_> {
 }
 
 /// The statement that takes rows, each on its own.
-fn alone(words: &Words, order: &Sequence, asked: &Asked<'_>, single: bool) -> Result<String, ClaimError> {
+pub(super) fn alone(
+    words: &Words,
+    order: &Sequence,
+    asked: &Asked<'_>,
+    single: bool,
+) -> Result<String, ClaimError> {
     let tail = Tail { words, order, single, claim: "p.place", sequence: None };
     let picked = format!(
         "SELECT {}{} FROM {} t WHERE {} ORDER BY {} LIMIT {} FOR NO KEY UPDATE OF t SKIP LOCKED",

@@ -1,16 +1,23 @@
 //! The parts of which statements on the claimed table are made. The table is `t` in all of them.
 
+use std::sync::OnceLock;
+
 use crate::id::IdType;
 use crate::name::{Column, Table, literal};
 use crate::spec::migration_tools::{side_epochs, state_function};
 use crate::spec::{ClaimSpec, Inner, Precondition, Tracking, Unmet};
 use crate::state::{State, StateType};
 
+/// The time now: for what is written, and where a row that was found is looked at again.
 pub(super) const NOW: &str = "pg_catalog.clock_timestamp()";
+
+/// When the server received the statement: for what rows are found by, because an index cannot be searched by a clock
+/// that goes on meanwhile.
+pub(super) const ASKED: &str = "pg_catalog.statement_timestamp()";
 
 /// The parts for one spec.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(crate) struct Words {
     pub(super) spec: ClaimSpec,
     pub(super) table: String,
     /// `t.id`, as a number, UUID or text.
@@ -21,6 +28,8 @@ pub(super) struct Words {
     home: String,
     /// The function of the migration by which a lease expires.
     function: Option<String>,
+    /// Whether the time before which a row is not taken is never NULL, once that is known.
+    pub(super) ready_is_given: OnceLock<bool>,
 }
 
 /// The parts for the table in which leases are kept.
@@ -32,7 +41,7 @@ pub(super) struct SideWords {
 }
 
 impl Words {
-    pub(super) fn new(spec: &ClaimSpec) -> Self {
+    pub(crate) fn new(spec: &ClaimSpec) -> Self {
         let inner = &spec.inner;
         let side = match &inner.tracking {
             Tracking::Side(side) => {
@@ -49,6 +58,7 @@ impl Words {
             state: column("t", &inner.state),
             home: literal(inner.states.home().as_str()),
             function,
+            ready_is_given: OnceLock::new(),
             spec: spec.clone(),
         }
     }
@@ -117,7 +127,7 @@ impl Words {
     }
 
     /// Somebody has the row of `alias`, under a lease that may have ended.
-    pub(super) fn taken(&self, alias: &str) -> String {
+    pub(crate) fn taken(&self, alias: &str) -> String {
         let states = &self.inner().states;
         let state = column(alias, &self.inner().state);
         match (&states.taken, &self.inner().tracking, &self.side) {
@@ -136,7 +146,7 @@ impl Words {
     }
 
     /// As [`taken`](Self::taken), but for leases that count as ended when they are read.
-    pub(super) fn in_the_way(&self, alias: &str) -> String {
+    pub(crate) fn in_the_way(&self, alias: &str) -> String {
         let taken = self.taken(alias);
         match (&self.function, &self.inner().tracking) {
             (Some(_), Tracking::Columns { until, .. }) => {
@@ -198,8 +208,7 @@ impl Words {
             parts.push(format!("({attempts} IS NULL OR {attempts} > 0)"));
         }
         if let Some(ready) = &inner.ready_at {
-            let ready = column("t", ready);
-            parts.push(format!("({ready} IS NULL OR {ready} <= {NOW})"));
+            parts.push(self.is_due(&column("t", ready)));
         }
         if let Some(queue) = &self.queue {
             parts.push(format!("{queue} IS NOT NULL"));
@@ -208,6 +217,14 @@ impl Words {
             parts.push(format!("({})", filter.as_str()));
         }
         parts.join(" AND ")
+    }
+
+    /// The time before which a row is not taken has come. Where each row has one, that is a bound for an index.
+    fn is_due(&self, ready: &str) -> String {
+        match self.ready_is_given.get() {
+            Some(true) => format!("{ready} <= {ASKED}"),
+            _ => format!("({ready} IS NULL OR {ready} <= {ASKED})"),
+        }
     }
 
     /// A row that may be taken now.
@@ -250,8 +267,7 @@ impl Words {
             there += &format!(" AND ({attempts} IS NULL OR {attempts} > 0)");
         }
         if let Some(ready) = &inner.ready_at {
-            let ready = column(alias, ready);
-            there += &format!(" AND ({ready} IS NULL OR {ready} <= {NOW})");
+            there += &format!(" AND {}", self.is_due(&column(alias, ready)));
         }
         format!("({}) OR ({there})", self.taken(alias))
     }
@@ -308,7 +324,7 @@ impl Words {
     }
 
     /// The row of `alias` has failed, or is exhausted.
-    fn given_up(&self, alias: &str) -> String {
+    pub(crate) fn given_up(&self, alias: &str) -> String {
         let failed =
             self.inner().states.failed.as_ref().map(|failed| {
                 format!("{} = {}", column(alias, &self.inner().state), literal(failed.as_str()))

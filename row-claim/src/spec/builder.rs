@@ -9,6 +9,9 @@ use crate::id::IdType;
 use crate::name::{Column, Sql, Table};
 use crate::state::{StateType, States};
 
+/// The most rows of a group that one claim takes by default.
+const GROUP_LIMIT: u32 = 10_000;
+
 /// The most bytes of a channel's name.
 const LONGEST_CHANNEL: usize = 63;
 
@@ -34,6 +37,7 @@ impl ClaimSpecBuilder {
                 queue: None,
                 group: None,
                 grouped: false,
+                group_limit: GROUP_LIMIT,
                 kind: None,
                 preconditions: Vec::new(),
                 attempts: None,
@@ -103,11 +107,19 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// One claim takes all outstanding rows of an entity, and no two claims ever have rows of one entity. The
+    /// One claim takes the outstanding rows of an entity, up to [`group_limit`](Self::group_limit), and no two claims
+    /// ever have rows of one entity. The
     /// groups of a table are locked under the name that the spec has for it: all processes have to name it
     /// alike, with its schema or all without.
     pub fn grouped(mut self) -> Self {
         self.inner.grouped = true;
+        self
+    }
+
+    /// The most rows of an entity that one claim takes, the first in order: 10,000 unless told otherwise. The rest is
+    /// taken when these are settled.
+    pub fn group_limit(mut self, rows: u32) -> Self {
+        self.inner.group_limit = rows;
         self
     }
 
@@ -171,6 +183,10 @@ impl ClaimSpecBuilder {
     }
 
     /// The `timestamptz` column before which a row is not taken; NULL means at once. Needed to retry later.
+    ///
+    /// Each take reads the rows for later that come before those it takes. Where there may be many of them, order by this
+    /// column first ([`order_by`](Self::order_by)): `NOT NULL`, as the migration makes it, it costs nothing then, however
+    /// many they are.
     pub fn ready_at(mut self, column: &str) -> Self {
         self.inner.ready_at = Some(self.column(column));
         self
@@ -244,6 +260,9 @@ impl ClaimSpecBuilder {
             return wrong("name the column of the state");
         }
         inner.states.validate()?;
+        if inner.group_limit == 0 {
+            return wrong("a claim takes at least one row of a group; give a limit of 1 or more");
+        }
         if inner.grouped && inner.group.is_none() {
             return wrong("rows are to be grouped; name the column of the group");
         }

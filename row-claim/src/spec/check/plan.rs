@@ -86,7 +86,8 @@ fn pick(spec: &ClaimSpec) -> String {
         conditions.push(format!("(t.{0} IS NULL OR t.{0} > 0)", attempts.quoted()));
     }
     if let Some(ready) = &inner.ready_at {
-        conditions.push(format!("(t.{0} IS NULL OR t.{0} <= pg_catalog.clock_timestamp())", ready.quoted()));
+        conditions
+            .push(format!("(t.{0} IS NULL OR t.{0} <= pg_catalog.statement_timestamp())", ready.quoted()));
     }
     if let Some(filter) = &inner.filter {
         conditions.push(format!("({})", filter.as_str()));

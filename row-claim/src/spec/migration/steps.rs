@@ -73,8 +73,11 @@ impl Writer<'_> {
             let rest = self.choices.attempts.map(|count| format!(" NOT NULL DEFAULT {count}"));
             columns.push((attempts, format!("integer{}", rest.unwrap_or_default())));
         }
-        let times = [&self.inner.taken_at, &self.inner.settled_at, &self.inner.ready_at];
+        let times = [&self.inner.taken_at, &self.inner.settled_at];
         columns.extend(times.into_iter().flatten().map(|column| (column, "timestamptz".to_owned())));
+        let ready = self.inner.ready_at.iter();
+        columns
+            .extend(ready.map(|column| (column, "timestamptz NOT NULL DEFAULT pg_catalog.now()".to_owned())));
         let others = [
             (&self.inner.timeout, "integer"),
             (&self.inner.error, "text"),
@@ -100,7 +103,7 @@ impl Writer<'_> {
         );
         let add = format!("ALTER TABLE {}\n      {}", self.table, adds.join(",\n      "));
         vec![Step::only_if(
-            "Columns of the claims. Their defaults are constants, so that no row is rewritten.",
+            "Columns of the claims. Their defaults are the same for all rows there are, so that none is rewritten.",
             &missing,
             &add,
         )]
@@ -161,17 +164,10 @@ impl Writer<'_> {
             }
             None => add(pick, "pick", format!("({}) {wanted}", order.join(", "))),
         }
-        if let Tracking::Columns { until, .. } = &inner.tracking {
-            let until = until.quoted();
-            let condition = match &inner.states.taken {
-                Some(taken) => format!("{state} IN ({})", literal(taken.as_str())),
-                None => format!("{until} IS NOT NULL"),
-            };
-            add(
-                "Leases that have ended are found by this one.",
-                "until",
-                format!("({until}) WHERE {condition}"),
-            );
+        if let Some(taken) = self.taken_rows() {
+            let what = "Rows that are taken are found by this one. It leaves the end of the lease out, which each renewal \
+                        changes: a renewed row would be written to every index of the table.";
+            add(what, "taken", format!("({}) WHERE {taken}", inner.id.quoted()));
         }
         if let Some(group) = &inner.group {
             let group = group.quoted();
@@ -183,9 +179,19 @@ impl Writer<'_> {
                 );
             }
             if inner.grouped {
-                let open = state_list(inner.states.takeable.iter().chain(&inner.states.taken));
-                let definition = format!("({group}) WHERE {state} IN ({open})");
-                add("The outstanding rows of a group are found by this one.", "group", definition);
+                let definition = format!("({group}, {}) {wanted}", order.join(", "));
+                add(
+                    "The outstanding rows of a group are found by this one, in their order.",
+                    "group",
+                    definition,
+                );
+                if let Some(taken) = self.taken_rows() {
+                    add(
+                        "Groups that somebody is at are found by this one.",
+                        "busy",
+                        format!("({group}) WHERE {taken}"),
+                    );
+                }
             }
         }
         if let Some(attempts) = &inner.attempts {
@@ -200,6 +206,15 @@ impl Writer<'_> {
             add("What may be purged is found by this one.", "settled", definition);
         }
         steps
+    }
+
+    /// Rows that are taken, as an index has to have them; `None` where leases are kept elsewhere.
+    fn taken_rows(&self) -> Option<String> {
+        let Tracking::Columns { owner, .. } = &self.inner.tracking else { return None };
+        Some(match &self.inner.states.taken {
+            Some(taken) => format!("{} IN ({})", self.inner.state.quoted(), literal(taken.as_str())),
+            None => format!("{} IS NOT NULL", owner.quoted()),
+        })
     }
 
     fn function(&self) -> Vec<Step> {

@@ -1,0 +1,165 @@
+//! No statement touches more pages of a large table: rows that are settled, that are for later, that are taken and that
+//! are of one group, a thousand and many of each. Other people's indexes are on the table as well.
+
+use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use test_servers::fresh_database;
+use test_servers::growth::{Probe, assert_no_growth};
+
+use super::groups::members;
+use super::line::Sequence;
+use super::look::pending;
+use super::renew::renew;
+use super::server::BEGIN;
+use super::sweep::{old_keys, picked_by_age, picked_by_key, purge, sweep, use_up};
+use super::take::{Asked, alone};
+use super::words::Words;
+use crate::error::ClaimError;
+use crate::name::{Column, Table};
+use crate::spec::{ClaimSpec, OrderType, Retention};
+use crate::state::States;
+use crate::store::Take;
+
+const FEW: u32 = 1_000;
+
+/// Of each kind of row. A million of each would take minutes to make.
+const MANY: u32 = 200_000;
+
+/// How many rows are taken, whatever the size: work that is under way is not history.
+const TAKEN: u32 = 200;
+
+const DAY: u64 = 86_400;
+
+fn spec(name: &str, is_grouped: bool) -> ClaimSpec {
+    let table = Table::new("job").unwrap().in_schema(name).unwrap();
+    let states = States::text(["new"], "done").taken("running").failed("failed").exhausted("dead");
+    let spec = ClaimSpec::builder(table)
+        .state("state", states)
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts_left")
+        .settled_at("settled_at")
+        .ready_at("ready_at")
+        .order_by("ready_at", OrderType::Time)
+        .retention(Retention::KeepFor(std::time::Duration::from_secs(30 * DAY)))
+        .group("entity");
+    let spec = if is_grouped { spec.grouped().group_limit(100) } else { spec };
+    spec.build().unwrap()
+}
+
+async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
+    let sql = sql.into();
+    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+}
+
+async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
+    run(conn, format!("CREATE SCHEMA {name}; CREATE TABLE {name}.job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \
+        entity text, payload text, state text NOT NULL DEFAULT 'new') WITH (autovacuum_enabled = false)")).await;
+    for is_grouped in [false, true] {
+        spec(name, is_grouped).migration().attempts(5).apply(pool).await.unwrap();
+    }
+    run(conn, format!("CREATE INDEX ON {name}.job (payload); CREATE INDEX ON {name}.job (entity, payload)"))
+        .await;
+    let columns = "(entity, payload, state, ready_at, settled_at, owner, lease_until)";
+    let rows = [
+        // Settled, and younger than what is purged.
+        (
+            count,
+            "'old-' || n",
+            "'done', now() - interval '2 days', now() - interval '1 day', NULL::uuid, NULL::timestamptz",
+        ),
+        // For later.
+        (count, "'later-' || n", "'new', now() + interval '1 day', NULL, NULL, NULL"),
+        // Of one group, that somebody is at.
+        (count, "'hot'", "'new', now() - interval '1 hour', NULL, NULL, NULL"),
+        (
+            TAKEN,
+            "CASE n WHEN 1 THEN 'hot' ELSE 'taken-' || n END",
+            "'running', now(), NULL, md5('p' || n)::uuid, now() + interval '1 hour'",
+        ),
+        // Of a group that nobody is at.
+        (count, "'wide'", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+        // To be taken.
+        (TAKEN, "'next-' || n", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+    ];
+    for (count, entity, rest) in rows {
+        run(conn, format!("INSERT INTO {name}.job {columns} SELECT {entity}, 'p' || n, {rest} FROM generate_series(1, {count}) n")).await;
+    }
+    run(conn, format!("VACUUM ANALYZE {name}.job")).await;
+}
+
+/// A statement that takes rows, with the parameters named which it may not use.
+fn taking(text: Result<String, ClaimError>) -> String {
+    let given = "WITH given AS (SELECT $1::bigint, $2::text, $3::bigint, $4::text), ";
+    text.unwrap().replacen("WITH ", given, 1)
+}
+
+/// Each statement on the table in the schema `name`.
+fn statements(name: &str, count: u32) -> Vec<Probe> {
+    let spec = spec(name, false);
+    let words = Words::new(&spec);
+    words.ready_is_given.set(true).unwrap();
+    let order = Sequence::new(&words, |_| false);
+    let (few, one) = (Take::up_to(20), Take::up_to(1));
+    let from = &spec.inner.states.takeable;
+    let asked = |take| Asked { take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
+    let batch = "'00000000-0000-0000-0000-000000000000'";
+    // In the order in which they were made.
+    let row = |number: u32| format!("ARRAY['{number}']");
+    let (taken, next) = (row(3 * count + 2), row(4 * count + TAKEN + 1));
+    let month = format!("{}", 30 * DAY * 1_000);
+    let none = "ARRAY[NULL]::text[]";
+    // The number as the server plans for: for a limit that it does not know it expects a tenth of the table, so that it
+    // plans anew each time.
+    let take = taking(alone(&words, &order, &asked(&few), false)).replace("LIMIT $1", "LIMIT 20");
+    vec![
+        Probe::new(
+            "take one",
+            taking(alone(&words, &order, &asked(&one), true)),
+            &["1", batch, "30000", "NULL"],
+        ),
+        Probe::new("take", take, &["20", batch, "30000", "NULL"]),
+        Probe::new("pending", pending(&words, &order, &asked(&one)), &[]),
+        Probe::new("sweep", sweep(&words, ""), &["100"]),
+        Probe::new("use up", use_up(&words).unwrap(), &["100"]),
+        Probe::new("purge", purge(&words, &picked_by_age(&words)), &["1000", &month]),
+        Probe::new("old", old_keys(&words), &["1000", &month]),
+        Probe::new("purge some", purge(&words, &picked_by_key(&words)), &["1000", &month, &next, none]),
+        Probe::new(
+            "renew",
+            renew(&words),
+            &["ARRAY[0]", &taken, none, "ARRAY[md5('p2')]", "ARRAY[0]", "30000"],
+        ),
+    ]
+}
+
+/// The statement that takes the rows of a group, of a small and of a large one.
+fn of_groups(name: &str, count: u32) -> Vec<Probe> {
+    let spec = spec(name, true);
+    let words = Words::new(&spec);
+    words.ready_is_given.set(true).unwrap();
+    let order = Sequence::new(&words, |_| false);
+    let take = Take::up_to(20);
+    let from = &spec.inner.states.takeable;
+    let asked = Asked { take: &take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
+    let members = taking(members(&words, &order, &asked, &Column::known("entity")));
+    let probe = |entity: &str, first: u32| {
+        let (first, entity) = (format!("ARRAY['{first}']"), format!("ARRAY['{entity}']"));
+        let batch = "'00000000-0000-0000-0000-000000000000'";
+        let values = ["20", batch, "30000", "NULL", &first, "ARRAY[NULL]::text[]", &entity, "ARRAY[1]"];
+        Probe::new(format!("members of {entity}"), members.clone(), &values)
+    };
+    vec![probe("wide", 3 * count + TAKEN + 1), probe("next-1", 4 * count + TAKEN + 1)]
+}
+
+#[tokio::test]
+async fn no_statement_touches_more_of_a_large_table() {
+    let database = fresh_database().await;
+    let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
+    let mut conn = database.connect().await;
+    run(&mut conn, "SET synchronous_commit = off").await;
+    fill(&mut conn, &pool, "small", FEW).await;
+    fill(&mut conn, &pool, "large", MANY).await;
+    run(&mut conn, "SET synchronize_seqscans = off").await;
+    assert_no_growth(&mut conn, &statements("small", FEW), &statements("large", MANY)).await;
+    run(&mut conn, BEGIN.replace("SET LOCAL", "SET").split_once(';').unwrap().1).await;
+    assert_no_growth(&mut conn, &of_groups("small", FEW), &of_groups("large", MANY)).await;
+}
