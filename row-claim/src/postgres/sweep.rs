@@ -142,8 +142,8 @@ impl PgClaims {
         {
             let ids: Vec<String> = part.iter().map(|key| key.id.to_string()).collect();
             let queues: Vec<Option<&str>> = part.iter().map(|key| key.queue.as_deref()).collect();
-            let query =
-                Query::new(Arc::clone(&sql)).bind(i64::from(limit))?.bind(keep)?.bind(ids)?.bind(queues)?;
+            let left = i64::from(limit) - i64::try_from(deleted).unwrap_or(i64::MAX);
+            let query = Query::new(Arc::clone(&sql)).bind(left)?.bind(keep)?.bind(ids)?.bind(queues)?;
             match (self.server().rows(&query).await, part) {
                 (Ok(rows), _) => deleted += rows.len() as u64,
                 (Err(fault), [key]) if fault.is_constraint() => {
