@@ -20,7 +20,7 @@ use crate::transaction::answer;
 #[derive(Clone, Debug)]
 pub struct OpenKey {
     ident: Ident,
-    number: i64,
+    savepoint: Arc<str>,
     max_body: usize,
     prepared: bool,
     statements: Arc<Statements>,
@@ -41,6 +41,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) retry_after: std::time::Duration,
     pub(crate) max_body: usize,
     pub(crate) prepared: bool,
+    /// The transaction is ours, and for this key alone.
+    pub(crate) owned: bool,
 }
 
 impl Statements {
@@ -75,11 +77,11 @@ pub(crate) async fn begin(
     let row = answer(query.fetch_one(&mut *connection), BEGIN).await?;
     let failed = |error| IdempotencyError::of(error, BEGIN);
     if row.try_get("fresh").map_err(failed)? {
-        let savepoint = raw_sql(AssertSqlSafe(sql::savepoint(number)));
-        answer(connection.execute(savepoint), BEGIN).await?;
+        let savepoint = sql::savepoint_of((!terms.owned).then_some(number));
+        answer(connection.execute(raw_sql(AssertSqlSafe(sql::savepoint(&savepoint)))), BEGIN).await?;
         return Ok(Begin::Fresh(OpenKey {
             ident: ident.clone(),
-            number,
+            savepoint,
             max_body: terms.max_body,
             prepared: terms.prepared,
             statements: Arc::clone(statements),
@@ -132,7 +134,7 @@ impl OpenKey {
     ) -> Result<(), IdempotencyError> {
         stored.bounded(self.max_body)?;
         if stored.is_rejected() {
-            let undo = raw_sql(AssertSqlSafe(sql::undo_effects(self.number)));
+            let undo = raw_sql(AssertSqlSafe(sql::undo_effects(&self.savepoint)));
             answer(connection.execute(undo), "roll the effects back").await?;
         }
         let columns = Columns::of(stored)?;

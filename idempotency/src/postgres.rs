@@ -170,7 +170,7 @@ impl PgIdempotency {
         };
         let mut transaction = self.transaction(&flight).await?;
         let begun =
-            open_key::begin(&mut transaction, &self.statements, &self.terms(), ident, fingerprint).await;
+            open_key::begin(&mut transaction, &self.statements, &self.terms(true), ident, fingerprint).await;
         let told = match begun {
             Ok(Begin::Fresh(key)) => {
                 flight.running();
@@ -210,7 +210,7 @@ impl PgIdempotency {
         ident: &Ident,
         fingerprint: &Fingerprint,
     ) -> Result<Begin<OpenKey>, IdempotencyError> {
-        open_key::begin(connection, &self.statements, &self.terms(), ident, fingerprint).await
+        open_key::begin(connection, &self.statements, &self.terms(false), ident, fingerprint).await
     }
 
     /// Runs `body` under the key: its effects, through the connection that it is given, are committed together with
@@ -302,13 +302,14 @@ impl PgIdempotency {
         transaction::begin(connection, begin).await
     }
 
-    fn terms(&self) -> Terms<'_> {
+    fn terms(&self, owned: bool) -> Terms<'_> {
         Terms {
             schema: &self.schema,
             retention_us: micros(self.retention),
             retry_after: self.retry_after,
             max_body: self.max_body,
             prepared: self.prepared,
+            owned,
         }
     }
 }

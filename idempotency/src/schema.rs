@@ -16,12 +16,14 @@ SET LOCAL standard_conforming_strings = on;
 SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '20s';
 SELECT pg_advisory_xact_lock(1818583411, 1);
+SET LOCAL lock_timeout = '1s';
 ";
 const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS {schema};\n";
 const OBJECTS: &str = include_str!("schema.sql");
 
 /// Whether everything is there, in the order in which it is created.
 const PRESENT: &str = "\
+SET LOCAL search_path = pg_catalog;
 SELECT to_regnamespace('{schema}') IS NOT NULL AS schema, EXISTS (
     SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = to_regclass('{schema}.idempotency')
     AND t.tgname = 'idempotency_finished') AND to_regclass('{schema}.journey_expires') IS NOT NULL AS objects";
@@ -63,7 +65,8 @@ pub(crate) async fn install(
         let message = render(&[SETTINGS, create, OBJECTS].concat(), schema);
         match raw_sql(AssertSqlSafe(message)).execute(&mut *connection).await {
             Ok(_) => return Ok(()),
-            // Somebody created the same, and not behind our lock.
+            // Somebody created the same, and not behind our lock, or kept the table for longer than others should wait
+            // behind us.
             Err(error) if attempts > 0 && collided(&error) => attempts -= 1,
             Err(error) => return Err(failed(error)),
         }
@@ -72,5 +75,6 @@ pub(crate) async fn install(
 
 fn collided(error: &sqlx::Error) -> bool {
     let state = leasehold_postgres::sqlstate(error);
-    state.is_some_and(|state| ["23505", "42P06", "42P07", "42710", "XX000"].contains(&state.as_str()))
+    state
+        .is_some_and(|state| ["23505", "42P06", "42P07", "42710", "XX000", "55P03"].contains(&state.as_str()))
 }

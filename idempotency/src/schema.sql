@@ -14,11 +14,8 @@ CREATE TABLE IF NOT EXISTS {schema}.idempotency (
     PRIMARY KEY (scope, key)
 ) USING heap WITH (fillfactor = 80);
 
-CREATE INDEX IF NOT EXISTS idempotency_expires ON {schema}.idempotency (expires_at);
-
 COMMENT ON TABLE {schema}.idempotency IS
     'Idempotency keys: what was answered to each request, written in the transaction of its effects';
-COMMENT ON INDEX {schema}.idempotency_expires IS 'For the purge, which begins with the oldest';
 
 -- Temporary tables are looked up first unless the search path says where.
 CREATE OR REPLACE FUNCTION {schema}.idempotency_finished() RETURNS trigger LANGUAGE plpgsql
@@ -30,21 +27,6 @@ BEGIN
             HINT = 'Finish it before the commit, or roll back.';
     END IF;
     RETURN NULL;
-END
-$leasehold$;
-
--- A trigger has no IF NOT EXISTS, and a schema's name may contain what ends a literal.
-SELECT set_config('leasehold.schema', '{schema}.idempotency'::regclass::oid::text, true);
-DO $leasehold$
-DECLARE
-    kept CONSTANT oid := current_setting('leasehold.schema')::oid;
-    name CONSTANT text := (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = kept);
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = kept AND t.tgname = 'idempotency_finished') THEN
-        EXECUTE 'CREATE CONSTRAINT TRIGGER idempotency_finished AFTER INSERT OR UPDATE ON ' || name || '.idempotency'
-            ' DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.outcome IS NULL)'
-            ' EXECUTE FUNCTION ' || name || '.idempotency_finished()';
-    END IF;
 END
 $leasehold$;
 
@@ -65,8 +47,29 @@ CREATE TABLE IF NOT EXISTS {schema}.journey (
     PRIMARY KEY (scope, key)
 ) USING heap WITH (fillfactor = 80);
 
-CREATE INDEX IF NOT EXISTS journey_expires ON {schema}.journey (expires_at);
-
 COMMENT ON TABLE {schema}.journey IS
     'Idempotent requests of several phases: what each phase returned, so that a resumed one goes on behind it';
-COMMENT ON INDEX {schema}.journey_expires IS 'For the purge, which begins with the oldest';
+
+-- A trigger has no IF NOT EXISTS, and an index that has it waits for everybody who writes, also where it is there. A
+-- schema's name may contain what ends a literal.
+SELECT set_config('leasehold.schema', '{schema}.idempotency'::regclass::oid::text, true);
+DO $leasehold$
+DECLARE
+    kept CONSTANT oid := current_setting('leasehold.schema')::oid;
+    tab text;
+    name CONSTANT text := (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = kept);
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = kept AND t.tgname = 'idempotency_finished') THEN
+        EXECUTE 'CREATE CONSTRAINT TRIGGER idempotency_finished AFTER INSERT OR UPDATE ON ' || name || '.idempotency'
+            ' DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.outcome IS NULL)'
+            ' EXECUTE FUNCTION ' || name || '.idempotency_finished()';
+    END IF;
+    FOREACH tab IN ARRAY ARRAY['idempotency', 'journey'] LOOP
+        IF to_regclass(name || '.' || tab || '_expires') IS NULL THEN
+            EXECUTE 'CREATE INDEX ' || tab || '_expires ON ' || name || '.' || tab || ' (expires_at)';
+            EXECUTE 'COMMENT ON INDEX ' || name || '.' || tab || '_expires IS '
+                || '''For the purge, which begins with the oldest''';
+        END IF;
+    END LOOP;
+END
+$leasehold$;

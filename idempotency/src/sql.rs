@@ -1,4 +1,7 @@
-//! Every statement. They run in transactions of the caller too, so they name everything by its schema.
+//! Every statement. They run in transactions of the caller too, so they name everything by its schema, and use operators
+//! that fit exactly, which nobody's own come before.
+
+use std::sync::Arc;
 
 /// An owned transaction, at each isolation level.
 pub(crate) const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
@@ -19,7 +22,7 @@ got AS MATERIALIZED (
         ELSE pg_catalog.pg_try_advisory_xact_lock($4) END AS ok),
 ins AS (
     INSERT INTO {schema}.idempotency AS k (scope, key, fingerprint, expires_at)
-    SELECT $1, $2, $3, pg_catalog.clock_timestamp() + $5 * interval '1 microsecond' FROM got WHERE ok
+    SELECT $1, $2, $3, pg_catalog.clock_timestamp() + $5::float8 * interval '1 microsecond' FROM got WHERE ok
     ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, outcome = NULL, status = NULL,
         headers = NULL, body = NULL, created_at = pg_catalog.clock_timestamp(), expires_at = excluded.expires_at
     WHERE k.expires_at <= pg_catalog.clock_timestamp()
@@ -43,15 +46,23 @@ UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, 
         ELSE pg_catalog.clock_timestamp() + (expires_at - created_at) END
 WHERE scope = $1 AND key = $2 AND outcome IS NULL";
 
-/// The place to which the effects of a rejected request are rolled back, behind the row of its key. The name of
-/// each key's is its own, for transactions that begin several.
-pub(crate) fn savepoint(number: i64) -> String {
-    format!("SAVEPOINT leasehold_{:016x}", number.cast_unsigned())
+/// The place to which the effects of a rejected request are rolled back, behind the row of its key. In a transaction of
+/// ours there is one; in one of the caller's, which may begin several, each key has its own, by its number. A name of its
+/// own is an entry of its own in `pg_stat_statements` (`docs/hazards.md` H56).
+pub(crate) fn savepoint_of(number: Option<i64>) -> Arc<str> {
+    match number {
+        Some(number) => format!("leasehold_{:016x}", number.cast_unsigned()).into(),
+        None => "leasehold_key".into(),
+    }
+}
+
+pub(crate) fn savepoint(name: &str) -> String {
+    format!("SAVEPOINT {name}")
 }
 
 /// Undoes what came behind [`savepoint`].
-pub(crate) fn undo_effects(number: i64) -> String {
-    format!("ROLLBACK TO SAVEPOINT leasehold_{:016x}", number.cast_unsigned())
+pub(crate) fn undo_effects(name: &str) -> String {
+    format!("ROLLBACK TO SAVEPOINT {name}")
 }
 
 /// Deletes expired rows, the oldest first, and passes over those that others have locked. By physical address:
@@ -76,12 +87,12 @@ WHERE k.scope = $1 AND k.key = $2 AND k.expires_at > pg_catalog.clock_timestamp(
 /// another key.
 pub(crate) const JOURNEY_BEGIN: &str = "\
 WITH resumed AS (
-    UPDATE {schema}.journey SET expires_at = pg_catalog.clock_timestamp() + $4 * interval '1 microsecond'
+    UPDATE {schema}.journey SET expires_at = pg_catalog.clock_timestamp() + $4::float8 * interval '1 microsecond'
     WHERE scope = $1 AND key = $2 AND fingerprint = $3 AND outcome IS NULL
         AND expires_at > pg_catalog.clock_timestamp()
     RETURNING 1)
 INSERT INTO {schema}.journey AS k (scope, key, fingerprint, expires_at)
-SELECT $1, $2, $3, pg_catalog.clock_timestamp() + $4 * interval '1 microsecond'
+SELECT $1, $2, $3, pg_catalog.clock_timestamp() + $4::float8 * interval '1 microsecond'
 WHERE NOT EXISTS (SELECT FROM resumed)
 ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, seed = excluded.seed,
     phases = excluded.phases, outcome = NULL, status = NULL, headers = NULL, body = NULL,
@@ -91,13 +102,13 @@ WHERE k.expires_at <= pg_catalog.clock_timestamp()";
 /// Records a phase. `$3` seed, `$4` name, `$5` what it returned, `$6` retention in microseconds.
 pub(crate) const JOURNEY_PHASE: &str = "\
 UPDATE {schema}.journey SET phases = phases || pg_catalog.jsonb_build_object($4, $5::jsonb),
-    expires_at = pg_catalog.clock_timestamp() + $6 * interval '1 microsecond'
+    expires_at = pg_catalog.clock_timestamp() + $6::float8 * interval '1 microsecond'
 WHERE scope = $1 AND key = $2 AND seed = $3::uuid AND outcome IS NULL";
 
 /// `$3` seed, `$4` outcome, `$5` status, `$6` headers as JSON, `$7` body, `$8` retention in microseconds.
 pub(crate) const JOURNEY_FINISH: &str = "\
 UPDATE {schema}.journey SET outcome = $4, status = $5, headers = $6::jsonb, body = $7,
-    expires_at = pg_catalog.clock_timestamp() + $8 * interval '1 microsecond'
+    expires_at = pg_catalog.clock_timestamp() + $8::float8 * interval '1 microsecond'
 WHERE scope = $1 AND key = $2 AND seed = $3::uuid AND outcome IS NULL";
 
 #[cfg(test)]

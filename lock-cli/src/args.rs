@@ -59,7 +59,8 @@ impl Command {
     /// Whether errors are to be printed as JSON, too.
     pub(crate) fn wants_json(&self) -> bool {
         match self {
-            Self::Hold(args) => args.json,
+            // Who reads a line of it takes that for the grant.
+            Self::Hold(_) => false,
             Self::List(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Release(args) => args.json,

@@ -19,11 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
     let connected = look::connect(place).await;
-    // After that, since connecting may install the schema.
-    let facts = Facts::of(place.url()).await;
+    // After that, since connecting may install the schema; and not of a server that does not answer.
+    let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable;
+    let facts = match &connected {
+        Err(error) if is_away(error) => None,
+        _ => Facts::of(place.url()).await,
+    };
     let (lock, tried) = match connected {
         Ok(lock) => {
-            let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock)).await.unwrap_or_else(|_| {
+            let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock, place)).await.unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Unavailable, "the store does not answer")
                     .with_store(lock.to_string()))
             });
@@ -31,7 +35,9 @@ pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
         }
         Err(error) => (None, Err(error)),
     };
-    let advice = advice(lock.as_deref(), tried.as_ref().err());
+    let mut all = lock.as_deref().map(look::cautions).unwrap_or_default();
+    all.extend(advice(lock.as_deref(), tried.as_ref().err()).into_iter().map(ToOwned::to_owned));
+    let advice = all;
     if args.json {
         output::json(&report(lock.as_ref(), facts.as_ref(), &tried, &advice));
     } else {
@@ -45,11 +51,14 @@ pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
 }
 
 /// Takes a lock, looks at it and releases it, or looks at files; how long that took.
-async fn probe(lock: &dyn Lock) -> Result<Duration, Error> {
-    // Nothing is made in a directory that is only looked at.
+async fn probe(lock: &dyn Lock, place: &Place) -> Result<Duration, Error> {
+    // No directory is made, and no key's files are left behind.
     if let Some(admin) = lock.admin().filter(|_| lock.capabilities().scope == Scope::Machine) {
         let start = Instant::now();
         admin.list(&ListQuery::new()).await?;
+        if !place.url().is_some_and(|url| url.contains("read-only=true")) {
+            look::try_to_write(lock)?;
+        }
         return Ok(start.elapsed());
     }
     let key = LockKey::new(PROBE)?;
@@ -97,9 +106,6 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
         if capabilities.scope == Scope::Process {
             advice.push("this store excludes within one process only: two commands never meet there; use a file:/// URL");
         }
-        if lock.is_some_and(look::is_barred) {
-            advice.push("this user may look at the locks and take none: give it write access to the directory and its files");
-        }
         if capabilities.crash_release.is_none() {
             advice.push("a lock whose holder crashed stays shut; `leasehold release --force` opens it");
         }
@@ -114,7 +120,7 @@ fn print(
     lock: Option<&Arc<dyn Lock>>,
     facts: Option<&Facts>,
     tried: &Result<Duration, Error>,
-    advice: &[&str],
+    advice: &[String],
 ) {
     if let Some(lock) = lock {
         output::line(&format!("store: {lock}"));
@@ -143,7 +149,7 @@ fn report(
     lock: Option<&Arc<dyn Lock>>,
     facts: Option<&Facts>,
     tried: &Result<Duration, Error>,
-    advice: &[&str],
+    advice: &[String],
 ) -> Value {
     let table = lock.map(|lock| {
         let rows = capabilities(&**lock);

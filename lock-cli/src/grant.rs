@@ -11,8 +11,8 @@ use crate::args::Acquire;
 use crate::output::{self, Notes};
 use crate::patience::{Outage, Patience};
 use crate::place::Place;
-use crate::signals::{self, Signals};
-use crate::{exit, waiting, who};
+use crate::signals::Signals;
+use crate::{exit, look, waiting, who};
 
 /// How a lock is asked for, and by whom.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,9 @@ where
     if lock.capabilities().scope == Scope::Process {
         notes.say("this store excludes within one process only: no other command meets this one there");
     }
+    for caution in look::cautions(&*lock) {
+        notes.say(&caution);
+    }
     let mut held = false;
     let code = match acquire(&*lock, request, patience, &mut signals, &mut outage).await {
         Ok(Acquired::Granted(guard)) => {
@@ -60,14 +63,10 @@ where
 /// Closes the lock, which also takes back what a signal left unfinished, and says what the store has not confirmed.
 async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals, held: bool) {
     let key = request.args.key.get();
-    if held {
-        // They were for the command, which may have ended before they were read.
-        signals.forget().await;
-    }
     let closed = tokio::select! {
         biased;
         closed = lock.close() => closed.map_err(|error| error.to_string()),
-        () = impatience(signals) => Err("ended by a signal before it was answered".to_owned()),
+        () = signals.impatience() => Err("ended by a signal before it was answered".to_owned()),
     };
     let Err(reason) = closed else { return request.notes.detail("the lock is closed") };
     if !held {
@@ -83,11 +82,6 @@ async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals, hel
         "it is free later, as after a crash of its holder"
     };
     output::problem(&format!("the store has not confirmed that \"{key}\" is free; {later} ({reason})"));
-}
-
-/// Somebody does not want to wait for the store to confirm.
-async fn impatience(signals: &mut Signals) {
-    while !signals::is_an_end(signals.next().await) {}
 }
 
 enum Acquired {
@@ -173,10 +167,26 @@ fn options(request: Request<'_>, patience: Patience) -> AcquireOptions {
 }
 
 /// Releases, and says how it all ended: with `code`, if the lock was held until then.
-pub(crate) async fn finish(guard: LockGuard, code: u8, what_ended: &str, notes: Notes) -> Result<u8, Error> {
+pub(crate) async fn finish(
+    guard: LockGuard,
+    code: u8,
+    what_ended: &str,
+    signals: &mut Signals,
+    notes: Notes,
+) -> Result<u8, Error> {
     let key = guard.key().clone();
     let (lost, watch) = (guard.validity() == Validity::Lost, guard.lost());
-    let reason = match guard.release().await {
+    // They were for what has ended, which may have done so before they were read.
+    signals.forget().await;
+    let released = tokio::select! {
+        biased;
+        released = guard.release() => released,
+        () = signals.impatience() => {
+            let ended = "ended by a signal before it was answered";
+            Err(Error::new(ErrorKind::OutcomeUnknown, ended).with_key(&key))
+        }
+    };
+    let reason = match released {
         _ if lost => watch.reason(),
         Ok(()) => {
             notes.detail(&format!("released \"{key}\""));

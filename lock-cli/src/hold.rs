@@ -24,7 +24,7 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
             () = end_of_input() => notes.detail("standard input is closed"),
             () = end_by_signal(signals) => notes.detail("ended by a signal"),
         }
-        grant::finish(guard, 0, "the hold", notes).await
+        grant::finish(guard, 0, "the hold", signals, notes).await
     })
     .await
 }

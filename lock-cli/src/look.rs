@@ -1,10 +1,15 @@
 //! Connecting to look: a file store makes nothing then, and read access is enough.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{
+    fs,
+    io::{self, Write as _},
+};
 
 use leasehold::file::FileConfig;
-use leasehold::{Error, Lock};
+use leasehold::{Error, ErrorKind, Lock};
+use rustix::fs::{Access, access};
 
 use crate::place::{Place, default_dir};
 
@@ -39,10 +44,34 @@ pub(crate) fn if_missing(lock: &dyn Lock) -> &'static str {
     }
 }
 
-/// Whether this user may only look at a file store that is there.
-pub(crate) fn is_barred(lock: &dyn Lock) -> bool {
-    use rustix::fs::{Access, access};
-    directory(lock).is_some_and(|directory| {
-        Path::new(&directory).exists() && access(directory, Access::WRITE_OK | Access::EXEC_OK).is_err()
-    })
+/// Whether a key could be locked in the directory of a file store, as far as a file can be written there. Where it is
+/// missing, whether it could be made.
+pub(crate) fn try_to_write(lock: &dyn Lock) -> Result<(), Error> {
+    let Some(directory) = directory(lock).map(PathBuf::from) else { return Ok(()) };
+    let failed = |error: io::Error| {
+        let kind = match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                ErrorKind::PermissionDenied
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Capacity,
+            _ => ErrorKind::Unavailable,
+        };
+        let message = format!("nothing can be locked in {}: {error}", directory.display());
+        Error::new(kind, message).with_source(error).with_store(lock.to_string())
+    };
+    let there = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    if there != directory {
+        return access(there, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| failed(error.into()));
+    }
+    let path = directory.join(format!("check-{}.tmp", std::process::id()));
+    let written = fs::OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
+        let written = file.write_all(&[0; 4096]);
+        fs::remove_file(&path).and(written)
+    });
+    written.map_err(failed)
+}
+
+/// What is doubtful about the directory of a file store.
+pub(crate) fn cautions(lock: &dyn Lock) -> Vec<String> {
+    directory(lock).map(leasehold::file::cautions).unwrap_or_default()
 }

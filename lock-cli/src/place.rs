@@ -46,13 +46,11 @@ impl Place {
         }
     }
 
-    /// Lets `process` find the same store, unless that would put a password into its environment.
+    /// Lets `process` find the same store, unless that would put a password into its environment: then it finds that it
+    /// has to be told, and does not take the files of its user for the store.
     pub(crate) fn tell(&self, process: &mut Command) {
         let Some(url) = self.url.as_deref().filter(|_| self.is_from_option) else { return };
-        process.env_remove(URL).env_remove(URL_FILE);
-        if !has_password(url) {
-            process.env(URL, url);
-        }
+        process.env_remove(URL_FILE).env(URL, if has_password(url) { "" } else { url });
     }
 }
 

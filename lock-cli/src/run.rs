@@ -22,7 +22,7 @@ pub(crate) async fn run(args: &Run, place: &Place, notes: Notes) -> Result<u8, E
         };
         let ended = supervise::until_end(&mut running, &guard, signals, args, notes).await;
         let status = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
-        grant::finish(guard, child::exit_code(status), "the command", notes).await
+        grant::finish(guard, child::exit_code(status), "the command", signals, notes).await
     })
     .await
 }

@@ -34,6 +34,12 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
 
 fn grants(args: &SchemaGrants, schema: &Identifier) -> Result<String, Error> {
     let mut text = String::new();
+    // Quoted, too, the server takes them for everybody, and for nobody.
+    let everybody = |role: &&String| ["public", "none"].contains(&role.as_str());
+    if let Some(role) = args.grant_to.iter().chain(&args.grant_read_to).find(everybody) {
+        let message = format!("{role} is no role but a word of the server; name the role of the program");
+        return Err(Error::new(ErrorKind::InvalidOption, message));
+    }
     if let Some(role) = &args.grant_to {
         let stores = args.store.map_or(Stores::All, GrantedStore::stores);
         text += &schema::grants(schema, &Identifier::new(role)?, stores);

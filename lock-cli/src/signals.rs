@@ -10,7 +10,11 @@ use tokio::signal::unix::{self, SignalKind};
 
 /// Listens for the signals that would end this process, and then do not.
 #[derive(Debug)]
-pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
+pub(crate) struct Signals {
+    streams: Vec<(Signal, unix::Signal)>,
+    /// One has come that nobody waits behind.
+    is_over: bool,
+}
 
 impl Signals {
     /// Begins to listen, except for signals that whoever started us has had ignored (`nohup`,
@@ -23,13 +27,13 @@ impl Signals {
                 streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
         }
-        Ok(Self(streams))
+        Ok(Self { streams, is_over: false })
     }
 
     /// The next signal. Dropping the future loses none.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
-            for (signal, stream) in &mut self.0 {
+            for (signal, stream) in &mut self.streams {
                 if stream.poll_recv(cx).is_ready() {
                     return Poll::Ready(*signal);
                 }
@@ -39,10 +43,17 @@ impl Signals {
         .await
     }
 
+    /// Somebody does not want to wait for the store to confirm; from then on nobody does.
+    pub(crate) async fn impatience(&mut self) {
+        while !self.is_over {
+            self.is_over = is_an_end(self.next().await);
+        }
+    }
+
     /// Leaves out what has arrived until now.
     pub(crate) async fn forget(&mut self) {
         poll_fn(|cx| {
-            for (_, stream) in &mut self.0 {
+            for (_, stream) in &mut self.streams {
                 while stream.poll_recv(cx).is_ready() {}
             }
             Poll::Ready(())

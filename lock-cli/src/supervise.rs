@@ -1,6 +1,7 @@
 //! From the start of the command to its end, whatever ends it.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -33,6 +34,7 @@ pub(crate) async fn until_end(
     let mut lost = pin!(guard.lost());
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_told, mut is_ending, mut kill_at) = (false, false, None);
+    let mut passed_on = Vec::new();
     let command = running.pid();
     let status = loop {
         tokio::select! {
@@ -47,7 +49,10 @@ pub(crate) async fn until_end(
                     kill_at = Some(Instant::now() + args.grace);
                 }
             }
-            signal = signals.next() => is_ending |= pass_on(running, signal),
+            signal = signals.next() => {
+                is_ending |= pass_on(running, signal);
+                passed_on.push(signal.as_raw());
+            }
             _ = adopted.recv() => tree::reap_adopted(command),
             () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
                 notes.say("the command did not end in time; killing it");
@@ -56,7 +61,12 @@ pub(crate) async fn until_end(
             }
         }
     };
-    // A command that ends by itself may leave something behind; one that was told to end takes it along.
+    // A command that ends by itself may leave something behind; one that was told to end takes it along, and so does one
+    // whose first process ended by a signal that it did not expect.
+    if !is_ending && status.signal().is_some_and(|signal| passed_on.contains(&signal)) {
+        tree::send_to_rest(command, Some(Signal::TERM));
+        is_ending = true;
+    }
     if kill_at.is_some() || is_ending {
         end_the_rest(running, signals, kill_at.unwrap_or_else(|| Instant::now() + args.grace), notes).await;
     }

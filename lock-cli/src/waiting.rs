@@ -7,9 +7,9 @@ use std::time::Duration;
 use leasehold::{HolderId, KeyInfo, Lock, LockKey};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::admin;
 use crate::output::Notes;
 use crate::patience::{AGAIN, Outage};
+use crate::{admin, look};
 
 /// How long a wait is silent.
 const SILENT: Duration = Duration::from_secs(2);
@@ -67,6 +67,9 @@ pub(crate) async fn tell(
             let mut holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             if seen.is_some() && holder.is_empty() {
                 holder.push_str("; nobody is seen to hold it: waiting for the store");
+                if let Err(error) = look::try_to_write(lock) {
+                    holder.push_str(&format!(" ({})", error.message()));
+                }
             }
             notes.say(&format!("waiting for \"{key}\" on {lock}{holder}"));
             said.set(true);

@@ -247,7 +247,7 @@ fn check_says_what_to_mend() {
 
 #[test]
 fn machines_get_an_object_also_when_there_is_no_answer() {
-    for arguments in ["list --json", "inspect k --json", "list --json --watch", "lock k --json"] {
+    for arguments in ["list --json", "inspect k --json", "list --json --watch"] {
         let mut command = support::tool();
         command.env("LEASEHOLD_URL", "redis://host").args(arguments.split(' '));
         let (code, stdout, stderr) = finish(&mut command);
@@ -259,6 +259,37 @@ fn machines_get_an_object_also_when_there_is_no_answer() {
         );
         assert!(stderr.contains("redis"), "{stderr}");
     }
+    // Who reads a line of this one takes it for the grant.
+    let mut command = support::tool();
+    command.env("LEASEHOLD_URL", "redis://host").args(["lock", "k", "--json"]);
+    let (code, stdout, stderr) = finish(&mut command);
+    assert!((code, stdout.as_str()) == (64, "") && stderr.contains("redis"), "{stdout}{stderr}");
+}
+
+/// What cannot be locked is not fine, although one can look: a disk that is full, a file system that is read only.
+#[test]
+#[cfg(target_os = "linux")]
+fn check_tells_a_directory_in_which_nothing_can_be_locked() {
+    // Nobody can make a file there, whoever runs this.
+    let (code, stdout, stderr) = finish(support::tool().args(["--url", "file:///proc", "check"]));
+    assert_eq!(code, 69, "{stdout}{stderr}");
+    assert!(!stdout.contains("works:") && stderr.contains("nothing can be locked"), "{stdout}{stderr}");
+}
+
+/// What the library logs as a warning is said by the command.
+#[test]
+fn a_doubtful_directory_is_told() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let store = Store::new();
+    store.take("k");
+    std::fs::set_permissions(store.locks(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, _, stderr) = finish(&mut store.run("k", "exit 0"));
+    assert!(code == 0 && stderr.contains("everybody can write"), "{code}: {stderr}");
+    let (code, value) = json(&store, "check --json");
+    assert!(
+        code == 0 && value["advice"][0].as_str().unwrap().contains("everybody can write"),
+        "{code}: {value}"
+    );
 }
 
 #[test]

@@ -66,7 +66,11 @@ fn a_password_is_not_put_into_the_environment_of_the_command() {
     let joint = if database.url().contains('?') { '&' } else { '?' };
     let url = format!("{}{joint}install=true&password=hunter2", database.url());
     let (code, stdout, stderr) = finish(tell(&["--url", &url]).env("LEASEHOLD_URL", "memory:"));
-    assert_eq!((code, stdout.as_str()), (0, "url=none file=none\n"), "not the other store either: {stderr}");
+    assert_eq!((code, stdout.as_str()), (0, "url= file=none\n"), "not the other store either: {stderr}");
+    // Nor does a command in the command take the files of its user for the store.
+    let nested = [env!("CARGO_BIN_EXE_leasehold"), "run", "inner", "--", "true"];
+    let (code, _, stderr) = finish(&mut with(with(tool(), ["--url", &url, "run", "outer", "--"]), nested));
+    assert!(code == 64 && stderr.contains("is empty"), "{code}: {stderr}");
 }
 
 #[test]

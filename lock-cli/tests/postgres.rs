@@ -466,6 +466,14 @@ fn the_printed_schema_is_what_is_applied() {
     assert!(grants.contains("GRANT USAGE ON SCHEMA \"by hand\" TO \"the \"\"role\";"), "{grants}");
     let (code, _, stderr) = finish(&mut support::with(support::tool(), ["schema", "print", "--schema", ""]));
     assert_eq!(code, 64, "{stderr}");
+    for everybody in ["--grant-to", "--grant-read-to"] {
+        let (code, stdout, stderr) =
+            finish(&mut support::with(store.tool("schema print"), [everybody, "public"]));
+        assert!(
+            (code, stdout.as_str()) == (64, "") && stderr.contains("no role"),
+            "{everybody}: {stdout}{stderr}"
+        );
+    }
     let (code, _, stderr) = finish(&mut tool("memory:", "schema apply"));
     assert!(code == 64 && stderr.contains("postgres://"), "{stderr}");
     let (code, _, stderr) = finish(support::tool().args(["schema", "apply"]));

@@ -1,6 +1,8 @@
 //! What a role needs of the server for one of the stores, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod support;
+
 use std::time::Duration;
 
 use leasehold::postgres::schema::{self, Stores};
@@ -57,5 +59,47 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{other}: {error}");
         a.close().await.unwrap();
         b.close().await.unwrap();
+    }
+}
+
+/// Whoever may create in a schema of the search path can make an operator that fits better than the server's own, and
+/// would have it called with the rights of the administrator who looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_of_others_are_not_called() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    let evil = r#"
+        CREATE FUNCTION public.evil("char", text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'evil'; END $$;
+        CREATE FUNCTION public.evil(oid, regclass) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'evil'; END $$;
+        CREATE FUNCTION public.evil(float8, integer) RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN RAISE 'evil'; END $$;
+        CREATE OPERATOR public.<> (leftarg = "char", rightarg = text, function = public.evil);
+        CREATE OPERATOR public.= (leftarg = oid, rightarg = regclass, function = public.evil);
+        CREATE OPERATOR public.* (leftarg = float8, rightarg = integer, function = public.evil);
+        CREATE TABLE request (id bigint PRIMARY KEY, status text, owner uuid, lease_until timestamptz);
+        INSERT INTO request VALUES (1, 'in-progress', gen_random_uuid(), now() + interval '1 minute')"#;
+    raw_sql(evil).execute(&mut admin).await.unwrap();
+    let (_, rest) = database.url().split_once("://").unwrap();
+    let mut open = database.connect().await;
+    raw_sql("BEGIN; SELECT FROM request FOR UPDATE").execute(&mut open).await.unwrap();
+    for arguments in ["schema apply", "check", "claims request"] {
+        let mut tool = support::tool();
+        tool.env("LEASEHOLD_URL", database.url()).args(arguments.split_whitespace());
+        let (code, stdout, stderr) = support::finish(&mut tool);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{arguments}: {stdout}");
+    }
+    for store in ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"] {
+        let poolers: &[&str] = if store == "postgres" { &["detect"] } else { &["detect", "transaction"] };
+        for pooler in poolers {
+            let lock = leasehold::connect(&format!("{store}://{rest}?pooler={pooler}")).await.unwrap();
+            let guard =
+                lock.key("k").acquire().await.unwrap_or_else(|error| panic!("{store} {pooler}: {error}"));
+            assert_eq!(
+                lock.admin().unwrap().list(&ListQuery::new()).await.unwrap().len(),
+                1,
+                "{store} {pooler}"
+            );
+            guard.release().await.unwrap();
+            lock.close().await.unwrap();
+        }
     }
 }

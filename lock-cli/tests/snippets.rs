@@ -74,7 +74,9 @@ fn a_line_of_cron() {
     let report = machine.write("report.sh", "#!/bin/sh\necho reported");
     let cron = blocks("cron").next().unwrap();
     let line = cron.lines().nth(1).unwrap().splitn(6, ' ').nth(5).unwrap();
-    let line = line.replace("/usr/local/bin/report.sh", &report.display().to_string());
+    let line = line
+        .replace("/usr/local/bin/leasehold", "leasehold")
+        .replace("/usr/local/bin/report.sh", &report.display().to_string());
     let run = || finish(machine.command("sh").args(["-c", &line]));
     assert_eq!(run(), (0, "reported\n".to_owned(), String::new()));
     let _holder = machine.hold("report");
@@ -144,7 +146,7 @@ fn some_commands_of_a_script_under_a_lock() {
 #[test]
 fn a_script_that_is_killed_lets_its_lock_go() {
     let machine = Machine::new();
-    let text = script("some-commands").replace("    eval", "    read -r line; eval");
+    let text = script("some-commands").replace("    exec", "    read -r line; exec");
     let mut shell = Beside::start(machine.command("bash").args(["-c", &text]));
     assert!(shell.line().starts_with("held with token "));
     assert!(!machine.store.is_free("deploy"));

@@ -43,6 +43,20 @@ fn a_signal_that_is_passed_on_ends_all_processes_of_the_command() {
     assert!(store.is_free("k"));
 }
 
+/// A signal for the first process alone that ends it: what it has started must not go on beside the next holder.
+#[test]
+fn a_command_that_is_ended_by_sighup_takes_all_its_processes_along() {
+    let store = Store::new();
+    for (signal, code) in [(Signal::HUP, 129), (Signal::USR1, 138)] {
+        let mut tool = Beside::start(&mut store.run("k", SHELL));
+        let background = pid(&tool.line());
+        tool.signal(signal);
+        assert_eq!(tool.code(), code);
+        assert!(!is_running(background));
+        assert!(store.is_free("k"));
+    }
+}
+
 #[test]
 fn a_process_that_does_not_end_with_the_command_is_killed_before_the_lock_is_freed() {
     let store = Store::new();

@@ -44,7 +44,9 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
             ),
         ));
     }
-    warn_about(&dir);
+    for caution in cautions(&dir) {
+        tracing::warn!("{caution}");
+    }
     Ok((dir, found))
 }
 
@@ -147,13 +149,25 @@ fn make_marker(dir: &Path, mode: FileMode) -> Result<(), Error> {
     made.map_err(|e| io_error(e, "write", &path))
 }
 
-fn warn_about(dir: &Path) {
+/// What is doubtful about a directory as a store, as sentences: others may remove its files, or locks may not exclude on
+/// its file system. A store that is opened logs them as warnings. Empty also for a directory that is not there.
+#[must_use]
+pub fn cautions(dir: impl AsRef<Path>) -> Vec<String> {
+    let dir = dir.as_ref();
+    let mut cautions = Vec::new();
     if fs::metadata(dir).is_ok_and(|m| m.permissions().mode() & 0o1002 == 0o002) {
-        tracing::warn!(dir = %dir.display(), "everybody can write to the directory of the file store, and so remove its files and break its locks; `chmod +t` it if its users share it, else `chmod o-w`");
+        cautions.push(format!(
+            "everybody can write to {}, and so remove its files and break its locks; `chmod +t` it if its users share it, else `chmod o-w`",
+            dir.display()
+        ));
     }
     if let Some(kind) = network_file_system(dir) {
-        tracing::warn!(dir = %dir.display(), "the file store is on {kind}, where file locks may not exclude; use a local file system, or a server store between machines");
+        cautions.push(format!(
+            "{} is on {kind}, where file locks may not exclude; use a local file system, or a server store between machines",
+            dir.display()
+        ));
     }
+    cautions
 }
 
 #[cfg(target_os = "linux")]

@@ -27,6 +27,11 @@ impl KeyFiles {
         hex.then(|| Self { dir: dir.to_owned(), mode, hash: hash.to_owned() })
     }
 
+    /// What their names begin with, which depends on the key alone.
+    pub(crate) fn name(&self) -> &str {
+        &self.hash
+    }
+
     /// What is left of the ceilings of keys whose files were removed.
     pub(crate) fn floor(&self) -> PathBuf {
         floor(&self.dir)

@@ -21,6 +21,6 @@ mod waiting;
 
 pub use backend::FileBackend;
 pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};
-pub use directory::FORMAT;
+pub use directory::{FORMAT, cautions};
 pub use gc::Collected;
 pub use hold::{HeldFile, Inheritable};

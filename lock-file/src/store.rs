@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
+use leasehold_api::{Error, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
 use leasehold_engine::{Contended, Request};
 
 use crate::directory::{look_into, prepare};
@@ -221,11 +221,8 @@ impl Store {
             let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, self.mode, n)) else {
                 continue;
             };
-            // The record of one key must not hide the others.
-            match info(&files, None, &mut keepers) {
-                Ok(info) => infos.extend(info),
-                Err(error) => tracing::warn!(%error, "left out of the list"),
-            }
+            // A list that leaves something out would say that nobody holds it.
+            infos.extend(info(&files, None, &mut keepers)?);
         }
         infos.retain(|i| i.key.as_str().starts_with(&query.prefix));
         infos.retain(|i| i.is_held() || (query.include_ended && i.cooldown.is_some()));
@@ -240,7 +237,7 @@ fn name(dir: &Path) -> Arc<str> {
 }
 
 /// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
-/// which key it is, and nobody holds it.
+/// which key it is, and nobody holds it. A held one is shown by the name of its files then.
 fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Result<Option<KeyInfo>, Error> {
     // The status first: the record that is read after it is not older than the hold that was seen.
     let is_held = shows(files)?;
@@ -256,13 +253,10 @@ fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Resul
         (Found::Nothing | Found::Damaged(_), Some(key)) => (KeyInfo::free(key.clone()), HoldInfo::new()),
         (Found::Nothing | Found::Damaged(_), None) if !is_held => return Ok(None),
         (Found::Nothing | Found::Damaged(_), None) => {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                format!(
-                    "{} is held, but its record is damaged; the next grant mends it",
-                    files.main().display()
-                ),
-            ));
+            // The next grant mends its record.
+            let mut info = KeyInfo::free(LockKey::new(files.name())?);
+            info.named = false;
+            (info, HoldInfo::new())
         }
     };
     info.holders.extend(is_held.then_some(hold));

@@ -77,7 +77,7 @@ pub(crate) const UNMARKED: i64 = -2;
 /// The server's process and when it began; by the simple protocol. Asked as the user who logged in: a role that a session
 /// acts as (`ALTER ROLE x SET role = y`) is shown little of that user's sessions, not even its own, and may not end them.
 pub(crate) const PROCESS: &str = "
-SET LOCAL ROLE NONE;
+SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
 FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid();
 SET LOCAL role TO DEFAULT";
@@ -95,7 +95,7 @@ pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
 
 /// Ends a wait for this number, and nothing else that the process may be doing by now.
 const CANCEL: &str = "
-SET LOCAL ROLE NONE;
+SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity AS a
 WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
   AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory' AND EXISTS (
@@ -105,14 +105,14 @@ WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint 
 
 /// Ends a session of ours, if it is still the same one.
 const TERMINATE: &str = "
-SET LOCAL ROLE NONE;
+SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
 WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
   AND a.usename = current_user AND a.datname = current_database()";
 
 /// Which of these processes are there and wait for an advisory lock. As in [`PROCESS`].
 const WAITS: &str = "
-SET LOCAL ROLE NONE;
+SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT a.pid FROM pg_stat_activity AS a
 WHERE a.pid = ANY ('{pids}'::integer[]) AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
 

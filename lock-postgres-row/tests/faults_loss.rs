@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, LockKey, Validity};
 use leasehold_engine::{Attempt, Backend as _, HoldRef, Request, token};
+use leasehold_postgres::Liveness;
 use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
 use sqlx::{Connection, Executor, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Database, Proxy, fresh_database};
@@ -59,16 +60,31 @@ async fn set_standbys(cluster: &Cluster, names: &str) {
 async fn a_commit_that_is_stalled_leaves_no_ghost() {
     let cluster = Cluster::start(ClusterOptions::new());
     let database = cluster.fresh_database().await;
-    let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+    config_of(database.url()).connect().await.unwrap();
+    // Also where the login acts as another role, which is told nothing of the login's sessions.
+    let roles =
+        "CREATE ROLE acts; CREATE ROLE logs_in LOGIN IN ROLE acts; ALTER ROLE logs_in SET role = 'acts';
+        GRANT USAGE ON SCHEMA leasehold TO acts; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO acts;
+        GRANT ALL ON ALL SEQUENCES IN SCHEMA leasehold TO acts";
+    cluster.run_sql(database.name(), roles).await;
+    for login in ["postgres", "logs_in"] {
+        stalled(&cluster, &database, login).await;
+    }
+}
+
+async fn stalled(cluster: &Cluster, database: &Database, login: &str) {
+    let options: sqlx::postgres::PgConnectOptions = database.url().parse().unwrap();
+    let liveness = Liveness::new(Duration::from_millis(300), Duration::from_secs(1), Duration::from_secs(2));
+    let postgres = PgConfig::from_options(options.username(login)).liveness(liveness);
     let backend =
         RowConfig::new(postgres.statement_timeout(Duration::from_millis(500))).backend().await.unwrap();
     // No standby of that name will ever confirm a commit, and no limit of a statement ends the wait.
-    set_standbys(&cluster, "nobody").await;
+    set_standbys(cluster, "nobody").await;
     let error = backend.acquire(vec![request("k", 1)]).await.remove(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
     // Longer than any statement may take.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    set_standbys(&cluster, "").await;
+    set_standbys(cluster, "").await;
     let bound = backend.capabilities().undo;
     let lock = config_of(database.url()).connect().await.unwrap();
     let guard = lock.key("k").wait(bound).acquire().await.unwrap();

@@ -102,6 +102,10 @@ impl Stores {
     }
 }
 
+/// For the message that it begins: an operator that somebody else has made, and that fits better than the server's own,
+/// would be called with the rights of whoever looks.
+const OWN_PATH: &str = "SET LOCAL search_path = pg_catalog; ";
+
 /// The facts that the catalogs tell, each as one column; `{name}` is the schema's name as a literal.
 /// The simple protocol, without bound values, so that it also works behind a transaction pooler.
 const FACTS: &str = "\
@@ -296,11 +300,13 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
         NEEDS.iter().map(|(object, privilege)| format!("('{object}', '{privilege}')")).collect();
     let facts = FACTS.replace("{needs}", &needs.join(", ")).replace("{name}", &literal(schema.as_str()));
     let failed = |error| store_error(error, "look at the server");
+    let facts = [OWN_PATH, &facts].concat();
     let row = raw_sql(AssertSqlSafe(facts)).fetch_one(&mut *conn).await.map_err(failed)?;
     let mut report = ServerReport::read(&row).map_err(failed)?;
     // Asked by itself, and only where there is an answer: a question that fails is an error in the server's log.
     if !report.explains_no_version() {
-        let version = raw_sql(AssertSqlSafe(render(VERSION, schema))).fetch_optional(conn).await;
+        let version = [OWN_PATH, &render(VERSION, schema)].concat();
+        let version = raw_sql(AssertSqlSafe(version)).fetch_optional(conn).await;
         if let Some(row) = version.map_err(failed)? {
             report.schema = SchemaState::Installed(SchemaVersion::read(&row).map_err(failed)?);
         }

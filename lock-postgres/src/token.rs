@@ -36,6 +36,7 @@ const MARKED: &str = "EXISTS (SELECT FROM {schema}.incarnation i
 /// the answer.
 const JUMP: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = pg_catalog;
 SET LOCAL synchronous_commit = on;
 SET LOCAL statement_timeout = '10s';
 SET LOCAL lock_timeout = '8s';
@@ -79,7 +80,8 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
 }
 
 async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::Error> {
-    let row = raw_sql(AssertSqlSafe(look(schema))).fetch_one(&mut *conn).await?;
+    let look = format!("SET LOCAL search_path = pg_catalog; {}", look(schema));
+    let row = raw_sql(AssertSqlSafe(look)).fetch_one(&mut *conn).await?;
     if row.try_get("marked")? {
         return Ok(());
     }

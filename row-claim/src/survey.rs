@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{sqlx, store_error};
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use crate::error::ClaimError;
@@ -82,6 +82,8 @@ pub struct Survey {
     takeable: Vec<String>,
     exhausted: String,
     limit: u32,
+    /// Where the table and the side table were found, as SQL.
+    places: [String; 2],
 }
 
 /// What a [`Survey`] has found.
@@ -152,6 +154,7 @@ impl Survey {
             takeable: vec!["new".to_owned(), "false".to_owned()],
             exhausted: "exhausted".to_owned(),
             limit: 1000,
+            places: Default::default(),
         }
     }
 
@@ -205,6 +208,21 @@ impl Survey {
     ///
     /// It only looks; a connection whose answer was not awaited must not be used again.
     pub async fn look(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
+        let mut transaction = answered(connection.begin()).await?;
+        let mut found = self.clone();
+        for (place, table) in found.places.iter_mut().zip([Some(&self.table), self.side.as_ref()]) {
+            if let Some(table) = table {
+                *place = place_of(&mut transaction, table).await?;
+            }
+        }
+        // From here on nothing is looked up where others may have made something that fits better.
+        answered(transaction.execute(raw_sql("SET LOCAL search_path = pg_catalog"))).await?;
+        let report = found.look_at_places(&mut transaction).await;
+        answered(transaction.rollback()).await?;
+        report
+    }
+
+    async fn look_at_places(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
         let columns = self.columns(connection).await?;
         let keeps_leases =
             self.side.is_some() || columns.of(Part::Owner).or(columns.of(Part::Until)).is_some();
@@ -215,7 +233,7 @@ impl Survey {
         if let Some(sql) = self.exhausted_sql(&columns) {
             report.exhausted = rows(connection, sql, self.limit).await?;
         }
-        let query = sqlx::query(TRANSACTIONS).bind(self.table.quoted()).persistent(false);
+        let query = sqlx::query(TRANSACTIONS).bind(&self.places[0]).persistent(false);
         let open = answered(query.fetch_all(&mut *connection)).await?;
         report.transactions = open.iter().map(transaction).collect::<Result<_, _>>().map_err(of)?;
         Ok(report)
@@ -223,13 +241,10 @@ impl Survey {
 
     /// What there is, by name and by habit.
     async fn columns(&self, connection: &mut PgConnection) -> Result<Columns, ClaimError> {
-        let query = sqlx::query_scalar::<_, String>(COLUMNS).bind(self.table.quoted()).persistent(false);
+        let query = sqlx::query_scalar::<_, String>(COLUMNS).bind(&self.places[0]).persistent(false);
         let present = answered(query.fetch_all(connection)).await?;
         if present.is_empty() {
-            return Err(ClaimError::spec(format!(
-                "there is no table {}; name it with its schema, and look at the database of the URL",
-                self.table
-            )));
+            return Err(missing(&self.table));
         }
         let mut columns = Columns(self.named.clone());
         if let Some((part, missing)) =
@@ -258,21 +273,22 @@ impl Survey {
 
     fn taken_sql(&self, columns: &Columns) -> String {
         let own = |part| columns.sql("t", part);
-        let Some(side) = &self.side else {
+        let [table, side] = &self.places;
+        if self.side.is_none() {
             let owned = [columns.of(Part::Owner), columns.of(Part::Until)];
             let owned =
                 owned.into_iter().flatten().map(|column| format!("t.{} IS NOT NULL", column.quoted()));
             let condition = owned.collect::<Vec<_>>().join(" OR ");
             return self.select("", own, &condition);
-        };
+        }
         let in_queue = columns
             .of(Part::Queue)
             .map_or_else(|| "''".to_owned(), |column| format!("t.{}::text", column.quoted()));
         // The table may have a column that is called so and is no queue to those who claim.
         let join = format!(
-            "JOIN {} s ON pg_catalog.to_regclass(s.tab) = pg_catalog.to_regclass({}) AND s.queue IN ({in_queue}, '') AND s.id = {}::text",
-            side.quoted(),
+            "JOIN {side} s ON s.tab IN ({}, {}) AND s.queue IN ({in_queue}, '') AND s.id = {}::text",
             literal(&self.table.quoted()),
+            literal(table),
             own(Part::Id),
         );
         let kept = |part| match part {
@@ -320,7 +336,7 @@ impl Survey {
             left = seconds(Part::Until, ""),
             attempts = of(Part::Attempts),
             error = text(Part::Error),
-            table = self.table.quoted(),
+            table = self.places[0],
             since = format_args!("({})::timestamptz", of(Part::TakenAt)),
         )
     }
@@ -340,6 +356,24 @@ impl Columns {
         self.of(part).map_or_else(|| "NULL".to_owned(), |column| format!("{alias}.{}", column.quoted()))
     }
 }
+
+/// The table's name with its schema. It is found as the session finds it.
+async fn place_of(connection: &mut PgConnection, table: &Table) -> Result<String, ClaimError> {
+    let query = sqlx::query_scalar::<_, String>(PLACE).bind(table.quoted()).persistent(false);
+    answered(query.fetch_optional(connection)).await?.ok_or_else(|| missing(table))
+}
+
+fn missing(table: &Table) -> ClaimError {
+    ClaimError::spec(format!(
+        "there is no table {table}; name it with its schema, and look at the database of the URL"
+    ))
+}
+
+/// Operators are named with their schema, as long as others' would be found.
+const PLACE: &str = "\
+SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quote_ident(c.relname))
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid";
 
 /// The columns of a table (`$1`, quoted).
 const COLUMNS: &str = "\

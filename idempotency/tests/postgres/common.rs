@@ -33,7 +33,7 @@ pub async fn private(connections: u32) -> Pg {
     on(Cluster::shared().fresh_database().await, connections).await
 }
 
-async fn on(database: Database, connections: u32) -> Pg {
+pub async fn on(database: Database, connections: u32) -> Pg {
     let pool = pool(database.url(), connections).await;
     let store = PgIdempotency::new(pool.clone());
     store.migrate().await.unwrap();

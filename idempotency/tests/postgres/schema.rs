@@ -1,10 +1,13 @@
 //! The tables: installed by many, and used by a role with the least privileges.
 
-use crate::common::{effect, pool, private, world};
+use std::collections::HashSet;
+
+use crate::common::{effect, on, pool, private, world};
 use crate::suite::{fresh, ident, replay, request};
 use leasehold_api::ErrorKind;
 use leasehold_idempotency::{IdempotencyError, PgIdempotency, Stored};
 use sqlx::{AssertSqlSafe, raw_sql};
+use test_servers::{Cluster, ClusterOptions};
 
 #[tokio::test]
 async fn it_is_installed_by_many_at_once_under_any_name_and_again() {
@@ -26,6 +29,31 @@ async fn it_is_installed_by_many_at_once_under_any_name_and_again() {
         assert!(forgotten.commit().await.is_err(), "the trigger is there");
     }
     assert_eq!(world.effects().await, 2);
+}
+
+/// Where everything is there, the script waits for nobody who writes, and keeps nobody waiting.
+#[tokio::test]
+async fn the_script_can_be_run_again_beside_a_request() {
+    let world = world(4).await;
+    let mut slow = fresh(world.store.begin(&ident("slow"), &request("x")).await);
+    effect(&mut slow).await;
+    let script = PgIdempotency::schema_sql(&"leasehold".parse().unwrap());
+    raw_sql(AssertSqlSafe(script)).execute(&world.pool).await.unwrap();
+    slow.finish(Stored::done(200, "slow")).await.unwrap();
+}
+
+/// The name of a savepoint is part of its text: one for each key would be an entry of its own in `pg_stat_statements`.
+#[tokio::test]
+async fn all_keys_send_the_same_statements() {
+    let database = Cluster::start(ClusterOptions::new().setting("log_statement", "all"));
+    let world = on(database.fresh_database().await, 2).await;
+    for key in ["a", "b"] {
+        fresh(world.store.begin(&ident(key), &request("x")).await).rollback().await.unwrap();
+    }
+    let log = database.log();
+    let statements = log.lines().filter_map(|line| line.split_once("statement: ").map(|(_, text)| text));
+    let savepoints: HashSet<&str> = statements.filter(|text| text.starts_with("SAVEPOINT")).collect();
+    assert_eq!(savepoints.len(), 1, "{savepoints:?}");
 }
 
 #[tokio::test]

@@ -6,15 +6,17 @@ use std::time::{Duration, SystemTime};
 
 use leasehold_api::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, LockKey};
 use leasehold_engine::token;
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Executor as _, Row as _, raw_sql};
+use tokio::time::timeout;
 
 use super::db::{Db, Statement, Trouble};
 use super::job::{Call, Look, Page, Purge, Purged};
 use super::registry::{Named, Process};
+use super::sql;
 use super::values::HolderText;
 use super::work::Common;
-use crate::error::store_error;
+use crate::error::{ends_session, store_error};
 use crate::upkeep::{Note, Progress};
 
 /// How long the keys of the tables may be.
@@ -37,10 +39,21 @@ pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bo
 }
 
 /// Ends sessions that are in doubt; answers which are gone.
-pub(super) async fn end(db: &mut Db<'_>, common: &Common, call: Call<Process, bool>) -> Result<(), Error> {
-    let bind = |process: &Process, query: Statement| query.bind(process.pid).bind(process.started);
-    let text = &common.statements.end;
-    one_by_one(db, "end a session in doubt", text, call, bind, |rows| Ok(rows.is_empty())).await
+pub(super) async fn end(db: &mut Db<'_>, call: Call<Process, bool>) -> Result<(), Error> {
+    const DOING: &str = "end a session in doubt";
+    let mut answers = Vec::with_capacity(call.items.len());
+    for process in &call.items {
+        let (pid, started) = (process.pid.to_string(), process.started.to_string());
+        let text = sql::END.replace("{pid}", &pid).replace("{started}", &started);
+        let asked = timeout(db.limit, db.connection.fetch_all(raw_sql(AssertSqlSafe(text)))).await;
+        answers.push(match asked.unwrap_or_else(|elapsed| Err(sqlx::Error::Io(elapsed.into()))) {
+            Ok(rows) => Ok(rows.is_empty()),
+            Err(error) if ends_session(&error) => return Err(store_error(error, DOING)),
+            Err(error) => Err(store_error(error, DOING)),
+        });
+    }
+    let _ = call.answer(answers);
+    Ok(())
 }
 
 pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<Purge, Purged>) -> Result<(), Error> {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use leasehold_api::{HolderId, LockKey};
 
-use super::sql;
 use crate::ident::Identifier;
 use crate::schema::Stores;
 use crate::upkeep;
@@ -111,7 +110,6 @@ pub(super) struct Statements {
     pub(super) purge: Arc<str>,
     pub(super) claim_upkeep: Arc<str>,
     pub(super) note_upkeep: Arc<str>,
-    pub(super) end: Arc<str>,
 }
 
 /// A statement that waits for rows which somebody else has locked, and the one that leaves them out.
@@ -163,7 +161,6 @@ impl Statements {
             purge: render(dialect.purge),
             claim_upkeep: render(upkeep::TAKE),
             note_upkeep: render(upkeep::NOTE),
-            end: sql::END.into(),
         }
     }
 }

@@ -45,13 +45,21 @@ pub(super) const ROLLBACK: &str = "ROLLBACK";
 /// `{channel}` is a name of our own making, without anything to quote.
 pub(super) const LISTEN: &str = "LISTEN {channel}";
 
-/// The client's address, and the server's process with the time when it began.
+/// The client's address, and the server's process with the time when it began. Asked as the user who logged in: a role
+/// that a session acts as (`ALTER ROLE x SET role = y`) is not told when that user's sessions began, and may not end them.
+/// By the simple protocol, as is [`END`].
 pub(super) const SESSION: &str = "\
+SET LOCAL ROLE NONE;
+SET LOCAL search_path = pg_catalog;
 SELECT coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), 'local socket'), a.pid,
     (pg_catalog.date_part('epoch', a.backend_start) * 1000000)::bigint
-FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()";
+FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid();
+SET LOCAL role TO DEFAULT";
 
-/// Ends the session of process `$1` that began at `$2`; no row if it is gone, and its transaction with it.
+/// Ends the session of process `{pid}` that began at `{started}`, both numbers; no row if it is gone, and its transaction
+/// with it.
 pub(super) const END: &str = "\
+SET LOCAL ROLE NONE;
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
-WHERE a.pid = $1::integer AND (date_part('epoch', a.backend_start) * 1000000)::bigint = $2::bigint";
+WHERE a.pid = {pid} AND (date_part('epoch', a.backend_start) * 1000000)::bigint = {started};
+SET LOCAL role TO DEFAULT";

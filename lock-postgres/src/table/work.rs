@@ -242,7 +242,7 @@ impl Batch {
                 TableJob::Purge(call) => beside::purge(db, common, call).await?,
                 TableJob::ClaimUpkeep(call) => beside::claim_upkeep(db, common, call).await?,
                 TableJob::NoteUpkeep(call) => beside::note_upkeep(db, common, call).await?,
-                TableJob::End(call) => beside::end(db, common, call).await?,
+                TableJob::End(call) => beside::end(db, call).await?,
                 TableJob::Acquire(_) | TableJob::Renew(_) | TableJob::Release(_) | TableJob::Confirm(_) => {}
             }
         }

@@ -43,9 +43,9 @@ fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> Stri
             note(*noted, &mut set);
             if *later {
                 let at = inner.ready_at.iter();
-                set.extend(
-                    at.map(|at| format!("{} = {NOW} + {delay} * interval '1 millisecond'", at.quoted())),
-                );
+                set.extend(at.map(|at| {
+                    format!("{} = {NOW} + ({delay})::float8 * interval '1 millisecond'", at.quoted())
+                }));
             }
         }
         Ending::PutBack => {

@@ -85,7 +85,7 @@ pub(super) fn renew(words: &Words) -> String {
             let queue = if words.queue.is_some() { "l.queue::text" } else { "''" };
             let own = if inner.timeout.is_some() { "COALESCE(l.lease, $6::bigint)" } else { "$6::bigint" };
             format!(
-                "UPDATE {} AS x SET lease_until = {NOW} + {own} * interval '1 millisecond' FROM locked l \
+                "UPDATE {} AS x SET lease_until = {NOW} + {own}::float8 * interval '1 millisecond' FROM locked l \
                  WHERE x.tab = {} AND x.queue = {queue} AND x.id = l.id::text \
                  AND {STANDS} RETURNING l.n",
                 side.table, side.tab

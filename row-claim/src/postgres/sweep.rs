@@ -312,7 +312,7 @@ fn old(words: &Words) -> String {
     let mut condition = String::new();
     if let (Retention::KeepFor(_), Some(at)) = (inner.retention, &inner.settled_at) {
         settled.extend(inner.states.failed.clone());
-        condition = format!(" AND {} <= {ASKED} - $2::bigint * interval '1 millisecond'", column("t", at));
+        condition = format!(" AND {} <= {ASKED} - $2::float8 * interval '1 millisecond'", column("t", at));
     }
     format!("{} IN ({}){condition}", words.state(), list(&settled))
 }

@@ -128,7 +128,7 @@ impl Tail<'_> {
         Ok(format!(
             "{picked}, numbered AS MATERIALIZED {numbered}, noted AS (\
              INSERT INTO {table} (tab, queue, id, owner, epoch, lease_until, taken_at) \
-             SELECT {tab}, {queue}, p.id::text, {owner}, {epoch}, {NOW} + {own} * interval '1 millisecond', {NOW} \
+             SELECT {tab}, {queue}, p.id::text, {owner}, {epoch}, {NOW} + {own}::float8 * interval '1 millisecond', {NOW} \
              FROM numbered p ON CONFLICT (tab, queue, id) DO NOTHING RETURNING queue, id, owner, epoch){changed} \
              SELECT p.id::text AS id, {key} AS queue, noted.owner::text AS owner, noted.epoch::bigint AS epoch, \
              p.place AS place, {claim} AS claim{found}{answers} \

@@ -362,11 +362,13 @@ impl Words {
 
     /// The end of a lease of `t` that begins now, of the milliseconds in `parameter` unless the row says.
     pub(super) fn until(&self, parameter: &str) -> String {
-        let asked = format!("{parameter}::bigint * interval '1 millisecond'");
+        let asked = format!("{parameter}::float8 * interval '1 millisecond'");
         match &self.inner().timeout {
             Some(own) => {
                 let own = column("t", own);
-                format!("{NOW} + CASE WHEN {own} > 0 THEN {own} * interval '1 second' ELSE {asked} END")
+                format!(
+                    "{NOW} + CASE WHEN {own} > 0 THEN {own}::float8 * interval '1 second' ELSE {asked} END"
+                )
             }
             None => format!("{NOW} + {asked}"),
         }
