@@ -22,8 +22,9 @@ const DROPPED: &str = "dropped";
 /// renews in the background.
 ///
 /// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry) or
-/// [`put_back`](Self::put_back). A claim that is dropped is returned, and the attempt counts. Where the store
-/// refuses an end and nothing was written, the claim is returned likewise.
+/// [`put_back`](Self::put_back). A claim that is dropped is returned, and the attempt counts; that of a handler of
+/// [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store refuses an end and
+/// nothing was written, the claim is returned likewise.
 ///
 /// A process that stood still may come back when somebody else has the row. Then whatever it writes through
 /// the claim answers [`Superseded`](ClaimError::Superseded) and changes nothing. For what it changes elsewhere,
@@ -32,11 +33,27 @@ const DROPPED: &str = "dropped";
 pub struct Claim {
     hold: Arc<Hold>,
     shared: Arc<Shared>,
+    /// Whether dropping it returns it.
+    returns: bool,
 }
 
 impl Claim {
     pub(crate) fn new(hold: Arc<Hold>, shared: Arc<Shared>) -> Self {
-        Self { hold, shared }
+        Self { hold, shared, returns: true }
+    }
+
+    /// The same claim for a handler, whose answer ends it unless the handler does.
+    pub(crate) fn for_handler(&self) -> Self {
+        Self { hold: Arc::clone(&self.hold), shared: Arc::clone(&self.shared), returns: false }
+    }
+
+    /// As [`lost`](Self::lost), but never where a worker is writing or has written its end, which says more.
+    pub(crate) async fn lost_in_hand(&self) -> LossReason {
+        let reason = self.lost().await;
+        if !self.hold.is_begun() {
+            std::future::pending::<()>().await;
+        }
+        reason
     }
 
     /// Its rows, in order; at least one.
@@ -253,6 +270,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if !self.returns {
+            return;
+        }
         let outcome = Outcome::Retry { error: Some(DROPPED.to_owned()), after: Duration::ZERO };
         self.shared.give_back(&self.hold, outcome);
     }

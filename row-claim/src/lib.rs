@@ -10,6 +10,7 @@ mod hold;
 mod id;
 mod memory;
 mod name;
+mod outcome;
 mod pass;
 mod plain;
 mod postgres;

@@ -41,7 +41,7 @@ async fn row_25_an_error_is_settled_and_a_crash_is_not() {
     let running = tokio::spawn({
         let (claimer, panics) = (claimer.clone(), Arc::clone(&panics));
         async move {
-            let handler = move |claim: Arc<Claim>| {
+            let handler = move |claim: Claim| {
                 let panics = Arc::clone(&panics);
                 async move {
                     match claim.row().key {
