@@ -5,6 +5,7 @@ mod feeder;
 mod hold;
 mod keeper;
 mod listener;
+mod on_failure;
 mod run;
 mod settler;
 mod shared;
@@ -19,8 +20,9 @@ use futures_util::Stream;
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
-pub use builder::{ClaimerBuilder, OnFailure};
+pub use builder::ClaimerBuilder;
 pub(crate) use hold::Hold;
+pub use on_failure::OnFailure;
 pub(crate) use shared::{Extend, Shared, closed};
 
 use crate::claim::Claim;

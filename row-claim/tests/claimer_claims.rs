@@ -55,7 +55,7 @@ async fn row_25_an_error_is_settled_and_a_crash_is_not() {
                     }
                 }
             };
-            claimer.run(3, handler).await;
+            claimer.run(3, handler).await.unwrap();
         }
     });
     let times = || panics.load(Ordering::SeqCst);
@@ -94,7 +94,7 @@ async fn row_25_errors_may_be_tried_again_until_no_attempt_is_left() {
             count.fetch_add(1, Ordering::SeqCst);
             async { Err::<(), _>("not today") }
         };
-        claimer.run(1, handler).await;
+        claimer.run(1, handler).await.unwrap();
     });
     until("the row is exhausted", || state(&claims, 1) == "exhausted").await;
     assert_eq!(tries.load(Ordering::SeqCst), 3);
@@ -401,7 +401,7 @@ async fn a_handler_is_dropped_when_its_claim_is_lost() {
                     Ok::<(), String>(())
                 }
             };
-            claimer.run(1, handler).await;
+            claimer.run(1, handler).await.unwrap();
         }
     });
     until("it begins", || begun.load(Ordering::SeqCst) == 1).await;

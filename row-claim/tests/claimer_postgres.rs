@@ -117,7 +117,7 @@ async fn row_22_and_23_sixteen_claimers_on_one_hot_group_make_progress() {
                     Ok::<(), String>(())
                 }
             };
-            claimer.run(2, handler).await;
+            claimer.run(2, handler).await.unwrap();
         });
     }
     for round in 1..=20 {
@@ -311,7 +311,7 @@ async fn a_handler_ends_its_claim_in_its_transaction() {
                     Err::<(), Box<dyn std::error::Error + Send + Sync>>("this counts no more".into())
                 }
             };
-            claimer.run(4, handler).await;
+            claimer.run(4, handler).await.unwrap();
         }
     });
     until_number("nine are done", &admin, COMPLETE, 9).await;

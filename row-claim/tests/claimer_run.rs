@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use claimer::{Probe, paused, state, still_memory, until, with_attempts, within};
-use leasehold_claim::{Claim, ClaimError, Claimer, MemoryClaims, Outcome, RowId, RowKey};
+use leasehold_claim::{
+    Claim, ClaimError, ClaimSpec, Claimer, MemoryClaims, MemoryClock, OnFailure, Outcome, RowId, RowKey,
+    States, Table,
+};
 use tokio::task::JoinHandle;
 
 fn id(claim: &Claim) -> i64 {
@@ -35,7 +38,7 @@ where
     O: Into<Outcome> + Send + 'static,
 {
     let claimer = claimer.clone();
-    tokio::spawn(async move { claimer.run(4, handler).await })
+    tokio::spawn(async move { claimer.run(4, handler).await.unwrap() })
 }
 
 /// A handler may end its claim in any way there is; then its answer, be it an error, counts for nothing.
@@ -154,4 +157,40 @@ async fn a_handler_that_is_refused_goes_on() {
     until("it cleaned up", || cleaned.load(Ordering::SeqCst) == 1).await;
     assert_eq!(row(&claims, 1), expected("in-progress", 2, None), "its error was written to nobody's row");
     running.abort();
+}
+
+/// A spec with the states of `states`, and with the column `ready_at` if it is to have one.
+fn store(states: States, later: bool) -> Arc<Probe> {
+    let spec = ClaimSpec::builder(Table::new("job").unwrap())
+        .state("status", states)
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts_left");
+    let spec = if later { spec.ready_at("ready_at") } else { spec };
+    Probe::of(MemoryClaims::with_clock(spec.build().unwrap(), MemoryClock::stopped()).unwrap())
+}
+
+fn unsupported(error: &ClaimError, advice: &str) {
+    assert!(matches!(error, ClaimError::Unsupported(_)), "{error:?}");
+    assert!(error.to_string().contains(advice), "{error}");
+}
+
+/// What could only go wrong once a handler has failed is refused before anything is taken.
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_the_spec_has_nothing_for_is_refused_at_the_start() {
+    let plain = || States::text(["new"], "done").taken("taken");
+    let whole = || plain().failed("error");
+    let start = |states, later, policy| paused(&store(states, later)).on_failure(policy).start().map(drop);
+    let minute = OnFailure::Retry(Duration::from_secs(60));
+    unsupported(&start(whole(), false, minute).unwrap_err(), "name one with `ready_at`");
+    unsupported(&start(plain(), true, OnFailure::Fail).unwrap_err(), "name one with `States::failed`");
+    start(plain(), true, minute).unwrap();
+    start(plain(), false, OnFailure::Retry(Duration::ZERO)).unwrap();
+    start(whole(), false, OnFailure::Fail).unwrap();
+
+    // Nothing was said: who asks for claims one by one needs no policy, and handlers are not begun with.
+    let store = store(plain(), false);
+    let claimer = paused(&store).start().unwrap();
+    let handler = async |_claim: Claim| Ok::<(), String>(());
+    unsupported(&within("the refusal", claimer.run(1, handler)).await.unwrap_err(), "`States::failed`");
+    assert_eq!(store.claim_queries(), 0, "nothing was taken");
 }

@@ -8,6 +8,7 @@ use leasehold_api::{Error, ErrorKind};
 use leasehold_engine::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
+use super::on_failure::OnFailure;
 use super::{Claimer, feeder, keeper, listener, settler, shared, sweeper};
 use crate::error::ClaimError;
 use crate::id::RowKey;
@@ -16,16 +17,6 @@ use crate::store::{ClaimStore, DEFAULT_LEASE, Take};
 
 /// As good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-
-/// What [`Claimer::run`](super::Claimer::run) does with a claim whose handler answered an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // It is tried again or not.
-pub enum OnFailure {
-    /// It is settled as failed, with the message.
-    Fail,
-    /// It is tried again after this pause, if attempts are left. A pause above zero needs a column for it.
-    Retry(Duration),
-}
 
 pub(crate) type OnExhausted = Arc<dyn Fn(&[RowKey]) + Send + Sync>;
 pub(crate) type OnError = Arc<dyn Fn(&ClaimError) + Send + Sync>;
@@ -40,7 +31,8 @@ pub(crate) struct Config {
     pub(crate) poll: Duration,
     pub(crate) sweep_every: Duration,
     pub(crate) close_limit: Duration,
-    pub(crate) on_failure: OnFailure,
+    /// `None` where it was not said and the spec has nothing for it: then there is no running of handlers.
+    pub(crate) on_failure: Option<OnFailure>,
     pub(crate) on_exhausted: Option<OnExhausted>,
     pub(crate) on_error: Option<OnError>,
 }
@@ -91,7 +83,7 @@ impl ClaimerBuilder {
                 poll: Duration::from_secs(30),
                 sweep_every: Duration::ZERO,
                 close_limit: Duration::from_secs(10),
-                on_failure: OnFailure::Fail,
+                on_failure: None,
                 on_exhausted: None,
                 on_error: None,
             },
@@ -161,9 +153,9 @@ impl ClaimerBuilder {
     }
 
     /// What [`run`](super::Claimer::run) does with a claim whose handler answered an error. By default it
-    /// is failed.
+    /// is failed. What the spec has no state or column for is refused by [`start`](Self::start).
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
-        self.config.on_failure = policy;
+        self.config.on_failure = Some(policy);
         self
     }
 
@@ -193,10 +185,15 @@ impl ClaimerBuilder {
     ///
     /// [`Store`](ClaimError::Store) of kind `Closed` outside of a tokio runtime and of kind `InvalidOption`
     /// for a zero where there must be more, and [`Unsupported`](ClaimError::Unsupported) when the spec keeps
-    /// no lease.
+    /// no lease, or has no state or column for what [`on_failure`](Self::on_failure) says.
     pub fn start(self) -> Result<Claimer, ClaimError> {
         let Self { store, clock, renew_every, sweep_every, mut config } = self;
         store.spec().needs_lease()?;
+        config.on_failure = match config.on_failure {
+            Some(policy) => Some(policy.check(store.spec())?),
+            // Whoever asks for claims one by one needs none.
+            None => OnFailure::usual(store.spec()).ok(),
+        };
         let least = Duration::from_millis(1);
         let wrong = match &config {
             Config { batch: 0, .. } => Some("the batch is 0: a claimer has to take at least one at a time"),

@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
 
 use super::Claimer;
-use super::builder::OnFailure;
+use super::on_failure::OnFailure;
 use crate::claim::Claim;
 use crate::error::ClaimError;
 use crate::store::Outcome;
@@ -32,10 +32,19 @@ impl Claimer {
     ///
     /// Errors of settling go to [`on_error`](super::ClaimerBuilder::on_error).
     ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) at once, before a claim is taken, when the spec has no state for
+    /// claims that failed and `on_failure` was not called.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call drops the handlers that are running, whose claims are returned.
+    ///
     /// ```
     /// use leasehold_claim::{Claim, ClaimError, Claimer, Outcome, PgClaims, sqlx};
     ///
-    /// async fn work(claimer: &Claimer, claims: &PgClaims) {
+    /// async fn work(claimer: &Claimer, claims: &PgClaims) -> Result<(), ClaimError> {
     ///     let handler = |mut claim: Claim| {
     ///         let claims = claims.clone();
     ///         async move {
@@ -47,20 +56,20 @@ impl Claimer {
     ///             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Outcome::Done)
     ///         }
     ///     };
-    ///     claimer.run(8, handler).await;
+    ///     claimer.run(8, handler).await
     /// }
     /// ```
-    ///
-    /// # Cancel safety
-    ///
-    /// A dropped call drops the handlers that are running, whose claims are returned.
-    pub async fn run<H, F, O, E>(&self, concurrency: usize, handler: H)
+    pub async fn run<H, F, O, E>(&self, concurrency: usize, handler: H) -> Result<(), ClaimError>
     where
         H: Fn(Claim) -> F,
         F: Future<Output = Result<O, E>> + Send + 'static,
         O: Into<Outcome> + Send + 'static,
         E: Display + Send + 'static,
     {
+        let on_failure = match self.shared.config.on_failure {
+            Some(policy) => policy,
+            None => OnFailure::usual(self.shared.store.spec())?,
+        };
         let mut running = JoinSet::new();
         loop {
             while running.len() >= concurrency.max(1) {
@@ -74,7 +83,7 @@ impl Claimer {
             let theirs = claim.for_handler();
             // A handler may also panic before it has made its future.
             let begun = catch_unwind(AssertUnwindSafe(|| handler(theirs)));
-            let work = work(claim, begun, self.shared.config.on_failure);
+            let work = work(claim, begun, on_failure);
             let shared = Arc::clone(&self.shared);
             running.spawn(async move {
                 if let Err(error) = work.await {
@@ -83,6 +92,7 @@ impl Claimer {
             });
         }
         while running.join_next().await.is_some() {}
+        Ok(())
     }
 }
 
