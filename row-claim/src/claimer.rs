@@ -1,5 +1,6 @@
 //! One claimer for all workers of a process.
 
+mod backoff;
 mod builder;
 mod feeder;
 mod hold;
@@ -20,6 +21,7 @@ use futures_util::Stream;
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
+pub use backoff::Backoff;
 pub use builder::ClaimerBuilder;
 pub(crate) use hold::Hold;
 pub use on_failure::OnFailure;

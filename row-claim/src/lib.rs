@@ -22,7 +22,7 @@ mod work;
 
 pub use capture::{Capture, CaptureBuilder, Source};
 pub use claim::Claim;
-pub use claimer::{Claimer, ClaimerBuilder, OnFailure};
+pub use claimer::{Backoff, Claimer, ClaimerBuilder, OnFailure};
 pub use error::ClaimError;
 pub use hand_off::{ColumnType, HandOff, HandOffBuilder, KindName, RequestKind, RequestState};
 pub use held::{HeldPass, HeldStep, PgHeld, PgHold, group_number};

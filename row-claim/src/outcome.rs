@@ -24,6 +24,9 @@ pub enum Outcome {
     },
     /// Not tried: back to where it can be taken, and the attempt does not count.
     PutBack,
+    /// Not tried and put off: as [`PutBack`](Self::PutBack), but left alone for this long, because a service that
+    /// it needs said "later" for example. A pause above zero needs a column for the time.
+    Snooze(Duration),
     /// To another state of the spec, along one of its transitions.
     To(State),
 }

@@ -110,6 +110,8 @@ pub(crate) struct Inner {
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,
+    /// How many of them a row has.
+    pub(crate) max_attempts: Option<u32>,
     pub(crate) tracking: Tracking,
     /// Owners are numbers of this sequence instead of random UUIDs.
     pub(crate) owner_sequence: Option<Table>,

@@ -15,8 +15,8 @@ use claimer::{
 };
 use leasehold_api::ErrorKind;
 use leasehold_claim::{
-    Claim, ClaimError, ClaimSpec, Claimer, LossReason, MemoryClaims, MemoryClock, MemoryRow, OnFailure,
-    Outcome, RowKey, States, Table,
+    Backoff, Claim, ClaimError, ClaimSpec, Claimer, LossReason, MemoryClaims, MemoryClock, MemoryRow,
+    OnFailure, Outcome, RowKey, States, Table,
 };
 use tokio::time::sleep;
 
@@ -83,7 +83,7 @@ async fn row_25_errors_may_be_tried_again_until_no_attempt_is_left() {
     let told = Arc::clone(&exhausted);
     let store = Probe::of(claims.clone());
     let claimer = paused(&store)
-        .on_failure(OnFailure::Retry(Duration::ZERO))
+        .on_failure(OnFailure::Retry(Backoff::constant(Duration::ZERO)))
         .on_exhausted(move |rows| told.lock().unwrap().extend(rows.to_vec()))
         .start()
         .unwrap();

@@ -3,14 +3,14 @@
 
 mod claimer;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use claimer::{Probe, paused, state, still_memory, until, with_attempts, within};
+use claimer::{Probe, builder, insert, paused, state, still_memory, until, with_attempts, within};
 use leasehold_claim::{
-    Claim, ClaimError, ClaimSpec, Claimer, MemoryClaims, MemoryClock, OnFailure, Outcome, RowId, RowKey,
-    States, Table,
+    Backoff, Claim, ClaimError, ClaimSpec, Claimer, MemoryClaims, MemoryClock, OnFailure, Outcome, RowId,
+    RowKey, States, Table,
 };
 use tokio::task::JoinHandle;
 
@@ -160,13 +160,14 @@ async fn a_handler_that_is_refused_goes_on() {
 }
 
 /// A spec with the states of `states`, and with the column `ready_at` if it is to have one.
-fn store(states: States, later: bool) -> Arc<Probe> {
+fn table(states: States, later: bool) -> MemoryClaims {
     let spec = ClaimSpec::builder(Table::new("job").unwrap())
         .state("status", states)
         .lease_columns("owner", "epoch", "lease_until")
-        .attempts("attempts_left");
+        .attempts("attempts_left")
+        .error("error");
     let spec = if later { spec.ready_at("ready_at") } else { spec };
-    Probe::of(MemoryClaims::with_clock(spec.build().unwrap(), MemoryClock::stopped()).unwrap())
+    MemoryClaims::with_clock(spec.build().unwrap(), MemoryClock::stopped()).unwrap()
 }
 
 fn unsupported(error: &ClaimError, advice: &str) {
@@ -179,18 +180,127 @@ fn unsupported(error: &ClaimError, advice: &str) {
 async fn a_policy_that_the_spec_has_nothing_for_is_refused_at_the_start() {
     let plain = || States::text(["new"], "done").taken("taken");
     let whole = || plain().failed("error");
-    let start = |states, later, policy| paused(&store(states, later)).on_failure(policy).start().map(drop);
-    let minute = OnFailure::Retry(Duration::from_secs(60));
+    let start =
+        |states, later, policy| paused(&Probe::of(table(states, later))).on_failure(policy).start().map(drop);
+    let minute = OnFailure::Retry(Backoff::constant(Duration::from_secs(60)));
     unsupported(&start(whole(), false, minute).unwrap_err(), "name one with `ready_at`");
     unsupported(&start(plain(), true, OnFailure::Fail).unwrap_err(), "name one with `States::failed`");
     start(plain(), true, minute).unwrap();
-    start(plain(), false, OnFailure::Retry(Duration::ZERO)).unwrap();
+    start(plain(), false, OnFailure::Retry(Backoff::constant(Duration::ZERO))).unwrap();
     start(whole(), false, OnFailure::Fail).unwrap();
 
     // Nothing was said: who asks for claims one by one needs no policy, and handlers are not begun with.
-    let store = store(plain(), false);
+    let store = Probe::of(table(plain(), false));
     let claimer = paused(&store).start().unwrap();
     let handler = async |_claim: Claim| Ok::<(), String>(());
     unsupported(&within("the refusal", claimer.run(1, handler)).await.unwrap_err(), "`States::failed`");
     assert_eq!(store.claim_queries(), 0, "nothing was taken");
+}
+
+/// For how long a row is left alone from now on.
+fn pause(claims: &MemoryClaims, id: i64) -> Option<Duration> {
+    let ready = claims.row(&RowKey::new(id)).unwrap().ready_at()?;
+    Some(ready.duration_since(claims.clock().now()).unwrap())
+}
+
+/// Each attempt is followed by a longer pause, after an error and after a panic, until there are none left.
+#[tokio::test(start_paused = true)]
+async fn row_42_the_pause_grows_from_attempt_to_attempt() {
+    const FIRST: Duration = Duration::from_secs(10);
+    let spec = builder().max_attempts(4).build().unwrap();
+    let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
+    with_attempts(&claims, 1, 4);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let attempts = Arc::clone(&seen);
+    let claimer = paused(&Probe::of(claims.clone()))
+        .on_failure(OnFailure::Retry(Backoff::exponential(FIRST).at_most(FIRST * 3)))
+        .start()
+        .unwrap();
+    let running = run(&claimer, move |claim| {
+        let attempt = claim.attempt().unwrap();
+        attempts.lock().unwrap().push(attempt);
+        assert!(attempt != 2, "the second is a panic");
+        async { Err::<(), _>("not yet".to_owned()) }
+    });
+    for (attempt, longest) in [(1, FIRST), (2, FIRST * 2), (3, FIRST * 3)] {
+        until("the attempt has failed", || {
+            row(&claims, 1).0 == "new" && seen.lock().unwrap().len() == attempt && pause(&claims, 1).is_some()
+        })
+        .await;
+        let left = pause(&claims, 1).unwrap();
+        assert!(left >= longest / 2 && left <= longest, "{left:?} after attempt {attempt}");
+        claims.clock().advance(left);
+    }
+    until("none is left", || state(&claims, 1) == "exhausted").await;
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 3, 4]);
+    running.abort();
+}
+
+/// Where attempts are not numbered, the pause grows with each claim of the row.
+#[tokio::test(start_paused = true)]
+async fn the_pause_grows_also_where_attempts_have_no_limit() {
+    let claims = still_memory();
+    insert(&claims, [1]);
+    let first = Duration::from_secs(1);
+    let retry = OnFailure::Retry(Backoff::exponential(first));
+    let claimer = paused(&Probe::of(claims.clone())).on_failure(retry).start().unwrap();
+    let running = run(&claimer, |claim| async move {
+        assert_eq!(claim.attempt(), None);
+        Err::<(), _>("not yet".to_owned())
+    });
+    for epoch in 1..=8 {
+        until("it has failed", || {
+            state(&claims, 1) == "new" && pause(&claims, 1).is_some_and(|p| !p.is_zero())
+        })
+        .await;
+        assert_eq!(claims.row(&RowKey::new(1)).unwrap().epoch(), epoch);
+        let (left, whole) =
+            (pause(&claims, 1).unwrap(), first * 2_u32.pow(u32::try_from(epoch).unwrap() - 1));
+        assert!(left >= whole / 2 && left <= whole, "{left:?} after claim {epoch}");
+        claims.clock().advance(left);
+    }
+    running.abort();
+}
+
+/// Put off and not tried: what comes back later has all its attempts.
+#[tokio::test(start_paused = true)]
+async fn row_42_a_snoozed_claim_comes_back_when_its_pause_is_over() {
+    let claims = still_memory();
+    with_attempts(&claims, 1, 1);
+    let store = Probe::of(claims.clone());
+    store.dumb.store(true, Ordering::SeqCst);
+    let claimer = paused(&store).poll(Duration::from_secs(3600)).start().unwrap();
+    let running = run(&claimer, |claim| async move {
+        Ok(if claim.epoch() == Some(1) { Outcome::Snooze(Duration::from_secs(5)) } else { Outcome::Done })
+    });
+    until("it is put off", || pause(&claims, 1).is_some()).await;
+    assert_eq!(
+        (row(&claims, 1), pause(&claims, 1)),
+        (expected("new", 1, None), Some(Duration::from_secs(5)))
+    );
+    claims.clock().advance(Duration::from_secs(5));
+    let begun = tokio::time::Instant::now();
+    until("it is done", || state(&claims, 1) == "complete").await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "without poll or announcement");
+    assert_eq!(row(&claims, 1), expected("complete", 0, None));
+    running.abort();
+}
+
+/// A pause that the spec has no column for is refused, and the row is free again at once, with its message.
+#[tokio::test(start_paused = true)]
+async fn a_refused_pause_does_not_leave_the_row_to_its_lease() {
+    let claims = table(States::text(["new"], "done").taken("taken"), false);
+    let claimer = paused(&Probe::of(claims.clone())).lease(Duration::from_secs(3600)).start().unwrap();
+    let minute = Duration::from_secs(60);
+    let retry = Outcome::Retry { error: Some("no".to_owned()), after: minute };
+    for (id, ending, after) in [(1, Outcome::Snooze(minute), (3, None)), (2, retry, (2, Some("no")))] {
+        with_attempts(&claims, id, 3);
+        let begun = tokio::time::Instant::now();
+        let claim = within("the row", claimer.next()).await.unwrap();
+        unsupported(&claim.settle(ending).await.unwrap_err(), "`ready_at`");
+        let again = within("the row is back", claimer.next()).await.unwrap();
+        assert!(begun.elapsed() < minute / 2);
+        again.done().await.unwrap();
+        assert_eq!(row(&claims, id), expected("done", after.0 - 1, after.1));
+    }
 }

@@ -1,7 +1,6 @@
 //! What becomes of claims whose handler answered an error.
 
-use std::time::Duration;
-
+use super::backoff::Backoff;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 
@@ -11,8 +10,9 @@ use crate::spec::ClaimSpec;
 pub enum OnFailure {
     /// It is settled as failed, with the message. Needs a state for that.
     Fail,
-    /// It is tried again after this pause, if attempts are left. A pause above zero needs the column `ready_at`.
-    Retry(Duration),
+    /// It is tried again after a pause, if attempts are left. A pause above zero needs the column `ready_at`. A
+    /// handler that panics is tried again after the same pause.
+    Retry(Backoff),
 }
 
 impl OnFailure {
@@ -29,7 +29,7 @@ impl OnFailure {
                 "claims whose handler failed are to be settled as failed, and the spec of table {table} has no \
                  state for that; name one with `States::failed`, or choose `OnFailure::Retry`"
             ))),
-            Self::Retry(pause) if !pause.is_zero() && inner.ready_at.is_none() => {
+            Self::Retry(backoff) if !backoff.is_none() && inner.ready_at.is_none() => {
                 Err(ClaimError::unsupported(format!(
                     "claims whose handler failed are to be tried again after a pause, and the spec of table \
                      {table} has no column for the time; name one with `ready_at`, or choose `OnFailure::Fail`"

@@ -28,7 +28,7 @@ impl Claimer {
     /// claim is the handler's: what is left of it when the handler has answered cannot be settled any more.
     ///
     /// A handler that panics, or that is dropped, returns the claim to where it can be taken, and the attempt
-    /// counts. A handler whose claim is lost is dropped where it is, unless it is ending the claim itself.
+    /// counts; after a panic it is left alone for as long as after an error that is to be tried again. A handler whose claim is lost is dropped where it is, unless it is ending the claim itself.
     ///
     /// Errors of settling go to [`on_error`](super::ClaimerBuilder::on_error).
     ///
@@ -113,19 +113,23 @@ where
         },
         Err(panic) => Err(panic),
     };
+    let pause = || match on_failure {
+        OnFailure::Fail => Duration::ZERO,
+        OnFailure::Retry(backoff) => backoff.after(claim.tries()),
+    };
     let (outcome, trouble) = match answer {
         Ok(Ok(outcome)) => (outcome.into(), None),
         Ok(Err(error)) => {
             let error = error.to_string();
             let outcome = match on_failure {
                 OnFailure::Fail => Outcome::Failed(error.clone()),
-                OnFailure::Retry(after) => Outcome::Retry { error: Some(error.clone()), after },
+                OnFailure::Retry(_) => Outcome::Retry { error: Some(error.clone()), after: pause() },
             };
             (outcome, Some(error))
         }
         Err(panic) => {
             let error = format!("the handler panicked: {}", message(&*panic));
-            (Outcome::Retry { error: Some(error.clone()), after: Duration::ZERO }, Some(error))
+            (Outcome::Retry { error: Some(error.clone()), after: pause() }, Some(error))
         }
     };
     match (claim.settle_shared(outcome).await, trouble) {

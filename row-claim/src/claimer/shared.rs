@@ -249,8 +249,10 @@ impl Shared {
     pub(crate) fn after(&self, outcome: &Outcome) {
         let inner = &self.store.spec().inner;
         match outcome {
-            Outcome::Retry { after, .. } if !after.is_zero() => self.wake_after(*after),
-            Outcome::Retry { .. } | Outcome::PutBack => {
+            Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) if !pause.is_zero() => {
+                self.wake_after(*pause);
+            }
+            Outcome::Retry { .. } | Outcome::PutBack | Outcome::Snooze(_) => {
                 self.returned.fetch_add(1, Ordering::AcqRel);
                 self.wake.notify_one();
             }

@@ -18,7 +18,9 @@ pub(super) enum Ending {
         later: bool,
         noted: bool,
     },
-    PutBack,
+    PutBack {
+        later: bool,
+    },
 }
 
 /// The assignments of an ending; `error` and `delay` are its values.
@@ -29,6 +31,10 @@ fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> Stri
         set.extend(
             inner.error.iter().filter(|_| noted).map(|column| format!("{} = {error}", column.quoted())),
         );
+    };
+    let put_off = |later: bool, set: &mut Vec<String>| {
+        let at = inner.ready_at.iter().filter(|_| later);
+        set.extend(at.map(|at| format!("{} = {NOW} + {delay} * interval '1 millisecond'", at.quoted())));
     };
     match ending {
         Ending::At { state, noted } => {
@@ -41,14 +47,10 @@ fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> Stri
         Ending::Retry { later, noted } => {
             set.extend(words.back());
             note(*noted, &mut set);
-            if *later {
-                let at = inner.ready_at.iter();
-                set.extend(
-                    at.map(|at| format!("{} = {NOW} + {delay} * interval '1 millisecond'", at.quoted())),
-                );
-            }
+            put_off(*later, &mut set);
         }
-        Ending::PutBack => {
+        Ending::PutBack { later } => {
+            put_off(*later, &mut set);
             if words.is_moved() {
                 set.push(format!("{} = {}", inner.state.quoted(), words.home()));
             }
