@@ -43,7 +43,7 @@ pub use spec::{
 pub use state::{State, StateName, StateType, States};
 pub use store::{
     ClaimRef, ClaimStore, Claimed, ClaimedRow, DEFAULT_LEASE, Line, Outcome, Renewal, Settled, Settlement,
-    Swept, Take, Taken, TakenRow, Wake,
+    Swept, Take, Taken, TakenRow, Upkeep, Wake,
 };
 pub use survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
 

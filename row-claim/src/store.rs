@@ -236,6 +236,16 @@ pub struct Swept {
     pub exhausted: Vec<RowKey>,
 }
 
+/// What was done in the background for all who use the table, and when there will be more to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Upkeep {
+    /// What was swept.
+    pub swept: Swept,
+    /// In how long the first lease ends; zero where it has ended, or it is not known. `None` where nothing is taken.
+    pub next: Option<Duration>,
+}
+
 /// A row that is taken, as an operator sees it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -362,6 +372,20 @@ pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// A dropped call may have swept.
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError>;
 
+    /// Sweeps if a lease has ended, unless another process is at it, and says when the next one ends: what a
+    /// claimer does in the background. Rows that came back are announced to whoever listens.
+    ///
+    /// # Errors
+    ///
+    /// As [`sweep`](Self::sweep).
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have swept.
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        Ok(Upkeep { swept: self.sweep(limit).await?, next: Some(Duration::ZERO) })
+    }
+
     /// Rows that are taken, the longest first.
     ///
     /// # Errors
@@ -447,4 +471,10 @@ pub trait Wake: fmt::Debug + Send + 'static {
     ///
     /// A dropped call loses nothing: the next one answers.
     async fn woken(&mut self) -> Result<(), ClaimError>;
+
+    /// Whether somebody announced new work when it was last woken: it may also have been that rows came back, or
+    /// that the connection was lost. Who has once heard of new work need not look for it as often.
+    fn heard(&self) -> bool {
+        true
+    }
 }

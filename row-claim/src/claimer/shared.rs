@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     /// There may be new work, or else when.
     woken: AtomicBool,
     pub(crate) wake: Notify,
+    /// Whether somebody was ever heard to announce new work.
+    pub(crate) heard: AtomicBool,
     later: Mutex<BTreeSet<Instant>>,
     /// Claims put back since the feeder asked last.
     returned: AtomicU64,
@@ -103,6 +105,7 @@ impl Shared {
             demand: Notify::new(),
             woken: AtomicBool::new(false),
             wake: Notify::new(),
+            heard: AtomicBool::new(false),
             later: Mutex::default(),
             returned: AtomicU64::new(0),
             kept: Notify::new(),
@@ -274,7 +277,7 @@ impl Shared {
 
     /// There may be new work when `pause` has passed. What is later than a poll is left to the poll.
     pub(crate) fn wake_after(&self, pause: Duration) {
-        if pause >= self.config.poll {
+        if pause >= self.config.poll(true) {
             return;
         }
         let grain = GRAIN.as_nanos();

@@ -1,5 +1,6 @@
 //! The statements that end claims.
 
+use super::listen::notify_returned;
 use super::words::{NOW, Words, checked, column, list};
 use crate::name::literal;
 use crate::spec::Tracking;
@@ -84,6 +85,16 @@ fn used(words: &Words, ending: &Ending) -> String {
     if matches!(ending, Ending::Retry { .. }) { words.used_up() } else { "false".to_owned() }
 }
 
+/// A further answer for rows that come back at once, which wakes workers of other processes with the commit.
+fn told(words: &Words, ending: &Ending) -> String {
+    match ending {
+        Ending::Retry { later: false, .. } | Ending::PutBack { later: false } => {
+            format!(", {} AS told", notify_returned(words.spec.channel()))
+        }
+        _ => String::new(),
+    }
+}
+
 /// One row of a claim with one row, for the commonest case.
 pub(super) fn one(words: &Words, ending: &Ending) -> String {
     let Tracking::Columns { owner, epoch, .. } = &words.inner().tracking else { return String::new() };
@@ -98,8 +109,9 @@ pub(super) fn one(words: &Words, ending: &Ending) -> String {
         words.taken("t"),
         allowed(words, ending)
     );
+    let told = told(words, ending);
     let returning =
-        format!("RETURNING $1::bigint AS claim, {}, {} AS used", words.key_text(), used(words, ending));
+        format!("RETURNING $1::bigint AS claim, {}, {} AS used{told}", words.key_text(), used(words, ending));
     match ending {
         Ending::Deleted => format!("DELETE FROM {} t WHERE {row} {returning}", words.table),
         _ => {
@@ -190,7 +202,8 @@ pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
         (_, false) => Some(format!("UPDATE {} AS t SET {set} FROM {from}", words.table)),
         (_, true) => None,
     };
-    let answer = format!("RETURNING l.claim, {}, {used} AS used", words.key_text());
+    let told = told(words, ending);
+    let answer = format!("RETURNING l.claim, {}, {used} AS used{told}", words.key_text());
     let Some(side) = &words.side else {
         return format!("WITH {locked} {} {answer}", change.unwrap_or_default());
     };
@@ -205,7 +218,7 @@ pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
         None => {
             let key = if words.queue.is_some() { "l.queue::text" } else { "NULL::text" };
             format!(
-                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, l.used AS used"
+                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, l.used AS used{told}"
             )
         }
     }
