@@ -7,6 +7,7 @@ mod hold;
 mod keeper;
 mod listener;
 mod on_failure;
+mod pruner;
 mod run;
 mod settler;
 mod shared;

@@ -80,8 +80,8 @@ pub enum Unmet {
 pub enum Retention {
     /// For ever: the table is its own history.
     KeepAll,
-    /// This long after they were settled; then [`purge`](crate::ClaimStore::purge) may delete them. Needs a
-    /// column for the time of settling.
+    /// This long after they were settled; then a [`Claimer`](crate::Claimer) deletes them in the background, as
+    /// does whoever calls [`purge`](crate::ClaimStore::purge). Needs a column for the time of settling.
     KeepFor(Duration),
     /// Not at all: settling well deletes the row. Rows that failed stay.
     DeleteOnSettle,

@@ -432,7 +432,7 @@ pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
     async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError>;
 
     /// Deletes at most `limit` rows that were settled long enough ago. Answers how many; skips those that
-    /// somebody has locked.
+    /// somebody has locked, and all while another process is at it.
     ///
     /// # Errors
     ///

@@ -6,8 +6,8 @@ mod claimer;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use claimer::{Probe, builder, insert, paused, state, still_memory};
-use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, RowKey, Take};
+use claimer::{Probe, builder, insert, paused, state, still_memory, within};
+use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, Retention, RowKey, Take};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -106,4 +106,40 @@ async fn what_cannot_be_swept_is_tried_again_with_growing_pauses() {
     drop(locked);
     let swept = tokio::time::timeout(Duration::from_secs(5), waiting).await;
     assert_eq!(swept.expect("soon after it was let go").unwrap().0.epoch(), Some(3));
+}
+
+/// Rows that were settled long enough ago are deleted in the background, as long as the claimer lives.
+#[tokio::test(start_paused = true)]
+async fn row_29_settled_rows_are_purged_in_the_background() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let spec = builder().settled_at("settled_at").retention(Retention::KeepFor(DAY)).build().unwrap();
+    let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
+    insert(&claims, 1..=1200);
+    let store = Probe::of(claims.clone());
+    let claimer = paused(&store).start().unwrap();
+    let worker = worker(&claimer);
+    sleep(MINUTE).await;
+    claims.clock().advance(DAY / 2);
+    insert(&claims, [5000]);
+    sleep(MINUTE * 120).await;
+    assert_eq!(claims.rows().len(), 1201, "all are kept for a day");
+    claims.clock().advance(DAY / 2);
+    sleep(MINUTE * 120).await;
+    assert_eq!(claims.rows().len(), 1, "but for the one that was settled later");
+    let purges = store.purges.load(Ordering::SeqCst);
+    assert!(purges <= 15, "about one an hour, and three for all of them: {purges}");
+    within("closing", claimer.close()).await.unwrap();
+    worker.await.unwrap();
+    sleep(MINUTE * 120).await;
+    assert_eq!(store.purges.load(Ordering::SeqCst), purges);
+}
+
+/// Where settled rows are kept, nobody asks to delete any.
+#[tokio::test(start_paused = true)]
+async fn without_a_retention_nothing_is_purged() {
+    let store = Probe::of(still_memory());
+    let claimer = paused(&store).start().unwrap();
+    sleep(MINUTE * 300).await;
+    assert_eq!(store.purges.load(Ordering::SeqCst), 0);
+    drop(claimer);
 }

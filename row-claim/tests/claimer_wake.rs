@@ -162,9 +162,9 @@ async fn row_07_an_idle_look_is_one_statement() {
     assert_eq!(statements(&one).await - settled, 20);
 }
 
-/// While one process is at it, the others leave sweeping to it.
+/// While one process is at it, the others leave sweeping and purging to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_process_sweeps_at_a_time() {
+async fn one_process_sweeps_and_purges_at_a_time() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     query("ALTER TABLE request ADD settled_at timestamptz").execute(&admin).await.unwrap();
@@ -185,9 +185,11 @@ async fn one_process_sweeps_at_a_time() {
     let upkeep = claims.upkeep(10).await.unwrap();
     assert!(upkeep.swept.returned.is_empty(), "{upkeep:?}");
     assert_eq!(upkeep.next, Some(Duration::ZERO), "there is something to do, for whoever is at it");
+    assert_eq!(claims.purge(10).await.unwrap(), 0);
     other.commit().await.unwrap();
 
     assert_eq!(claims.upkeep(10).await.unwrap().swept.returned, [RowKey::new(2)]);
+    assert_eq!(claims.purge(10).await.unwrap(), 1);
     assert_eq!(number(&admin, "SELECT count(*) FROM request WHERE status = 'new'").await, 1);
     let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";

@@ -223,7 +223,7 @@ impl ClaimStore for PgClaims {
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
-        self.purge_rows(limit).await
+        self.in_turn().purge_rows(limit).await
     }
 
     async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
