@@ -84,7 +84,8 @@ macro_rules! for_each_case {
             }
             leases {
                 renewed_in_time, renewing_a_lost_claim, renewing_past_a_locked_row, renewing_what_is_settled_or_gone,
-                row_40_a_sweep_returns_what_has_ended, row_40_no_more_than_the_limit, row_40_many_sweepers,
+                row_40_a_sweep_returns_what_has_ended, row_40_upkeep_says_when_the_next_lease_ends,
+                row_42_upkeep_looks_for_rows_that_lie_used_up, row_40_no_more_than_the_limit, row_40_many_sweepers,
                 row_40_a_sweep_never_touches_a_lease_that_lasts, row_40_a_renewal_by_the_rows_own_timeout,
                 without_a_lease_or_with_one_of_zero, row_41_expiry_on_read,
                 row_40_a_sweep_passes_over_locked_rows, row_18_a_swept_row_is_taken_again,
