@@ -15,6 +15,7 @@ use leasehold_claim::{
     group_number,
 };
 use test_servers::fresh_database;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 const NEVER: Duration = Duration::from_secs(36_000);
@@ -38,6 +39,27 @@ async fn neighbour(url: &str) -> (Claimer, Arc<Probe>) {
     (claimer, store)
 }
 
+/// A worker that does so many rows and tells which, as soon as it sleeps.
+async fn waiting(claimer: &Claimer, store: &Probe, rows: usize) -> JoinHandle<Vec<i64>> {
+    let looks = store.pendings.load(Ordering::SeqCst);
+    let claimer = claimer.clone();
+    let waiting = tokio::spawn(async move {
+        let mut ids = Vec::new();
+        for _ in 0..rows {
+            let claim = claimer.next().await.unwrap();
+            ids.push(id(&claim));
+            claim.done().await.unwrap();
+        }
+        ids.sort_unstable();
+        ids
+    });
+    until("it listens, and has looked", || {
+        store.pendings.load(Ordering::SeqCst) > looks && store.log.lock().unwrap().contains(&"listening")
+    })
+    .await;
+    waiting
+}
+
 /// Rows that come back without any announcement by the application are heard of by idle neighbours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_come_back_wake_other_processes() {
@@ -48,31 +70,8 @@ async fn rows_that_come_back_wake_other_processes() {
     let (claimer, store) = neighbour(database.url()).await;
     until("it knows of no lease", || store.sweeps.load(Ordering::SeqCst) > 0).await;
     let retry = Outcome::Retry { error: None, after: Duration::ZERO };
-    let waiting = |rows: usize| {
-        let (claimer, store) = (claimer.clone(), Arc::clone(&store));
-        let looks = store.pendings.load(Ordering::SeqCst);
-        let waiting = tokio::spawn(async move {
-            let mut ids = Vec::new();
-            for _ in 0..rows {
-                let claim = claimer.next().await.unwrap();
-                ids.push(id(&claim));
-                claim.done().await.unwrap();
-            }
-            ids.sort_unstable();
-            ids
-        });
-        async move {
-            until("it listens, and has looked", || {
-                store.pendings.load(Ordering::SeqCst) > looks
-                    && store.log.lock().unwrap().contains(&"listening")
-            })
-            .await;
-            waiting
-        }
-    };
-
     for (number, outcome) in (1..).zip([&Outcome::PutBack, &retry, &Outcome::Snooze(Duration::ZERO)]) {
-        let neighbour = waiting(1).await;
+        let neighbour = waiting(&claimer, &store, 1).await;
         insert(&admin, 1).await;
         let taken = take(&claims, 1, MINUTE).await;
         settle(&claims, &taken, outcome).await;
@@ -80,7 +79,7 @@ async fn rows_that_come_back_wake_other_processes() {
     }
 
     // Several at once.
-    let neighbour = waiting(2).await;
+    let neighbour = waiting(&claimer, &store, 2).await;
     insert(&admin, 2).await;
     let taken = take(&claims, 2, MINUTE).await;
     assert_eq!(taken.len(), 2);
@@ -88,7 +87,7 @@ async fn rows_that_come_back_wake_other_processes() {
     assert_eq!(within("both", neighbour).await.unwrap(), [4, 5]);
 
     // Topped up.
-    let neighbour = waiting(1).await;
+    let neighbour = waiting(&claimer, &store, 1).await;
     insert(&admin, 1).await;
     query("UPDATE request SET status = 'exhausted', attempts_left = 0 WHERE id = 6")
         .execute(&admin)
@@ -98,7 +97,7 @@ async fn rows_that_come_back_wake_other_processes() {
     assert_eq!(within("the one that was topped up", neighbour).await.unwrap(), [6]);
 
     // Swept, by a claimer that nobody wants work of.
-    let neighbour = waiting(1).await;
+    let neighbour = waiting(&claimer, &store, 1).await;
     insert(&admin, 1).await;
     assert_eq!(take(&claims, 1, Duration::from_millis(300)).await.len(), 1);
     let sweeper = Claimer::builder(Arc::new(claims)).start().unwrap();

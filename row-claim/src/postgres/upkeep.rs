@@ -65,13 +65,11 @@ fn next_end(words: &Words) -> String {
         _ => "SELECT NULL::timestamptz".to_owned(),
     };
     // Receipt of the statement, and not the clock, which the planner cannot compare with an index.
-    let left = format!(
-        "CASE WHEN n.first IS NOT NULL THEN \
-         pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM n.first - pg_catalog.statement_timestamp()), 0) * 1000)::bigint END"
-    );
+    let left = "CASE WHEN n.first IS NOT NULL THEN \
+        pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM n.first - pg_catalog.statement_timestamp()), 0) * 1000)::bigint END";
     let left = match lies_used_up(words) {
         Some(lies) => format!("CASE WHEN EXISTS ({lies}) THEN 0 ELSE {left} END"),
-        None => left,
+        None => left.to_owned(),
     };
     format!("SELECT {left} AS millis FROM ({first}) n(first)")
 }
