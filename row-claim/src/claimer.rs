@@ -40,8 +40,9 @@ use shared::Waiting;
 /// written at the same time are written together. A claimer per worker would do all of that for each, and
 /// have each step over the rows that the others are at.
 ///
-/// While there is nothing to do, it asks nothing: it is woken by the store's notifications, by what its own
-/// workers finish, and by a poll now and then, which alone is enough to get all work done.
+/// While there is nothing to do, it asks next to nothing: it is woken by the store's notifications, by what its own
+/// workers finish, by the first lease that ends, and by a poll now and then, which alone is enough to get all work
+/// done.
 ///
 /// ```
 /// use std::sync::Arc;
