@@ -20,7 +20,7 @@ use std::time::Duration;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgPool, raw_sql};
 use leasehold_claim::{
-    ClaimError, ClaimStore as _, Claimed, ClaimedRow, Claimer, HandOff, KindName as _, Outcome, Pass,
+    Claim, ClaimError, ClaimStore as _, Claimed, ClaimedRow, Claimer, HandOff, KindName as _, Outcome, Pass,
     PgClaims, RequestKind, Settlement, Table, Take,
 };
 use serde_json::json;
@@ -167,12 +167,14 @@ async fn work(pool: PgPool, requests: &HandOff<RequestKind>) -> Result<()> {
         closer.close().await?;
         Result::Ok(())
     });
-    while let Some(claim) = claimer.next().await {
+    let handler = |claim: Claim| async move {
         // ... here the sheet would be created or updated ...
         let what = describe(claim.rows(), claim.group());
         claim.done().await?;
         say(&format!("did {what}"));
-    }
+        Ok::<_, ClaimError>(())
+    };
+    claimer.run(1, handler).await?;
     closing.await?
 }
 

@@ -13,6 +13,7 @@ use crate::claimer::{Extend, Hold, Shared, closed};
 use crate::error::ClaimError;
 use crate::id::OwnerToken;
 use crate::postgres::PgClaims;
+use crate::spec::Tracking;
 use crate::store::{ClaimRef, ClaimedRow, Outcome, Settled};
 
 /// What a claim that nobody settled is returned with.
@@ -21,9 +22,10 @@ const DROPPED: &str = "dropped";
 /// A row, or all outstanding rows of a group, that this worker has until the lease ends, which the claimer
 /// renews in the background.
 ///
-/// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry) or
-/// [`put_back`](Self::put_back). A claim that is dropped is returned, and the attempt counts. Where the store
-/// refuses an end and nothing was written, the claim is returned likewise.
+/// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry),
+/// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts; that of a handler of
+/// [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store refuses an end and
+/// nothing was written, the claim is returned likewise.
 ///
 /// A process that stood still may come back when somebody else has the row. Then whatever it writes through
 /// the claim answers [`Superseded`](ClaimError::Superseded) and changes nothing. For what it changes elsewhere,
@@ -32,11 +34,27 @@ const DROPPED: &str = "dropped";
 pub struct Claim {
     hold: Arc<Hold>,
     shared: Arc<Shared>,
+    /// Whether dropping it returns it.
+    returns: bool,
 }
 
 impl Claim {
     pub(crate) fn new(hold: Arc<Hold>, shared: Arc<Shared>) -> Self {
-        Self { hold, shared }
+        Self { hold, shared, returns: true }
+    }
+
+    /// The same claim for a handler, whose answer ends it unless the handler does.
+    pub(crate) fn for_handler(&self) -> Self {
+        Self { hold: Arc::clone(&self.hold), shared: Arc::clone(&self.shared), returns: false }
+    }
+
+    /// As [`lost`](Self::lost), but never where a worker is writing or has written its end, which says more.
+    pub(crate) async fn lost_in_hand(&self) -> LossReason {
+        let reason = self.lost().await;
+        if !self.hold.is_begun() {
+            std::future::pending::<()>().await;
+        }
+        reason
     }
 
     /// Its rows, in order; at least one.
@@ -78,6 +96,27 @@ impl Claim {
     #[must_use]
     pub fn epoch(&self) -> Option<i64> {
         self.hold.claimed.epoch()
+    }
+
+    /// Which attempt this is: 1 is the first. Of several rows, the greatest. `None` where the spec does not say
+    /// how many attempts a row has ([`max_attempts`](crate::ClaimSpecBuilder::max_attempts)), or the row has no
+    /// limit. Rows that were given more attempts than that have their first for longer.
+    #[must_use]
+    pub fn attempt(&self) -> Option<u32> {
+        let most = self.shared.store.spec().inner.max_attempts?;
+        let attempt =
+            |row: &ClaimedRow| Some(most.saturating_sub(row.attempts_left?.try_into().ok()?).max(1));
+        self.rows().iter().filter_map(attempt).max()
+    }
+
+    /// How often it has been tried, for a backoff: where attempts are not numbered, it may be as often as it was
+    /// claimed, which also counts what was put back or swept.
+    pub(crate) fn tries(&self) -> u32 {
+        let inner = &self.shared.store.spec().inner;
+        let counts = inner.epoch_sequence.is_none() && matches!(inner.tracking, Tracking::Columns { .. });
+        let epoch =
+            || self.epoch().filter(|_| counts).map_or(1, |epoch| epoch.try_into().unwrap_or(u32::MAX));
+        self.attempt().unwrap_or_else(epoch)
     }
 
     /// The claim as calls of the store name it.
@@ -157,6 +196,20 @@ impl Claim {
     /// As [`settle`](Self::settle).
     pub async fn put_back(self) -> Result<Settled, ClaimError> {
         self.settle(Outcome::PutBack).await
+    }
+
+    /// The work was not tried and is put off: nobody takes it before this pause is over, and the attempt does not
+    /// count.
+    ///
+    /// # Errors
+    ///
+    /// As [`settle`](Self::settle).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`settle`](Self::settle).
+    pub async fn snooze(self, pause: Duration) -> Result<Settled, ClaimError> {
+        self.settle(Outcome::Snooze(pause)).await
     }
 
     /// Ends the claim: all of its rows, or none. When the store cannot be reached, it is asked again until
@@ -253,6 +306,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if !self.returns {
+            return;
+        }
         let outcome = Outcome::Retry { error: Some(DROPPED.to_owned()), after: Duration::ZERO };
         self.shared.give_back(&self.hold, outcome);
     }

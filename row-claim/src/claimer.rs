@@ -1,10 +1,13 @@
 //! One claimer for all workers of a process.
 
+mod backoff;
 mod builder;
 mod feeder;
 mod hold;
 mod keeper;
 mod listener;
+mod on_failure;
+mod pruner;
 mod run;
 mod settler;
 mod shared;
@@ -19,8 +22,10 @@ use futures_util::Stream;
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
-pub use builder::{ClaimerBuilder, OnFailure};
+pub use backoff::Backoff;
+pub use builder::ClaimerBuilder;
 pub(crate) use hold::Hold;
+pub use on_failure::OnFailure;
 pub(crate) use shared::{Extend, Shared, closed};
 
 use crate::claim::Claim;
@@ -35,8 +40,9 @@ use shared::Waiting;
 /// written at the same time are written together. A claimer per worker would do all of that for each, and
 /// have each step over the rows that the others are at.
 ///
-/// While there is nothing to do, it asks nothing: it is woken by the store's notifications, by what its own
-/// workers finish, and by a poll now and then, which alone is enough to get all work done.
+/// While there is nothing to do, it asks next to nothing: it is woken by the store's notifications, by what its own
+/// workers finish, by the first lease that ends, and by a poll now and then, which alone is enough to get all work
+/// done.
 ///
 /// ```
 /// use std::sync::Arc;

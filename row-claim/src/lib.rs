@@ -10,6 +10,7 @@ mod hold;
 mod id;
 mod memory;
 mod name;
+mod outcome;
 mod pass;
 mod plain;
 mod postgres;
@@ -21,7 +22,7 @@ mod work;
 
 pub use capture::{Capture, CaptureBuilder, Source};
 pub use claim::Claim;
-pub use claimer::{Claimer, ClaimerBuilder, OnFailure};
+pub use claimer::{Backoff, Claimer, ClaimerBuilder, OnFailure};
 pub use error::ClaimError;
 pub use hand_off::{ColumnType, HandOff, HandOffBuilder, KindName, RequestKind, RequestState};
 pub use held::{HeldPass, HeldStep, PgHeld, PgHold, group_number};
@@ -42,7 +43,7 @@ pub use spec::{
 pub use state::{State, StateName, StateType, States};
 pub use store::{
     ClaimRef, ClaimStore, Claimed, ClaimedRow, DEFAULT_LEASE, Line, Outcome, Renewal, Settled, Settlement,
-    Swept, Take, Taken, TakenRow, Wake,
+    Swept, Take, Taken, TakenRow, Upkeep, Wake,
 };
 pub use survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
 

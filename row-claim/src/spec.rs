@@ -80,8 +80,8 @@ pub enum Unmet {
 pub enum Retention {
     /// For ever: the table is its own history.
     KeepAll,
-    /// This long after they were settled; then [`purge`](crate::ClaimStore::purge) may delete them. Needs a
-    /// column for the time of settling.
+    /// This long after they were settled; then a [`Claimer`](crate::Claimer) deletes them in the background, as
+    /// does whoever calls [`purge`](crate::ClaimStore::purge). Needs a column for the time of settling.
     KeepFor(Duration),
     /// Not at all: settling well deletes the row. Rows that failed stay.
     DeleteOnSettle,
@@ -112,6 +112,8 @@ pub(crate) struct Inner {
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,
+    /// How many of them a row has.
+    pub(crate) max_attempts: Option<u32>,
     pub(crate) tracking: Tracking,
     /// Owners are numbers of this sequence instead of random UUIDs.
     pub(crate) owner_sequence: Option<Table>,

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::error::ClaimError;
 use crate::id::{OwnerToken, RowKey};
+pub use crate::outcome::{Outcome, Settled, Settlement};
 use crate::spec::{ClaimSpec, Inner};
 use crate::state::State;
 
@@ -213,54 +214,6 @@ impl ClaimedRow {
     }
 }
 
-/// How a claim ends.
-#[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The work is done: the rows are settled (or deleted, as the spec's retention says).
-    Done,
-    /// The work was tried and failed for good: settled too, with a message.
-    Failed(String),
-    /// The work failed this time: back to where it can be taken, after a pause. The attempt counts; if it was
-    /// the last one, the row is exhausted. A pause needs a column for the time.
-    Retry {
-        /// The message of the failure.
-        error: Option<String>,
-        /// How long it is left alone.
-        after: Duration,
-    },
-    /// Not tried: back to where it can be taken, and the attempt does not count.
-    PutBack,
-    /// To another state of the spec, along one of its transitions.
-    To(State),
-}
-
-/// A claim and how it ends.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Settlement {
-    /// The claim.
-    pub claim: ClaimRef,
-    /// How it ends.
-    pub outcome: Outcome,
-}
-
-impl Settlement {
-    /// `claim` ends as `outcome` says.
-    #[must_use]
-    pub fn new(claim: ClaimRef, outcome: Outcome) -> Self {
-        Self { claim, outcome }
-    }
-}
-
-/// A claim has ended: all of its rows at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Settled {
-    /// Rows that are exhausted now instead of taken again.
-    pub exhausted: Vec<RowKey>,
-}
-
 /// What became of the renewal of one claim.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -289,6 +242,16 @@ pub struct Swept {
     pub returned: Vec<RowKey>,
     /// Rows whose lease had ended, or that lay waiting, without an attempt left.
     pub exhausted: Vec<RowKey>,
+}
+
+/// What was done in the background for all who use the table, and when there will be more to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Upkeep {
+    /// What was swept.
+    pub swept: Swept,
+    /// In how long the first lease ends; zero where it has ended, or it is not known. `None` where nothing is taken.
+    pub next: Option<Duration>,
 }
 
 /// A row that is taken, as an operator sees it.
@@ -417,6 +380,20 @@ pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// A dropped call may have swept.
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError>;
 
+    /// Sweeps if a lease has ended, unless another process is at it, and says when the next one ends: what a
+    /// claimer does in the background. Rows that came back are announced to whoever listens.
+    ///
+    /// # Errors
+    ///
+    /// As [`sweep`](Self::sweep).
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have swept.
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        Ok(Upkeep { swept: self.sweep(limit).await?, next: Some(Duration::ZERO) })
+    }
+
     /// Rows that are taken, the longest first.
     ///
     /// # Errors
@@ -463,7 +440,7 @@ pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
     async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError>;
 
     /// Deletes at most `limit` rows that were settled long enough ago. Answers how many; skips those that
-    /// somebody has locked.
+    /// somebody has locked, and all while another process is at it.
     ///
     /// # Errors
     ///
@@ -502,4 +479,10 @@ pub trait Wake: fmt::Debug + Send + 'static {
     ///
     /// A dropped call loses nothing: the next one answers.
     async fn woken(&mut self) -> Result<(), ClaimError>;
+
+    /// Whether somebody announced new work when it was last woken: it may also have been that rows came back, or
+    /// that the connection was lost. Who has once heard of new work need not look for it as often.
+    fn heard(&self) -> bool {
+        true
+    }
 }

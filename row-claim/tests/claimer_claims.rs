@@ -15,8 +15,8 @@ use claimer::{
 };
 use leasehold_api::ErrorKind;
 use leasehold_claim::{
-    Claim, ClaimError, ClaimSpec, Claimer, LossReason, MemoryClaims, MemoryClock, MemoryRow, OnFailure,
-    Outcome, RowKey, States, Table,
+    Backoff, Claim, ClaimError, ClaimSpec, Claimer, LossReason, MemoryClaims, MemoryClock, MemoryRow,
+    OnFailure, Outcome, RowKey, States, Table,
 };
 use tokio::time::sleep;
 
@@ -41,7 +41,7 @@ async fn row_25_an_error_is_settled_and_a_crash_is_not() {
     let running = tokio::spawn({
         let (claimer, panics) = (claimer.clone(), Arc::clone(&panics));
         async move {
-            let handler = move |claim: Arc<Claim>| {
+            let handler = move |claim: Claim| {
                 let panics = Arc::clone(&panics);
                 async move {
                     match claim.row().key {
@@ -55,7 +55,7 @@ async fn row_25_an_error_is_settled_and_a_crash_is_not() {
                     }
                 }
             };
-            claimer.run(3, handler).await;
+            claimer.run(3, handler).await.unwrap();
         }
     });
     let times = || panics.load(Ordering::SeqCst);
@@ -83,7 +83,7 @@ async fn row_25_errors_may_be_tried_again_until_no_attempt_is_left() {
     let told = Arc::clone(&exhausted);
     let store = Probe::of(claims.clone());
     let claimer = paused(&store)
-        .on_failure(OnFailure::Retry(Duration::ZERO))
+        .on_failure(OnFailure::Retry(Backoff::constant(Duration::ZERO)))
         .on_exhausted(move |rows| told.lock().unwrap().extend(rows.to_vec()))
         .start()
         .unwrap();
@@ -94,7 +94,7 @@ async fn row_25_errors_may_be_tried_again_until_no_attempt_is_left() {
             count.fetch_add(1, Ordering::SeqCst);
             async { Err::<(), _>("not today") }
         };
-        claimer.run(1, handler).await;
+        claimer.run(1, handler).await.unwrap();
     });
     until("the row is exhausted", || state(&claims, 1) == "exhausted").await;
     assert_eq!(tries.load(Ordering::SeqCst), 3);
@@ -401,7 +401,7 @@ async fn a_handler_is_dropped_when_its_claim_is_lost() {
                     Ok::<(), String>(())
                 }
             };
-            claimer.run(1, handler).await;
+            claimer.run(1, handler).await.unwrap();
         }
     });
     until("it begins", || begun.load(Ordering::SeqCst) == 1).await;

@@ -106,7 +106,7 @@ async fn row_22_and_23_sixteen_claimers_on_one_hot_group_make_progress() {
         claimers.push(claimer.clone());
         let (inside, runs) = (Arc::clone(&inside), Arc::clone(&runs));
         tokio::spawn(async move {
-            let handler = move |claim: Arc<Claim>| {
+            let handler = move |claim: Claim| {
                 let (inside, runs) = (Arc::clone(&inside), Arc::clone(&runs));
                 async move {
                     assert_eq!(claim.group(), Some("hot"));
@@ -117,7 +117,7 @@ async fn row_22_and_23_sixteen_claimers_on_one_hot_group_make_progress() {
                     Ok::<(), String>(())
                 }
             };
-            claimer.run(2, handler).await;
+            claimer.run(2, handler).await.unwrap();
         });
     }
     for round in 1..=20 {
@@ -286,6 +286,43 @@ async fn a_claim_ends_in_the_callers_transaction() {
     drop(claim);
     assert_eq!((number(&admin, "SELECT count(*) FROM effect").await, number(&admin, COMPLETE).await), (1, 1));
     within("closing", claimer.close()).await.unwrap();
+}
+
+/// The same in a handler: what it answers counts only where the transaction did not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_ends_its_claim_in_its_transaction() {
+    let database = fresh_database().await;
+    let admin = prepare(database.url()).await;
+    insert(&admin, 10).await;
+    let claims = PgClaims::new(admin.clone(), spec().build().unwrap());
+    let claimer = Claimer::builder(Arc::new(claims.clone())).start().unwrap();
+    let running = tokio::spawn({
+        let claimer = claimer.clone();
+        async move {
+            let handler = |mut claim: Claim| {
+                let claims = claims.clone();
+                async move {
+                    let id = id(&claim);
+                    let mut transaction = claims.pool().begin().await?;
+                    let effect = query("INSERT INTO effect VALUES ($1, $2)").bind(id).bind(claim.epoch());
+                    effect.execute(&mut *transaction).await?;
+                    let end = if id == 3 { Outcome::To("unheard-of".into()) } else { Outcome::Done };
+                    claim.settle_with(&claims, transaction, end).await?;
+                    Err::<(), Box<dyn std::error::Error + Send + Sync>>("this counts no more".into())
+                }
+            };
+            claimer.run(4, handler).await.unwrap();
+        }
+    });
+    until_number("nine are done", &admin, COMPLETE, 9).await;
+    let failed =
+        "SELECT count(*) FROM request WHERE id = 3 AND status = 'error' AND error LIKE '%unheard-of%'";
+    until_number("the third has failed", &admin, failed, 1).await;
+    let effects = "SELECT count(*) FROM effect JOIN request ON id = request WHERE status = 'complete' AND error IS NULL";
+    assert_eq!(number(&admin, effects).await, 9);
+    assert_eq!(number(&admin, "SELECT count(*) FROM effect").await, 9);
+    within("closing", claimer.close()).await.unwrap();
+    within("the handlers", running).await.unwrap();
 }
 
 /// Many workers behind one claimer need far fewer statements than as many claimers.

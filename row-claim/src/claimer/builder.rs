@@ -8,24 +8,19 @@ use leasehold_api::{Error, ErrorKind};
 use leasehold_engine::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
-use super::{Claimer, feeder, keeper, listener, settler, shared, sweeper};
+use super::on_failure::OnFailure;
+use super::{Claimer, feeder, keeper, listener, pruner, settler, shared, sweeper};
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::state::State;
 use crate::store::{ClaimStore, DEFAULT_LEASE, Take};
 
+/// How long an idle claimer sleeps where new work is announced, and where nobody has ever done so.
+const ANNOUNCED: Duration = Duration::from_secs(30);
+const UNANNOUNCED: Duration = Duration::from_secs(2);
+
 /// As good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-
-/// What [`Claimer::run`](super::Claimer::run) does with a claim whose handler answered an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // It is tried again or not.
-pub enum OnFailure {
-    /// It is settled as failed, with the message.
-    Fail,
-    /// It is tried again after this pause, if attempts are left. A pause above zero needs a column for it.
-    Retry(Duration),
-}
 
 pub(crate) type OnExhausted = Arc<dyn Fn(&[RowKey]) + Send + Sync>;
 pub(crate) type OnError = Arc<dyn Fn(&ClaimError) + Send + Sync>;
@@ -37,10 +32,11 @@ pub(crate) struct Config {
     pub(crate) renew_every: Duration,
     pub(crate) queue: Option<Arc<str>>,
     pub(crate) from: Vec<State>,
-    pub(crate) poll: Duration,
+    poll: Option<Duration>,
     pub(crate) sweep_every: Duration,
     pub(crate) close_limit: Duration,
-    pub(crate) on_failure: OnFailure,
+    /// `None` where it was not said and the spec has nothing for it: then there is no running of handlers.
+    pub(crate) on_failure: Option<OnFailure>,
     pub(crate) on_exhausted: Option<OnExhausted>,
     pub(crate) on_error: Option<OnError>,
 }
@@ -51,6 +47,16 @@ impl Config {
         let mut take = Take::up_to(limit).lease(self.lease).from(self.from.iter().cloned());
         take.queue.clone_from(&self.queue);
         take
+    }
+
+    /// How long to sleep at most: the longest there is, or what suits while nobody was heard to announce work.
+    pub(crate) fn poll(&self, heard: bool) -> Duration {
+        self.poll.unwrap_or(if heard { ANNOUNCED } else { UNANNOUNCED })
+    }
+
+    /// How soon to look again after a sweep.
+    pub(crate) fn sweep_pause(&self) -> Duration {
+        (self.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500))
     }
 
     /// How long a claim may lie ready before it was one too many: a tenth of its lease.
@@ -88,10 +94,10 @@ impl ClaimerBuilder {
                 renew_every: Duration::ZERO,
                 queue: None,
                 from: Vec::new(),
-                poll: Duration::from_secs(30),
+                poll: None,
                 sweep_every: Duration::ZERO,
                 close_limit: Duration::from_secs(10),
-                on_failure: OnFailure::Fail,
+                on_failure: None,
                 on_exhausted: None,
                 on_error: None,
             },
@@ -140,15 +146,17 @@ impl ClaimerBuilder {
 
     /// How long an idle claimer goes without looking for work, at most: up to a fifth less, at random. Work
     /// whose notification was lost, or that became ready by the passing of time, is found by then. By default
-    /// 30 seconds.
+    /// 2 seconds until somebody was heard to announce new work, and 30 seconds from then on.
     pub fn poll(mut self, interval: Duration) -> Self {
-        self.config.poll = interval;
+        self.config.poll = Some(interval);
         self
     }
 
-    /// How often it looks for leases of others that have ended, at most: up to half of it less, at random.
-    /// By default a quarter of the lease, and at most half a second. Where nobody sweeps, the rows of
-    /// processes that died stay taken.
+    /// The longest that it sleeps while it watches over the leases of others. It sleeps until the first of them
+    /// ends, and sweeps then, unless another process is at it. By default as long as a lease, because what is taken
+    /// meanwhile lasts for that long; processes with shorter leases than this one's are swept up to that much
+    /// later. A second where rows have timeouts of their own. Where nobody sweeps, the rows of processes that
+    /// died stay taken.
     pub fn sweep_every(mut self, interval: Duration) -> Self {
         self.sweep_every = Some(interval);
         self
@@ -161,9 +169,9 @@ impl ClaimerBuilder {
     }
 
     /// What [`run`](super::Claimer::run) does with a claim whose handler answered an error. By default it
-    /// is failed.
+    /// is failed. What the spec has no state or column for is refused by [`start`](Self::start).
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
-        self.config.on_failure = policy;
+        self.config.on_failure = Some(policy);
         self
     }
 
@@ -187,21 +195,30 @@ impl ClaimerBuilder {
         self
     }
 
-    /// Starts its tasks on the current tokio runtime. Nothing is taken before somebody asks for a claim.
+    /// Starts its tasks on the current tokio runtime. Nothing is taken before somebody asks for a claim. Where the
+    /// spec keeps settled rows for a time, those that are older are deleted in the background, 500 at a time: up to
+    /// a tenth of that time later, within a minute and an hour.
     ///
     /// # Errors
     ///
     /// [`Store`](ClaimError::Store) of kind `Closed` outside of a tokio runtime and of kind `InvalidOption`
     /// for a zero where there must be more, and [`Unsupported`](ClaimError::Unsupported) when the spec keeps
-    /// no lease.
+    /// no lease, or has no state or column for what [`on_failure`](Self::on_failure) says.
     pub fn start(self) -> Result<Claimer, ClaimError> {
         let Self { store, clock, renew_every, sweep_every, mut config } = self;
         store.spec().needs_lease()?;
+        config.on_failure = match config.on_failure {
+            Some(policy) => Some(policy.check(store.spec())?),
+            // Whoever asks for claims one by one needs none.
+            None => OnFailure::usual(store.spec()).ok(),
+        };
         let least = Duration::from_millis(1);
         let wrong = match &config {
             Config { batch: 0, .. } => Some("the batch is 0: a claimer has to take at least one at a time"),
             Config { lease, .. } if *lease < least => Some("the lease is shorter than a millisecond"),
-            Config { poll, .. } if *poll < least => Some("the poll interval is shorter than a millisecond"),
+            Config { poll: Some(poll), .. } if *poll < least => {
+                Some("the poll interval is shorter than a millisecond")
+            }
             _ if renew_every.is_some_and(|every| every < least) => {
                 Some("the renewal interval is shorter than a millisecond")
             }
@@ -218,14 +235,16 @@ impl ClaimerBuilder {
             Error::new(ErrorKind::Closed, message).with_source(error)
         })?;
         config.renew_every = renew_every.unwrap_or(config.lease / 3).min(config.lease / 2);
-        let usual = (config.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
+        let is_timed = store.spec().inner.timeout.is_some();
+        let usual = if is_timed { config.lease.min(Duration::from_secs(1)) } else { config.lease };
         // Beyond that, moments in time cannot be counted with.
         config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
-        config.poll = config.poll.min(LONGEST);
+        config.poll = config.poll.map(|poll| poll.min(LONGEST));
         let (shared, settlements, extensions) = shared::Shared::new(store, clock, config);
         runtime.spawn(keeper::run(Arc::clone(&shared), extensions));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));
         runtime.spawn(sweeper::run(Arc::clone(&shared)));
+        runtime.spawn(pruner::run(Arc::clone(&shared)));
         runtime.spawn(listener::run(Arc::clone(&shared)));
         runtime.spawn(feeder::run(Arc::clone(&shared)));
         Ok(Claimer::new(shared))

@@ -1,6 +1,7 @@
 //! Takes claims for the workers: passes over the table, pauses, sleep.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -87,7 +88,7 @@ impl Feeder {
             Err(error) => {
                 self.shared.report(&error);
                 self.restart();
-                Next::Pause(self.failures.next().unwrap_or(self.shared.config.poll))
+                Next::Pause(self.failures.next().unwrap_or(LONGEST_PAUSE))
             }
         }
     }
@@ -133,11 +134,22 @@ impl Feeder {
         })
     }
 
-    /// Sleeps until woken, at most until the next poll.
+    /// Sleeps until there may be work. A poll is one question, because the answer is mostly no.
     async fn idle(&mut self) {
+        while self.sleep().await && self.shared.wanted() > 0 {
+            let take = self.shared.config.take(1);
+            if !matches!(self.bounded(self.shared.store.pending(&take)).await, Ok(false)) {
+                break;
+            }
+        }
+    }
+
+    /// Sleeps until woken, at most until the next poll. Whether nothing else than the poll has woken it.
+    async fn sleep(&mut self) -> bool {
         let gap = Instant::now() + GAP;
         // Not all at once: up to a fifth sooner.
-        let poll = Instant::now() + self.shared.config.poll.mul_f64(1.0 - fastrand::f64() / 5.0);
+        let poll = self.shared.config.poll(self.shared.heard.load(Ordering::Acquire));
+        let poll = Instant::now() + poll.mul_f64(1.0 - fastrand::f64() / 5.0);
         let until = loop {
             let mut wake = std::pin::pin!(self.shared.wake.notified());
             wake.as_mut().enable();
@@ -149,15 +161,16 @@ impl Feeder {
             }
             let until = self.shared.next_later().map_or(poll, |later| later.min(poll));
             tokio::select! {
-                () = self.shared.stop.cancelled() => return,
+                () = self.shared.stop.cancelled() => return false,
                 () = wake => {}
-                () = sleep_until(until) => if Instant::now() >= poll { break gap },
+                () = sleep_until(until) => if Instant::now() >= poll { return true },
             }
         };
         tokio::select! {
             () = self.shared.stop.cancelled() => {}
             () = sleep_until(until) => {}
         }
+        false
     }
 
     /// Sleeps for `pause`, or until there is new work, but for `least`.
@@ -214,7 +227,7 @@ impl Drop for Feeder {
 }
 
 fn pauses(shared: &Shared) -> ExponentialBackoff {
-    let longest = LONGEST_PAUSE.min(shared.config.poll);
+    let longest = LONGEST_PAUSE.min(shared.config.poll(true));
     ExponentialBuilder::default()
         .with_jitter()
         .with_min_delay(SHORTEST_PAUSE.min(longest))
@@ -224,7 +237,7 @@ fn pauses(shared: &Shared) -> ExponentialBackoff {
 }
 
 fn failures(shared: &Shared) -> ExponentialBackoff {
-    let longest = shared.config.poll.min(Duration::from_secs(5));
+    let longest = shared.config.poll(true).min(Duration::from_secs(5));
     ExponentialBuilder::default()
         .with_jitter()
         .with_min_delay(Duration::from_millis(100).min(longest))

@@ -129,6 +129,11 @@ impl Hold {
         self.stage.store(BEGUN, Ordering::Release);
     }
 
+    /// Whether a worker has it, who is not writing its end.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == BEGUN
+    }
+
     /// From now on only the caller may write its end. False if somebody was quicker.
     pub(crate) fn try_settle(&self) -> bool {
         let from =

@@ -1,6 +1,7 @@
 //! Hears of new work. Notifications are hints: nothing is lost without them, only later.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -40,6 +41,9 @@ async fn listen(shared: &Shared, failures: &mut ExponentialBackoff) -> ClaimErro
         shared.wake_now();
         if let Err(error) = wake.woken().await {
             return error;
+        }
+        if wake.heard() {
+            shared.heard.store(true, Ordering::Release);
         }
         *failures = self::failures();
     }

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt::Display;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,32 +10,66 @@ use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
 
 use super::Claimer;
-use super::builder::OnFailure;
+use super::on_failure::OnFailure;
 use crate::claim::Claim;
 use crate::error::ClaimError;
 use crate::store::Outcome;
+
+type Panic = Box<dyn Any + Send>;
 
 impl Claimer {
     /// Works on claims with `handler`, as many as `concurrency` at once (at least one), until the claimer is
     /// closed. Each handler is a task of the current runtime.
     ///
-    /// `Ok` settles the claim as done. An error settles it as failed or has it tried again, as
-    /// [`on_failure`](super::ClaimerBuilder::on_failure) says, with the error's text as the message. A handler
-    /// that panics, or that is dropped, returns the claim to where it can be taken, and the attempt counts.
-    /// A handler whose claim is lost is dropped where it is. A handler that settles the claim itself has done
-    /// so, whatever it answers.
+    /// What the handler answers ends its claim: `Ok(())` as done, `Ok` of an [`Outcome`] as that says. An error
+    /// settles it as failed or has it tried again, as [`on_failure`](super::ClaimerBuilder::on_failure) says,
+    /// with the error's text as the message. A handler may also end the claim itself, with
+    /// [`Claim::settle_with`] in the transaction of its work for example; then its answer does not count. The
+    /// claim is the handler's: what is left of it when the handler has answered cannot be settled any more.
+    ///
+    /// A handler that panics, or that is dropped, returns the claim to where it can be taken, and the attempt
+    /// counts; after a panic it is left alone for as long as after an error that is to be tried again. A handler whose claim is lost is dropped where it is, unless it is ending the claim itself.
     ///
     /// Errors of settling go to [`on_error`](super::ClaimerBuilder::on_error).
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) at once, before a claim is taken, when the spec has no state for
+    /// claims that failed and `on_failure` was not called.
     ///
     /// # Cancel safety
     ///
     /// A dropped call drops the handlers that are running, whose claims are returned.
-    pub async fn run<H, F, E>(&self, concurrency: usize, handler: H)
+    ///
+    /// ```
+    /// use leasehold_claim::{Claim, ClaimError, Claimer, Outcome, PgClaims, sqlx};
+    ///
+    /// async fn work(claimer: &Claimer, claims: &PgClaims) -> Result<(), ClaimError> {
+    ///     let handler = |mut claim: Claim| {
+    ///         let claims = claims.clone();
+    ///         async move {
+    ///             let Some(account) = claim.work::<Option<i64>>()? else { return Ok(Outcome::PutBack) };
+    ///             let mut transaction = claims.pool().begin().await?;
+    ///             let book = sqlx::query("UPDATE account SET charged = true WHERE id = $1").bind(account);
+    ///             book.execute(&mut *transaction).await?;
+    ///             claim.settle_with(&claims, transaction, Outcome::Done).await?; // both count, or neither
+    ///             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Outcome::Done)
+    ///         }
+    ///     };
+    ///     claimer.run(8, handler).await
+    /// }
+    /// ```
+    pub async fn run<H, F, O, E>(&self, concurrency: usize, handler: H) -> Result<(), ClaimError>
     where
-        H: Fn(Arc<Claim>) -> F,
-        F: Future<Output = Result<(), E>> + Send + 'static,
+        H: Fn(Claim) -> F,
+        F: Future<Output = Result<O, E>> + Send + 'static,
+        O: Into<Outcome> + Send + 'static,
         E: Display + Send + 'static,
     {
+        let on_failure = match self.shared.config.on_failure {
+            Some(policy) => policy,
+            None => OnFailure::usual(self.shared.store.spec())?,
+        };
         let mut running = JoinSet::new();
         loop {
             while running.len() >= concurrency.max(1) {
@@ -46,9 +80,10 @@ impl Claimer {
                 Some(_) = running.join_next() => continue,
             };
             let Some(claim) = claim else { break };
-            let claim = Arc::new(claim);
-            let on_failure = self.shared.config.on_failure;
-            let work = work(Arc::clone(&claim), AssertUnwindSafe(handler(claim)), on_failure);
+            let theirs = claim.for_handler();
+            // A handler may also panic before it has made its future.
+            let begun = catch_unwind(AssertUnwindSafe(|| handler(theirs)));
+            let work = work(claim, begun, on_failure);
             let shared = Arc::clone(&self.shared);
             running.spawn(async move {
                 if let Err(error) = work.await {
@@ -57,40 +92,53 @@ impl Claimer {
             });
         }
         while running.join_next().await.is_some() {}
+        Ok(())
     }
 }
 
-async fn work<F, E>(
-    claim: Arc<Claim>,
-    handler: AssertUnwindSafe<F>,
-    on_failure: OnFailure,
-) -> Result<(), ClaimError>
+async fn work<F, O, E>(claim: Claim, begun: Result<F, Panic>, on_failure: OnFailure) -> Result<(), ClaimError>
 where
-    F: Future<Output = Result<(), E>> + Send + 'static,
+    F: Future<Output = Result<O, E>> + Send + 'static,
+    O: Into<Outcome> + Send,
     E: Display + Send,
 {
-    let answer = tokio::select! {
-        biased;
-        answer = handler.catch_unwind() => answer,
-        reason = claim.lost() => {
-            tracing::warn!(?claim, %reason, "the claim was lost, its handler is dropped");
-            return Ok(());
-        }
-    };
-    let outcome = match answer {
-        Ok(Ok(())) => Outcome::Done,
-        Ok(Err(error)) => match on_failure {
-            OnFailure::Fail => Outcome::Failed(error.to_string()),
-            OnFailure::Retry(after) => Outcome::Retry { error: Some(error.to_string()), after },
+    let answer = match begun {
+        Ok(handler) => tokio::select! {
+            biased;
+            answer = AssertUnwindSafe(handler).catch_unwind() => answer,
+            reason = claim.lost_in_hand() => {
+                tracing::warn!(?claim, %reason, "the claim was lost, its handler is dropped");
+                return Ok(());
+            }
         },
+        Err(panic) => Err(panic),
+    };
+    let pause = || match on_failure {
+        OnFailure::Fail => Duration::ZERO,
+        OnFailure::Retry(backoff) => backoff.after(claim.tries()),
+    };
+    let (outcome, trouble) = match answer {
+        Ok(Ok(outcome)) => (outcome.into(), None),
+        Ok(Err(error)) => {
+            let error = error.to_string();
+            let outcome = match on_failure {
+                OnFailure::Fail => Outcome::Failed(error.clone()),
+                OnFailure::Retry(_) => Outcome::Retry { error: Some(error.clone()), after: pause() },
+            };
+            (outcome, Some(error))
+        }
         Err(panic) => {
-            let error = Some(format!("the handler panicked: {}", message(&*panic)));
-            Outcome::Retry { error, after: Duration::ZERO }
+            let error = format!("the handler panicked: {}", message(&*panic));
+            (Outcome::Retry { error: Some(error.clone()), after: pause() }, Some(error))
         }
     };
-    match claim.settle_shared(outcome).await {
-        Some(settled) => settled.map(drop),
-        None => Ok(()),
+    match (claim.settle_shared(outcome).await, trouble) {
+        (Some(settled), _) => settled.map(drop),
+        (None, Some(error)) => {
+            tracing::warn!(?claim, %error, "a handler failed that had ended its claim itself");
+            Ok(())
+        }
+        (None, None) => Ok(()),
     }
 }
 

@@ -153,25 +153,26 @@ impl Settler {
             return;
         }
         let Job { settle: Settle { hold, outcome, reply }, doubtful, .. } = job;
-        let is_return = matches!(outcome, Outcome::Retry { .. } | Outcome::PutBack);
+        let is_return = matches!(outcome, Outcome::Retry { .. } | Outcome::PutBack | Outcome::Snooze(_));
+        let instead = answer
+            .as_ref()
+            .err()
+            .filter(|error| is_refusal(error))
+            .and_then(|error| instead(&outcome, error));
         let answer =
             if doubtful { resolve(answer, &outcome, self.shared.store.spec(), &hold) } else { answer };
-        match &answer {
-            Ok(settled) => {
+        match (&answer, instead) {
+            (Ok(settled), _) => {
                 self.shared.release(&hold);
                 self.shared.after(&outcome);
                 self.shared.report_exhausted(&settled.exhausted);
             }
-            Err(ClaimError::Superseded { .. } | ClaimError::NotFound { .. }) => {
+            (Err(ClaimError::Superseded { .. } | ClaimError::NotFound { .. }), _) => {
                 hold.signal.fire(LossReason::Gone);
                 self.shared.release(&hold);
             }
-            // Nothing was written: the work counts as tried.
-            Err(error) if is_refusal(error) && !is_return => {
-                let outcome = Outcome::Retry { error: Some(error.to_string()), after: Duration::ZERO };
-                self.gather(Settle { hold, outcome, reply: None });
-            }
-            Err(_) => {
+            (Err(_), Some(outcome)) => self.gather(Settle { hold, outcome, reply: None }),
+            (Err(_), None) => {
                 hold.signal.fire(LossReason::Expired);
                 self.shared.release(&hold);
             }
@@ -216,7 +217,7 @@ fn resolve(
         Outcome::Failed(_) => Some(state) == states.failed.as_ref(),
         Outcome::To(to) => state == to,
         Outcome::Retry { .. } => states.takeable.contains(state) || Some(state) == states.exhausted.as_ref(),
-        Outcome::PutBack => states.takeable.contains(state),
+        Outcome::PutBack | Outcome::Snooze(_) => states.takeable.contains(state),
     });
     let claimed = hold.claimed.claim.rows.iter().find(|(key, _)| *key == row).map(|(_, epoch)| *epoch);
     if is_meant && current_epoch.is_some() && current_epoch == claimed {
@@ -227,6 +228,19 @@ fn resolve(
         return Err(unknown(Some(Arc::new(ClaimError::Superseded { row, epoch, current_epoch, state }))));
     }
     Err(ClaimError::Superseded { row, epoch, current_epoch, state })
+}
+
+/// How a claim ends of which the store has refused another end: nothing was written, and the row must not lie
+/// there until its lease ends. `None` where there is nothing simpler.
+fn instead(outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
+    match outcome {
+        Outcome::PutBack => None,
+        Outcome::Retry { after, .. } if after.is_zero() => None,
+        Outcome::Snooze(pause) => (!pause.is_zero()).then_some(Outcome::PutBack),
+        Outcome::Retry { error, .. } => Some(Outcome::Retry { error: error.clone(), after: Duration::ZERO }),
+        // The work counts as tried.
+        _ => Some(Outcome::Retry { error: Some(refusal.to_string()), after: Duration::ZERO }),
+    }
 }
 
 /// Whether the store has refused, so that nothing was written.

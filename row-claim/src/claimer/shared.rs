@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     /// There may be new work, or else when.
     woken: AtomicBool,
     pub(crate) wake: Notify,
+    /// Whether somebody was ever heard to announce new work.
+    pub(crate) heard: AtomicBool,
     later: Mutex<BTreeSet<Instant>>,
     /// Claims put back since the feeder asked last.
     returned: AtomicU64,
@@ -103,6 +105,7 @@ impl Shared {
             demand: Notify::new(),
             woken: AtomicBool::new(false),
             wake: Notify::new(),
+            heard: AtomicBool::new(false),
             later: Mutex::default(),
             returned: AtomicU64::new(0),
             kept: Notify::new(),
@@ -249,8 +252,10 @@ impl Shared {
     pub(crate) fn after(&self, outcome: &Outcome) {
         let inner = &self.store.spec().inner;
         match outcome {
-            Outcome::Retry { after, .. } if !after.is_zero() => self.wake_after(*after),
-            Outcome::Retry { .. } | Outcome::PutBack => {
+            Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) if !pause.is_zero() => {
+                self.wake_after(*pause);
+            }
+            Outcome::Retry { .. } | Outcome::PutBack | Outcome::Snooze(_) => {
                 self.returned.fetch_add(1, Ordering::AcqRel);
                 self.wake.notify_one();
             }
@@ -272,7 +277,7 @@ impl Shared {
 
     /// There may be new work when `pause` has passed. What is later than a poll is left to the poll.
     pub(crate) fn wake_after(&self, pause: Duration) {
-        if pause >= self.config.poll {
+        if pause >= self.config.poll(true) {
             return;
         }
         let grain = GRAIN.as_nanos();

@@ -1,49 +1,75 @@
-//! Returns rows whose lease has ended, whosever they were.
+//! Returns rows whose lease has ended, whosever they were. It sleeps until the first lease ends, so that where
+//! nothing is taken it asks next to nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
 use super::shared::Shared;
 use crate::error::ClaimError;
+use crate::store::{Swept, Upkeep};
 
 /// The most rows of one sweep.
 const LIMIT: u32 = 1000;
 
+/// Processes that know of the same end of a lease do not all come at once.
+const SPREAD: Duration = Duration::from_millis(250);
+
+/// How often the pause after a look that brought nothing doubles.
+const GROWTH: u32 = 3;
+
 pub(crate) async fn run(shared: Arc<Shared>) {
-    let every = shared.config.sweep_every;
-    let mut failures = 0_u32;
+    let (least, longest) = (shared.config.sweep_pause(), shared.config.sweep_every);
+    let mut pause = least.min(longest);
+    let mut fruitless = 0_u32;
     loop {
-        // Up to half of it sooner: any number of workers sweep, and not all at once.
-        let pause = every.mul_f64(1.0 - fastrand::f64() / 2.0) * 2_u32.pow(failures.min(4));
         tokio::select! {
             () = shared.stop.cancelled() => return,
             () = sleep(pause) => {}
         }
-        match sweep(&shared).await {
-            Ok(()) => failures = 0,
-            Err(error) => {
-                shared.report(&error);
-                failures = failures.saturating_add(1);
+        let looked = look(&shared).await;
+        fruitless = match &looked {
+            Ok(Upkeep { swept, next: Some(Duration::ZERO) }) if is_empty(swept) => {
+                fruitless.saturating_add(1)
             }
+            Ok(_) => 0,
+            Err(_) => fruitless.saturating_add(1),
+        };
+        pause = match looked {
+            // Whatever is taken from now on lasts for as long as a lease.
+            Ok(Upkeep { next: None, .. }) => longest.mul_f64(1.0 - fastrand::f64() / 5.0),
+            Ok(Upkeep { next: Some(next), .. }) if !next.is_zero() => next + SPREAD.mul_f64(fastrand::f64()),
+            // Something was swept and there may be more; or others are at the rows, or what stands against their
+            // return has to be removed first.
+            Ok(_) | Err(_) => least.mul_f64(1.0 - fastrand::f64() / 2.0) * 2_u32.pow(fruitless.min(GROWTH)),
+        };
+        pause = pause.min(longest);
+        if let Err(error) = looked {
+            shared.report(&error);
         }
     }
 }
 
-async fn sweep(shared: &Shared) -> Result<(), ClaimError> {
+async fn look(shared: &Shared) -> Result<Upkeep, ClaimError> {
     loop {
-        let Ok(swept) = timeout(shared.config.call_limit(), shared.store.sweep(LIMIT)).await else {
+        let Ok(upkeep) = timeout(shared.config.call_limit(), shared.store.upkeep(LIMIT)).await else {
             // What does not answer is asked again after the pause.
-            return Ok(());
+            return Ok(Upkeep { next: Some(Duration::ZERO), ..Upkeep::default() });
         };
-        let swept = swept?;
+        let upkeep = upkeep?;
+        let swept = &upkeep.swept;
         if !swept.returned.is_empty() {
             tracing::info!(store = %shared.store, rows = swept.returned.len(), "leases have ended");
             shared.wake_now();
         }
         shared.report_exhausted(&swept.exhausted);
         if swept.returned.len() + swept.exhausted.len() < LIMIT as usize || shared.stop.is_cancelled() {
-            return Ok(());
+            return Ok(upkeep);
         }
     }
+}
+
+fn is_empty(swept: &Swept) -> bool {
+    swept.returned.is_empty() && swept.exhausted.is_empty()
 }

@@ -79,13 +79,16 @@ impl PgHeld {
                 Some(failed) => Ending { message: Some(message.clone()), ..plain(failed, true, false) },
                 None => return lacks("state for work that has failed"),
             },
-            Outcome::Retry { after, .. } if !after.is_zero() && self.spec.inner.ready_at.is_none() => {
+            Outcome::Retry { after, .. } | Outcome::Snooze(after)
+                if !after.is_zero() && self.spec.inner.ready_at.is_none() =>
+            {
                 return lacks("column for the time before which a row is left alone");
             }
             Outcome::Retry { error, after } => {
                 Ending { message: error.clone(), pause: *after, ..plain(home, true, true) }
             }
             Outcome::PutBack => plain(home, false, false),
+            Outcome::Snooze(pause) => Ending { pause: *pause, ..plain(home, false, false) },
             Outcome::To(state) => plain(state, true, false),
         })
     }
@@ -177,7 +180,7 @@ impl PgHeld {
         if let (Some(at), true) = (&inner.settled_at, settled) {
             changes.push(format!("{} = pg_catalog.clock_timestamp()", at.quoted()));
         }
-        if let (Some(ready), Outcome::Retry { .. }, false) =
+        if let (Some(ready), Outcome::Retry { .. } | Outcome::Snooze(_), false) =
             (&inner.ready_at, outcome, ending.pause.is_zero())
         {
             let pause = statement.bind(ending.pause.as_secs_f64())?;

@@ -1,5 +1,7 @@
 //! How claims end: settling, and what does not match.
 
+use std::time::Duration;
+
 use super::row::MemoryRow;
 use super::time::{Micros, span};
 use crate::error::ClaimError;
@@ -97,16 +99,14 @@ fn end_row(
             failed
         }
         Outcome::Retry { error, after } => {
-            if !after.is_zero() {
-                if spec.ready_at.is_none() {
-                    return Err(unsupported(spec, "has no column for the time of a retry; name `ready_at`"));
-                }
-                row.ready_at = Some(now.saturating_add(span(*after)));
-            }
+            put_off(spec, &mut row, *after, now)?;
             note(spec, &mut row, error.as_ref());
             back(spec, &row)
         }
-        Outcome::PutBack => {
+        Outcome::PutBack | Outcome::Snooze(_) => {
+            if let Outcome::Snooze(pause) = outcome {
+                put_off(spec, &mut row, *pause, now)?;
+            }
             row.attempts = row.attempts.map(|left| left.saturating_add(1));
             spec.states.home().clone()
         }
@@ -126,6 +126,17 @@ fn end_row(
     }
     row.state = Some(to);
     Ok(Some(row))
+}
+
+fn put_off(spec: &Inner, row: &mut MemoryRow, pause: Duration, now: Micros) -> Result<(), ClaimError> {
+    if pause.is_zero() {
+        return Ok(());
+    }
+    if spec.ready_at.is_none() {
+        return Err(unsupported(spec, "has no column for the time of a retry; name `ready_at`"));
+    }
+    row.ready_at = Some(now.saturating_add(span(pause)));
+    Ok(())
 }
 
 /// Where a row goes that is to be tried again, if it can.

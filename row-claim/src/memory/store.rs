@@ -7,14 +7,14 @@ use async_trait::async_trait;
 use super::end::{end, lost};
 use super::pick::{claim, is_pending, lasts, pick};
 use super::table::Siblings;
-use super::time::span;
+use super::time::{between, span};
 use super::wake::MemoryWake;
 use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::ClaimSpec;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Wake,
+    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Upkeep, Wake,
     check_lease,
 };
 
@@ -79,6 +79,13 @@ impl ClaimStore for MemoryClaims {
             self.wake();
         }
         Ok(swept)
+    }
+
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        let swept = self.sweep(limit).await?;
+        let (spec, table, now) = (self.inner(), self.table(), self.shared.clock.micros());
+        let ends = table.rows.values().filter(|row| spec.is_taken(row)).filter_map(|row| row.until);
+        Ok(Upkeep { swept, next: ends.min().map(|until| between(now, until)) })
     }
 
     async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {

@@ -1,5 +1,6 @@
 //! The statements that end claims.
 
+use super::listen::notify_returned;
 use super::words::{NOW, Words, checked, column, list};
 use crate::name::literal;
 use crate::spec::Tracking;
@@ -18,7 +19,9 @@ pub(super) enum Ending {
         later: bool,
         noted: bool,
     },
-    PutBack,
+    PutBack {
+        later: bool,
+    },
 }
 
 /// The assignments of an ending; `error` and `delay` are its values.
@@ -28,6 +31,12 @@ fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> Stri
     let note = |noted: bool, set: &mut Vec<String>| {
         set.extend(
             inner.error.iter().filter(|_| noted).map(|column| format!("{} = {error}", column.quoted())),
+        );
+    };
+    let put_off = |later: bool, set: &mut Vec<String>| {
+        let at = inner.ready_at.iter().filter(|_| later);
+        set.extend(
+            at.map(|at| format!("{} = {NOW} + ({delay})::float8 * interval '1 millisecond'", at.quoted())),
         );
     };
     match ending {
@@ -41,14 +50,10 @@ fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> Stri
         Ending::Retry { later, noted } => {
             set.extend(words.back());
             note(*noted, &mut set);
-            if *later {
-                let at = inner.ready_at.iter();
-                set.extend(at.map(|at| {
-                    format!("{} = {NOW} + ({delay})::float8 * interval '1 millisecond'", at.quoted())
-                }));
-            }
+            put_off(*later, &mut set);
         }
-        Ending::PutBack => {
+        Ending::PutBack { later } => {
+            put_off(*later, &mut set);
             if words.is_moved() {
                 set.push(format!("{} = {}", inner.state.quoted(), words.home()));
             }
@@ -82,6 +87,16 @@ fn used(words: &Words, ending: &Ending) -> String {
     if matches!(ending, Ending::Retry { .. }) { words.used_up() } else { "false".to_owned() }
 }
 
+/// A further answer for rows that come back at once, which wakes workers of other processes with the commit.
+fn told(words: &Words, ending: &Ending) -> String {
+    match ending {
+        Ending::Retry { later: false, .. } | Ending::PutBack { later: false } => {
+            format!(", {} AS told", notify_returned(words.spec.channel()))
+        }
+        _ => String::new(),
+    }
+}
+
 /// One row of a claim with one row, for the commonest case.
 pub(super) fn one(words: &Words, ending: &Ending) -> String {
     let Tracking::Columns { owner, epoch, .. } = &words.inner().tracking else { return String::new() };
@@ -96,8 +111,9 @@ pub(super) fn one(words: &Words, ending: &Ending) -> String {
         words.taken("t"),
         allowed(words, ending)
     );
+    let told = told(words, ending);
     let returning =
-        format!("RETURNING $1::bigint AS claim, {}, {} AS used", words.key_text(), used(words, ending));
+        format!("RETURNING $1::bigint AS claim, {}, {} AS used{told}", words.key_text(), used(words, ending));
     match ending {
         Ending::Deleted => format!("DELETE FROM {} t WHERE {row} {returning}", words.table),
         _ => {
@@ -188,7 +204,8 @@ pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
         (_, false) => Some(format!("UPDATE {} AS t SET {set} FROM {from}", words.table)),
         (_, true) => None,
     };
-    let answer = format!("RETURNING l.claim, {}, {used} AS used", words.key_text());
+    let told = told(words, ending);
+    let answer = format!("RETURNING l.claim, {}, {used} AS used{told}", words.key_text());
     let Some(side) = &words.side else {
         return format!("WITH {locked} {} {answer}", change.unwrap_or_default());
     };
@@ -203,7 +220,7 @@ pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
         None => {
             let key = if words.queue.is_some() { "l.queue::text" } else { "NULL::text" };
             format!(
-                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, l.used AS used"
+                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, l.used AS used{told}"
             )
         }
     }

@@ -12,9 +12,18 @@ use tokio::time::timeout;
 use super::PgClaims;
 use super::server::{Query, failed};
 use crate::error::ClaimError;
+use crate::name::literal;
 use crate::store::Wake;
 
 const LISTEN: &str = "listen for new work";
+
+/// What is announced of rows that came back, and not of new ones.
+const RETURNED: &str = "returned";
+
+/// The expression that wakes workers for rows that came back.
+pub(super) fn notify_returned(channel: &str) -> String {
+    format!("pg_catalog.pg_notify({}, {})", literal(channel), literal(RETURNED))
+}
 
 impl PgClaims {
     pub(super) async fn begin_to_listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
@@ -40,7 +49,9 @@ impl PgClaims {
             Ok(listener)
         };
         match timeout(self.server().limit, begin).await {
-            Ok(Ok(listener)) => Ok(Box::new(PgWake { listener, limit: self.server().limit, is_lost: false })),
+            Ok(Ok(listener)) => {
+                Ok(Box::new(PgWake { listener, limit: self.server().limit, is_lost: false, heard: false }))
+            }
             Ok(Err(error)) => Err(failed(error, LISTEN)),
             Err(_) => Err(silent(self.server().limit)),
         }
@@ -52,6 +63,15 @@ impl PgClaims {
         let rows = query.rows(connection, !self.server().pooled).await;
         rows.map(|_| ()).map_err(|error| failed(error, "announce new work"))
     }
+
+    /// Wakes workers for rows that came back. They are back whether or not it succeeds, and polls find them.
+    pub(super) async fn announce_returned(&self) {
+        let sql = format!("SELECT {}", notify_returned(self.spec_ref().channel()));
+        if let Err(fault) = self.server().rows(&Query::new(sql)).await {
+            let error = fault.error("announce rows that came back");
+            tracing::warn!(store = %self, %error, "other processes find them by their polls");
+        }
+    }
 }
 
 struct PgWake {
@@ -59,19 +79,26 @@ struct PgWake {
     limit: Duration,
     /// The connection has ended, and with it what came in since.
     is_lost: bool,
+    /// Whether new work was among what it was last woken for.
+    heard: bool,
 }
 
 #[async_trait]
 impl Wake for PgWake {
     async fn woken(&mut self) -> Result<(), ClaimError> {
         if !self.is_lost {
-            let heard = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
-            if heard.is_some() {
-                while self.listener.next_buffered().is_some() {}
+            let mut next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
+            if next.is_some() {
+                self.heard = false;
+                while let Some(notification) = next {
+                    self.heard |= notification.payload() != RETURNED;
+                    next = self.listener.next_buffered();
+                }
                 return Ok(());
             }
             self.is_lost = true;
         }
+        self.heard = false;
         // Connects, listens to the same channel again, and asks: only then is it certain that it listens.
         let again = sqlx::query("SELECT 1").fetch_one(&mut self.listener);
         let answer = match timeout(self.limit, again).await {
@@ -82,6 +109,10 @@ impl Wake for PgWake {
         while self.listener.next_buffered().is_some() {}
         self.is_lost = false;
         Ok(())
+    }
+
+    fn heard(&self) -> bool {
+        self.heard
     }
 }
 

@@ -13,6 +13,7 @@ mod settle;
 mod sweep;
 mod tail;
 mod take;
+mod upkeep;
 pub(crate) mod words;
 
 use std::collections::HashMap;
@@ -32,7 +33,7 @@ use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::ClaimSpec;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Wake,
+    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Upkeep, Wake,
 };
 
 const TAKE: &str = "take rows";
@@ -199,6 +200,10 @@ impl ClaimStore for PgClaims {
         self.sweep_rows(limit).await
     }
 
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        self.keep_up(limit).await
+    }
+
     async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
         self.list_taken(limit).await
     }
@@ -212,11 +217,15 @@ impl ClaimStore for PgClaims {
     }
 
     async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        self.add_attempts(rows, attempts).await
+        let count = self.add_attempts(rows, attempts).await?;
+        if count > 0 {
+            self.announce_returned().await;
+        }
+        Ok(count)
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
-        self.purge_rows(limit).await
+        self.in_turn().purge_rows(limit).await
     }
 
     async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {

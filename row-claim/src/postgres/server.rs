@@ -10,7 +10,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{
     Arguments as _, AssertSqlSafe, Connection as _, Encode, Executor as _, PgConnection, PgPool, Postgres,
-    Type, query_with, raw_sql,
+    Row as _, Type, query_with, raw_sql,
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -132,11 +132,13 @@ pub(super) struct Server {
     pub(super) pooled: bool,
     /// Statements alone fail here: sessions are set to another isolation, or to read only.
     explicit: Arc<AtomicBool>,
+    /// Statements are carried out only while no other session has this advisory lock, and answer nothing else.
+    pub(super) turn: Option<i64>,
 }
 
 impl Server {
     pub(super) fn new(pool: PgPool, limit: Duration) -> Self {
-        Self { pool, limit, pooled: false, explicit: Arc::default() }
+        Self { pool, limit, pooled: false, explicit: Arc::default(), turn: None }
     }
 
     /// Carries out one statement: alone, or where that does not work, in a transaction of its own.
@@ -169,12 +171,18 @@ impl Server {
 
     async fn once(&self, query: &Query, explicit: bool, deadline: Instant) -> Result<Vec<PgRow>, Fault> {
         let mut session = Session::open(self, deadline).await?;
-        if !explicit {
+        if !explicit && self.turn.is_none() {
             let rows = session.rows(query).await?;
             session.give_back();
             return Ok(rows);
         }
         session.run(BEGIN).await?;
+        if let Some(turn) = self.turn
+            && !session.takes(turn).await?
+        {
+            session.commit().await?;
+            return Ok(Vec::new());
+        }
         let rows = session.rows(query).await?;
         session.commit().await?;
         Ok(rows)
@@ -220,6 +228,14 @@ impl Session {
         let connection = self.connection()?;
         let answer = timeout_at(deadline, query.rows(connection, prepared)).await;
         self.judge(answer.ok()).await
+    }
+
+    /// Tries to get the advisory lock, until the transaction ends.
+    async fn takes(&mut self, number: i64) -> Result<bool, Fault> {
+        let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock(({number})::bigint) AS is_mine");
+        let rows = self.rows(&Query::new(sql)).await?;
+        let first = rows.first().ok_or(Fault::Failed(sqlx::Error::RowNotFound))?;
+        first.try_get("is_mine").map_err(Fault::Failed)
     }
 
     async fn run(&mut self, sql: &'static str) -> Result<(), Fault> {

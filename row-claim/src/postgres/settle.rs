@@ -34,6 +34,7 @@ impl Wanted {
         let (error, delay) = match outcome {
             Some(Outcome::Failed(error)) => (Some(storable(error)), 0),
             Some(Outcome::Retry { error, after }) => (error.as_deref().map(storable), millis(*after)),
+            Some(Outcome::Snooze(pause)) => (None, millis(*pause)),
             _ => (None, 0),
         };
         for (key, epoch) in &*claim.rows {
@@ -240,13 +241,16 @@ impl PgClaims {
                     .ok_or_else(|| self.lacks("has no state for rows that failed; name one, or retry"))?;
                 Ok(at(failed, inner.error.is_some()))
             }
+            Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause)
+                if !pause.is_zero() && inner.ready_at.is_none() =>
+            {
+                Err(self.lacks("has no column for the time of a retry; name `ready_at`"))
+            }
             Outcome::Retry { error, after } => {
-                if !after.is_zero() && inner.ready_at.is_none() {
-                    return Err(self.lacks("has no column for the time of a retry; name `ready_at`"));
-                }
                 Ok(Ending::Retry { later: !after.is_zero(), noted: error.is_some() && inner.error.is_some() })
             }
-            Outcome::PutBack => Ok(Ending::PutBack),
+            Outcome::PutBack => Ok(Ending::PutBack { later: false }),
+            Outcome::Snooze(pause) => Ok(Ending::PutBack { later: !pause.is_zero() }),
             Outcome::To(to) => {
                 let froms = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
                 let is_known = states.all().contains(&to) && states.taken.as_ref() != Some(to);

@@ -41,6 +41,7 @@ impl ClaimSpecBuilder {
                 kind: None,
                 preconditions: Vec::new(),
                 attempts: None,
+                max_attempts: None,
                 tracking: Tracking::None,
                 owner_sequence: None,
                 epoch_sequence: None,
@@ -139,6 +140,26 @@ impl ClaimSpecBuilder {
     /// The `integer` column of attempts left: each claim takes one, at zero a row is not taken.
     pub fn attempts(mut self, column: &str) -> Self {
         self.inner.attempts = Some(self.column(column));
+        self
+    }
+
+    /// How many attempts a row has unless it is given another number: the default of the column that the migration
+    /// adds. Claims know by it [which attempt](crate::Claim::attempt) they are.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimSpec, States, Table};
+    ///
+    /// let spec = ClaimSpec::builder(Table::new("job")?)
+    ///     .state("status", States::text(["new"], "done").taken("working").failed("failed"))
+    ///     .lease_columns("owner", "epoch", "lease_until")
+    ///     .attempts("attempts_left")
+    ///     .max_attempts(5)
+    ///     .build()?;
+    /// assert!(spec.migration().sql().contains("DEFAULT 5"));
+    /// # Ok::<(), leasehold_claim::ClaimError>(())
+    /// ```
+    pub fn max_attempts(mut self, count: u32) -> Self {
+        self.inner.max_attempts = Some(count);
         self
     }
 
@@ -265,6 +286,12 @@ impl ClaimSpecBuilder {
         }
         if inner.grouped && inner.group.is_none() {
             return wrong("rows are to be grouped; name the column of the group");
+        }
+        if inner.max_attempts.is_some() && inner.attempts.is_none() {
+            return wrong("rows have a number of attempts; name the column of those that are left");
+        }
+        if inner.max_attempts.is_some_and(|count| !(1..=i32::MAX.unsigned_abs()).contains(&count)) {
+            return wrong("a row has at least one attempt, and no more than an integer holds");
         }
         if !inner.preconditions.is_empty() && (inner.group.is_none() || inner.kind.is_none()) {
             return wrong("rows are to wait for others; name the columns of the group and of the kind");

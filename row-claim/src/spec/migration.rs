@@ -74,12 +74,13 @@ impl ClaimSpec {
     /// ```
     #[must_use]
     pub fn migration(&self) -> Migration {
-        Migration { spec: self.clone(), before: Vec::new(), choices: Choices::default(), within: LONGEST }
+        let choices = Choices { attempts: self.inner.max_attempts, ..Choices::default() };
+        Migration { spec: self.clone(), before: Vec::new(), choices, within: LONGEST }
     }
 }
 
 impl Migration {
-    /// Rows have this many attempts by default. Without it, a column of attempts is added without a default:
+    /// Rows have this many attempts by default, instead of the number in the spec. Without either, a column of attempts is added without a default:
     /// rows that name none may be tried for ever.
     #[must_use]
     pub fn attempts(mut self, count: u32) -> Self {

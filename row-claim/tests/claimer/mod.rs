@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimer, ClaimerBuilder, IdType,
     MemoryClaims, MemoryClock, MemoryRow, Renewal, RowKey, Settled, Settlement, States, Swept, Table, Take,
-    Taken, TakenRow, Wake,
+    Taken, TakenRow, Upkeep, Wake,
 };
 use leasehold_engine::TokioClock;
 use tokio::sync::watch;
@@ -102,6 +102,7 @@ pub struct Probe {
     pub settled: AtomicUsize,
     pub sweeps: AtomicUsize,
     pub listens: AtomicUsize,
+    pub purges: AtomicUsize,
     /// What happened, in order.
     pub log: Mutex<Vec<&'static str>>,
     /// So many takes pretend that others were at a row.
@@ -140,6 +141,7 @@ impl Probe {
             settled: AtomicUsize::new(0),
             sweeps: AtomicUsize::new(0),
             listens: AtomicUsize::new(0),
+            purges: AtomicUsize::new(0),
             log: Mutex::default(),
             skips: AtomicU64::new(0),
             down: AtomicBool::new(false),
@@ -178,6 +180,12 @@ impl Probe {
     /// Calls that ask for claims.
     pub fn claim_queries(&self) -> usize {
         self.takes.load(Ordering::SeqCst) + self.pendings.load(Ordering::SeqCst)
+    }
+
+    /// All calls.
+    pub fn calls(&self) -> usize {
+        let others = [&self.renews, &self.settles, &self.sweeps, &self.listens, &self.purges];
+        self.claim_queries() + others.iter().map(|count| count.load(Ordering::SeqCst)).sum::<usize>()
     }
 
     fn note(&self, counter: &AtomicUsize, what: &'static str) {
@@ -271,6 +279,12 @@ impl ClaimStore for Probe {
         self.inner.sweep(limit).await
     }
 
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        self.sweeps.fetch_add(1, Ordering::SeqCst);
+        self.reach().await?;
+        self.inner.upkeep(limit).await
+    }
+
     async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
         self.inner.taken(limit).await
     }
@@ -288,6 +302,7 @@ impl ClaimStore for Probe {
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
+        self.purges.fetch_add(1, Ordering::SeqCst);
         self.inner.purge(limit).await
     }
 
@@ -325,5 +340,9 @@ impl Wake for ProbeWake {
             woken = inner => woken,
             _ = self.broken.changed() => Err(ClaimError::Unsupported("the connection broke".to_owned())),
         }
+    }
+
+    fn heard(&self) -> bool {
+        self.inner.heard()
     }
 }

@@ -1,9 +1,13 @@
 //! Attempts: counted when a row is taken, and what happens when none is left.
 
+use std::time::Duration;
+
 use leasehold_claim::{ClaimError, Outcome, RowKey};
 
 use super::bench::{Layout, bounded, retry, row};
 use super::{Bench, Env};
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 async fn counted(env: &Env) -> Bench {
     env.table(Layout::new(|spec| spec.attempts("attempts_left"))).await
@@ -51,6 +55,33 @@ pub async fn row_42_put_back_does_not_count(env: &Env) {
         assert!(settled.exhausted.is_empty());
     }
     assert_eq!(bench.see(&key).await.attempts, Some(1));
+}
+
+pub async fn row_42_a_snooze_does_not_count(env: &Env) {
+    let layout = Layout::new(|spec| spec.attempts("attempts_left").ready_at("ready_at"));
+    let bench = env.table(layout).await;
+    let key = bench.insert(row(1).attempts(1)).await;
+    for _ in 0..2 {
+        let settled = bench.settle(&bench.take_one().await.claim, Outcome::Snooze(Duration::ZERO)).await;
+        assert!(settled.unwrap().exhausted.is_empty());
+        assert_eq!(bench.see(&key).await.attempts, Some(1));
+    }
+    let settled = bench.settle(&bench.take_one().await.claim, Outcome::Snooze(HOUR)).await.unwrap();
+    assert!(settled.exhausted.is_empty());
+    assert!(bench.is_home(&key).await);
+    assert_eq!(bench.see(&key).await.attempts, Some(1));
+    assert_eq!(bench.take(1).await.len(), 0, "it is left alone");
+    assert!(!bench.is_pending().await);
+
+    let without = counted(env).await;
+    let key = without.insert(row(1).attempts(1)).await;
+    let claimed = without.take_one().await;
+    let refused = without.settle(&claimed.claim, Outcome::Snooze(HOUR)).await;
+    assert!(
+        matches!(&refused, Err(ClaimError::Unsupported(text)) if text.contains("ready_at")),
+        "{refused:?}"
+    );
+    assert!(without.is_taken(&key).await, "nothing was written");
 }
 
 pub async fn row_42_top_up(env: &Env) {

@@ -1,5 +1,7 @@
 //! Claims that are held by an open transaction.
 
+use std::time::Duration;
+
 use leasehold_claim::{ClaimError, Hold, OrderType, Outcome, Retention, Take, Unmet};
 
 use super::bench::{Layout, bounded, ids, is_superseded, keys, retry, row, until};
@@ -131,6 +133,19 @@ pub async fn row_42_a_retry_counts_and_a_rollback_does_not(env: &Env) {
     }
     assert_eq!(bench.state(&key).await, env.variant.exhausted());
     assert!(try_hold(&bench, 1).await.is_none());
+}
+
+pub async fn row_42_a_snooze_in_the_transaction(env: &Env) {
+    let layout = Layout::new(|spec| spec.attempts("attempts_left").ready_at("ready_at"));
+    let bench = env.table(layout).await;
+    let key = bench.insert(row(1).attempts(1)).await;
+    let mut held = hold(&bench, 1).await;
+    let claim = held.taken().claims[0].claim.clone();
+    bounded(held.settle(&claim, &Outcome::Snooze(Duration::from_secs(3600)))).await.unwrap();
+    bounded(held.commit()).await.unwrap();
+    assert!(bench.is_home(&key).await);
+    assert_eq!(bench.see(&key).await.attempts, Some(1));
+    assert!(try_hold(&bench, 1).await.is_none(), "it is left alone");
 }
 
 pub async fn nothing_to_hold(env: &Env) {

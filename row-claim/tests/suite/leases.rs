@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Settlement, Take};
+use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Settlement, Swept, Take, Upkeep};
 
 use super::Env;
 use super::bench::{Layout, bounded, is_superseded, row, state_of};
@@ -95,7 +95,42 @@ pub async fn row_40_a_sweep_returns_what_has_ended(env: &Env) {
         "a greater epoch"
     );
     assert!(bench.is_taken(&keys[0]).await && bench.is_home(&keys[2]).await);
-    assert_eq!(bench.sweep().await, leasehold_claim::Swept::default(), "nothing is left to sweep");
+    assert_eq!(bench.sweep().await, Swept::default(), "nothing is left to sweep");
+}
+
+pub async fn row_40_upkeep_says_when_the_next_lease_ends(env: &Env) {
+    let bench = env.plain().await;
+    let client = bench.client();
+    let look = async || bounded(client.upkeep(10)).await.unwrap();
+    assert_eq!(look().await, Upkeep::default());
+    let keys = bench.fill(2).await;
+    assert_eq!(look().await, Upkeep::default(), "nothing is taken");
+    let taken = bounded(client.take(&Take::up_to(2).lease(MINUTE))).await.unwrap();
+    assert_eq!(taken.claims.len(), 2);
+    let is_ahead = |upkeep: &Upkeep| {
+        upkeep.swept == Swept::default()
+            && upkeep.next.is_some_and(|next| next > Duration::ZERO && next <= MINUTE)
+    };
+    let upkeep = look().await;
+    assert!(is_ahead(&upkeep), "{upkeep:?}");
+    bench.expire(&keys[1]).await;
+    assert_eq!(look().await.swept.returned, [keys[1].clone()]);
+    assert!(bench.is_taken(&keys[0]).await && bench.is_home(&keys[1]).await);
+    let upkeep = look().await;
+    assert!(is_ahead(&upkeep), "of the other one: {upkeep:?}");
+    bench.settle(&taken.claims[0].claim, Outcome::Done).await.unwrap();
+    assert_eq!(look().await, Upkeep::default());
+}
+
+pub async fn row_42_upkeep_looks_for_rows_that_lie_used_up(env: &Env) {
+    let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left"))).await;
+    let key = bench.insert(row(1).attempts(0)).await;
+    bench.insert(row(2).attempts(1)).await;
+    let client = bench.client();
+    bounded(client.upkeep(10)).await.unwrap();
+    assert_eq!(bench.state(&key).await, env.variant.exhausted());
+    assert_eq!(bounded(client.upkeep(10)).await.unwrap(), Upkeep::default(), "and is done with them");
+    assert_eq!(bench.take(5).await.len(), 1);
 }
 
 pub async fn row_40_no_more_than_the_limit(env: &Env) {
@@ -144,10 +179,10 @@ pub async fn row_40_a_sweep_never_touches_a_lease_that_lasts(env: &Env) {
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;
     let before = bench.see(&key).await;
-    assert_eq!(bench.sweep().await, leasehold_claim::Swept::default());
+    assert_eq!(bench.sweep().await, Swept::default());
     assert_eq!(bench.see(&key).await, before);
     bench.settle(&claimed.claim, Outcome::Done).await.unwrap();
-    assert_eq!(bench.sweep().await, leasehold_claim::Swept::default(), "nor what is settled");
+    assert_eq!(bench.sweep().await, Swept::default(), "nor what is settled");
     assert!(bench.is_done(&key).await);
 }
 

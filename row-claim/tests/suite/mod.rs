@@ -84,7 +84,8 @@ macro_rules! for_each_case {
             }
             leases {
                 renewed_in_time, renewing_a_lost_claim, renewing_past_a_locked_row, renewing_what_is_settled_or_gone,
-                row_40_a_sweep_returns_what_has_ended, row_40_no_more_than_the_limit, row_40_many_sweepers,
+                row_40_a_sweep_returns_what_has_ended, row_40_upkeep_says_when_the_next_lease_ends,
+                row_42_upkeep_looks_for_rows_that_lie_used_up, row_40_no_more_than_the_limit, row_40_many_sweepers,
                 row_40_a_sweep_never_touches_a_lease_that_lasts, row_40_a_renewal_by_the_rows_own_timeout,
                 without_a_lease_or_with_one_of_zero, row_41_expiry_on_read,
                 row_40_a_sweep_passes_over_locked_rows, row_18_a_swept_row_is_taken_again,
@@ -105,6 +106,7 @@ macro_rules! for_each_case {
             }
             attempts {
                 row_42_three_and_no_more, row_42_a_crash_counts, row_42_put_back_does_not_count,
+                row_42_a_snooze_does_not_count,
                 row_42_top_up, row_42_top_up_only_what_is_exhausted, row_43_null_is_without_limit,
                 row_42_used_up_rows_are_never_taken, without_attempts_there_is_no_list,
                 row_42_a_used_up_row_is_not_pending, row_43_the_last_attempt_can_be_settled,
@@ -125,7 +127,8 @@ macro_rules! for_each_case {
             held {
                 row_16_all_at_once_by_the_commit, row_17_a_rollback_leaves_nothing, row_17_so_does_a_drop,
                 row_11_others_take_the_next, what_was_not_settled_stays, held_claims_settle_once,
-                row_42_a_retry_counts_and_a_rollback_does_not, nothing_to_hold, row_22_a_group_is_held,
+                row_42_a_retry_counts_and_a_rollback_does_not,
+                row_42_a_snooze_in_the_transaction, nothing_to_hold, row_22_a_group_is_held,
                 row_64_without_any_column, row_19_epochs_outlive_a_rollback, row_20_busy, row_38_in_order_and_no_more,
                 held_rows_are_not_taken_under_a_lease, row_25_failed_in_the_transaction, row_29_deleted_by_the_commit,
                 held_claims_of_others_are_not_settled, row_68_a_hold_does_not_stop_the_rest,

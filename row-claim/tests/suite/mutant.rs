@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, Hold, HoldStore, MemoryClaims, MemoryRow, Outcome,
-    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Swept, Take, Taken, TakenRow, Wake,
+    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Swept, Take, Taken, TakenRow, Upkeep, Wake,
 };
 use serde_json::{Value, json};
 
@@ -371,6 +371,10 @@ impl ClaimStore for Faulty {
             _ => {}
         }
         self.claims.purge(if self.fault == Fault::PurgeIgnoresTheLimit { 1000 } else { limit }).await
+    }
+
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        self.claims.upkeep(limit).await
     }
 
     async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {

@@ -1,0 +1,48 @@
+//! Deletes rows that were settled long enough ago, where the spec says how long they stay.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::shared::Shared;
+use crate::error::ClaimError;
+use crate::spec::Retention;
+
+/// The most rows of one statement, and the pause between two: others have work to do.
+const BATCH: u32 = 500;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Rows stay for up to a tenth longer than they have to, within these bounds.
+const OFTEN: Duration = Duration::from_secs(60);
+const SELDOM: Duration = Duration::from_secs(3600);
+
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let Retention::KeepFor(keep) = shared.store.spec().inner.retention else { return };
+    let every = (keep / 10).clamp(OFTEN, SELDOM);
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            // Up to half of it sooner: any number of processes do this, one at a time.
+            () = sleep(every.mul_f64(1.0 - fastrand::f64() / 2.0)) => {}
+        }
+        if let Err(error) = prune(&shared).await {
+            shared.report(&error);
+        }
+    }
+}
+
+async fn prune(shared: &Shared) -> Result<(), ClaimError> {
+    loop {
+        let Ok(deleted) = timeout(shared.config.call_limit(), shared.store.purge(BATCH)).await else {
+            return Ok(());
+        };
+        if deleted? < u64::from(BATCH) {
+            return Ok(());
+        }
+        tokio::select! {
+            () = shared.stop.cancelled() => return Ok(()),
+            () = sleep(PAUSE) => {}
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What claimers do in the background for all who use the table: whether leases have ended, and sweeping then.
+
+use std::time::Duration;
+
+use sqlx::Row as _;
+
+use super::PgClaims;
+use super::server::{Query, failed};
+use super::words::{Words, column};
+use crate::error::ClaimError;
+use crate::held::group_number;
+use crate::spec::Tracking;
+use crate::store::Upkeep;
+
+const LOOK: &str = "look when the next lease ends";
+
+/// No group has this name, because no text of the server has a NUL.
+const TURN: &str = "\0upkeep";
+
+impl PgClaims {
+    /// One statement where nothing is to be done.
+    pub(super) async fn keep_up(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        let next = self.next_end().await?;
+        if next.is_none_or(|next| !next.is_zero()) {
+            return Ok(Upkeep { next, ..Upkeep::default() });
+        }
+        let swept = self.in_turn().sweep_rows(limit).await?;
+        if !swept.returned.is_empty() {
+            self.announce_returned().await;
+        }
+        Ok(Upkeep { swept, next })
+    }
+
+    /// The same claims, which do upkeep only while no other process is at it.
+    pub(super) fn in_turn(&self) -> Self {
+        let mut claims = self.clone();
+        claims.server.turn = Some(group_number(self.spec_ref().table(), TURN));
+        claims
+    }
+
+    /// In how long the first lease ends; zero where there is something to sweep.
+    async fn next_end(&self) -> Result<Option<Duration>, ClaimError> {
+        self.spec_ref().needs_lease()?;
+        let sql = self.remembered("next end".to_owned(), || next_end(self.words()));
+        let rows = self.server().rows(&Query::new(sql)).await.map_err(|fault| fault.error(LOOK))?;
+        let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
+        let millis: Option<i64> = first.try_get("millis").map_err(|error| failed(error, LOOK))?;
+        Ok(millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
+    }
+}
+
+fn next_end(words: &Words) -> String {
+    let first = match (&words.inner().tracking, &words.side) {
+        (Tracking::Columns { until, .. }, _) => {
+            format!(
+                "SELECT pg_catalog.min({}) FROM {} t WHERE {}",
+                column("t", until),
+                words.table,
+                words.taken("t")
+            )
+        }
+        (_, Some(side)) => {
+            format!("SELECT pg_catalog.min(x.lease_until) FROM {} x WHERE x.tab = {}", side.table, side.tab)
+        }
+        _ => "SELECT NULL::timestamptz".to_owned(),
+    };
+    // Receipt of the statement, and not the clock, which the planner cannot compare with an index.
+    let left = "CASE WHEN n.first IS NOT NULL THEN \
+        pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM n.first - pg_catalog.statement_timestamp()), 0) * 1000)::bigint END";
+    let left = match lies_used_up(words) {
+        Some(lies) => format!("CASE WHEN EXISTS ({lies}) THEN 0 ELSE {left} END"),
+        None => left.to_owned(),
+    };
+    format!("SELECT {left} AS millis FROM ({first}) n(first)")
+}
+
+/// Rows that lie waiting without an attempt left, where there is a state for that.
+fn lies_used_up(words: &Words) -> Option<String> {
+    let inner = words.inner();
+    inner.states.exhausted.as_ref()?;
+    let left = column("t", inner.attempts.as_ref()?);
+    let free = words.free(&inner.states.takeable);
+    Some(format!("SELECT FROM {} t WHERE {free} AND {left} <= 0", words.table))
+}
