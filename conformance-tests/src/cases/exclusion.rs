@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
+use leasehold_api::{AcquireOptions, Lock, LockKey, Validity};
 use tokio::sync::Barrier;
 
 use crate::context::{Context, acquire_for, fails, joined};

@@ -12,6 +12,7 @@ use super::renew::renew;
 use super::server::BEGIN;
 use super::sweep::{old_keys, picked_by_age, picked_by_key, purge, sweep, use_up};
 use super::take::{Asked, alone};
+use super::upkeep::next_end;
 use super::words::Words;
 use crate::error::ClaimError;
 use crate::name::{Column, Table};
@@ -119,6 +120,7 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
         Probe::new("take", take, &["20", batch, "30000", "NULL"]),
         Probe::new("pending", pending(&words, &order, &asked(&one)), &[]),
         Probe::new("sweep", sweep(&words, ""), &["100"]),
+        Probe::new("next end", next_end(&words), &[]),
         Probe::new("use up", use_up(&words).unwrap(), &["100"]),
         Probe::new("purge", purge(&words, &picked_by_age(&words)), &["1000", &month]),
         Probe::new("old", old_keys(&words), &["1000", &month]),

@@ -49,7 +49,7 @@ impl PgClaims {
     }
 }
 
-fn next_end(words: &Words) -> String {
+pub(super) fn next_end(words: &Words) -> String {
     let first = match (&words.inner().tracking, &words.side) {
         (Tracking::Columns { until, .. }, _) => {
             format!(
