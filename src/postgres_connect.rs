@@ -7,7 +7,6 @@ use leasehold_api::{Error, Lock};
 use crate::connect::ConnectOptions;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 use crate::engine::Engine;
-#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 use crate::postgres_url::{PgStore, PgTarget};
 
 #[cfg_attr(
