@@ -164,6 +164,11 @@ async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<(i32, bool
             // A pooler with a single server connection has none left to ask again.
             return Ok((pid, true));
         }
+        if backend_pid(a).await? != pid {
+            return Ok((pid, true));
+        }
+        // A pooler that was slow to take back what `a` had used has given `b` another one, and gives that to `a` now.
+        b.execute(sql::ROLLBACK).await?;
         Ok((pid, backend_pid(a).await? != pid))
     };
     let outcome = compared.await;

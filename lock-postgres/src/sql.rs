@@ -9,6 +9,7 @@ pub(crate) const PING: &str = "SELECT 1";
 
 /// A transaction, whatever the defaults of database and role.
 pub(crate) const BEGIN: &str = "BEGIN";
+pub(crate) const ROLLBACK: &str = "ROLLBACK";
 
 /// The server's process behind this connection.
 pub(crate) const BACKEND_PID: &str = "SELECT pg_catalog.pg_backend_pid()";
