@@ -1,5 +1,5 @@
-//! Every statement. They run in transactions of the caller too, so they name everything by its schema, and use operators
-//! that fit exactly, which nobody's own come before.
+//! Every statement. They run in transactions of the caller too, so they name everything by its schema, and the types
+//! of operators match exactly, so that no operator of another schema is preferred (`docs/hazards.md` H57).
 
 use std::sync::Arc;
 

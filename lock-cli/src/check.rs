@@ -35,9 +35,9 @@ pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
         }
         Err(error) => (None, Err(error)),
     };
-    let mut all = lock.as_deref().map(look::cautions).unwrap_or_default();
-    all.extend(advice(lock.as_deref(), tried.as_ref().err()).into_iter().map(ToOwned::to_owned));
-    let advice = all;
+    let mut told = lock.as_deref().map(look::cautions).unwrap_or_default();
+    told.extend(advice(lock.as_deref(), tried.as_ref().err()).into_iter().map(ToOwned::to_owned));
+    let advice = told;
     if args.json {
         output::json(&report(lock.as_ref(), facts.as_ref(), &tried, &advice));
     } else {
@@ -57,7 +57,7 @@ async fn probe(lock: &dyn Lock, place: &Place) -> Result<Duration, Error> {
         let start = Instant::now();
         admin.list(&ListQuery::new()).await?;
         if !place.url().is_some_and(|url| url.contains("read-only=true")) {
-            look::try_to_write(lock)?;
+            look::try_to_write(lock).await?;
         }
         return Ok(start.elapsed());
     }
@@ -128,7 +128,9 @@ fn print(
     match tried {
         Ok(took) if lock.is_some_and(|lock| lock.capabilities().scope == Scope::Machine) => {
             let missing = lock.map_or("", |lock| look::if_missing(&**lock));
-            output::line(&format!("works: looked at its locks in {took:.1?}, and made nothing{missing}"));
+            output::line(&format!(
+                "works: looked at its locks in {took:.1?}, and left nothing behind{missing}"
+            ));
         }
         Ok(took) => output::line(&format!("works: took, saw and released a lock in {took:.1?}")),
         Err(error) => output::error(error),

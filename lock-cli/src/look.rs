@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{
     fs,
     io::{self, Write as _},
@@ -10,8 +11,13 @@ use std::{
 use leasehold::file::FileConfig;
 use leasehold::{Error, ErrorKind, Lock};
 use rustix::fs::{Access, access};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::place::{Place, default_dir};
+
+/// How long a disk may take for a few bytes.
+const WRITE: Duration = Duration::from_secs(5);
 
 /// The store at `place`, to be looked at only if it is a file store.
 pub(crate) async fn connect(place: &Place) -> Result<Arc<dyn Lock>, Error> {
@@ -45,30 +51,38 @@ pub(crate) fn if_missing(lock: &dyn Lock) -> &'static str {
 }
 
 /// Whether a key could be locked in the directory of a file store, as far as a file can be written there. Where it is
-/// missing, whether it could be made.
-pub(crate) fn try_to_write(lock: &dyn Lock) -> Result<(), Error> {
+/// missing, whether it could be made. A disk that hangs keeps a thread, and nobody waiting.
+pub(crate) async fn try_to_write(lock: &dyn Lock) -> Result<(), Error> {
     let Some(directory) = directory(lock).map(PathBuf::from) else { return Ok(()) };
-    let failed = |error: io::Error| {
-        let kind = match error.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                ErrorKind::PermissionDenied
-            }
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Capacity,
-            _ => ErrorKind::Unavailable,
-        };
-        let message = format!("nothing can be locked in {}: {error}", directory.display());
-        Error::new(kind, message).with_source(error).with_store(lock.to_string())
-    };
+    let path = directory.clone();
+    let written = timeout(WRITE, spawn_blocking(move || write_into(&path))).await;
+    let no_answer = || Ok(Err(io::ErrorKind::TimedOut.into()));
+    written.unwrap_or_else(|_| no_answer()).unwrap_or_else(|ended| Err(io::Error::other(ended))).map_err(
+        |error| {
+            let kind = match error.kind() {
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                    ErrorKind::PermissionDenied
+                }
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Capacity,
+                _ => ErrorKind::Unavailable,
+            };
+            let message = format!("nothing can be locked in {}: {error}", directory.display());
+            Error::new(kind, message).with_source(error).with_store(lock.to_string())
+        },
+    )
+}
+
+fn write_into(directory: &Path) -> io::Result<()> {
     let there = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     if there != directory {
-        return access(there, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| failed(error.into()));
+        return Ok(access(there, Access::WRITE_OK | Access::EXEC_OK)?);
     }
-    let path = directory.join(format!("check-{}.tmp", std::process::id()));
-    let written = fs::OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
-        let written = file.write_all(&[0; 4096]);
-        fs::remove_file(&path).and(written)
-    });
-    written.map_err(failed)
+    // A name that nobody else has, also where processes of several machines or containers have one number.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    let path = directory.join(format!("check-{}-{now}.tmp", std::process::id()));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+    let written = file.write_all(&[0; 4096]);
+    fs::remove_file(&path).and(written)
 }
 
 /// What is doubtful about the directory of a file store.

@@ -34,7 +34,8 @@ pub(crate) async fn until_end(
     let mut lost = pin!(guard.lost());
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_told, mut is_ending, mut kill_at) = (false, false, None);
-    let mut passed_on = Vec::new();
+    // As bits: those that are for the first process alone.
+    let mut passed_on = 0_u64;
     let command = running.pid();
     let status = loop {
         tokio::select! {
@@ -51,7 +52,9 @@ pub(crate) async fn until_end(
             }
             signal = signals.next() => {
                 is_ending |= pass_on(running, signal);
-                passed_on.push(signal.as_raw());
+                if !signals::is_an_end(signal) {
+                    passed_on |= 1 << signal.as_raw();
+                }
             }
             _ = adopted.recv() => tree::reap_adopted(command),
             () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
@@ -63,7 +66,7 @@ pub(crate) async fn until_end(
     };
     // A command that ends by itself may leave something behind; one that was told to end takes it along, and so does one
     // whose first process ended by a signal that it did not expect.
-    if !is_ending && status.signal().is_some_and(|signal| passed_on.contains(&signal)) {
+    if !is_ending && status.signal().is_some_and(|signal| passed_on & (1 << signal) != 0) {
         tree::send_to_rest(command, Some(Signal::TERM));
         is_ending = true;
     }

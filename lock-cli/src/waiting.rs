@@ -67,7 +67,7 @@ pub(crate) async fn tell(
             let mut holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             if seen.is_some() && holder.is_empty() {
                 holder.push_str("; nobody is seen to hold it: waiting for the store");
-                if let Err(error) = look::try_to_write(lock) {
+                if let Err(error) = look::try_to_write(lock).await {
                     holder.push_str(&format!(" ({})", error.message()));
                 }
             }

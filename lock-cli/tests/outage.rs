@@ -92,3 +92,41 @@ fn a_wait_that_ends_with_the_server_advises_no_force() {
         runtime.block_on(cluster.start_again());
     }
 }
+
+#[test]
+fn what_cannot_be_reached_is_said_without_the_password() {
+    let cluster = Cluster::start(ClusterOptions::new().password("sesame-open"));
+    let url = |password: &str, host: &str, database: &str| {
+        format!("postgres://postgres:{password}@{host}/{database}?install=true")
+    };
+    let (address, closed) = (cluster.address(), "127.0.0.1:1");
+    assert_eq!(finish(&mut at(&url("sesame-open", &address, "postgres"), "run k -- true")).0, 0);
+    for (url, code) in [
+        (url("hunter2", &address, "postgres"), 69),
+        (url("sesame-open", &address, "no-such-database"), 64),
+        (url("sesame-open", closed, "postgres"), 69),
+        (url("sesame-open", "host.invalid", "postgres"), 69),
+        (url("sesame-open", &address, "postgres") + "&sslmode=verify-full", 64),
+        (url("sesame-open", &address, "postgres") + "&channel_binding=require", 64),
+        (url("hunter2", &address, "postgres") + "#x", 64),
+    ] {
+        for store in ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"] {
+            for command in
+                ["run k --no-wait -- true", "list", "inspect k", "check", "check --json", "schema apply"]
+            {
+                let url = url.replacen("postgres", store, 1);
+                let (got, stdout, stderr) = finish(&mut at(&url, command));
+                let shown = format!("{stdout}{stderr}");
+                assert_eq!(got, code, "{command} on {}: {shown}", url.replace("sesame-open", "..."));
+                assert!(!shown.contains("hunter2") && !shown.contains("sesame"), "{command}: {shown}");
+                assert!(shown.len() > 40, "{command}: {shown}");
+            }
+        }
+    }
+}
+
+fn at(url: &str, arguments: &str) -> Command {
+    let mut command = support::tool();
+    command.env("LEASEHOLD_URL", url).args(arguments.split_whitespace());
+    command
+}

@@ -23,9 +23,9 @@ const DROPPED: &str = "dropped";
 /// renews in the background.
 ///
 /// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry),
-/// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts; that of a handler of
-/// [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store refuses an end and
-/// nothing was written, the claim is returned likewise.
+/// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts;
+/// that of a handler of [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store
+/// refuses an end and nothing was written, the claim is returned likewise.
 ///
 /// A process that stood still may come back when somebody else has the row. Then whatever it writes through
 /// the claim answers [`Superseded`](ClaimError::Superseded) and changes nothing. For what it changes elsewhere,

@@ -10,7 +10,7 @@ use super::line::Sequence;
 use super::look::pending;
 use super::renew::renew;
 use super::server::BEGIN;
-use super::sweep::{old_keys, picked_by_age, picked_by_key, purge, sweep, use_up};
+use super::sweep::{oldest, picked_by_key, purge, sweep, use_up};
 use super::take::{Asked, alone};
 use super::upkeep::next_end;
 use super::words::Words;
@@ -122,8 +122,8 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
         Probe::new("sweep", sweep(&words, ""), &["100"]),
         Probe::new("next end", next_end(&words), &[]),
         Probe::new("use up", use_up(&words).unwrap(), &["100"]),
-        Probe::new("purge", purge(&words, &picked_by_age(&words)), &["1000", &month]),
-        Probe::new("old", old_keys(&words), &["1000", &month]),
+        Probe::new("purge", purge(&words, &oldest(&words, &words.key())), &["1000", &month]),
+        Probe::new("old", oldest(&words, &words.key_text()), &["1000", &month]),
         Probe::new("purge some", purge(&words, &picked_by_key(&words)), &["1000", &month, &next, none]),
         Probe::new(
             "renew",

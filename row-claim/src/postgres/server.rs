@@ -18,7 +18,7 @@ use crate::error::ClaimError;
 
 /// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
 /// expects to be many (`docs/hazards.md` H50).
-/// Nor does it read all rows of a group to sort them, where the index has the first of them in order.
+/// And without bitmap scans it takes the first rows of a large group from their index, instead of all to sort them.
 pub(super) const BEGIN: &str =
     "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL enable_bitmapscan = off";
 

@@ -118,7 +118,9 @@ impl PgClaims {
             Retention::KeepFor(time) => millis(time),
             Retention::DeleteOnSettle => 0,
         };
-        let sql = self.remembered("purge".to_owned(), || purge(self.words(), &picked_by_age(self.words())));
+        let sql = self.remembered("purge".to_owned(), || {
+            purge(self.words(), &oldest(self.words(), &self.words().key()))
+        });
         let query = Query::new(sql).bind(i64::from(limit))?.bind(keep)?;
         match self.server().rows(&query).await {
             Ok(rows) => Ok(rows.len() as u64),
@@ -130,7 +132,7 @@ impl PgClaims {
     /// A constraint keeps one of the rows, such as a foreign key from a row that is still needed: what stands between
     /// such rows is deleted. The error is that of the first of them, and only if no row at all could be deleted.
     async fn purge_around(&self, limit: u32, keep: i64) -> Result<u64, ClaimError> {
-        let sql = self.remembered("old".to_owned(), || old_keys(self.words()));
+        let sql = self.remembered("old".to_owned(), || oldest(self.words(), &self.words().key_text()));
         let query = Query::new(sql).bind(i64::from(limit).saturating_add(BEYOND))?.bind(keep)?;
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(PURGE))?;
         let keys = rows.iter().map(|row| self.key_of(row, PURGE)).collect::<Result<Vec<_>, _>>()?;
@@ -317,10 +319,10 @@ fn old(words: &Words) -> String {
     format!("{} IN ({}){condition}", words.state(), list(&settled))
 }
 
-/// The oldest.
-pub(super) fn picked_by_age(words: &Words) -> String {
+/// The first `$1` of them in the order of their age: `columns` of each.
+pub(super) fn oldest(words: &Words, columns: &str) -> String {
     let first = words.inner().settled_at.as_ref().map_or_else(|| words.id.clone(), |at| column("t", at));
-    format!("SELECT {} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", words.key(), words.table, old(words))
+    format!("SELECT {columns} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", words.table, old(words))
 }
 
 /// Those whose keys are `$3` and `$4`.
@@ -337,10 +339,7 @@ pub(super) fn picked_by_key(words: &Words) -> String {
     )
 }
 
-pub(super) fn old_keys(words: &Words) -> String {
-    picked_by_age(words).replacen(&words.key(), &words.key_text(), 1)
-}
-
+/// Deletes the rows whose keys `picked` selects.
 pub(super) fn purge(words: &Words, picked: &str) -> String {
     format!(
         "WITH due AS MATERIALIZED ({picked} FOR UPDATE OF t SKIP LOCKED) \

@@ -207,7 +207,7 @@ impl ClaimSpecBuilder {
     ///
     /// Each take reads the rows for later that come before those it takes. Where there may be many of them, order by this
     /// column first ([`order_by`](Self::order_by)): `NOT NULL`, as the migration makes it, it costs nothing then, however
-    /// many they are.
+    /// many they are. A process asks once whether it is: restart those that run before `NOT NULL` is dropped.
     pub fn ready_at(mut self, column: &str) -> Self {
         self.inner.ready_at = Some(self.column(column));
         self
