@@ -56,7 +56,8 @@ impl Fresh {
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](IdempotencyError::TooLarge) and [`Retry`](IdempotencyError::Retry): nothing was done. Of kind
+    /// [`TooLarge`](IdempotencyError::TooLarge) and [`Retry`](IdempotencyError::Retry): nothing was done. A rejection can
+    /// end in the latter at any isolation, where another process begins the key while the effects are rolled back. Of kind
     /// [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again with
     /// the same key. Of kind [`Lost`](leasehold_api::ErrorKind::Lost) when the transaction was ended by somebody else,
     /// such as the driver (see [above](Fresh)): what was executed afterwards stays. Else what the server answers, and
@@ -69,7 +70,7 @@ impl Fresh {
         if !self.transaction.is_in_transaction() {
             return Err(Error::new(ErrorKind::Lost, ENDED).into());
         }
-        if let Err(error) = self.key.clone().finish(&mut self.transaction, &stored).await {
+        if let Err(error) = self.record(&stored).await {
             // Dropping it rolls back too; like this it is done when the caller is told.
             let _ = answer(self.transaction.rollback(), "roll back").await;
             return Err(error);
@@ -90,6 +91,13 @@ impl Fresh {
     /// Safe: it is rolled back in the background.
     pub async fn rollback(self) -> Result<(), IdempotencyError> {
         answer(self.transaction.rollback(), "roll back").await
+    }
+
+    async fn record(&mut self, stored: &Stored) -> Result<(), IdempotencyError> {
+        if stored.is_rejected() {
+            self.key = self.key.anew(&mut self.transaction, &self.fingerprint).await?;
+        }
+        self.key.clone().finish(&mut self.transaction, stored).await
     }
 }
 

@@ -20,9 +20,10 @@ use crate::transaction::answer;
 #[derive(Clone, Debug)]
 pub struct OpenKey {
     ident: Ident,
-    savepoint: Arc<str>,
-    max_body: usize,
-    prepared: bool,
+    /// Where the effects of a rejected request are rolled back to. In a transaction for this key alone, that is its
+    /// beginning.
+    savepoint: Option<Arc<str>>,
+    terms: Terms,
     statements: Arc<Statements>,
 }
 
@@ -35,8 +36,10 @@ pub(crate) struct Statements {
 }
 
 /// What [`begin`] needs to know beside the key.
-pub(crate) struct Terms<'a> {
-    pub(crate) schema: &'a Identifier,
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    /// Of the key's advisory lock.
+    pub(crate) number: i64,
     pub(crate) retention_us: i64,
     pub(crate) retry_after: std::time::Duration,
     pub(crate) max_body: usize,
@@ -56,34 +59,37 @@ impl Statements {
 }
 
 const BEGIN: &str = "begin the key";
+const UNDO: &str = "roll the effects back";
 const FINISH: &str = "finish the key";
 
 /// Begins `ident` in the transaction of `connection`, waiting for nobody.
 pub(crate) async fn begin(
     connection: &mut PgConnection,
     statements: &Arc<Statements>,
-    terms: &Terms<'_>,
+    terms: &Terms,
     ident: &Ident,
     fingerprint: &Fingerprint,
 ) -> Result<Begin<OpenKey>, IdempotencyError> {
-    let number = ident.number(terms.schema);
     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.begin)))
         .bind(ident.scope())
         .bind(ident.key())
         .bind(fingerprint.as_bytes().as_slice())
-        .bind(number)
+        .bind(terms.number)
         .bind(terms.retention_us)
         .persistent(terms.prepared);
     let row = answer(query.fetch_one(&mut *connection), BEGIN).await?;
     let failed = |error| IdempotencyError::of(error, BEGIN);
     if row.try_get("fresh").map_err(failed)? {
-        let savepoint = sql::savepoint_of((!terms.owned).then_some(number));
-        answer(connection.execute(raw_sql(AssertSqlSafe(sql::savepoint(&savepoint)))), BEGIN).await?;
+        let mut savepoint = None;
+        if !terms.owned {
+            let name = sql::savepoint_of(terms.number);
+            answer(connection.execute(raw_sql(AssertSqlSafe(sql::savepoint(&name)))), BEGIN).await?;
+            savepoint = Some(name);
+        }
         return Ok(Begin::Fresh(OpenKey {
             ident: ident.clone(),
             savepoint,
-            max_body: terms.max_body,
-            prepared: terms.prepared,
+            terms: terms.clone(),
             statements: Arc::clone(statements),
         }));
     }
@@ -113,6 +119,23 @@ impl OpenKey {
         &self.ident
     }
 
+    /// Rolls everything back and begins the key again, in a transaction that has nothing else. The lock is let go in
+    /// between: whoever came first then does the whole request, and this one has to look again.
+    pub(crate) async fn anew(
+        &self,
+        connection: &mut PgConnection,
+        fingerprint: &Fingerprint,
+    ) -> Result<Self, IdempotencyError> {
+        answer(connection.execute(raw_sql(sql::UNDO_ALL)), UNDO).await?;
+        match begin(connection, &self.statements, &self.terms, &self.ident, fingerprint).await? {
+            Begin::Fresh(key) => Ok(key),
+            Begin::InFlight { .. } | Begin::Replay(_) | Begin::Mismatch => {
+                let source = sqlx::Error::Protocol("another transaction has the key".to_owned());
+                Err(IdempotencyError::Retry { source })
+            }
+        }
+    }
+
     /// Records the response in the transaction of `connection`, which must be the one that the key was begun in.
     /// Of a [rejected](Stored::rejected) request, what was written since the key was begun is rolled back first. The
     /// commit remains to be done.
@@ -132,10 +155,10 @@ impl OpenKey {
         connection: &mut PgConnection,
         stored: &Stored,
     ) -> Result<(), IdempotencyError> {
-        stored.bounded(self.max_body)?;
-        if stored.is_rejected() {
-            let undo = raw_sql(AssertSqlSafe(sql::undo_effects(&self.savepoint)));
-            answer(connection.execute(undo), "roll the effects back").await?;
+        stored.bounded(self.terms.max_body)?;
+        if let Some(savepoint) = self.savepoint.filter(|_| stored.is_rejected()) {
+            let undo = raw_sql(AssertSqlSafe(sql::undo_effects(&savepoint)));
+            answer(connection.execute(undo), UNDO).await?;
         }
         let columns = Columns::of(stored)?;
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.finish)))
@@ -145,7 +168,7 @@ impl OpenKey {
             .bind(columns.status)
             .bind(columns.headers)
             .bind(columns.body)
-            .persistent(self.prepared);
+            .persistent(self.terms.prepared);
         let done = answer(query.execute(connection), FINISH).await?;
         if done.rows_affected() == 1 {
             return Ok(());

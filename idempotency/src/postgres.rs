@@ -170,7 +170,8 @@ impl PgIdempotency {
         };
         let mut transaction = self.transaction(&flight).await?;
         let begun =
-            open_key::begin(&mut transaction, &self.statements, &self.terms(true), ident, fingerprint).await;
+            open_key::begin(&mut transaction, &self.statements, &self.terms(ident, true), ident, fingerprint)
+                .await;
         let told = match begun {
             Ok(Begin::Fresh(key)) => {
                 flight.running();
@@ -210,7 +211,7 @@ impl PgIdempotency {
         ident: &Ident,
         fingerprint: &Fingerprint,
     ) -> Result<Begin<OpenKey>, IdempotencyError> {
-        open_key::begin(connection, &self.statements, &self.terms(false), ident, fingerprint).await
+        open_key::begin(connection, &self.statements, &self.terms(ident, false), ident, fingerprint).await
     }
 
     /// Runs `body` under the key: its effects, through the connection that it is given, are committed together with
@@ -302,9 +303,9 @@ impl PgIdempotency {
         transaction::begin(connection, begin).await
     }
 
-    fn terms(&self, owned: bool) -> Terms<'_> {
+    fn terms(&self, ident: &Ident, owned: bool) -> Terms {
         Terms {
-            schema: &self.schema,
+            number: ident.number(&self.schema),
             retention_us: micros(self.retention),
             retry_after: self.retry_after,
             max_body: self.max_body,

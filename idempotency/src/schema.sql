@@ -17,19 +17,6 @@ CREATE TABLE IF NOT EXISTS {schema}.idempotency (
 COMMENT ON TABLE {schema}.idempotency IS
     'Idempotency keys: what was answered to each request, written in the transaction of its effects';
 
--- Temporary tables are looked up first unless the search path says where.
-CREATE OR REPLACE FUNCTION {schema}.idempotency_finished() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, {schema}, pg_temp AS $leasehold$
-BEGIN
-    IF EXISTS (SELECT FROM idempotency k WHERE k.scope = NEW.scope AND k.key = NEW.key AND k.outcome IS NULL) THEN
-        RAISE EXCEPTION 'an idempotency key was begun and not finished' USING
-            ERRCODE = 'check_violation', CONSTRAINT = 'idempotency_finished',
-            HINT = 'Finish it before the commit, or roll back.';
-    END IF;
-    RETURN NULL;
-END
-$leasehold$;
-
 -- Requests of several phases, whose effects are elsewhere: committed first, and written under a lease.
 CREATE TABLE IF NOT EXISTS {schema}.journey (
     scope text COLLATE pg_catalog."C" NOT NULL,
@@ -59,6 +46,19 @@ DECLARE
     tab text;
     name CONSTANT text := (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = kept);
 BEGIN
+    -- It runs under the search path of whoever commits, so it names schemas, of operators too: to set a path of its own
+    -- costs each commit more than the look.
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s.idempotency_finished() RETURNS trigger LANGUAGE plpgsql AS %L', name, format($body$
+BEGIN
+    IF EXISTS (SELECT FROM %s.idempotency k WHERE k.scope OPERATOR(pg_catalog.=) NEW.scope
+        AND k.key OPERATOR(pg_catalog.=) NEW.key AND k.outcome IS NULL) THEN
+        RAISE EXCEPTION 'an idempotency key was begun and not finished' USING
+            ERRCODE = 'check_violation', CONSTRAINT = 'idempotency_finished',
+            HINT = 'Finish it before the commit, or roll back.';
+    END IF;
+    RETURN NULL;
+END
+$body$, name));
     IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = kept AND t.tgname = 'idempotency_finished') THEN
         EXECUTE 'CREATE CONSTRAINT TRIGGER idempotency_finished AFTER INSERT OR UPDATE ON ' || name || '.idempotency'
             ' DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (new.outcome IS NULL)'

@@ -46,14 +46,14 @@ UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, 
         ELSE pg_catalog.clock_timestamp() + (expires_at - created_at) END
 WHERE scope = $1 AND key = $2 AND outcome IS NULL";
 
-/// The place to which the effects of a rejected request are rolled back, behind the row of its key. In a transaction of
-/// ours there is one; in one of the caller's, which may begin several, each key has its own, by its number. A name of its
-/// own is an entry of its own in `pg_stat_statements` (`docs/hazards.md` H56).
-pub(crate) fn savepoint_of(number: Option<i64>) -> Arc<str> {
-    match number {
-        Some(number) => format!("leasehold_{:016x}", number.cast_unsigned()).into(),
-        None => "leasehold_key".into(),
-    }
+/// Undoes the effects of a rejected request, and the row of its key, in a transaction that has nothing else. A savepoint
+/// behind the row would cost every request a round trip and a subtransaction.
+pub(crate) const UNDO_ALL: &str = "ROLLBACK AND CHAIN";
+
+/// The place to which the effects of a rejected request are rolled back in a transaction of the caller's, behind the row
+/// of its key; it may begin several.
+pub(crate) fn savepoint_of(number: i64) -> Arc<str> {
+    format!("leasehold_{:016x}", number.cast_unsigned()).into()
 }
 
 pub(crate) fn savepoint(name: &str) -> String {

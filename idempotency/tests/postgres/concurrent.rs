@@ -7,9 +7,10 @@ use crate::common::{Pg, effect, private, world};
 use crate::suite::{fresh, ident, replay, request};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use leasehold_idempotency::{Begin, IdempotencyError, OpenKey, PgIdempotency, Stored};
+use leasehold_idempotency::{Begin, IdempotencyError, Isolation, OpenKey, PgIdempotency, Stored};
 use sqlx::postgres::{PgConnection, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, raw_sql};
+use test_servers::Cluster;
 
 const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 
@@ -266,6 +267,34 @@ async fn a_temporary_table_does_not_hide_a_forgotten_finish() {
     drop(fresh(begin_in(&mut open, &world.store).await));
     let refused = open.execute("COMMIT").await.unwrap_err();
     assert_eq!(refused.as_database_error().unwrap().constraint(), Some("idempotency_finished"));
+}
+
+/// Whoever waits for the lock of the key has it as soon as the effects are rolled back.
+#[tokio::test]
+async fn a_rejection_that_another_process_came_before_is_a_retry() {
+    let world = private(8).await;
+    for level in [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable] {
+        let store = world.elsewhere().isolation(level);
+        let mut first = fresh(store.begin(&ident("a"), &request("x")).await);
+        effect(&mut first).await;
+        let held = Cluster::shared().advisory_locks(world.database.name()).await;
+        let [held] = &held[..] else { panic!("{held:?}") };
+        let mut other = world.database.connect().await;
+        let take = format!(
+            "BEGIN; SELECT pg_advisory_xact_lock({}::bigint << 32 | {}::bigint)",
+            held.class_id, held.object_id
+        );
+        let waiting = tokio::spawn(async move {
+            other.execute(AssertSqlSafe(take)).await.unwrap();
+            other
+        });
+        world.until_it_waits(&waiting).await;
+        let error = first.finish(Stored::rejected(402, "no")).await.unwrap_err();
+        assert!(matches!(error, IdempotencyError::Retry { .. }), "{level:?}: {error}");
+        waiting.await.unwrap().close().await.unwrap();
+        assert_eq!(world.effects().await, 0, "{level:?}");
+        assert_eq!(world.number("SELECT count(*) FROM leasehold.idempotency").await, 0, "{level:?}");
+    }
 }
 
 /// The driver ends the outer transaction where a nested one cannot be begun, and goes on without any: what follows is
