@@ -65,7 +65,7 @@ where
             StateProj::Refusal { body } => return Pin::new(body).poll_frame(cx),
             StateProj::Over => return Poll::Ready(None),
         };
-        if let Some(Poll::Ready(reason)) = hold.as_mut().map(|hold| hold.poll_stopped(cx)) {
+        if let Some(reason) = hold.as_ref().and_then(Hold::stopped) {
             state.set(State::Over);
             return Poll::Ready(Some(Err(Error::lost(reason).into())));
         }
@@ -74,7 +74,13 @@ where
         let is_over = match &polled {
             Poll::Ready(None | Some(Err(_))) => true,
             Poll::Ready(Some(Ok(_))) => body.is_end_stream(),
-            Poll::Pending => false,
+            Poll::Pending => {
+                if let Some(Poll::Ready(reason)) = hold.as_mut().map(|hold| hold.poll_stopped(cx)) {
+                    state.set(State::Over);
+                    return Poll::Ready(Some(Err(Error::lost(reason).into())));
+                }
+                false
+            }
         };
         // What the body owns is gone before the lock is, and nothing of it runs without.
         if is_over && hold.is_some() {

@@ -33,34 +33,41 @@ impl Hold {
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, LossReason> {
-        poll_fn(|cx| match self.poll_stopped(cx) {
-            Poll::Ready(reason) => Poll::Ready(Err(reason)),
-            Poll::Pending => work.as_mut().poll(cx).map(Ok),
+        poll_fn(|cx| {
+            if let Some(reason) = self.stopped() {
+                return Poll::Ready(Err(reason));
+            }
+            match work.as_mut().poll(cx) {
+                Poll::Ready(done) => Poll::Ready(Ok(done)),
+                Poll::Pending => self.poll_stopped(cx).map(Err),
+            }
         })
         .await
     }
 
     /// Whether the lock was lost and that is to stop what runs under it. It looks at the clock too, so that
     /// a process that was suspended does not take one more step.
+    pub(crate) fn stopped(&self) -> Option<LossReason> {
+        if self.on_lost == OnLost::Tell || self.guard.validity() != Validity::Lost {
+            return None;
+        }
+        Some(self.count_lost(self.lost.reason().unwrap_or(LossReason::Expired)))
+    }
+
+    /// As [`stopped`](Self::stopped), for work that has to be woken for it: what is done at the first poll is not.
     pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
         if self.on_lost == OnLost::Tell {
             return Poll::Pending;
         }
-        let reason = match Pin::new(&mut self.lost).poll(cx) {
-            Poll::Ready(reason) => reason,
-            Poll::Pending if self.guard.validity() == Validity::Lost => {
-                self.lost.reason().unwrap_or(LossReason::Expired)
-            }
-            Poll::Pending => return Poll::Pending,
-        };
-        self.count_lost(reason);
-        Poll::Ready(reason)
+        Pin::new(&mut self.lost).poll(cx).map(|reason| self.count_lost(reason))
     }
 
     /// Releases and waits for the answer, for a while: after that it goes on in the background. The response
     /// is what it is, so a failure is counted and logged only.
     pub(crate) async fn release(self) {
-        let Self { guard, release_within, in_flight, .. } = self;
+        let Self { guard, lost, release_within, in_flight, .. } = self;
+        // Whoever watches is woken by the end.
+        drop(lost);
         let key = guard.key().clone();
         let mut release = pin!(guard.release());
         // A store without I/O answers at once, and no timer is set for it.
@@ -86,9 +93,10 @@ impl Hold {
         drop(in_flight);
     }
 
-    fn count_lost(&self, reason: LossReason) {
+    fn count_lost(&self, reason: LossReason) -> LossReason {
         self.in_flight.stats().count_lost();
         warn!(key = %self.guard.key(), %reason, "the lock was lost, and what ran under it is stopped");
+        reason
     }
 }
 

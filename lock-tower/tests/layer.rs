@@ -317,6 +317,23 @@ async fn row_61_told_of_a_loss_the_handler_goes_on() {
     assert_eq!((layer.stats().lost, layer.stats().in_flight), (1, 0));
 }
 
+/// A connection that is woken by the end of its own request is polled once more for nothing.
+#[tokio::test]
+async fn row_61_who_watches_for_a_loss_is_not_woken_by_the_release() {
+    let (_, lock) = memory();
+    let handler = service_fn(|_: Request<Body>| {
+        let mut polled = false;
+        poll_fn(move |_| match std::mem::replace(&mut polled, true) {
+            false => Poll::Pending,
+            true => Poll::Ready(Ok::<_, Infallible>(Response::new(Body::default()))),
+        })
+    });
+    let mut request = tokio_test::task::spawn(layer(&lock).layer(handler).oneshot(get("/k")));
+    assert!(request.poll().is_pending());
+    assert!(request.poll().is_ready());
+    assert!(!request.is_woken());
+}
+
 #[tokio::test]
 async fn a_maximum_hold_stops_the_handler() {
     tokio::time::pause();
