@@ -1,7 +1,8 @@
 //! The tables: printed, and installed.
 
 use leasehold_api::Error;
-use leasehold_postgres::{Identifier, sql::render};
+use leasehold_postgres::Identifier;
+use leasehold_postgres::sql::{CREATE_SCHEMA, render};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 
 use crate::error::IdempotencyError;
@@ -18,15 +19,14 @@ SET LOCAL lock_timeout = '20s';
 SELECT pg_advisory_xact_lock(1818583411, 1);
 SET LOCAL lock_timeout = '1s';
 ";
-const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS {schema};\n";
 const OBJECTS: &str = include_str!("schema.sql");
 
 /// Whether everything is there, in the order in which it is created.
 const PRESENT: &str = "\
 SET LOCAL search_path = pg_catalog;
-SELECT to_regnamespace('{schema}') IS NOT NULL AS schema, EXISTS (
-    SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = to_regclass('{schema}.idempotency')
-    AND t.tgname = 'idempotency_finished') AND to_regclass('{schema}.journey_expires') IS NOT NULL AS objects";
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = to_regclass(E'{schema}.idempotency')
+    AND t.tgname = 'idempotency_finished') AND to_regclass(E'{schema}.journey_expires') IS NOT NULL AS objects";
 
 /// As SQL, for `psql` and migration tools.
 pub(crate) fn script(schema: &Identifier) -> String {
@@ -59,10 +59,8 @@ pub(crate) async fn install(
         if row.try_get("objects").map_err(failed)? {
             return Ok(());
         }
-        // `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where there is nothing to create.
-        let create = if row.try_get("schema").map_err(failed)? { "" } else { CREATE_SCHEMA };
         // Several statements in one message are one transaction, which ends with the message.
-        let message = render(&[SETTINGS, create, OBJECTS].concat(), schema);
+        let message = render(&[SETTINGS, CREATE_SCHEMA, OBJECTS].concat(), schema);
         match raw_sql(AssertSqlSafe(message)).execute(&mut *connection).await {
             Ok(_) => return Ok(()),
             // Somebody created the same, and not behind our lock, or kept the table for longer than others should wait

@@ -39,7 +39,7 @@ COMMENT ON TABLE {schema}.journey IS
 
 -- A trigger has no IF NOT EXISTS, and an index that has it waits for everybody who writes, also where it is there. A
 -- schema's name may contain what ends a literal.
-SELECT set_config('leasehold.schema', '{schema}.idempotency'::regclass::oid::text, true);
+SELECT set_config('leasehold.schema', E'{schema}.idempotency'::regclass::oid::text, true);
 DO $leasehold$
 DECLARE
     kept CONSTANT oid := current_setting('leasehold.schema')::oid;

@@ -28,7 +28,7 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
         (None, Some(url)) if is_postgres(url) => leasehold::postgres_config(url)?.schema_name().clone(),
         (None, _) => Identifier::new(DEFAULT_SCHEMA)?,
     };
-    output::bytes([schema::script(&schema), grants(&args.grants, &schema)?].concat().as_bytes());
+    output::bytes(schema::script(&schema, &grants(&args.grants, &schema)?).as_bytes());
     Ok(0)
 }
 

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, raw_sql};
 
 use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
-use crate::sql::render;
+use crate::sql::{CREATE_SCHEMA, render};
 
 mod report;
 
@@ -44,7 +44,6 @@ SET LOCAL lock_timeout = '20s';
 SELECT pg_advisory_xact_lock(1818583411, 1);
 SET LOCAL lock_timeout = '1s';
 ";
-const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS {schema};\n";
 const OBJECTS: &str = include_str!("schema.sql");
 const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
 
@@ -142,12 +141,13 @@ SELECT
 
 /// The SQL that installs the schema, for `psql` and migration tools. It can be run any number of times
 /// and changes nothing where everything is there; it needs the privilege to create what is missing, and
-/// PL/pgSQL, which every database has unless somebody removed it.
+/// PL/pgSQL, which every database has unless somebody removed it. `grants` are those of [`grants`] and [`grants_to_read`],
+/// in the same transaction, or nothing.
 #[must_use]
-pub fn script(schema: &Identifier) -> String {
+pub fn script(schema: &Identifier, grants: &str) -> String {
     let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);
     format!(
-        "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\nCOMMIT;\n"
+        "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\n{grants}COMMIT;\n"
     )
 }
 
@@ -226,11 +226,9 @@ pub(crate) async fn install_for(
         {
             return report.ready(schema);
         }
-        // `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where there is nothing to create.
-        let create = if is_there { "" } else { CREATE_SCHEMA };
         // Without BEGIN and COMMIT: several statements in one message are one transaction, which ends
         // with the message, also after an error and when nobody waits for the answer.
-        let message = render(&[SETTINGS, create, OBJECTS].concat(), schema);
+        let message = render(&[SETTINGS, CREATE_SCHEMA, OBJECTS].concat(), schema);
         match raw_sql(AssertSqlSafe(message)).execute(&mut *conn).await {
             Ok(_) => return Ok(()),
             // Somebody did something at the same time, and not behind our lock. Look again.

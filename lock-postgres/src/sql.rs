@@ -24,18 +24,36 @@ SELECT pg_catalog.set_config(s.name, s.value, false)
 FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS s (name, value)
 WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 
+/// Creates the schema if it is not there, within a transaction: `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where
+/// there is nothing to create. A setting has the name, which may contain what ends the block.
+pub const CREATE_SCHEMA: &str = "\
+SELECT set_config('leasehold.schema', E'{schema}', true);
+DO $leasehold$
+BEGIN
+    IF to_regnamespace(current_setting('leasehold.schema')) IS NULL THEN
+        EXECUTE 'CREATE SCHEMA ' || current_setting('leasehold.schema');
+    END IF;
+END
+$leasehold$;
+";
+
 /// `template` with the quoted name of the schema for each `{schema}`, also at the beginning of a literal, as
-/// in `nextval('{schema}.token')`.
+/// in `nextval('{schema}.token')`, or `E'{schema}'`, which means the same under every setting of the server.
 #[must_use]
 pub fn render(template: &str, schema: &Identifier) -> Arc<str> {
     let quoted = schema.quoted();
     // Inside a literal, a single quote of the name would end it.
     let literal = quoted.replace('\'', "''");
+    let escaped = literal.replace('\\', "\\\\");
     let mut parts = template.split("{schema}");
     let mut text = parts.next().unwrap_or_default().to_owned();
     // In one pass: the name itself may contain `{schema}`.
     for part in parts {
-        text.push_str(if text.ends_with('\'') { &literal } else { &quoted });
+        text.push_str(match text.as_bytes() {
+            [.., b'E', b'\''] => &escaped,
+            [.., b'\''] => &literal,
+            _ => &quoted,
+        });
         text.push_str(part);
     }
     text.into()
@@ -62,5 +80,7 @@ mod tests {
         let schema = Identifier::new("{schema}'").unwrap();
         let text = render("'{schema}.token' {schema}.lease", &schema);
         assert_eq!(&*text, r#"'"{schema}''".token' "{schema}'".lease"#);
+        let schema = Identifier::new(r"a\'b").unwrap();
+        assert_eq!(&*render("E'{schema}.token' {schema}", &schema), r#"E'"a\\''b".token' "a\'b""#);
     }
 }

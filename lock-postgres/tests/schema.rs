@@ -3,7 +3,7 @@
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::Identifier;
-use leasehold_postgres::schema::{self, SchemaState};
+use leasehold_postgres::schema::{self, SchemaState, Stores};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use test_servers::{Cluster, Database, Standby, fresh_database};
 
@@ -77,7 +77,7 @@ async fn the_script_is_what_is_installed_and_runs_twice() {
     let mut conn = database.connect().await;
     let (printed, installed) = (name("by \"script"), name("by install"));
     for _ in 0..2 {
-        run(&mut conn, schema::script(&printed)).await;
+        run(&mut conn, schema::script(&printed, "")).await;
         schema::install(&mut conn, &installed).await.unwrap();
     }
     schema::check(&mut conn, &printed).await.unwrap();
@@ -92,10 +92,37 @@ async fn the_script_is_what_is_installed_and_runs_twice() {
     assert_eq!(number(&mut conn, format!("{a} EXCEPT {}) x", &b["SELECT count(*) FROM (".len()..])).await, 0);
 }
 
+/// Whoever owns the schema may not create another, and a database may be read-only by default.
+#[tokio::test]
+async fn the_script_needs_no_more_than_the_schema_and_is_done_as_a_whole() {
+    let database = fresh_database().await;
+    let mut admin = database.connect().await;
+    let (owner, app) =
+        (role(&mut admin, &database).await, name(&format!("App of {}", &database.name()[..20])));
+    let schema = name("locks");
+    run(&mut admin, format!("CREATE SCHEMA locks AUTHORIZATION {}", owner.quoted())).await;
+    let mut conn = database.connect().await;
+    run(&mut conn, format!("SET ROLE {}", owner.quoted())).await;
+    run(&mut conn, "SET default_transaction_read_only = on").await;
+    let script = schema::script(&schema, &schema::grants(&schema, &app, Stores::All));
+    assert!(raw_sql(AssertSqlSafe(script.clone())).execute(&mut conn).await.is_err(), "no such role");
+    run(&mut conn, "ROLLBACK").await;
+    let tables = "SELECT count(*) FROM pg_class WHERE relnamespace = 'locks'::regnamespace";
+    assert_eq!(number(&mut conn, tables).await, 0);
+    run(&mut admin, format!("CREATE ROLE {}", app.quoted())).await;
+    for _ in 0..2 {
+        run(&mut conn, script.clone()).await;
+    }
+    run(&mut admin, format!("SET ROLE {}", app.quoted())).await;
+    schema::check(&mut admin, &schema).await.unwrap();
+    drop_role(&mut admin, &app).await;
+    drop_role(&mut admin, &owner).await;
+}
+
 /// Another access method takes an extension: what the script says is looked at.
 #[test]
 fn every_table_names_its_access_method() {
-    let script = schema::script(&name("leasehold"));
+    let script = schema::script(&name("leasehold"), "");
     let tables: Vec<_> =
         script.split("\nCREATE ").filter(|part| part.contains("TABLE IF NOT EXISTS")).collect();
     assert_eq!(tables.len(), 6);
@@ -237,7 +264,7 @@ async fn a_schema_of_another_version() {
     run(&mut conn, "UPDATE leasehold.version SET version = 7, oldest_library = 1").await;
     schema::check(&mut conn, &schema).await.unwrap();
     schema::install(&mut conn, &schema).await.unwrap();
-    run(&mut conn, schema::script(&schema)).await;
+    run(&mut conn, schema::script(&schema, "")).await;
     assert_eq!(
         number(&mut conn, "SELECT version::bigint FROM leasehold.version").await,
         7,

@@ -76,7 +76,7 @@ async fn an_old_installation_is_upgraded_and_keeps_what_it_has() {
         run(&mut program, format!("BEGIN; UPDATE {s}.lease SET ttl_us = 2")).await;
         for _ in 0..2 {
             match by_script {
-                true => run(&mut conn, schema::script(&schema)).await,
+                true => run(&mut conn, schema::script(&schema, "")).await,
                 false => schema::install(&mut conn, &schema).await.unwrap(),
             }
             schema::check(&mut conn, &schema).await.unwrap();

@@ -10,7 +10,7 @@ use test_servers::{Cluster, ClusterOptions};
 #[tokio::test]
 async fn it_is_installed_by_many_at_once_under_any_name_and_again() {
     let world = world(8).await;
-    for name in ["other", "odd\"; $leasehold$ '{schema}"] {
+    for name in ["other", r#"odd"; \$leasehold$ '{schema}"#] {
         let store = PgIdempotency::new(world.pool.clone()).schema(name.parse().unwrap());
         let all = (0..8).map(|_| store.migrate());
         for done in futures_util::future::join_all(all).await {
