@@ -11,7 +11,7 @@ use leasehold::{HolderId, LockKey};
 
 pub(crate) use self::acquire::Acquire;
 pub(crate) use self::run::{Hold, OnLoss, Run};
-use crate::exit;
+use crate::{exit, place};
 
 /// Runs a command while holding a lock, so that only one of us does it at a time.
 #[derive(Debug, Parser)]
@@ -77,11 +77,11 @@ impl Command {
 #[group(id = "which", required = true, multiple = false)]
 pub(crate) struct Key {
     /// The key: 1 to 512 bytes of text.
-    #[arg(value_name = "KEY", allow_negative_numbers = true)]
+    #[arg(value_name = "KEY", allow_negative_numbers = true, value_parser = key)]
     argument: Option<LockKey>,
 
     /// The key, whatever it begins with: scripts that do not know are safe with it.
-    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true)]
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true, value_parser = key)]
     option: Option<LockKey>,
 }
 
@@ -327,6 +327,13 @@ pub(crate) struct Completions {
 pub(crate) struct Man {
     /// The subcommand.
     pub(crate) subcommand: Option<String>,
+}
+
+fn key(text: &str) -> Result<LockKey, String> {
+    if place::is_mistaken_for_key(text) {
+        return Err("the URL of a store is no key; put it behind --url".to_owned());
+    }
+    text.parse().map_err(|error: leasehold::Error| error.message().to_owned())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use tokio::process::{Child, Command};
 
 use crate::place::Place;
-use crate::{exit, output, tree};
+use crate::{exit, output, tree, waiting};
 
 /// The hidden first argument that makes a copy of this tool become the command.
 #[cfg(target_os = "linux")]
@@ -44,6 +44,7 @@ pub(crate) fn start(
     let mut process = prepare(command);
     place.tell(&mut process);
     process.env("LEASEHOLD_KEY", guard.key().as_str()).env("LEASEHOLD_HOLDER", guard.holder().to_string());
+    process.env(waiting::HOLDERS, waiting::holders_with(guard.holder()));
     match guard.token() {
         Some(token) => process.env("LEASEHOLD_TOKEN", token.to_string()),
         // Not that of a run around this one.

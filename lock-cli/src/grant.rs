@@ -12,7 +12,8 @@ use crate::output::{self, Notes};
 use crate::patience::{Outage, Patience};
 use crate::place::Place;
 use crate::signals::Signals;
-use crate::{exit, look, waiting, who};
+use crate::waiting::{self, Around};
+use crate::{exit, look, who};
 
 /// How a lock is asked for, and by whom.
 #[derive(Clone, Copy, Debug)]
@@ -105,14 +106,14 @@ async fn acquire(
     notes.detail(&format!("asking for \"{key}\""));
     let granted = {
         let mut acquiring = pin!(lock.acquire(key, &options));
-        let around = waiting::run_around(key);
-        let mut telling = pin!(waiting::tell(lock, key, around, notes, outage, &said));
+        let around = Around::of_environment(key);
+        let mut telling = pin!(waiting::tell(lock, key, &around, notes, outage, &said));
         tokio::select! {
             granted = &mut acquiring => granted,
             signal = signals.next() => return Ok(interrupted(signal)),
             () = &mut telling => {
                 output::problem(&format!(
-                    "you hold \"{key}\" already: the `leasehold` that runs this one does (LEASEHOLD_HOLDER), and would be waited for without an end"
+                    "you hold \"{key}\" already: a `leasehold` that runs this one does (LEASEHOLD_HOLDERS), and would be waited for without an end"
                 ));
                 return Ok(Acquired::Ended(args.conflict_exit_code));
             }

@@ -18,6 +18,10 @@ const ENVIRONMENT: &[(&str, &str)] = &[
         "LEASEHOLD_KEY, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER",
         "Set for the command of `run`: the key, the fencing token and the id of the holder. Of --url, LEASEHOLD_URL is set too, unless it has a password.",
     ),
+    (
+        "LEASEHOLD_HOLDERS",
+        "Set for the command of `run`: the ids of the holders of all runs around it, the innermost first, with spaces between them. A run that would wait for one of them says so and exits.",
+    ),
     ("STATE_DIRECTORY, RUNTIME_DIRECTORY", "The directories of a systemd unit, for locks without a URL."),
     (
         "PGUSER, PGPASSWORD, PGHOST, PGPORT, PGDATABASE, PGSSLMODE, PGAPPNAME",

@@ -107,10 +107,18 @@ fn signed(url: &str) -> Cow<'_, str> {
     }
 }
 
+/// Whether `key` is the URL of a store, which would show its password to whoever lists the locks.
+pub(crate) fn is_mistaken_for_key(key: &str) -> bool {
+    key.contains("://") && (is_postgres(key) || Url::parse(key).is_ok_and(|url| names_password(&url)))
+}
+
 /// Whether the URL has a password, or cannot be read well enough to tell.
 fn has_password(url: &str) -> bool {
-    Url::parse(url.trim())
-        .map_or(true, |url| url.password().is_some() || url.query_pairs().any(|(name, _)| name == "password"))
+    Url::parse(url.trim()).map_or(true, |url| names_password(&url))
+}
+
+fn names_password(url: &Url) -> bool {
+    url.password().is_some() || url.query_pairs().any(|(name, _)| name == "password")
 }
 
 fn invalid(message: String) -> Error {

@@ -11,6 +11,9 @@ use crate::output::Notes;
 use crate::patience::{AGAIN, Outage};
 use crate::{admin, look};
 
+/// The holders of all runs around a command, the innermost first.
+pub(crate) const HOLDERS: &str = "LEASEHOLD_HOLDERS";
+
 /// How long a wait is silent.
 const SILENT: Duration = Duration::from_secs(2);
 
@@ -20,26 +23,52 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long to look for the holder's name, for a message.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// The run around this one, if that was for the same key.
-pub(crate) fn run_around(key: &LockKey) -> Option<HolderId> {
-    let outer = std::env::var("LEASEHOLD_KEY").ok().filter(|outer| outer == key.as_str());
-    outer.and_then(|_| std::env::var("LEASEHOLD_HOLDER").ok()?.parse().ok())
+/// The runs around this one, by the ids of their holders.
+#[derive(Debug, Default)]
+pub(crate) struct Around {
+    holders: Vec<HolderId>,
+    /// The innermost is for the same key.
+    same_key: bool,
+}
+
+impl Around {
+    pub(crate) fn of_environment(key: &LockKey) -> Self {
+        let holders = std::env::var(HOLDERS).unwrap_or_default();
+        Self {
+            holders: holders.split(' ').filter_map(|holder| holder.parse().ok()).collect(),
+            same_key: std::env::var("LEASEHOLD_KEY").is_ok_and(|outer| outer == key.as_str()),
+        }
+    }
+
+    fn holds(&self, seen: &KeyInfo) -> bool {
+        let mut holders = seen.holders.iter().filter_map(|hold| hold.holder);
+        seen.is_held() && holders.any(|holder| self.holders.contains(&holder))
+    }
+}
+
+/// For a command that runs under a hold of `holder`: its id, before those of the runs around this one.
+pub(crate) fn holders_with(holder: HolderId) -> String {
+    let around = std::env::var(HOLDERS).unwrap_or_default();
+    format!("{holder} {around}").trim_end().to_owned()
 }
 
 /// Says what is waited for, again when the holder changes and once a minute; sets `said` then. Ends only when the
-/// key turns out to be held by `around`, which would be waited for without an end.
+/// key turns out to be held by one of `around`, which would be waited for without an end.
 pub(crate) async fn tell(
     lock: &dyn Lock,
     key: &LockKey,
-    around: Option<HolderId>,
+    around: &Around,
     notes: Notes,
     outage: &mut Outage,
     said: &Cell<bool>,
 ) {
-    if around.is_some() && is_held_by(look(lock, key).await, around) {
+    if around.same_key
+        && let Seen::Answer(seen) = look(lock, key).await
+        && around.holds(&seen)
+    {
         return;
     }
-    if notes.quiet && around.is_none() {
+    if notes.quiet && around.holders.is_empty() {
         return pending().await;
     }
     sleep(SILENT).await;
@@ -75,7 +104,7 @@ pub(crate) async fn tell(
             said.set(true);
             last = Some((holders, Instant::now()));
         }
-        if seen.is_some_and(|seen| is_held_by(Seen::Answer(seen), around)) {
+        if seen.is_some_and(|seen| around.holds(&seen)) {
             return;
         }
         sleep(LOOK_EVERY).await;
@@ -104,14 +133,5 @@ async fn look(lock: &dyn Lock, key: &LockKey) -> Seen {
         Ok(Ok(seen)) => Seen::Answer(seen),
         Ok(Err(error)) => Seen::Failed(error),
         Err(_) => Seen::Nothing,
-    }
-}
-
-fn is_held_by(seen: Seen, holder: Option<HolderId>) -> bool {
-    match seen {
-        Seen::Answer(seen) => {
-            holder.is_some() && seen.is_held() && seen.holders.iter().any(|hold| hold.holder == holder)
-        }
-        _ => false,
     }
 }

@@ -61,6 +61,27 @@ fn a_url_in_the_wrong_place_is_not_repeated() {
 }
 
 #[test]
+fn the_url_of_a_store_is_no_key_and_other_urls_are() {
+    let store = Store::new();
+    for url in
+        ["postgres://app:s3cret@db/x", "postgres+ttl://db/x?password=s3cret", "postgres://app:s3/cret@db/x"]
+    {
+        for command in ["run --key", "lock", "inspect", "release"] {
+            let mut refused = with(store.tool(command), [url]);
+            if command.starts_with("run") {
+                refused.args(["--", "true"]);
+            }
+            let (code, stdout, stderr) = finish(&mut refused);
+            assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
+            assert!(stderr.contains("--url") && !stderr.contains("cret"), "{stderr}");
+        }
+    }
+    for key in ["https://example.com/feed", "queue://eu:west", "a:b@c"] {
+        assert_eq!(finish(&mut store.run(key, "echo $LEASEHOLD_KEY")).1, format!("{key}\n"));
+    }
+}
+
+#[test]
 fn keys_may_be_negative_numbers() {
     let store = Store::new();
     assert_eq!(finish(&mut store.run("-5", "echo $LEASEHOLD_KEY")).1, "-5\n");

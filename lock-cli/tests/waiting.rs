@@ -75,6 +75,13 @@ fn a_run_that_would_wait_for_itself_is_told() {
         assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
         assert!(stderr.contains("you hold \"a\" already"), "{stderr}");
     }
+    // Also through a run for another key.
+    for (option, note) in [("", "waiting for \"a\""), ("-q", "")] {
+        let inner = format!("{tool} run b -- {tool} {option} run a --wait 1h -- echo ran");
+        let (code, stdout, stderr) = finish(&mut store.run("a", &inner));
+        assert_eq!((code, stdout.as_str()), (75, ""), "{stderr}");
+        assert!(stderr.contains("you hold \"a\" already") && stderr.contains(note), "{stderr}");
+    }
     // Another store has another lock of that name.
     let elsewhere = format!("{tool} --url {} run a -- echo ran", Store::new().url());
     assert_eq!(finish(&mut store.run("a", &elsewhere)).1, "ran\n");
