@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, sql::render};
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, raw_sql};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
 
 use crate::begin::{Begin, Outcome};
 use crate::error::IdempotencyError;
@@ -333,18 +333,21 @@ pub(crate) async fn purge(
 ) -> Result<u64, IdempotencyError> {
     const DOING: &str = "purge expired keys";
     let template = sql::PURGE.replace("{table}", table);
-    let mut purged = 0;
+    let (mut purged, mut from) = (0, 0);
     while purged < limit {
         let batch = PURGE_BATCH.min(limit - purged);
-        let statement = render(&template.replace("{limit}", &batch.to_string()), schema);
+        let statement = template.replace("{limit}", &batch.to_string()).replace("{from}", &from.to_string());
+        let statement = render(&statement, schema);
         let connection = pool.acquire().await;
         let mut connection = connection.map_err(|error| IdempotencyError::of(error, DOING))?;
-        let done =
-            answer(connection.execute(raw_sql(AssertSqlSafe(statement))), DOING).await?.rows_affected();
+        let row = answer(connection.fetch_one(raw_sql(AssertSqlSafe(statement))), DOING).await?;
+        let number = |name| row.try_get::<i64, _>(name).map_err(|error| IdempotencyError::of(error, DOING));
+        let done = number("gone")?.unsigned_abs();
         purged += done;
         if done < batch {
             break;
         }
+        from = number("last")?;
     }
     Ok(purged)
 }

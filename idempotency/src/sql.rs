@@ -67,13 +67,22 @@ pub(crate) fn undo_effects(name: &str) -> String {
 
 /// Deletes expired rows, the oldest first, and passes over those that others have locked. By physical address:
 /// what it reads is what it deletes, whatever the planner thinks of the table. By the time of the statement, because
-/// the index cannot be searched by one that goes on. `{limit}` is a number of ours, so
+/// the index cannot be searched by one that goes on. `{limit}` and `{from}` are numbers of ours, so
 /// that it travels in one message, which a pooler in transaction mode keeps together.
+///
+/// `{from}`, in milliseconds since 1970, is where the batch before ended: what that deleted stays in the index for as long
+/// as the oldest transaction of the server may see it, and each batch would pass all that is dead.
 pub(crate) const PURGE: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
-DELETE FROM {schema}.{table} k WHERE k.expires_at <= pg_catalog.clock_timestamp() AND k.ctid = ANY (ARRAY(
-    SELECT old.ctid FROM {schema}.{table} old WHERE old.expires_at <= pg_catalog.statement_timestamp()
-    ORDER BY old.expires_at LIMIT {limit} FOR UPDATE SKIP LOCKED))";
+WITH gone AS (
+    DELETE FROM {schema}.{table} k WHERE k.expires_at <= pg_catalog.clock_timestamp() AND k.ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.{table} old WHERE old.expires_at <= pg_catalog.statement_timestamp()
+        AND old.expires_at >= pg_catalog.to_timestamp({from}::float8 / 1000::float8)
+        ORDER BY old.expires_at LIMIT {limit} FOR UPDATE SKIP LOCKED))
+    RETURNING k.expires_at)
+SELECT pg_catalog.count(*) AS gone,
+    coalesce(pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.max(expires_at)) * 1000::float8)::bigint, 0) AS last
+FROM gone";
 
 /// What is recorded of a journey. `$1` scope, `$2` key.
 pub(crate) const JOURNEY_LOOK: &str = "\
@@ -138,7 +147,7 @@ mod tests {
         );
         run(&mut connection, filled).await;
         run(&mut connection, "ANALYZE leasehold.idempotency").await;
-        let purge = PURGE.replace("{table}", "idempotency").replace("{limit}", "500");
+        let purge = PURGE.replace("{table}", "idempotency").replace("{limit}", "500").replace("{from}", "0");
         let (_, delete) = purge.split_once(';').unwrap();
         let explain = render(&format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {delete}"), &schema);
         let row = connection.fetch_one(raw_sql(AssertSqlSafe(explain))).await.unwrap();

@@ -242,6 +242,27 @@ async fn a_purge_waits_for_nobody() {
     assert_eq!(replay(world.store.begin(&ident("a"), &request("y")).await).body(), "anew");
 }
 
+/// What is deleted stays in the index while a transaction is open that may see it.
+#[tokio::test]
+async fn a_purge_passes_what_it_has_deleted_once() {
+    let world = world(1).await;
+    let mut report = begin(&world, "REPEATABLE READ").await;
+    world
+        .run(
+            "INSERT INTO leasehold.idempotency (scope, key, fingerprint, outcome, expires_at) SELECT 's', n::text, \
+            sha256(n::text::bytea), 'done', clock_timestamp() - n * interval '1 second' FROM generate_series(1, 5000) n",
+        )
+        .await;
+    let read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'idempotency_expires'";
+    world.run("ANALYZE leasehold.idempotency; SELECT pg_stat_force_next_flush()").await;
+    let before = world.number(read).await;
+    assert_eq!(world.store.purge(6000).await.unwrap(), 5000);
+    world.run("SELECT pg_stat_force_next_flush()").await;
+    let read = world.number(read).await - before;
+    assert!((5000..10_000).contains(&read), "{read} entries of the index");
+    report.execute("COMMIT").await.unwrap();
+}
+
 #[tokio::test]
 async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
     let world = world(4).await;
