@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use support::Store;
+use rustix::process::{Signal, kill_process};
+use support::{Store, is_running, pid};
 
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -63,6 +64,11 @@ impl Terminal {
 
     /// Waits until `text` is shown, after what was waited for before.
     fn shows(&mut self, text: &str) {
+        self.until(text);
+    }
+
+    /// What is shown before `text`.
+    fn until(&mut self, text: &str) -> String {
         let at = loop {
             if let Some(at) = self.seen.find(text) {
                 break at;
@@ -71,7 +77,9 @@ impl Terminal {
             let piece = piece.unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.seen));
             self.seen += &String::from_utf8_lossy(&piece);
         };
-        self.seen.drain(..at + text.len());
+        let mut before: String = self.seen.drain(..at + text.len()).collect();
+        before.truncate(at);
+        before
     }
 
     /// Has the job run by `runner` under the lock on "k", stops it by Ctrl-Z, and has it go on.
@@ -126,6 +134,28 @@ fn the_command_is_in_the_foreground_and_ctrl_c_reaches_it_once() {
     let (code, shown) = terminal.end();
     assert_eq!((code, shown.matches("got").count()), (7, 1), "{shown:?}");
     assert!(store.is_free("k"));
+}
+
+/// Nobody passes that Ctrl-C on: what does not end by it is left behind, as without the tool.
+#[test]
+fn what_a_command_leaves_in_the_background_outlives_a_ctrl_c_if_it_ignores_that() {
+    let store = Store::new();
+    let script = "(trap '' INT HUP; exec sleep 600) & echo deaf-$!-$((1+1)); while :; do sleep 0.05; done";
+    std::fs::write(store.path("script"), script).unwrap();
+    let run = format!("leasehold run k -- sh {}", store.path("script").display());
+    let mut terminal = Terminal::start(&store, &run);
+    terminal.shows("deaf-");
+    let number = terminal.until("-2");
+    let deaf = pid(&number);
+    // Its shell has gone on to `sleep` before the traps could be forgotten.
+    while !std::fs::read_to_string(format!("/proc/{number}/comm")).unwrap().starts_with("sleep") {
+        std::thread::yield_now();
+    }
+    terminal.type_in("\x03");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 130, "{shown:?}");
+    assert!(is_running(deaf));
+    kill_process(deaf, Signal::KILL).unwrap();
 }
 
 #[test]
