@@ -59,6 +59,11 @@ pub enum Outcome {
         /// Why.
         reason: String,
     },
+    /// In real time: the case failed, and that may be the fault of the machine, which did not let it run in time.
+    Inconclusive {
+        /// What was seen, and for how long the process stood still.
+        message: String,
+    },
     /// The store breaks the rule.
     Failed {
         /// What was seen.
@@ -67,10 +72,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether the store broke no rule as far as this case could tell.
+    /// Whether the store broke no rule as far as this case could tell, and it could tell.
     #[must_use]
     pub const fn is_ok(&self) -> bool {
-        !matches!(self, Self::Failed { .. })
+        !matches!(self, Self::Failed { .. } | Self::Inconclusive { .. })
     }
 }
 

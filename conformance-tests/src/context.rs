@@ -1,19 +1,21 @@
 //! What every case works with: clients, keys, time.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, Capabilities, Error, ErrorKind, LeaseBounds, Lock, LockGuard, LockKey, LossReason,
-    MultiGuard,
+    AcquireOptions, Capabilities, Error, ErrorKind, GrantHandle, LeaseBounds, Lock, LockGuard, LockKey,
+    LossReason, MultiGuard, Validity,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::harness::{ClientSetup, Faults, FaultyClient, Harness, Time};
+use crate::pace::real;
 
 /// One running case: its store, its clients, its clock.
 #[derive(Debug)]
@@ -24,7 +26,13 @@ pub struct Context {
     child_test: Option<String>,
     keys: AtomicU64,
     clients: Mutex<Vec<Arc<dyn Lock>>>,
+    /// The latest grant of a key, in real time.
+    grants: Mutex<HashMap<LockKey, GrantHandle>>,
 }
+
+/// As a panic: what the case stands on has ended for a reason that is not the store's fault as far as can be told.
+#[derive(Debug)]
+pub(crate) struct Doubt(pub(crate) String);
 
 impl Context {
     pub(crate) async fn new(
@@ -41,6 +49,7 @@ impl Context {
             child_test,
             keys: AtomicU64::new(0),
             clients: Mutex::new(vec![first]),
+            grants: Mutex::default(),
         })
     }
 
@@ -152,7 +161,7 @@ impl Context {
     pub(crate) fn slack(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_millis(20),
-            Time::Real => Duration::from_secs(5),
+            Time::Real => real(5000),
         }
     }
 
@@ -161,7 +170,7 @@ impl Context {
     pub fn ttl(&self) -> Duration {
         let wish = match self.time {
             Time::Virtual => Duration::from_secs(60),
-            Time::Real => Duration::from_secs(1),
+            Time::Real => real(1000),
         };
         self.capabilities.lease.map_or(wish, |b| wish.clamp(b.min, b.max))
     }
@@ -180,7 +189,7 @@ impl Context {
     pub fn patience(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_secs(3600),
-            Time::Real => Duration::from_secs(40),
+            Time::Real => real(40_000),
         }
     }
 
@@ -188,7 +197,7 @@ impl Context {
     pub(crate) fn short_wait(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_secs(4),
-            Time::Real => Duration::from_millis(300),
+            Time::Real => real(300),
         }
     }
 
@@ -197,7 +206,7 @@ impl Context {
     pub(crate) fn call_limit(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_secs(120),
-            Time::Real => Duration::from_secs(30),
+            Time::Real => real(30_000),
         }
     }
 
@@ -239,7 +248,7 @@ impl Context {
     pub(crate) fn settling(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_millis(1),
-            Time::Real => Duration::from_millis(100),
+            Time::Real => real(100),
         }
     }
 
@@ -287,10 +296,19 @@ impl Context {
         options: &AcquireOptions,
     ) -> LockGuard {
         match lock.try_acquire(key, options).await {
-            Ok(Some(guard)) => guard,
+            Ok(Some(guard)) => {
+                if !self.is_virtual() {
+                    self.grants().insert(key.clone(), guard.handle());
+                }
+                guard
+            }
             Ok(None) => panic!("{key:?} must be free, but reads held"),
             Err(error) => panic!("a try at {key:?} must be granted: {error}"),
         }
+    }
+
+    fn grants(&self) -> MutexGuard<'_, HashMap<LockKey, GrantHandle>> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One try that must answer that somebody else holds the key.
@@ -301,8 +319,24 @@ impl Context {
     pub async fn held(&self, lock: &Arc<dyn Lock>, key: &LockKey) {
         match lock.try_acquire(key, &AcquireOptions::new()).await {
             Ok(None) => {}
-            Ok(Some(guard)) => panic!("{key:?} is held, yet it was granted again: {guard:?}"),
+            Ok(Some(guard)) => self.granted_again(&guard),
             Err(error) => panic!("a held key is no error: {error}"),
+        }
+    }
+
+    /// In real time a hold can have ended because its renewals came too late, and its holder knows. That it was granted to
+    /// another then is no breach; only a holder that reads valid after the grant shows one.
+    fn granted_again(&self, guard: &LockGuard) -> ! {
+        let key = guard.key();
+        let before = self.grants().get(key).cloned();
+        match before.map(|before| (before.validity(), before.lost().reason())) {
+            Some((Validity::Lost, reason)) => std::panic::panic_any(Doubt(format!(
+                "the hold of {key:?} was lost, so that another got it as it should: {reason:?}"
+            ))),
+            Some((validity, _)) if validity.is_held() => {
+                panic!("{key:?} is held, its holder reads {validity:?}, yet it was granted again: {guard:?}")
+            }
+            _ => panic!("{key:?} is held, yet it was granted again: {guard:?}"),
         }
     }
 

@@ -16,10 +16,12 @@ pub mod history;
 pub mod model;
 #[cfg(feature = "self-test")]
 pub mod mutants;
+mod pace;
 #[cfg(feature = "self-test")]
 mod recorder;
 mod report;
 mod runner;
+mod stall;
 mod suite;
 
 pub use case::{Case, Need, Outcome};

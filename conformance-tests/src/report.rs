@@ -36,27 +36,28 @@ pub struct CaseReport {
 }
 
 impl Report {
-    /// Whether no case failed.
+    /// Whether no case failed, and none was inconclusive.
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.failures().next().is_none()
+        self.cases.iter().all(|c| c.outcome.is_ok())
     }
 
     /// The cases that failed.
     pub fn failures(&self) -> impl Iterator<Item = &CaseReport> {
-        self.cases.iter().filter(|c| !c.outcome.is_ok())
+        self.cases.iter().filter(|c| matches!(c.outcome, Outcome::Failed { .. }))
     }
 
-    /// For each rule, how many cases passed, were refused, could not run, and failed, in this order.
+    /// For each rule, how many cases passed, were refused, could not run, failed, and were inconclusive, in this order.
     #[must_use]
-    pub fn rules(&self) -> BTreeMap<&'static str, [usize; 4]> {
-        let mut rules: BTreeMap<_, _> = RULES.into_iter().map(|r| (r, [0; 4])).collect();
+    pub fn rules(&self) -> BTreeMap<&'static str, [usize; 5]> {
+        let mut rules: BTreeMap<_, _> = RULES.into_iter().map(|r| (r, [0; 5])).collect();
         for entry in &self.cases {
             let column = match entry.outcome {
                 Outcome::Passed => 0,
                 Outcome::Refused { .. } => 1,
                 Outcome::NotApplicable { .. } => 2,
                 Outcome::Failed { .. } => 3,
+                Outcome::Inconclusive { .. } => 4,
             };
             for rule in entry.case.rules {
                 if let Some(counts) = rules.get_mut(rule) {
@@ -81,8 +82,8 @@ impl Report {
         let rules: BTreeMap<_, _> = self
             .rules()
             .into_iter()
-            .map(|(rule, [passed, refused, not_applicable, failed])| {
-                (rule, RuleLine { passed, refused, not_applicable, failed })
+            .map(|(rule, [passed, refused, not_applicable, failed, inconclusive])| {
+                (rule, RuleLine { passed, refused, not_applicable, failed, inconclusive })
             })
             .collect();
         text.push_str(&serde_json::json!({ "rules": rules, "shown": self.shown() }).to_string());
@@ -111,6 +112,7 @@ impl CaseReport {
             Outcome::Passed => ("passed", None),
             Outcome::Refused { capability } => ("refused", Some(*capability)),
             Outcome::NotApplicable { reason } => ("not_applicable", Some(reason.as_str())),
+            Outcome::Inconclusive { message } => ("inconclusive", Some(message.as_str())),
             Outcome::Failed { message } => ("failed", Some(message.as_str())),
         };
         let line = CaseLine {
@@ -149,6 +151,7 @@ impl fmt::Display for CaseReport {
             Outcome::Passed => write!(f, "{name}: passed"),
             Outcome::Refused { capability } => write!(f, "{name}: refused as declared (no {capability})"),
             Outcome::NotApplicable { reason } => write!(f, "{name}: NOT APPLICABLE: {reason}"),
+            Outcome::Inconclusive { message } => write!(f, "{name}: INCONCLUSIVE: {message}"),
             Outcome::Failed { message } => write!(f, "{name}: FAILED: {message}"),
         }
     }
@@ -172,4 +175,5 @@ struct RuleLine {
     refused: usize,
     not_applicable: usize,
     failed: usize,
+    inconclusive: usize,
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -15,16 +16,22 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::case::{Case, Need, Outcome, Verdict};
 use crate::cases::all_cases;
-use crate::context::Context;
+use crate::context::{Context, Doubt};
 use crate::harness::{Factory, Time};
+use crate::pace::pace;
 use crate::report::{CaseReport, Report};
+use crate::stall::{Stall, Watch};
 
 /// The longest that one case may take: of virtual time.
 const VIRTUAL_LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// The longest that one case may take by the wall clock, whatever its clock.
+/// The longest that one case may take by the wall clock, whatever its clock, at the usual pace.
 const WALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs one case against a fresh store of `factory`.
+/// How often a case is run whose outcome may be the machine's.
+const ATTEMPTS: u32 = 3;
+
+/// Runs one case against a fresh store of `factory`, in real time again if it was
+/// [inconclusive](Outcome::Inconclusive), three times at most; each is said on stdout.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
     run(case, factory, None)
 }
@@ -53,15 +60,19 @@ impl Mount {
     ///
     /// # Panics
     ///
-    /// When the store breaks the rule.
+    /// When the store breaks the rule, or the machine did not let the case run in time.
     pub fn run(&self, name: &str) {
         let Some(case) = all_cases().iter().find(|c| c.name == name) else {
             panic!("there is no case {name}");
         };
         let report = run(case, &*self.factory, Some(self.child_test()));
         report.publish();
-        if let Outcome::Failed { message } = report.outcome {
-            panic!("{name} ({}): {message}", case.rules.join(", "));
+        match report.outcome {
+            Outcome::Failed { message } => panic!("{name} ({}): {message}", case.rules.join(", ")),
+            Outcome::Inconclusive { message } => panic!(
+                "INCONCLUSIVE after {ATTEMPTS} attempts, which is no verdict on the store: {name}: {message}; run it on a machine with less to do, or with a larger LEASEHOLD_CONFORMANCE_PACE"
+            ),
+            _ => {}
         }
     }
 
@@ -89,7 +100,21 @@ impl fmt::Debug for Mount {
 }
 
 fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseReport {
+    let mut attempt = 1;
+    loop {
+        let report = run_once(case, factory, child_test.clone());
+        if attempt == ATTEMPTS || !matches!(report.outcome, Outcome::Inconclusive { .. }) {
+            return report;
+        }
+        // Past the capture of the test harness, as every outcome.
+        let _ = writeln!(std::io::stdout().lock(), "{report} (attempt {attempt} of {ATTEMPTS})");
+        attempt += 1;
+    }
+}
+
+fn run_once(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseReport {
     let start = Instant::now();
+    let watch = (factory.time() == Time::Real).then(Watch::start);
     let outcome = match runtime(factory.time()) {
         Ok(runtime) => {
             let outcome = runtime.block_on(limited(judge_and_run(case, factory, child_test)));
@@ -99,7 +124,20 @@ fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseRe
         }
         Err(error) => Outcome::Failed { message: format!("no runtime for the case: {error}") },
     };
-    CaseReport { case: *case, outcome, took: start.elapsed() }
+    CaseReport { case: *case, outcome: excused(outcome, watch.map(Watch::end)), took: start.elapsed() }
+}
+
+/// What failed in real time while the machine stood still shows nothing.
+fn excused(outcome: Outcome, stall: Option<Stall>) -> Outcome {
+    match (outcome, stall) {
+        (Outcome::Failed { message }, Some(stall)) if stall.may_excuse(pace()) => {
+            Outcome::Inconclusive { message: format!("{message}; {stall}") }
+        }
+        (Outcome::Inconclusive { message }, Some(stall)) => {
+            Outcome::Inconclusive { message: format!("{message}; {stall}") }
+        }
+        (outcome, _) => outcome,
+    }
 }
 
 pub(crate) fn runtime(time: Time) -> std::io::Result<Runtime> {
@@ -138,11 +176,14 @@ async fn judge_and_run(case: &Case, factory: &dyn Factory, child_test: Option<St
     let work = AssertUnwindSafe(work).catch_unwind();
     let limit = match time {
         Time::Virtual => VIRTUAL_LIMIT,
-        Time::Real => WALL_LIMIT,
+        Time::Real => wall_limit(),
     };
     match tokio::time::timeout(limit, work).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => failed(panic_text(&*panic)),
+        Ok(Err(panic)) => match panic.downcast::<Doubt>() {
+            Ok(doubt) => Outcome::Inconclusive { message: doubt.0 },
+            Err(panic) => failed(panic_text(&*panic)),
+        },
         Err(_) => failed(format!("hangs: not done after {limit:?}")),
     }
 }
@@ -151,17 +192,21 @@ fn failed(message: String) -> Outcome {
     Outcome::Failed { message }
 }
 
+fn wall_limit() -> Duration {
+    WALL_LIMIT * pace()
+}
+
 /// Ends a case that keeps its runtime busy without letting virtual time pass: a thread outside wakes
 /// the case once its wall time is over.
 async fn limited(work: impl Future<Output = Outcome>) -> Outcome {
     let mut work = std::pin::pin!(work);
-    let end = Instant::now() + WALL_LIMIT;
+    let (limit, end) = (wall_limit(), Instant::now() + wall_limit());
     let mut alarm = None;
     std::future::poll_fn(|cx| {
         if Instant::now() >= end {
-            return Poll::Ready(failed(format!("busy loop: not done after {WALL_LIMIT:?} of wall time")));
+            return Poll::Ready(failed(format!("not done after {limit:?} of wall time")));
         }
-        alarm.get_or_insert_with(|| Alarm::set(WALL_LIMIT, cx.waker().clone()));
+        alarm.get_or_insert_with(|| Alarm::set(limit, cx.waker().clone()));
         work.as_mut().poll(cx)
     })
     .await
@@ -201,5 +246,22 @@ impl<F: Factory + ?Sized> Factory for Arc<F> {
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn leasehold_api::Lock>, leasehold_api::Error> {
         (**self).connect_child(spec).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_failed_is_excused_and_only_by_a_stall() {
+        let still = || Some(Stall::of(Duration::from_secs(1)));
+        let failed = || failed("seen".to_owned());
+        assert!(
+            matches!(excused(failed(), still()), Outcome::Inconclusive { message } if message.starts_with("seen; "))
+        );
+        assert_eq!(excused(Outcome::Passed, still()), Outcome::Passed);
+        assert_eq!(excused(failed(), None), failed());
+        assert_eq!(excused(failed(), Some(Stall::of(Duration::ZERO))), failed());
     }
 }

@@ -1,0 +1,141 @@
+//! How long the machine did not let a case run.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often to look. A look costs next to nothing.
+const EVERY: Duration = Duration::from_millis(5);
+
+/// A stop of this length can be the cause of a failure in real time, where cases let others run for 100 ms and the shortest
+/// lease has a second.
+const NOTICEABLE: Duration = Duration::from_millis(80);
+
+/// As can be many shorter ones: more than this part of the time.
+const PART: u32 = 10;
+
+/// A thread that sleeps and measures by how much it woke up late.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    seen: Arc<Seen>,
+    start: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    is_over: AtomicBool,
+    /// When the thread was last awake, since the start; this and the others in nanoseconds.
+    awake: AtomicU64,
+    longest: AtomicU64,
+    total: AtomicU64,
+}
+
+/// What a [`Watch`] has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stall {
+    longest: Duration,
+    total: Duration,
+    of: Duration,
+}
+
+impl Watch {
+    pub(crate) fn start() -> Self {
+        let seen = Arc::<Seen>::default();
+        let watched = Arc::clone(&seen);
+        // Without it nothing is excused.
+        let start = Instant::now();
+        let _ = thread::Builder::new().name("stall-watch".to_owned()).spawn(move || watched.look(start));
+        Self { seen, start }
+    }
+
+    pub(crate) fn end(self) -> Stall {
+        let [awake, longest, total] = [&self.seen.awake, &self.seen.longest, &self.seen.total]
+            .map(|seen| Duration::from_nanos(seen.load(Ordering::Acquire)));
+        let of = self.start.elapsed();
+        // A case may be continued, and end, before the thread is.
+        let late = of.saturating_sub(awake + EVERY);
+        Stall { longest: longest.max(late), total: total + late, of }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.seen.is_over.store(true, Ordering::Release);
+    }
+}
+
+impl Seen {
+    fn look(&self, start: Instant) {
+        let mut awake = start.elapsed();
+        while !self.is_over.load(Ordering::Acquire) {
+            thread::sleep(EVERY);
+            let now = start.elapsed();
+            let late = nanos((now - awake).saturating_sub(EVERY));
+            self.longest.fetch_max(late, Ordering::AcqRel);
+            self.total.fetch_add(late, Ordering::AcqRel);
+            self.awake.store(nanos(now), Ordering::Release);
+            awake = now;
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Stall {
+    #[cfg(test)]
+    pub(crate) fn of(longest: Duration) -> Self {
+        Self { longest, total: longest, of: Duration::from_secs(3600) }
+    }
+
+    /// Whether a failure in real time may be the machine's, with cases that are this many times slower than usual.
+    pub(crate) fn may_excuse(&self, pace: u32) -> bool {
+        self.longest >= NOTICEABLE * pace || self.total * PART >= self.of
+    }
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [longest, total, of] = [self.longest, self.total, self.of].map(|time| time.as_millis());
+        write!(f, "this process stood still for up to {longest} ms at once, {total} ms of {of} ms")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stall(longest: u64, total: u64, of: u64) -> Stall {
+        let [longest, total, of] = [longest, total, of].map(Duration::from_millis);
+        Stall { longest, total, of }
+    }
+
+    #[test]
+    fn one_long_stop_or_many_short_ones() {
+        assert!(!stall(79, 79, 1000).may_excuse(1));
+        assert!(stall(80, 80, 1000).may_excuse(1));
+        assert!(!stall(80, 80, 1000).may_excuse(2), "slower cases bear more");
+        assert!(stall(10, 100, 1000).may_excuse(4));
+    }
+
+    #[test]
+    fn a_watch_ends_its_thread_and_adds_up() {
+        let watch = Watch::start();
+        let seen = Arc::clone(&watch.seen);
+        while seen.total.load(Ordering::Acquire) == 0 {
+            thread::yield_now();
+        }
+        let stall = watch.end();
+        assert!(stall.longest <= stall.total && stall.total <= stall.of, "{stall}");
+        // Of a thread that has not run since the start.
+        let start = Instant::now() - Duration::from_secs(3);
+        let stall = Watch { seen: Arc::default(), start }.end();
+        assert!(stall.longest > Duration::from_secs(2), "{stall}");
+        while Arc::strong_count(&seen) > 1 {
+            thread::yield_now();
+        }
+    }
+}
