@@ -86,6 +86,8 @@ impl Outcome {
 pub enum Need {
     /// Leases.
     Lease,
+    /// Holds that last until they are released: no lease unless one is asked for.
+    Endless,
     /// Fencing tokens.
     Tokens,
     /// Tokens that survive a restart of the store's clients.
@@ -176,6 +178,9 @@ impl Need {
         let set = harness.faults().map(crate::harness::Faults::supports).unwrap_or_default();
         let fault = |there: bool, what: &str| (!there).then(|| format!("the harness cannot {what}"));
         match self {
+            Self::Endless if has.lease.is_some_and(|lease| lease.default.is_some()) => {
+                Some("every hold is a lease".into())
+            }
             Self::DurableTokens if has.fencing != Fencing::Durable => {
                 Some(format!("the store declares tokens {}", has.fencing))
             }

@@ -5,13 +5,13 @@ use std::fmt;
 use std::future::Future;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
+use leasehold_api::Capabilities;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::case::{Case, Need, Outcome, Verdict};
@@ -117,7 +117,8 @@ fn run_once(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> C
     let watch = (factory.time() == Time::Real).then(Watch::start);
     let outcome = match runtime(factory.time()) {
         Ok(runtime) => {
-            let outcome = runtime.block_on(limited(judge_and_run(case, factory, child_test)));
+            let limit = WallLimit::new();
+            let outcome = runtime.block_on(limited(&limit, judge_and_run(case, factory, child_test, &limit)));
             // A case that hung must not hang its report as well.
             runtime.shutdown_background();
             outcome
@@ -147,7 +148,12 @@ pub(crate) fn runtime(time: Time) -> std::io::Result<Runtime> {
     }
 }
 
-async fn judge_and_run(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> Outcome {
+async fn judge_and_run(
+    case: &Case,
+    factory: &dyn Factory,
+    child_test: Option<String>,
+    limit: &WallLimit,
+) -> Outcome {
     let time = factory.time();
     let work = async {
         let harness = match factory.open().await {
@@ -159,6 +165,9 @@ async fn judge_and_run(case: &Case, factory: &dyn Factory, child_test: Option<St
             Ok(cx) => cx,
             Err(error) => return failed(format!("the harness has no client: {error}")),
         };
+        if time == Time::Real {
+            limit.extend(declared_bounds(cx.capabilities()));
+        }
         let outcome = match Need::judge(case.needs, cx.capabilities(), cx.harness(), time, has_child_test) {
             Verdict::NotApplicable(reason) => Outcome::NotApplicable { reason },
             Verdict::Refusal(need) => {
@@ -174,37 +183,37 @@ async fn judge_and_run(case: &Case, factory: &dyn Factory, child_test: Option<St
         outcome
     };
     let work = AssertUnwindSafe(work).catch_unwind();
-    let limit = match time {
-        Time::Virtual => VIRTUAL_LIMIT,
-        Time::Real => wall_limit(),
-    };
-    match tokio::time::timeout(limit, work).await {
+    // In real time the limit of the wall clock is the same, and says how long it was.
+    match tokio::time::timeout(VIRTUAL_LIMIT, work).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(panic)) => match panic.downcast::<Doubt>() {
             Ok(doubt) => Outcome::Inconclusive { message: doubt.0 },
             Err(panic) => failed(panic_text(&*panic)),
         },
-        Err(_) => failed(format!("hangs: not done after {limit:?}")),
+        Err(_) => failed(format!("hangs: not done after {VIRTUAL_LIMIT:?}")),
     }
+}
+
+/// What a case may have to wait out in real time.
+fn declared_bounds(declared: &Capabilities) -> Duration {
+    let lease = declared.lease.and_then(|lease| lease.default).unwrap_or_default();
+    let crash = declared.crash_release.unwrap_or_default();
+    [declared.loss_detection, declared.undo, declared.handover, lease, crash].into_iter().sum::<Duration>()
+        * 2
 }
 
 fn failed(message: String) -> Outcome {
     Outcome::Failed { message }
 }
 
-fn wall_limit() -> Duration {
-    WALL_LIMIT * pace()
-}
-
-/// Ends a case that keeps its runtime busy without letting virtual time pass: a thread outside wakes
-/// the case once its wall time is over.
-async fn limited(work: impl Future<Output = Outcome>) -> Outcome {
+/// Ends a case that keeps its runtime busy without letting virtual time pass, or that hangs in real time: a thread
+/// outside wakes the case once its wall time is over.
+async fn limited(limit: &WallLimit, work: impl Future<Output = Outcome>) -> Outcome {
     let mut work = std::pin::pin!(work);
-    let (limit, end) = (wall_limit(), Instant::now() + wall_limit());
     let mut alarm = None;
     std::future::poll_fn(|cx| {
-        if Instant::now() >= end {
-            return Poll::Ready(failed(format!("not done after {limit:?} of wall time")));
+        if let Some(over) = limit.over() {
+            return Poll::Ready(failed(format!("hangs or is busy: not done after {over:?} of wall time")));
         }
         alarm.get_or_insert_with(|| Alarm::set(limit, cx.waker().clone()));
         work.as_mut().poll(cx)
@@ -212,16 +221,46 @@ async fn limited(work: impl Future<Output = Outcome>) -> Outcome {
     .await
 }
 
+/// How long a case may take by the wall clock.
+#[derive(Clone, Debug)]
+struct WallLimit {
+    start: Instant,
+    limit: Arc<Mutex<Duration>>,
+}
+
+impl WallLimit {
+    fn new() -> Self {
+        Self { start: Instant::now(), limit: Arc::new(Mutex::new(WALL_LIMIT * pace())) }
+    }
+
+    fn extend(&self, by: Duration) {
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) += by;
+    }
+
+    fn left(&self) -> Duration {
+        let limit = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        limit.saturating_sub(self.start.elapsed())
+    }
+
+    /// How long the limit was, when it is over.
+    fn over(&self) -> Option<Duration> {
+        self.left().is_zero().then(|| self.start.elapsed())
+    }
+}
+
 struct Alarm {
     _off: mpsc::Sender<()>,
 }
 
 impl Alarm {
-    fn set(after: Duration, waker: std::task::Waker) -> Self {
+    fn set(limit: &WallLimit, waker: std::task::Waker) -> Self {
         let (off, ring) = mpsc::channel::<()>();
+        let limit = limit.clone();
         thread::spawn(move || {
-            if ring.recv_timeout(after) == Err(mpsc::RecvTimeoutError::Timeout) {
-                waker.wake();
+            while ring.recv_timeout(limit.left()) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if limit.over().is_some() {
+                    return waker.wake();
+                }
             }
         });
         Self { _off: off }

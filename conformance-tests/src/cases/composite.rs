@@ -117,11 +117,11 @@ pub(crate) async fn has_one_budget(cx: &Context) {
         guards.push(cx.take(&b, key).await);
     }
     let budget = cx.short_wait() * 2;
+    let start = tokio::time::Instant::now();
     let waiting = {
         let (lock, keys) = (a.clone(), keys.clone());
         tokio::spawn(async move { lock.acquire_all(&keys, &AcquireOptions::new().wait(budget)).await })
     };
-    let start = tokio::time::Instant::now();
     // Each of the first two becomes free late in the budget; the last one never does.
     for guard in guards.drain(..2) {
         cx.sleep(budget * 2 / 5).await;

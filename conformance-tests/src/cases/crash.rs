@@ -117,10 +117,6 @@ mod on_unix {
     }
 
     pub(crate) async fn a_stopped_holder_keeps_what_has_no_lease(cx: &Context) {
-        if cx.capabilities().lease.is_some_and(|l| l.default.is_some()) {
-            // What happens to a lease is shown by the case below.
-            return;
-        }
         let lock = cx.client().await;
         let mut child = Process::start(cx).await;
         let key = cx.key();
@@ -164,10 +160,10 @@ mod on_unix {
             let bound = crash_release(cx);
             let guard = cx.free_within(&lock, &key, bound).await;
             let token = guard.token().expect("every grant has a token").as_u64();
-            assert!(token > last, "{token} after {last}");
+            assert!(token > last, "the token {token} comes after {last}, which another process had before");
             cx.give(guard).await;
             last = child.take(cx, &key).await;
-            assert!(last > token, "{last} after {token}");
+            assert!(last > token, "a new process got the token {last} after {token}, which another process had before");
             // Every other one dies with the lock.
             if round % 2 == 0 {
                 child.kill();

@@ -104,7 +104,8 @@ pub(crate) async fn shows_how_long_a_lease_lasts(cx: &Context) {
     for _ in 0..4 {
         let info = look(&b, &key).await.expect("a held key reads held");
         let left = info.expires_in.expect("a lease has an end");
-        assert!(left <= cx.ttl() && left > Duration::ZERO, "{left:?}");
+        let ttl = cx.ttl();
+        assert!(left <= ttl && left > Duration::ZERO, "a renewed lease of {ttl:?} is shown to last {left:?}");
         cx.sleep(cx.ttl() / 2).await;
     }
     cx.give(guard).await;

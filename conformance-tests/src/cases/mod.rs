@@ -322,7 +322,7 @@ macro_rules! for_each_case {
                 a_killed_holder_serves_a_waiter [C11] [CrashRelease Child];
                 a_killed_waiter_is_in_nobodys_way [C11] [CrashRelease Child];
                 an_exit_without_a_drop_frees [C11 C16] [CrashRelease Child];
-                a_stopped_holder_keeps_what_has_no_lease [C1 C9] [Child];
+                a_stopped_holder_keeps_what_has_no_lease [C1 C9] [Endless Child];
                 a_stopped_holder_of_a_lease_is_overtaken_and_told [C1 C2 C9] [Lease Child];
                 tokens_grow_across_processes [C8] [Tokens CrashRelease Child];
                 a_new_process_inherits_nothing [C2] [CrashRelease Child];

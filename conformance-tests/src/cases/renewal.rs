@@ -44,8 +44,15 @@ pub(crate) async fn keeps_many_leases(cx: &Context) {
         guards.push(cx.take_with(&a, key, &cx.leased()).await);
     }
     cx.sleep(cx.ttl() * 3).await;
+    let many = keys.len();
     for (guard, key) in guards.into_iter().zip(&keys) {
-        assert_eq!(guard.validity(), Validity::Valid);
+        let validity = guard.validity();
+        assert_eq!(
+            validity,
+            Validity::Valid,
+            "{key:?}, one of {many} leases of {:?}, has run out: were they renewed one by one, and too slowly?",
+            cx.ttl()
+        );
         cx.held(&b, key).await;
         cx.give(guard).await;
     }
