@@ -81,7 +81,10 @@ impl Script {
     }
 
     /// Carries out `call` as the next fault of `op` says; a failure is that of each of its requests.
-    async fn through<T>(&self, op: Op, call: impl Future<Output = T>) -> Result<T, Failure> {
+    async fn through<T, F>(&self, op: Op, call: impl Fn() -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = T>,
+    {
         self.count(op);
         self.heard().await;
         let fault = self.queue(op).pop_front().unwrap_or(Fault::Pass);
@@ -92,7 +95,10 @@ impl Script {
             Fault::Hang => pending().await,
             _ => {}
         }
-        let answer = call.await;
+        let mut answer = call().await;
+        if fault == Fault::Twice && [Op::Acquire, Op::Renew].contains(&op) {
+            answer = call().await;
+        }
         self.heard().await;
         match fault {
             Fault::DelayReply(by) => tokio::time::sleep(by).await,
@@ -193,17 +199,18 @@ impl<B: Backend> Backend for Disturbed<B> {
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         let n = requests.len();
-        let answered = self.script.through(Op::Acquire, self.inner.acquire(requests)).await;
+        let answered = self.script.through(Op::Acquire, || self.inner.acquire(requests.clone())).await;
         answered.unwrap_or_else(|failure| failure.attempts(n))
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        self.script.through(Op::Wait, self.inner.wait(request, stop)).await.unwrap_or_else(Failure::attempt)
+        let call = || self.inner.wait(request.clone(), stop.clone());
+        self.script.through(Op::Wait, call).await.unwrap_or_else(Failure::attempt)
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let n = holds.len();
-        let answered = self.script.through(Op::Renew, self.inner.renew(holds)).await;
+        let answered = self.script.through(Op::Renew, || self.inner.renew(holds.clone())).await;
         answered.unwrap_or_else(|failure| failure.errors(n))
     }
 
@@ -213,7 +220,7 @@ impl<B: Backend> Backend for Disturbed<B> {
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
         let n = holds.len();
-        let answered = self.script.through(Op::Release, self.inner.release(holds)).await;
+        let answered = self.script.through(Op::Release, || self.inner.release(holds.clone())).await;
         answered.unwrap_or_else(|failure| failure.errors(n))
     }
 

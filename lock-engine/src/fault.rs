@@ -45,6 +45,9 @@ pub enum Fault {
     LoseReply,
     /// Carried out; never answered.
     LoseReplyHang,
+    /// Carried out twice in a row, as by what repeats a request without asking; the second answer arrives. Of a wait or a
+    /// release, the call works.
+    Twice,
 }
 
 /// How a client under test is set up.

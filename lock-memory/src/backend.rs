@@ -167,7 +167,11 @@ impl Backend for MemoryBackend {
             Ok(reply) => reply,
             Err(unsent) => return requests.iter().map(|_| unsent.attempt()).collect(),
         };
-        let mut answers: Vec<_> = requests.iter().map(|r| self.attempt(r)).collect();
+        let ask = || requests.iter().map(|r| self.attempt(r)).collect::<Vec<_>>();
+        let mut answers = ask();
+        if reply.is_second() {
+            answers = ask();
+        }
         self.after(reply, &mut answers).await;
         answers
     }
@@ -187,8 +191,12 @@ impl Backend for MemoryBackend {
             Ok(reply) => reply,
             Err(unsent) => return holds.iter().map(|_| Err(unsent.error())).collect(),
         };
-        let mut answers: Vec<_> =
-            holds.iter().map(|h| self.check_open().map(|()| self.store.renew(h))).collect();
+        let renew =
+            || holds.iter().map(|h| self.check_open().map(|()| self.store.renew(h))).collect::<Vec<_>>();
+        let mut answers = renew();
+        if reply.is_second() {
+            answers = renew();
+        }
         self.after(reply, &mut answers).await;
         answers
     }

@@ -18,6 +18,12 @@ mod imp {
 
     pub(crate) struct Reply;
 
+    impl Reply {
+        pub(crate) fn is_second(&self) -> bool {
+            false
+        }
+    }
+
     #[derive(Clone, Copy)]
     pub(crate) enum Unsent {}
 
@@ -91,6 +97,13 @@ mod imp {
 
     /// What happens to the answer.
     pub(crate) struct Reply(Option<Fault>);
+
+    impl Reply {
+        /// Whether the call is carried out twice, and the second answer is what arrives.
+        pub(crate) fn is_second(&self) -> bool {
+            self.0 == Some(Fault::Twice)
+        }
+    }
 
     /// The faults of one client.
     pub(crate) struct Faults {

@@ -92,6 +92,8 @@ macro_rules! for_each_case {
                 a_late_release_spares_the_successor [C2 C6] [Lose];
                 a_late_drop_spares_the_successor [C2 C7] [Lose];
                 a_failed_attempt_is_undone_not_doubled [C2 C3 C5] [Script];
+                a_request_that_arrives_twice_is_one_grant [C2 C8] [Script];
+                a_renewal_that_arrives_twice_is_one [C2 C10] [Lease Script];
                 undoing_an_attempt_spares_the_holder [C2 C5] [Script];
             }
             expiry {

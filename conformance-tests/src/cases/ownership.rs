@@ -126,3 +126,41 @@ pub(crate) async fn undoing_an_attempt_spares_the_holder(cx: &Context) {
     }
     cx.give(guard).await;
 }
+
+/// The same id asking twice is one grant: what lies between client and store may repeat a request.
+pub(crate) async fn a_request_that_arrives_twice_is_one_grant(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let mut last = None;
+    for _ in 0..3 {
+        a.faults.script(Op::Acquire, Fault::Twice);
+        let guard = match attempt_at(&a.lock, &key).await {
+            Ok(Some(guard)) => guard,
+            Ok(None) => panic!("the same holder id asked twice, and was told that somebody else holds {key:?}"),
+            Err(error) => panic!("the same holder id asked twice: {error}"),
+        };
+        assert!(guard.token() >= last, "the token {:?} comes after {last:?}", guard.token());
+        cx.held(&b, &key).await;
+        cx.give(guard).await;
+        // One release is enough.
+        let next = cx.take(&b, &key).await;
+        last = next.token();
+        cx.give(next).await;
+    }
+}
+
+pub(crate) async fn a_renewal_that_arrives_twice_is_one(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    for _ in 0..3 {
+        a.faults.script(Op::Renew, Fault::Twice);
+        guard.renew().await.expect("held until now");
+        assert_eq!(guard.validity(), Validity::Valid, "after a renewal that arrived twice");
+        cx.held(&b, &key).await;
+    }
+    cx.give(guard).await;
+    cx.give(cx.take(&b, &key).await).await;
+}

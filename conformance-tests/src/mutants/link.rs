@@ -63,11 +63,7 @@ impl Link {
     }
 
     /// Carries out `work` at the server as the faults allow.
-    pub(crate) async fn call<T>(
-        &self,
-        op: Op,
-        work: impl FnOnce(&Server, Asker) -> T,
-    ) -> Result<T, ErrorKind> {
+    pub(crate) async fn call<T>(&self, op: Op, work: impl Fn(&Server, Asker) -> T) -> Result<T, ErrorKind> {
         let fault = self.begin(op);
         self.reachable().await;
         match fault {
@@ -76,7 +72,10 @@ impl Link {
             Fault::Delay(duration) => tokio::time::sleep(duration).await,
             _ => {}
         }
-        let answer = work(&self.server, self.asker());
+        let mut answer = work(&self.server, self.asker());
+        if fault == Fault::Twice && [Op::Acquire, Op::Renew].contains(&op) {
+            answer = work(&self.server, self.asker());
+        }
         match fault {
             Fault::LoseReply => return Err(ErrorKind::OutcomeUnknown),
             Fault::LoseReplyHang => std::future::pending().await,

@@ -389,7 +389,7 @@ impl State {
     fn attempt(&mut self, fault: Fault, name: String, asker: Asker, request: &Request) -> Attempt {
         let record = self.records.entry(name.clone()).or_default();
         if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
-            if stored.holder == request.holder {
+            if stored.holder == request.holder && fault != Fault::SameIdIsContended {
                 return Attempt::Granted(Granted::with_token(Some(FencingToken::from_u64(stored.token))));
             }
         }
