@@ -168,7 +168,7 @@ impl Need {
         }
     }
 
-    fn hindrance(
+    pub(crate) fn hindrance(
         self,
         has: &Capabilities,
         harness: &dyn Harness,

@@ -6,6 +6,7 @@ mod case;
 mod cases;
 #[allow(clippy::expect_used)]
 mod child;
+mod clock;
 #[allow(clippy::expect_used)]
 mod context;
 mod disturbed;
@@ -23,9 +24,11 @@ mod report;
 mod runner;
 mod stall;
 mod suite;
+mod verdict;
 
 pub use case::{Case, Need, Outcome};
 pub use cases::all_cases;
+pub use clock::SkewedClock;
 pub use context::Context;
 pub use disturbed::Disturbed;
 pub use harness::{

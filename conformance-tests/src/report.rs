@@ -21,6 +21,8 @@ const RULES: [&str; 18] = [
 pub struct Report {
     /// One entry per case, in the order of the suite.
     pub cases: Vec<CaseReport>,
+    /// What the store declares and could not be tried, each with the reason. Neither shown nor refuted.
+    pub unproven: Vec<String>,
 }
 
 /// What one case has shown.
@@ -86,7 +88,8 @@ impl Report {
                 (rule, RuleLine { passed, refused, not_applicable, failed, inconclusive })
             })
             .collect();
-        text.push_str(&serde_json::json!({ "rules": rules, "shown": self.shown() }).to_string());
+        let end = serde_json::json!({ "rules": rules, "shown": self.shown(), "unproven": self.unproven });
+        text.push_str(&end.to_string());
         text.push('\n');
         text
     }
@@ -99,6 +102,9 @@ impl fmt::Display for Report {
         writeln!(f, "{passed} of {} cases passed", self.cases.len())?;
         for entry in self.cases.iter().filter(|c| c.outcome != Outcome::Passed) {
             writeln!(f, "{entry}")?;
+        }
+        for claim in &self.unproven {
+            writeln!(f, "UNPROVEN: {claim}")?;
         }
         write!(f, "rules shown: {}", self.shown().join(" "))
     }

@@ -21,6 +21,7 @@ use crate::harness::{Factory, Time};
 use crate::pace::pace;
 use crate::report::{CaseReport, Report};
 use crate::stall::{Stall, Watch};
+use crate::verdict::unproven;
 
 /// The longest that one case may take: of virtual time.
 const VIRTUAL_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -39,7 +40,11 @@ pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
 /// Runs all cases. Those that need a child process are not applicable: only mounted tests can be
 /// started again as one.
 pub fn run_all(factory: &dyn Factory) -> Report {
-    Report { cases: all_cases().iter().map(|case| run_case(case, factory)).collect() }
+    Report {
+        cases: all_cases().iter().map(|case| run_case(case, factory)).collect(),
+        // What cannot even be opened fails every case.
+        unproven: unproven(factory, false).unwrap_or_default(),
+    }
 }
 
 /// A store whose cases are tests, made by [`suite!`](crate::suite).
@@ -73,6 +78,19 @@ impl Mount {
                 "INCONCLUSIVE after {ATTEMPTS} attempts, which is no verdict on the store: {name}: {message}; run it on a machine with less to do, or with a larger LEASEHOLD_CONFORMANCE_PACE"
             ),
             _ => {}
+        }
+    }
+
+    /// The test that what the store declares can be tried.
+    ///
+    /// # Panics
+    ///
+    /// When something of it cannot; it says what, and what is missing.
+    pub fn judge(&self) {
+        match unproven(&*self.factory, true) {
+            Ok(none) if none.is_empty() => {}
+            Ok(found) => panic!("UNPROVEN: {}", found.join("; ")),
+            Err(error) => panic!("the harness has no client: {error}"),
         }
     }
 

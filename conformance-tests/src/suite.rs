@@ -17,7 +17,8 @@
 /// leasehold_conformance::suite!(MyStoreFactory);
 /// ```
 ///
-/// It also mounts `child::entry`, the test that the suite starts again as a child process. To mount
+/// It also mounts `verdict::all_that_is_declared_can_be_tried`, which fails where the store declares what the harness has
+/// no means to try, such as durable tokens without a child process: unproven is not green. And `child::entry`, the test that the suite starts again as a child process. To mount
 /// it twice in one file, put each into a module of its own.
 #[macro_export]
 macro_rules! suite {
@@ -30,6 +31,13 @@ macro_rules! suite {
             #[test]
             fn entry() {
                 super::leasehold_mount().child_entry();
+            }
+        }
+
+        mod verdict {
+            #[test]
+            fn all_that_is_declared_can_be_tried() {
+                super::leasehold_mount().judge();
             }
         }
 

@@ -7,9 +7,10 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use leasehold_api::{Capabilities, Error, ErrorKind, Scope};
+use leasehold_api::{Capabilities, Error, ErrorKind, Fencing, Scope};
 use leasehold_conformance::{
-    Case, Disturbed, Factory, Harness, Outcome, Time, all_cases, async_trait, run_all, run_case,
+    Case, Disturbed, Factory, Harness, Mount, Outcome, Report, Time, all_cases, async_trait, run_all,
+    run_case,
 };
 use leasehold_engine::{Attempt, Engine, Freed, HoldRef, Renewed, Request, Single, SingleKey};
 
@@ -58,6 +59,30 @@ fn a_bad_store_fails_with_the_rule_it_breaks() {
 }
 
 #[test]
+fn what_is_declared_and_cannot_be_tried_is_unproven() {
+    let panic = std::panic::catch_unwind(|| Mount::new(Odd::Boasts, module_path!()).judge());
+    let panic = panic.expect_err("nothing of it can be tried");
+    let text = panic.downcast_ref::<String>().expect("a text");
+    let claims: Vec<_> =
+        text.strip_prefix("UNPROVEN: ").expect(text).split("; ").map(str::to_owned).collect();
+    for claim in [
+        "loss_detection = ",
+        "undo = ",
+        "fencing = Durable (the harness names no way to reach the store from a child process)",
+        "scope = Machine",
+        "crash_release = 30s",
+    ] {
+        assert!(claims.iter().any(|found| found.starts_with(claim)), "{claim}: {claims:?}");
+    }
+    assert_eq!(claims.len(), 5, "{claims:?}");
+    let mut report = Report::default();
+    report.unproven = claims;
+    assert!(report.to_string().contains("UNPROVEN: fencing = Durable"), "{report}");
+    assert!(report.to_json_lines().contains(r#""unproven":["loss_detection"#));
+    Mount::new(common::Memory::new(), module_path!()).judge();
+}
+
+#[test]
 fn a_hang_is_a_failure_and_costs_no_time() {
     let report = run_case(case("exclusion::free_key_is_granted"), &Odd::Hangs);
     let Outcome::Failed { message } = &report.outcome else { panic!("{report}") };
@@ -85,6 +110,8 @@ fn a_store_that_does_not_open_fails_every_case() {
 enum Odd {
     /// Grants whatever is asked for.
     Open,
+    /// As open, and declares what nobody can try.
+    Boasts,
     /// Never answers.
     Hangs,
     /// Cannot be opened.
@@ -99,7 +126,13 @@ impl Factory for Odd {
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
         match self {
-            Self::Open => Ok(Box::new(OpenHarness)),
+            Self::Open => Ok(Box::new(OpenHarness(Capabilities::new(Scope::Process)))),
+            Self::Boasts => {
+                let mut declared = Capabilities::new(Scope::Machine);
+                declared.fencing = Fencing::Durable;
+                declared.crash_release = Some(std::time::Duration::from_secs(30));
+                Ok(Box::new(OpenHarness(declared)))
+            }
             Self::Hangs => std::future::pending().await,
             Self::Closed => Err(Error::new(ErrorKind::Unavailable, "there is no such store")),
         }
@@ -107,12 +140,12 @@ impl Factory for Odd {
 }
 
 #[derive(Debug)]
-struct OpenHarness;
+struct OpenHarness(Capabilities);
 
 #[async_trait]
 impl Harness for OpenHarness {
     async fn client(&self) -> Result<Arc<dyn leasehold_api::Lock>, Error> {
-        let backend = Single::new(OpenStore(Capabilities::new(Scope::Process)));
+        let backend = Single::new(OpenStore(self.0.clone()));
         // Undisturbed, the wrapper changes nothing.
         Ok(Arc::new(Engine::start(Disturbed::new(backend))?))
     }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use leasehold_api::{Error, Lock};
 use leasehold_conformance::{
-    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
+    suite,
 };
 use leasehold_engine::{Engine, Single, TokioClock};
 use your_store::{Table, TableClient, backend, connect};
@@ -49,13 +50,17 @@ impl Harness for TableHarness {
 #[async_trait]
 impl Faults for TableHarness {
     fn supports(&self) -> FaultSet {
-        Disturbed::<Single<TableClient>>::supports()
+        let mut set = Disturbed::<Single<TableClient>>::supports();
+        set.skew = true;
+        set
     }
 
-    async fn client(&self, _setup: ClientSetup) -> Result<FaultyClient, Error> {
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
         let backend = Disturbed::new(backend(&self.table));
         let faults = backend.faults();
-        let lock = Engine::builder(backend).clock(Arc::new(TokioClock::new())).start()?;
+        let lock = Engine::builder(backend)
+            .clock(Arc::new(SkewedClock::new(TokioClock::new(), setup.skew)))
+            .start()?;
         Ok(FaultyClient::new(Arc::new(lock), faults))
     }
 }

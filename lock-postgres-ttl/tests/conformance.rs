@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockKey, LossReason};
 use leasehold_conformance::{
-    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
+    suite,
 };
-use leasehold_engine::{Backend, Engine};
+use leasehold_engine::{Backend, Engine, SystemClock};
 use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
 use sqlx::{Connection, PgConnection};
 use test_servers::{Database, fresh_database};
@@ -73,16 +74,18 @@ impl Faults for Server {
         let mut set = Disturbed::<TtlBackend>::supports();
         set.lose = true;
         set.purge = true;
+        set.skew = true;
         set
     }
 
-    async fn client(&self, _: ClientSetup) -> Result<FaultyClient, Error> {
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
         let backend = Disturbed::new(config(self.database.url()).backend().await?);
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
         timing.request_timeout = Duration::from_secs(2);
-        let engine = Engine::builder(backend).timing(timing).start()?;
+        let clock = Arc::new(SkewedClock::new(SystemClock, setup.skew));
+        let engine = Engine::builder(backend).timing(timing).clock(clock).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }
 

@@ -61,10 +61,10 @@ pub(crate) async fn validity_follows_without_a_listener(cx: &Context) {
     cx.lose(&key, LossReason::Gone).await;
     // Nobody awaits the signal; the state is right all the same.
     let bound = cx.capabilities().loss_detection;
-    let end = tokio::time::Instant::now() + bound + cx.slack();
+    let end = Instant::now() + bound + cx.slack();
     while guard.validity() != Validity::Lost {
         let validity = guard.validity();
-        assert!(tokio::time::Instant::now() < end, "a guard whose hold is gone reads {validity:?} after {bound:?}");
+        assert!(Instant::now() < end, "a guard whose hold is gone reads {validity:?} after {bound:?}");
         cx.sleep(cx.interval() * 10).await;
     }
 }

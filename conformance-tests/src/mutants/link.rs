@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_api::{ErrorKind, HolderId, LockKey, LossReason};
-use leasehold_engine::{Clock, Moment};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -179,33 +178,5 @@ impl Sink for Gated {
         if open && self.link.server.fault() != BackendFault::NoPollNoWake {
             self.sink.wake(key);
         }
-    }
-}
-
-/// A client's clock: tokio's, but off by its skew.
-#[derive(Debug)]
-pub(crate) struct SkewedClock {
-    start: Instant,
-    offset: u64,
-}
-
-impl SkewedClock {
-    pub(crate) fn new(skew: Skew) -> Self {
-        // Late enough to be behind by much.
-        const MIDDLE: u64 = u64::MAX / 4;
-        let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(MIDDLE).min(MIDDLE);
-        let offset = match skew {
-            Skew::None => MIDDLE,
-            Skew::Ahead(by) => MIDDLE + nanos(by),
-            Skew::Behind(by) => MIDDLE - nanos(by),
-        };
-        Self { start: Instant::now(), offset }
-    }
-}
-
-impl Clock for SkewedClock {
-    fn now(&self) -> Moment {
-        let elapsed = Instant::now().saturating_duration_since(self.start);
-        Moment::from_nanos(self.offset + u64::try_from(elapsed.as_nanos()).unwrap_or(0))
     }
 }

@@ -22,14 +22,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_api::{Error, Lock, LockKey, LossReason};
-use leasehold_engine::Engine;
+use leasehold_engine::{Engine, TokioClock};
 
 use self::backend_fault::BackendFault;
-use self::link::{Link, SkewedClock};
+use self::link::Link;
 use self::lock_fault::LockFault;
 use self::mini_backend::MiniBackend;
 use self::mini_lock::MiniLock;
 use self::server::Server;
+use crate::clock::SkewedClock;
 use crate::harness::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Harness, Skew, Time};
 
 /// A store with one fault, or with none.
@@ -116,7 +117,11 @@ impl Store {
             Kind::Lock(fault) => Arc::new(MiniLock::connect(&link, fault)?),
             Kind::Backend { queues, .. } => {
                 let backend = MiniBackend::new(Arc::clone(&link), queues);
-                Arc::new(Engine::builder(backend).clock(Arc::new(SkewedClock::new(skew))).start()?)
+                Arc::new(
+                    Engine::builder(backend)
+                        .clock(Arc::new(SkewedClock::new(TokioClock::new(), skew)))
+                        .start()?,
+                )
             }
         };
         Ok((lock, link))
