@@ -4,17 +4,25 @@ use std::fs::File;
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tokio::signal::unix::{self, SignalKind};
+use tokio::time::Instant;
 
 /// Listens for the signals that would end this process, and then do not.
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
+    /// When the store was first waited for to confirm.
+    waits_since: Option<Instant>,
     /// One has come that nobody waits behind.
     is_over: bool,
 }
+
+/// Signals that come sooner belong to the one that ended the command: timeout(1) sends each twice, to the process and to
+/// its group, and a lease that is not given back for that stays held.
+const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 impl Signals {
     /// Begins to listen, except for signals that whoever started us has had ignored (`nohup`,
@@ -27,7 +35,7 @@ impl Signals {
                 streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
         }
-        Ok(Self { streams, is_over: false })
+        Ok(Self { streams, waits_since: None, is_over: false })
     }
 
     /// The next signal. Dropping the future loses none.
@@ -45,8 +53,9 @@ impl Signals {
 
     /// Somebody does not want to wait for the store to confirm; from then on nobody does.
     pub(crate) async fn impatience(&mut self) {
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
         while !self.is_over {
-            self.is_over = is_an_end(self.next().await);
+            self.is_over = is_an_end(self.next().await) && since.elapsed() >= ONE_SIGNAL;
         }
     }
 

@@ -67,6 +67,24 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
     assert_eq!(tool.code(), 3);
 }
 
+/// timeout(1) sends its signal twice, and others more often: to the process, and to its group.
+#[test]
+fn one_order_to_end_in_several_signals_is_not_impatience() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    for scheme in ["postgres+row", "postgres+ttl"] {
+        let mut tool = Beside::start(&mut run(&cluster, scheme, "k", "echo begun; exec sleep 600"));
+        assert_eq!(tool.line(), "begun");
+        for _ in 0..100 {
+            tool.signal(Signal::TERM);
+            std::thread::yield_now();
+        }
+        assert_eq!(tool.code(), 143, "{scheme}");
+        assert_eq!(tool.rest_of_stderr(), "", "{scheme}");
+        let (code, _, stderr) = finish(&mut run(&cluster, scheme, "k --no-wait", "exit 0"));
+        assert_eq!(code, 0, "{scheme}: {stderr}");
+    }
+}
+
 // Whoever has only waited is not told to break the holder's lock.
 #[test]
 fn a_wait_that_ends_with_the_server_advises_no_force() {
