@@ -13,7 +13,7 @@ use crate::files::{FileMode, place, read_shared, sync_dir};
 /// The version of what is kept in the directory. A store of another version is refused.
 pub const FORMAT: u32 = 1;
 
-const MARKER: &str = "leasehold-format";
+pub(crate) const MARKER: &str = "leasehold-format";
 const MARKER_START: &str = "leasehold file store, format ";
 
 /// Makes the directory if it is missing, checks that it is ours and can be written, and returns its absolute path

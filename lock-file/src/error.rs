@@ -8,14 +8,13 @@ use std::path::Path;
 
 use leasehold_api::{Error, ErrorKind};
 
+use crate::directory::MARKER;
+
 /// The error for `doing` something to `path`.
 pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Error {
     let (kind, advice) = judge(&error);
     let advice = match (kind, owner_of(path)) {
-        (ErrorKind::PermissionDenied, Some((owner, dir))) => format!(
-            "it belongs to the user with ID {owner}; to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody, or have its owner run, while no lock is used, `chmod 0660 {dir}/*; chmod 2770 {dir}` or the same with 0666 and 1777",
-            dir = dir.display()
-        ),
+        (ErrorKind::PermissionDenied, Some(owner)) => owner.advice(),
         _ => advice.to_owned(),
     };
     Error::new(kind, format!("cannot {doing} {}: {error}; {advice}", path.display())).with_source(error)
@@ -26,18 +25,51 @@ pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> E
     Error::new(ErrorKind::Corrupt, format!("{} {why}; {advice}", path.display()))
 }
 
-/// Whose `path` is, if it is another user's, and the directory of the store that it belongs to.
-fn owner_of(path: &Path) -> Option<(u32, &Path)> {
+/// Whose something in a store is, if it is another user's.
+struct Owner<'a> {
+    id: u32,
+    dir: &'a Path,
+    /// Where that is somebody else.
+    of_dir: Option<u32>,
+}
+
+impl Owner<'_> {
+    fn advice(&self) -> String {
+        let Self { id, dir, of_dir } = self;
+        let dir = dir.display();
+        if let Some(of_dir) = of_dir {
+            return format!(
+                "it belongs to the user with ID {id}, and its directory to {of_dir}, as after a run with sudo; while no lock is used, have the superuser run `chown --reference={dir} {dir}/*`, or remove it"
+            );
+        }
+        let shared = "to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody";
+        // Elsewhere it would be the ruin of a directory of the system.
+        let is_store = fs::symlink_metadata(self.dir.join(MARKER))
+            .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true);
+        let change = if is_store {
+            format!(
+                ", or have its owner run, while no lock is used, `chmod 0660 {dir}/*; chmod 2770 {dir}` or the same with 0666 and 1777"
+            )
+        } else {
+            String::new()
+        };
+        format!("it belongs to the user with ID {id}; {shared}{change}")
+    }
+}
+
+fn owner_of(path: &Path) -> Option<Owner<'_>> {
     let at = |path| fs::symlink_metadata(path).ok();
-    // Who may not look into a directory sees whose it is all the same.
-    let (meta, dir) = match at(path) {
-        Some(meta) if meta.is_dir() => (meta, path),
-        Some(meta) => (meta, path.parent()?),
-        None => (at(path.parent()?)?, path.parent()?),
+    let dir = match at(path) {
+        // Who may not look into a directory sees whose it is all the same.
+        Some(meta) if meta.is_dir() => path,
+        _ => path.parent()?,
     };
+    let of_dir = at(dir)?.uid();
+    let id = at(path).map_or(of_dir, |meta| meta.uid());
     // The superuser is refused for other reasons than whose it is.
     let me = rustix::process::geteuid();
-    (!me.is_root() && meta.uid() != me.as_raw()).then_some((meta.uid(), dir))
+    let is_other = !me.is_root() && id != me.as_raw();
+    is_other.then(|| Owner { id, dir, of_dir: (of_dir != id).then_some(of_dir) })
 }
 
 fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
@@ -108,5 +140,16 @@ mod tests {
             assert!(text.contains(advice) && text.contains("/store/x"), "{errno:?}: {text}");
             assert!(std::error::Error::source(&error).is_some());
         }
+    }
+
+    #[test]
+    fn only_a_store_is_to_be_opened_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let advice = |of_dir| Owner { id: 1000, dir: dir.path(), of_dir }.advice();
+        assert!(!advice(None).contains("chmod") && advice(None).contains("mode=0660"), "{}", advice(None));
+        fs::write(dir.path().join(MARKER), "").unwrap();
+        assert!(advice(None).contains("chmod 0660"), "{}", advice(None));
+        // Nor can its owner change what is somebody else's.
+        assert!(advice(Some(0)).contains("chown --reference") && !advice(Some(0)).contains("chmod"));
     }
 }
