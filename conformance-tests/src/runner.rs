@@ -24,7 +24,7 @@ use crate::stall::{Stall, Watch};
 use crate::verdict::unproven;
 
 /// The longest that one case may take: of virtual time.
-const VIRTUAL_LIMIT: Duration = Duration::from_secs(24 * 3600);
+const VIRTUAL_LIMIT: Duration = Duration::from_secs(27 * 3600);
 /// The longest that one case may take by the wall clock, whatever its clock, at the usual pace.
 const WALL_LIMIT: Duration = Duration::from_secs(120);
 

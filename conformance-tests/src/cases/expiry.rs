@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockGuard, LockKey, LossReason, Validity};
 use tokio::time::Instant;
 
-use crate::context::{Context, fails};
+use crate::context::{Context, attempt_at, fails};
 use crate::harness::{ClientSetup, Fault, FaultyClient, Op};
 
 /// A lease whose client fell silent just after it was granted.
@@ -326,4 +326,30 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
     let successor = cx.free_within(&b, &key, ttl).await;
     assert_eq!(guard.validity(), Validity::Lost, "overtaken, and still thinks that it holds");
     cx.give(successor).await;
+}
+
+pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
+    let bounds = cx.lease();
+    let part = Duration::from_millis(900);
+    let ttl = if cx.ttl() + part <= bounds.max { cx.ttl() + part } else { cx.ttl() - Duration::from_millis(100) };
+    if ttl < bounds.min {
+        return;
+    }
+    let (b, client, key) = (cx.client().await, cx.faulty().await, cx.key());
+    let asked = Instant::now();
+    let old = cx.take_with(&client.lock, &key, &cx.patient().ttl(ttl)).await;
+    let granted = Instant::now();
+    client.faults.silence(true);
+    tokio::time::sleep_until(asked + ttl - Duration::from_millis(50)).await;
+    let early = attempt_at(&b, &key).await.expect("a held key is no error");
+    // On a slow machine the look may have come after the end.
+    if asked.elapsed() < ttl {
+        assert!(early.is_none(), "a lease of {ttl:?} was taken over {:?} after it was asked for", asked.elapsed());
+    }
+    drop(early);
+    let guard = cx.free_within(&b, &key, Duration::from_millis(50)).await;
+    let lived = granted.elapsed();
+    assert!(lived <= ttl + cx.slack(), "a lease of {ttl:?} was still held {lived:?} after its grant");
+    assert_eq!(old.validity(), Validity::Lost);
+    cx.give(guard).await;
 }

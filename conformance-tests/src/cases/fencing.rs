@@ -104,6 +104,33 @@ pub(crate) async fn grows_across_a_loss(cx: &Context) {
     }
 }
 
+pub(crate) async fn grows_across_a_purge(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let mut seen = Watermark::default();
+    for _ in 0..3 {
+        let old = cx.free_within(&a, &key, cx.capabilities().undo).await;
+        seen.pass(&old, "taken before its row was deleted");
+        assert!(cx.faults().purge(&key).await, "there was no hold of {key} to delete");
+        let guard = cx.free_within(&b, &key, cx.capabilities().undo).await;
+        seen.pass(&guard, "taken after a purge");
+        cx.give(guard).await;
+        drop(old);
+    }
+}
+
+pub(crate) async fn grows_across_a_day_of_idleness(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let mut seen = Watermark::default();
+    for hours in [0, 1, 25] {
+        cx.sleep(Duration::from_secs(hours * 3600)).await;
+        let guard = cx.take(&lock, &key).await;
+        seen.pass(&guard, "taken after idleness");
+        cx.give(guard).await;
+    }
+}
+
 pub(crate) async fn grows_across_a_forced_release(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();

@@ -143,6 +143,26 @@ pub(crate) async fn looking_takes_nothing(cx: &Context) {
     cx.give(cx.take(&b, &key).await).await;
 }
 
+pub(crate) async fn listing_takes_nothing(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let admin = b.admin().expect("listing is declared");
+    for all in [false, true] {
+        for _ in 0..20 {
+            cx.give(cx.take(&a, &key).await).await;
+            let mut query = ListQuery::new();
+            query.include_ended = all;
+            let listed = admin.list(&query).await.expect("the store answers");
+            assert!(!listed.iter().any(|info| info.key == key && info.is_held()), "a free key is listed: {listed:?}");
+        }
+    }
+    let guard = cx.take(&a, &key).await;
+    let listed = admin.list(&ListQuery::new()).await.expect("the store answers");
+    // Names may come later, or not at all.
+    assert!(listed.iter().any(KeyInfo::is_held), "a held key is not listed: {listed:?}");
+    cx.give(guard).await;
+}
+
 pub(crate) async fn a_free_key_never_looks_held_to_lookers(cx: &Context) {
     let key = cx.key();
     let stop = Arc::new(AtomicBool::new(false));

@@ -33,6 +33,8 @@ macro_rules! for_each_case {
                 zero_is_one_attempt [C4] [];
                 zero_makes_one_call [C4] [Calls];
                 fires_when_due [C4] [];
+                the_budget_includes_the_local_turn [C4] [];
+                a_wake_up_begins_no_new_budget [C4] [Cooldown];
                 default_is_thirty_seconds [C4] [Virtual];
                 a_try_looks_at_no_budget [C3 C4] [];
                 huge_budgets_do_not_overflow [C4] [];
@@ -114,6 +116,7 @@ macro_rules! for_each_case {
                 a_late_answer_claims_no_more_than_the_truth [C9] [Lease Silence Script];
                 bounds_are_enforced [C15 C16] [Lease];
                 the_longest_ttl_does_not_overflow [C9 C16] [Lease];
+                a_ttl_counts_to_the_millisecond [C1 C9 C11] [Lease Silence];
             }
             renewal {
                 keeps_a_lease_for_long [C9 C10] [Lease];
@@ -127,6 +130,7 @@ macro_rules! for_each_case {
                 refuses_a_ttl_out_of_bounds [C15 C16] [Lease];
                 keeps_the_token_and_the_id [C2 C8] [Lease];
                 is_retried_after_a_failure [C10] [Lease Script];
+                a_failure_is_no_extension [C1 C9 C10] [Lease Script];
                 a_failure_by_hand_is_told_and_costs_nothing [C9 C10] [Lease Script];
                 stops_on_release [C5 C10] [Lease Calls];
                 stops_on_loss [C10] [Lease Calls Lose];
@@ -171,6 +175,8 @@ macro_rules! for_each_case {
                 grows_with_local_hand_overs [C8] [Tokens];
                 grows_across_an_expiry [C8] [Tokens Lease Silence];
                 grows_across_a_loss [C8] [Tokens Lose];
+                grows_across_a_purge [C8] [Tokens Purge];
+                grows_across_a_day_of_idleness [C8] [Tokens Virtual];
                 grows_across_a_forced_release [C8] [Tokens ForceRelease];
                 grows_across_failed_attempts [C8] [Tokens];
                 grows_across_lost_replies [C8] [Tokens Script];
@@ -225,6 +231,7 @@ macro_rules! for_each_case {
                 shows_how_long_a_lease_lasts [C18] [Inspect Lease];
                 a_hand_over_shows_the_new_holder [C2 C18] [Inspect];
                 looking_takes_nothing [C18] [Inspect];
+                listing_takes_nothing [C18] [List];
                 a_free_key_never_looks_held_to_lookers [C18] [Inspect];
                 no_try_fails_because_somebody_looks [C18] [Inspect];
                 looking_lengthens_nothing [C18] [Inspect Lease Silence];

@@ -189,6 +189,20 @@ pub(crate) async fn is_retried_after_a_failure(cx: &Context) {
     }
 }
 
+/// A store that fails at each renewal ends the lease, and its holder knows when another has the key.
+pub(crate) async fn a_failure_is_no_extension(cx: &Context) {
+    let (a, b) = (cx.faulty().await, cx.client().await);
+    let key = cx.key();
+    for _ in 0..1000 {
+        a.faults.script(Op::Renew, Fault::Error(ErrorKind::Unavailable));
+    }
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    let successor = cx.free_within(&b, &key, cx.ttl() + cx.handover()).await;
+    assert_eq!(guard.validity(), Validity::Lost, "no renewal was carried out, and another has the key");
+    fails(guard.renew().await, &[ErrorKind::Lost]);
+    cx.give(successor).await;
+}
+
 pub(crate) async fn a_failure_by_hand_is_told_and_costs_nothing(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();

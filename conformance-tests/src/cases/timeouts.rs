@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, DEFAULT_WAIT, ErrorKind, LockExt as _};
+use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
@@ -49,6 +50,49 @@ pub(crate) async fn fires_when_due(cx: &Context) {
         }
     }
     cx.give(guard).await;
+}
+
+/// Time behind other waiters of the same client counts, whether the one before is granted or gives up.
+pub(crate) async fn the_budget_includes_the_local_turn(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let budget = cx.short_wait() * 2;
+    for granted in [true, false] {
+        let key = cx.key();
+        let guard = cx.take(&b, &key).await;
+        let first = if granted { cx.patient() } else { AcquireOptions::new().wait(budget / 2) };
+        let first = cx.queue_with(&a, &key, first).await;
+        let start = Instant::now();
+        let second = cx.queue_with(&a, &key, AcquireOptions::new().wait(budget)).await;
+        cx.sleep(budget / 2).await;
+        let held = if granted {
+            cx.give(guard).await;
+            first.granted(cx, cx.handover()).await
+        } else {
+            fails(first.outcome().await, cx.budget_ended());
+            guard
+        };
+        fails(cx.within("a budget behind another waiter", budget, second.outcome()).await, cx.budget_ended());
+        let took = start.elapsed();
+        let most = budget + budget / 4 + cx.slack();
+        assert!(took >= budget && took <= most, "a budget of {budget:?} ended after {took:?}");
+        cx.give(held).await;
+    }
+}
+
+/// A waiter that is woken for nothing: what it was woken for is free, and rests until its window ends.
+pub(crate) async fn a_wake_up_begins_no_new_budget(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let budget = cx.short_wait() * 2;
+    let guard = b.key(&key).cooldown(budget * 10).acquire().await.expect("a free key");
+    let start = Instant::now();
+    let waiter = cx.queue_with(&a, &key, AcquireOptions::new().wait(budget)).await;
+    cx.sleep(budget * 3 / 4).await;
+    cx.give(guard).await;
+    fails(cx.within("a budget across a wake-up", budget, waiter.outcome()).await, cx.budget_ended());
+    let took = start.elapsed();
+    let most = budget + budget / 4 + cx.slack();
+    assert!(took >= budget && took <= most, "a budget of {budget:?} ended after {took:?}");
 }
 
 pub(crate) async fn default_is_thirty_seconds(cx: &Context) {

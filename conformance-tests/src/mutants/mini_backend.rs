@@ -194,6 +194,12 @@ impl Backend for MiniBackend {
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let mut answers =
             self.each(Op::Renew, &holds, |server, asker, hold| Ok(server.renew(asker, hold))).await;
+        if self.fault == Fault::RenewFailureIsExtended {
+            answers
+                .iter_mut()
+                .filter(|answer| answer.is_err())
+                .for_each(|answer| *answer = Ok(Renewed::Extended));
+        }
         let gone = answers.iter().any(|a| matches!(a, Ok(Renewed::Gone(_))));
         if gone && self.fault == Fault::NeighbourLost {
             answers = holds.iter().map(|_| Ok(Renewed::Gone(LossReason::Gone))).collect();

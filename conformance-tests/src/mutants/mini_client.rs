@@ -183,6 +183,9 @@ impl Client {
         lock(&self.wakeups).insert(key.clone(), Arc::clone(&wakeup));
         let outage = Outage::none_yet(&self.outages, key);
         let (mut end, mut failed, mut was_contended) = (end, None, false);
+        if self.fault == Fault::BudgetFromTurn {
+            end = self.deadline(options.wait);
+        }
         loop {
             let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await;
             let answer = answer.map_err(|refusal| self.at_end(refusal, failed.take(), was_contended, key))?;
@@ -245,7 +248,10 @@ impl Client {
                     _ => wakeup.notified().await,
                 }
             });
-            let _ = self.bounded(key, end, pause).await?;
+            let woken = self.bounded(key, end, pause).await?.is_ok();
+            if woken && self.fault == Fault::BudgetFromWakeUp {
+                end = self.deadline(options.wait);
+            }
         }
     }
 

@@ -153,5 +153,10 @@ impl Stored {
 }
 
 pub(super) fn ends(fault: Fault, now: Instant, ttl: Duration) -> Option<Instant> {
-    now.checked_add(if fault == Fault::ExpiresAtHalf { ttl / 2 } else { ttl })
+    now.checked_add(match fault {
+        Fault::ExpiresAtHalf => ttl / 2,
+        Fault::TtlInWholeSeconds => Duration::from_secs(ttl.as_secs()),
+        Fault::TtlRoundedUp => Duration::from_secs(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)),
+        _ => ttl,
+    })
 }

@@ -46,6 +46,7 @@ struct State {
     records: BTreeMap<String, Record>,
     sinks: BTreeMap<u64, Arc<dyn Sink>>,
     clients: u64,
+    last_draw: Option<Instant>,
     drawn: u64,
     drawn_by: BTreeMap<u64, u64>,
     contended: u64,
@@ -252,6 +253,9 @@ impl Server {
         let Some(record) = state.records.get_mut(&name) else { return false };
         let Some(stored) = record.hold.take_if(|h| any || holder == Some(h.holder)) else { return false };
         let live = stored.is_live(self.fault, now);
+        if self.fault == Fault::TokenRestartsAfterPurge && !tell {
+            state.drawn = 0;
+        }
         state.serve(self.fault, &name);
         let mut news = state.wake_all(key);
         let silent = match self.fault {
@@ -322,11 +326,13 @@ impl Server {
     pub(crate) fn list(&self, query: &ListQuery) -> Vec<KeyInfo> {
         let mut state = self.lock();
         let now = Instant::now();
-        let keys: Vec<_> =
-            state.records.iter().map(|(n, r)| (n.clone(), r.hold.as_ref().map(|h| h.key.clone()))).collect();
+        let keys: Vec<_> = state.records.iter().map(|(n, r)| (n.clone(), r.key.clone())).collect();
         for (name, key) in keys {
             if let Some(key) = key {
                 self.disturb_by_look(&mut state, &name, &key, now);
+                if self.fault == Fault::ListTakes {
+                    state.take_for_a_look(self.fault, &name, &key, now);
+                }
             }
         }
         let ended = query.include_ended || self.fault == Fault::ListShowsExpired;
@@ -343,14 +349,7 @@ impl Server {
     fn disturb_by_look(&self, state: &mut State, name: &str, key: &LockKey, now: Instant) {
         match self.fault {
             Fault::LookTakes => {
-                let record = state.records.entry(name.to_owned()).or_default();
-                let free = record.hold.as_ref().is_none_or(|h| !h.is_live(self.fault, now));
-                if free {
-                    let mut request = Request::new(key.clone(), HolderId::from_parts(0, 0));
-                    request.ttl = Some(Duration::from_millis(100));
-                    let asker = Asker { client: 0, now };
-                    record.hold = Some(Stored::new(self.fault, asker, &request, 0));
-                }
+                state.take_for_a_look(self.fault, name, key, now);
             }
             Fault::LookLengthens => {
                 let hold = state.records.get_mut(name).and_then(|r| r.hold.as_mut());
@@ -415,7 +414,20 @@ impl State {
         Attempt::Granted(Granted::with_token(token))
     }
 
+    fn take_for_a_look(&mut self, fault: Fault, name: &str, key: &LockKey, now: Instant) {
+        let record = self.records.entry(name.to_owned()).or_default();
+        if record.hold.as_ref().is_none_or(|h| !h.is_live(fault, now)) {
+            let mut request = Request::new(key.clone(), HolderId::from_parts(0, 0));
+            request.ttl = Some(Duration::from_millis(100));
+            record.hold = Some(Stored::new(fault, Asker { client: 0, now }, &request, 0));
+        }
+    }
+
     fn draw(&mut self, fault: Fault, asker: Asker, last: u64) -> Option<FencingToken> {
+        let idle = self.last_draw.replace(asker.now).map(|at| asker.now.saturating_duration_since(at));
+        if fault == Fault::TokenRestartsAfterDay && idle.is_some_and(|idle| idle >= DAY) {
+            self.drawn = 0;
+        }
         self.drawn += 1;
         let own = self.drawn_by.entry(asker.client).or_default();
         *own += 1;
@@ -460,6 +472,8 @@ impl State {
         News { wakes, ..News::default() }
     }
 }
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What the clock of [`Fault::TokenFromClock`] shows when it is first asked.
 const EPOCH_MILLIS: u64 = 1_000_000;
