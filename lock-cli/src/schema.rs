@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::postgres::schema::{self, SchemaState, ServerReport, Stores};
-use leasehold::postgres::sqlx::{self, Connection as _, PgConnection};
+use leasehold::postgres::sqlx::{Connection as _, PgConnection};
 use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig, store_error};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
@@ -67,11 +67,7 @@ async fn apply(args: &SchemaGrants, url: Option<&str>) -> Result<u8, Error> {
     let mut session = open(&config).await.map_err(named)?;
     within(INSTALL_LIMIT, schema::install(&mut session, config.schema_name())).await.map_err(named)?;
     if !grants.is_empty() {
-        let granting = async {
-            let done = sqlx::raw_sql(sqlx::AssertSqlSafe(grants)).execute(&mut session).await;
-            done.map(drop).map_err(|error| store_error(error, "grant the privileges"))
-        };
-        within(INSTALL_LIMIT, granting).await.map_err(named)?;
+        within(INSTALL_LIMIT, schema::grant(&mut session, &grants)).await.map_err(named)?;
     }
     close(session).await;
     output::line(&format!("the schema \"{}\" is ready on {config}", config.schema_name()));

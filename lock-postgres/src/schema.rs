@@ -222,8 +222,10 @@ pub(crate) async fn install_for(
             }
         }
         let is_there = report.schema != SchemaState::Missing;
-        if is_there && !is_old && (report.missing_objects.is_empty() || !report.missing_privileges.is_empty())
-        {
+        // Of a dump without data everything is there but the version.
+        let is_complete = report.missing_objects.is_empty()
+            && (report.schema != SchemaState::Unreadable || !report.altered_objects.is_empty());
+        if is_there && !is_old && (is_complete || !report.missing_privileges.is_empty()) {
             return report.ready(schema);
         }
         // Without BEGIN and COMMIT: several statements in one message are one transaction, which ends
@@ -241,6 +243,24 @@ pub(crate) async fn install_for(
             Err(error) => return Err(store_error(error, "install the schema")),
         }
     }
+}
+
+/// Carries out what [`grants`] and [`grants_to_read`] say, behind whoever installs or grants at the same time: the server
+/// refuses two that change the privileges of one object at once.
+///
+/// The connection must not be inside a transaction.
+///
+/// # Errors
+///
+/// What the server answers; then nothing was granted.
+///
+/// # Cancel safety
+///
+/// All of them are granted or none; a drop may leave either.
+pub async fn grant(conn: &mut PgConnection, grants: &str) -> Result<(), Error> {
+    let message = [SETTINGS, grants].concat();
+    let done = raw_sql(AssertSqlSafe(message)).execute(conn).await;
+    done.map(drop).map_err(|error| store_error(error, "grant the privileges"))
 }
 
 /// Somebody created the same (`IF NOT EXISTS` does not survive that race), dropped the schema, or

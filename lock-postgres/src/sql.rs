@@ -26,12 +26,28 @@ WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 
 /// Creates the schema if it is not there, within a transaction: `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where
 /// there is nothing to create. A setting has the name, which may contain what ends the block.
+///
+/// What another role has put there beforehand, such as a trigger on a table that is then used, would run with the rights of
+/// whoever installs (as in CVE-2022-2625), so a superuser is refused (`docs/hazards.md` H57).
 pub const CREATE_SCHEMA: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
+DECLARE
+    name CONSTANT text := current_setting('leasehold.schema');
+    kept CONSTANT oid := to_regnamespace(name);
+    owner text;
 BEGIN
-    IF to_regnamespace(current_setting('leasehold.schema')) IS NULL THEN
-        EXECUTE 'CREATE SCHEMA ' || current_setting('leasehold.schema');
+    IF kept IS NULL THEN
+        EXECUTE 'CREATE SCHEMA ' || name;
+    ELSIF (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
+        SELECT r.rolname INTO owner FROM pg_roles r WHERE NOT r.rolsuper AND r.oid IN (
+            SELECT n.nspowner FROM pg_namespace n WHERE n.oid = kept
+            UNION ALL SELECT c.relowner FROM pg_class c WHERE c.relnamespace = kept
+            UNION ALL SELECT p.proowner FROM pg_proc p WHERE p.pronamespace = kept) LIMIT 1;
+        IF owner IS NOT NULL THEN
+            RAISE EXCEPTION 'the schema %, or something in it, belongs to the role %, whose triggers would run with the rights of a superuser: install it as that role', name, quote_ident(owner)
+                USING ERRCODE = 'object_not_in_prerequisite_state';
+        END IF;
     END IF;
 END
 $leasehold$;

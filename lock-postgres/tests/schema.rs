@@ -3,7 +3,7 @@
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::Identifier;
-use leasehold_postgres::schema::{self, SchemaState, Stores};
+use leasehold_postgres::schema::{self, SchemaState};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use test_servers::{Cluster, Database, Standby, fresh_database};
 
@@ -90,33 +90,6 @@ async fn the_script_is_what_is_installed_and_runs_twice() {
     let [a, b] = [shape("by \"\"script"), shape("by install")];
     assert!(number(&mut conn, format!("{a}) x")).await > 40);
     assert_eq!(number(&mut conn, format!("{a} EXCEPT {}) x", &b["SELECT count(*) FROM (".len()..])).await, 0);
-}
-
-/// Whoever owns the schema may not create another, and a database may be read-only by default.
-#[tokio::test]
-async fn the_script_needs_no_more_than_the_schema_and_is_done_as_a_whole() {
-    let database = fresh_database().await;
-    let mut admin = database.connect().await;
-    let (owner, app) =
-        (role(&mut admin, &database).await, name(&format!("App of {}", &database.name()[..20])));
-    let schema = name("locks");
-    run(&mut admin, format!("CREATE SCHEMA locks AUTHORIZATION {}", owner.quoted())).await;
-    let mut conn = database.connect().await;
-    run(&mut conn, format!("SET ROLE {}", owner.quoted())).await;
-    run(&mut conn, "SET default_transaction_read_only = on").await;
-    let script = schema::script(&schema, &schema::grants(&schema, &app, Stores::All));
-    assert!(raw_sql(AssertSqlSafe(script.clone())).execute(&mut conn).await.is_err(), "no such role");
-    run(&mut conn, "ROLLBACK").await;
-    let tables = "SELECT count(*) FROM pg_class WHERE relnamespace = 'locks'::regnamespace";
-    assert_eq!(number(&mut conn, tables).await, 0);
-    run(&mut admin, format!("CREATE ROLE {}", app.quoted())).await;
-    for _ in 0..2 {
-        run(&mut conn, script.clone()).await;
-    }
-    run(&mut admin, format!("SET ROLE {}", app.quoted())).await;
-    schema::check(&mut admin, &schema).await.unwrap();
-    drop_role(&mut admin, &app).await;
-    drop_role(&mut admin, &owner).await;
 }
 
 /// Another access method takes an extension: what the script says is looked at.

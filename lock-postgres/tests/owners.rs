@@ -1,0 +1,113 @@
+//! The schema beside other roles: who owns it, who installs it, who may use it.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use leasehold_postgres::Identifier;
+use leasehold_postgres::schema::{self, Stores};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+use test_servers::{Database, fresh_database};
+
+fn name(text: &str) -> Identifier {
+    Identifier::new(text).unwrap()
+}
+
+async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
+    let sql = sql.into();
+    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+}
+
+async fn number(conn: &mut PgConnection, sql: impl Into<String>) -> i64 {
+    raw_sql(AssertSqlSafe(sql.into())).fetch_one(conn).await.unwrap().get(0)
+}
+
+/// A role of this test's own, without any privilege.
+async fn role(conn: &mut PgConnection, database: &Database) -> Identifier {
+    let role = name(&format!("Role of {}", &database.name()[..20]));
+    run(conn, format!("CREATE ROLE {0}; GRANT {0} TO CURRENT_USER", role.quoted())).await;
+    role
+}
+
+async fn drop_role(conn: &mut PgConnection, role: &Identifier) {
+    run(conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
+}
+
+/// Whoever owns the schema may not create another, and a database may be read-only by default.
+#[tokio::test]
+async fn the_script_needs_no_more_than_the_schema_and_is_done_as_a_whole() {
+    let database = fresh_database().await;
+    let mut admin = database.connect().await;
+    let (owner, app) =
+        (role(&mut admin, &database).await, name(&format!("App of {}", &database.name()[..20])));
+    let schema = name("locks");
+    run(&mut admin, format!("CREATE SCHEMA locks AUTHORIZATION {}", owner.quoted())).await;
+    let mut conn = database.connect().await;
+    run(&mut conn, format!("SET ROLE {}", owner.quoted())).await;
+    run(&mut conn, "SET default_transaction_read_only = on").await;
+    let script = schema::script(&schema, &schema::grants(&schema, &app, Stores::All));
+    assert!(raw_sql(AssertSqlSafe(script.clone())).execute(&mut conn).await.is_err(), "no such role");
+    run(&mut conn, "ROLLBACK").await;
+    let tables = "SELECT count(*) FROM pg_class WHERE relnamespace = 'locks'::regnamespace";
+    assert_eq!(number(&mut conn, tables).await, 0);
+    run(&mut admin, format!("CREATE ROLE {}", app.quoted())).await;
+    for _ in 0..2 {
+        run(&mut conn, script.clone()).await;
+    }
+    run(&mut admin, format!("SET ROLE {}", app.quoted())).await;
+    schema::check(&mut admin, &schema).await.unwrap();
+    drop_role(&mut admin, &app).await;
+    drop_role(&mut admin, &owner).await;
+}
+
+/// As in CVE-2022-2625: what is there already is not of whoever installs.
+#[tokio::test]
+async fn a_superuser_installs_into_nobody_else_s_schema() {
+    let database = fresh_database().await;
+    let mut admin = database.connect().await;
+    let other = role(&mut admin, &database).await;
+    run(
+        &mut admin,
+        format!(
+            "CREATE SCHEMA theirs AUTHORIZATION {0}; CREATE SCHEMA ours; GRANT ALL ON SCHEMA ours TO {0}",
+            other.quoted()
+        ),
+    )
+    .await;
+    run(&mut admin, format!("SET ROLE {}", other.quoted())).await;
+    let trap =
+        "CREATE FUNCTION ours.trap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''sprung''; END'";
+    run(&mut admin, format!("{trap}; {}", trap.replace("ours.", "theirs."))).await;
+    run(&mut admin, "CREATE TABLE theirs.version (singleton boolean PRIMARY KEY DEFAULT true, version int, oldest_library int); \
+        CREATE TRIGGER trap BEFORE INSERT ON theirs.version FOR EACH ROW EXECUTE FUNCTION theirs.trap()").await;
+    run(&mut admin, "RESET ROLE").await;
+    for schema in ["theirs", "ours"] {
+        let refused = schema::install(&mut admin, &name(schema)).await.unwrap_err().to_string();
+        assert!(
+            refused.contains("belongs to the role") && refused.contains(&other.quoted()),
+            "{schema}: {refused}"
+        );
+        let script = schema::script(&name(schema), "");
+        let refused = raw_sql(AssertSqlSafe(script)).execute(&mut admin).await.unwrap_err().to_string();
+        assert!(refused.contains("belongs to the role"), "{schema}: {refused}");
+        run(&mut admin, "ROLLBACK").await;
+    }
+    drop_role(&mut admin, &other).await;
+}
+
+/// A dump of the schema alone has no version; grants by many at once are one after the other.
+#[tokio::test]
+async fn a_lost_version_is_written_again_and_grants_may_meet() {
+    let database = fresh_database().await;
+    let mut admin = database.connect().await;
+    let (schema, app) = (name("leasehold"), role(&mut admin, &database).await);
+    schema::install(&mut admin, &schema).await.unwrap();
+    run(&mut admin, "DELETE FROM leasehold.version").await;
+    schema::install(&mut admin, &schema).await.unwrap();
+    let grants = schema::grants(&schema, &app, Stores::All);
+    let all = (0..12).map(|_| async {
+        let mut conn = database.connect().await;
+        schema::grant(&mut conn, &grants).await.unwrap();
+    });
+    futures_util::future::join_all(all).await;
+    run(&mut admin, format!("SET ROLE {}", app.quoted())).await;
+    schema::check(&mut admin, &schema).await.unwrap();
+    drop_role(&mut admin, &app).await;
+}
