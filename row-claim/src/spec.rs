@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::ClaimSpecBuilder;
-pub(crate) use check::reader::Reader;
+pub use check::reader::{Reader, Texts};
 pub use check::{ConstraintKind, Finding, NamedConstraint, Severity};
 pub use migration::Migration;
 pub(crate) use migration::tools as migration_tools;

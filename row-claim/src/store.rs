@@ -276,7 +276,7 @@ pub struct TakenRow {
     pub attempts_left: Option<i32>,
 }
 
-/// A store of claims under leases. [`PgClaims`](crate::PgClaims) and [`MemoryClaims`](crate::MemoryClaims) are
+/// A store of claims under leases. [`PgClaims`](crate::PgClaims) and `MemoryClaims` (feature `test-util`) are
 /// two, and one suite runs on both.
 ///
 /// # Contract

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use async_trait::async_trait;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::outcome_unknown;
 use sqlx::pool::PoolConnection;
@@ -14,7 +13,6 @@ use super::PgHeld;
 use super::pick::Taking;
 use super::statement::bounded;
 use crate::error::ClaimError;
-use crate::hold::Hold;
 use crate::spec::ClaimSpec;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
@@ -246,25 +244,6 @@ impl DerefMut for PgHold {
     fn deref_mut(&mut self) -> &mut PgConnection {
         self.unsure = true;
         &mut self.transaction
-    }
-}
-
-#[async_trait]
-impl Hold for PgHold {
-    fn taken(&self) -> &Taken {
-        &self.taken
-    }
-
-    async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
-        self.settle(claim, outcome).await
-    }
-
-    async fn commit(self: Box<Self>) -> Result<(), ClaimError> {
-        (*self).commit().await
-    }
-
-    async fn rollback(self: Box<Self>) -> Result<(), ClaimError> {
-        (*self).rollback().await
     }
 }
 

@@ -17,7 +17,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use sqlx::{PgConnection, PgPool};
 
 pub use group_key::group_number;
@@ -25,11 +24,10 @@ pub use hold::PgHold;
 pub use pass::{HeldPass, HeldStep};
 
 use crate::error::ClaimError;
-use crate::hold::{Hold, HoldStore};
 use crate::spec::ClaimSpec;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 use shape::Shape;
-pub(crate) use statement::{Statement, bounded, column};
+pub use statement::{Statement, bounded, column};
 
 /// How long the server has for an answer unless it is said otherwise.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -168,18 +166,6 @@ impl PgHeld {
     /// It only looks.
     pub async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
         self.any_left(take).await
-    }
-}
-
-#[async_trait]
-impl HoldStore for PgHeld {
-    fn spec(&self) -> &ClaimSpec {
-        &self.spec
-    }
-
-    async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError> {
-        let hold = self.begin(take).await?;
-        Ok(hold.map(|hold| Box::new(hold) as Box<dyn Hold>))
     }
 }
 

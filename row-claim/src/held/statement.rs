@@ -10,8 +10,8 @@ use tokio::time::timeout;
 use crate::error::ClaimError;
 
 /// Text in the making, with the values that were bound so far.
-#[derive(Default)]
-pub(crate) struct Statement {
+#[derive(Debug, Default)]
+pub struct Statement {
     pub(crate) text: String,
     arguments: PgArguments,
     bound: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Statement {
 
 impl Statement {
     /// Binds a value and answers how the text names it.
-    pub(crate) fn bind<'a, T>(&mut self, value: T) -> Result<String, ClaimError>
+    pub fn bind<'a, T>(&mut self, value: T) -> Result<String, ClaimError>
     where
         T: Encode<'a, Postgres> + Type<Postgres>,
     {
@@ -30,11 +30,13 @@ impl Statement {
         Ok(format!("${}", self.bound))
     }
 
-    pub(crate) fn into_parts(self) -> (String, PgArguments) {
+    /// The text and the values.
+    pub fn into_parts(self) -> (String, PgArguments) {
         (self.text, self.arguments)
     }
 
-    pub(crate) fn push(&mut self, text: &str) {
+    /// Appends text.
+    pub fn push(&mut self, text: &str) {
         self.text.push_str(text);
     }
 }
@@ -70,7 +72,7 @@ impl Run {
 }
 
 /// With a bound, and as our error.
-pub(crate) async fn bounded<T>(
+pub async fn bounded<T>(
     limit: Duration,
     doing: &'static str,
     answer: impl Future<Output = Result<T, sqlx::Error>>,
@@ -87,7 +89,7 @@ pub(crate) async fn bounded<T>(
 }
 
 /// A column of an answer.
-pub(crate) fn column<'r, T>(row: &'r PgRow, at: usize, doing: &'static str) -> Result<T, ClaimError>
+pub fn column<'r, T>(row: &'r PgRow, at: usize, doing: &'static str) -> Result<T, ClaimError>
 where
     T: sqlx::Decode<'r, Postgres> + Type<Postgres>,
 {

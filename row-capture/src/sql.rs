@@ -1,8 +1,9 @@
 //! The statements of a capture.
 
-use super::{Capture, Mapping};
-use crate::name::{Column, Table, literal};
-use crate::spec::migration_tools::{Step, block, derived, dollar_tag, quote, regclass};
+use leasehold_claim::support::{Step, block, derived, dollar_tag, literal, quote, regclass};
+use leasehold_claim::{Column, Table};
+
+use crate::{Capture, Mapping};
 
 /// What the function is called for.
 #[derive(Clone, Copy)]

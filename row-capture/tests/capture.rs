@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
+#[path = "../../row-claim/tests/spec_common/mod.rs"]
 mod spec_common;
 
+use leasehold_capture::{Capture, CaptureBuilder, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgPool};
-use leasehold_claim::{Capture, CaptureBuilder, ClaimError, Severity, Source, Table};
+use leasehold_claim::{ClaimError, Severity, Table};
 use spec_common::*;
 use tokio::time::timeout;
 

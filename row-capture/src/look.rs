@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
+use leasehold_claim::support::{Reader, literal, regclass};
+use leasehold_claim::{ClaimError, Finding, Table};
 use sqlx::PgPool;
 
-use super::sql::parts;
-use super::{Capture, Mapping};
-use crate::error::ClaimError;
-use crate::name::{Table, literal};
-use crate::spec::migration_tools::regclass;
-use crate::spec::{Finding, Reader};
+use crate::sql::parts;
+use crate::{Capture, Mapping};
 
 const LONGEST: Duration = Duration::from_secs(60);
 

@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // Also in what the tests share.
 
+#[path = "../../row-claim/tests/held_common/mod.rs"]
 mod held_common;
 
 use std::sync::Arc;
 
 use held_common::*;
-use leasehold_claim::{
-    ClaimError, Column, IdType, MemoryMutexes, MemoryTimeouts, MutexTable, Mutexes, Queued, RowKey, Table,
-    TimeoutTable, Timeouts,
+use leasehold_claim::{ClaimError, Column, IdType, RowKey, Table};
+use leasehold_plain_tables::{
+    MemoryMutexes, MemoryTimeouts, MutexTable, Mutexes, Queued, TimeoutTable, Timeouts,
 };
 use sqlx::Connection as _;
 use test_servers::{Cluster, Database, PgBouncer, PgBouncerOptions, fresh_database};
@@ -166,7 +167,7 @@ async fn a_mutex(locks: &dyn Mutexes) {
     }
     let q1 = || Some(Arc::from("q1"));
     let batch = locks.capture(q1(), 2).await.unwrap();
-    let keys = |batch: &[leasehold_claim::PlainGrant]| {
+    let keys = |batch: &[leasehold_plain_tables::PlainGrant]| {
         batch.iter().map(|row| row.key.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(keys(&batch), ["2 in queue q1", "3 in queue q1"]);

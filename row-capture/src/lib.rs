@@ -1,4 +1,4 @@
-//! Changes of tables, recorded by triggers as rows to be claimed.
+#![doc = include_str!("../README.md")]
 
 mod builder;
 mod look;
@@ -7,14 +7,12 @@ mod sql;
 use std::fmt;
 use std::time::Duration;
 
+use leasehold_claim::support::{Session, Step};
+use leasehold_claim::{ClaimError, Finding, Table};
 use sqlx::PgPool;
 
 use self::builder::Mapping;
 pub use self::builder::{CaptureBuilder, Source};
-use crate::error::ClaimError;
-use crate::name::Table;
-use crate::spec::Finding;
-use crate::spec::migration_tools::{Session, Step};
 
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -39,18 +37,6 @@ const LONGEST: Duration = Duration::from_secs(600);
 ///   [`CaptureBuilder::security_definer`] lends them that of the installer.
 /// - Workers are not woken, because a NOTIFY in each of many small transactions makes them commit one after
 ///   the other: they find the rows with their next poll. [`CaptureBuilder::notify`] turns it on.
-///
-/// ```
-/// use leasehold_claim::{Capture, Source, Table};
-///
-/// let capture = Capture::into(Table::new("event")?)
-///     .source(Source::new(Table::new("orders")?).copy("order_id", "id").constant("kind", "order"))
-///     .source(Source::new(Table::new("order_line")?).copy("order_id", "order_id").constant("kind", "line"))
-///     .build()?;
-/// println!("{capture}");
-/// # assert_eq!(capture.statements().len(), 6);
-/// # Ok::<(), leasehold_claim::ClaimError>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Capture {
     target: Table,
@@ -93,7 +79,7 @@ impl Capture {
         let findings = self.look(pool, false).await?;
         if !findings.is_empty() {
             let lines: Vec<String> = findings.into_iter().map(|finding| finding.message).collect();
-            return Err(ClaimError::spec(format!(
+            return Err(ClaimError::InvalidSpec(format!(
                 "the capture into {} does not fit:\n{}",
                 self.target,
                 lines.join("\n")

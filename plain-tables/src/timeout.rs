@@ -4,14 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use leasehold_claim::support::{Statement, column};
+use leasehold_claim::{ClaimError, Column, IdType, RowKey, Table};
 use sqlx::{PgExecutor, PgPool};
 
-use super::rows::{Rows, ask};
-use super::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
-use crate::error::ClaimError;
-use crate::held::{Statement, column};
-use crate::id::{IdType, RowKey};
-use crate::name::{Column, Table};
+use crate::rows::{Rows, ask};
+use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 
 /// A table of locks that nobody releases: an id, since when the lock is taken (`timestamptz`, NULL: never), and
 /// for how many seconds. It is granted at most once in each window, whoever asks, by the server's clock alone;
@@ -191,7 +189,7 @@ impl<N: Naming> TimeoutTable<N> {
     ) -> Result<(), ClaimError> {
         const DOING: &str = "keep a lock";
         let (Some(epoch), Some(expected)) = (&self.rows.epoch, grant.epoch) else {
-            return Err(ClaimError::unsupported(format!(
+            return Err(ClaimError::Unsupported(format!(
                 "table {} cannot tell whose a lock is; name a column for the epoch",
                 self.rows.table
             )));
@@ -215,7 +213,7 @@ impl<N: Naming> TimeoutTable<N> {
             row: grant.key.clone(),
             epoch: grant.epoch.unwrap_or(0),
             current_epoch: column(row, 1, DOING)?,
-            state: Some(crate::state::State::new("taken")),
+            state: Some(leasehold_claim::State::new("taken")),
         })
     }
 

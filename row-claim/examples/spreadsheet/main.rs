@@ -10,6 +10,8 @@
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example spreadsheet
 //! ```
 
+mod hand_off;
+
 use std::collections::VecDeque;
 use std::error::Error;
 use std::io;
@@ -20,10 +22,9 @@ use std::time::Duration;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgPool, raw_sql};
 use leasehold_claim::{
-    Claim, ClaimError, ClaimStore as _, Claimed, ClaimedRow, Claimer, HandOff, KindName as _, Outcome, Pass,
-    PgClaims, RequestKind, Settlement, Table, Take,
+    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, Pass, PgClaims,
+    Settlement, Take,
 };
-use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::spawn_blocking;
@@ -53,11 +54,6 @@ async fn main() -> Result<()> {
     println!("Two processes, step by step:");
     replay(&url, start).await?.iter().for_each(|line| println!("  {line}"));
     Ok(())
-}
-
-/// The table of this example: what is to be done with which spreadsheet.
-fn requests() -> std::result::Result<HandOff<RequestKind>, ClaimError> {
-    HandOff::builder(Table::new("request")?).attempts(3).build()
 }
 
 /// A recorder works while no worker runs, and is gone when a worker is started.
@@ -119,9 +115,7 @@ async fn prepare(url: &str) -> Result<()> {
     let pool = connect(url).await?;
     raw_sql("DROP SCHEMA IF EXISTS leasehold_spreadsheet CASCADE").execute(&pool).await?;
     raw_sql("CREATE SCHEMA leasehold_spreadsheet").execute(&pool).await?;
-    let requests = requests()?;
-    requests.create(&pool).await?;
-    requests.spec().ensure(&pool).await?;
+    hand_off::create(&pool, &hand_off::spec()?).await?;
     pool.close().await;
     Ok(())
 }
@@ -133,7 +127,7 @@ async fn connect(url: &str) -> Result<PgPool> {
 
 /// What a process of the example does: it reads orders and writes answers, each a line.
 pub async fn process(role: &str, url: &str) -> Result<()> {
-    let (pool, requests) = (connect(url).await?, requests()?);
+    let (pool, requests) = (connect(url).await?, hand_off::spec()?);
     match role {
         "recorder" => record(&pool, &requests).await,
         "worker" => work(pool, &requests).await,
@@ -143,24 +137,22 @@ pub async fn process(role: &str, url: &str) -> Result<()> {
 }
 
 /// Records each change that it is told of.
-async fn record(pool: &PgPool, requests: &HandOff<RequestKind>) -> Result<()> {
+async fn record(pool: &PgPool, requests: &ClaimSpec) -> Result<()> {
     for order in io::stdin().lines() {
         let order = order?;
         let (kind, sheet) = order.split_once(' ').ok_or("an order is a kind and a sheet")?;
-        let kind = RequestKind::from_name(kind).ok_or("there is no such kind")?;
         let mut connection = pool.acquire().await?;
-        match requests.record(&mut connection, kind, sheet.parse::<i64>()?, &json!({})).await {
-            Ok(row) => say(&format!("recorded {order} as row {row}")),
-            Err(ClaimError::Duplicate { .. }) => say(&format!("refused {order}: it is there already")),
-            Err(error) => return Err(error.into()),
+        match hand_off::record(&mut connection, requests, kind, sheet.parse()?, None).await? {
+            Some(row) => say(&format!("recorded {order} as row {row}")),
+            None => say(&format!("refused {order}: it is there already")),
         }
     }
     Ok(())
 }
 
 /// Does whatever there is, until its input ends.
-async fn work(pool: PgPool, requests: &HandOff<RequestKind>) -> Result<()> {
-    let claimer = Claimer::builder(Arc::new(PgClaims::new(pool, requests.spec().clone()))).start()?;
+async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
+    let claimer = Claimer::builder(Arc::new(PgClaims::new(pool, requests.clone()))).start()?;
     let closer = claimer.clone();
     let closing = tokio::spawn(async move {
         spawn_blocking(|| io::read_to_string(io::stdin())).await??;
@@ -179,8 +171,8 @@ async fn work(pool: PgPool, requests: &HandOff<RequestKind>) -> Result<()> {
 }
 
 /// Takes one claim when it is told to, and settles it when it is told to.
-async fn step(pool: PgPool, requests: &HandOff<RequestKind>) -> Result<()> {
-    let claims = PgClaims::new(pool, requests.spec().clone());
+async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
+    let claims = PgClaims::new(pool, requests.clone());
     let (mut pass, mut at_work) = (Pass::new(), VecDeque::<Claimed>::new());
     for order in io::stdin().lines() {
         if order? == "take" {

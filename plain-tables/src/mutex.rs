@@ -4,16 +4,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use leasehold_claim::support::{Statement, column};
+use leasehold_claim::{ClaimError, Column, IdType, RowKey, State, Table};
 use sqlx::{PgExecutor, PgPool};
 use uuid::Uuid;
 
-use super::rows::{Rows, ask};
-use super::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
-use crate::error::ClaimError;
-use crate::held::{Statement, column};
-use crate::id::{IdType, RowKey};
-use crate::name::{Column, Table};
-use crate::state::State;
+use crate::rows::{Rows, ask};
+use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
 
 /// A table of latches: an id and a boolean that says whether the lock is taken. NULL means free.
 ///
@@ -282,7 +279,7 @@ impl<N: Naming> MutexTable<N> {
         expected: Uuid,
     ) -> Result<bool, ClaimError> {
         let Some(owner) = &self.rows.owner else {
-            return Err(ClaimError::unsupported(format!(
+            return Err(ClaimError::Unsupported(format!(
                 "table {} does not say who has a lock; release it, or name the column of the owner",
                 self.rows.table
             )));
@@ -326,7 +323,7 @@ impl<N: Naming> MutexTable<N> {
         if self.rows.owner.is_none() {
             return Ok(());
         }
-        Err(ClaimError::unsupported(format!("table {} keeps owners; use {instead}", self.rows.table)))
+        Err(ClaimError::Unsupported(format!("table {} keeps owners; use {instead}", self.rows.table)))
     }
 
     fn free(&self) -> String {

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_claim::support::{Statement, bounded, column};
+use leasehold_claim::{ClaimError, Column, IdType, RowId, RowKey, Table};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgExecutor};
 
-use super::PlainGrant;
-use crate::error::ClaimError;
-use crate::held::{Statement, bounded, column};
-use crate::id::{IdType, RowId, RowKey};
-use crate::name::{Column, Table};
+use crate::PlainGrant;
 
 /// How long the server has for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -77,7 +75,9 @@ impl Rows {
         match verdict {
             Verdict { grant: Some(grant), .. } => Ok(Some(grant)),
             Verdict { there: false, .. } => Err(ClaimError::NotFound { row: key.clone() }),
-            Verdict { misfit: Some(misfit), .. } => Err(ClaimError::spec(format!("row {key}: {misfit}"))),
+            Verdict { misfit: Some(misfit), .. } => {
+                Err(ClaimError::InvalidSpec(format!("row {key}: {misfit}")))
+            }
             Verdict { used_up: true, .. } => Err(ClaimError::Exhausted { row: key.clone() }),
             _ => Ok(None),
         }
@@ -94,7 +94,7 @@ impl Rows {
     ) -> Result<Vec<PlainGrant>, ClaimError> {
         const DOING: &str = "take locks";
         if limit == 0 {
-            return Err(ClaimError::spec("take at least one lock"));
+            return Err(ClaimError::InvalidSpec("take at least one lock".to_owned()));
         }
         let mut statement = Statement::default();
         let of = match (&self.queue, queue) {
@@ -163,7 +163,7 @@ impl Rows {
     ) -> Result<i32, ClaimError> {
         const DOING: &str = "give a lock more attempts";
         let Some(left) = &self.attempts else {
-            return Err(ClaimError::unsupported(format!(
+            return Err(ClaimError::Unsupported(format!(
                 "table {} counts no attempts; name the column of the attempts left",
                 self.table
             )));
@@ -200,7 +200,7 @@ impl Rows {
         } else {
             "in no queues: name the id alone"
         };
-        ClaimError::spec(format!("the locks of table {} are {which}", self.table))
+        ClaimError::InvalidSpec(format!("the locks of table {} are {which}", self.table))
     }
 
     fn read(&self, row: &PgRow, at: usize) -> Result<PlainGrant, ClaimError> {
@@ -210,7 +210,9 @@ impl Rows {
         let owner = owner.map(|owner| owner.parse()).transpose();
         Ok(PlainGrant {
             key: RowKey { queue: queue.map(Arc::from), id: RowId::parse(self.kind, &id)? },
-            owner: owner.map_err(|_| ClaimError::spec("the column of the owner is no uuid; make it one"))?,
+            owner: owner.map_err(|_| {
+                ClaimError::InvalidSpec("the column of the owner is no uuid; make it one".to_owned())
+            })?,
             epoch: column(row, at + 3, DOING)?,
             attempts_left: column(row, at + 4, DOING)?,
         })

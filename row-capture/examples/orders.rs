@@ -7,18 +7,18 @@
 //! Everything is in a schema of its own, which is made anew each time.
 //!
 //! ```text
-//! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example orders
+//! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-capture --example orders
 //! ```
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_capture::{Capture, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgConnection, PgPool, query, query_as, query_scalar, raw_sql};
 use leasehold_claim::{
-    Capture, Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimer, Outcome, PgClaims, Retention, Source,
-    States, Table, Take,
+    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimer, Outcome, PgClaims, Retention, States, Table, Take,
 };
 use tokio::time::timeout;
 

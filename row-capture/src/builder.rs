@@ -1,8 +1,9 @@
 //! Putting a capture together.
 
-use super::Capture;
-use crate::error::ClaimError;
-use crate::name::{Column, Table, literal};
+use leasehold_claim::support::literal;
+use leasehold_claim::{ClaimError, Column, Table};
+
+use crate::Capture;
 
 /// A table whose changes are recorded, and what of them.
 #[derive(Debug)]
@@ -90,7 +91,7 @@ impl Source {
 
     fn value(&mut self, value: &str) -> Option<String> {
         if value.contains('\0') {
-            self.mistake.get_or_insert(ClaimError::spec("a constant cannot contain NUL"));
+            self.mistake.get_or_insert(ClaimError::InvalidSpec("a constant cannot contain NUL".to_owned()));
             return None;
         }
         Some(literal(value))
@@ -130,12 +131,12 @@ impl CaptureBuilder {
         self
     }
 
-    /// Wakes workers that listen on `channel`, see [`ClaimSpec::channel`](crate::ClaimSpec::channel), when a
+    /// Wakes workers that listen on `channel`, see [`ClaimSpec::channel`](leasehold_claim::ClaimSpec::channel), when a
     /// change commits. Transactions that do so commit one after the other: not for tables with many writers.
     pub fn notify(mut self, channel: &str) -> Self {
         if channel.is_empty() || channel.len() > 63 || channel.contains('\0') {
             let message = "the name of a channel has 1 to 63 bytes, without NUL; use that of the spec";
-            self.mistake.get_or_insert(ClaimError::spec(message));
+            self.mistake.get_or_insert(ClaimError::InvalidSpec(message.to_owned()));
         }
         self.capture.notify = Some(channel.to_owned());
         self
@@ -166,8 +167,9 @@ impl CaptureBuilder {
             return Err(mistake);
         }
         let capture = self.capture;
-        let wrong =
-            |message: String| Err(ClaimError::spec(format!("capture into {}: {message}", capture.target)));
+        let wrong = |message: String| {
+            Err(ClaimError::InvalidSpec(format!("capture into {}: {message}", capture.target)))
+        };
         if capture.sources.is_empty() {
             return wrong("name at least one source".to_owned());
         }

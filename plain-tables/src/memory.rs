@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_claim::{ClaimError, RowKey, State};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Mutexes, PlainGrant, Timeouts};
-use crate::error::ClaimError;
-use crate::id::RowKey;
-use crate::state::State;
+use crate::{Mutexes, PlainGrant, Timeouts};
 
 #[derive(Clone, Debug, Default)]
 struct Row {
@@ -185,7 +183,7 @@ fn capture(
     take: impl Fn(&mut Row),
 ) -> Result<Vec<PlainGrant>, ClaimError> {
     if limit == 0 {
-        return Err(ClaimError::spec("take at least one lock"));
+        return Err(ClaimError::InvalidSpec("take at least one lock".to_owned()));
     }
     let mut rows = lock(rows);
     let able =

@@ -1,37 +1,6 @@
-//! Plain lock tables, used as they are: one row for each lock.
-//!
-//! | Table | Columns | A lock ends |
-//! |---|---|---|
-//! | [`MutexTable`] | an id and a boolean | when it is given back, or broken by an operator |
-//! | [`TimeoutTable`] | an id, a timestamp and a timeout in seconds | by itself, never earlier |
-//!
-//! Every call is one statement. Behind a pooler in transaction mode, run it in a transaction.
-//!
-//! Each may have columns for attempts left and for the epoch; a mutex for its owner too. With a column for the
-//! queue, a lock is one of a queue, and naming it by its id alone does not compile:
-//!
-//! ```compile_fail,E0277
-//! # use leasehold_claim::{ClaimError, Column, IdType, MutexTable, Table};
-//! # use leasehold_claim::sqlx::PgPool;
-//! # async fn work(pool: PgPool) -> Result<(), ClaimError> {
-//! let locks = MutexTable::new(Table::new("mutex")?, Column::new("id")?, IdType::Int, Column::new("acquired")?)
-//!     .queue(Column::new("queue_id")?);
-//! locks.acquire(&pool, 7).await?;
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! ```no_run
-//! # use leasehold_claim::{ClaimError, Column, IdType, MutexTable, Table};
-//! # use leasehold_claim::sqlx::PgPool;
-//! # async fn work(pool: PgPool) -> Result<(), ClaimError> {
-//! let locks = MutexTable::new(Table::new("mutex")?, Column::new("id")?, IdType::Int, Column::new("acquired")?)
-//!     .queue(Column::new("queue_id")?);
-//! locks.acquire(&pool, ("mail", 7)).await?;
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 
+#[cfg(feature = "test-util")]
 mod memory;
 mod mutex;
 mod rows;
@@ -41,15 +10,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use leasehold_claim::{ClaimError, RowId, RowKey};
 use sqlx::PgPool;
 use uuid::Uuid;
 
+#[cfg(feature = "test-util")]
 pub use memory::{MemoryMutexes, MemoryTimeouts};
 pub use mutex::MutexTable;
 pub use timeout::TimeoutTable;
-
-use crate::error::ClaimError;
-use crate::id::{RowId, RowKey};
 
 /// A lock of a plain table that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +126,8 @@ impl From<OfQueue> for Option<Arc<str>> {
     }
 }
 
-/// Latches, whichever keeps them: a [`MutexTable`] [on](MutexTable::on) a pool, or [`MemoryMutexes`].
+/// Latches, whichever keeps them: a [`MutexTable`] [on](MutexTable::on) a pool, or
+/// their twin in memory (feature `test-util`).
 #[async_trait]
 pub trait Mutexes: Debug + Send + Sync + 'static {
     /// As [`MutexTable::create`].
@@ -229,7 +198,7 @@ pub trait Mutexes: Debug + Send + Sync + 'static {
 }
 
 /// Locks that end by themselves, whichever keeps them: a [`TimeoutTable`] [on](TimeoutTable::on) a pool, or
-/// [`MemoryTimeouts`].
+/// their twin in memory (feature `test-util`).
 #[async_trait]
 pub trait Timeouts: Debug + Send + Sync + 'static {
     /// As [`TimeoutTable::grant`].
