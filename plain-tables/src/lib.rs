@@ -4,6 +4,7 @@
 mod memory;
 mod mutex;
 mod rows;
+mod statement;
 mod timeout;
 
 use std::fmt::Debug;

@@ -4,12 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::support::{Statement, column};
 use leasehold_claim::{ClaimError, Column, IdType, RowKey, State, Table};
 use sqlx::{PgExecutor, PgPool};
 use uuid::Uuid;
 
 use crate::rows::{Rows, ask};
+use crate::statement::{Statement, column};
 use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
 
 /// A table of latches: an id and a boolean that says whether the lock is taken. NULL means free.

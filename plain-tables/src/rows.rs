@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_claim::support::{Statement, bounded, column};
 use leasehold_claim::{ClaimError, Column, IdType, RowId, RowKey, Table};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgExecutor};
 
 use crate::PlainGrant;
+use crate::statement::{Statement, bounded, column};
 
 /// How long the server has for an answer.
 const ANSWER: Duration = Duration::from_secs(10);

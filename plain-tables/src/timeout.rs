@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::support::{Statement, column};
 use leasehold_claim::{ClaimError, Column, IdType, RowKey, Table};
 use sqlx::{PgExecutor, PgPool};
 
 use crate::rows::{Rows, ask};
+use crate::statement::{Statement, column};
 use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 
 /// A table of locks that nobody releases: an id, since when the lock is taken (`timestamptz`, NULL: never), and

@@ -14,6 +14,7 @@ mod outcome;
 mod pass;
 mod postgres;
 mod spec;
+mod sql;
 mod state;
 mod store;
 #[doc(hidden)]
@@ -24,7 +25,7 @@ mod work;
 pub use claim::Claim;
 pub use claimer::{Backoff, Claimer, ClaimerBuilder, OnFailure};
 pub use error::ClaimError;
-pub use held::{HeldPass, HeldStep, PgHeld, PgHold, group_number};
+pub use held::{HeldPass, HeldStep, PgHeld, PgHold};
 #[cfg(feature = "test-util")]
 pub use hold::{Hold, HoldStore};
 pub use id::{IdType, OwnerToken, RowId, RowKey};
@@ -37,6 +38,7 @@ pub use spec::{
     ClaimSpec, ClaimSpecBuilder, ConstraintKind, Finding, Migration, NamedConstraint, OrderType, Retention,
     Severity, Unmet,
 };
+pub use sql::group_number;
 pub use state::{State, StateName, StateType, States};
 pub use store::{
     ClaimRef, ClaimStore, Claimed, ClaimedRow, DEFAULT_LEASE, Line, Outcome, Renewal, Settled, Settlement,

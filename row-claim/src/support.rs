@@ -1,6 +1,5 @@
 //! For the packages beside this one, which are released together with it. Not part of the public interface.
 
-pub use crate::held::{Statement, bounded, column};
 pub use crate::name::literal;
 pub use crate::spec::migration_tools::{Session, Step, block, derived, dollar_tag, quote, regclass};
 pub use crate::spec::{Reader, Texts};

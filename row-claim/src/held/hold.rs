@@ -14,6 +14,7 @@ use super::pick::Taking;
 use super::statement::bounded;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
+use crate::sql::words::Words;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
 /// In words, as the database may have other defaults.
@@ -26,7 +27,11 @@ impl PgHeld {
     /// What is claimed.
     #[must_use]
     pub fn spec(&self) -> &ClaimSpec {
-        &self.spec
+        &self.shared.words.spec
+    }
+
+    pub(super) fn words(&self) -> &Words {
+        &self.shared.words
     }
 
     /// The pool.
@@ -96,7 +101,7 @@ impl PgHeld {
             Ok(_) => Outcome::Done,
             Err(error) => {
                 hold.plain("ROLLBACK TO SAVEPOINT leasehold_work").await?;
-                if self.spec.states().failed.is_none() {
+                if self.spec().states().failed.is_none() {
                     hold.rollback().await?;
                     return Ok(Some(result));
                 }
@@ -220,7 +225,7 @@ impl PgHold {
     }
 
     async fn plain(&mut self, text: &str) -> Result<(), ClaimError> {
-        self.held.run().plain(&mut self.transaction, text.to_owned(), "work on claimed rows").await
+        self.held.run().plain(&mut self.transaction, text.to_owned(), "work on claimed rows").await.map(drop)
     }
 
     fn sound(&self) -> Result<(), ClaimError> {

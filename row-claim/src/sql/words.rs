@@ -5,43 +5,70 @@ use std::sync::OnceLock;
 use crate::id::IdType;
 use crate::name::{Column, Table, literal};
 use crate::spec::migration_tools::{side_epochs, state_function};
-use crate::spec::{ClaimSpec, Inner, Precondition, Tracking, Unmet};
+use crate::spec::{ClaimSpec, Inner, Tracking};
 use crate::state::{State, StateType};
 
 /// The time now: for what is written, and where a row that was found is looked at again.
-pub(super) const NOW: &str = "pg_catalog.clock_timestamp()";
+pub(crate) const NOW: &str = "pg_catalog.clock_timestamp()";
 
 /// When the server received the statement: for what rows are found by, because an index cannot be searched by a clock
 /// that goes on meanwhile.
-pub(super) const ASKED: &str = "pg_catalog.statement_timestamp()";
+pub(crate) const ASKED: &str = "pg_catalog.statement_timestamp()";
+
+/// What the transaction is fit for, and which rows it holds already: a setting that goes with the transaction, and with its
+/// savepoints.
+const GUARD: &str = "\
+WITH guard AS MATERIALIZED (SELECT CASE
+WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN 'isolation'
+ELSE 'fine' END AS verdict, COALESCE(pg_catalog.current_setting('leasehold.held', true), '') AS held), ";
+
+/// What keeps a claim's rows from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A lease, which is written when they are taken, together with the attempt.
+    Leased,
+    /// The locks of an open transaction: nothing is written before they are settled.
+    Held,
+}
 
 /// The parts for one spec.
 #[derive(Debug)]
 pub(crate) struct Words {
-    pub(super) spec: ClaimSpec,
-    pub(super) table: String,
+    pub(crate) spec: ClaimSpec,
+    pub(crate) mode: Mode,
+    pub(crate) table: String,
     /// `t.id`, as a number, UUID or text.
-    pub(super) id: String,
-    pub(super) queue: Option<String>,
-    pub(super) side: Option<SideWords>,
+    pub(crate) id: String,
+    pub(crate) queue: Option<String>,
+    pub(crate) side: Option<SideWords>,
     state: String,
     home: String,
     /// The function of the migration by which a lease expires.
     function: Option<String>,
     /// Whether the time before which a row is not taken is never NULL, once that is known.
-    pub(super) ready_is_given: OnceLock<bool>,
+    pub(crate) ready_is_given: OnceLock<bool>,
 }
 
 /// The parts for the table in which leases are kept.
 #[derive(Debug)]
-pub(super) struct SideWords {
-    pub(super) table: String,
+pub(crate) struct SideWords {
+    pub(crate) table: String,
     /// What the claimed table is called in it.
-    pub(super) tab: String,
+    pub(crate) tab: String,
 }
 
 impl Words {
-    pub(crate) fn new(spec: &ClaimSpec) -> Self {
+    /// For claims under leases.
+    pub(crate) fn leased(spec: &ClaimSpec) -> Self {
+        Self::new(spec, Mode::Leased)
+    }
+
+    /// For claims that a transaction holds.
+    pub(crate) fn held(spec: &ClaimSpec) -> Self {
+        Self::new(spec, Mode::Held)
+    }
+
+    fn new(spec: &ClaimSpec, mode: Mode) -> Self {
         let inner = &spec.inner;
         let side = match &inner.tracking {
             Tracking::Side(side) => {
@@ -60,15 +87,59 @@ impl Words {
             function,
             ready_is_given: OnceLock::new(),
             spec: spec.clone(),
+            mode,
         }
     }
 
-    pub(super) fn inner(&self) -> &Inner {
+    pub(crate) fn inner(&self) -> &Inner {
         &self.spec.inner
     }
 
+    /// How a statement begins that finds rows to take.
+    pub(crate) fn with(&self) -> &'static str {
+        match self.mode {
+            Mode::Leased => "WITH ",
+            Mode::Held => GUARD,
+        }
+    }
+
+    /// ` AND` the transaction is fit for it, and does not hold `t` already.
+    pub(crate) fn unheld(&self) -> String {
+        match self.mode {
+            Mode::Leased => String::new(),
+            Mode::Held => format!(
+                " AND (SELECT verdict FROM guard) = 'fine' AND ((SELECT held FROM guard) = '' \
+                 OR pg_catalog.strpos((SELECT held FROM guard), {}) = 0)",
+                self.mark()
+            ),
+        }
+    }
+
+    /// Text that `t` alone has in this database. A hash, because ids may contain anything; lengths keep queue and id
+    /// apart.
+    pub(crate) fn mark(&self) -> String {
+        let queue = match &self.queue {
+            Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),
+            None => "''".to_owned(),
+        };
+        let table = literal(&self.table);
+        hashed(&format!("pg_catalog.concat({table}, '|', {queue}, '|', {}::text)", self.id))
+    }
+
+    /// Rows of `t` by their keys, which are parameters and called `w`.
+    pub(crate) fn listed(&self, ids: &str, queues: &str) -> String {
+        let queue = self.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
+        format!(
+            "ROWS FROM (pg_catalog.unnest({}), pg_catalog.unnest({queues}::text[])) AS w(id, queue) \
+             JOIN {} t ON {} = w.id{queue}",
+            self.ids(ids),
+            self.table,
+            self.id,
+        )
+    }
+
     /// `t` is the row of `other`, which has `id` and `queue`.
-    pub(super) fn same_row(&self, other: &str) -> String {
+    pub(crate) fn same_row(&self, other: &str) -> String {
         match &self.queue {
             Some(queue) => format!("{} = {other}.id AND {queue} = {other}.queue", self.id),
             None => format!("{} = {other}.id", self.id),
@@ -76,7 +147,7 @@ impl Words {
     }
 
     /// What later parts of a statement find a row of `t` by.
-    pub(super) fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         match &self.queue {
             Some(queue) => format!("{} AS id, {queue} AS queue", self.id),
             None => format!("{} AS id", self.id),
@@ -84,13 +155,13 @@ impl Words {
     }
 
     /// The key as it is answered.
-    pub(super) fn key_text(&self) -> String {
+    pub(crate) fn key_text(&self) -> String {
         let queue = self.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
         format!("{}::text AS id, {queue} AS queue", self.id)
     }
 
     /// The order in which everybody locks rows.
-    pub(super) fn lock_order(&self) -> String {
+    pub(crate) fn lock_order(&self) -> String {
         match &self.queue {
             Some(queue) => format!("{queue}, {}", self.id),
             None => self.id.clone(),
@@ -98,7 +169,7 @@ impl Words {
     }
 
     /// A parameter with ids, in the column's type.
-    pub(super) fn ids(&self, parameter: &str) -> String {
+    pub(crate) fn ids(&self, parameter: &str) -> String {
         match self.inner().id_type {
             IdType::Text => format!("{parameter}::text[]"),
             other => format!("({parameter}::text[])::{}[]", other.sql()),
@@ -106,17 +177,20 @@ impl Words {
     }
 
     /// A parameter with owners, in the column's type.
-    pub(super) fn owners(&self, parameter: &str) -> String {
-        let kind = self.owner_type();
-        format!("({parameter}::text[])::{kind}[]")
+    pub(crate) fn owners(&self, parameter: &str) -> String {
+        match self.mode {
+            Mode::Leased => format!("({parameter}::text[])::{}[]", self.owner_type()),
+            // They are compared with a note, and never with a column.
+            Mode::Held => format!("{parameter}::text[]"),
+        }
     }
 
-    pub(super) fn owner_type(&self) -> &'static str {
-        if self.inner().owner_sequence.is_some() { "bigint" } else { "uuid" }
+    pub(crate) fn owner_type(&self) -> &'static str {
+        if self.inner().owner_sequence.is_some() && self.mode == Mode::Leased { "bigint" } else { "uuid" }
     }
 
     /// The row of the side table, `x`, of the row of `t`.
-    pub(super) fn side_row(&self, side: &SideWords, alias: &str) -> String {
+    pub(crate) fn side_row(&self, side: &SideWords, alias: &str) -> String {
         let queue = self.inner().queue.as_ref().map(|queue| column(alias, queue));
         let queue = queue.map_or("''".to_owned(), |queue| format!("{queue}::text"));
         format!(
@@ -145,6 +219,14 @@ impl Words {
         }
     }
 
+    /// Somebody has `t` under a lease that is kept in another table.
+    pub(crate) fn is_leased(&self) -> String {
+        let exists = |side: &SideWords| {
+            format!("EXISTS (SELECT FROM {} x WHERE {})", side.table, self.side_row(side, "t"))
+        };
+        self.side.as_ref().map_or("false".to_owned(), exists)
+    }
+
     /// As [`taken`](Self::taken), but for leases that count as ended when they are read.
     pub(crate) fn in_the_way(&self, alias: &str) -> String {
         let taken = self.taken(alias);
@@ -156,37 +238,41 @@ impl Words {
         }
     }
 
-    /// The state of `t` is one of `from`, and nobody has the row.
-    pub(super) fn free(&self, from: &[State]) -> String {
-        let (states, state) = (&self.inner().states, &self.state);
-        let wanted = list(from);
-        match (&self.inner().tracking, &self.function, &self.side) {
-            (Tracking::Columns { until, .. }, Some(function), _) => {
+    /// The state of `t` is, or counts as, one of `from`.
+    pub(crate) fn counts_as(&self, from: &[State]) -> String {
+        let (states, state, wanted) = (&self.inner().states, &self.state, list(from));
+        match (&self.inner().tracking, &self.function) {
+            (Tracking::Columns { until, .. }, Some(function)) => {
                 // The first half is for the index, the second decides.
                 let mut stored = from.to_vec();
                 stored.extend(states.taken.iter().filter(|_| from.contains(states.home())).cloned());
-                format!(
-                    "{state} IN ({}) AND {function}({state}, {}) IN ({wanted})",
-                    list(&stored),
-                    column("t", until)
-                )
+                let until = column("t", until);
+                format!("{state} IN ({}) AND {function}({state}, {until}) IN ({wanted})", list(&stored))
             }
-            (Tracking::Columns { owner, .. }, None, _) if states.taken.is_none() => {
-                format!("{state} IN ({wanted}) AND {} IS NULL", column("t", owner))
-            }
-            // As a value and not as a join, which the server would plan by the size that the other table once
-            // had: this is one probe of the primary key for each row that is looked at.
-            (_, _, Some(side)) => format!(
-                "{state} IN ({wanted}) AND (SELECT x.epoch FROM {} x WHERE {}) IS NULL",
-                side.table,
-                self.side_row(side, "t")
-            ),
             _ => format!("{state} IN ({wanted})"),
         }
     }
 
+    /// The state of `t` is one of `from`, and nobody has the row under a lease.
+    pub(crate) fn free(&self, from: &[State]) -> String {
+        let state = self.counts_as(from);
+        match (&self.inner().tracking, &self.function, &self.side) {
+            (Tracking::Columns { owner, .. }, None, _) if self.inner().states.taken.is_none() => {
+                format!("{state} AND {} IS NULL", column("t", owner))
+            }
+            // As a value and not as a join, which the server would plan by the size that the other table once
+            // had: this is one probe of the primary key for each row that is looked at.
+            (_, _, Some(side)) => format!(
+                "{state} AND (SELECT x.epoch FROM {} x WHERE {}) IS NULL",
+                side.table,
+                self.side_row(side, "t")
+            ),
+            _ => state,
+        }
+    }
+
     /// The state in which a free row counts as being found, as text.
-    pub(super) fn found(&self) -> String {
+    pub(crate) fn found(&self) -> String {
         match (&self.inner().states.taken, &self.function) {
             (Some(taken), Some(_)) => format!(
                 "CASE WHEN {} = {} THEN {} ELSE {}::text END",
@@ -200,7 +286,7 @@ impl Words {
     }
 
     /// A free row that may be taken now but for what it waits for.
-    pub(super) fn open(&self, from: &[State]) -> String {
+    pub(crate) fn open(&self, from: &[State]) -> String {
         let inner = self.inner();
         let mut parts = vec![self.free(from)];
         if let Some(attempts) = &inner.attempts {
@@ -220,139 +306,15 @@ impl Words {
     }
 
     /// The time before which a row is not taken has come. Where each row has one, that is a bound for an index.
-    fn is_due(&self, ready: &str) -> String {
+    pub(crate) fn is_due(&self, ready: &str) -> String {
         match self.ready_is_given.get() {
             Some(true) => format!("{ready} <= {ASKED}"),
             _ => format!("({ready} IS NULL OR {ready} <= {ASKED})"),
         }
     }
 
-    /// A row that may be taken now.
-    pub(super) fn ready(&self, from: &[State]) -> String {
-        let mut ready = self.open(from);
-        for one in &self.inner().preconditions {
-            if let Some((kind, on)) = self.precondition(one) {
-                ready += &format!(
-                    " AND ({kind} IS DISTINCT FROM {} OR ({}))",
-                    literal(&one.kind),
-                    self.is_met(one, &on)
-                );
-            }
-        }
-        ready
-    }
-
-    /// A row that may be taken now, or as soon as those who are at what it waits for have done it.
-    pub(super) fn sooner_or_later(&self, from: &[State]) -> String {
-        let mut ready = self.open(from);
-        for one in &self.inner().preconditions {
-            if let Some((kind, on)) = self.precondition(one) {
-                ready += &format!(
-                    " AND ({kind} IS DISTINCT FROM {} OR ({}) OR EXISTS ({on} AND ({})))",
-                    literal(&one.kind),
-                    self.is_met(one, &on),
-                    self.in_motion("s")
-                );
-            }
-        }
-        format!("{ready} AND {} IS NOT TRUE", self.blocked())
-    }
-
-    /// Somebody has the row of `alias`, or could take it now.
-    fn in_motion(&self, alias: &str) -> String {
-        let inner = self.inner();
-        let mut there = format!("{} IN ({})", column(alias, &inner.state), list(&inner.states.takeable));
-        if let Some(attempts) = &inner.attempts {
-            let attempts = column(alias, attempts);
-            there += &format!(" AND ({attempts} IS NULL OR {attempts} > 0)");
-        }
-        if let Some(ready) = &inner.ready_at {
-            there += &format!(" AND {}", self.is_due(&column(alias, ready)));
-        }
-        format!("({}) OR ({there})", self.taken(alias))
-    }
-
-    /// The row waits for one that has failed, or is not there, and is not to run for that.
-    pub(super) fn blocked(&self) -> String {
-        let mut any = Vec::new();
-        for one in &self.inner().preconditions {
-            let Some((kind, on)) = self.precondition(one) else { continue };
-            let mut reasons = Vec::new();
-            if one.failed == Unmet::Block {
-                reasons.push(format!("EXISTS ({on} AND ({}))", self.given_up("s")));
-            }
-            if one.missing == Unmet::Block {
-                reasons.push(format!("NOT EXISTS ({on})"));
-            }
-            if !reasons.is_empty() {
-                any.push(format!("({kind} = {} AND ({}))", literal(&one.kind), reasons.join(" OR ")));
-            }
-        }
-        if any.is_empty() { "false".to_owned() } else { format!("({})", any.join(" OR ")) }
-    }
-
-    fn is_met(&self, one: &Precondition, on: &str) -> String {
-        let done = format!(
-            "{} IS DISTINCT FROM {}",
-            column("s", &self.inner().state),
-            literal(self.inner().states.done.as_str())
-        );
-        let mut met = match one.failed {
-            Unmet::Block => format!("NOT EXISTS ({on} AND {done})"),
-            Unmet::Run => {
-                format!("NOT EXISTS ({on} AND {done} AND ({}) IS NOT TRUE)", self.given_up("s"))
-            }
-        };
-        if one.missing == Unmet::Block {
-            met += &format!(" AND EXISTS ({on})");
-        }
-        met
-    }
-
-    /// The column of the kind, and the beginning of a query for the rows `s` that `t` waits for.
-    fn precondition(&self, one: &Precondition) -> Option<(String, String)> {
-        let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
-        let on = format!(
-            "SELECT FROM {} s WHERE {} = {} AND {} = {}",
-            self.table,
-            column("s", group),
-            column("t", group),
-            column("s", kind),
-            literal(&one.on)
-        );
-        Some((column("t", kind), on))
-    }
-
-    /// The row of `alias` has failed, or is exhausted.
-    pub(crate) fn given_up(&self, alias: &str) -> String {
-        let failed =
-            self.inner().states.failed.as_ref().map(|failed| {
-                format!("{} = {}", column(alias, &self.inner().state), literal(failed.as_str()))
-            });
-        let exhausted = self.exhausted(alias);
-        let either: Vec<String> = failed.into_iter().chain(exhausted).collect();
-        if either.is_empty() { "false".to_owned() } else { either.join(" OR ") }
-    }
-
-    /// The row of `alias` has no attempt left and nobody has it; `None` where nothing can be exhausted.
-    pub(super) fn exhausted(&self, alias: &str) -> Option<String> {
-        let states = &self.inner().states;
-        let state = column(alias, &self.inner().state);
-        let named = states.exhausted.as_ref().map(|name| format!("{state} = {}", literal(name.as_str())));
-        let used = self.inner().attempts.as_ref().map(|attempts| {
-            let free = if states.taken.is_some() {
-                String::new()
-            } else {
-                format!(" AND ({}) IS NOT TRUE", self.taken(alias))
-            };
-            format!("({state} IN ({}) AND {} <= 0{free})", list(&states.takeable), column(alias, attempts))
-        });
-        let either: Vec<String> = named.into_iter().chain(used).collect();
-        (!either.is_empty()).then(|| format!("({})", either.join(" OR ")))
-    }
-
     /// Gives `text`, an expression of text, the type of the state's column.
-    pub(super) fn as_state(&self, text: &str) -> String {
+    pub(crate) fn as_state(&self, text: &str) -> String {
         match &self.inner().states.kind {
             StateType::Text => text.to_owned(),
             StateType::Enum(name) => format!("({text})::{}", name.quoted()),
@@ -361,7 +323,7 @@ impl Words {
     }
 
     /// The end of a lease of `t` that begins now, of the milliseconds in `parameter` unless the row says.
-    pub(super) fn until(&self, parameter: &str) -> String {
+    pub(crate) fn until(&self, parameter: &str) -> String {
         let asked = format!("{parameter}::float8 * interval '1 millisecond'");
         match &self.inner().timeout {
             Some(own) => {
@@ -375,7 +337,7 @@ impl Words {
     }
 
     /// The next epoch of `t`, where the table keeps it.
-    pub(super) fn next_epoch(&self) -> String {
+    pub(crate) fn next_epoch(&self) -> String {
         match (&self.inner().epoch_sequence, &self.inner().tracking) {
             (Some(sequence), _) => next(sequence),
             (None, Tracking::Side(side)) => next(&side_epochs(side)),
@@ -385,7 +347,7 @@ impl Words {
     }
 
     /// What is written when nobody has the row any more.
-    pub(super) fn let_go(&self) -> Vec<String> {
+    pub(crate) fn let_go(&self) -> Vec<String> {
         let mut set = Vec::new();
         if let Tracking::Columns { owner, until, .. } = &self.inner().tracking {
             set.push(format!("{} = NULL", owner.quoted()));
@@ -396,7 +358,7 @@ impl Words {
     }
 
     /// Where a row goes that is to be tried again, if it can, as an assignment. `None` where it stays.
-    pub(super) fn back(&self) -> Option<String> {
+    pub(crate) fn back(&self) -> Option<String> {
         let inner = self.inner();
         let state = inner.state.quoted();
         match (&inner.states.exhausted, &inner.attempts) {
@@ -406,8 +368,10 @@ impl Words {
                 } else {
                     format!("{}::text", self.state)
                 };
+                // Where nothing was written before, the attempt that ends is still among those that are left.
+                let spent = if self.mode == Mode::Held { 1 } else { 0 };
                 let either = format!(
-                    "CASE WHEN {} <= 0 THEN {} ELSE {back} END",
+                    "CASE WHEN {} <= {spent} THEN {} ELSE {back} END",
                     column("t", attempts),
                     literal(exhausted.as_str())
                 );
@@ -417,21 +381,23 @@ impl Words {
         }
     }
 
-    /// Whether a row that was taken is in another state than home.
-    pub(super) fn is_moved(&self) -> bool {
-        self.inner().states.taken.is_some() || self.inner().states.takeable.len() > 1
+    /// Whether a row that was taken may be in another state than home, or has to be written for another reason.
+    pub(crate) fn is_moved(&self) -> bool {
+        self.mode == Mode::Held
+            || self.inner().states.taken.is_some()
+            || self.inner().states.takeable.len() > 1
     }
 
-    pub(super) fn home(&self) -> &str {
+    pub(crate) fn home(&self) -> &str {
         &self.home
     }
 
-    pub(super) fn state(&self) -> &str {
+    pub(crate) fn state(&self) -> &str {
         &self.state
     }
 
     /// Whether the last attempt of `t` is used up.
-    pub(super) fn used_up(&self) -> String {
+    pub(crate) fn used_up(&self) -> String {
         match &self.inner().attempts {
             Some(attempts) => format!("COALESCE({} <= 0, false)", column("t", attempts)),
             None => "false".to_owned(),
@@ -442,21 +408,33 @@ impl Words {
 /// A condition on rows that are found by their key. The planner does not look into it: it would choose by how
 /// many rows were in a state when it last counted, and then compare each row in that state with each that is
 /// wanted.
-pub(super) fn checked(condition: &str) -> String {
+pub(crate) fn checked(condition: &str) -> String {
     format!("CASE WHEN {condition} THEN true ELSE false END")
 }
 
+/// 32 hexadecimal digits.
+pub(crate) fn hashed(text: &str) -> String {
+    format!(
+        "pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(pg_catalog.convert_to({text}, 'UTF8')), 1, 16), 'hex')"
+    )
+}
+
+/// The owner of the claim with this number in a batch: found again by who knows the batch.
+pub(crate) fn owner_of_batch(batch: &str, number: &str) -> String {
+    format!("{}::uuid", hashed(&format!("{batch} || ':' || {number}")))
+}
+
 /// The column of the table called `alias`.
-pub(super) fn column(alias: &str, column: &Column) -> String {
+pub(crate) fn column(alias: &str, column: &Column) -> String {
     format!("{alias}.{}", column.quoted())
 }
 
 /// States to stand behind `IN`: unmarked literals take the column's own type, and partial indexes match.
-pub(super) fn list(states: &[State]) -> String {
+pub(crate) fn list(states: &[State]) -> String {
     let literals: Vec<String> = states.iter().map(|state| literal(state.as_str())).collect();
     literals.join(", ")
 }
 
-pub(super) fn next(sequence: &Table) -> String {
+pub(crate) fn next(sequence: &Table) -> String {
     format!("pg_catalog.nextval({})", literal(&sequence.quoted()))
 }

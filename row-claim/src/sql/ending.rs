@@ -1,14 +1,23 @@
 //! The statements that end claims.
 
-use super::listen::notify_returned;
-use super::words::{NOW, Words, checked, column, list};
+use super::words::{Mode, NOW, Words, checked, column, list};
+use crate::error::ClaimError;
 use crate::name::literal;
-use crate::spec::Tracking;
+use crate::spec::{Retention, Tracking};
 use crate::state::State;
+use crate::store::Outcome;
+
+/// What notifications say of rows that came back.
+pub(crate) const RETURNED: &str = "returned";
+
+/// The expression that wakes workers for rows that came back.
+pub(crate) fn notify_returned(channel: &str) -> String {
+    format!("pg_catalog.pg_notify({}, {})", literal(channel), literal(RETURNED))
+}
 
 /// Outcomes that one statement can write together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(crate) enum Ending {
     /// To this state, with a message or without.
     At {
         state: State,
@@ -24,10 +33,64 @@ pub(super) enum Ending {
     },
 }
 
+impl Ending {
+    /// How claims with this outcome end.
+    pub(crate) fn of(words: &Words, outcome: &Outcome) -> Result<Self, ClaimError> {
+        let inner = words.inner();
+        let states = &inner.states;
+        let at = |state: &State, noted| {
+            if *state == states.done && inner.retention == Retention::DeleteOnSettle {
+                Self::Deleted
+            } else {
+                Self::At { state: state.clone(), noted }
+            }
+        };
+        match outcome {
+            Outcome::Done => Ok(at(&states.done, false)),
+            Outcome::Failed(_) => {
+                let failed = states
+                    .failed
+                    .as_ref()
+                    .ok_or_else(|| lacks(words, "has no state for rows that failed; name one, or retry"))?;
+                Ok(at(failed, inner.error.is_some()))
+            }
+            Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause)
+                if !pause.is_zero() && inner.ready_at.is_none() =>
+            {
+                Err(lacks(words, "has no column for the time of a retry; name `ready_at`"))
+            }
+            Outcome::Retry { error, after } => {
+                Ok(Self::Retry { later: !after.is_zero(), noted: error.is_some() && inner.error.is_some() })
+            }
+            Outcome::PutBack => Ok(Self::PutBack { later: false }),
+            Outcome::Snooze(pause) => Ok(Self::PutBack { later: !pause.is_zero() }),
+            Outcome::To(to) => {
+                let froms = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
+                let is_known = states.all().contains(&to) && states.taken.as_ref() != Some(to);
+                if is_known && froms.iter().any(|from| states.allows(from, to)) {
+                    return Ok(at(to, false));
+                }
+                let from = froms.first().unwrap_or_else(|| states.home()).clone();
+                Err(ClaimError::IllegalTransition { from, to: to.clone() })
+            }
+        }
+    }
+}
+
+fn lacks(words: &Words, what: &str) -> ClaimError {
+    ClaimError::unsupported(format!("the spec of table {} {what}", words.inner().table))
+}
+
 /// The assignments of an ending; `error` and `delay` are its values.
 fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> String {
     let inner = words.inner();
     let mut set = words.let_go();
+    let counts = !matches!(ending, Ending::PutBack { .. });
+    set.extend(counted(words, counts));
+    if let (Mode::Held, Tracking::Columns { epoch, .. }) = (words.mode, &inner.tracking) {
+        // Whoever has had a lease on the row is told that it is not his any more.
+        set.push(format!("{0} = GREATEST(l.epoch, COALESCE(t.{0}, 0) + 1)", epoch.quoted()));
+    }
     let note = |noted: bool, set: &mut Vec<String>| {
         set.extend(
             inner.error.iter().filter(|_| noted).map(|column| format!("{} = {error}", column.quoted())),
@@ -57,12 +120,23 @@ fn assignments(words: &Words, ending: &Ending, error: &str, delay: &str) -> Stri
             if words.is_moved() {
                 set.push(format!("{} = {}", inner.state.quoted(), words.home()));
             }
-            let left = inner.attempts.iter();
-            set.extend(left.map(|left| format!("{} = {} + 1", left.quoted(), column("t", left))));
         }
         Ending::Deleted => {}
     }
     set.join(", ")
+}
+
+/// The attempts that are left of a row of which an attempt counts, or does not, as an assignment.
+fn counted(words: &Words, counts: bool) -> Option<String> {
+    let left = words.inner().attempts.as_ref()?;
+    let (name, now) = (left.quoted(), column("t", left));
+    match (words.mode, counts) {
+        // It was counted when the row was taken.
+        (Mode::Leased, true) | (Mode::Held, false) => None,
+        (Mode::Leased, false) => Some(format!("{name} = {now} + 1")),
+        // Not GREATEST, which makes zero of NULL.
+        (Mode::Held, true) => Some(format!("{name} = CASE WHEN {now} > 0 THEN {now} - 1 ELSE {now} END")),
+    }
 }
 
 /// Whether the ending may be written to a row, beyond its being taken.
@@ -98,7 +172,7 @@ fn told(words: &Words, ending: &Ending) -> String {
 }
 
 /// One row of a claim with one row, for the commonest case.
-pub(super) fn one(words: &Words, ending: &Ending) -> String {
+pub(crate) fn one(words: &Words, ending: &Ending) -> String {
     let Tracking::Columns { owner, epoch, .. } = &words.inner().tracking else { return String::new() };
     let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = $3::text"));
     let row = format!(
@@ -124,7 +198,7 @@ pub(super) fn one(words: &Words, ending: &Ending) -> String {
 }
 
 /// The rows of claims as parameters.
-pub(super) fn want(words: &Words, ends: bool) -> String {
+pub(crate) fn want(words: &Words, ends: bool) -> String {
     let (more, names) = if ends {
         (", pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bigint[])", ", error, delay")
     } else {
@@ -141,8 +215,15 @@ pub(super) fn want(words: &Words, ends: bool) -> String {
 
 /// `t`, and `x` where the lease is kept elsewhere, joined to the rows `w` that are wanted. With the
 /// condition that the row is the claim's, and what is to be locked.
-pub(super) fn owned(words: &Words) -> (String, String, &'static str) {
+pub(crate) fn owned(words: &Words) -> (String, String, &'static str) {
     let same = words.same_row("w");
+    if words.mode == Mode::Held {
+        let noted = format!("pg_catalog.concat(' ', {}, '=', w.owner)", words.mark());
+        let held =
+            format!("pg_catalog.strpos(pg_catalog.current_setting('leasehold.held', true), {noted}) > 0");
+        let state = words.counts_as(&words.inner().states.takeable);
+        return (format!("{} t ON {same}", words.table), format!("{state} AND {held}"), "t");
+    }
     match (&words.inner().tracking, &words.side) {
         (Tracking::Columns { owner, epoch, .. }, _) => (
             format!("{} t ON {same}", words.table),
@@ -179,7 +260,7 @@ const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
 
 /// Several rows, in the order in which everybody locks rows, and only claims of which all rows are there. Those
 /// of several claims are not waited for while others have them locked: one must not hold up the rest.
-pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
+pub(crate) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
     // A row that others refer to can be settled, but not deleted, while they insert the reference.
     let strength = if matches!(ending, Ending::Deleted) { "UPDATE" } else { "NO KEY UPDATE" };
     let skip = if is_batch { " SKIP LOCKED" } else { "" };
@@ -206,6 +287,15 @@ pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
     };
     let told = told(words, ending);
     let answer = format!("RETURNING l.claim, {}, {used} AS used{told}", words.key_text());
+    if words.mode == Mode::Held {
+        // What has ended is not held any more.
+        let ended = change.unwrap_or_default();
+        return format!(
+            "WITH {locked}, ended AS ({ended} {answer}) \
+             SELECT e.*, pg_catalog.set_config('leasehold.held', pg_catalog.regexp_replace( \
+             pg_catalog.current_setting('leasehold.held', true), ' [0-9a-f]+=' || ($4::text[])[1], '', 'g'), true) FROM ended e"
+        );
+    }
     let Some(side) = &words.side else {
         return format!("WITH {locked} {} {answer}", change.unwrap_or_default());
     };
@@ -227,11 +317,12 @@ pub(super) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
 }
 
 /// What is there of the rows that are wanted.
-pub(super) fn probe(words: &Words) -> String {
+pub(crate) fn probe(words: &Words) -> String {
     let (join, mine, _) = owned(words);
-    let epoch = match &words.inner().tracking {
-        Tracking::Columns { epoch, .. } => column("t", epoch),
-        _ => "x.epoch".to_owned(),
+    let epoch = match (&words.inner().tracking, words.mode) {
+        (Tracking::Columns { epoch, .. }, _) => column("t", epoch),
+        (_, Mode::Leased) => "x.epoch".to_owned(),
+        (_, Mode::Held) => "NULL".to_owned(),
     };
     let queue = if words.queue.is_some() { "w.queue" } else { "NULL::text" };
     format!(
