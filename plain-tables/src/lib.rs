@@ -11,7 +11,6 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::{ClaimError, RowId, RowKey};
 use sqlx::PgPool;
 use uuid::Uuid;
 
@@ -19,6 +18,9 @@ use uuid::Uuid;
 pub use memory::{MemoryMutexes, MemoryTimeouts};
 pub use mutex::MutexTable;
 pub use timeout::TimeoutTable;
+
+pub use leasehold_claim::support::Column;
+pub use leasehold_claim::{ClaimError, IdType, RowId, RowKey, Table};
 
 /// A lock of a plain table that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::{ClaimError, Column, IdType, RowKey, State, Table};
+use leasehold_claim::support::Column;
+use leasehold_claim::{ClaimError, IdType, RowKey, State, Table};
 use sqlx::{PgExecutor, PgPool};
 use uuid::Uuid;
 

@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::{ClaimError, Column, IdType, RowKey, Table};
+use leasehold_claim::support::Column;
+use leasehold_claim::{ClaimError, IdType, RowKey, Table};
 use sqlx::{PgExecutor, PgPool};
 
 use crate::rows::{Rows, ask};

@@ -8,9 +8,9 @@ mod held_common;
 use std::sync::Arc;
 
 use held_common::*;
-use leasehold_claim::{ClaimError, Column, IdType, RowKey, Table};
 use leasehold_plain_tables::{
-    MemoryMutexes, MemoryTimeouts, MutexTable, Mutexes, Queued, TimeoutTable, Timeouts,
+    ClaimError, Column, IdType, MemoryMutexes, MemoryTimeouts, MutexTable, Mutexes, Queued, RowKey, Table,
+    TimeoutTable, Timeouts,
 };
 use sqlx::Connection as _;
 use test_servers::{Cluster, Database, PgBouncer, PgBouncerOptions, fresh_database};

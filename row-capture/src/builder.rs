@@ -1,7 +1,7 @@
 //! Putting a capture together.
 
-use leasehold_claim::support::literal;
-use leasehold_claim::{ClaimError, Column, Table};
+use leasehold_claim::support::{Column, literal};
+use leasehold_claim::{ClaimError, Table};
 
 use crate::Capture;
 

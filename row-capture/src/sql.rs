@@ -1,7 +1,7 @@
 //! The statements of a capture.
 
-use leasehold_claim::support::{Step, block, derived, dollar_tag, literal, quote, regclass};
-use leasehold_claim::{Column, Table};
+use leasehold_claim::Table;
+use leasehold_claim::support::{Column, Step, block, derived, dollar_tag, literal, quote, regclass};
 
 use crate::{Capture, Mapping};
 

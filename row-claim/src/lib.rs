@@ -19,7 +19,6 @@ mod state;
 mod store;
 #[doc(hidden)]
 pub mod support;
-mod survey;
 mod work;
 
 pub use claim::Claim;
@@ -31,20 +30,18 @@ pub use hold::{Hold, HoldStore};
 pub use id::{IdType, OwnerToken, RowId, RowKey};
 #[cfg(feature = "test-util")]
 pub use memory::{MemoryClaims, MemoryClock, MemoryLock, MemoryRow};
-pub use name::{Column, Sql, Table};
+pub use name::{Sql, Table};
 pub use pass::{Pass, PassEnd};
 pub use postgres::PgClaims;
 pub use spec::{
     ClaimSpec, ClaimSpecBuilder, ConstraintKind, Finding, Migration, NamedConstraint, OrderType, Retention,
     Severity, Unmet,
 };
-pub use sql::group_number;
-pub use state::{State, StateName, StateType, States};
+pub use state::{State, StateName, States};
 pub use store::{
-    ClaimRef, ClaimStore, Claimed, ClaimedRow, DEFAULT_LEASE, Line, Outcome, Renewal, Settled, Settlement,
-    Swept, Take, Taken, TakenRow, Upkeep, Wake,
+    ClaimRef, ClaimStore, Claimed, ClaimedRow, Line, Outcome, Renewal, Settled, Settlement, Swept, Take,
+    Taken, TakenRow, Upkeep, Wake,
 };
-pub use survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
 
 pub use leasehold_api::{LossReason, Lost};
 pub use leasehold_postgres::LockWait;

@@ -65,7 +65,7 @@ pub(crate) struct Precondition {
 
 /// What becomes of a row whose precondition will not come true by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // A row is worked on or not.
+#[non_exhaustive]
 pub enum Unmet {
     /// It is worked on all the same.
     Run,
@@ -76,7 +76,7 @@ pub enum Unmet {
 
 /// How long settled rows stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is no fourth way.
+#[non_exhaustive]
 pub enum Retention {
     /// For ever: the table is its own history.
     KeepAll,

@@ -90,7 +90,7 @@ impl State {
 /// The type of the column that holds the state.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StateType {
+pub(crate) enum StateType {
     /// `text` or `varchar`, with a CHECK if the table is well kept.
     Text,
     /// An enum type of the database.

@@ -30,7 +30,8 @@ use crate::spec::ClaimSpec;
 use crate::sql::order::Sequence;
 use crate::sql::words::Words;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Upkeep, Wake,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Swept, Take, Taken, TakenRow,
+    Upkeep, Wake,
 };
 
 /// How long the server has for a call unless told otherwise.
@@ -162,6 +163,8 @@ impl PgClaims {
         Arc::clone(texts.entry(name).or_insert_with(|| make().into()))
     }
 }
+
+impl Sealed for PgClaims {}
 
 #[async_trait]
 impl ClaimStore for PgClaims {

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind};
-use leasehold_postgres::{sqlx, store_error};
+use leasehold::claim::sqlx;
+use leasehold::claim::support::{Column, literal};
+use leasehold::claim::{ClaimError, Table};
+use leasehold::postgres::store_error;
+use leasehold::{Error, ErrorKind};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
-
-use crate::error::ClaimError;
-use crate::name::{Column, Table, literal};
 
 /// How long the server has for each answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -32,9 +32,8 @@ const KNOWN: [(Part, &[&str]); 10] = [
 ];
 
 /// What a column of a claimed table is for.
-#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub(crate) enum Part {
     /// It identifies the row.
     Id,
     /// The state.
@@ -59,23 +58,8 @@ pub enum Part {
 
 /// A look at the claims of a table: what is taken under leases, what is exhausted, and which transactions
 /// may hold rows. Finds the columns by their usual names; others can be named.
-///
-/// ```no_run
-/// use leasehold_claim::{Part, Survey, Table};
-/// use sqlx::{Connection as _, PgConnection};
-/// # use leasehold_claim::sqlx;
-///
-/// # async fn look() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut connection = PgConnection::connect("postgres://ops@db/app").await?;
-/// let survey = Survey::of(Table::new("request")?).column(Part::Owner, "worker")?;
-/// for claim in survey.look(&mut connection).await?.taken {
-///     println!("{} is taken by {:?}", claim.id, claim.owner);
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
-pub struct Survey {
+pub(crate) struct Survey {
     table: Table,
     named: Vec<(Part, Column)>,
     side: Option<Table>,
@@ -88,65 +72,61 @@ pub struct Survey {
 
 /// What a [`Survey`] has found.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct SurveyReport {
+pub(crate) struct SurveyReport {
     /// Rows under a lease, those that were taken first before the others.
-    pub taken: Vec<SurveyedRow>,
+    pub(crate) taken: Vec<SurveyedRow>,
     /// Rows without an attempt left that nobody has.
-    pub exhausted: Vec<SurveyedRow>,
+    pub(crate) exhausted: Vec<SurveyedRow>,
     /// Open transactions that have locked rows of the table, or may have: held claims are such.
-    pub transactions: Vec<OpenTransaction>,
+    pub(crate) transactions: Vec<OpenTransaction>,
     /// Whether the table, or a side table, keeps who has a row. Otherwise there are only held claims, and
     /// `taken` is empty.
-    pub keeps_leases: bool,
+    pub(crate) keeps_leases: bool,
 }
 
 /// A row as an operator sees it.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct SurveyedRow {
+pub(crate) struct SurveyedRow {
     /// The queue, where there are queues.
-    pub queue: Option<String>,
+    pub(crate) queue: Option<String>,
     /// The id.
-    pub id: String,
+    pub(crate) id: String,
     /// The entity that it is about.
-    pub group: Option<String>,
+    pub(crate) group: Option<String>,
     /// Its state.
-    pub state: Option<String>,
+    pub(crate) state: Option<String>,
     /// Who has it.
-    pub owner: Option<String>,
+    pub(crate) owner: Option<String>,
     /// Under which epoch.
-    pub epoch: Option<i64>,
+    pub(crate) epoch: Option<i64>,
     /// How long it has been taken, by the server's clock.
-    pub held_for: Option<Duration>,
+    pub(crate) held_for: Option<Duration>,
     /// How long its lease lasts; zero when it has ended and nobody has swept it.
-    pub remaining: Option<Duration>,
+    pub(crate) remaining: Option<Duration>,
     /// How often it can be tried after this time.
-    pub attempts_left: Option<i64>,
+    pub(crate) attempts_left: Option<i64>,
     /// The message of its last failure.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// A transaction that has a lock on the table under which rows are locked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct OpenTransaction {
+pub(crate) struct OpenTransaction {
     /// The process on the server.
-    pub pid: i32,
+    pub(crate) pid: i32,
     /// What the client calls itself.
-    pub application: Option<String>,
+    pub(crate) application: Option<String>,
     /// Where the client is.
-    pub client: Option<String>,
+    pub(crate) client: Option<String>,
     /// What it does, as the server says: `active`, `idle in transaction`, ...
-    pub activity: Option<String>,
+    pub(crate) activity: Option<String>,
     /// How long the transaction has been open.
-    pub open_for: Option<Duration>,
+    pub(crate) open_for: Option<Duration>,
 }
 
 impl Survey {
     /// A look at `table`, at most a thousand rows of each sort.
-    #[must_use]
-    pub fn of(table: Table) -> Self {
+    pub(crate) fn of(table: Table) -> Self {
         Self {
             table,
             named: Vec::new(),
@@ -163,36 +143,32 @@ impl Survey {
     /// # Errors
     ///
     /// [`InvalidSpec`](ClaimError::InvalidSpec) when the server could not have such a name.
-    pub fn column(mut self, part: Part, name: &str) -> Result<Self, ClaimError> {
+    pub(crate) fn column(mut self, part: Part, name: &str) -> Result<Self, ClaimError> {
         self.named.push((part, Column::new(name)?));
         Ok(self)
     }
 
     /// The leases are kept in `table`.
-    #[must_use]
-    pub fn side_table(mut self, table: Table) -> Self {
+    pub(crate) fn side_table(mut self, table: Table) -> Self {
         self.side = Some(table);
         self
     }
 
     /// The states from which rows are taken; by default `new`, and `false` of a boolean column. A row in one
     /// of them without an attempt left is exhausted.
-    #[must_use]
-    pub fn takeable<S: Into<String>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
+    pub(crate) fn takeable<S: Into<String>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
         self.takeable = states.into_iter().map(Into::into).collect();
         self
     }
 
     /// The state of exhausted rows; by default `exhausted`.
-    #[must_use]
-    pub fn exhausted_state(mut self, state: impl Into<String>) -> Self {
+    pub(crate) fn exhausted_state(mut self, state: impl Into<String>) -> Self {
         self.exhausted = state.into();
         self
     }
 
     /// At most so many rows of each sort.
-    #[must_use]
-    pub fn limit(mut self, rows: u32) -> Self {
+    pub(crate) fn limit(mut self, rows: u32) -> Self {
         self.limit = rows;
         self
     }
@@ -207,7 +183,7 @@ impl Survey {
     /// # Cancel safety
     ///
     /// It only looks; a connection whose answer was not awaited must not be used again.
-    pub async fn look(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
+    pub(crate) async fn look(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
         let mut transaction = answered(connection.begin()).await?;
         let mut found = self.clone();
         for (place, table) in found.places.iter_mut().zip([Some(&self.table), self.side.as_ref()]) {
@@ -250,7 +226,7 @@ impl Survey {
         if let Some((part, missing)) =
             columns.0.iter().find(|(_, column)| !present.iter().any(|name| name == column.as_str()))
         {
-            return Err(ClaimError::spec(format!(
+            return Err(ClaimError::InvalidSpec(format!(
                 "table {} has no column {missing} ({part:?}); it has {}",
                 self.table,
                 present.join(", ")
@@ -263,7 +239,7 @@ impl Survey {
             }
         }
         if columns.of(Part::Id).is_none() {
-            return Err(ClaimError::spec(format!(
+            return Err(ClaimError::InvalidSpec(format!(
                 "table {} has no column id; name the one that identifies a row",
                 self.table
             )));
@@ -364,7 +340,7 @@ async fn place_of(connection: &mut PgConnection, table: &Table) -> Result<String
 }
 
 fn missing(table: &Table) -> ClaimError {
-    ClaimError::spec(format!(
+    ClaimError::InvalidSpec(format!(
         "there is no table {table}; name it with its schema, and look at the database of the URL"
     ))
 }
