@@ -236,11 +236,6 @@ impl States {
         self.takeable.first().unwrap_or(&self.done)
     }
 
-    /// The state that a row has while it is taken after it was found in `from`.
-    pub(crate) fn while_taken<'a>(&'a self, from: &'a State) -> &'a State {
-        self.taken.as_ref().unwrap_or(from)
-    }
-
     /// Whether a row may go from `from` to `to` by a settling call.
     pub(crate) fn allows(&self, from: &State, to: &State) -> bool {
         let known = [Some(&self.done), self.failed.as_ref()];
