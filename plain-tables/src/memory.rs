@@ -211,12 +211,8 @@ fn top_up(rows: &Rows, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
 }
 
 fn superseded(grant: &PlainGrant, row: &Row, state: &str) -> ClaimError {
-    ClaimError::Superseded {
-        row: grant.key.clone(),
-        epoch: grant.epoch.unwrap_or(0),
-        current_epoch: Some(row.epoch),
-        state: Some(State::from(state)),
-    }
+    let epoch = grant.epoch.unwrap_or(0);
+    ClaimError::superseded(grant.key.clone(), epoch, Some(row.epoch), Some(State::from(state)))
 }
 
 fn find<'r>(rows: &'r mut BTreeMap<RowKey, Row>, key: &RowKey) -> Result<&'r mut Row, ClaimError> {

@@ -264,12 +264,10 @@ impl<N: Naming> MutexTable<N> {
         match opened {
             Opened::Now => Ok(true),
             Opened::WasFree => Ok(false),
-            Opened::Others(current_epoch) => Err(ClaimError::Superseded {
-                row: grant.key.clone(),
-                epoch: grant.epoch.unwrap_or(0),
-                current_epoch,
-                state: Some(State::new("true")),
-            }),
+            Opened::Others(current_epoch) => {
+                let (epoch, state) = (grant.epoch.unwrap_or(0), State::new("true"));
+                Err(ClaimError::superseded(grant.key.clone(), epoch, current_epoch, Some(state)))
+            }
         }
     }
 

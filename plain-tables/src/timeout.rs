@@ -210,12 +210,8 @@ impl<N: Naming> TimeoutTable<N> {
         if column(row, 0, DOING)? {
             return Ok(());
         }
-        Err(ClaimError::Superseded {
-            row: grant.key.clone(),
-            epoch: grant.epoch.unwrap_or(0),
-            current_epoch: column(row, 1, DOING)?,
-            state: Some(leasehold_claim::State::new("taken")),
-        })
+        let (epoch, state) = (grant.epoch.unwrap_or(0), leasehold_claim::State::new("taken"));
+        Err(ClaimError::superseded(grant.key.clone(), epoch, column(row, 1, DOING)?, Some(state)))
     }
 
     /// At the end of the window to the instant, a lock is free.

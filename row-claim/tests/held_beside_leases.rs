@@ -10,7 +10,9 @@ use leasehold_claim::{
     ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, PgClaims, PgHeld, Sql, States, Table,
     Take, Unmet,
 };
+use sqlx::postgres::PgListener;
 use test_servers::fresh_database;
+use tokio::time::timeout;
 
 const ITEM: &str =
     "CREATE TABLE item (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', owner uuid, epoch bigint,
@@ -199,4 +201,30 @@ async fn a_row_that_a_trigger_kept_from_being_written_is_told() {
     assert!(matches!(&error, ClaimError::Store(error) if error.kind() == ErrorKind::Corrupt), "{error}");
     hold.rollback().await.unwrap();
     assert_eq!(text(&mut observer, "SELECT count(*) FROM item WHERE status = 'new'").await, "3");
+}
+
+/// Rows that a held claim puts back are announced with its commit, and only with it.
+#[tokio::test]
+async fn rows_that_a_held_claim_puts_back_are_announced() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    let held = PgHeld::new(pool(db.url(), 2).await, items().build().unwrap());
+    let channel = held.spec().channel().to_owned();
+    let mut listener = PgListener::connect(db.url()).await.unwrap();
+    listener.listen(&channel).await.unwrap();
+    for (commits, heard) in [(false, "marker"), (true, "returned")] {
+        let mut hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
+        let claim = hold.taken().claims[0].claim.clone();
+        hold.settle(&claim, &Outcome::PutBack).await.unwrap();
+        if commits {
+            hold.commit().await.unwrap();
+        } else {
+            hold.rollback().await.unwrap();
+            // Had the rollback woken anybody, that would come before this.
+            run(&mut observer, &format!("NOTIFY \"{channel}\", 'marker'")).await;
+        }
+        let said = timeout(LONG, listener.recv()).await.unwrap().unwrap();
+        assert_eq!(said.payload(), heard);
+    }
 }
