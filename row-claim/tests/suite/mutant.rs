@@ -196,9 +196,7 @@ impl Faulty {
             }
             _ => {}
         }
-        if let Ok(settled) = &answer {
-            *self.memory.settled.lock().unwrap() = Some(settled.clone());
-        }
+        answer.iter().for_each(|settled| *self.memory.settled.lock().unwrap() = Some(settled.clone()));
         answer
     }
 }
