@@ -102,12 +102,14 @@
 //! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
 //! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
 //! | `claim` | the modules `postgres` and `claim`: each row of your own table to one worker |
+//! | `capture` | `claim`, and the module `capture`: triggers that record each change of other tables as a row to be claimed |
+//! | `plain-tables` | `claim`, and the module `plain_tables`: locks in tables of your own |
 //! | `tower` | the module `tower`: a lock around a request, for HTTP, gRPC and messages; with `postgres-advisory` also a transaction around it |
 //! | `axum` | `tower`, and in its module what only axum has: extractors, keys of path parameters |
 //! | `idempotency` | the modules `postgres` and `idempotency`: keys whose record and effect share one transaction |
 //! | `idempotency-tower` | in `idempotency`, middleware for axum |
 //! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
-//! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults |
+//! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults; with `claim`, claims in memory |
 //! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
 //!
 //! A feature only adds: it changes nothing of what is there without it.
@@ -168,6 +170,14 @@ pub use leasehold_postgres_ttl as postgres_ttl;
 /// Claims on the rows of your own Postgres table: each row to one worker, nothing lost, no zombie.
 #[cfg(feature = "claim")]
 pub use leasehold_claim as claim;
+
+/// Triggers that record each change of other tables as a row to be claimed.
+#[cfg(feature = "capture")]
+pub use leasehold_capture as capture;
+
+/// Locks in plain tables of your own: an id and a boolean, or an id, a timestamp and a timeout.
+#[cfg(feature = "plain-tables")]
+pub use leasehold_plain_tables as plain_tables;
 
 /// Idempotency keys: a request that is sent again does not repeat its effect.
 #[cfg(feature = "idempotency")]

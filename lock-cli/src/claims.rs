@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold::claim::{ClaimError, OpenTransaction, Part, Survey, SurveyReport, SurveyedRow, Table};
+use leasehold::claim::{ClaimError, Table};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use crate::args::Claims;
 use crate::output::{self, printable};
 use crate::schema::{close, database, open};
+use crate::survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
 
 pub(crate) async fn claims(args: &Claims, url: Option<&str>) -> Result<u8, Error> {
     let config = database(url)?;

@@ -24,6 +24,7 @@ mod run;
 mod schema;
 mod signals;
 mod supervise;
+mod survey;
 mod tree;
 mod waiting;
 mod who;

@@ -220,7 +220,7 @@ fn told(what: &str, result: Result<(), ClaimError>) -> String {
     match result {
         Ok(()) => what.to_owned(),
         Err(ClaimError::NotFound { .. }) => format!("{what}: refused, it has not captured it"),
-        Err(ClaimError::IllegalTransition { from, to }) => format!("{what}: refused, {from} to {to}"),
+        Err(ClaimError::IllegalTransition { from, to, .. }) => format!("{what}: refused, {from} to {to}"),
         Err(ClaimError::Superseded { .. }) => format!("{what}: refused, it is somebody else's by now"),
         Err(error) => format!("{what}: {error}"),
     }

@@ -22,6 +22,7 @@ pub enum ClaimError {
         "row {row} was taken from this claim (epoch {epoch}{}): drop what was done for it",
         describe(*current_epoch, state.as_ref())
     )]
+    #[non_exhaustive]
     Superseded {
         /// A row that the claim has lost.
         row: RowKey,
@@ -43,6 +44,7 @@ pub enum ClaimError {
     /// Somebody else has the row, or another row that it depends on, locked at this moment. Nothing was
     /// changed; go on with the next, and come back.
     #[error("{what} is locked by somebody else; go on with the next row and come back")]
+    #[non_exhaustive]
     Busy {
         /// What is locked.
         what: String,
@@ -50,6 +52,7 @@ pub enum ClaimError {
 
     /// The row is there already, according to a unique constraint or index.
     #[error("it is there already: unique constraint {constraint}")]
+    #[non_exhaustive]
     Duplicate {
         /// The constraint or index that says so.
         constraint: Arc<str>,
@@ -62,6 +65,7 @@ pub enum ClaimError {
     #[error(
         "constraint {constraint} of the table does not allow to {doing}; change the row or the constraint"
     )]
+    #[non_exhaustive]
     Constraint {
         /// The constraint that was violated.
         constraint: Arc<str>,
@@ -73,6 +77,7 @@ pub enum ClaimError {
 
     /// The table of transitions does not have this edge. Nothing was written.
     #[error("a row may not go from {from} to {to}; the allowed transitions are part of the spec")]
+    #[non_exhaustive]
     IllegalTransition {
         /// The state that the row is in.
         from: State,
@@ -103,6 +108,12 @@ impl ClaimError {
 
     pub(crate) fn unsupported(message: impl Into<String>) -> Self {
         Self::Unsupported(message.into())
+    }
+
+    #[doc(hidden)] // For the packages beside this one, see `support`.
+    #[must_use]
+    pub fn superseded(row: RowKey, epoch: i64, current_epoch: Option<i64>, state: Option<State>) -> Self {
+        Self::Superseded { row, epoch, current_epoch, state }
     }
 
     /// From the driver's error, while trying to `doing` ("settle a claim").

@@ -5,6 +5,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use crate::error::ClaimError;
+use crate::held::{PgHeld, PgHold};
 use crate::spec::ClaimSpec;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
@@ -66,4 +67,35 @@ pub trait Hold: fmt::Debug + Send + 'static {
     ///
     /// A dropped call rolls back too, a little later.
     async fn rollback(self: Box<Self>) -> Result<(), ClaimError>;
+}
+
+#[async_trait]
+impl HoldStore for PgHeld {
+    fn spec(&self) -> &ClaimSpec {
+        self.spec()
+    }
+
+    async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError> {
+        let hold = self.begin(take).await?;
+        Ok(hold.map(|hold| Box::new(hold) as Box<dyn Hold>))
+    }
+}
+
+#[async_trait]
+impl Hold for PgHold {
+    fn taken(&self) -> &Taken {
+        Self::taken(self)
+    }
+
+    async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        self.settle(claim, outcome).await
+    }
+
+    async fn commit(self: Box<Self>) -> Result<(), ClaimError> {
+        (*self).commit().await
+    }
+
+    async fn rollback(self: Box<Self>) -> Result<(), ClaimError> {
+        (*self).rollback().await
+    }
 }

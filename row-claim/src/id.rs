@@ -21,7 +21,8 @@ pub enum IdType {
 
 impl IdType {
     /// What the server calls the widest type of this kind.
-    pub(crate) const fn sql(self) -> &'static str {
+    #[doc(hidden)]
+    pub const fn sql(self) -> &'static str {
         match self {
             Self::Int => "bigint",
             Self::Uuid => "uuid",

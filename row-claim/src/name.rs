@@ -56,7 +56,8 @@ impl Table {
     }
 
     /// A table of the same schema, or the same search path, called `name`.
-    pub(crate) fn sibling(&self, name: &str) -> Result<Self, ClaimError> {
+    #[doc(hidden)]
+    pub fn sibling(&self, name: &str) -> Result<Self, ClaimError> {
         Ok(Self { schema: self.schema.clone(), name: identifier(name)? })
     }
 }
@@ -140,7 +141,8 @@ impl Sql {
 }
 
 /// `text` as a literal, also where `standard_conforming_strings` is off.
-pub(crate) fn literal(text: &str) -> String {
+#[must_use]
+pub fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if quoted.contains('\\') {
         format!(" E'{}'", quoted.replace('\\', "\\\\"))

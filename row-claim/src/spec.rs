@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::ClaimSpecBuilder;
-pub(crate) use check::reader::Reader;
+pub use check::reader::{Reader, Texts};
 pub use check::{ConstraintKind, Finding, NamedConstraint, Severity};
 pub use migration::Migration;
 pub(crate) use migration::tools as migration_tools;
@@ -65,7 +65,7 @@ pub(crate) struct Precondition {
 
 /// What becomes of a row whose precondition will not come true by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // A row is worked on or not.
+#[non_exhaustive]
 pub enum Unmet {
     /// It is worked on all the same.
     Run,
@@ -76,7 +76,7 @@ pub enum Unmet {
 
 /// How long settled rows stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is no fourth way.
+#[non_exhaustive]
 pub enum Retention {
     /// For ever: the table is its own history.
     KeepAll,

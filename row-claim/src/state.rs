@@ -90,7 +90,7 @@ impl State {
 /// The type of the column that holds the state.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StateType {
+pub(crate) enum StateType {
     /// `text` or `varchar`, with a CHECK if the table is well kept.
     Text,
     /// An enum type of the database.
@@ -234,11 +234,6 @@ impl States {
     pub(crate) fn home(&self) -> &State {
         // `validate` keeps out an empty list before anybody asks.
         self.takeable.first().unwrap_or(&self.done)
-    }
-
-    /// The state that a row has while it is taken after it was found in `from`.
-    pub(crate) fn while_taken<'a>(&'a self, from: &'a State) -> &'a State {
-        self.taken.as_ref().unwrap_or(from)
     }
 
     /// Whether a row may go from `from` to `to` by a settling call.

@@ -15,9 +15,6 @@ pub use crate::outcome::{Outcome, Settled, Settlement};
 use crate::spec::{ClaimSpec, Inner};
 use crate::state::State;
 
-/// The lease that a claim asks for by default.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-
 /// The most rows, or groups, that one call takes.
 const MOST: u32 = 10_000;
 
@@ -40,10 +37,13 @@ pub struct Take {
 }
 
 impl Take {
+    /// The lease that a claim asks for by default.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
     /// At most `limit` rows, or at most `limit` groups where the spec groups rows; 10,000 at the most.
     #[must_use]
     pub fn up_to(limit: u32) -> Self {
-        Self { limit, lease: DEFAULT_LEASE, queue: None, from: Vec::new(), after: None }
+        Self { limit, lease: Self::DEFAULT_LEASE, queue: None, from: Vec::new(), after: None }
     }
 
     /// How long the lease lasts unless it is renewed; of rows with a timeout of their own, that one counts.
@@ -276,8 +276,12 @@ pub struct TakenRow {
     pub attempts_left: Option<i32>,
 }
 
-/// A store of claims under leases. [`PgClaims`](crate::PgClaims) and [`MemoryClaims`](crate::MemoryClaims) are
-/// two, and one suite runs on both.
+/// Keeps others from implementing [`ClaimStore`], which may get methods at any time.
+pub trait Sealed {}
+
+/// A store of claims under leases. [`PgClaims`](crate::PgClaims) and `MemoryClaims` (feature `test-util`) are
+/// two, and one suite runs on both. Others
+/// cannot implement it.
 ///
 /// # Contract
 ///
@@ -290,7 +294,7 @@ pub struct TakenRow {
 /// - A row whose lease has ended can be taken after a [`sweep`](Self::sweep) by anybody. A sweep never touches
 ///   a lease that has not ended.
 #[async_trait]
-pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
+pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// What is claimed.
     fn spec(&self) -> &ClaimSpec;
 
@@ -390,6 +394,7 @@ pub trait ClaimStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// A dropped call may have swept.
+    #[doc(hidden)] // Of claimers alone.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
         Ok(Upkeep { swept: self.sweep(limit).await?, next: Some(Duration::ZERO) })
     }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use claimer::pg::{id, insert, number, pool, prepare, spec};
 use claimer::{Probe, until, within};
 use leasehold_claim::sqlx::{PgPool, query, query_scalar};
+use leasehold_claim::support::group_number;
 use leasehold_claim::{
     ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Settlement, Table, Take,
-    group_number,
 };
 use test_servers::fresh_database;
 use tokio::task::JoinHandle;
@@ -151,7 +151,7 @@ async fn row_07_an_idle_look_is_one_statement() {
     let settled = statements(&one).await;
     assert!((13..=14).contains(&(settled - before)), "ten looks, a take and two ends: {}", settled - before);
     for _ in 0..10 {
-        assert_eq!(claims.upkeep(100).await.unwrap(), leasehold_claim::Upkeep::default());
+        assert_eq!(claims.upkeep(100).await.unwrap(), leasehold_claim::support::Upkeep::default());
         assert!(!claims.pending(&Take::up_to(1)).await.unwrap());
     }
     assert_eq!(statements(&one).await - settled, 20);

@@ -6,13 +6,10 @@
 #[path = "../examples/capture.rs"]
 mod capture;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../examples/orders.rs"]
-mod orders;
-#[allow(dead_code, unreachable_pub)]
 #[path = "../examples/processed.rs"]
 mod processed;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../examples/spreadsheet.rs"]
+#[path = "../examples/spreadsheet/main.rs"]
 mod spreadsheet;
 
 use leasehold_claim::sqlx::query_scalar;
@@ -178,45 +175,4 @@ async fn row_42_three_retries_are_three_captures_then_it_is_exhausted_until_topp
         "A captures [6]",
     ];
     assert_eq!(example.until_exhausted().await.unwrap(), told);
-}
-
-/// rows 27, 28 and 30
-#[tokio::test]
-async fn row_30_an_order_is_rebuilt_once_for_all_its_changes_in_three_tables() {
-    let db = fresh_database().await;
-    let shop = orders::Shop::set_up(db.url()).await.unwrap();
-    shop.sell().await.unwrap();
-    // 15 of the sales, two of prices, two of lines; none of the sale that was rolled back.
-    assert_eq!(shop.changes().await.unwrap(), 19);
-    assert_eq!(shop.rebuild(3).await.unwrap(), [5, 7, 7]);
-    assert!(!shop.is_behind().await.unwrap());
-    let found = [
-        (1, "CUSTOMER-1 apple pear".to_owned(), 20, 1),
-        (2, "CUSTOMER-2 apple pear".to_owned(), 18, 1),
-        (3, "CUSTOMER-3".to_owned(), -60, 1),
-    ];
-    assert_eq!(shop.search().await.unwrap(), found);
-
-    shop.clear_out().await.unwrap();
-    assert_eq!(shop.rebuild(4).await.unwrap(), [1, 1, 1, 1]);
-    assert!(!shop.is_behind().await.unwrap());
-    let found =
-        [(1, "CUSTOMER-1 apple pear".to_owned(), 80, 2), (2, "CUSTOMER-2 apple pear".to_owned(), 78, 2)];
-    assert_eq!(shop.search().await.unwrap(), found);
-}
-
-/// row 29
-#[tokio::test]
-async fn row_29_changes_stay_for_their_time_and_are_purged_then() {
-    let db = fresh_database().await;
-    let shop = orders::Shop::set_up(db.url()).await.unwrap();
-    shop.sell().await.unwrap();
-    shop.rebuild(2).await.unwrap();
-    shop.let_days_pass(29).await.unwrap();
-    assert_eq!(shop.purge().await.unwrap(), 0);
-    shop.let_days_pass(2).await.unwrap();
-    assert_eq!(shop.purge().await.unwrap(), 12);
-    // Those of the third order are not settled, however old they are.
-    assert_eq!(shop.changes().await.unwrap(), 7);
-    assert!(shop.is_behind().await.unwrap());
 }

@@ -1,36 +1,59 @@
-//! A table through which recorders hand work to workers.
+//! A table through which recorders hand work to workers, as the example `spreadsheet` has it.
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
+#[path = "../examples/spreadsheet/hand_off.rs"]
+mod hand_off;
 mod spec_common;
 
 use std::time::Duration;
 
+use hand_off::{RequestState, record};
 use leasehold_claim::sqlx::postgres::PgListener;
 use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{
-    ClaimError, ColumnType, HandOff, IdType, KindName, RequestKind, RequestState, Sql, StateName, Table,
+    ClaimError, ClaimSpec, ClaimStore as _, IdType, Outcome, PgClaims, Settlement, StateName as _, States,
+    Table, Take, Unmet,
 };
-use serde_json::json;
 use spec_common::*;
 use tokio::time::timeout;
 
-fn requests() -> HandOff {
-    HandOff::builder(Table::new("request").unwrap())
-        .entity("entity_id", IdType::Int)
-        .column("document", ColumnType::Jsonb)
-        .column("amount", ColumnType::Numeric)
-        .column("tags", ColumnType::Trusted(Sql::trusted("text[] NOT NULL DEFAULT '{}'")))
-        .attempts(3)
-        .build()
-        .unwrap()
+async fn made() -> (test_servers::Database, PgPool, ClaimSpec) {
+    let (db, pool) = database().await;
+    let spec = hand_off::spec().unwrap();
+    hand_off::create(&pool, &spec).await.unwrap();
+    (db, pool, spec)
 }
 
-async fn made() -> (test_servers::Database, PgPool, HandOff) {
-    let (db, pool) = database().await;
-    let requests = requests();
-    requests.create(&pool).await.unwrap();
-    (db, pool, requests)
+/// rows 1 to 6 together: what was recorded while no worker ran is done, creates before updates, each once.
+#[tokio::test]
+async fn row_1_what_was_recorded_without_a_worker_is_settled_by_one_that_comes_later() {
+    let (_db, pool, spec) = made().await;
+    assert!(spec.check(&pool).await.unwrap().is_empty());
+    let mut connection = pool.acquire().await.unwrap();
+    for entity in 0..10 {
+        for kind in ["create", "update", "update", "update"] {
+            record(&mut connection, &spec, kind, entity, None).await.unwrap().unwrap();
+        }
+    }
+    let claims = PgClaims::new(pool.clone(), spec);
+    let mut kinds = Vec::new();
+    for _ in 0..2 {
+        let taken = claims.take(&Take::up_to(100)).await.unwrap();
+        assert_eq!(taken.claims.len(), 10, "one claim for each entity");
+        let done: Vec<_> =
+            taken.claims.iter().map(|one| Settlement::new(one.claim.clone(), Outcome::Done)).collect();
+        kinds
+            .extend(taken.claims.iter().flat_map(|one| one.rows.iter().map(|row| row.kind.clone().unwrap())));
+        for answer in claims.settle(&done).await.unwrap() {
+            answer.unwrap();
+        }
+    }
+    assert_eq!(kinds.iter().filter(|kind| ***kind == *"create").count(), 10);
+    assert!(kinds[..10].iter().all(|kind| **kind == *"create"), "{kinds:?}");
+    assert_eq!(kinds.len(), 40);
+    assert_eq!(text(&pool, "SELECT string_agg(DISTINCT status, ' ') FROM request").await, "complete");
+    assert!(claims.take(&Take::up_to(100)).await.unwrap().claims.is_empty());
 }
 
 /// row 2
@@ -46,16 +69,13 @@ async fn row_2_business_columns_are_enough_and_numbers_grow() {
         assert!(id > last, "{id} after {last}");
         last = id;
     }
-    let kind = "SELECT atttypid::regtype::text || ' ' || pg_get_serial_sequence('request', 'id') FROM pg_attribute \
-                WHERE attrelid = 'request'::regclass AND attname = 'id'";
-    assert_eq!(text(&pool, kind).await, "bigint public.request_id_seq");
     assert_eq!(refused(&pool, "INSERT INTO request (id, entity_id) VALUES (1000, 1)").await, "428C9");
 }
 
 /// row 3 and row 4
 #[tokio::test]
 async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints() {
-    let (_db, pool, requests) = made().await;
+    let (_db, pool, spec) = made().await;
     for state in RequestState::ALL {
         let sql =
             format!("INSERT INTO request (entity_id, status) VALUES ({}, '{}')", *state as u8, state.name());
@@ -64,9 +84,9 @@ async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id, status) VALUES (9, 'done')").await, "23514");
     assert_eq!(refused(&pool, "UPDATE request SET status = 'NEW'").await, "23514");
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id, kind) VALUES (9, 'delete')").await, "23514");
-    assert!(RequestState::from_name("done").is_none() && RequestKind::from_name("delete").is_none());
-    let listed = requests.spec().constraints(&pool).await.unwrap();
-    for name in ["request_status_states", "request_kind_kinds", "request_one_create", "request_pkey"] {
+    assert!(RequestState::from_name("done").is_none());
+    let listed = spec.constraints(&pool).await.unwrap();
+    for name in ["request_status_states", "request_kinds", "request_one_create", "request_pkey"] {
         assert!(listed.iter().any(|row| row.name == name && row.is_valid), "{name} in {listed:#?}");
     }
 }
@@ -74,57 +94,42 @@ async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints
 /// row 5
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn row_5_of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicates() {
-    let (_db, pool, requests) = made().await;
-    for (kind, rows) in [(RequestKind::Create, 1), (RequestKind::Update, 50)] {
+    let (_db, pool, spec) = made().await;
+    for (kind, rows) in [("create", 1), ("update", 50)] {
         let tries: Vec<_> = (0..50)
-            .map(|n| {
-                let (pool, requests) = (pool.clone(), requests.clone());
+            .map(|_| {
+                let (pool, spec) = (pool.clone(), spec.clone());
                 tokio::spawn(async move {
                     let mut connection = pool.acquire().await.unwrap();
-                    requests.record(&mut connection, kind, 1, &json!({ "amount": n })).await
+                    record(&mut connection, &spec, kind, 1, None).await.unwrap()
                 })
             })
             .collect();
-        let mut duplicates = 0;
+        let mut made = 0;
         for answer in tries {
-            match timeout(LONG, answer).await.unwrap().unwrap() {
-                Ok(_) => {}
-                Err(ClaimError::Duplicate { constraint, .. }) if &*constraint == "request_one_create" => {
-                    duplicates += 1;
-                }
-                Err(other) => panic!("{other}"),
-            }
+            made += usize::from(timeout(LONG, answer).await.unwrap().unwrap().is_some());
         }
-        assert_eq!(duplicates, 50 - rows);
-        let count = format!("SELECT count(*)::text FROM request WHERE kind = '{}'", kind.name());
+        assert_eq!(made, rows);
+        let count = format!("SELECT count(*)::text FROM request WHERE kind = '{kind}'");
         assert_eq!(text(&pool, &count).await, rows.to_string());
     }
     // The database says so too to those who do not ask through here.
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id) VALUES (1)").await, "23505");
 }
 
-/// row 5: what the server itself says is the same kind of error.
+/// row 5: what the server itself says is an error of a kind, with the constraint's name.
 #[tokio::test]
 async fn duplicates_of_any_unique_constraint_are_typed_and_cannot_be_retried() {
-    let (_db, pool, requests) = made().await;
-    run(&pool, "CREATE UNIQUE INDEX request_amount ON request (amount)").await;
-    let mut connection = pool.acquire().await.unwrap();
-    requests.record(&mut connection, RequestKind::Update, 1, &json!({ "amount": 5 })).await.unwrap();
-    let error =
-        requests.record(&mut connection, RequestKind::Update, 2, &json!({ "amount": 5 })).await.unwrap_err();
+    let (_db, pool, _) = made().await;
+    run(&pool, "INSERT INTO request (entity_id) VALUES (3)").await;
+    let refused = try_run(&pool, "INSERT INTO request (entity_id) VALUES (3)").await;
+    let error = ClaimError::of(refused.unwrap_err(), "insert");
     assert!(
-        matches!(&error, ClaimError::Duplicate { constraint, .. } if &**constraint == "request_amount"),
+        matches!(&error, ClaimError::Duplicate { constraint, .. } if &**constraint == "request_one_create"),
         "{error}"
     );
     assert!(!error.is_retryable());
     assert!(std::error::Error::source(&error).is_some());
-    let refused =
-        try_run(&pool, "INSERT INTO request (entity_id, kind, amount) VALUES (3, 'update', 5)").await;
-    let error = ClaimError::of(refused.unwrap_err(), "insert");
-    assert!(
-        matches!(&error, ClaimError::Duplicate { constraint, .. } if &**constraint == "request_amount"),
-        "{error}"
-    );
     let refused = try_run(&pool, "INSERT INTO request (entity_id, status) VALUES (4, 'odd')").await;
     let error = ClaimError::of(refused.unwrap_err(), "insert");
     assert!(
@@ -135,103 +140,75 @@ async fn duplicates_of_any_unique_constraint_are_typed_and_cannot_be_retried() {
 /// row 6, and a duplicate leaves the caller's transaction usable.
 #[tokio::test]
 async fn row_6_row_and_wake_up_are_one_hand_off() {
-    let (db, pool, requests) = made().await;
+    let (db, pool, spec) = made().await;
     let mut listener = PgListener::connect(db.url()).await.unwrap();
-    listener.listen(requests.spec().channel()).await.unwrap();
+    listener.listen(spec.channel()).await.unwrap();
     let mut connection = pool.acquire().await.unwrap();
 
     let mut tx = connection.begin().await.unwrap();
-    requests.record(&mut tx, RequestKind::Create, 1, &json!({})).await.unwrap();
+    record(&mut tx, &spec, "create", 1, None).await.unwrap().unwrap();
     tx.rollback().await.unwrap();
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request").await, "0");
     // Had the rollback woken anybody, that would come before this.
-    run(&pool, &format!("SELECT pg_notify('{}', 'marker')", requests.spec().channel())).await;
+    run(&pool, &format!("SELECT pg_notify('{}', 'marker')", spec.channel())).await;
     assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "marker");
 
     let mut tx = connection.begin().await.unwrap();
-    let id =
-        requests.record(&mut tx, RequestKind::Create, 1, &json!({ "document": { "a": 1 } })).await.unwrap();
-    let again = requests.record(&mut tx, RequestKind::Create, 1, &json!({})).await.unwrap_err();
-    assert!(matches!(again, ClaimError::Duplicate { .. }), "{again}");
-    requests.record(&mut tx, RequestKind::Update, 1, &json!({ "amount": 1.5, "tags": ["x"] })).await.unwrap();
+    let id = record(&mut tx, &spec, "create", 1, Some(r#"{"a": 1}"#)).await.unwrap().unwrap();
+    assert_eq!(record(&mut tx, &spec, "create", 1, None).await.unwrap(), None);
+    record(&mut tx, &spec, "update", 1, None).await.unwrap().unwrap();
     assert!(timeout(Duration::from_millis(50), listener.recv()).await.is_err(), "not before the commit");
     tx.commit().await.unwrap();
     assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "");
-    assert_eq!(
-        text(&pool, &format!("SELECT document::text FROM request WHERE id = {id}")).await,
-        r#"{"a": 1}"#
-    );
-    let update = "SELECT amount || tags::text || kind FROM request WHERE kind = 'update'";
-    assert_eq!(text(&pool, update).await, "1.5{x}update");
+    let document = format!("SELECT document::text FROM request WHERE id = {id}");
+    assert_eq!(text(&pool, &document).await, r#"{"a": 1}"#);
 
-    requests.record(&mut connection, RequestKind::Create, 2, &json!({})).await.unwrap();
+    record(&mut connection, &spec, "create", 2, None).await.unwrap().unwrap();
     timeout(LONG, listener.recv()).await.unwrap().expect("without a transaction, at once");
 }
 
-#[tokio::test]
-async fn bad_input_is_said_clearly() {
-    let (_db, pool, requests) = made().await;
-    let mut connection = pool.acquire().await.unwrap();
-    let kind = RequestKind::Update;
-    for (work, word) in
-        [(json!([1]), "no object"), (json!({ "id": 4 }), "\"id\""), (json!({ "x\"": 4 }), "no such column")]
-    {
-        let error = requests.record(&mut connection, kind, 1, &work).await.unwrap_err();
-        assert!(matches!(&error, ClaimError::InvalidSpec(text) if text.contains(word)), "{error}");
-    }
-    let error = requests.record(&mut connection, kind, "one", &json!({})).await.unwrap_err();
-    assert!(error.to_string().contains("no bigint"), "{error}");
-    let error = requests.record(&mut connection, kind, 1, &json!({ "amount": "much" })).await.unwrap_err();
-    assert!(matches!(error, ClaimError::Store(_)), "{error}");
-    for (name, word) in [("status", "already"), ("entity_id", "already"), ("", "name")] {
-        let built =
-            HandOff::<RequestKind>::builder(Table::new("r").unwrap()).column(name, ColumnType::Text).build();
-        let error = built.unwrap_err();
-        assert!(error.to_string().contains(word), "{error}");
-    }
-}
-
-/// Kinds of the application, with names that need quoting, in a table with a long name.
-#[derive(Clone, Copy)]
-enum Odd {
-    Open,
-    Change,
-}
-
-impl KindName for Odd {
-    const ALL: &'static [Self] = &[Self::Change, Self::Open];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Open => "o'pen\\",
-            Self::Change => "change",
-        }
-    }
-
-    fn is_once_per_entity(self) -> bool {
-        matches!(self, Self::Open)
-    }
-}
-
+/// row 7: names that need quoting, kinds too, in a table with a long name, whose channel workers listen on.
 #[tokio::test]
 async fn kinds_and_names_may_be_anything() {
     let (_db, pool) = database().await;
-    run(&pool, "CREATE SCHEMA \"s\"\"x\"").await;
     let table = Table::new("t".repeat(60)).unwrap().in_schema("s\"x").unwrap();
-    let odd = HandOff::<Odd>::builder(table)
-        .entity("en\"tity", IdType::Text)
-        .required("bus'iness", ColumnType::Text)
+    let quoted = table.quoted();
+    let make = format!(
+        "CREATE SCHEMA \"s\"\"x\"; CREATE TABLE {quoted} (\"i'd\" bigint PRIMARY KEY, \"sta\"\"tus\" text NOT NULL DEFAULT 'new', \
+         \"kin'd\" text, \"en\"\"tity\" text, \"bus'iness\" text)"
+    );
+    run(&pool, &make).await;
+    let odd = ClaimSpec::builder(table)
+        .id("i'd", IdType::Int)
+        .state("sta\"tus", States::text(["new"], "do'ne\\").taken("in\"progress"))
+        .kind("kin'd")
+        .group("en\"tity")
+        .grouped()
+        .waits("change", "o'pen\\", Unmet::Block, Unmet::Block)
+        .lease_columns("own\"er", "ep'och", "lease_until")
+        .work(["bus'iness"])
         .build()
         .unwrap();
     for _ in 0..2 {
-        odd.create(&pool).await.unwrap();
+        odd.migration().apply(&pool).await.unwrap();
     }
-    let mut connection = pool.acquire().await.unwrap();
-    odd.record(&mut connection, Odd::Open, "e", &json!({ "bus'iness": "b" })).await.unwrap();
-    let error = odd.record(&mut connection, Odd::Open, "e", &json!({ "bus'iness": "b" })).await.unwrap_err();
-    assert!(matches!(error, ClaimError::Duplicate { .. }), "{error}");
-    let error = odd.record(&mut connection, Odd::Change, "e", &json!({})).await.unwrap_err();
-    assert!(matches!(error, ClaimError::Store(_) | ClaimError::Constraint { .. }), "{error}");
-    let findings = odd.spec().check(&pool).await.unwrap();
+    let findings = odd.check(&pool).await.unwrap();
     assert!(findings.is_empty(), "{findings:#?}");
+
+    let claims = PgClaims::new(pool.clone(), odd);
+    let mut listener = claims.listen().await.unwrap();
+    let insert = format!(
+        r"INSERT INTO {quoted} VALUES (1, 'new', E'o\'pen\\', 'e', 'b'), (2, 'new', 'change', 'e', 'b')"
+    );
+    let mut tx = pool.begin().await.unwrap();
+    run(&mut *tx, &insert).await;
+    claims.notify(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    timeout(LONG, listener.woken()).await.unwrap().unwrap();
+    for kind in ["o'pen\\", "change"] {
+        let taken = claims.take(&Take::up_to(9)).await.unwrap();
+        assert_eq!(taken.claims.len(), 1);
+        assert_eq!(taken.claims[0].rows[0].kind.as_deref(), Some(kind));
+        claims.settle_one(&taken.claims[0].claim, Outcome::Done).await.unwrap();
+    }
 }

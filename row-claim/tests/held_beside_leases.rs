@@ -5,10 +5,14 @@
 mod held_common;
 
 use held_common::*;
+use leasehold_api::ErrorKind;
 use leasehold_claim::{
-    ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, PgClaims, PgHeld, Sql, States, Table, Take, Unmet,
+    ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, PgClaims, PgHeld, Sql, States, Table,
+    Take, Unmet,
 };
+use sqlx::postgres::PgListener;
 use test_servers::fresh_database;
+use tokio::time::timeout;
 
 const ITEM: &str =
     "CREATE TABLE item (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', owner uuid, epoch bigint,
@@ -40,7 +44,12 @@ async fn lease_columns_are_respected() {
     hold.rollback().await.unwrap();
     let sequence = columns().epoch_sequence(Table::new("item_epoch").unwrap()).expire_on_read();
     for (spec, epoch) in [(columns().expire_on_read(), "5 1"), (sequence, "100 101")] {
-        let read = PgHeld::new(pool.clone(), spec.build().unwrap());
+        let spec = spec.build().unwrap();
+        // As a migration makes it, which would also add constraints that this table does not keep.
+        let statements = spec.migration().statements();
+        let function = statements.iter().find(|sql| sql.contains("CREATE OR REPLACE FUNCTION")).unwrap();
+        run(&mut observer, function).await;
+        let read = PgHeld::new(pool.clone(), spec);
         let mut hold = read.begin(&Take::up_to(9)).await.unwrap().unwrap();
         assert_eq!(ids(hold.taken()), ["2", "3"]);
         for claimed in hold.taken().claims.clone() {
@@ -155,4 +164,67 @@ async fn the_last_attempt_is_waited_for() {
     run(&mut transaction, "ROLLBACK").await;
     run(&mut observer, "UPDATE work SET owner = NULL, lease_until = NULL WHERE id = 1").await;
     assert_eq!(leased.take(&Take::up_to(9)).await.unwrap().claims.len(), 1, "it is given up now");
+}
+
+/// The clock goes on within the transaction: what has become ready since it began is taken.
+#[tokio::test]
+async fn a_row_that_became_ready_in_the_transaction_is_taken() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    run(&mut observer, "ALTER TABLE item ADD ready_at timestamptz DEFAULT now() + interval '1 hour'").await;
+    let held = PgHeld::new(pool(db.url(), 1).await, items().ready_at("ready_at").build().unwrap());
+    let mut transaction = db.connect().await;
+    run(&mut transaction, "BEGIN; SELECT 1").await;
+    run(&mut observer, "UPDATE item SET ready_at = clock_timestamp() WHERE id = 2").await;
+    assert_eq!(ids(&held.take_in(&mut transaction, &Take::up_to(9)).await.unwrap()), ["2"]);
+    run(&mut transaction, "ROLLBACK").await;
+}
+
+/// A trigger that keeps a row of a group from being written does not make the claim somebody else's.
+#[tokio::test]
+async fn a_row_that_a_trigger_kept_from_being_written_is_told() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    run(
+        &mut observer,
+        "UPDATE item SET entity = 7;
+         CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+         CREATE TRIGGER swallow BEFORE UPDATE ON item FOR EACH ROW WHEN (OLD.id = 2) EXECUTE FUNCTION swallow()",
+    )
+    .await;
+    let held = PgHeld::new(pool(db.url(), 1).await, items().group("entity").grouped().build().unwrap());
+    let mut hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
+    let claim = hold.taken().claims[0].claim.clone();
+    let error = hold.settle(&claim, &Outcome::Done).await.unwrap_err();
+    assert!(matches!(&error, ClaimError::Store(error) if error.kind() == ErrorKind::Corrupt), "{error}");
+    hold.rollback().await.unwrap();
+    assert_eq!(text(&mut observer, "SELECT count(*) FROM item WHERE status = 'new'").await, "3");
+}
+
+/// Rows that a held claim puts back are announced with its commit, and only with it.
+#[tokio::test]
+async fn rows_that_a_held_claim_puts_back_are_announced() {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, ITEM).await;
+    let held = PgHeld::new(pool(db.url(), 2).await, items().build().unwrap());
+    let channel = held.spec().channel().to_owned();
+    let mut listener = PgListener::connect(db.url()).await.unwrap();
+    listener.listen(&channel).await.unwrap();
+    for (commits, heard) in [(false, "marker"), (true, "returned")] {
+        let mut hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
+        let claim = hold.taken().claims[0].claim.clone();
+        hold.settle(&claim, &Outcome::PutBack).await.unwrap();
+        if commits {
+            hold.commit().await.unwrap();
+        } else {
+            hold.rollback().await.unwrap();
+            // Had the rollback woken anybody, that would come before this.
+            run(&mut observer, &format!("NOTIFY \"{channel}\", 'marker'")).await;
+        }
+        let said = timeout(LONG, listener.recv()).await.unwrap().unwrap();
+        assert_eq!(said.payload(), heard);
+    }
 }

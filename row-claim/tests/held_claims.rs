@@ -283,7 +283,7 @@ async fn illegal_outcomes() {
         let error = hold.settle(&claim, &Outcome::To(to.into())).await.unwrap_err();
         assert!(matches!(error, ClaimError::IllegalTransition { .. }), "{to}: {error}");
     }
-    assert!(matches!(held.begin(&Take::up_to(1).queue("q")).await.unwrap_err(), ClaimError::Unsupported(_)));
+    assert!(matches!(held.begin(&Take::up_to(1).queue("q")).await.unwrap_err(), ClaimError::InvalidSpec(_)));
 }
 
 /// A constraint that does not let the row go on is told by name; nothing is committed by mistake.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use held_common::*;
-use leasehold_claim::{ClaimError, HeldStep, Outcome, PassEnd, PgHeld, Take, Unmet, group_number};
+use leasehold_claim::support::group_number;
+use leasehold_claim::{ClaimError, HeldStep, Outcome, PassEnd, PgHeld, Take, Unmet};
 use test_servers::fresh_database;
 
 fn waiting(failed: Unmet, missing: Unmet) -> leasehold_claim::ClaimSpec {

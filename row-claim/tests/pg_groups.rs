@@ -3,9 +3,10 @@
 
 mod pg_common;
 
+use leasehold_claim::support::group_number;
 use leasehold_claim::{
     ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, PgClaims, RowKey,
-    Settlement, Table, Take, Unmet, group_number,
+    Settlement, Table, Take, Unmet,
 };
 use pg_common::*;
 use sqlx::Executor as _;

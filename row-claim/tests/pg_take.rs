@@ -314,7 +314,7 @@ async fn work_and_filter() {
     let works: Vec<_> = taken.claims.iter().map(|claim| claim.rows[0].work.clone()).collect();
     assert_eq!(works[0]["document"], "q\"\n");
     assert!(works[1]["document"].is_null());
-    assert_eq!(taken.claims[0].lease, leasehold_claim::DEFAULT_LEASE);
+    assert_eq!(taken.claims[0].lease, Take::DEFAULT_LEASE);
     assert_eq!(taken.claims[0].epoch(), Some(1));
 }
 

@@ -13,7 +13,7 @@ use super::{Claimer, feeder, keeper, listener, pruner, settler, shared, sweeper}
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::state::State;
-use crate::store::{ClaimStore, DEFAULT_LEASE, Take};
+use crate::store::{ClaimStore, Take};
 
 /// How long an idle claimer sleeps where new work is announced, and where nobody has ever done so.
 const ANNOUNCED: Duration = Duration::from_secs(30);
@@ -90,7 +90,7 @@ impl ClaimerBuilder {
             config: Config {
                 batch: 100,
                 ahead: 100,
-                lease: DEFAULT_LEASE,
+                lease: Take::DEFAULT_LEASE,
                 renew_every: Duration::ZERO,
                 queue: None,
                 from: Vec::new(),

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use async_trait::async_trait;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::outcome_unknown;
 use sqlx::pool::PoolConnection;
@@ -14,8 +13,8 @@ use super::PgHeld;
 use super::pick::Taking;
 use super::statement::bounded;
 use crate::error::ClaimError;
-use crate::hold::Hold;
 use crate::spec::ClaimSpec;
+use crate::sql::words::Words;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
 /// In words, as the database may have other defaults.
@@ -28,7 +27,11 @@ impl PgHeld {
     /// What is claimed.
     #[must_use]
     pub fn spec(&self) -> &ClaimSpec {
-        &self.spec
+        &self.shared.words.spec
+    }
+
+    pub(super) fn words(&self) -> &Words {
+        &self.shared.words
     }
 
     /// The pool.
@@ -98,7 +101,7 @@ impl PgHeld {
             Ok(_) => Outcome::Done,
             Err(error) => {
                 hold.plain("ROLLBACK TO SAVEPOINT leasehold_work").await?;
-                if self.spec.states().failed.is_none() {
+                if self.spec().states().failed.is_none() {
                     hold.rollback().await?;
                     return Ok(Some(result));
                 }
@@ -222,7 +225,7 @@ impl PgHold {
     }
 
     async fn plain(&mut self, text: &str) -> Result<(), ClaimError> {
-        self.held.run().plain(&mut self.transaction, text.to_owned(), "work on claimed rows").await
+        self.held.run().plain(&mut self.transaction, text.to_owned(), "work on claimed rows").await.map(drop)
     }
 
     fn sound(&self) -> Result<(), ClaimError> {
@@ -246,25 +249,6 @@ impl DerefMut for PgHold {
     fn deref_mut(&mut self) -> &mut PgConnection {
         self.unsure = true;
         &mut self.transaction
-    }
-}
-
-#[async_trait]
-impl Hold for PgHold {
-    fn taken(&self) -> &Taken {
-        &self.taken
-    }
-
-    async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
-        self.settle(claim, outcome).await
-    }
-
-    async fn commit(self: Box<Self>) -> Result<(), ClaimError> {
-        (*self).commit().await
-    }
-
-    async fn rollback(self: Box<Self>) -> Result<(), ClaimError> {
-        (*self).rollback().await
     }
 }
 

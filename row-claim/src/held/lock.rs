@@ -4,19 +4,20 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{LockWait, state_error};
-use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
 
 use super::PgHeld;
-use super::pick::judge;
-use super::shape::Shape;
-use super::statement::{Statement, bounded, column};
+use super::pick::{judge, keyed, present};
+use super::statement::Run;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::Inner;
+use crate::sql::query::failed;
+use crate::sql::row::{answers, key_of, read_row};
 use crate::state::State;
 use crate::store::ClaimedRow;
-use crate::work;
 
 const LOCK: &str = "lock a row";
 
@@ -100,42 +101,30 @@ impl PgHeld {
         connection: &mut PgConnection,
         key: &RowKey,
     ) -> Result<Option<ClaimedRow>, ClaimError> {
-        let Shape { table, row, same_key, .. } = &*self.shape;
-        let mut statement = Statement::default();
-        let keys = Shape::keys(&mut statement, &self.spec, std::iter::once(key))?;
-        statement.push(&format!(
-            "WITH guard AS MATERIALIZED (SELECT CASE \
-             WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') \
-             THEN 'isolation' ELSE 'fine' END AS verdict), \
-             picked AS MATERIALIZED (SELECT {row} FROM {keys} JOIN {table} t ON {same_key} \
+        let words = self.words();
+        let sql = format!(
+            "{guard}picked AS MATERIALIZED (SELECT {key}, COALESCE({state}::text, 'NULL') AS found{answers} FROM {listed} \
              WHERE (SELECT verdict FROM guard) = 'fine' FOR UPDATE OF t SKIP LOCKED) \
-             SELECT g.verdict, p.id, p.queue, COALESCE(p.found, 'NULL'), p.kind, p.attempts, p.work \
-             FROM guard g LEFT JOIN picked p ON true"
-        ));
-        let rows = self.run().rows(connection, statement, LOCK).await?;
-        judge(&rows)?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        if column::<Option<String>>(row, 1, LOCK)?.is_none() {
-            return Ok(None);
-        }
-        let work: Option<String> = column(row, 6, LOCK)?;
-        Ok(Some(ClaimedRow {
-            key: self.key(row, 1)?,
-            epoch: 0,
-            found: State::new(column::<String>(row, 3, LOCK)?),
-            kind: column::<Option<String>>(row, 4, LOCK)?.map(Into::into),
-            attempts_left: column(row, 5, LOCK)?,
-            work: work::read(key, work),
-        }))
+             SELECT g.verdict, p.* FROM guard g LEFT JOIN picked p ON true",
+            guard = words.with(),
+            key = words.key_text(),
+            state = words.state(),
+            answers = answers(words, ""),
+            listed = words.listed("$1", "$2"),
+        );
+        let rows = self.run().rows(connection, &keyed(sql, [key])?, LOCK).await?;
+        judge(rows.first())?;
+        let Some(row) = present(&rows).next() else { return Ok(None) };
+        let found = State::new(row.try_get::<String, _>("found").map_err(|error| failed(error, LOCK))?);
+        Ok(Some(read_row(words, row, key_of(words, row, LOCK)?, 0, found)?))
     }
 
     async fn is_there(&self, connection: &mut PgConnection, key: &RowKey) -> Result<bool, ClaimError> {
-        let mut statement = Statement::default();
-        let keys = Shape::keys(&mut statement, &self.spec, std::iter::once(key))?;
-        let Shape { table, same_key, .. } = &*self.shape;
-        statement.push(&format!("SELECT EXISTS (SELECT FROM {keys} JOIN {table} t ON {same_key})"));
-        let rows = self.run().rows(connection, statement, LOCK).await?;
-        rows.first().map_or(Ok(false), |row| column(row, 0, LOCK))
+        let listed = self.words().listed("$1", "$2");
+        let sql = format!("SELECT EXISTS (SELECT FROM {listed}) AS is_there");
+        let rows = self.run().rows(connection, &keyed(sql, [key])?, LOCK).await?;
+        let is_there = |row: &PgRow| row.try_get("is_there").map_err(|error| failed(error, LOCK));
+        rows.first().map_or(Ok(false), is_there)
     }
 
     /// In the server's queue, at most `budget`.
@@ -147,18 +136,19 @@ impl PgHeld {
     ) -> Result<(), ClaimError> {
         let millis = i32::try_from(budget.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
         let text = WAIT
-            .replace("{table}", &self.shape.table)
+            .replace("{table}", &self.words().table)
             .replace("{millis}", &millis.to_string())
             // Last, as a value may contain what looks like one of the others.
-            .replace("{key}", &is_row(&self.spec.inner, key));
+            .replace("{key}", &is_row(self.words().inner(), key));
         // A body in dollar quotes cannot contain its own end.
         if text.matches("$leasehold$").count() != 2 {
             return Err(ClaimError::spec(format!("the row {key} cannot be waited for because of its name")));
         }
         let text = format!("{PREPARE}{text}{FINISH}");
         let limit = budget.saturating_add(self.answer);
-        let rows = bounded(limit, LOCK, raw_sql(AssertSqlSafe(text)).fetch_all(connection)).await?;
-        let outcome: Option<String> = rows.last().map(|row| column(row, 0, LOCK)).transpose()?;
+        let rows = Run { answer: limit, prepared: false }.plain(connection, text, LOCK).await?;
+        let outcome = |row: &PgRow| row.try_get(0).map_err(|error| failed(error, LOCK));
+        let outcome: Option<String> = rows.last().map(outcome).transpose()?;
         match outcome.as_deref().unwrap_or_default().split_once(' ') {
             None if outcome.as_deref() == Some("granted") => Ok(()),
             Some(("55P03", _)) => Err(busy(key)),

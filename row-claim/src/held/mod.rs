@@ -3,33 +3,32 @@
 //! The take locks rows and writes nothing; the work is done in the same transaction; settling writes how it
 //! ended; the commit shows all of it at once. See [`PgHeld`].
 
-mod group_key;
 mod groups;
 mod hold;
 mod lock;
 mod pass;
 mod pick;
 mod settle;
-mod shape;
 mod statement;
+
+#[cfg(test)]
+pub(crate) use pick::statement as hold;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use sqlx::{PgConnection, PgPool};
+use tokio::sync::OnceCell;
 
-pub use group_key::group_number;
 pub use hold::PgHold;
 pub use pass::{HeldPass, HeldStep};
 
 use crate::error::ClaimError;
-use crate::hold::{Hold, HoldStore};
 use crate::spec::ClaimSpec;
+use crate::sql::order::Sequence;
+use crate::sql::words::Words;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
-use shape::Shape;
-pub(crate) use statement::{Statement, bounded, column};
 
 /// How long the server has for an answer unless it is said otherwise.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -85,18 +84,23 @@ const ANSWER: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct PgHeld {
     pool: PgPool,
-    spec: ClaimSpec,
-    shape: Arc<Shape>,
+    shared: Arc<Shared>,
     answer: Duration,
     prepared: bool,
+}
+
+/// What follows from the spec and the table.
+struct Shared {
+    words: Words,
+    order: OnceCell<Sequence>,
 }
 
 impl PgHeld {
     /// Claims as `spec` says, in transactions on connections of `pool`.
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
-        let shape = Arc::new(Shape::of(&spec));
-        Self { pool, spec, shape, answer: ANSWER, prepared: true }
+        let shared = Shared { words: Words::held(&spec), order: OnceCell::new() };
+        Self { pool, shared: Arc::new(shared), answer: ANSWER, prepared: true }
     }
 
     /// For a pooler in transaction mode (`PgBouncer`): no prepared statement is left on a connection, which
@@ -171,22 +175,10 @@ impl PgHeld {
     }
 }
 
-#[async_trait]
-impl HoldStore for PgHeld {
-    fn spec(&self) -> &ClaimSpec {
-        &self.spec
-    }
-
-    async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError> {
-        let hold = self.begin(take).await?;
-        Ok(hold.map(|hold| Box::new(hold) as Box<dyn Hold>))
-    }
-}
-
 impl fmt::Debug for PgHeld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgHeld")
-            .field("spec", &self.spec)
+            .field("spec", self.spec())
             .field("answer", &self.answer)
             .field("prepared", &self.prepared)
             .finish_non_exhaustive()
@@ -195,6 +187,6 @@ impl fmt::Debug for PgHeld {
 
 impl fmt::Display for PgHeld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "held {}", self.spec)
+        write!(f, "held {}", self.spec())
     }
 }

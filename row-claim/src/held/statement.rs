@@ -1,76 +1,46 @@
-//! A statement and its values.
+//! How statements are run in an open transaction.
 
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::{Arguments as _, AssertSqlSafe, Encode, PgConnection, Postgres, Type, raw_sql};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
 use tokio::time::timeout;
 
 use crate::error::ClaimError;
-
-/// Text in the making, with the values that were bound so far.
-#[derive(Default)]
-pub(crate) struct Statement {
-    pub(crate) text: String,
-    arguments: PgArguments,
-    bound: usize,
-}
-
-impl Statement {
-    /// Binds a value and answers how the text names it.
-    pub(crate) fn bind<'a, T>(&mut self, value: T) -> Result<String, ClaimError>
-    where
-        T: Encode<'a, Postgres> + Type<Postgres>,
-    {
-        self.arguments
-            .add(value)
-            .map_err(|error| ClaimError::of(sqlx::Error::Encode(error), "send a value"))?;
-        self.bound += 1;
-        Ok(format!("${}", self.bound))
-    }
-
-    pub(crate) fn into_parts(self) -> (String, PgArguments) {
-        (self.text, self.arguments)
-    }
-
-    pub(crate) fn push(&mut self, text: &str) {
-        self.text.push_str(text);
-    }
-}
+use crate::sql::query::Query;
 
 /// How statements are run.
 #[derive(Clone, Copy)]
-pub(crate) struct Run {
-    pub(crate) answer: Duration,
-    pub(crate) prepared: bool,
+pub(super) struct Run {
+    pub(super) answer: Duration,
+    pub(super) prepared: bool,
 }
 
 impl Run {
     /// All rows that the server answers with.
-    pub(crate) async fn rows(
+    pub(super) async fn rows(
         self,
         connection: &mut PgConnection,
-        statement: Statement,
+        query: &Query,
         doing: &'static str,
     ) -> Result<Vec<PgRow>, ClaimError> {
-        let query = sqlx::query_with(AssertSqlSafe(statement.text), statement.arguments);
-        bounded(self.answer, doing, query.persistent(self.prepared).fetch_all(connection)).await
+        bounded(self.answer, doing, query.rows(connection, self.prepared)).await
     }
 
-    /// A statement without values or rows.
-    pub(crate) async fn plain(
+    /// Statements without values, in one message.
+    pub(super) async fn plain(
         self,
         connection: &mut PgConnection,
         text: String,
         doing: &'static str,
-    ) -> Result<(), ClaimError> {
-        bounded(self.answer, doing, raw_sql(AssertSqlSafe(text)).execute(connection)).await.map(|_| ())
+    ) -> Result<Vec<PgRow>, ClaimError> {
+        bounded(self.answer, doing, raw_sql(AssertSqlSafe(text)).fetch_all(connection)).await
     }
 }
 
 /// With a bound, and as our error.
-pub(crate) async fn bounded<T>(
+pub(super) async fn bounded<T>(
     limit: Duration,
     doing: &'static str,
     answer: impl Future<Output = Result<T, sqlx::Error>>,
@@ -84,13 +54,4 @@ pub(crate) async fn bounded<T>(
             ),
         ))),
     }
-}
-
-/// A column of an answer.
-pub(crate) fn column<'r, T>(row: &'r PgRow, at: usize, doing: &'static str) -> Result<T, ClaimError>
-where
-    T: sqlx::Decode<'r, Postgres> + Type<Postgres>,
-{
-    use sqlx::Row as _;
-    row.try_get(at).map_err(|error| ClaimError::of(error, doing))
 }

@@ -134,7 +134,7 @@ pub(super) fn claim(
         let lasts = lasts(spec, &row, lease);
         shortest = shortest.min(lasts);
         begin(spec, &mut row, owner, now, lasts);
-        row.state = Some(spec.states.while_taken(&found).clone());
+        row.state = Some(spec.states.taken.as_ref().unwrap_or(&found).clone());
         claimed.push(ClaimedRow {
             key: key.clone(),
             epoch: row.epoch,

@@ -14,9 +14,11 @@ use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::ClaimSpec;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Upkeep, Wake,
-    check_lease,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Swept, Take, Taken, TakenRow,
+    Upkeep, Wake, check_lease,
 };
+
+impl Sealed for MemoryClaims {}
 
 #[async_trait]
 impl ClaimStore for MemoryClaims {

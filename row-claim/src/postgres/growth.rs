@@ -5,18 +5,19 @@ use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth};
 
-use super::groups::members;
-use super::line::Sequence;
-use super::look::pending;
+use super::groups::take_members;
 use super::renew::renew;
 use super::server::BEGIN;
 use super::sweep::{oldest, picked_by_key, purge, sweep, use_up};
-use super::take::{Asked, alone};
+use super::take::statement;
 use super::upkeep::next_end;
-use super::words::Words;
 use crate::error::ClaimError;
+use crate::held::hold;
 use crate::name::{Column, Table};
 use crate::spec::{ClaimSpec, OrderType, Retention};
+use crate::sql::order::Sequence;
+use crate::sql::pick::{Asked, alone, pending};
+use crate::sql::words::Words;
 use crate::state::States;
 use crate::store::Take;
 
@@ -93,15 +94,23 @@ fn taking(text: Result<String, ClaimError>) -> String {
     text.unwrap().replacen("WITH ", given, 1)
 }
 
+/// The same in an open transaction.
+fn holding(spec: &ClaimSpec, order: &Sequence, asked: &Asked<'_>) -> String {
+    let words = Words::held(spec);
+    words.ready_is_given.set(true).unwrap();
+    let picked = alone(&words, order, asked, None, false).replace("LIMIT $1", "LIMIT 20");
+    taking(Ok(hold(&words, order, asked, &picked, "n.place")))
+}
+
 /// Each statement on the table in the schema `name`.
 fn statements(name: &str, count: u32) -> Vec<Probe> {
     let spec = spec(name, false);
-    let words = Words::new(&spec);
+    let words = Words::leased(&spec);
     words.ready_is_given.set(true).unwrap();
     let order = Sequence::new(&words, |_| false);
     let (few, one) = (Take::up_to(20), Take::up_to(1));
     let from = &spec.inner.states.takeable;
-    let asked = |take| Asked { take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
+    let asked = |take| Asked { take, from, batch: uuid::Uuid::nil() };
     let batch = "'00000000-0000-0000-0000-000000000000'";
     // In the order in which they were made.
     let row = |number: u32| format!("ARRAY['{number}']");
@@ -110,14 +119,15 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
     let none = "ARRAY[NULL]::text[]";
     // The number as the server plans for: for a limit that it does not know it expects a tenth of the table, so that it
     // plans anew each time.
-    let take = taking(alone(&words, &order, &asked(&few), false)).replace("LIMIT $1", "LIMIT 20");
+    let take = taking(statement(&words, &order, &asked(&few), None, false)).replace("LIMIT $1", "LIMIT 20");
     vec![
         Probe::new(
             "take one",
-            taking(alone(&words, &order, &asked(&one), true)),
+            taking(statement(&words, &order, &asked(&one), None, true)),
             &["1", batch, "30000", "NULL"],
         ),
         Probe::new("take", take, &["20", batch, "30000", "NULL"]),
+        Probe::new("hold", holding(&spec, &order, &asked(&few)), &["20", batch, "30000", "NULL"]),
         Probe::new("pending", pending(&words, &order, &asked(&one)), &[]),
         Probe::new("sweep", sweep(&words, ""), &["100"]),
         Probe::new("next end", next_end(&words), &[]),
@@ -136,13 +146,13 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
 /// The statement that takes the rows of a group, of a small and of a large one.
 fn of_groups(name: &str, count: u32) -> Vec<Probe> {
     let spec = spec(name, true);
-    let words = Words::new(&spec);
+    let words = Words::leased(&spec);
     words.ready_is_given.set(true).unwrap();
     let order = Sequence::new(&words, |_| false);
     let take = Take::up_to(20);
     let from = &spec.inner.states.takeable;
-    let asked = Asked { take: &take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
-    let members = taking(members(&words, &order, &asked, &Column::known("entity")));
+    let asked = Asked { take: &take, from, batch: uuid::Uuid::nil() };
+    let members = taking(take_members(&words, &order, &asked, &Column::known("entity")));
     let probe = |entity: &str, first: u32| {
         let (first, entity) = (format!("ARRAY['{first}']"), format!("ARRAY['{entity}']"));
         let batch = "'00000000-0000-0000-0000-000000000000'";

@@ -10,20 +10,12 @@ use sqlx::{PgConnection, Row as _};
 use tokio::time::timeout;
 
 use super::PgClaims;
-use super::server::{Query, failed};
 use crate::error::ClaimError;
-use crate::name::literal;
+use crate::sql::ending::{RETURNED, notify_returned};
+use crate::sql::query::{Query, failed};
 use crate::store::Wake;
 
 const LISTEN: &str = "listen for new work";
-
-/// What is announced of rows that came back, and not of new ones.
-const RETURNED: &str = "returned";
-
-/// The expression that wakes workers for rows that came back.
-pub(super) fn notify_returned(channel: &str) -> String {
-    format!("pg_catalog.pg_notify({}, {})", literal(channel), literal(RETURNED))
-}
 
 impl PgClaims {
     pub(super) async fn begin_to_listen(&self) -> Result<Box<dyn Wake>, ClaimError> {

@@ -6,29 +6,26 @@ use std::time::Duration;
 use sqlx::Row as _;
 
 use super::PgClaims;
-use super::line::Sequence;
-use super::server::{Query, failed};
-use super::take::Asked;
-use super::words::{NOW, Words, column};
 use crate::error::ClaimError;
 use crate::id::RowKey;
-use crate::name::literal;
-use crate::spec::{OrderType, Tracking};
+use crate::spec::Tracking;
+use crate::sql::order::{LOOK, Sequence};
+use crate::sql::pick::{Asked, pending};
+use crate::sql::query::{Query, failed};
+use crate::sql::row::{key_of, owner_of};
+use crate::sql::words::{NOW, column};
 use crate::state::State;
 use crate::store::{Take, TakenRow};
-
-const LOOK: &str = "look at the table";
 
 impl PgClaims {
     pub(super) async fn is_pending(&self, take: &Take) -> Result<bool, ClaimError> {
         self.spec_ref().needs_lease()?;
-        take.check(self.words().inner())?;
         // Also says by what an index can be searched.
         let order = self.order().await?;
-        let from = if take.from.is_empty() { &self.words().inner().states.takeable } else { &take.from };
-        let asked = Asked { take, from, line: Vec::new(), batch: uuid::Uuid::nil() };
+        let asked = Asked::new(self.words(), take)?;
         let sql = pending(self.words(), order, &asked);
-        let rows = self.server().rows(&asked.bind_few(sql)?).await.map_err(|fault| fault.error(LOOK))?;
+        let rows =
+            self.server().rows(&asked.bind(sql, take.limit)?).await.map_err(|fault| fault.error(LOOK))?;
         let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
         first.try_get("is_there").map_err(|error| failed(error, LOOK))
     }
@@ -51,10 +48,10 @@ impl PgClaims {
             let group: Option<String> = row.try_get("grp").map_err(wrong)?;
             let state: Option<String> = row.try_get("state").map_err(wrong)?;
             taken.push(TakenRow {
-                key: self.key_of(row, LOOK)?,
+                key: key_of(self.words(), row, LOOK)?,
                 group: group.map(Arc::from),
                 state: State::new(state.unwrap_or_default()),
-                owner: owner.map(|owner| self.owner_of(&owner)).transpose()?,
+                owner: owner.map(|owner| owner_of(self.words(), &owner)).transpose()?,
                 epoch: row.try_get("epoch").map_err(wrong)?,
                 held_for: span("held")?,
                 remaining: span("remaining")?,
@@ -138,7 +135,7 @@ impl PgClaims {
             order.order()
         );
         let rows = self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await;
-        rows.map_err(|fault| fault.error(LOOK))?.iter().map(|row| self.key_of(row, LOOK)).collect()
+        rows.map_err(|fault| fault.error(LOOK))?.iter().map(|row| key_of(self.words(), row, LOOK)).collect()
     }
 
     pub(super) fn needs_attempts(&self) -> Result<(), ClaimError> {
@@ -151,68 +148,12 @@ impl PgClaims {
         )))
     }
 
-    /// The order of rows. The first time it looks whether the columns of leases are of the right type, because
-    /// the server would take others and then tell another time in each session.
+    /// The order of rows, for which the table is looked at the first time.
     pub(super) async fn order(&self) -> Result<&Sequence, ClaimError> {
-        self.known().get_or_try_init(|| self.read_order()).await
+        let read = async || {
+            let rows = self.server().rows(&Sequence::columns(self.words())?).await;
+            Sequence::read(self.words(), &rows.map_err(|fault| fault.error(LOOK))?)
+        };
+        self.known().get_or_try_init(read).await
     }
-
-    async fn read_order(&self) -> Result<Sequence, ClaimError> {
-        let words = self.words();
-        let inner = words.inner();
-        let sql = "SELECT a.attname::text AS name, a.attnotnull AS is_given, \
-             pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_catalog.pg_attribute a \
-             WHERE a.attrelid = pg_catalog.to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped";
-        let rows = self.server().rows(&Query::new(sql).bind(inner.table.quoted())?).await;
-        let rows = rows.map_err(|fault| fault.error(LOOK))?;
-        let wrong = |error| failed(error, LOOK);
-        if rows.is_empty() {
-            let message =
-                format!("there is no table {}; create it, or name its schema in the spec", inner.table);
-            return Err(leasehold_api::Error::new(leasehold_api::ErrorKind::SchemaMissing, message).into());
-        }
-        let mut times: Vec<&str> = [&inner.ready_at, &inner.taken_at, &inner.settled_at]
-            .into_iter()
-            .flatten()
-            .map(crate::name::Column::as_str)
-            .collect();
-        if let Tracking::Columns { until, .. } = &inner.tracking {
-            times.push(until.as_str());
-        }
-        times.extend(inner.order.iter().filter(|by| by.kind == OrderType::Time).map(|by| by.column.as_str()));
-        let mut given = Vec::new();
-        for row in &rows {
-            let name: String = row.try_get("name").map_err(wrong)?;
-            let kind: String = row.try_get("kind").map_err(wrong)?;
-            if times.contains(&name.as_str()) && kind != "timestamp with time zone" {
-                return Err(ClaimError::spec(format!(
-                    "column {name} of table {} is a {kind}; make it a timestamptz, or sessions in another time zone see another time \
-                     (ALTER TABLE {} ALTER COLUMN {} TYPE timestamptz USING {} AT TIME ZONE {})",
-                    inner.table,
-                    inner.table.quoted(),
-                    crate::name::Column::new(&name)?.quoted(),
-                    crate::name::Column::new(&name)?.quoted(),
-                    literal("UTC"),
-                )));
-            }
-            if row.try_get("is_given").map_err(wrong)? {
-                given.push(name);
-            }
-        }
-        if let Some(ready) = &inner.ready_at {
-            let _ = words.ready_is_given.set(given.iter().any(|given| given == ready.as_str()));
-        }
-        Ok(Sequence::new(words, |name| !given.iter().any(|given| given == name)))
-    }
-}
-
-/// Whether there is a row to be taken. In order, because the server would otherwise read the table from its start where
-/// it expects to find one soon.
-pub(super) fn pending(words: &Words, order: &Sequence, asked: &Asked<'_>) -> String {
-    format!(
-        "SELECT (SELECT true FROM {} t WHERE {} ORDER BY {} LIMIT 1) IS TRUE AS is_there",
-        words.table,
-        asked.sooner_or_later(words),
-        order.order()
-    )
 }

@@ -1,10 +1,8 @@
 //! Claims in Postgres.
 
-mod ending;
 mod groups;
 #[cfg(test)]
 mod growth;
-mod line;
 mod listen;
 mod look;
 mod renew;
@@ -14,7 +12,6 @@ mod sweep;
 mod tail;
 mod take;
 mod upkeep;
-pub(crate) mod words;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,24 +22,20 @@ use async_trait::async_trait;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::OnceCell;
 
-use self::line::Sequence;
 use self::server::Server;
 use self::take::Made;
-use self::words::Words;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::ClaimSpec;
+use crate::sql::order::Sequence;
+use crate::sql::words::Words;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Settled, Settlement, Swept, Take, Taken, TakenRow, Upkeep, Wake,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Swept, Take, Taken, TakenRow,
+    Upkeep, Wake,
 };
-
-const TAKE: &str = "take rows";
 
 /// How long the server has for a call unless told otherwise.
 const ANSWER: Duration = Duration::from_secs(10);
-
-/// The longest time that is sent to the server: a hundred years.
-const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// Claims on a table in Postgres, under leases. Cheap to clone; clones share what they know of the table.
 ///
@@ -68,7 +61,7 @@ impl PgClaims {
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
         let shared = Shared {
-            words: Words::new(&spec),
+            words: Words::leased(&spec),
             spec,
             order: OnceCell::new(),
             made: Made::default(),
@@ -171,6 +164,8 @@ impl PgClaims {
     }
 }
 
+impl Sealed for PgClaims {}
+
 #[async_trait]
 impl ClaimStore for PgClaims {
     fn spec(&self) -> &ClaimSpec {
@@ -243,14 +238,4 @@ impl fmt::Display for PgClaims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.spec.fmt(f)
     }
-}
-
-/// A time for the server, rounded up.
-fn millis(time: Duration) -> i64 {
-    let rounded = time.min(LONGEST).as_nanos().div_ceil(1_000_000);
-    i64::try_from(rounded).unwrap_or(i64::MAX)
-}
-
-fn usize_of(limit: u32) -> usize {
-    usize::try_from(limit).unwrap_or(usize::MAX)
 }

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use sqlx::Row as _;
 
-use super::ending::{owned, want};
-use super::server::failed;
-use super::settle::Wanted;
-use super::words::{NOW, Words, checked, column};
-use super::{PgClaims, millis};
+use super::PgClaims;
 use crate::error::ClaimError;
 use crate::spec::Tracking;
+use crate::sql::ending::{owned, want};
+use crate::sql::query::{failed, millis};
+use crate::sql::row::key_of;
+use crate::sql::settled::Wanted;
+use crate::sql::words::{NOW, Words, checked, column};
 use crate::state::State;
 use crate::store::{ClaimRef, Renewal, check_lease};
 
@@ -49,7 +50,7 @@ impl PgClaims {
             } else if !matches!(renewal, Renewal::Lost { .. }) {
                 let state: Option<String> = row.try_get("state").map_err(wrong)?;
                 *renewal = Renewal::Lost {
-                    row: self.key_of(&row, RENEW)?,
+                    row: key_of(self.words(), &row, RENEW)?,
                     current_epoch: row.try_get("epoch").map_err(wrong)?,
                     state: state.map(State::new),
                 };

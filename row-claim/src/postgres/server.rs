@@ -7,14 +7,12 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{ends_session, outcome_unknown, sqlstate};
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::{
-    Arguments as _, AssertSqlSafe, Connection as _, Encode, Executor as _, PgConnection, PgPool, Postgres,
-    Row as _, Type, query_with, raw_sql,
-};
+use sqlx::postgres::PgRow;
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Row as _, raw_sql};
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::ClaimError;
+use crate::sql::query::{Query, failed};
 
 /// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
 /// expects to be many (`docs/hazards.md` H50).
@@ -24,39 +22,6 @@ pub(super) const BEGIN: &str =
 
 /// How often a statement is tried that came into conflict with others.
 const TRIES: u32 = 5;
-
-/// A statement and its values.
-#[derive(Clone)]
-pub(super) struct Query {
-    pub(super) sql: Arc<str>,
-    values: PgArguments,
-}
-
-impl Query {
-    pub(super) fn new(sql: impl Into<Arc<str>>) -> Self {
-        Self { sql: sql.into(), values: PgArguments::default() }
-    }
-
-    /// The next value.
-    pub(super) fn bind<'q, T: Encode<'q, Postgres> + Type<Postgres>>(
-        mut self,
-        value: T,
-    ) -> Result<Self, ClaimError> {
-        self.values
-            .add(value)
-            .map_err(|error| ClaimError::of(sqlx::Error::Encode(error), "send a value to the server"))?;
-        Ok(self)
-    }
-
-    pub(super) async fn rows(
-        &self,
-        connection: &mut PgConnection,
-        prepared: bool,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let query = query_with(AssertSqlSafe(Arc::clone(&self.sql)), self.values.clone());
-        query.persistent(prepared).fetch_all(connection).await
-    }
-}
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -102,24 +67,6 @@ impl Fault {
                 Error::new(ErrorKind::OutcomeUnknown, message).into()
             }
         }
-    }
-}
-
-/// The error of a statement; that of a table which does not fit the spec says so.
-pub(super) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
-    let state = sqlstate(&error).unwrap_or_default();
-    match state.as_str() {
-        "42P01" | "42703" | "42704" | "42883" | "42804" | "3F000" | "22P02" | "22007" => {
-            let said =
-                error.as_database_error().map_or_else(String::new, |answer| answer.message().to_owned());
-            let message = format!(
-                "could not {doing}: {said} ({state}): the table does not fit the spec; check the spec, or run its migration"
-            );
-            Error::new(ErrorKind::SchemaMissing, message)
-                .with_source(leasehold_postgres::DriverError::new(error))
-                .into()
-        }
-        _ => ClaimError::of(error, doing),
     }
 }
 

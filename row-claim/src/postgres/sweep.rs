@@ -6,13 +6,14 @@ use std::sync::Arc;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::server::{Query, failed};
-use super::words::{ASKED, NOW, Words, checked, column, list};
-use super::{PgClaims, millis};
+use super::PgClaims;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::{Retention, Tracking};
+use crate::sql::query::{Query, failed, millis};
+use crate::sql::row::key_of;
+use crate::sql::words::{ASKED, NOW, Words, checked, column, list};
 use crate::store::Swept;
 
 const SWEEP: &str = "return rows whose lease has ended";
@@ -60,10 +61,10 @@ impl PgClaims {
         let due = self.server().rows(&query).await.map_err(|fault| fault.error(SWEEP))?;
         let mut trouble = None;
         for row in due {
-            if swept.returned.len() + swept.exhausted.len() >= super::usize_of(limit) {
+            if swept.returned.len() + swept.exhausted.len() >= limit as usize {
                 break;
             }
-            let key = self.key_of(&row, SWEEP)?;
+            let key = key_of(self.words(), &row, SWEEP)?;
             let sql = self.remembered("sweep one".to_owned(), || sweep(self.words(), &only(self.words())));
             let query = Query::new(sql).bind(1_i64)?.bind(key.id.to_string())?.bind(key.queue.as_deref())?;
             match self.server().rows(&query).await {
@@ -86,7 +87,7 @@ impl PgClaims {
         for row in rows {
             let used: bool = row.try_get("used").map_err(|error| failed(error, SWEEP))?;
             let list = if used { &mut swept.exhausted } else { &mut swept.returned };
-            list.push(self.key_of(row, SWEEP)?);
+            list.push(key_of(self.words(), row, SWEEP)?);
         }
         Ok(())
     }
@@ -135,7 +136,7 @@ impl PgClaims {
         let sql = self.remembered("old".to_owned(), || oldest(self.words(), &self.words().key_text()));
         let query = Query::new(sql).bind(i64::from(limit).saturating_add(BEYOND))?.bind(keep)?;
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(PURGE))?;
-        let keys = rows.iter().map(|row| self.key_of(row, PURGE)).collect::<Result<Vec<_>, _>>()?;
+        let keys = rows.iter().map(|row| key_of(self.words(), row, PURGE)).collect::<Result<Vec<_>, _>>()?;
         let sql =
             self.remembered("purge some".to_owned(), || purge(self.words(), &picked_by_key(self.words())));
         let (mut deleted, mut trouble, mut parts) = (0, None, vec![keys.as_slice()]);
@@ -288,16 +289,13 @@ pub(super) fn use_up(words: &Words) -> Option<String> {
 fn top_up(words: &Words) -> Option<String> {
     let inner = words.inner();
     let (exhausted, left) = (checked(&words.exhausted("t")?), inner.attempts.as_ref()?);
-    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
     Some(format!(
-        "WITH want AS MATERIALIZED (SELECT * FROM ROWS FROM (pg_catalog.unnest({ids}), pg_catalog.unnest($2::text[])) AS w(id, queue)), \
-         due AS MATERIALIZED (SELECT {key} FROM want w JOIN {table} t ON {id} = w.id{queue} WHERE {exhausted} ORDER BY {order} FOR UPDATE OF t) \
+        "WITH due AS MATERIALIZED (SELECT {key} FROM {listed} WHERE {exhausted} ORDER BY {order} FOR UPDATE OF t) \
          UPDATE {table} AS t SET {state} = {home}, {attempts} = LEAST(GREATEST(COALESCE({now}, 0), 0)::bigint + $3::bigint, 2147483647)::int4 \
          FROM due WHERE {same} RETURNING 1",
-        ids = words.ids("$1"),
+        listed = words.listed("$1", "$2"),
         key = words.key(),
         table = words.table,
-        id = words.id,
         order = words.lock_order(),
         state = inner.state.quoted(),
         home = words.home(),
@@ -327,15 +325,11 @@ pub(super) fn oldest(words: &Words, columns: &str) -> String {
 
 /// Those whose keys are `$3` and `$4`.
 pub(super) fn picked_by_key(words: &Words) -> String {
-    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
     format!(
-        "SELECT {} FROM ROWS FROM (pg_catalog.unnest({}), pg_catalog.unnest($4::text[])) AS w(id, queue) \
-         JOIN {} t ON {} = w.id{queue} WHERE {} LIMIT $1",
+        "SELECT {} FROM {} WHERE {} LIMIT $1",
         words.key(),
-        words.ids("$3"),
-        words.table,
-        words.id,
-        checked(&old(words)),
+        words.listed("$3", "$4"),
+        checked(&old(words))
     )
 }
 

@@ -1,10 +1,11 @@
 //! The second half of a claim's statement.
 
-use super::line::Sequence;
-use super::words::{NOW, Words, checked, column, next};
 use crate::error::ClaimError;
 use crate::name::{Column, literal};
 use crate::spec::Tracking;
+use crate::sql::order::Sequence;
+use crate::sql::row::{answers, names};
+use crate::sql::words::{NOW, Words, checked, column, next, owner_of_batch};
 use crate::state::State;
 
 /// The second half of a claim, after `picked`, which has locked rows of `t`: writes who has them.
@@ -20,47 +21,6 @@ pub(super) struct Tail<'a> {
 }
 
 impl Tail<'_> {
-    /// What `picked` selects beyond the key. The side table's claim does not return the row, so it carries
-    /// along the row's columns.
-    pub(super) fn carried(&self, from: &[State]) -> String {
-        let mut carried = String::new();
-        if from.len() > 1 {
-            carried += &format!(", {} AS found", self.words.found());
-        }
-        if self.words.side.is_some() {
-            carried += &self.answers("- 1");
-        }
-        carried
-    }
-
-    /// What is answered of a row of `t`, beyond its key and who has it.
-    fn answers(&self, attempts: &str) -> String {
-        let inner = self.words.inner();
-        let mut answers = String::new();
-        let mut add = |name: &str, value: String| answers += &format!(", {value} AS {name}");
-        if let Some(group) = &inner.group {
-            add("grp", format!("{}::text", column("t", group)));
-        }
-        if let Some(kind) = &inner.kind {
-            add("kind", format!("{}::text", column("t", kind)));
-        }
-        if let Some(left) = &inner.attempts {
-            add("attempts", format!("({} {attempts})::int4", column("t", left)));
-        }
-        if let Some(own) = &inner.timeout {
-            let own = column("t", own);
-            add("lease", format!("CASE WHEN {own} > 0 THEN {own}::bigint * 1000 END"));
-        }
-        if !inner.work.is_empty() {
-            let columns: Vec<_> = inner.work.iter().map(|of| column("t", of)).collect();
-            add(
-                "work",
-                format!("(SELECT pg_catalog.to_json(w) FROM (SELECT {}) w)::text", columns.join(", ")),
-            );
-        }
-        answers + &self.order.texts()
-    }
-
     pub(super) fn statement(&self, picked: &str, from: &[State]) -> Result<String, ClaimError> {
         let numbered = if self.single {
             "(SELECT picked.*, 1::bigint AS place FROM picked)"
@@ -87,7 +47,7 @@ impl Tail<'_> {
                     column("t", owner),
                     column("t", epoch),
                     self.claim,
-                    self.answers("")
+                    answers(words, "") + &self.order.texts()
                 ))
             }
             Tracking::None => self.words.spec.needs_lease().map(|()| String::new()),
@@ -111,19 +71,7 @@ impl Tail<'_> {
                 words.same_row("p")
             )
         };
-        let optional = [
-            ("grp", inner.group.is_some()),
-            ("kind", inner.kind.is_some()),
-            ("attempts", inner.attempts.is_some()),
-            ("lease", inner.timeout.is_some()),
-            ("work", !inner.work.is_empty()),
-        ];
-        let mut answers: String = optional
-            .iter()
-            .filter(|(_, is_there)| *is_there)
-            .map(|(name, _)| format!(", p.{name}"))
-            .collect();
-        answers.extend((0..self.order.own()).map(|at| format!(", p.l{at}")));
+        let answers = names(words, self.order, "p");
         let key = if inner.queue.is_some() { "p.queue::text" } else { "NULL::text" };
         Ok(format!(
             "{picked}, numbered AS MATERIALIZED {numbered}, noted AS (\
@@ -164,11 +112,4 @@ impl Tail<'_> {
             (None, _) => owner_of_batch("$2::text", self.claim),
         }
     }
-}
-
-/// The owner of the claim with this number in a batch: found again by who knows the batch.
-pub(super) fn owner_of_batch(batch: &str, number: &str) -> String {
-    format!(
-        "pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(pg_catalog.convert_to({batch} || ':' || {number}, 'UTF8')), 1, 16), 'hex')::uuid"
-    )
 }

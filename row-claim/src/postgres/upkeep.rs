@@ -5,11 +5,11 @@ use std::time::Duration;
 use sqlx::Row as _;
 
 use super::PgClaims;
-use super::server::{Query, failed};
-use super::words::{Words, column};
 use crate::error::ClaimError;
-use crate::held::group_number;
 use crate::spec::Tracking;
+use crate::sql::group_number;
+use crate::sql::query::{Query, failed};
+use crate::sql::words::{Words, column};
 use crate::store::Upkeep;
 
 const LOOK: &str = "look when the next lease ends";

@@ -42,11 +42,13 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn error(message: impl Into<String>) -> Self {
+    #[doc(hidden)] // For the packages beside this one, see `support`.
+    pub fn error(message: impl Into<String>) -> Self {
         Self { severity: Severity::Error, message: message.into() }
     }
 
-    pub(crate) fn warning(message: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn warning(message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, message: message.into() }
     }
 }

@@ -8,9 +8,10 @@ mod steps;
 
 /// What other statements that change tables are made with.
 pub(crate) mod tools {
-    pub(crate) use super::names::{block, derived, dollar_tag, regclass, side_epochs, state_function};
-    pub(crate) use super::session::Session;
-    pub(crate) use super::step::{Step, closed_set, index, quote};
+    pub use super::names::{block, derived, dollar_tag, regclass};
+    pub(crate) use super::names::{side_epochs, state_function};
+    pub use super::session::Session;
+    pub use super::step::{Step, quote};
 }
 
 use std::fmt;
@@ -51,7 +52,6 @@ const LONGEST: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug)]
 pub struct Migration {
     spec: ClaimSpec,
-    before: Vec<Step>,
     choices: Choices,
     within: Duration,
 }
@@ -75,7 +75,7 @@ impl ClaimSpec {
     #[must_use]
     pub fn migration(&self) -> Migration {
         let choices = Choices { attempts: self.inner.max_attempts, ..Choices::default() };
-        Migration { spec: self.clone(), before: Vec::new(), choices, within: LONGEST }
+        Migration { spec: self.clone(), choices, within: LONGEST }
     }
 }
 
@@ -99,12 +99,6 @@ impl Migration {
     #[must_use]
     pub fn within(mut self, time: Duration) -> Self {
         self.within = time;
-        self
-    }
-
-    /// The same after `steps`, which make the table.
-    pub(crate) fn after(mut self, steps: Vec<Step>) -> Self {
-        self.before = steps;
         self
     }
 
@@ -145,20 +139,15 @@ impl Migration {
     /// and the next call goes on from there.
     pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let mut session = Session::open(pool, self.within, DOING).await?;
-        for step in &self.before {
-            session.step(step).await?;
-        }
         self.look(&mut session).await?;
-        for step in steps::steps(&self.spec, &self.choices) {
+        for step in self.steps() {
             session.step(&step).await?;
         }
         session.close().await
     }
 
     fn steps(&self) -> Vec<Step> {
-        let mut steps = self.before.clone();
-        steps.extend(steps::steps(&self.spec, &self.choices));
-        steps
+        steps::steps(&self.spec, &self.choices)
     }
 
     /// Whether what it builds on is there.

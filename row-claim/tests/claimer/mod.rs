@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_claim::support::{Sealed, Upkeep};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimer, ClaimerBuilder, IdType,
     MemoryClaims, MemoryClock, MemoryRow, Renewal, RowKey, Settled, Settlement, States, Swept, Table, Take,
-    Taken, TakenRow, Upkeep, Wake,
+    Taken, TakenRow, Wake,
 };
 use leasehold_engine::TokioClock;
 use tokio::sync::watch;
@@ -218,6 +219,8 @@ impl fmt::Display for Probe {
         self.inner.fmt(f)
     }
 }
+
+impl Sealed for Probe {}
 
 #[async_trait]
 impl ClaimStore for Probe {

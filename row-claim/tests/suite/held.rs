@@ -305,3 +305,51 @@ pub async fn row_68_a_hold_does_not_stop_the_rest(env: &Env) {
     assert!(bench.is_home(&keys[0]).await);
     bounded(slow.rollback()).await.unwrap();
 }
+
+/// Nobody has swept it: where a lease ends when it is read, the row can be held as it can be taken.
+pub async fn row_41_a_lease_that_has_ended_is_free_for_both(env: &Env) {
+    let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left")).on_read().columns()).await;
+    let key = bench.insert(row(1).attempts(3)).await;
+    let first = bench.take_one().await;
+    assert!(try_hold(&bench, 1).await.is_none());
+    bench.expire(&key).await;
+    let mut held = hold(&bench, 1).await;
+    let claimed = held.taken().claims[0].clone();
+    assert_eq!(claimed.rows[0].found.as_str(), env.variant.home());
+    bounded(held.settle(&claimed.claim, &Outcome::Done)).await.unwrap();
+    bounded(held.commit()).await.unwrap();
+    assert!(bench.is_done(&key).await);
+    assert!(is_superseded(&bench.settle(&first.claim, Outcome::Done).await));
+}
+
+/// Where a pass of one kind of claims has got to, one of the other kind goes on.
+pub async fn row_13_a_line_for_both(env: &Env) {
+    let bench = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
+    for (id, due) in [(1, Some(3)), (2, Some(1)), (3, None), (4, Some(2)), (5, None)] {
+        let seed = row(id);
+        bench
+            .insert(if let Some(due) = due { seed.due_in(Duration::from_secs(60 * due)) } else { seed })
+            .await;
+    }
+    let first = hold(&bench, 1).await;
+    assert_eq!(ids(&first.taken().claims), ["2"]);
+    let line = first.taken().line.clone();
+    bounded(first.rollback()).await.unwrap();
+    let second = bench.try_take(&Take::up_to(3).after(line)).await.unwrap();
+    assert_eq!(ids(&second.claims), ["4", "1", "3"], "behind the line of a held claim");
+    let rest = bounded(bench.holder().hold(&Take::up_to(5).after(second.line))).await.unwrap().unwrap();
+    assert_eq!(ids(&rest.taken().claims), ["5"], "behind the line of a lease");
+    bounded(rest.rollback()).await.unwrap();
+}
+
+pub async fn not_ready_for_either(env: &Env) {
+    let bench = env.table(Layout::new(|spec| spec.ready_at("ready_at"))).await;
+    bench.insert(row(1).ready_in(Duration::from_secs(3600))).await;
+    let key = bench.insert(row(2)).await;
+    let held = hold(&bench, 5).await;
+    assert_eq!(ids(&held.taken().claims), ["2"]);
+    bounded(held.rollback()).await.unwrap();
+    assert_eq!(bench.ids(&Take::up_to(5)).await, ["2"]);
+    assert!(bench.is_taken(&key).await);
+    assert!(try_hold(&bench, 5).await.is_none() && !bench.is_pending().await);
+}

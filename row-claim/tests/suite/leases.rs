@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Settlement, Swept, Take, Upkeep};
+use leasehold_claim::support::Upkeep;
+use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Settlement, Swept, Take};
 
 use super::Env;
 use super::bench::{Layout, bounded, is_superseded, row, state_of};

@@ -132,6 +132,7 @@ macro_rules! for_each_case {
                 row_64_without_any_column, row_19_epochs_outlive_a_rollback, row_20_busy, row_38_in_order_and_no_more,
                 held_rows_are_not_taken_under_a_lease, row_25_failed_in_the_transaction, row_29_deleted_by_the_commit,
                 held_claims_of_others_are_not_settled, row_68_a_hold_does_not_stop_the_rest,
+                row_41_a_lease_that_has_ended_is_free_for_both, row_13_a_line_for_both, not_ready_for_either,
             }
         }
     };

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
+use leasehold_claim::support::{Sealed, Upkeep};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, Hold, HoldStore, MemoryClaims, MemoryRow, Outcome,
-    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Swept, Take, Taken, TakenRow, Upkeep, Wake,
+    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Swept, Take, Taken, TakenRow, Wake,
 };
 use serde_json::{Value, json};
 
@@ -195,12 +196,12 @@ impl Faulty {
             }
             _ => {}
         }
-        if let Ok(settled) = &answer {
-            *self.memory.settled.lock().unwrap() = Some(settled.clone());
-        }
+        answer.iter().for_each(|settled| *self.memory.settled.lock().unwrap() = Some(settled.clone()));
         answer
     }
 }
+
+impl Sealed for Faulty {}
 
 #[async_trait]
 impl ClaimStore for Faulty {

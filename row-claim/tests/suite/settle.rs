@@ -105,7 +105,7 @@ pub async fn row_39_an_illegal_transition_changes_nothing(env: &Env) {
     let illegal = if env.variant.is_boolean() { "maybe" } else { "exhausted" };
     let answer = bench.settle(&claimed.claim, Outcome::To(illegal.into())).await;
     match answer {
-        Err(ClaimError::IllegalTransition { from, to }) => {
+        Err(ClaimError::IllegalTransition { from, to, .. }) => {
             assert_eq!((from.as_str(), to.as_str()), (env.variant.taken(), illegal));
         }
         other => panic!("{other:?}"),
@@ -193,7 +193,7 @@ pub async fn row_18_after_expiry_sweep_and_another_claim(env: &Env) {
     assert_ne!(frozen.claim.owner, other.claim.owner);
     for outcome in [Outcome::Done, Outcome::PutBack, retry(), Outcome::To(env.variant.done().into())] {
         match bench.settle(&frozen.claim, outcome).await {
-            Err(ClaimError::Superseded { row, epoch, current_epoch, state }) => {
+            Err(ClaimError::Superseded { row, epoch, current_epoch, state, .. }) => {
                 assert_eq!((row, epoch), (key.clone(), frozen.rows[0].epoch));
                 assert_eq!(current_epoch, Some(other.rows[0].epoch));
                 assert!(current_epoch > Some(epoch));

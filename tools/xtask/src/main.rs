@@ -5,6 +5,7 @@ mod documents;
 mod licence;
 mod metadata;
 mod servers;
+mod size;
 mod step;
 mod versions;
 
@@ -26,6 +27,7 @@ usage: cargo xtask JOB
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the public interface alone; with --update, docs/public-api becomes what it is now
+  size        how many lines of claims a user compiles, and how many public names there are
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
               `bench postgres`, `bench claims`, `bench companions` (middleware and idempotency keys) or
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         ["lint"] => lint(),
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),
+        ["size"] => size::report(),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
         ["ci"] => lint()
@@ -143,6 +146,7 @@ fn test_tls() -> Outcome {
 
 fn lint() -> Outcome {
     documents::check()?;
+    size::report()?;
     step::need_component("fmt", "rustfmt")?;
     step::need_component("clippy", "clippy")?;
     cargo("formatting", &["fmt", "--all", "--check"])?;

@@ -7,8 +7,11 @@ use super::constraints::holds;
 use super::facts::{Facts, IndexFact};
 use super::reader::Reader;
 use crate::error::ClaimError;
-use crate::spec::migration::names::{state_function, state_list};
-use crate::spec::{ClaimSpec, Tracking};
+use crate::spec::ClaimSpec;
+use crate::sql::order::Sequence;
+use crate::sql::pick::{Asked, alone};
+use crate::sql::words::Words;
+use crate::store::Take;
 
 /// So many rows are read quickly whatever the plan.
 const FEW: i64 = 1_000;
@@ -24,7 +27,7 @@ pub(super) async fn look(
     let explain = format!(
         "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
          SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
-        pick(spec)
+        pick(spec, facts)?
     );
     let answer = match reader.attempt(&explain).await? {
         Ok(rows) => rows.iter().map(|row| row.text(0)).collect::<Vec<_>>().join("\n"),
@@ -64,48 +67,17 @@ pub(super) async fn look(
     Ok(())
 }
 
-/// The statement by which rows are picked, in the form that an index has to serve.
-fn pick(spec: &ClaimSpec) -> String {
-    let inner = &spec.inner;
-    let state = format!("t.{}", inner.state.quoted());
-    let home = state_list(&inner.states.takeable);
-    let mut conditions = Vec::new();
-    match &inner.tracking {
-        Tracking::Columns { until, .. } if inner.on_read => {
-            let until = format!("t.{}", until.quoted());
-            let offered = state_list(inner.states.takeable.iter().chain(&inner.states.taken));
-            let function = state_function(spec).quoted();
-            conditions.push(format!("{state} IN ({offered}) AND {function}({state}, {until}) IN ({home})"));
-        }
-        Tracking::Columns { owner, .. } if inner.states.taken.is_none() => {
-            conditions.push(format!("{state} IN ({home}) AND t.{} IS NULL", owner.quoted()));
-        }
-        _ => conditions.push(format!("{state} IN ({home})")),
+/// The statement by which rows are picked.
+fn pick(spec: &ClaimSpec, facts: &Facts) -> Result<String, ClaimError> {
+    let is_given = |name: &str| facts.columns.iter().any(|column| column.name == name && column.is_required);
+    let words = Words::leased(spec);
+    if let Some(ready) = &spec.inner.ready_at {
+        let _ = words.ready_is_given.set(is_given(ready.as_str()));
     }
-    if let Some(attempts) = &inner.attempts {
-        conditions.push(format!("(t.{0} IS NULL OR t.{0} > 0)", attempts.quoted()));
-    }
-    if let Some(ready) = &inner.ready_at {
-        conditions
-            .push(format!("(t.{0} IS NULL OR t.{0} <= pg_catalog.statement_timestamp())", ready.quoted()));
-    }
-    if let Some(filter) = &inner.filter {
-        conditions.push(format!("({})", filter.as_str()));
-    }
-    let mut order: Vec<String> = inner
-        .order
-        .iter()
-        .map(|by| format!("t.{}{}", by.column.quoted(), if by.descending { " DESC" } else { "" }))
-        .collect();
-    order.push(format!("t.{}", inner.id.quoted()));
-    order.extend(inner.queue.as_ref().map(|queue| format!("t.{}", queue.quoted())));
-    format!(
-        "SELECT t.{} FROM {} AS t WHERE {} ORDER BY {} LIMIT 10 FOR UPDATE OF t SKIP LOCKED",
-        inner.id.quoted(),
-        spec.table().quoted(),
-        conditions.join(" AND "),
-        order.join(", ")
-    )
+    let order = Sequence::new(&words, |name| !is_given(name));
+    let take = Take::up_to(1);
+    let picked = alone(&words, &order, &Asked::new(&words, &take)?, None, true);
+    Ok(format!("WITH {picked} SELECT FROM picked"))
 }
 
 /// What the server would do.
@@ -128,16 +100,18 @@ impl Plan {
 
     fn visit(&mut self, node: &Value) {
         let text = |key: &str| node[key].as_str().unwrap_or_default();
+        // Other rows and tables are looked at as well: those that a row waits for, and leases.
+        let is_picked = text("Alias") == "t" || text("Alias").starts_with("t_");
         match text("Node Type") {
             "Sort" => self.sorts = true,
-            "Seq Scan" => self.scans_all = true,
+            "Seq Scan" if is_picked => self.scans_all = true,
             _ => {}
         }
-        if node["Relation Name"].is_string() {
+        if is_picked {
             self.estimate = node["Plan Rows"].as_i64();
-        }
-        if let Some(name) = node["Index Name"].as_str() {
-            self.index = Some((name.to_owned(), text("Index Cond").to_owned()));
+            if let Some(name) = node["Index Name"].as_str() {
+                self.index = Some((name.to_owned(), text("Index Cond").to_owned()));
+            }
         }
         for child in node["Plans"].as_array().into_iter().flatten() {
             self.visit(child);

@@ -12,18 +12,16 @@ use crate::error::ClaimError;
 
 /// A transaction that only reads, on a connection that is closed at the end. Nothing is prepared and nothing
 /// is set beyond the transaction, so that a pooler may be in between.
-pub(crate) struct Reader {
+#[derive(Debug)]
+pub struct Reader {
     connection: PoolConnection<Postgres>,
     deadline: Instant,
     doing: &'static str,
 }
 
 impl Reader {
-    pub(crate) async fn open(
-        pool: &PgPool,
-        within: Duration,
-        doing: &'static str,
-    ) -> Result<Self, ClaimError> {
+    /// Begins the transaction.
+    pub async fn open(pool: &PgPool, within: Duration, doing: &'static str) -> Result<Self, ClaimError> {
         let deadline = Instant::now() + within;
         let connection = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(doing))?;
         let mut connection = connection.map_err(|error| ClaimError::of(error, doing))?;
@@ -36,12 +34,12 @@ impl Reader {
     }
 
     /// What the server answers, all columns as text.
-    pub(crate) async fn rows(&mut self, sql: &str) -> Result<Vec<Texts>, ClaimError> {
+    pub async fn rows(&mut self, sql: &str) -> Result<Vec<Texts>, ClaimError> {
         self.try_rows(sql).await?.map_err(|error| ClaimError::of(error, self.doing))
     }
 
     /// The same for what the server may refuse: the transaction goes on.
-    pub(crate) async fn attempt(&mut self, sql: &str) -> Result<Result<Vec<Texts>, sqlx::Error>, ClaimError> {
+    pub async fn attempt(&mut self, sql: &str) -> Result<Result<Vec<Texts>, sqlx::Error>, ClaimError> {
         self.rows("SAVEPOINT look").await?;
         let answer = self.try_rows(sql).await?;
         self.rows("ROLLBACK TO SAVEPOINT look; RELEASE SAVEPOINT look").await?;
@@ -55,12 +53,13 @@ impl Reader {
     }
 
     /// The answer to a question with one boolean; NULL is no.
-    pub(crate) async fn ask(&mut self, question: &str) -> Result<bool, ClaimError> {
+    pub async fn ask(&mut self, question: &str) -> Result<bool, ClaimError> {
         let rows = self.rows(&format!("SELECT ({question})::pg_catalog.text")).await?;
         Ok(rows.first().is_some_and(|row| row.is(0)))
     }
 
-    pub(crate) async fn close(mut self) -> Result<(), ClaimError> {
+    /// Ends it.
+    pub async fn close(mut self) -> Result<(), ClaimError> {
         self.rows("ROLLBACK").await?;
         let (deadline, doing) = (self.deadline, self.doing);
         let closed = timeout_at(deadline, self.connection.close()).await.map_err(|_| late(doing))?;
@@ -69,7 +68,8 @@ impl Reader {
 }
 
 /// A row whose columns are all text.
-pub(crate) struct Texts(Vec<Option<String>>);
+#[derive(Debug)]
+pub struct Texts(Vec<Option<String>>);
 
 impl Texts {
     fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
@@ -85,15 +85,20 @@ impl Texts {
     }
 
     /// NULL is empty.
-    pub(crate) fn text(&self, at: usize) -> &str {
+    #[must_use]
+    pub fn text(&self, at: usize) -> &str {
         self.0.get(at).and_then(Option::as_deref).unwrap_or_default()
     }
 
-    pub(crate) fn option(&self, at: usize) -> Option<&str> {
+    /// NULL is none.
+    #[must_use]
+    pub fn option(&self, at: usize) -> Option<&str> {
         self.0.get(at).and_then(Option::as_deref)
     }
 
-    pub(crate) fn is(&self, at: usize) -> bool {
+    /// Whether it is true.
+    #[must_use]
+    pub fn is(&self, at: usize) -> bool {
         matches!(self.text(at), "true" | "t")
     }
 

@@ -9,7 +9,8 @@ use crate::spec::{ClaimSpec, Inner};
 use crate::state::{State, StateType};
 
 /// `parts` joined by underscores; where the server would cut that, the end gives way to a hash of it all.
-pub(crate) fn derived(parts: &[&str]) -> String {
+#[must_use]
+pub fn derived(parts: &[&str]) -> String {
     let whole = parts.join("_");
     if whole.len() <= MAX_IDENTIFIER_BYTES {
         return whole;
@@ -47,7 +48,8 @@ pub(crate) fn side_epochs(side: &Table) -> Table {
 }
 
 /// `table` as an expression that the server resolves when it runs, and that fails where there is none.
-pub(crate) fn regclass(table: &Table) -> String {
+#[must_use]
+pub fn regclass(table: &Table) -> String {
     format!("{}::pg_catalog.regclass", literal(&table.quoted()))
 }
 
@@ -75,14 +77,16 @@ pub(crate) fn state_list<'a>(states: impl IntoIterator<Item = &'a State>) -> Str
 }
 
 /// `body` as one statement that runs as a block of code.
-pub(crate) fn block(declarations: &str, body: &str) -> String {
+#[must_use]
+pub fn block(declarations: &str, body: &str) -> String {
     let tag = dollar_tag(&format!("{declarations}{body}"));
     let declare = if declarations.is_empty() { String::new() } else { format!("DECLARE\n{declarations}\n") };
     format!("DO {tag}\n{declare}BEGIN\n{body}\nEND\n{tag}")
 }
 
 /// A quote that does not occur in `text`.
-pub(crate) fn dollar_tag(text: &str) -> String {
+#[must_use]
+pub fn dollar_tag(text: &str) -> String {
     let mut tag = "$leasehold$".to_owned();
     while text.contains(&tag[..tag.len() - 1]) {
         tag = format!("$leasehold_{}$", hash(&format!("{tag}{text}")));

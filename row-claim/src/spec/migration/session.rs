@@ -19,7 +19,8 @@ pub(super) const SHORT_WAIT: u64 = 1_000;
 
 /// A connection of its own, which is closed at the end, however that comes: what was set and locked on it, and
 /// a statement that was given up, end with it.
-pub(crate) struct Session {
+#[derive(Debug)]
+pub struct Session {
     connection: PoolConnection<Postgres>,
     deadline: Instant,
     doing: &'static str,
@@ -27,11 +28,7 @@ pub(crate) struct Session {
 
 impl Session {
     /// Waits until no other process is at it, and sets what statements rely on.
-    pub(crate) async fn open(
-        pool: &PgPool,
-        within: Duration,
-        doing: &'static str,
-    ) -> Result<Self, ClaimError> {
+    pub async fn open(pool: &PgPool, within: Duration, doing: &'static str) -> Result<Self, ClaimError> {
         let deadline = Instant::now() + within;
         let connection = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(doing))?;
         let mut connection = connection.map_err(|error| ClaimError::of(error, doing))?;
@@ -76,7 +73,7 @@ impl Session {
     }
 
     /// Carries out one step, as often as it is refused for waiting too long.
-    pub(crate) async fn step(&mut self, step: &Step) -> Result<(), ClaimError> {
+    pub async fn step(&mut self, step: &Step) -> Result<(), ClaimError> {
         if let Some(needed) = &step.needed
             && !self.ask(needed).await?
         {
@@ -121,7 +118,7 @@ impl Session {
     }
 
     /// Says goodbye to the server.
-    pub(crate) async fn close(self) -> Result<(), ClaimError> {
+    pub async fn close(self) -> Result<(), ClaimError> {
         let (doing, deadline) = (self.doing, self.deadline);
         let closed = timeout_at(deadline, self.connection.close()).await.map_err(|_| late(doing))?;
         closed.map_err(|error| ClaimError::Store(store_error(error, doing)))

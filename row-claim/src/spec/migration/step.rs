@@ -5,26 +5,30 @@ use crate::name::{Column, Table, literal};
 
 /// One statement.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+#[non_exhaustive]
+pub struct Step {
     /// What it is for.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// Run outside of a transaction, and as often as one likes.
-    pub(crate) sql: String,
+    pub sql: String,
     /// A query that says whether it would do anything, where the statement itself would wait to find out.
-    pub(crate) needed: Option<String>,
+    pub needed: Option<String>,
     /// Nobody waits behind it while it waits for others, so that it may.
-    pub(crate) patient: bool,
+    pub patient: bool,
     /// Undoes what it leaves behind when it fails.
-    pub(crate) undo: Option<String>,
+    pub undo: Option<String>,
 }
 
 impl Step {
-    pub(crate) fn new(what: &'static str, sql: String) -> Self {
+    /// A statement that may be run again.
+    #[must_use]
+    pub fn new(what: &'static str, sql: String) -> Self {
         Self { what, sql, needed: None, patient: false, undo: None }
     }
 
     /// `sql` where `condition` is true. The table is not locked to find out.
-    pub(crate) fn only_if(what: &'static str, condition: &str, sql: &str) -> Self {
+    #[must_use]
+    pub fn only_if(what: &'static str, condition: &str, sql: &str) -> Self {
         Self::new(what, block("", &format!("  IF {condition} THEN\n    {sql};\n  END IF;")))
     }
 }
@@ -118,7 +122,9 @@ pub(crate) fn closed_set(
     [Step::new(what, block("  present text;\n  refuses boolean;", &body)), validate(table, name)]
 }
 
-pub(crate) fn quote(name: &str) -> String {
+/// A name that needs quotes, in them.
+#[must_use]
+pub fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 

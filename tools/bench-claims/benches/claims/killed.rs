@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_claim::{
-    ClaimSpec, ClaimStore, Claimer, Hold, HoldStore, IdType, PgClaims, PgHeld, States, Table, Take,
+    ClaimSpec, ClaimStore, Claimer, IdType, PgClaims, PgHeld, PgHold, States, Table, Take,
 };
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -39,7 +39,7 @@ async fn held(url: &str, connection: &mut PgConnection, rows: &mut Vec<Row>) {
         child.start_kill().unwrap();
         let killed = Instant::now();
         loop {
-            if let Some(hold) = held.hold(&Take::up_to(1)).await.unwrap() {
+            if let Some(hold) = held.begin(&Take::up_to(1)).await.unwrap() {
                 took.push(killed.elapsed().as_secs_f64());
                 hold.rollback().await.unwrap();
                 break;
@@ -117,8 +117,8 @@ async fn child_that_holds(url: &str, mode: &str, id: i64) -> Child {
 pub(crate) async fn child(url: &str, mode: &str, id: i64) {
     let pool = PgPool::connect(url).await.unwrap();
     let take = Take::up_to(1).lease(LEASE);
-    let (hold, claims): (Option<Box<dyn Hold>>, _) = if mode == "held" {
-        (PgHeld::new(pool, spec()).hold(&take).await.unwrap(), Vec::new())
+    let (hold, claims): (Option<PgHold>, _) = if mode == "held" {
+        (PgHeld::new(pool, spec()).begin(&take).await.unwrap(), Vec::new())
     } else {
         (None, PgClaims::new(pool, spec()).take(&take).await.unwrap().claims)
     };

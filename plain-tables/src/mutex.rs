@@ -1,0 +1,377 @@
+//! Latches: an id and a boolean.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use leasehold_claim::support::Column;
+use leasehold_claim::{ClaimError, IdType, RowKey, State, Table};
+use sqlx::{PgExecutor, PgPool};
+use uuid::Uuid;
+
+use crate::rows::{Rows, ask};
+use crate::statement::{Statement, column};
+use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
+
+/// A table of latches: an id and a boolean that says whether the lock is taken. NULL means free.
+///
+/// It is a latch, not a lock for everyday: **nothing opens it but its release.** When the holder dies it stays
+/// shut, which halts the next run after a failure until somebody has looked, and opens it with
+/// [`break_lock`](Self::break_lock). For a lock that ends with its holder, use another store or a
+/// [`TimeoutTable`](crate::TimeoutTable).
+///
+/// Without a column for the owner anybody may release it, as the table says no more. Every call is one
+/// statement, on a pool, a connection or in your transaction; others get `false` until that has ended.
+#[derive(Debug)]
+pub struct MutexTable<N: Naming = Unqueued> {
+    rows: Rows,
+    flag: Column,
+    naming: PhantomData<N>,
+}
+
+impl MutexTable {
+    /// The latches of `table`: its id, and the boolean that is true while the lock is taken.
+    #[must_use]
+    pub fn new(table: Table, id: Column, id_type: IdType, acquired: Column) -> Self {
+        Self { rows: Rows::new(table, id, id_type), flag: acquired, naming: PhantomData }
+    }
+
+    /// The `text` column of the queue: the same id may be in two queues.
+    #[must_use]
+    pub fn queue(mut self, column: Column) -> MutexTable<Queued> {
+        self.rows.queue = Some(column);
+        MutexTable { rows: self.rows, flag: self.flag, naming: PhantomData }
+    }
+}
+
+impl<N: Naming> MutexTable<N> {
+    /// The `uuid` column of the owner: then only the owner releases it.
+    #[must_use]
+    pub fn owner(mut self, column: Column) -> Self {
+        self.rows.owner = Some(column);
+        self
+    }
+
+    /// The `bigint` column that counts grants.
+    #[must_use]
+    pub fn epoch(mut self, column: Column) -> Self {
+        self.rows.epoch = Some(column);
+        self
+    }
+
+    /// The `integer` column of attempts left: each grant takes one, at zero there is none. NULL: any number.
+    #[must_use]
+    pub fn attempts(mut self, column: Column) -> Self {
+        self.rows.attempts = Some(column);
+        self
+    }
+
+    /// With the pool, as [`Mutexes`].
+    #[must_use]
+    pub fn on(self, pool: PgPool) -> OnPool<Self> {
+        OnPool { pool, table: self }
+    }
+
+    /// Makes the lock if it is not there: free, with the defaults of the table. `false` if it was there. Needs
+    /// a unique index on the id, with the queue where there is one.
+    ///
+    /// # Errors
+    ///
+    /// What the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have made it.
+    pub async fn create(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: impl Into<N::Key>,
+    ) -> Result<bool, ClaimError> {
+        self.make(executor, &key.into().into()).await
+    }
+
+    /// Takes the lock if it is free.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) where the table has a column for the owner, who would not be
+    /// known; else as [`grant`](Self::grant).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`grant`](Self::grant).
+    pub async fn acquire(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: impl Into<N::Key>,
+    ) -> Result<bool, ClaimError> {
+        self.without_owner("grant")?;
+        Ok(self.take(executor, &key.into().into()).await?.is_some())
+    }
+
+    /// Gives the lock back; `false` if it was free.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) where the table has a column for the owner,
+    /// [`NotFound`](ClaimError::NotFound) when there is no such lock, and what the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have given it back.
+    pub async fn release(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: impl Into<N::Key>,
+    ) -> Result<bool, ClaimError> {
+        self.without_owner("give_back")?;
+        let key = key.into().into();
+        self.open(executor, &PlainGrant { key, owner: None, epoch: None, attempts_left: None }).await
+    }
+
+    /// Takes the lock if it is free, and says under which owner and epoch. `None` if it is taken, or somebody
+    /// is at its row.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](ClaimError::NotFound) when there is no such lock: see [`create`](Self::create).
+    /// [`Exhausted`](ClaimError::Exhausted) when it is free and has no attempts left. What the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have taken it, and nobody releases it: see [`break_lock`](Self::break_lock).
+    pub async fn grant(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: impl Into<N::Key>,
+    ) -> Result<Option<PlainGrant>, ClaimError> {
+        self.take(executor, &key.into().into()).await
+    }
+
+    /// Takes at most `limit` locks that are free and have attempts left, in the order of their ids: of a
+    /// queue by its name, of a table without queues by `()`. Two calls at once get different ones.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit of zero, and what the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`grant`](Self::grant).
+    pub async fn capture(
+        &self,
+        executor: impl PgExecutor<'_>,
+        of: impl Into<N::Scope>,
+        limit: u32,
+    ) -> Result<Vec<PlainGrant>, ClaimError> {
+        self.rows.capture(executor, of.into().into(), limit, &self.free(), &self.shut()).await
+    }
+
+    /// Gives the lock back; `false` if it was free.
+    ///
+    /// # Errors
+    ///
+    /// [`Superseded`](ClaimError::Superseded) when somebody else has it, by owner or epoch;
+    /// [`NotFound`](ClaimError::NotFound) when there is no such lock, and what the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have given it back.
+    pub async fn give_back(
+        &self,
+        executor: impl PgExecutor<'_>,
+        grant: &PlainGrant,
+    ) -> Result<bool, ClaimError> {
+        self.open(executor, grant).await
+    }
+
+    /// Opens a lock whose holder is gone: `true` if `expected_owner` had it. Look up the owner first, so that
+    /// it is not somebody else's by then.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) where the table has no column for the owner: releasing is all
+    /// there is. [`NotFound`](ClaimError::NotFound), and what the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have opened it.
+    pub async fn break_lock(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: impl Into<N::Key>,
+        expected_owner: Uuid,
+    ) -> Result<bool, ClaimError> {
+        self.force(executor, &key.into().into(), expected_owner).await
+    }
+
+    /// Gives the lock `attempts` more and answers how many are left then.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) where the table counts none,
+    /// [`NotFound`](ClaimError::NotFound), and what the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have done so.
+    pub async fn top_up(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: impl Into<N::Key>,
+        attempts: u32,
+    ) -> Result<i32, ClaimError> {
+        self.rows.top_up(executor, &key.into().into(), attempts).await
+    }
+
+    async fn make(&self, executor: impl PgExecutor<'_>, key: &RowKey) -> Result<bool, ClaimError> {
+        let rows = &self.rows;
+        let mut statement = Statement::default();
+        // Checks that the name fits; what it binds is what is inserted.
+        let _ = rows.is(&mut statement, key)?;
+        let (columns, values) = match &rows.queue {
+            Some(queue) => (format!("{}, {}", rows.id.quoted(), queue.quoted()), ", $2"),
+            None => (rows.id.quoted(), ""),
+        };
+        statement.push(&format!(
+            "INSERT INTO {} AS t ({columns}, {}) VALUES ($1::text::{}{values}, false) ON CONFLICT DO NOTHING RETURNING 1",
+            rows.table.quoted(),
+            self.flag.quoted(),
+            rows.kind.sql(),
+        ));
+        Ok(!ask(executor, statement, "make a lock").await?.is_empty())
+    }
+
+    async fn take(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: &RowKey,
+    ) -> Result<Option<PlainGrant>, ClaimError> {
+        self.rows.grant(executor, key, &self.free(), "NULL::text", &self.shut()).await
+    }
+
+    async fn open(&self, executor: impl PgExecutor<'_>, grant: &PlainGrant) -> Result<bool, ClaimError> {
+        let mut statement = Statement::default();
+        let mut mine = String::new();
+        if let Some(owner) = &self.rows.owner {
+            let expected = statement.bind(grant.owner.map(|owner| owner.to_string()))?;
+            mine += &format!(" AND t.{}::text = {expected}", owner.quoted());
+        }
+        if let (Some(epoch), Some(expected)) = (&self.rows.epoch, grant.epoch) {
+            mine += &format!(" AND t.{} = {}", epoch.quoted(), statement.bind(expected)?);
+        }
+        let opened = self.opened(executor, statement, &grant.key, &mine).await?;
+        match opened {
+            Opened::Now => Ok(true),
+            Opened::WasFree => Ok(false),
+            Opened::Others(current_epoch) => {
+                let (epoch, state) = (grant.epoch.unwrap_or(0), State::new("true"));
+                Err(ClaimError::superseded(grant.key.clone(), epoch, current_epoch, Some(state)))
+            }
+        }
+    }
+
+    async fn force(
+        &self,
+        executor: impl PgExecutor<'_>,
+        key: &RowKey,
+        expected: Uuid,
+    ) -> Result<bool, ClaimError> {
+        let Some(owner) = &self.rows.owner else {
+            return Err(ClaimError::Unsupported(format!(
+                "table {} does not say who has a lock; release it, or name the column of the owner",
+                self.rows.table
+            )));
+        };
+        let mut statement = Statement::default();
+        let expected = statement.bind(expected.to_string())?;
+        let mine = format!(" AND t.{}::text = {expected}", owner.quoted());
+        Ok(matches!(self.opened(executor, statement, key, &mine).await?, Opened::Now))
+    }
+
+    async fn opened(
+        &self,
+        executor: impl PgExecutor<'_>,
+        mut statement: Statement,
+        key: &RowKey,
+        mine: &str,
+    ) -> Result<Opened, ClaimError> {
+        const DOING: &str = "give a lock back";
+        let is = self.rows.is(&mut statement, key)?;
+        let (table, flag) = (self.rows.table.quoted(), self.flag.quoted());
+        let owner = self.rows.owner.as_ref().map(|owner| format!(", {} = NULL", owner.quoted()));
+        let epoch = match &self.rows.epoch {
+            Some(epoch) => format!("t.{}::bigint", epoch.quoted()),
+            None => "NULL::bigint".to_owned(),
+        };
+        statement.push(&format!(
+            "WITH opened AS (UPDATE {table} t SET {flag} = false{} WHERE {is} AND t.{flag}{mine} RETURNING 1) \
+             SELECT EXISTS (SELECT FROM opened), COALESCE(t.{flag}, false), {epoch} FROM {table} t WHERE {is}",
+            owner.unwrap_or_default()
+        ));
+        let rows = ask(executor, statement, DOING).await?;
+        let row = rows.first().ok_or_else(|| ClaimError::NotFound { row: key.clone() })?;
+        Ok(match (column(row, 0, DOING)?, column(row, 1, DOING)?) {
+            (true, _) => Opened::Now,
+            (false, true) => Opened::Others(column(row, 2, DOING)?),
+            (false, false) => Opened::WasFree,
+        })
+    }
+
+    fn without_owner(&self, instead: &str) -> Result<(), ClaimError> {
+        if self.rows.owner.is_none() {
+            return Ok(());
+        }
+        Err(ClaimError::Unsupported(format!("table {} keeps owners; use {instead}", self.rows.table)))
+    }
+
+    fn free(&self) -> String {
+        format!("t.{} IS NOT TRUE", self.flag.quoted())
+    }
+
+    fn shut(&self) -> String {
+        format!("{} = true", self.flag.quoted())
+    }
+}
+
+/// What became of a lock that was to be opened.
+enum Opened {
+    Now,
+    WasFree,
+    /// Somebody else has it, under this epoch.
+    Others(Option<i64>),
+}
+
+impl<N: Naming> Clone for MutexTable<N> {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.clone(), flag: self.flag.clone(), naming: PhantomData }
+    }
+}
+
+#[async_trait]
+impl<N: Naming> Mutexes for OnPool<MutexTable<N>> {
+    async fn create(&self, key: &RowKey) -> Result<bool, ClaimError> {
+        self.table.make(&self.pool, key).await
+    }
+
+    async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError> {
+        self.table.take(&self.pool, key).await
+    }
+
+    async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError> {
+        let table = &self.table;
+        table.rows.capture(&self.pool, queue, limit, &table.free(), &table.shut()).await
+    }
+
+    async fn give_back(&self, grant: &PlainGrant) -> Result<bool, ClaimError> {
+        self.table.open(&self.pool, grant).await
+    }
+
+    async fn break_lock(&self, key: &RowKey, expected_owner: Uuid) -> Result<bool, ClaimError> {
+        self.table.force(&self.pool, key, expected_owner).await
+    }
+
+    async fn top_up(&self, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
+        self.table.rows.top_up(&self.pool, key, attempts).await
+    }
+}

@@ -1,0 +1,385 @@
+//! Plain lock tables, used as they are, and their twins in memory.
+
+#![allow(clippy::unwrap_used)] // Also in what the tests share.
+
+#[path = "../../row-claim/tests/held_common/mod.rs"]
+mod held_common;
+
+use std::sync::Arc;
+
+use held_common::*;
+use leasehold_plain_tables::{
+    ClaimError, Column, IdType, MemoryMutexes, MemoryTimeouts, MutexTable, Mutexes, Queued, RowKey, Table,
+    TimeoutTable, Timeouts,
+};
+use sqlx::Connection as _;
+use test_servers::{Cluster, Database, PgBouncer, PgBouncerOptions, fresh_database};
+use uuid::Uuid;
+
+const MUTEX: &str = "CREATE TABLE mutex (id int PRIMARY KEY, acquired boolean NOT NULL DEFAULT false);
+    INSERT INTO mutex VALUES (1), (2)";
+
+/// Both tables with every column, in queues.
+const FULL: &str = "CREATE TABLE latch (id int, queue_id text DEFAULT 'default', acquired boolean, owner uuid, epoch bigint,
+        retries_left int CHECK (retries_left >= 0), PRIMARY KEY (queue_id, id));
+    CREATE TABLE task (id int, queue_id text DEFAULT 'default', started timestamptz, timeout int, epoch bigint,
+        retries_left int CHECK (retries_left >= 0), PRIMARY KEY (queue_id, id))";
+
+fn column(name: &str) -> Column {
+    Column::new(name).unwrap()
+}
+
+fn mutexes() -> MutexTable {
+    MutexTable::new(Table::new("mutex").unwrap(), column("id"), IdType::Int, column("acquired"))
+}
+
+fn latches() -> MutexTable<Queued> {
+    MutexTable::new(Table::new("latch").unwrap(), column("id"), IdType::Int, column("acquired"))
+        .queue(column("queue_id"))
+        .owner(column("owner"))
+        .epoch(column("epoch"))
+        .attempts(column("retries_left"))
+}
+
+fn tasks() -> TimeoutTable<Queued> {
+    TimeoutTable::new(
+        Table::new("task").unwrap(),
+        column("id"),
+        IdType::Int,
+        column("started"),
+        column("timeout"),
+    )
+    .queue(column("queue_id"))
+    .epoch(column("epoch"))
+    .attempts(column("retries_left"))
+}
+
+async fn database(sql: &str) -> (Database, sqlx::PgPool, sqlx::PgConnection) {
+    let db = fresh_database().await;
+    let mut observer = db.connect().await;
+    run(&mut observer, sql).await;
+    let pool = pool(db.url(), 8).await;
+    (db, pool, observer)
+}
+
+/// Rows 32 and 33: of many at once exactly one gets it; releasing what is free is `false`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_32_33_a_mutex_of_id_and_boolean() {
+    let (_db, pool, mut observer) = database(MUTEX).await;
+    let locks = mutexes();
+    for _ in 0..3 {
+        let tries: Vec<_> = (0..100)
+            .map(|_| {
+                let (locks, pool) = (locks.clone(), pool.clone());
+                tokio::spawn(async move { locks.acquire(&pool, 1).await.unwrap() })
+            })
+            .collect();
+        let mut granted = 0;
+        for one in tries {
+            granted += u32::from(one.await.unwrap());
+        }
+        assert_eq!(granted, 1);
+        assert!(locks.release(&pool, 1).await.unwrap());
+        assert!(!locks.release(&pool, 1).await.unwrap(), "it was free");
+    }
+    assert!(locks.acquire(&pool, 2).await.unwrap(), "another lock");
+    // Trap 19: a missing row is no lock that is held; NULL is free.
+    for error in [locks.acquire(&pool, 9).await.unwrap_err(), locks.release(&pool, 9).await.unwrap_err()] {
+        assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
+    }
+    assert!(locks.create(&pool, 9).await.unwrap());
+    assert!(!locks.create(&pool, 9).await.unwrap());
+    assert!(locks.acquire(&pool, 9).await.unwrap());
+    run(
+        &mut observer,
+        "ALTER TABLE mutex ALTER acquired DROP NOT NULL; UPDATE mutex SET acquired = NULL WHERE id = 9",
+    )
+    .await;
+    assert!(!locks.release(&pool, 9).await.unwrap());
+    assert!(locks.acquire(&pool, 9).await.unwrap());
+}
+
+/// Row 34: in the caller's transaction it comes and goes with that; committed, it outlives its holder.
+#[tokio::test]
+async fn row_34_a_latch_stays_shut() {
+    let (db, pool, mut observer) = database(MUTEX).await;
+    let locks = mutexes();
+    let mut holder = db.connect().await;
+    let mut tx = holder.begin().await.unwrap();
+    assert!(locks.acquire(&mut *tx, 1).await.unwrap());
+    assert!(!locks.acquire(&pool, 1).await.unwrap(), "somebody is at it, and nobody waits");
+    tx.rollback().await.unwrap();
+    assert!(locks.acquire(&mut holder, 1).await.unwrap());
+    let pid = text(&mut holder, "pg_backend_pid()").await;
+    run(&mut observer, &format!("SELECT pg_terminate_backend({pid})")).await;
+    until(&mut observer, &format!("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})")).await;
+    assert!(!locks.acquire(&pool, 1).await.unwrap(), "a latch");
+    let error = Mutexes::break_lock(&locks.on(pool), &RowKey::new(1), Uuid::new_v4()).await.unwrap_err();
+    assert!(matches!(error, ClaimError::Unsupported(_)), "{error}");
+}
+
+/// Rows 34, 42 to 45, trap 19, on both: owners, epochs, attempts, queues.
+async fn a_mutex(locks: &dyn Mutexes) {
+    let (one, other) = (RowKey::queued("q1", 1), RowKey::queued("q2", 1));
+    // Row 45: the same id in two queues.
+    let grant = locks.grant(&one).await.unwrap().unwrap();
+    assert!(locks.grant(&other).await.unwrap().is_some());
+    assert_eq!((grant.epoch, grant.attempts_left), (Some(1), Some(2)));
+    assert!(locks.grant(&one).await.unwrap().is_none());
+    // Trap 19: only the owner gives it back, once.
+    let mut wrong = grant.clone();
+    wrong.owner = Some(Uuid::new_v4());
+    match locks.give_back(&wrong).await.unwrap_err() {
+        ClaimError::Superseded { current_epoch, .. } => assert_eq!(current_epoch, Some(1)),
+        error => panic!("{error}"),
+    }
+    // Row 34.
+    assert!(!locks.break_lock(&one, Uuid::new_v4()).await.unwrap());
+    assert!(locks.break_lock(&one, grant.owner.unwrap()).await.unwrap());
+    assert!(!locks.give_back(&grant).await.unwrap(), "it is free");
+    let second = locks.grant(&one).await.unwrap().unwrap();
+    assert_eq!((second.epoch, second.attempts_left), (Some(2), Some(1)));
+    assert_ne!(second.owner, grant.owner);
+    assert!(matches!(locks.give_back(&grant).await.unwrap_err(), ClaimError::Superseded { .. }));
+    assert!(locks.give_back(&second).await.unwrap());
+    // Rows 42 and 43: with 3, exactly 3.
+    let third = locks.grant(&one).await.unwrap().unwrap();
+    assert_eq!(third.attempts_left, Some(0));
+    assert!(locks.grant(&one).await.unwrap().is_none(), "taken, for now");
+    assert!(locks.give_back(&third).await.unwrap());
+    for _ in 0..2 {
+        match locks.grant(&one).await.unwrap_err() {
+            ClaimError::Exhausted { row } => assert_eq!(row, one),
+            error => panic!("{error}"),
+        }
+    }
+    assert_eq!(locks.top_up(&one, 2).await.unwrap(), 2);
+    assert_eq!(locks.grant(&one).await.unwrap().unwrap().attempts_left, Some(1));
+    for error in [
+        locks.grant(&RowKey::queued("q3", 1)).await.unwrap_err(),
+        locks.top_up(&RowKey::queued("q1", 9), 1).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
+    }
+    // Row 44: a batch within a queue, at most as many as asked for, in order, not those that are taken.
+    for id in [3, 10, 2] {
+        assert!(locks.create(&RowKey::queued("q1", id)).await.unwrap());
+    }
+    let q1 = || Some(Arc::from("q1"));
+    let batch = locks.capture(q1(), 2).await.unwrap();
+    let keys = |batch: &[leasehold_plain_tables::PlainGrant]| {
+        batch.iter().map(|row| row.key.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&batch), ["2 in queue q1", "3 in queue q1"]);
+    assert_ne!(batch[0].owner, batch[1].owner);
+    assert_eq!(keys(&locks.capture(q1(), 9).await.unwrap()), ["10 in queue q1"]);
+    assert!(locks.capture(q1(), 9).await.unwrap().is_empty());
+    assert!(matches!(locks.capture(q1(), 0).await.unwrap_err(), ClaimError::InvalidSpec(_)));
+}
+
+#[tokio::test]
+async fn row_34_42_43_44_45_a_mutex_with_everything() {
+    let (_db, pool, mut observer) = database(FULL).await;
+    run(&mut observer, "INSERT INTO latch (id, queue_id, retries_left) VALUES (1, 'q1', 3), (1, 'q2', NULL)")
+        .await;
+    a_mutex(&latches().on(pool.clone())).await;
+    let error = latches().acquire(&pool, ("q1", 1)).await.unwrap_err();
+    assert!(matches!(error, ClaimError::Unsupported(_)), "{error}");
+    let error = Mutexes::grant(&latches().on(pool), &RowKey::new(1)).await.unwrap_err();
+    assert!(matches!(error, ClaimError::InvalidSpec(_)), "{error}");
+}
+
+#[tokio::test]
+async fn row_34_42_43_44_45_a_mutex_in_memory() {
+    let locks = MemoryMutexes::new();
+    locks.set_attempts(RowKey::queued("q1", 1), Some(3));
+    locks.set_attempts(RowKey::queued("q2", 1), None);
+    a_mutex(&locks).await;
+}
+
+/// Rows 35, 36, 42 to 45 and trap 20, on both. `window` changes the window of the lock in `q1`, `pass` lets it
+/// end.
+async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl AsyncFn()) {
+    let (one, other) = (RowKey::queued("q1", 1), RowKey::queued("q2", 1));
+    let first = locks.grant(&one).await.unwrap().unwrap();
+    assert!(locks.grant(&other).await.unwrap().is_some());
+    assert!(locks.grant(&one).await.unwrap().is_none(), "once in each window");
+    locks.extend(&first).await.unwrap();
+    locks.settle(&first).await.unwrap();
+    pass().await;
+    // Its own window has ended, and nobody else was granted it.
+    locks.settle(&first).await.unwrap();
+    let second = locks.grant(&one).await.unwrap().unwrap();
+    assert!(second.epoch > first.epoch);
+    // Trap 20: the run that was too slow is told, and moves nothing.
+    for error in [locks.extend(&first).await.unwrap_err(), locks.settle(&first).await.unwrap_err()] {
+        match error {
+            ClaimError::Superseded { current_epoch, .. } => assert_eq!(current_epoch, second.epoch),
+            error => panic!("{error}"),
+        }
+    }
+    locks.extend(&second).await.unwrap();
+    // Row 36: another window, without anybody being told.
+    assert!(locks.grant(&one).await.unwrap().is_none());
+    window(0).await;
+    assert_eq!(locks.grant(&one).await.unwrap().unwrap().attempts_left, Some(0));
+    for _ in 0..2 {
+        assert!(matches!(locks.grant(&one).await.unwrap_err(), ClaimError::Exhausted { .. }));
+    }
+    assert!(locks.capture(Some(Arc::from("q1")), 9).await.unwrap().is_empty(), "used up");
+    assert_eq!(locks.top_up(&one, 1).await.unwrap(), 1);
+    window(3_600).await;
+    assert!(locks.capture(Some(Arc::from("q1")), 9).await.unwrap().is_empty(), "not ended");
+    window(0).await;
+    assert_eq!(locks.capture(Some(Arc::from("q1")), 9).await.unwrap().len(), 1);
+    assert!(locks.capture(Some(Arc::from("q2")), 9).await.unwrap().is_empty());
+    assert!(matches!(locks.grant(&RowKey::queued("q1", 7)).await.unwrap_err(), ClaimError::NotFound { .. }));
+}
+
+#[tokio::test]
+async fn row_35_36_42_43_44_45_a_timeout_in_postgres() {
+    let (db, pool, mut observer) = database(FULL).await;
+    run(&mut observer, "INSERT INTO task (id, queue_id, timeout, retries_left) VALUES (1, 'q1', 3600, 3), (1, 'q2', 3600, NULL)").await;
+    let window = async |seconds| {
+        let sql = format!("UPDATE task SET timeout = {seconds} WHERE queue_id = 'q1'");
+        run(&mut db.connect().await, &sql).await;
+    };
+    let pass = async || {
+        let sql = "UPDATE task SET started = started - interval '1 hour' WHERE queue_id = 'q1'";
+        run(&mut db.connect().await, sql).await;
+    };
+    a_timeout(&tasks().on(pool), window, pass).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn row_35_36_42_43_44_45_a_timeout_in_memory() {
+    let locks = MemoryTimeouts::new();
+    let hour = std::time::Duration::from_secs(3_600);
+    locks.set(RowKey::queued("q1", 1), hour, Some(3));
+    locks.set(RowKey::queued("q2", 1), hour * 100, None);
+    let window = async |seconds| {
+        // As in the table, attempts are not changed by it.
+        let left = Timeouts::top_up(&locks, &RowKey::queued("q1", 1), 0).await.unwrap();
+        locks.set(RowKey::queued("q1", 1), std::time::Duration::from_secs(seconds), Some(left));
+    };
+    let pass = async || tokio::time::advance(hour).await;
+    a_timeout(&locks, window, pass).await;
+}
+
+/// Row 35: one run in each window, whoever asks; trap 18: by the server's clock, free at the end of the window
+/// to the instant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_35_trap_18_once_in_each_window_by_the_server_s_clock() {
+    let (_db, pool, mut observer) = database(
+        "CREATE TABLE job (id text PRIMARY KEY, at timestamptz, timeout numeric);
+        INSERT INTO job VALUES ('daily', NULL, 86400), ('none', NULL, NULL)",
+    )
+    .await;
+    let jobs = TimeoutTable::new(
+        Table::new("job").unwrap(),
+        column("id"),
+        IdType::Text,
+        column("at"),
+        column("timeout"),
+    );
+    for _ in 0..3 {
+        let tries: Vec<_> = (0..50)
+            .map(|_| {
+                let (jobs, pool) = (jobs.clone(), pool.clone());
+                tokio::spawn(async move { jobs.acquire(&pool, "daily").await.unwrap() })
+            })
+            .collect();
+        let mut granted = 0;
+        for one in tries {
+            granted += u32::from(one.await.unwrap());
+        }
+        assert_eq!(granted, 1);
+        run(&mut observer, "UPDATE job SET at = at - interval '1 day'").await;
+    }
+    // In a transaction whose time stands still the clock goes on, and a moment before the end is before it.
+    run(&mut observer, "UPDATE job SET at = clock_timestamp() - interval '86400 s' + interval '30 s'").await;
+    assert!(!jobs.acquire(&pool, "daily").await.unwrap());
+    let mut tx = pool.begin().await.unwrap();
+    run(&mut tx, "SELECT 1").await;
+    let ends = "UPDATE job SET timeout = 0.2, at = clock_timestamp() WHERE id = 'daily'";
+    run(&mut observer, ends).await;
+    until(&mut observer, "SELECT at + interval '0.2 s' <= clock_timestamp() FROM job WHERE id = 'daily'")
+        .await;
+    assert!(jobs.acquire(&mut *tx, "daily").await.unwrap());
+    tx.commit().await.unwrap();
+    // What cannot be judged is said, and not taken.
+    let error = jobs.acquire(&pool, "none").await.unwrap_err();
+    assert!(error.to_string().contains("no seconds"), "{error}");
+    run(&mut observer, "ALTER TABLE job ALTER at TYPE timestamp; UPDATE job SET at = NULL").await;
+    let error = jobs.acquire(&pool, "daily").await.unwrap_err();
+    assert!(error.to_string().contains("no timestamptz"), "{error}");
+    assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
+}
+
+/// Rows 44 and 38, trap 21 and 5: in order, disjoint, never more than the limit under any plan.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_44_38_captures_are_disjoint() {
+    let (db, pool, mut observer) = database(FULL).await;
+    run(
+        &mut observer,
+        "INSERT INTO latch (id, queue_id) SELECT n, 'q' || n % 2 FROM generate_series(1, 400) n; ANALYZE latch",
+    )
+    .await;
+    for plan in ["hashjoin", "mergejoin", "sort", "material", "indexscan", "seqscan"] {
+        let mut connection = db.connect().await;
+        run(&mut connection, &format!("SET enable_memoize = off; SET enable_{plan} = off; BEGIN")).await;
+        assert_eq!(latches().capture(&mut connection, "q1", 3).await.unwrap().len(), 3, "{plan}");
+        let taken = text(&mut connection, "SELECT count(*) FROM latch WHERE acquired").await;
+        assert_eq!(taken, "3", "{plan}");
+        run(&mut connection, "ROLLBACK").await;
+    }
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let (locks, pool) = (latches(), pool.clone());
+            tokio::spawn(async move {
+                let mut mine = Vec::new();
+                loop {
+                    let batch = locks.capture(&pool, "q1", 7).await.unwrap();
+                    assert!(batch.len() <= 7 && batch.is_sorted_by_key(|grant| grant.key.clone()));
+                    if batch.is_empty() {
+                        return mine;
+                    }
+                    mine.extend(batch.into_iter().map(|grant| grant.key));
+                }
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.unwrap());
+    }
+    // A captor may find only rows that others are at; what they leave it takes in the next call.
+    all.extend(latches().capture(&pool, "q1", 400).await.unwrap().into_iter().map(|grant| grant.key));
+    let before = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!((all.len(), before), (200, 200));
+    assert_eq!(
+        text(&mut observer, "SELECT count(*) FROM latch WHERE acquired AND queue_id = 'q0'").await,
+        "0"
+    );
+}
+
+/// Behind a pooler in transaction mode: in a transaction.
+#[tokio::test]
+async fn in_a_transaction_behind_a_pooler() {
+    let (db, _, _) = database(MUTEX).await;
+    let bouncer = PgBouncer::start(Cluster::shared(), &PgBouncerOptions::new().round_robin());
+    let pool = pool(&bouncer.url(db.name()), 3).await;
+    let (mut one, mut two) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
+    assert!(mutexes().acquire(&mut *one, 1).await.unwrap());
+    assert!(!mutexes().acquire(&mut *two, 1).await.unwrap());
+    two.commit().await.unwrap();
+    one.commit().await.unwrap();
+    for granted in [false, true] {
+        let mut tx = pool.begin().await.unwrap();
+        assert_eq!(mutexes().acquire(&mut *tx, 1).await.unwrap(), granted);
+        assert!(mutexes().release(&mut *tx, 1).await.unwrap());
+        tx.commit().await.unwrap();
+    }
+}

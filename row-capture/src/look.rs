@@ -1,0 +1,221 @@
+//! Is every change recorded?
+
+use std::time::Duration;
+
+use leasehold_claim::support::{Reader, literal, regclass};
+use leasehold_claim::{ClaimError, Finding, Table};
+use sqlx::PgPool;
+
+use crate::sql::parts;
+use crate::{Capture, Mapping};
+
+const LONGEST: Duration = Duration::from_secs(60);
+
+impl Capture {
+    /// What keeps changes from being recorded. Before it is installed, the triggers are not looked at.
+    pub(super) async fn look(&self, pool: &PgPool, is_installed: bool) -> Result<Vec<Finding>, ClaimError> {
+        let mut reader = Reader::open(pool, LONGEST, "check the triggers").await?;
+        let mut findings = Vec::new();
+        if !exists(&mut reader, &self.target).await? {
+            findings.push(Finding::error(format!(
+                "there is no table {} to record changes in; create it",
+                self.target
+            )));
+        } else {
+            for source in &self.sources {
+                self.look_at(source, &mut reader, is_installed, &mut findings).await?;
+            }
+        }
+        reader.close().await?;
+        Ok(findings)
+    }
+
+    async fn look_at(
+        &self,
+        source: &Mapping,
+        reader: &mut Reader,
+        is_installed: bool,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), ClaimError> {
+        let table = &source.table;
+        if !exists(reader, table).await? {
+            findings.push(Finding::error(format!(
+                "there is no table {table} to record the changes of; create it"
+            )));
+            return Ok(());
+        }
+        if !reader
+            .ask(&format!(
+                "(SELECT relkind IN ('r', 'p') FROM pg_catalog.pg_class WHERE oid = {})",
+                regclass(table)
+            ))
+            .await?
+        {
+            findings.push(Finding::error(format!(
+                "{table} is no table; rows of others fire no triggers of this kind"
+            )));
+            return Ok(());
+        }
+        self.look_at_columns(source, reader, findings).await?;
+        if is_installed {
+            self.look_at_triggers(source, reader, findings).await?;
+            self.look_at_children(table, reader, findings).await?;
+        }
+        Ok(())
+    }
+
+    /// Would the row that is recorded be taken? The server is asked, without doing it.
+    async fn look_at_columns(
+        &self,
+        source: &Mapping,
+        reader: &mut Reader,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), ClaimError> {
+        let (target, table) = (self.target.quoted(), &source.table);
+        let mut given: Vec<(String, String)> = source
+            .copied
+            .iter()
+            .map(|(into, from)| (into.quoted(), format!("r.{}", from.quoted())))
+            .collect();
+        given.extend(source.constants.iter().map(|(into, value)| (into.quoted(), value.clone())));
+        given.extend(source.operation.iter().map(|into| (into.quoted(), "'TRUNCATE'".to_owned())));
+        given.extend(source.image.iter().map(|into| (into.quoted(), "'{}'::pg_catalog.jsonb".to_owned())));
+        let columns: Vec<&str> = given.iter().map(|(into, _)| into.as_str()).collect();
+        let values: Vec<&str> = given.iter().map(|(_, value)| value.as_str()).collect();
+        let sql = format!(
+            "EXPLAIN INSERT INTO {target} ({}) SELECT {} FROM {} AS r",
+            columns.join(", "),
+            values.join(", "),
+            table.quoted()
+        );
+        if let Err(error) = reader.attempt(&sql).await? {
+            let said = error
+                .as_database_error()
+                .map_or_else(|| error.to_string(), |answer| answer.message().to_owned());
+            findings.push(Finding::error(format!(
+                "a change of {table} could not be recorded in {} ({said}); correct the capture, or the columns",
+                self.target
+            )));
+            return Ok(());
+        }
+        for (into, _) in &source.copied {
+            let is_required = format!(
+                "EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {} AND attnotnull)",
+                regclass(&self.target),
+                literal(into.as_str())
+            );
+            if !source.truncated.iter().any(|(column, _)| column == into) && reader.ask(&is_required).await? {
+                findings.push(Finding::error(format!(
+                    "a TRUNCATE of {table} would fail: column {into} of {} may not be NULL, and then no row says what \
+                     to put there; say it with `truncated_as`",
+                    self.target
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    async fn look_at_triggers(
+        &self,
+        source: &Mapping,
+        reader: &mut Reader,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), ClaimError> {
+        let table = &source.table;
+        let function = literal(&format!("{}()", self.function(source).quoted()));
+        let [row, truncate] = self.triggers();
+        // Row triggers come in AFTER, of INSERT, DELETE and UPDATE; statement triggers in AFTER of TRUNCATE.
+        for (name, what, bits, is_row) in
+            [(row, "rows", 1 | 4 | 8 | 16, true), (truncate, "TRUNCATE", 32, false)]
+        {
+            let sql = format!(
+                "SELECT part.name::pg_catalog.regclass::pg_catalog.text, t.tgenabled::pg_catalog.text, \
+                 (t.tgfoid = pg_catalog.to_regprocedure({function}) AND t.tgtype = {bits} AND t.tgqual IS NULL \
+                 AND t.tgattr::pg_catalog.text = '')::pg_catalog.text \
+                 FROM ({}) AS part LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = part.name AND t.tgname = {} \
+                 ORDER BY 1",
+                parts(table),
+                literal(&name)
+            );
+            for found in reader.rows(&sql).await? {
+                let part = found.text(0);
+                let message = match (found.option(1), found.is(2)) {
+                    (None, _) if is_row => format!(
+                        "{part} has no trigger {name}, so that changes of its rows are not recorded; install it"
+                    ),
+                    (None, _) => format!(
+                        "{part} has no trigger {name}, so that a TRUNCATE is not recorded; install it"
+                    ),
+                    (Some(_), false) => format!(
+                        "trigger {name} of {part} is not the one that records changes of {what}; install it again"
+                    ),
+                    (Some("D"), _) => format!(
+                        "trigger {name} of {part} is disabled, so that changes are lost: ALTER TABLE {part} ENABLE TRIGGER {name}, and look for what was missed"
+                    ),
+                    (Some("R"), _) => format!(
+                        "trigger {name} of {part} fires for replicated changes only; install it again"
+                    ),
+                    (Some("O"), _) if self.is_always => format!(
+                        "trigger {name} of {part} does not fire where session_replication_role is replica; install it again"
+                    ),
+                    (Some("A"), _) if !self.is_always => {
+                        findings.push(Finding::warning(format!(
+                            "trigger {name} of {part} fires for replicated changes too; say so with `always`, or install it again"
+                        )));
+                        continue;
+                    }
+                    _ => continue,
+                };
+                findings.push(Finding::error(message));
+            }
+        }
+        self.look_at_function(source, reader, findings).await
+    }
+
+    async fn look_at_function(
+        &self,
+        source: &Mapping,
+        reader: &mut Reader,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), ClaimError> {
+        let function = self.function(source);
+        let is_same = format!(
+            "(SELECT pg_catalog.strpos({}, prosrc) > 0 AND prosecdef = {} FROM pg_catalog.pg_proc \
+             WHERE oid = pg_catalog.to_regprocedure({}))",
+            literal(&self.create_function(source)),
+            self.is_definer,
+            literal(&format!("{}()", function.quoted()))
+        );
+        if !reader.ask(&is_same).await? {
+            findings.push(Finding::error(format!(
+                "function {function} is missing, or records something else than this capture says; install it again"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Tables that inherit without being partitions have triggers of their own, or none.
+    async fn look_at_children(
+        &self,
+        table: &Table,
+        reader: &mut Reader,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), ClaimError> {
+        let sql = format!(
+            "SELECT c.oid::pg_catalog.regclass::pg_catalog.text FROM pg_catalog.pg_inherits AS i \
+             JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid WHERE i.inhparent = {} AND NOT c.relispartition",
+            regclass(table)
+        );
+        for child in reader.rows(&sql).await? {
+            findings.push(Finding::warning(format!(
+                "{} inherits from {table}, and its changes fire no trigger of {table}; make it a source too",
+                child.text(0)
+            )));
+        }
+        Ok(())
+    }
+}
+
+async fn exists(reader: &mut Reader, table: &Table) -> Result<bool, ClaimError> {
+    reader.ask(&format!("pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()))).await
+}

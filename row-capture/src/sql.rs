@@ -1,0 +1,195 @@
+//! The statements of a capture.
+
+use leasehold_claim::Table;
+use leasehold_claim::support::{Column, Step, block, derived, dollar_tag, literal, quote, regclass};
+
+use crate::{Capture, Mapping};
+
+/// What the function is called for.
+#[derive(Clone, Copy)]
+enum Row {
+    Old,
+    New,
+    /// There is none: all rows are gone.
+    Truncated,
+}
+
+impl Capture {
+    /// The function of a source, in the schema of the target.
+    pub(super) fn function(&self, source: &Mapping) -> Table {
+        let schema = source.table.schema().unwrap_or_default();
+        let name = derived(&[self.target.name(), "capture", schema, source.table.name()]);
+        self.target.sibling(&name).unwrap_or_else(|_| self.target.clone())
+    }
+
+    /// The triggers for rows and for TRUNCATE.
+    pub(super) fn triggers(&self) -> [String; 2] {
+        let name = self.target.name();
+        [derived(&[name, "capture_row"]), derived(&[name, "capture_truncate"])]
+    }
+
+    pub(super) fn install_steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for source in &self.sources {
+            let function = self.function(source).quoted();
+            let [row, truncate] = self.triggers().map(|name| quote(&name));
+            let table = source.table.quoted();
+            steps.push(Step::new("What is recorded of a change.", self.create_function(source)));
+            let mut on_row = format!(
+                "  CREATE OR REPLACE TRIGGER {row} AFTER INSERT OR UPDATE OR DELETE ON {table}\n    \
+                 FOR EACH ROW EXECUTE FUNCTION {function}();"
+            );
+            if self.is_always {
+                on_row.push_str(&format!("\n  ALTER TABLE {table} ENABLE ALWAYS TRIGGER {row};"));
+            }
+            steps.push(Step::new("Rows that change.", block("", &on_row)));
+            // A TRUNCATE of a partition fires the triggers of that partition alone.
+            let always = if self.is_always {
+                format!(
+                    "\n    EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %s', part.name, {});",
+                    literal(&truncate)
+                )
+            } else {
+                String::new()
+            };
+            let every = format!(
+                "  FOR part IN {} LOOP\n    \
+                 EXECUTE pg_catalog.format('CREATE OR REPLACE TRIGGER %s AFTER TRUNCATE ON %s FOR EACH STATEMENT \
+                 EXECUTE FUNCTION %s()', {}, part.name, {});{always}\n  END LOOP;",
+                parts(&source.table),
+                literal(&truncate),
+                literal(&function)
+            );
+            steps.push(Step::new("Rows that all go at once.", block("  part record;", &every)));
+        }
+        steps
+    }
+
+    pub(super) fn uninstall_steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for source in &self.sources {
+            let [row, truncate] = self.triggers().map(|name| quote(&name));
+            let table = literal(&source.table.quoted());
+            let drop = format!(
+                "  IF pg_catalog.to_regclass({table}) IS NULL THEN\n    RETURN;\n  END IF;\n  \
+                 DROP TRIGGER IF EXISTS {row} ON {};\n  FOR part IN {} LOOP\n    \
+                 EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS %s ON %s', {}, part.name);\n  END LOOP;",
+                source.table.quoted(),
+                parts(&source.table),
+                literal(&truncate)
+            );
+            steps.push(Step::new("Its triggers", block("  part record;", &drop)));
+            let function = format!("DROP FUNCTION IF EXISTS {}()", self.function(source).quoted());
+            steps.push(Step::new("and what they called.", function));
+        }
+        steps
+    }
+
+    pub(super) fn create_function(&self, source: &Mapping) -> String {
+        let mut body = format!(
+            "\nBEGIN\n  IF TG_OP = 'TRUNCATE' THEN\n    {}\n  ELSIF TG_OP = 'INSERT' THEN\n    {}\n  ELSE\n",
+            self.insert(source, Row::Truncated),
+            self.insert(source, Row::New)
+        );
+        let (old, new) = (self.insert(source, Row::Old), self.insert(source, Row::New));
+        body.push_str(&format!("    IF TG_OP = 'UPDATE' THEN\n      {new}\n    END IF;\n"));
+        let moved: Vec<String> = source
+            .copied
+            .iter()
+            .map(|(_, from)| format!("OLD.{0} IS DISTINCT FROM NEW.{0}", from.quoted()))
+            .collect();
+        if moved.is_empty() {
+            body.push_str(&format!("    IF TG_OP = 'DELETE' THEN\n      {old}\n    END IF;\n"));
+        } else {
+            body.push_str(&format!(
+                "    IF TG_OP = 'DELETE' THEN\n      {old}\n    ELSIF {} THEN\n      {old}\n    END IF;\n",
+                moved.join(" OR ")
+            ));
+        }
+        body.push_str("  END IF;\n");
+        if let Some(channel) = &self.notify {
+            body.push_str(&format!("  PERFORM pg_catalog.pg_notify({}, '');\n", literal(channel)));
+        }
+        body.push_str("  RETURN NULL;\nEND\n");
+        let tag = dollar_tag(&body);
+        let settings = match (self.is_definer, self.target.schema()) {
+            // Nobody else's path with the installer's rights.
+            (true, _) => " SECURITY DEFINER SET search_path = pg_catalog, pg_temp",
+            // Names without a schema are found now, not by the path of whoever changes a row.
+            (false, None) => " SET search_path FROM CURRENT",
+            (false, Some(_)) => "",
+        };
+        format!(
+            "CREATE OR REPLACE FUNCTION {}() RETURNS trigger\n  LANGUAGE plpgsql{settings} AS {tag}{body}{tag}",
+            self.function(source).quoted()
+        )
+    }
+
+    fn insert(&self, source: &Mapping, row: Row) -> String {
+        let record = if matches!(row, Row::Old) { "OLD" } else { "NEW" };
+        let mut columns = Vec::new();
+        let mut values = Vec::new();
+        let instead = |column: &Column| {
+            source.truncated.iter().find(|(into, _)| into == column).map(|(_, value)| value.clone())
+        };
+        let mut give = |column: &Column, value: String| {
+            let value = match row {
+                Row::Truncated => instead(column).unwrap_or(value),
+                Row::Old | Row::New => value,
+            };
+            columns.push(column.quoted());
+            values.push(value);
+        };
+        for (into, from) in &source.copied {
+            let value = match row {
+                Row::Truncated => "NULL".to_owned(),
+                Row::Old | Row::New => format!("{record}.{}", from.quoted()),
+            };
+            give(into, value);
+        }
+        for (into, value) in &source.constants {
+            give(into, value.clone());
+        }
+        if let Some(column) = &source.operation {
+            give(column, "TG_OP".to_owned());
+        }
+        if let Some(column) = &source.image {
+            let image = |name: &str, which: &str, operations: &str| {
+                format!(
+                    "CASE WHEN TG_OP IN ({operations}) THEN pg_catalog.jsonb_build_object('{name}', pg_catalog.to_jsonb({which})) ELSE '{{}}' END"
+                )
+            };
+            let rows = match row {
+                Row::Truncated => String::new(),
+                // In a row trigger for another operation the record is NULL.
+                Row::Old | Row::New => format!(
+                    " || {} || {}",
+                    image("old", "OLD", "'UPDATE', 'DELETE'"),
+                    image("new", "NEW", "'INSERT', 'UPDATE'")
+                ),
+            };
+            give(
+                column,
+                format!(
+                    "pg_catalog.jsonb_build_object('table', {}, 'op', TG_OP){rows}",
+                    literal(&source.table.to_string())
+                ),
+            );
+        }
+        format!(
+            "INSERT INTO {} ({}) VALUES ({});",
+            self.target.quoted(),
+            columns.join(", "),
+            values.join(", ")
+        )
+    }
+}
+
+/// A query for a table and its partitions.
+pub(super) fn parts(table: &Table) -> String {
+    let here = regclass(table);
+    format!(
+        "SELECT {here} AS name UNION SELECT relid AS name FROM pg_catalog.pg_partition_tree({here}) AS tree \
+         JOIN pg_catalog.pg_class AS c ON c.oid = relid WHERE c.relkind IN ('r', 'p')"
+    )
+}

@@ -1,0 +1,86 @@
+//! A table through which recorders hand work to workers: what makes it, how its rows are claimed, and how one is recorded.
+//!
+//! Its rows have a number, a state and a kind of closed sets, and the entity that they are about, which is created once
+//! and then updated any number of times. All outstanding rows of an entity are one claim.
+
+use leasehold_claim::sqlx::{AssertSqlSafe, PgConnection, PgPool, query_scalar, raw_sql};
+use leasehold_claim::{ClaimError, ClaimSpec, State, StateName, States, Table, Unmet};
+
+const TABLE: &str = "
+    CREATE TABLE IF NOT EXISTS request (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        status text NOT NULL DEFAULT 'new',
+        kind text NOT NULL DEFAULT 'create' CONSTRAINT request_kinds CHECK (kind IN ('create', 'update')),
+        entity_id bigint NOT NULL,
+        document jsonb
+    );
+    CREATE UNIQUE INDEX IF NOT EXISTS request_one_create ON request (entity_id) WHERE kind = 'create'";
+
+/// One statement, so that also without a transaction row and wake-up both happen, or neither. `CHANNEL` is the spec's.
+const RECORD: &str = "
+    WITH made AS (
+        INSERT INTO request (kind, entity_id, document) VALUES ($1, $2, $3::jsonb)
+        ON CONFLICT (entity_id) WHERE kind = 'create' DO NOTHING RETURNING id
+    ), woken AS MATERIALIZED (SELECT id, pg_notify('CHANNEL', '') FROM made)
+    SELECT id FROM woken";
+
+/// The states of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestState {
+    New,
+    InProgress,
+    Complete,
+    Error,
+}
+
+impl StateName for RequestState {
+    const ALL: &'static [Self] = &[Self::New, Self::InProgress, Self::Complete, Self::Error];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::InProgress => "in-progress",
+            Self::Complete => "complete",
+            Self::Error => "error",
+        }
+    }
+}
+
+pub(crate) fn spec() -> Result<ClaimSpec, ClaimError> {
+    let states = States::text([State::of(RequestState::New)], State::of(RequestState::Complete))
+        .taken(State::of(RequestState::InProgress))
+        .failed(State::of(RequestState::Error));
+    ClaimSpec::builder(Table::new("request")?)
+        .state("status", states)
+        .kind("kind")
+        .group("entity_id")
+        .grouped()
+        .waits("update", "create", Unmet::Block, Unmet::Block)
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts_left")
+        .max_attempts(3)
+        .error("error")
+        .work(["document"])
+        .build()
+}
+
+/// Makes the table, or brings it up to date, and checks it.
+pub(crate) async fn create(pool: &PgPool, spec: &ClaimSpec) -> Result<(), ClaimError> {
+    raw_sql(TABLE).execute(pool).await.map_err(|error| ClaimError::of(error, "make the table"))?;
+    spec.migration().apply(pool).await?;
+    spec.ensure(pool).await
+}
+
+/// Records that there is work, and wakes workers: both with the commit of the transaction that `connection` is in.
+/// Answers the row's number, or `None` where the entity was created already.
+pub(crate) async fn record(
+    connection: &mut PgConnection,
+    spec: &ClaimSpec,
+    kind: &str,
+    entity: i64,
+    document: Option<&str>,
+) -> Result<Option<i64>, ClaimError> {
+    let sql = RECORD.replace("CHANNEL", &spec.channel().replace('\'', "''"));
+    let made = query_scalar(AssertSqlSafe(sql)).bind(kind).bind(entity).bind(document);
+    made.fetch_optional(connection).await.map_err(|error| ClaimError::of(error, "record a change"))
+}

@@ -1,0 +1,247 @@
+//! Recorders hand work to workers, in processes of their own, through one table.
+//!
+//! First a recorder writes down what changed in some spreadsheets while no worker runs, and a worker that is
+//! started later does all of it: each sheet's creation first, its updates after that, in one claim. Then two
+//! processes, A and B, go through a schedule step by step: B passes over the updates of a sheet that A is
+//! still creating, takes another sheet instead, and gets the updates in one claim when A is done. Everything
+//! is in a schema of its own, which is made anew each time.
+//!
+//! ```text
+//! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example spreadsheet
+//! ```
+
+mod hand_off;
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::io;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use leasehold_claim::sqlx::{PgPool, raw_sql};
+use leasehold_claim::{
+    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, Pass, PgClaims,
+    Settlement, Take,
+};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const SCHEMA: &str = "leasehold_spreadsheet";
+
+/// Only a broken server needs this long for an answer.
+const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let url = std::env::var("DATABASE_URL").map_err(|_| "set DATABASE_URL to a database to try this in")?;
+    if let Some(role) = std::env::args().nth(1) {
+        return process(&role, &url).await;
+    }
+    let program = std::env::current_exe()?;
+    let start = |role: &str| {
+        let mut command = Command::new(&program);
+        command.arg(role);
+        command
+    };
+    println!("Recorded without a worker, done by one that came later:");
+    hand_over(&url, start).await?.iter().for_each(|line| println!("  {line}"));
+    println!("Two processes, step by step:");
+    replay(&url, start).await?.iter().for_each(|line| println!("  {line}"));
+    Ok(())
+}
+
+/// A recorder works while no worker runs, and is gone when a worker is started.
+pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
+    prepare(url).await?;
+    let mut told = Vec::new();
+    let mut recorder = Process::start(start("recorder"), url)?;
+    for sheet in 1..=3 {
+        told.push(recorder.ask(&format!("create {sheet}")).await?);
+        for _ in 0..2 {
+            told.push(recorder.ask(&format!("update {sheet}")).await?);
+        }
+    }
+    // A sheet is created once; the database sees to it.
+    told.push(recorder.ask("create 1").await?);
+    recorder.end().await?;
+
+    let mut worker = Process::start(start("worker"), url)?;
+    for _claim in 0..6 {
+        told.push(worker.answer().await?);
+    }
+    worker.end().await?;
+    Ok(told)
+}
+
+/// Two processes at one table. Whatever they do, they are told to, so that it is the same each time.
+pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
+    prepare(url).await?;
+    let mut told = Vec::new();
+    let mut recorder = Process::start(start("recorder"), url)?;
+    for change in ["create 10", "update 10", "update 10", "create 20", "update 10"] {
+        told.push(recorder.ask(change).await?);
+    }
+    recorder.end().await?;
+
+    let (mut a, mut b) = (Process::start(start("stepper"), url)?, Process::start(start("stepper"), url)?);
+    let schedule = [
+        ("A", "take"),   // Row 1, the creation of 10, and is at work from now on.
+        ("B", "take"),   // Not rows 2 and 3, which wait for row 1, but row 4.
+        ("B", "settle"), // Row 4.
+        ("B", "take"),   // Not row 5 either, nor rows 2 and 3 in the next pass:
+        ("B", "take"),   // they wait as long as A is at row 1.
+        ("A", "settle"), // Row 1.
+        ("B", "take"),   // Rows 2, 3 and 5 together.
+        ("A", "take"),   // Nothing: no two processes are at one sheet.
+        ("B", "settle"), // All three at once.
+        ("A", "take"),   // Nothing is left.
+    ];
+    for (name, order) in schedule {
+        let process = if name == "A" { &mut a } else { &mut b };
+        told.push(format!("{name} {}", process.ask(order).await?));
+    }
+    a.end().await?;
+    b.end().await?;
+    Ok(told)
+}
+
+async fn prepare(url: &str) -> Result<()> {
+    let pool = connect(url).await?;
+    raw_sql("DROP SCHEMA IF EXISTS leasehold_spreadsheet CASCADE").execute(&pool).await?;
+    raw_sql("CREATE SCHEMA leasehold_spreadsheet").execute(&pool).await?;
+    hand_off::create(&pool, &hand_off::spec()?).await?;
+    pool.close().await;
+    Ok(())
+}
+
+async fn connect(url: &str) -> Result<PgPool> {
+    let options = url.parse::<PgConnectOptions>()?.options([("search_path", SCHEMA)]);
+    Ok(PgPoolOptions::new().connect_with(options).await?)
+}
+
+/// What a process of the example does: it reads orders and writes answers, each a line.
+pub async fn process(role: &str, url: &str) -> Result<()> {
+    let (pool, requests) = (connect(url).await?, hand_off::spec()?);
+    match role {
+        "recorder" => record(&pool, &requests).await,
+        "worker" => work(pool, &requests).await,
+        "stepper" => step(pool, &requests).await,
+        other => Err(format!("there is no role {other}").into()),
+    }
+}
+
+/// Records each change that it is told of.
+async fn record(pool: &PgPool, requests: &ClaimSpec) -> Result<()> {
+    for order in io::stdin().lines() {
+        let order = order?;
+        let (kind, sheet) = order.split_once(' ').ok_or("an order is a kind and a sheet")?;
+        let mut connection = pool.acquire().await?;
+        match hand_off::record(&mut connection, requests, kind, sheet.parse()?, None).await? {
+            Some(row) => say(&format!("recorded {order} as row {row}")),
+            None => say(&format!("refused {order}: it is there already")),
+        }
+    }
+    Ok(())
+}
+
+/// Does whatever there is, until its input ends.
+async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
+    let claimer = Claimer::builder(Arc::new(PgClaims::new(pool, requests.clone()))).start()?;
+    let closer = claimer.clone();
+    let closing = tokio::spawn(async move {
+        spawn_blocking(|| io::read_to_string(io::stdin())).await??;
+        closer.close().await?;
+        Result::Ok(())
+    });
+    let handler = |claim: Claim| async move {
+        // ... here the sheet would be created or updated ...
+        let what = describe(claim.rows(), claim.group());
+        claim.done().await?;
+        say(&format!("did {what}"));
+        Ok::<_, ClaimError>(())
+    };
+    claimer.run(1, handler).await?;
+    closing.await?
+}
+
+/// Takes one claim when it is told to, and settles it when it is told to.
+async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
+    let claims = PgClaims::new(pool, requests.clone());
+    let (mut pass, mut at_work) = (Pass::new(), VecDeque::<Claimed>::new());
+    for order in io::stdin().lines() {
+        if order? == "take" {
+            let taken = claims.take(&Take::up_to(1).after(pass.line())).await?;
+            pass.saw(&taken);
+            if let Some(claim) = taken.claims.first() {
+                say(&format!("took {}", describe(&claim.rows, claim.group.as_deref())));
+            } else {
+                pass = Pass::new();
+                say("took nothing");
+            }
+            at_work.extend(taken.claims);
+        } else {
+            let claimed = at_work.pop_front().ok_or("nothing was taken")?;
+            let what = describe(&claimed.rows, claimed.group.as_deref());
+            for settled in claims.settle(&[Settlement::new(claimed.claim, Outcome::Done)]).await? {
+                settled?;
+            }
+            say(&format!("settled {what}"));
+        }
+    }
+    Ok(())
+}
+
+/// Of several rows, the kind is that of all: an update is not taken before the creation is done.
+fn describe(rows: &[ClaimedRow], sheet: Option<&str>) -> String {
+    let ids: Vec<String> = rows.iter().map(|row| row.key.id.to_string()).collect();
+    let kind = rows.first().and_then(|row| row.kind.as_deref()).unwrap_or("nothing");
+    format!("{kind} {} as row {}", sheet.unwrap_or("?"), ids.join("+"))
+}
+
+fn say(what: &str) {
+    println!("> {what}");
+}
+
+/// Another process, ended at the latest with this one.
+struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn start(mut command: Command, url: &str) -> Result<Self> {
+        command.env("DATABASE_URL", url).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn()?;
+        let orders = child.stdin.take().ok_or("no input")?;
+        let answers = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+        Ok(Self { child, orders, answers })
+    }
+
+    async fn ask(&mut self, order: &str) -> Result<String> {
+        self.orders.write_all(format!("{order}\n").as_bytes()).await?;
+        self.answer().await
+    }
+
+    async fn answer(&mut self) -> Result<String> {
+        loop {
+            let line = timeout(LONG, self.answers.next_line()).await??.ok_or("the process has ended")?;
+            if let Some((_, answer)) = line.split_once("> ") {
+                return Ok(answer.to_owned());
+            }
+        }
+    }
+
+    /// Ends its input, and waits until it has ended.
+    async fn end(mut self) -> Result<()> {
+        drop(self.orders);
+        let status = timeout(LONG, self.child.wait()).await??;
+        if status.success() { Ok(()) } else { Err(format!("the process ended with {status}").into()) }
+    }
+}

@@ -1,0 +1,18 @@
+//! What statements on the claimed table are made of, and what is read from their answers: the same for claims under leases and
+//! for claims that an open transaction holds.
+
+pub(crate) mod ending;
+mod group_key;
+pub(crate) mod groups;
+pub(crate) mod order;
+pub(crate) mod pick;
+pub(crate) mod query;
+pub(crate) mod row;
+pub(crate) mod settled;
+mod waits;
+pub(crate) mod words;
+
+pub use group_key::group_number;
+
+pub(crate) const TAKE: &str = "take rows";
+pub(crate) const SETTLE: &str = "settle a claim";

@@ -1,0 +1,71 @@
+//! A statement with its values, and what its failure means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::sqlstate;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::{Arguments as _, AssertSqlSafe, Encode, PgConnection, Postgres, Type, query_with};
+
+use crate::error::ClaimError;
+
+/// The longest time that is sent to the server: a hundred years.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+/// A statement and its values.
+#[derive(Clone)]
+pub(crate) struct Query {
+    pub(crate) sql: Arc<str>,
+    values: PgArguments,
+}
+
+impl Query {
+    pub(crate) fn new(sql: impl Into<Arc<str>>) -> Self {
+        Self { sql: sql.into(), values: PgArguments::default() }
+    }
+
+    /// The next value.
+    pub(crate) fn bind<'q, T: Encode<'q, Postgres> + Type<Postgres>>(
+        mut self,
+        value: T,
+    ) -> Result<Self, ClaimError> {
+        self.values
+            .add(value)
+            .map_err(|error| ClaimError::of(sqlx::Error::Encode(error), "send a value to the server"))?;
+        Ok(self)
+    }
+
+    pub(crate) async fn rows(
+        &self,
+        connection: &mut PgConnection,
+        prepared: bool,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let query = query_with(AssertSqlSafe(Arc::clone(&self.sql)), self.values.clone());
+        query.persistent(prepared).fetch_all(connection).await
+    }
+}
+
+/// A time for the server, rounded up.
+pub(crate) fn millis(time: Duration) -> i64 {
+    let rounded = time.min(LONGEST).as_nanos().div_ceil(1_000_000);
+    i64::try_from(rounded).unwrap_or(i64::MAX)
+}
+
+/// The error of a statement; that of a table which does not fit the spec says so.
+pub(crate) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
+    let state = sqlstate(&error).unwrap_or_default();
+    match state.as_str() {
+        "42P01" | "42703" | "42704" | "42883" | "42804" | "3F000" | "22P02" | "22007" => {
+            let said =
+                error.as_database_error().map_or_else(String::new, |answer| answer.message().to_owned());
+            let message = format!(
+                "could not {doing}: {said} ({state}): the table does not fit the spec; check the spec, or run its migration"
+            );
+            Error::new(ErrorKind::SchemaMissing, message)
+                .with_source(leasehold_postgres::DriverError::new(error))
+                .into()
+        }
+        _ => ClaimError::of(error, doing),
+    }
+}
