@@ -10,16 +10,18 @@ mod child;
 mod context;
 mod disturbed;
 mod harness;
-#[cfg(feature = "self-test")]
+#[cfg(feature = "simulation")]
 pub mod history;
 #[cfg(feature = "self-test")]
 pub mod model;
 #[cfg(feature = "self-test")]
 pub mod mutants;
-#[cfg(feature = "self-test")]
+#[cfg(feature = "simulation")]
 mod recorder;
 mod report;
 mod runner;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod suite;
 
 pub use case::{Case, Need, Outcome};

@@ -1,0 +1,547 @@
+//! What the callers of a schedule did and saw, and the judge that looks while it goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{
+    Capabilities, Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity,
+};
+use leasehold_engine::token;
+use tokio::time::Instant;
+
+use super::client::{ClientTurns, DRIFT};
+use super::sometimes::Sometimes;
+use super::table::{EndedBy, Stay, Table};
+use super::wire::Weather;
+use crate::history::{Event, History, What};
+
+/// How much later than its budget a wait may end: it leaves the store's queue meanwhile, and once more if a hint came
+/// just then.
+const LATE: Duration = Duration::from_millis(250);
+
+/// How callers of the store under simulation are bound.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) capabilities: Capabilities,
+    /// The longest that one call of the store may take.
+    pub(crate) call: Duration,
+    pub(crate) close: Duration,
+}
+
+pub(crate) struct Book {
+    pub(crate) bounds: Bounds,
+    pub(crate) weather: Arc<Weather>,
+    /// The cooldown that some grants of the schedule begin.
+    pub(crate) cooldown: Duration,
+    truth: Option<Arc<Table>>,
+    pub(crate) start: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    events: Vec<Event>,
+    violations: Vec<String>,
+    calls: BTreeMap<u64, Call>,
+    next_call: u64,
+    guards: Vec<Guard>,
+    seen: BTreeSet<HolderId>,
+    dead: BTreeSet<u64>,
+    gone: BTreeSet<u64>,
+    registers: BTreeMap<LockKey, Register>,
+}
+
+#[derive(Clone)]
+struct Call {
+    client: u64,
+    key: LockKey,
+    asked: Asked,
+    at: Instant,
+    stood_still: Duration,
+    turns: Arc<ClientTurns>,
+}
+
+/// What a caller asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// `None` waits for ever, zero is a try.
+    pub(crate) budget: Option<Duration>,
+    pub(crate) cooldown: bool,
+    pub(crate) gives_up: bool,
+    pub(crate) max_hold: Option<Duration>,
+    /// Of how many keys.
+    pub(crate) keys: u32,
+}
+
+struct Guard {
+    client: u64,
+    key: LockKey,
+    handle: GrantHandle,
+    turns: Arc<ClientTurns>,
+    granted_at: Instant,
+    stood_still: Duration,
+    max_hold: Option<Duration>,
+    lost: Option<Instant>,
+    doubted: bool,
+}
+
+#[derive(Default)]
+struct Register {
+    fenced: u64,
+    highest: u64,
+    unfenced: u64,
+}
+
+/// What a holder read of the registers of its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    fenced: Option<u64>,
+    unfenced: u64,
+}
+
+impl Book {
+    pub(crate) fn new(
+        bounds: Bounds,
+        weather: &Arc<Weather>,
+        cooldown: Duration,
+        truth: Option<Arc<Table>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            cooldown,
+            weather: Arc::clone(weather),
+            truth,
+            start: Instant::now(),
+            state: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn note(&self, what: Sometimes) {
+        self.weather.seen.note(what);
+    }
+
+    /// Something is wrong.
+    pub(crate) fn wrong(&self, rule: &str, what: impl AsRef<str>) {
+        self.lock().wrong(self.start, rule, what.as_ref());
+    }
+
+    pub(crate) fn ask(&self, client: u64, key: &LockKey, asked: Asked, turns: &Arc<ClientTurns>) -> u64 {
+        let mut state = self.lock();
+        let call = state.next_call;
+        state.next_call += 1;
+        let budget = asked.budget;
+        state.calls.insert(
+            call,
+            Call {
+                client,
+                key: key.clone(),
+                asked,
+                at: Instant::now(),
+                stood_still: turns.stood_still(),
+                turns: Arc::clone(turns),
+            },
+        );
+        state.write(self.start, client, key, What::Asked { call, budget });
+        call
+    }
+
+    pub(crate) fn granted(&self, call: u64, guard: &LockGuard) {
+        self.look();
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        let (holder, token) = (guard.holder(), guard.token());
+        self.answered_in_time(&mut state, &of);
+        if let Some(truth) = &self.truth {
+            let drawn = truth.stays(|stays| stays.iter().rev().find(|s| s.holder == holder).map(|s| s.token));
+            if drawn.and_then(token::from_store_number) != token {
+                state.wrong(self.start, "C8", &format!("{holder} has {token:?}, the store drew {drawn:?}"));
+            }
+        }
+        state.seen.insert(holder);
+        state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
+        if guard.key() != &of.key {
+            state.wrong(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
+        }
+        state.guards.push(Guard {
+            client: of.client,
+            key: of.key,
+            handle: guard.handle(),
+            granted_at: Instant::now(),
+            stood_still: of.turns.stood_still(),
+            turns: of.turns,
+            max_hold: of.asked.max_hold,
+            lost: None,
+            doubted: false,
+        });
+        drop(state);
+        self.look();
+    }
+
+    /// A try found the key held.
+    pub(crate) fn refused(&self, call: u64) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        self.note(Sometimes::TryRefused);
+        self.answered_in_time(&mut state, &of);
+        self.was_hindered(&mut state, &of, "C3");
+        state.write(self.start, of.client, &of.key, What::Refused { call });
+    }
+
+    pub(crate) fn failed(&self, call: u64, error: &Error) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        let kind = error.kind();
+        self.answered_in_time(&mut state, &of);
+        let waited = of.at.elapsed();
+        let over = of.asked.budget.is_some_and(|budget| waited >= budget);
+        match kind {
+            ErrorKind::Timeout => {
+                self.note(Sometimes::TimedOut);
+                self.was_hindered(&mut state, &of, "C4");
+            }
+            ErrorKind::Closed => self.note(Sometimes::WaitClosed),
+            ErrorKind::NotDue => self.note(Sometimes::NotDue),
+            ErrorKind::Lost if of.asked.keys > 1 => {}
+            ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
+                self.note(Sometimes::WaitFailed);
+                if !over && !of.asked.gives_up && !of.asked.cooldown {
+                    let what = format!("a wait of {:?} ended after {waited:?} with {error}", of.asked.budget);
+                    state.wrong(self.start, "C4", &what);
+                }
+            }
+            // A grant that was lost on its way to its caller.
+            ErrorKind::Lost => {}
+            _ => state.wrong(self.start, "C15", &format!("an acquire ended with {error:?}")),
+        }
+        state.write(self.start, of.client, &of.key, What::Failed { call, kind });
+    }
+
+    pub(crate) fn cancelled(&self, call: u64) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        self.note(Sometimes::Cancelled);
+        state.write(self.start, of.client, &of.key, What::Cancelled { call });
+    }
+
+    pub(crate) fn renewed(&self, guard: &LockGuard) {
+        let mut state = self.lock();
+        let (holder, now) = (guard.holder(), Instant::now());
+        // What was lost in the same moment may have been renewed just before.
+        let before = |guard: &&Guard| guard.lost.is_none_or(|at| at < now);
+        if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
+            state.write(self.start, client, guard.key(), What::Renewed { holder });
+        }
+    }
+
+    /// A release begins.
+    pub(crate) fn releasing(&self, guard: &LockGuard) {
+        self.look();
+        let mut state = self.lock();
+        let holder = guard.holder();
+        if let Some(client) = state.guard(holder).map(|guard| guard.client) {
+            state.write(self.start, client, guard.key(), What::Releasing { holder });
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn released(&self, holder: HolderId, answer: &Result<(), Error>) {
+        let mut state = self.lock();
+        let Some(guard) = state.take_guard(holder) else { return };
+        let failed = answer.as_ref().err().map(Error::kind);
+        match failed {
+            None => self.is_released(&mut state, holder),
+            Some(ErrorKind::Lost) => self.note(Sometimes::ReleaseFoundLost),
+            Some(ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity) => {
+                self.note(Sometimes::ReleaseUnknown);
+            }
+            Some(kind) => state.wrong(self.start, "C6", &format!("a release ended with {kind:?}")),
+        }
+        if guard.handle.validity().is_held() {
+            state.wrong(self.start, "C9", &format!("{holder} was released and reads held"));
+        }
+        if failed.is_none() && guard.handle.lost().reason().is_some() {
+            state.wrong(self.start, "C9", &format!("{holder} was released and reads lost"));
+        }
+        state.write(self.start, guard.client, &guard.key, What::Released { holder, failed });
+    }
+
+    /// The guard, or its release, was dropped.
+    pub(crate) fn dropped(&self, holder: HolderId) {
+        let mut state = self.lock();
+        if let Some(guard) = state.take_guard(holder) {
+            state.write(self.start, guard.client, &guard.key, What::Dropped { holder });
+        }
+    }
+
+    /// The client has died with all that it had and asked for.
+    pub(crate) fn died(&self, client: u64) {
+        let mut state = self.lock();
+        state.dead.insert(client);
+        let calls: Vec<_> =
+            state.calls.iter().filter(|(_, call)| call.client == client).map(|(n, _)| *n).collect();
+        for call in calls {
+            if let Some(of) = state.calls.remove(&call) {
+                state.write(self.start, client, &of.key, What::Cancelled { call });
+            }
+        }
+        let holders: Vec<_> =
+            state.guards.iter().filter(|g| g.client == client).map(|g| g.handle.holder()).collect();
+        for holder in holders {
+            if let Some(guard) = state.take_guard(holder) {
+                state.write(self.start, client, &guard.key, What::Dropped { holder });
+            }
+        }
+    }
+
+    /// The client was closed: nothing of it is held any more.
+    pub(crate) fn closed(&self, client: u64) {
+        let mut state = self.lock();
+        let held: Vec<_> =
+            state.guards.iter().filter(|g| g.client == client && g.handle.validity().is_held()).collect();
+        let held: Vec<_> = held.iter().map(|guard| guard.handle.holder()).collect();
+        for holder in held {
+            state.wrong(self.start, "C17", &format!("{holder} reads held after its lock was closed"));
+        }
+    }
+
+    /// What a holder begins with.
+    pub(crate) fn read(&self, guard: &LockGuard) -> Read {
+        let mut state = self.lock();
+        let register = state.registers.entry(guard.key().clone()).or_default();
+        let token = guard.token().map_or(0, leasehold_api::FencingToken::as_u64);
+        let fenced = (token >= register.highest).then_some(register.fenced);
+        register.highest = register.highest.max(token);
+        Read { fenced, unfenced: register.unfenced }
+    }
+
+    /// A write of a holder arrives that was sent when its guard read held.
+    pub(crate) fn write(&self, key: &LockKey, token: u64, read: Read) {
+        let mut state = self.lock();
+        let register = state.registers.entry(key.clone()).or_default();
+        if register.unfenced != read.unfenced {
+            self.weather.seen.note(Sometimes::UnfencedUpdateLost);
+        }
+        register.unfenced = read.unfenced + 1;
+        let Some(fenced) = read.fenced else { return };
+        if token < register.highest {
+            self.weather.seen.note(Sometimes::FencedWriteRefused);
+            return;
+        }
+        let lost = register.fenced != fenced;
+        register.fenced = fenced + 1;
+        if lost {
+            state.wrong(self.start, "C8", &format!("a fenced update of {key} was lost, by token {token}"));
+        }
+    }
+
+    /// Looks at every guard that somebody could look at now.
+    pub(crate) fn look(&self) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let mut good: BTreeMap<LockKey, HolderId> = BTreeMap::new();
+        let now = Instant::now();
+        for at in 0..state.guards.len() {
+            let guard = &mut state.guards[at];
+            if guard.turns.is_paused() {
+                continue;
+            }
+            let (holder, key, client) = (guard.handle.holder(), guard.key.clone(), guard.client);
+            let validity = guard.handle.validity();
+            if validity == Validity::InDoubt && !std::mem::replace(&mut guard.doubted, true) {
+                self.note(Sometimes::InDoubt);
+            }
+            if !validity.is_held() {
+                let reason = guard.handle.lost().reason();
+                let stood_still = guard.turns.stood_still() > guard.stood_still;
+                if guard.lost.is_none() && validity == Validity::Lost {
+                    guard.lost = Some(now);
+                    self.note_loss(reason, stood_still);
+                    let reason = reason.unwrap_or(LossReason::Gone);
+                    state.write(self.start, client, &key, What::Lost { holder, reason });
+                }
+                continue;
+            }
+            if guard.lost.is_some() {
+                state.wrong(self.start, "C9", &format!("{holder} was lost and reads held again"));
+                continue;
+            }
+            let most = guard.max_hold.map(|most| most.div_f64(1.0 - DRIFT) + Duration::from_millis(2));
+            if most.is_some_and(|most| now > guard.granted_at + most) {
+                let what = format!("{holder} reads held after its maximum hold of {:?}", guard.max_hold);
+                state.wrong(self.start, "C9", &what);
+            }
+            if let Some(what) = self.disagrees(holder, &key) {
+                state.wrong(self.start, "C1", &what);
+            }
+            if self.truth.is_some() && self.was_forced(holder) {
+                // The store says who has it; this one is about to be told.
+                continue;
+            }
+            if let Some(other) = good.insert(key.clone(), holder) {
+                state.wrong(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
+            }
+        }
+    }
+
+    /// What the store's record says against a guard that reads held.
+    fn disagrees(&self, holder: HolderId, key: &LockKey) -> Option<String> {
+        self.truth.as_ref()?.stays(|stays| {
+            let Some(stay) = stays.iter().rev().find(|stay| stay.holder == holder) else {
+                return Some(format!("{holder} of {key} reads held, and was never granted"));
+            };
+            let (ended, by) = stay.ended?;
+            let allowed =
+                if by == EndedBy::Force { self.bounds.capabilities.loss_detection } else { Duration::ZERO };
+            let late = ended.elapsed();
+            (late > allowed)
+                .then(|| format!("{holder} of {key} reads held {late:?} after the store ended it ({by:?})"))
+        })
+    }
+
+    fn was_forced(&self, holder: HolderId) -> bool {
+        let forced = |stays: &[Stay]| {
+            stays.iter().rev().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Force))))
+        };
+        self.truth.as_ref().is_some_and(|truth| truth.stays(forced))
+    }
+
+    /// Whether a release that was Ok was one.
+    fn is_released(&self, state: &mut State, holder: HolderId) {
+        let Some(truth) = &self.truth else { return };
+        // A late copy of the request may have been granted once more since.
+        let released = |stays: &[Stay]| {
+            stays.iter().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Release))))
+        };
+        if !truth.stays(released) {
+            state.wrong(
+                self.start,
+                "C6",
+                &format!("the release of {holder} was Ok, and the store did not release it"),
+            );
+        }
+    }
+
+    /// Whether the answer of the call did not come too late.
+    fn answered_in_time(&self, state: &mut State, of: &Call) {
+        let stood_still = of.turns.stood_still().saturating_sub(of.stood_still);
+        let most = match of.asked.budget {
+            None => return,
+            // A call of the store, another one behind a release that is under way, and the yield.
+            Some(Duration::ZERO) => self.bounds.call * 2 * of.asked.keys + self.bounds.capabilities.handover,
+            Some(budget) => budget + LATE,
+        };
+        let waited = of.at.elapsed().saturating_sub(stood_still);
+        if waited > most {
+            let what =
+                format!("a call for {} with {:?} was answered after {waited:?}", of.key, of.asked.budget);
+            state.wrong(self.start, "C4", &what);
+        }
+    }
+
+    /// Whether somebody else held or wanted the key while the call lasted.
+    fn was_hindered(&self, state: &mut State, of: &Call, rule: &str) {
+        // Of several keys it is not known which one was held.
+        let Some(truth) = self.truth.as_ref().filter(|_| of.asked.keys == 1) else { return };
+        let wanted = state.calls.values().any(|call| call.key == of.key)
+            || state.events.iter().rev().take_while(|e| self.start + e.at >= of.at).any(|event| {
+                event.key == of.key && !matches!(event.what, What::Asked { .. } | What::Lost { .. })
+            });
+        let guarded = state.guards.iter().any(|guard| guard.key == of.key);
+        let held = truth.stays(|stays| {
+            let such = |stay: &Stay| {
+                // Its cooldown may last longer than the hold.
+                stay.key == of.key && stay.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
+            };
+            stays.iter().any(such)
+        });
+        if !held && !wanted && !guarded {
+            let what = format!("a call for {} was told that it is held; nobody held or wanted it", of.key);
+            state.wrong(self.start, rule, &what);
+        }
+    }
+
+    fn note_loss(&self, reason: Option<LossReason>, stood_still: bool) {
+        if stood_still {
+            self.note(Sometimes::LostInAPause);
+        }
+        match reason {
+            Some(LossReason::Expired) => self.note(Sometimes::Expired),
+            Some(LossReason::ForcedRelease) => self.note(Sometimes::Forced),
+            Some(LossReason::HeldTooLong) => self.note(Sometimes::HeldTooLong),
+            _ => {}
+        }
+    }
+
+    /// Whether a caller was ever given a guard with this id.
+    pub(crate) fn was_seen(&self, holder: HolderId) -> bool {
+        self.lock().seen.contains(&holder)
+    }
+
+    /// Whether that guard reads lost.
+    pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
+        let lost = |e: &Event| matches!(e.what, What::Lost { holder: lost, .. } if lost == holder);
+        self.lock().events.iter().any(lost)
+    }
+
+    /// Whether that guard's client was closed or dropped before all was calm, or could not be told from one that was.
+    pub(crate) fn has_gone(&self, holder: HolderId) -> bool {
+        self.lock().gone.contains(&(holder.instance() as u64))
+    }
+
+    /// The client is closed or dropped while things go wrong: what its last releases came to is not known.
+    pub(crate) fn goes(&self, client: u64) {
+        self.lock().gone.insert(client);
+    }
+
+    /// What has not ended: calls and guards of those that live.
+    pub(crate) fn open(&self) -> Vec<String> {
+        let state = self.lock();
+        let calls = state
+            .calls
+            .values()
+            .map(|call| format!("client {} asks for {} ({:?})", call.client, call.key, call.asked));
+        let guards = state.guards.iter().map(|g| format!("client {} has a guard of {}", g.client, g.key));
+        calls.chain(guards).collect()
+    }
+
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    pub(crate) fn history(&self) -> History {
+        let state = self.lock();
+        History::new(state.events.clone(), state.calls.is_empty() && state.guards.is_empty())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: What) {
+        let client = u32::try_from(client).unwrap_or(u32::MAX);
+        self.events.push(Event::new(start.elapsed(), client, key.clone(), what));
+    }
+
+    fn wrong(&mut self, start: Instant, rule: &str, what: &str) {
+        // One that goes on is said once.
+        if self.violations.len() < 20 {
+            self.violations.push(format!(
+                "{rule}, {:.3?}, event {}: {what}",
+                start.elapsed(),
+                self.events.len()
+            ));
+        }
+    }
+
+    fn guard(&self, holder: HolderId) -> Option<&Guard> {
+        self.guards.iter().find(|guard| guard.handle.holder() == holder)
+    }
+
+    fn take_guard(&mut self, holder: HolderId) -> Option<Guard> {
+        let at = self.guards.iter().position(|guard| guard.handle.holder() == holder)?;
+        Some(self.guards.remove(at))
+    }
+}
