@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::Error;
+use leasehold_api::{Error, LockKey, LossReason};
 use leasehold_engine::Timing;
 
 use super::backend_fault::BackendFault;
@@ -68,5 +68,9 @@ impl World for Mutated {
 
     fn table(&self) -> Option<Arc<Table>> {
         None
+    }
+
+    fn force(&self, key: &LockKey) -> bool {
+        self.server.end(key, None, LossReason::ForcedRelease, true)
     }
 }

@@ -11,6 +11,7 @@ use leasehold_engine::token;
 use tokio::time::Instant;
 
 use super::client::{ClientTurns, DRIFT};
+use super::disturbance::Disturbance as D;
 use super::sometimes::Sometimes;
 use super::table::{EndedBy, Stay, Table};
 use super::wire::Weather;
@@ -50,6 +51,10 @@ struct State {
     dead: BTreeSet<u64>,
     gone: BTreeSet<u64>,
     registers: BTreeMap<LockKey, Register>,
+    /// When an operator last ended a hold of the key.
+    forced: BTreeMap<LockKey, Instant>,
+    /// Before this nobody is granted the key: a grant that was given began a cooldown.
+    cools_until: BTreeMap<LockKey, Instant>,
 }
 
 #[derive(Clone)]
@@ -70,6 +75,10 @@ pub(crate) struct Asked {
     pub(crate) cooldown: bool,
     pub(crate) gives_up: bool,
     pub(crate) max_hold: Option<Duration>,
+    /// Whether it only tries.
+    pub(crate) tries: bool,
+    /// Its lease, where the store has leases.
+    pub(crate) ttl: Option<Duration>,
     /// Of how many keys.
     pub(crate) keys: u32,
 }
@@ -82,6 +91,8 @@ struct Guard {
     granted_at: Instant,
     stood_still: Duration,
     max_hold: Option<Duration>,
+    /// Before this it is not over, if its lease stays as long as it was.
+    lasts_until: Option<Instant>,
     lost: Option<Instant>,
     doubted: bool,
 }
@@ -160,6 +171,18 @@ impl Book {
         }
         state.seen.insert(holder);
         state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
+        let now = Instant::now();
+        if state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
+            state.wrong(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
+        }
+        if of.asked.cooldown {
+            state.cools_until.insert(of.key.clone(), of.at + self.cooldown);
+        }
+        let most = of.asked.ttl.map(|ttl| ttl.mul_f64(0.9));
+        if most.zip(guard.remaining()).is_some_and(|(most, left)| left > most) {
+            let what = format!("{holder} lasts for {:?} of a lease of {:?}", guard.remaining(), of.asked.ttl);
+            state.wrong(self.start, "C9", &what);
+        }
         if guard.key() != &of.key {
             state.wrong(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
         }
@@ -171,6 +194,7 @@ impl Book {
             stood_still: of.turns.stood_still(),
             turns: of.turns,
             max_hold: of.asked.max_hold,
+            lasts_until: of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT))),
             lost: None,
             doubted: false,
         });
@@ -184,7 +208,7 @@ impl Book {
         let Some(of) = state.calls.remove(&call) else { return };
         self.note(Sometimes::TryRefused);
         self.answered_in_time(&mut state, &of);
-        self.was_hindered(&mut state, &of, "C3");
+        self.was_hindered(&mut state, call, &of, "C3");
         state.write(self.start, of.client, &of.key, What::Refused { call });
     }
 
@@ -196,15 +220,28 @@ impl Book {
         let waited = of.at.elapsed();
         let over = of.asked.budget.is_some_and(|budget| waited >= budget);
         match kind {
+            ErrorKind::Timeout if of.asked.tries => {
+                state.wrong(self.start, "C3", "a try ended with a timeout")
+            }
             ErrorKind::Timeout => {
                 self.note(Sometimes::TimedOut);
-                self.was_hindered(&mut state, &of, "C4");
+                self.was_hindered(&mut state, call, &of, "C4");
             }
             ErrorKind::Closed => self.note(Sometimes::WaitClosed),
             ErrorKind::NotDue => self.note(Sometimes::NotDue),
             ErrorKind::Lost if of.asked.keys > 1 => {}
             ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
                 self.note(Sometimes::WaitFailed);
+                let excused = D::OF_CALLS.into_iter().chain([D::Cut, D::Pause]);
+                let disturbed = excused.into_iter().any(|one| self.weather.happened().has(one));
+                // At the end of a budget there may have been no time left for an answer.
+                if !disturbed && (!over || of.asked.budget == Some(Duration::ZERO)) {
+                    state.wrong(
+                        self.start,
+                        "C3",
+                        &format!("a call failed with {error}, and the store did not"),
+                    );
+                }
                 if !over && !of.asked.gives_up && !of.asked.cooldown {
                     let what = format!("a wait of {:?} ended after {waited:?} with {error}", of.asked.budget);
                     state.wrong(self.start, "C4", &what);
@@ -231,6 +268,31 @@ impl Book {
         let before = |guard: &&Guard| guard.lost.is_none_or(|at| at < now);
         if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
             state.write(self.start, client, guard.key(), What::Renewed { holder });
+        }
+    }
+
+    /// The caller asks for another lease than it had.
+    pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
+        let mut state = self.lock();
+        let holder = guard.holder();
+        if let Some(guard) = state.guards.iter_mut().find(|guard| guard.handle.holder() == holder) {
+            guard.lasts_until = None;
+        }
+    }
+
+    /// It was told at `now` that it has a lease of `ttl`, which it asked for at `asked`.
+    pub(crate) fn renewed_for(&self, guard: &LockGuard, ttl: Duration, asked: Instant) {
+        let disturbed = D::OF_CALLS.into_iter().chain([D::Cut, D::Pause]);
+        let (left, took) = (guard.remaining(), asked.elapsed().mul_f64(1.0 + DRIFT));
+        let least = ttl.mul_f64(0.9).saturating_sub(took + Duration::from_millis(1));
+        // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
+        let mut disturbed = disturbed.filter(|one| self.weather.happened().has(*one));
+        let state = self.lock();
+        let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
+        drop(state);
+        let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
+        if short && !bounded && disturbed.next().is_none() {
+            self.wrong("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
         }
     }
 
@@ -272,6 +334,11 @@ impl Book {
         if let Some(guard) = state.take_guard(holder) {
             state.write(self.start, guard.client, &guard.key, What::Dropped { holder });
         }
+    }
+
+    /// An operator has ended the hold of the key.
+    pub(crate) fn forced(&self, key: &LockKey) {
+        self.lock().forced.insert(key.clone(), Instant::now());
     }
 
     /// The client has died with all that it had and asked for.
@@ -339,7 +406,7 @@ impl Book {
     pub(crate) fn look(&self) {
         let mut state = self.lock();
         let state = &mut *state;
-        let mut good: BTreeMap<LockKey, HolderId> = BTreeMap::new();
+        let mut good: BTreeMap<LockKey, (HolderId, Instant)> = BTreeMap::new();
         let now = Instant::now();
         for at in 0..state.guards.len() {
             let guard = &mut state.guards[at];
@@ -347,7 +414,7 @@ impl Book {
                 continue;
             }
             let (holder, key, client) = (guard.handle.holder(), guard.key.clone(), guard.client);
-            let validity = guard.handle.validity();
+            let (validity, granted_at) = (guard.handle.validity(), guard.granted_at);
             if validity == Validity::InDoubt && !std::mem::replace(&mut guard.doubted, true) {
                 self.note(Sometimes::InDoubt);
             }
@@ -356,7 +423,15 @@ impl Book {
                 let stood_still = guard.turns.stood_still() > guard.stood_still;
                 if guard.lost.is_none() && validity == Validity::Lost {
                     guard.lost = Some(now);
+                    let too_early = guard.lasts_until.is_some_and(|until| now < until);
                     self.note_loss(reason, stood_still);
+                    if too_early && reason == Some(LossReason::Expired) {
+                        state.wrong(
+                            self.start,
+                            "C10",
+                            &format!("{holder} is lost long before its lease ends"),
+                        );
+                    }
                     let reason = reason.unwrap_or(LossReason::Gone);
                     state.write(self.start, client, &key, What::Lost { holder, reason });
                 }
@@ -378,7 +453,13 @@ impl Book {
                 // The store says who has it; this one is about to be told.
                 continue;
             }
-            if let Some(other) = good.insert(key.clone(), holder) {
+            if let Some((other, since)) = good.insert(key.clone(), (holder, granted_at)) {
+                // The earlier one may not know yet that an operator has ended it.
+                let told =
+                    |at: &Instant| since < *at && at.elapsed() <= self.bounds.capabilities.loss_detection;
+                if state.forced.get(&key).is_some_and(told) {
+                    continue;
+                }
                 state.wrong(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
             }
         }
@@ -440,9 +521,22 @@ impl Book {
     }
 
     /// Whether somebody else held or wanted the key while the call lasted.
-    fn was_hindered(&self, state: &mut State, of: &Call, rule: &str) {
+    fn was_hindered(&self, state: &mut State, number: u64, of: &Call, rule: &str) {
         // Of several keys it is not known which one was held.
-        let Some(truth) = self.truth.as_ref().filter(|_| of.asked.keys == 1) else { return };
+        if of.asked.keys > 1 {
+            return;
+        }
+        let Some(truth) = &self.truth else {
+            // Whoever had it may still have it as far as the store is concerned.
+            let mine = |event: &Event| matches!(event.what, What::Asked { call, .. } if call == number);
+            let touched = state.events.iter().any(|event| event.key == of.key && !mine(event));
+            if !touched {
+                let what =
+                    format!("a call for {} was told that it is held; nobody ever asked for it", of.key);
+                state.wrong(self.start, rule, &what);
+            }
+            return;
+        };
         let wanted = state.calls.values().any(|call| call.key == of.key)
             || state.events.iter().rev().take_while(|e| self.start + e.at >= of.at).any(|event| {
                 event.key == of.key && !matches!(event.what, What::Asked { .. } | What::Lost { .. })

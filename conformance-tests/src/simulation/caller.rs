@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold_api::{
-    AcquireOptions, Error, ErrorKind, FencingToken, HolderId, Lock, LockGuard, LockKey, OnCooldown, Validity,
+    AcquireOptions, DEFAULT_WAIT, Error, ErrorKind, FencingToken, HolderId, Lock, LockGuard, LockKey,
+    OnCooldown, Validity,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -13,6 +14,7 @@ use super::book::{Asked, Book};
 use super::client::ClientTurns;
 use super::disturbance::Disturbance as D;
 use super::sometimes::Sometimes;
+use super::store::LONGEST_TTL;
 
 /// One caller: a task of a client.
 pub(crate) struct Caller {
@@ -22,6 +24,8 @@ pub(crate) struct Caller {
     pub(crate) turns: Arc<ClientTurns>,
     pub(crate) keys: Vec<LockKey>,
     pub(crate) dice: Rng,
+    /// Whether a lease may be so long that nothing is seen to end by itself.
+    pub(crate) long_leases: bool,
     /// Nothing new is begun from then on.
     pub(crate) until: Instant,
 }
@@ -102,18 +106,22 @@ impl Caller {
         let budget = match self.dice.u8(..8) {
             _ if tries => Some(Duration::ZERO),
             0 => None,
+            1 if self.dice.bool() => Some(DEFAULT_WAIT),
             1 => Some(Duration::ZERO),
             2 => Some(Duration::from_millis(200)),
             3..=5 => Some(Duration::from_secs(2)),
             _ => Some(Duration::from_secs(15)),
         };
         options = match budget {
+            Some(DEFAULT_WAIT) => options,
             Some(budget) => options.wait(budget),
             None => options.wait_forever(),
         };
         let lease = self.lock.capabilities().lease;
         if lease.is_some() && self.dice.bool() {
-            options = options.ttl(Duration::from_millis([800, 1_500, 5_000][self.dice.usize(..3)]));
+            let longest = lease.map(|bounds| bounds.max).filter(|_| self.long_leases);
+            let ttl = [800, 1_500, 5_000, 600_000][self.dice.usize(..4)];
+            options = options.ttl(Duration::from_millis(ttl).min(longest.unwrap_or(LONGEST_TTL)));
         }
         let max_hold =
             (self.dice.u8(..6) == 0).then(|| self.ms(&[200, 900, 2_500]) + Duration::from_millis(1));
@@ -136,6 +144,8 @@ impl Caller {
             cooldown: cools,
             gives_up: gives_up || budget == Some(Duration::ZERO),
             max_hold,
+            tries,
+            ttl: lease.and_then(|lease| options.ttl.or(lease.default)),
             keys: u32::try_from(keys.len()).unwrap_or(1),
         };
         let patience = (self.dice.u8(..4) == 0).then(|| self.ms(&[5, 120, 1_200]));
@@ -195,12 +205,21 @@ impl Caller {
             sleep(first).await;
             let Some(guard) = &hand.guard else { continue };
             if self.dice.u8(..3) == 0 {
-                let outcome = match ttl.filter(|_| self.dice.bool()) {
-                    Some(_) => guard.renew_for(Duration::from_millis(self.dice.u64(600..6_000))).await,
+                let another = ttl.filter(|_| self.dice.bool());
+                let another = another.map(|_| Duration::from_millis(self.dice.u64(600..6_000)));
+                let asked = Instant::now();
+                let outcome = match another {
+                    Some(another) => {
+                        self.book.renews_for_another(guard);
+                        guard.renew_for(another).await
+                    }
                     None => guard.renew().await,
                 };
                 if outcome.is_ok() {
                     self.book.renewed(guard);
+                    if let Some(another) = another {
+                        self.book.renewed_for(guard, another, asked);
+                    }
                 }
             }
             if guard.validity() == Validity::Valid {
@@ -240,6 +259,11 @@ impl Caller {
         let Some(guard) = hand.guard.take() else { return };
         if how == 0 {
             hand.guard = Some(guard);
+            return;
+        }
+        if how == 3 && self.book.weather.happens(D::Cancel) {
+            // Begun, and never polled.
+            drop(guard.into_grant().release());
             return;
         }
         let holder = guard.holder();

@@ -47,6 +47,14 @@ pub struct Played {
     pub(crate) seen: Seen,
 }
 
+impl Played {
+    /// What it ran into.
+    #[must_use]
+    pub const fn seen(&self) -> &Seen {
+        &self.seen
+    }
+}
+
 /// Plays the schedule of `seed` without the disturbances `without`.
 pub(crate) fn play(subject: &dyn Subject, seed: u64, without: Disturbances) -> Played {
     fastrand::seed(seed);
@@ -85,8 +93,15 @@ impl Play {
         let kind = [Kind::Lease, Kind::Lease, Kind::Session, Kind::Latch][dice.usize(..4)];
         let may = Disturbances::draw(&mut dice).and(without.others());
         let one_of = [3, 8, 30][dice.usize(..3)];
-        let names = ["a", "b", "c"];
-        let keys = names[..dice.usize(1..=3)].iter().filter_map(|name| LockKey::new(*name).ok()).collect();
+        let mut names = ["a", "b", "c"];
+        if dice.u8(..4) == 0 {
+            let alike = ["a", "A", "a ", "a:b", "ab", "\u{e9}", "e\u{301}"];
+            names = [(); 3].map(|()| alike[dice.usize(..alike.len())]);
+        }
+        let mut keys: Vec<_> =
+            names[..dice.usize(1..=3)].iter().filter_map(|name| LockKey::new(*name).ok()).collect();
+        keys.sort();
+        keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
         let world = subject.open(kind);
         let weather = Weather::new(seed, may, one_of, world.bounds().capabilities.lease.is_some());
@@ -144,8 +159,8 @@ impl Play {
             }
             match what {
                 D::Force => {
-                    if let Some(table) = self.world.table() {
-                        table.force(&self.keys[key]);
+                    if self.world.force(&self.keys[key]) {
+                        book.forced(&self.keys[key]);
                     }
                     continue;
                 }
@@ -198,6 +213,10 @@ impl Play {
                 turns: Arc::clone(&seat.turns),
                 keys: self.keys.clone(),
                 dice: stream(self.seed, 100 + number, caller),
+                // Not where something may stay in the store that nobody can release.
+                long_leases: ![D::Crash, D::Twice, D::Close, D::Drop]
+                    .iter()
+                    .any(|one| self.weather.may.has(*one)),
                 until: end,
             };
             callers.push(tokio::spawn(InTurn::new(&seat.turns, caller.run())));
@@ -330,6 +349,12 @@ impl Play {
             if !self.cooldown.is_zero() {
                 continue;
             }
+            drop(lock.key(key).wait(wait).acquire().await?);
+            let undo = self.world.bounds().capabilities.undo;
+            if let Err(error) = lock.key(key).wait(undo).acquire().await.map(drop) {
+                book.wrong("C7", format!("{undo:?} after a guard of {key} was dropped: {error}"));
+            }
+            sleep(undo).await;
             match lock.key(key).try_acquire().await? {
                 Some(guard) => guard.release().await?,
                 None => book.wrong("C6", format!("{key} was released, and a try finds it held")),
@@ -375,7 +400,9 @@ fn judge_stays(stays: &[Stay], probe: u64, book: &Book) -> Vec<String> {
         if matches!(stay.ended, Some((_, EndedBy::Release))) && !book.was_seen(stay.holder) {
             book.note(Sometimes::UndoneGrant);
         }
-        let other = |earlier: &&Stay| earlier.holder == stay.holder && (&earlier.key, earlier.client) != (&stay.key, stay.client);
+        let other = |earlier: &&Stay| {
+            earlier.holder == stay.holder && (&earlier.key, earlier.client) != (&stay.key, stay.client)
+        };
         if let Some(other) = stays[..at].iter().find(other) {
             wrong.push(format!("C2: {} of {} was granted for {} before", stay.holder, stay.key, other.key));
         }

@@ -51,7 +51,7 @@ pub(crate) fn capabilities(kind: Kind) -> Capabilities {
     let mut has = Capabilities::new(Scope::Network);
     has.fencing = Fencing::Durable;
     has.cooldown = true;
-    has.undo = Duration::from_secs(10);
+    has.undo = Duration::from_secs(2);
     has.handover = Duration::from_secs(2);
     // What was confirmed just before the store let go, on the slowest clock.
     has.loss_detection = Duration::from_secs(3);

@@ -290,7 +290,11 @@ impl Wire {
 
     /// As [`carry`](Self::carry), for a caller whose work cannot travel on its own: what is dropped on its way to the
     /// store never arrives.
-    pub(crate) async fn carry_here<T>(self: &Arc<Self>, op: Op, work: impl FnOnce() -> T) -> Result<T, Failed> {
+    pub(crate) async fn carry_here<T>(
+        self: &Arc<Self>,
+        op: Op,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, Failed> {
         let Plan { before, after, fate } = self.plan(op);
         if self.is_cut() || matches!(fate, Fate::Lost) {
             return silence(op).await;

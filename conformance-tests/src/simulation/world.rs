@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, Lock};
+use leasehold_api::{Error, Lock, LockKey};
 use leasehold_engine::{Backend, Engine};
 
 use super::book::Bounds;
@@ -25,6 +25,10 @@ pub(crate) trait World: Send + Sync {
     fn connect(&self, seat: &Seat) -> Result<Connection, Error>;
     /// What the store itself knows, if the simulator can read it.
     fn table(&self) -> Option<Arc<Table>>;
+    /// An operator ends the hold of the key. Whether there was one.
+    fn force(&self, key: &LockKey) -> bool {
+        self.table().is_some_and(|table| table.force(key))
+    }
 }
 
 /// What a client runs by.
