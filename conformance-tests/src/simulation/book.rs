@@ -11,15 +11,10 @@ use leasehold_engine::token;
 use tokio::time::Instant;
 
 use super::client::{ClientTurns, DRIFT};
-use super::disturbance::Disturbance as D;
 use super::sometimes::Sometimes;
-use super::table::{EndedBy, Stay, Table};
+use super::table::Table;
 use super::wire::Weather;
 use crate::history::{Event, History, What};
-
-/// How much later than its budget a wait may end: it leaves the store's queue meanwhile, and once more if a hint came
-/// just then.
-const LATE: Duration = Duration::from_millis(250);
 
 /// How callers of the store under simulation are bound.
 #[derive(Clone, Debug)]
@@ -35,36 +30,36 @@ pub(crate) struct Book {
     pub(crate) weather: Arc<Weather>,
     /// The cooldown that some grants of the schedule begin.
     pub(crate) cooldown: Duration,
-    truth: Option<Arc<Table>>,
+    pub(super) truth: Option<Arc<Table>>,
     pub(crate) start: Instant,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct State {
-    events: Vec<Event>,
-    violations: Vec<String>,
-    calls: BTreeMap<u64, Call>,
-    next_call: u64,
-    guards: Vec<Guard>,
-    seen: BTreeSet<HolderId>,
-    dead: BTreeSet<u64>,
-    gone: BTreeSet<u64>,
-    registers: BTreeMap<LockKey, Register>,
+pub(super) struct State {
+    pub(super) events: Vec<Event>,
+    pub(super) violations: Vec<String>,
+    pub(super) calls: BTreeMap<u64, Call>,
+    pub(super) next_call: u64,
+    pub(super) guards: Vec<Guard>,
+    pub(super) seen: BTreeSet<HolderId>,
+    pub(super) dead: BTreeSet<u64>,
+    pub(super) gone: BTreeSet<u64>,
+    pub(super) registers: BTreeMap<LockKey, Register>,
     /// When an operator last ended a hold of the key.
-    forced: BTreeMap<LockKey, Instant>,
+    pub(super) forced: BTreeMap<LockKey, Instant>,
     /// Before this nobody is granted the key: a grant that was given began a cooldown.
-    cools_until: BTreeMap<LockKey, Instant>,
+    pub(super) cools_until: BTreeMap<LockKey, Instant>,
 }
 
 #[derive(Clone)]
-struct Call {
-    client: u64,
-    key: LockKey,
-    asked: Asked,
-    at: Instant,
-    stood_still: Duration,
-    turns: Arc<ClientTurns>,
+pub(super) struct Call {
+    pub(super) client: u64,
+    pub(super) key: LockKey,
+    pub(super) asked: Asked,
+    pub(super) at: Instant,
+    pub(super) stood_still: Duration,
+    pub(super) turns: Arc<ClientTurns>,
 }
 
 /// What a caller asked for.
@@ -83,22 +78,23 @@ pub(crate) struct Asked {
     pub(crate) keys: u32,
 }
 
-struct Guard {
-    client: u64,
-    key: LockKey,
-    handle: GrantHandle,
-    turns: Arc<ClientTurns>,
-    granted_at: Instant,
-    stood_still: Duration,
-    max_hold: Option<Duration>,
+pub(super) struct Guard {
+    pub(super) client: u64,
+    pub(super) key: LockKey,
+    pub(super) handle: GrantHandle,
+    pub(super) turns: Arc<ClientTurns>,
+    pub(super) granted_at: Instant,
+    pub(super) stood_still: Duration,
+    pub(super) max_hold: Option<Duration>,
     /// Before this it is not over, if its lease stays as long as it was.
-    lasts_until: Option<Instant>,
-    lost: Option<Instant>,
-    doubted: bool,
+    pub(super) lasts_until: Option<Instant>,
+    pub(super) ttl: Option<Duration>,
+    pub(super) lost: Option<Instant>,
+    pub(super) doubted: bool,
 }
 
 #[derive(Default)]
-struct Register {
+pub(super) struct Register {
     fenced: u64,
     highest: u64,
     unfenced: u64,
@@ -172,6 +168,11 @@ impl Book {
         state.seen.insert(holder);
         state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
         let now = Instant::now();
+        let expired =
+            guard.validity() == Validity::Lost && guard.lost().reason() == Some(LossReason::Expired);
+        if expired && of.turns.stood_still() == of.stood_still {
+            state.wrong(self.start, "C9", &format!("{holder} was lost when it was granted"));
+        }
         if state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
             state.wrong(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
         }
@@ -195,6 +196,7 @@ impl Book {
             turns: of.turns,
             max_hold: of.asked.max_hold,
             lasts_until: of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT))),
+            ttl: of.asked.ttl,
             lost: None,
             doubted: false,
         });
@@ -221,7 +223,7 @@ impl Book {
         let over = of.asked.budget.is_some_and(|budget| waited >= budget);
         match kind {
             ErrorKind::Timeout if of.asked.tries => {
-                state.wrong(self.start, "C3", "a try ended with a timeout")
+                state.wrong(self.start, "C3", "a try ended with a timeout");
             }
             ErrorKind::Timeout => {
                 self.note(Sometimes::TimedOut);
@@ -232,10 +234,8 @@ impl Book {
             ErrorKind::Lost if of.asked.keys > 1 => {}
             ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
                 self.note(Sometimes::WaitFailed);
-                let excused = D::OF_CALLS.into_iter().chain([D::Cut, D::Pause]);
-                let disturbed = excused.into_iter().any(|one| self.weather.happened().has(one));
                 // At the end of a budget there may have been no time left for an answer.
-                if !disturbed && (!over || of.asked.budget == Some(Duration::ZERO)) {
+                if !self.weather.disturbs_calls() && (!over || of.asked.budget == Some(Duration::ZERO)) {
                     state.wrong(
                         self.start,
                         "C3",
@@ -282,16 +282,14 @@ impl Book {
 
     /// It was told at `now` that it has a lease of `ttl`, which it asked for at `asked`.
     pub(crate) fn renewed_for(&self, guard: &LockGuard, ttl: Duration, asked: Instant) {
-        let disturbed = D::OF_CALLS.into_iter().chain([D::Cut, D::Pause]);
         let (left, took) = (guard.remaining(), asked.elapsed().mul_f64(1.0 + DRIFT));
         let least = ttl.mul_f64(0.9).saturating_sub(took + Duration::from_millis(1));
-        // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
-        let mut disturbed = disturbed.filter(|one| self.weather.happened().has(*one));
         let state = self.lock();
         let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
         drop(state);
         let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
-        if short && !bounded && disturbed.next().is_none() {
+        // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
+        if short && !bounded && !self.weather.disturbs_calls() {
             self.wrong("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
         }
     }
@@ -402,176 +400,6 @@ impl Book {
         }
     }
 
-    /// Looks at every guard that somebody could look at now.
-    pub(crate) fn look(&self) {
-        let mut state = self.lock();
-        let state = &mut *state;
-        let mut good: BTreeMap<LockKey, (HolderId, Instant)> = BTreeMap::new();
-        let now = Instant::now();
-        for at in 0..state.guards.len() {
-            let guard = &mut state.guards[at];
-            if guard.turns.is_paused() {
-                continue;
-            }
-            let (holder, key, client) = (guard.handle.holder(), guard.key.clone(), guard.client);
-            let (validity, granted_at) = (guard.handle.validity(), guard.granted_at);
-            if validity == Validity::InDoubt && !std::mem::replace(&mut guard.doubted, true) {
-                self.note(Sometimes::InDoubt);
-            }
-            if !validity.is_held() {
-                let reason = guard.handle.lost().reason();
-                let stood_still = guard.turns.stood_still() > guard.stood_still;
-                if guard.lost.is_none() && validity == Validity::Lost {
-                    guard.lost = Some(now);
-                    let too_early = guard.lasts_until.is_some_and(|until| now < until);
-                    self.note_loss(reason, stood_still);
-                    if too_early && reason == Some(LossReason::Expired) {
-                        state.wrong(
-                            self.start,
-                            "C10",
-                            &format!("{holder} is lost long before its lease ends"),
-                        );
-                    }
-                    let reason = reason.unwrap_or(LossReason::Gone);
-                    state.write(self.start, client, &key, What::Lost { holder, reason });
-                }
-                continue;
-            }
-            if guard.lost.is_some() {
-                state.wrong(self.start, "C9", &format!("{holder} was lost and reads held again"));
-                continue;
-            }
-            let most = guard.max_hold.map(|most| most.div_f64(1.0 - DRIFT) + Duration::from_millis(2));
-            if most.is_some_and(|most| now > guard.granted_at + most) {
-                let what = format!("{holder} reads held after its maximum hold of {:?}", guard.max_hold);
-                state.wrong(self.start, "C9", &what);
-            }
-            if let Some(what) = self.disagrees(holder, &key) {
-                state.wrong(self.start, "C1", &what);
-            }
-            if self.truth.is_some() && self.was_forced(holder) {
-                // The store says who has it; this one is about to be told.
-                continue;
-            }
-            if let Some((other, since)) = good.insert(key.clone(), (holder, granted_at)) {
-                // The earlier one may not know yet that an operator has ended it.
-                let told =
-                    |at: &Instant| since < *at && at.elapsed() <= self.bounds.capabilities.loss_detection;
-                if state.forced.get(&key).is_some_and(told) {
-                    continue;
-                }
-                state.wrong(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
-            }
-        }
-    }
-
-    /// What the store's record says against a guard that reads held.
-    fn disagrees(&self, holder: HolderId, key: &LockKey) -> Option<String> {
-        self.truth.as_ref()?.stays(|stays| {
-            let Some(stay) = stays.iter().rev().find(|stay| stay.holder == holder) else {
-                return Some(format!("{holder} of {key} reads held, and was never granted"));
-            };
-            let (ended, by) = stay.ended?;
-            let allowed =
-                if by == EndedBy::Force { self.bounds.capabilities.loss_detection } else { Duration::ZERO };
-            let late = ended.elapsed();
-            (late > allowed)
-                .then(|| format!("{holder} of {key} reads held {late:?} after the store ended it ({by:?})"))
-        })
-    }
-
-    fn was_forced(&self, holder: HolderId) -> bool {
-        let forced = |stays: &[Stay]| {
-            stays.iter().rev().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Force))))
-        };
-        self.truth.as_ref().is_some_and(|truth| truth.stays(forced))
-    }
-
-    /// Whether a release that was Ok was one.
-    fn is_released(&self, state: &mut State, holder: HolderId) {
-        let Some(truth) = &self.truth else { return };
-        // A late copy of the request may have been granted once more since.
-        let released = |stays: &[Stay]| {
-            stays.iter().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Release))))
-        };
-        if !truth.stays(released) {
-            state.wrong(
-                self.start,
-                "C6",
-                &format!("the release of {holder} was Ok, and the store did not release it"),
-            );
-        }
-    }
-
-    /// Whether the answer of the call did not come too late.
-    fn answered_in_time(&self, state: &mut State, of: &Call) {
-        let stood_still = of.turns.stood_still().saturating_sub(of.stood_still);
-        let most = match of.asked.budget {
-            None => return,
-            // A call of the store, another one behind a release that is under way, and the yield.
-            Some(Duration::ZERO) => self.bounds.call * 2 * of.asked.keys + self.bounds.capabilities.handover,
-            Some(budget) => budget + LATE,
-        };
-        let waited = of.at.elapsed().saturating_sub(stood_still);
-        if waited > most {
-            let what =
-                format!("a call for {} with {:?} was answered after {waited:?}", of.key, of.asked.budget);
-            state.wrong(self.start, "C4", &what);
-        }
-    }
-
-    /// Whether somebody else held or wanted the key while the call lasted.
-    fn was_hindered(&self, state: &mut State, number: u64, of: &Call, rule: &str) {
-        // Of several keys it is not known which one was held.
-        if of.asked.keys > 1 {
-            return;
-        }
-        let Some(truth) = &self.truth else {
-            // Whoever had it may still have it as far as the store is concerned.
-            let mine = |event: &Event| matches!(event.what, What::Asked { call, .. } if call == number);
-            let touched = state.events.iter().any(|event| event.key == of.key && !mine(event));
-            if !touched {
-                let what =
-                    format!("a call for {} was told that it is held; nobody ever asked for it", of.key);
-                state.wrong(self.start, rule, &what);
-            }
-            return;
-        };
-        let wanted = state.calls.values().any(|call| call.key == of.key)
-            || state.events.iter().rev().take_while(|e| self.start + e.at >= of.at).any(|event| {
-                event.key == of.key && !matches!(event.what, What::Asked { .. } | What::Lost { .. })
-            });
-        let guarded = state.guards.iter().any(|guard| guard.key == of.key);
-        let held = truth.stays(|stays| {
-            let such = |stay: &Stay| {
-                // Its cooldown may last longer than the hold.
-                stay.key == of.key && stay.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
-            };
-            stays.iter().any(such)
-        });
-        if !held && !wanted && !guarded {
-            let what = format!("a call for {} was told that it is held; nobody held or wanted it", of.key);
-            state.wrong(self.start, rule, &what);
-        }
-    }
-
-    fn note_loss(&self, reason: Option<LossReason>, stood_still: bool) {
-        if stood_still {
-            self.note(Sometimes::LostInAPause);
-        }
-        match reason {
-            Some(LossReason::Expired) => self.note(Sometimes::Expired),
-            Some(LossReason::ForcedRelease) => self.note(Sometimes::Forced),
-            Some(LossReason::HeldTooLong) => self.note(Sometimes::HeldTooLong),
-            _ => {}
-        }
-    }
-
-    /// Whether a caller was ever given a guard with this id.
-    pub(crate) fn was_seen(&self, holder: HolderId) -> bool {
-        self.lock().seen.contains(&holder)
-    }
-
     /// Whether that guard reads lost.
     pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
         let lost = |e: &Event| matches!(e.what, What::Lost { holder: lost, .. } if lost == holder);
@@ -608,18 +436,18 @@ impl Book {
         History::new(state.events.clone(), state.calls.is_empty() && state.guards.is_empty())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: What) {
+    pub(super) fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: What) {
         let client = u32::try_from(client).unwrap_or(u32::MAX);
         self.events.push(Event::new(start.elapsed(), client, key.clone(), what));
     }
 
-    fn wrong(&mut self, start: Instant, rule: &str, what: &str) {
+    pub(super) fn wrong(&mut self, start: Instant, rule: &str, what: &str) {
         // One that goes on is said once.
         if self.violations.len() < 20 {
             self.violations.push(format!(

@@ -13,6 +13,7 @@ pub(crate) mod book;
 mod caller;
 pub(crate) mod client;
 mod disturbance;
+mod judge;
 mod schedule;
 mod sometimes;
 mod store;

@@ -294,6 +294,7 @@ impl Play {
         self.rest(&clients, table.as_ref(), book).await;
         self.probe = next;
         self.probe(next, book).await?;
+        let are_engines = clients.iter().all(|client| client.connection.engine.is_some());
         for client in clients {
             if self.dice.bool() {
                 close(client, Arc::clone(book)).await;
@@ -302,7 +303,7 @@ impl Play {
             }
         }
         sleep(Duration::from_secs(8)).await;
-        if !self.weather.may.has(D::Crash) {
+        if are_engines && !self.weather.may.has(D::Crash) {
             // This one has no task, the look-out has one.
             let left = Handle::current().metrics().num_alive_tasks();
             if left > 1 {

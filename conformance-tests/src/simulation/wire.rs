@@ -17,7 +17,7 @@ use super::disturbance::{Disturbance as D, Disturbances};
 use super::sometimes::{Seen, Sometimes};
 
 /// More calls than this in one schedule are not work but a loop.
-const TOO_MANY: u64 = 20_000;
+const TOO_MANY: u64 = 5_000;
 
 /// What is common to the wires of one schedule.
 #[derive(Debug)]
@@ -39,8 +39,8 @@ pub(crate) struct Weather {
 
 #[derive(Debug, Default)]
 struct State {
-    /// From here on nothing goes wrong.
-    calm: bool,
+    /// From when on nothing goes wrong.
+    calm: Option<Instant>,
     /// What did happen.
     happened: Disturbances,
 }
@@ -61,17 +61,28 @@ impl Weather {
 
     /// From here on nothing goes wrong.
     pub(crate) fn calm_down(&self) {
-        self.lock().calm = true;
+        self.lock().calm = Some(Instant::now());
     }
 
     pub(crate) fn is_calm(&self) -> bool {
-        self.lock().calm
+        self.lock().calm.is_some()
+    }
+
+    /// For how long nothing has gone wrong.
+    pub(crate) fn calm_for(&self) -> Duration {
+        self.lock().calm.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Whether any call could be other than quick and carried out.
+    pub(crate) fn disturbs_calls(&self) -> bool {
+        let happened = self.happened();
+        D::OF_CALLS.into_iter().chain([D::Cut, D::Pause]).any(|one| happened.has(one))
     }
 
     /// Whether `one` may happen now. Then it is taken to happen.
     pub(crate) fn happens(&self, one: D) -> bool {
         let mut state = self.lock();
-        let happens = self.may.has(one) && !state.calm;
+        let happens = self.may.has(one) && state.calm.is_none();
         if happens {
             state.happened = state.happened.with(one);
         }
