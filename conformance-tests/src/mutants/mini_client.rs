@@ -189,8 +189,13 @@ impl Client {
             let answer = match answer {
                 // Dropped, it is undone, and the store is asked again.
                 Ok(Answer::Granted(mut fresh)) if self.is_late(&fresh) => {
-                    fresh.taken = self.fault == Fault::LateGrantIsKept;
-                    Err(Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived"))
+                    let error =
+                        Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived");
+                    if self.fault == Fault::LateGrantIsKept {
+                        fresh.taken = true;
+                        return Err(Refusal::Failed(self.named(error, key)));
+                    }
+                    Err(error)
                 }
                 answer => answer,
             };
