@@ -11,17 +11,19 @@ mod clock;
 mod context;
 mod disturbed;
 mod harness;
-#[cfg(feature = "self-test")]
+#[cfg(feature = "simulation")]
 pub mod history;
 #[cfg(feature = "self-test")]
 pub mod model;
 #[cfg(feature = "self-test")]
 pub mod mutants;
 mod pace;
-#[cfg(feature = "self-test")]
+#[cfg(feature = "simulation")]
 mod recorder;
 mod report;
 mod runner;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod stall;
 mod suite;
 mod verdict;

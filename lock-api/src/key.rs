@@ -1,8 +1,8 @@
 //! What is locked: validated keys, composition and namespaces.
 
 use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
-use std::sync::{Arc, LazyLock};
+use std::hash::{BuildHasher as _, Hash, Hasher};
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
@@ -34,6 +34,13 @@ pub struct LockKey {
     // process: outsiders who choose keys cannot choose collisions.
     hash: u64,
 }
+
+/// Seeded per process, so that nobody can choose keys that collide.
+#[cfg(not(feature = "test-util"))]
+static SEED: std::sync::LazyLock<std::hash::RandomState> = std::sync::LazyLock::new(Default::default);
+/// The same in each process: a simulator repeats what it has seen.
+#[cfg(feature = "test-util")]
+static SEED: std::hash::BuildHasherDefault<std::hash::DefaultHasher> = std::hash::BuildHasherDefault::new();
 
 impl LockKey {
     /// Makes a key of `text`.
@@ -99,7 +106,6 @@ impl LockKey {
     }
 
     pub(crate) fn from_valid(text: Arc<str>) -> Self {
-        static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let hash = SEED.hash_one(&*text);
         Self { text, hash }
     }

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{Error, LossReason};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -26,6 +25,7 @@ use crate::queue::Queues;
 use crate::renewal::{Queued, Renewal, Renewals, WaitingRenewals};
 use crate::schedule::Schedule;
 use crate::shared::{CloseOutcome, Shared};
+use crate::tasks::Tasks;
 
 /// The longest the driver sleeps while holds can end: the clock of validity also runs during suspend,
 /// the runtime's timers may not, so a loss during suspend is signalled this soon after resuming.
@@ -45,7 +45,7 @@ pub(crate) struct Driver {
     inbox: Arc<Inbox>,
     closing: tokio_util::sync::CancellationToken,
     /// Where calls of the store run.
-    handle: Handle,
+    tasks: Tasks,
     runtime_gone: tokio_util::sync::CancellationToken,
     request_timeout: Duration,
     close_limit: Duration,
@@ -76,7 +76,7 @@ impl Driver {
             clock: Arc::clone(&shared.clock),
             inbox: Arc::clone(&shared.inbox),
             closing: shared.closing.clone(),
-            handle: shared.handle.clone(),
+            tasks: shared.tasks.clone(),
             runtime_gone: shared.runtime_gone.clone(),
             request_timeout: shared.timing.request_timeout,
             close_limit: shared.timing.close,
@@ -154,7 +154,7 @@ impl Driver {
 
     fn renew(&mut self, shared: &Shared, renewals: Vec<Renewal>) {
         let call = shared.renew(renewals);
-        self.calls.spawn_on(async move { Answered::Renewed(call.await) }, &self.handle);
+        self.tasks.spawn_into(&mut self.calls, async move { Answered::Renewed(call.await) });
     }
 
     /// Runs an abandoned call to its end. What was answered with "contended" leaves nothing to free; else, and
@@ -177,7 +177,7 @@ impl Driver {
             };
             Answered::Finished(holds.into_iter().filter_map(left).collect())
         };
-        self.calls.spawn_on(finished, &self.handle);
+        self.tasks.spawn_into(&mut self.calls, finished);
     }
 
     /// Makes the calls that are due for what is to be freed.
@@ -192,7 +192,7 @@ impl Driver {
                 let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
                 Answered::Freed(batch, answers)
             };
-            self.calls.spawn_on(call, &self.handle);
+            self.tasks.spawn_into(&mut self.calls, call);
         }
     }
 
@@ -279,7 +279,7 @@ impl Driver {
         // The backend's own timers and tasks are on the engine's runtime; the limit is ours, as its workers may be
         // blocked.
         let closing = Arc::clone(&backend);
-        let closing = self.handle.spawn(async move { closing.close().await });
+        let closing = self.tasks.spawn(async move { closing.close().await });
         if !matches!(timeout(rest, closing).await, Ok(Ok(()))) {
             backend.abort();
         }

@@ -33,6 +33,7 @@ use crate::queue::Queues;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
 use crate::state::Phase;
+use crate::tasks::Tasks;
 use crate::waiting::{failure_of, is_ending};
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
@@ -76,6 +77,8 @@ impl Engine {
             clock: SystemClock::shared(),
             timing: None,
             key_class: first_part,
+            #[cfg(feature = "test-util")]
+            simulated: None,
         }
     }
 
@@ -103,7 +106,7 @@ impl Engine {
         let span = tracing::debug_span!("acquire", store = %self.shared.name, key = first.map(tracing::field::display));
         let work = acquisition.run(begun, holds).instrument(span);
         // Boxed: this state is large, and callers that are granted on the fast path never need it.
-        let work = Box::pin(TokioContext::new(work, self.shared.handle.clone()));
+        let work = Box::pin(TokioContext::new(work, self.shared.tasks.handle().clone()));
         match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => outcome,
             // Tokio's timers panic when their runtime has gone, which another executor may find out first.
@@ -280,6 +283,8 @@ pub struct EngineBuilder {
     clock: Arc<dyn Clock>,
     timing: Option<Timing>,
     key_class: KeyClass,
+    #[cfg(feature = "test-util")]
+    simulated: Option<(u128, Arc<dyn crate::tasks::Turns>)>,
 }
 
 impl EngineBuilder {
@@ -310,6 +315,14 @@ impl EngineBuilder {
         self
     }
 
+    /// For simulators: `instance` is the engine's part of its holder ids, which otherwise is drawn at random, and
+    /// `turns` decides when its tasks go on.
+    #[cfg(feature = "test-util")]
+    pub fn simulated(mut self, instance: u128, turns: Arc<dyn crate::tasks::Turns>) -> Self {
+        self.simulated = Some((instance, turns));
+        self
+    }
+
     /// Attaches the backend and starts the driver: on a runtime with several workers on a thread of its own,
     /// which all engines of the process share, else on that runtime.
     ///
@@ -329,6 +342,11 @@ impl EngineBuilder {
                 .with_source(error)
             })?,
         };
+        let (tasks, instance) = (Tasks::on(handle), uuid::Uuid::new_v4().as_u128());
+        #[cfg(feature = "test-util")]
+        let (instance, turns) = self.simulated.map_or((instance, None), |(id, turns)| (id, Some(turns)));
+        #[cfg(feature = "test-util")]
+        let tasks = tasks.taking(turns);
         let (closed_sender, closed) = watch::channel(None);
         let timing = self.timing.unwrap_or_else(|| self.backend.timing());
         let shared = Arc::new(Shared {
@@ -337,27 +355,27 @@ impl EngineBuilder {
             capabilities: self.backend.capabilities().clone(),
             timing,
             clock: self.clock,
-            handle,
+            tasks,
             queues: Queues::new(),
             schedule: Arc::new(Schedule::new()),
             inbox: Arc::new(Inbox::default()),
             closing: CancellationToken::new(),
             runtime_gone: CancellationToken::new(),
             closed,
-            instance: uuid::Uuid::new_v4().as_u128(),
+            instance,
             backend: self.backend,
         });
         let sink = Sink { shared: Arc::downgrade(&shared) };
         shared.backend.attach(Events::new(Arc::new(sink), Arc::clone(&shared.clock)));
         let driver = Driver::new(&shared, closed_sender);
         let watch = RuntimeWatch::new(&shared);
-        match driver_runtime(&shared.handle) {
+        match driver_runtime(shared.tasks.handle()) {
             Some(elsewhere) => {
                 elsewhere.spawn(driver.run());
-                shared.handle.spawn(watch.watch());
+                shared.tasks.spawn(watch.watch());
             }
             None => {
-                shared.handle.spawn(watch.run(driver));
+                shared.tasks.spawn(watch.run(driver));
             }
         }
         Ok(Engine { shared })

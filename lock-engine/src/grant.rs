@@ -224,7 +224,7 @@ impl Releasing {
     async fn run(mut self) -> Result<(), Error> {
         let Some(hold) = &self.hold else { return Ok(()) };
         let (backend, limit) = (Arc::clone(&hold.shared.backend), hold.shared.timing.request_timeout);
-        let (reference, handle) = (hold.reference(), hold.shared.handle.clone());
+        let (reference, handle) = (hold.reference(), hold.shared.tasks.handle().clone());
         // The timer needs the engine's runtime; the caller may be polled by another executor.
         let call = async move { timeout(limit, backend.release(vec![reference])).await };
         let mut closed = hold.shared.closed.clone();

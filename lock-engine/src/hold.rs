@@ -208,8 +208,21 @@ impl Hold {
         }
         // The store may still have it, for instance when only the answer to a renewal was lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
-        let sticky = reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|c| c.sticky);
-        if !ended && !sticky {
+        if !ended && !self.stays_when_lost(reason) {
+            self.shared.free(Freeing::lost(self));
+        }
+    }
+
+    /// Whether the store keeps a hold that was lost for that reason until an operator ends it.
+    fn stays_when_lost(&self, reason: LossReason) -> bool {
+        reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|confirm| confirm.sticky)
+    }
+
+    /// It is given up by the call that took it. If it was lost meanwhile, it was in nobody's hands: the store is told
+    /// to let go, also one that would leave a lost hold as it is.
+    pub(crate) fn end_unseen(&self) {
+        self.end_if_over();
+        if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason)) {
             self.shared.free(Freeing::lost(self));
         }
     }

@@ -30,6 +30,7 @@ mod shared;
 mod single;
 mod state;
 mod sync;
+mod tasks;
 pub mod token;
 mod waiting;
 
@@ -45,5 +46,7 @@ pub use hash::KeyHasher;
 pub use leasehold_api::async_trait;
 pub use metrics::Counters;
 pub use single::{Single, SingleKey};
+#[cfg(feature = "test-util")]
+pub use tasks::Turns;
 // The signal that ends a wait at the store; see `Backend::wait`.
 pub use tokio_util::sync::CancellationToken;

@@ -11,7 +11,7 @@
 //!   unanswered: a call without any answer, in up to PARTS smaller ones --+
 //! ```
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, HolderId};
@@ -123,7 +123,7 @@ pub(crate) struct FreedHold {
 
 pub(crate) struct Outbox {
     /// By holder id: whatever is told twice of one hold is freed once.
-    entries: HashMap<HolderId, Entry>,
+    entries: BTreeMap<HolderId, Entry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
     /// Not before this are fresh holds asked for: the last call failed.
@@ -151,7 +151,7 @@ struct Entry {
 impl Outbox {
     pub(crate) fn new() -> Self {
         Self {
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
             fresh: VecDeque::new(),
             fresh_calls: 0,
             fresh_from: None,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, Capabilities, Error, ErrorKind, HolderId, LockKey, LossReason, Mode};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::outbox::Freeing;
 use crate::queue::{self, Queues};
 use crate::schedule::Schedule;
+use crate::tasks::Tasks;
 
 /// How the closing ended, once it has.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) capabilities: Capabilities,
     pub(crate) timing: Timing,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) handle: Handle,
+    pub(crate) tasks: Tasks,
     pub(crate) queues: Arc<Queues<Owner>>,
     pub(crate) schedule: Arc<Schedule<Hold>>,
     pub(crate) metrics: Arc<Metrics>,

@@ -207,6 +207,30 @@ async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
     assert_eq!((guard.validity(), net.is_free(), net.calls()), (Validity::Lost, false, 1));
 }
 
+/// Of several keys the first is taken while the next is waited for: lost meanwhile, it was in nobody's hands.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_store() {
+    let net = Arc::new(PlainNet::default());
+    let sticky = || {
+        let mut store = plain(&net);
+        store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
+        start(store)
+    };
+    let (lock, other) = (sticky(), sticky());
+    let held = other.key("b").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { lock.keys(["a", "b"]).acquire().await.unwrap_err().kind() });
+    sleep(seconds(1)).await;
+    net.hang.store(true, SeqCst);
+    sleep(seconds(4)).await;
+    net.hang.store(false, SeqCst);
+    assert_eq!(waiting.await.unwrap(), ErrorKind::Lost);
+    sleep(seconds(60)).await;
+    // The other's guard was in its hands: that row stays for a person to look at.
+    assert_eq!(held.validity(), Validity::Lost);
+    let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+    assert_eq!(left, ["b"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_is_dropped_while_the_server_is_away_ends() {
     let net = Arc::new(PlainNet::default());

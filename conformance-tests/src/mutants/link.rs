@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use leasehold_api::{ErrorKind, HolderId, LockKey, LossReason};
 use tokio::sync::Notify;
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::backend_fault::BackendFault;
 use super::server::{Asker, Server, Sink};
 use crate::harness::{ClientFaults, Fault, Op, Skew};
+use crate::simulation::wire::Wire;
 
 /// One client's way to the server.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Link {
     skew: Skew,
     gate: Mutex<Gate>,
     opened: Notify,
+    /// Disturbs every call of a simulated client.
+    wire: OnceLock<Arc<Wire>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +41,7 @@ impl Link {
             skew,
             gate: Mutex::default(),
             opened: Notify::new(),
+            wire: OnceLock::new(),
         })
     }
 
@@ -47,6 +51,11 @@ impl Link {
 
     pub(crate) fn client(&self) -> u64 {
         self.client
+    }
+
+    /// From here on calls go through `wire`.
+    pub(crate) fn disturb(&self, wire: &Arc<Wire>) {
+        let _ = self.wire.set(Arc::clone(wire));
     }
 
     /// Has `sink` hear what the server tells this client, unless it is silenced or muted.
@@ -63,6 +72,10 @@ impl Link {
 
     /// Carries out `work` at the server as the faults allow.
     pub(crate) async fn call<T>(&self, op: Op, work: impl Fn(&Server, Asker) -> T) -> Result<T, ErrorKind> {
+        if let Some(wire) = self.wire.get() {
+            let done = wire.carry_here(op, || work(&self.server, self.asker())).await;
+            return done.map_err(|failed| failed.kind);
+        }
         let fault = self.begin(op);
         self.reachable().await;
         match fault {

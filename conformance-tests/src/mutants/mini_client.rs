@@ -189,6 +189,19 @@ impl Client {
         loop {
             let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await;
             let answer = answer.map_err(|refusal| self.at_end(refusal, failed.take(), was_contended, key))?;
+            let answer = match answer {
+                // Dropped, it is undone, and the store is asked again.
+                Ok(Answer::Granted(mut fresh)) if self.is_late(&fresh) => {
+                    let error =
+                        Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived");
+                    if self.fault == Fault::LateGrantIsKept {
+                        fresh.taken = true;
+                        return Err(Refusal::Failed(self.named(error, key)));
+                    }
+                    Err(error)
+                }
+                answer => answer,
+            };
             let failure = match &answer {
                 Ok(Answer::Refused(error)) => Some((error, false)),
                 Err(error) => Some((error, options.cooldown.is_some())),
@@ -218,7 +231,7 @@ impl Client {
                         _ => Duration::ZERO,
                     };
                     let max_hold = options.max_hold.map(|limit| limit.saturating_sub(waited));
-                    return self.grant(fresh, permit, max_hold);
+                    return Ok(self.grant(fresh, permit, max_hold));
                 }
                 Answer::Contended(held) => {
                     was_contended = true;
@@ -396,16 +409,16 @@ impl Client {
         mut fresh: Fresh,
         permit: Option<Permit>,
         max_hold: Option<Duration>,
-    ) -> Result<MiniGrant, Refusal> {
-        let late = fresh.ttl().mul_f64(0.9) <= fresh.sent.elapsed();
-        fresh.taken = !late || matches!(self.fault, Fault::LateGrantIsValid | Fault::LateGrantIsKept);
-        if late && self.fault != Fault::LateGrantIsValid {
-            let error = Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived");
-            return Err(Refusal::Failed(self.named(error, &fresh.request.key)));
-        }
+    ) -> MiniGrant {
+        fresh.taken = true;
         let hold = Hold::begin(self, &mut fresh, permit, max_hold);
         lock(&self.holds).insert(hold.key.clone(), Arc::downgrade(&hold));
-        Ok(MiniGrant(hold))
+        MiniGrant(hold)
+    }
+
+    /// Whether the lease had ended when the grant arrived.
+    fn is_late(&self, fresh: &Fresh) -> bool {
+        self.fault != Fault::LateGrantIsValid && fresh.ttl().mul_f64(0.9) <= fresh.sent.elapsed()
     }
 
     /// Frees what may be held, again and again until the store has confirmed it or the lease is over.

@@ -34,6 +34,7 @@ pub(crate) struct Hold {
     ends: Option<Instant>,
     /// The lease runs otherwise than before.
     changed: Notify,
+    renewing: tokio::sync::Mutex<()>,
     request: Request,
 }
 
@@ -70,6 +71,7 @@ impl Hold {
             permit: Mutex::new(permit),
             ends: max_hold.and_then(|limit| Instant::now().checked_add(limit)),
             changed: Notify::new(),
+            renewing: tokio::sync::Mutex::default(),
             request: fresh.request.clone(),
         });
         hold.confirm(fresh.sent, ttl);
@@ -177,11 +179,19 @@ impl Hold {
         }
     }
 
+    fn shorten(&self, deadline: Instant) {
+        let mut life = lock(&self.life);
+        life.deadline = life.deadline.min(deadline);
+    }
+
     /// Renews once. `Ok(false)`: the store does not have it any more.
     async fn renew_once(&self, ttl: Duration) -> Result<bool, Error> {
         let mut reference = self.reference();
         reference.ttl = Some(ttl);
+        // One after the other, and a shorter lease counts from when it is asked for: the store may have it first.
+        let _one = self.renewing.lock().await;
         let sent = Instant::now();
+        self.shorten(sent + ttl.mul_f64(0.9));
         let call = self.client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
         let limit =
             if self.client.fault == Fault::LostWaitsForStore { Duration::from_secs(1 << 30) } else { CALL };

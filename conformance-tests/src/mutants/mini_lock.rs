@@ -59,6 +59,14 @@ impl MiniLock {
     }
 }
 
+impl MiniLock {
+    /// Releases in the background: what the store answers changes nothing, the caller has no lock.
+    fn give_back(&self, guards: Vec<(usize, LockGuard)>) {
+        let guards: MultiGuard = guards.into_iter().map(|(_, guard)| guard).collect();
+        self.0.handle.spawn(guards.release());
+    }
+}
+
 #[async_trait]
 impl Lock for MiniLock {
     async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
@@ -132,8 +140,7 @@ impl Lock for MiniLock {
                     if client.fault == Fault::AllNotUndone {
                         guards.into_iter().for_each(std::mem::forget);
                     } else {
-                        // What the store answers to this changes nothing: the caller has no lock.
-                        let _ = guards.into_iter().map(|(_, g)| g).collect::<MultiGuard>().release().await;
+                        self.give_back(guards);
                     }
                     return Err(client.refused(refusal, &keys[i]));
                 }
@@ -142,7 +149,7 @@ impl Lock for MiniLock {
         // Some may have been lost while others were waited for.
         let lost = guards.iter().find_map(|(i, g)| Some((keys[*i].clone(), g.lost().reason()?)));
         if let Some((key, reason)) = lost {
-            let _ = guards.into_iter().map(|(_, g)| g).collect::<MultiGuard>().release().await;
+            self.give_back(guards);
             return Err(client.named(Error::lost(reason), &key));
         }
         if client.fault != Fault::AllWrongOrder {

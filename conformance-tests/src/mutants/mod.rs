@@ -17,6 +17,7 @@ mod mini_outage;
 mod mini_permits;
 mod record;
 mod server;
+mod simulated;
 
 use std::sync::Arc;
 

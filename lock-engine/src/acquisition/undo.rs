@@ -67,6 +67,7 @@ impl Drop for Acquisition {
         for Entry { hold, permit, stage } in self.entries.drain(..) {
             // A guard that is dropped undoes its grant and hands on its permit itself.
             if matches!(stage, Stage::Taken(_)) {
+                hold.end_unseen();
                 continue;
             }
             hold.state.give_up();

@@ -5,6 +5,7 @@ mod documents;
 mod licence;
 mod metadata;
 mod servers;
+mod simulate;
 mod size;
 mod step;
 mod versions;
@@ -24,6 +25,9 @@ usage: cargo xtask JOB
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
               --core those of exclusion, fencing, release and crashes alone, and one suite of claims
   test --tls  encrypted connections, which need a build of the driver of their own
+  simulate [--minutes N] [--seed S] [--without NAMES]
+              schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
+              the disturbances that are named
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the public interface alone; with --update, docs/public-api becomes what it is now
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         ["test", "--postgres", version] => test_on(version, &[]),
         ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
         ["test", "--tls"] => test_tls(),
+        ["simulate", ..] => simulate::run(&arguments[1..]),
         ["lint"] => lint(),
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),

@@ -1,0 +1,469 @@
+//! What the callers of a schedule did and saw, and the judge that looks while it goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{
+    Capabilities, Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity,
+};
+use leasehold_engine::token;
+use tokio::time::Instant;
+
+use super::client::{ClientTurns, DRIFT};
+use super::sometimes::Sometimes;
+use super::table::Table;
+use super::wire::Weather;
+use crate::history::{Event, History, What};
+
+/// How callers of the store under simulation are bound.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) capabilities: Capabilities,
+    /// The longest that one call of the store may take.
+    pub(crate) call: Duration,
+    pub(crate) close: Duration,
+}
+
+pub(crate) struct Book {
+    pub(crate) bounds: Bounds,
+    pub(crate) weather: Arc<Weather>,
+    /// The cooldown that some grants of the schedule begin.
+    pub(crate) cooldown: Duration,
+    pub(super) truth: Option<Arc<Table>>,
+    pub(crate) start: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) events: Vec<Event>,
+    pub(super) violations: Vec<String>,
+    pub(super) calls: BTreeMap<u64, Call>,
+    pub(super) next_call: u64,
+    pub(super) guards: Vec<Guard>,
+    pub(super) seen: BTreeSet<HolderId>,
+    pub(super) dead: BTreeSet<u64>,
+    pub(super) gone: BTreeSet<u64>,
+    pub(super) registers: BTreeMap<LockKey, Register>,
+    /// When an operator last ended a hold of the key.
+    pub(super) forced: BTreeMap<LockKey, Instant>,
+    /// Before this nobody is granted the key: a grant that was given began a cooldown.
+    pub(super) cools_until: BTreeMap<LockKey, Instant>,
+}
+
+#[derive(Clone)]
+pub(super) struct Call {
+    pub(super) client: u64,
+    pub(super) key: LockKey,
+    pub(super) asked: Asked,
+    pub(super) at: Instant,
+    pub(super) stood_still: Duration,
+    pub(super) turns: Arc<ClientTurns>,
+}
+
+/// What a caller asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// `None` waits for ever, zero is a try.
+    pub(crate) budget: Option<Duration>,
+    pub(crate) cooldown: bool,
+    pub(crate) gives_up: bool,
+    pub(crate) max_hold: Option<Duration>,
+    /// Whether it only tries.
+    pub(crate) tries: bool,
+    /// Its lease, where the store has leases.
+    pub(crate) ttl: Option<Duration>,
+    /// Of how many keys.
+    pub(crate) keys: u32,
+}
+
+pub(super) struct Guard {
+    pub(super) client: u64,
+    pub(super) key: LockKey,
+    pub(super) handle: GrantHandle,
+    pub(super) turns: Arc<ClientTurns>,
+    pub(super) granted_at: Instant,
+    pub(super) stood_still: Duration,
+    pub(super) max_hold: Option<Duration>,
+    /// Before this it is not over, if its lease stays as long as it was.
+    pub(super) lasts_until: Option<Instant>,
+    pub(super) ttl: Option<Duration>,
+    pub(super) lost: Option<Instant>,
+    pub(super) doubted: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Register {
+    fenced: u64,
+    highest: u64,
+    unfenced: u64,
+}
+
+/// What a holder read of the registers of its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    fenced: Option<u64>,
+    unfenced: u64,
+}
+
+impl Book {
+    pub(crate) fn new(
+        bounds: Bounds,
+        weather: &Arc<Weather>,
+        cooldown: Duration,
+        truth: Option<Arc<Table>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            cooldown,
+            weather: Arc::clone(weather),
+            truth,
+            start: Instant::now(),
+            state: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn note(&self, what: Sometimes) {
+        self.weather.seen.note(what);
+    }
+
+    /// Something is wrong.
+    pub(crate) fn wrong(&self, rule: &str, what: impl AsRef<str>) {
+        self.lock().wrong(self.start, rule, what.as_ref());
+    }
+
+    pub(crate) fn ask(&self, client: u64, key: &LockKey, asked: Asked, turns: &Arc<ClientTurns>) -> u64 {
+        let mut state = self.lock();
+        let call = state.next_call;
+        state.next_call += 1;
+        let budget = asked.budget;
+        state.calls.insert(
+            call,
+            Call {
+                client,
+                key: key.clone(),
+                asked,
+                at: Instant::now(),
+                stood_still: turns.stood_still(),
+                turns: Arc::clone(turns),
+            },
+        );
+        state.write(self.start, client, key, What::Asked { call, budget });
+        call
+    }
+
+    pub(crate) fn granted(&self, call: u64, guard: &LockGuard) {
+        self.look();
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        let (holder, token) = (guard.holder(), guard.token());
+        self.answered_in_time(&mut state, &of);
+        if let Some(truth) = &self.truth {
+            let drawn = truth.stays(|stays| stays.iter().rev().find(|s| s.holder == holder).map(|s| s.token));
+            if drawn.and_then(token::from_store_number) != token {
+                state.wrong(self.start, "C8", &format!("{holder} has {token:?}, the store drew {drawn:?}"));
+            }
+        }
+        state.seen.insert(holder);
+        state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
+        let now = Instant::now();
+        let expired =
+            guard.validity() == Validity::Lost && guard.lost().reason() == Some(LossReason::Expired);
+        if expired && of.turns.stood_still() == of.stood_still {
+            state.wrong(self.start, "C9", &format!("{holder} was lost when it was granted"));
+        }
+        if state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
+            state.wrong(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
+        }
+        if of.asked.cooldown {
+            state.cools_until.insert(of.key.clone(), of.at + self.cooldown);
+        }
+        let most = of.asked.ttl.map(|ttl| ttl.mul_f64(0.9));
+        if most.zip(guard.remaining()).is_some_and(|(most, left)| left > most) {
+            let what = format!("{holder} lasts for {:?} of a lease of {:?}", guard.remaining(), of.asked.ttl);
+            state.wrong(self.start, "C9", &what);
+        }
+        if guard.key() != &of.key {
+            state.wrong(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
+        }
+        state.guards.push(Guard {
+            client: of.client,
+            key: of.key,
+            handle: guard.handle(),
+            granted_at: Instant::now(),
+            stood_still: of.turns.stood_still(),
+            turns: of.turns,
+            max_hold: of.asked.max_hold,
+            lasts_until: of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT))),
+            ttl: of.asked.ttl,
+            lost: None,
+            doubted: false,
+        });
+        drop(state);
+        self.look();
+    }
+
+    /// A try found the key held.
+    pub(crate) fn refused(&self, call: u64) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        self.note(Sometimes::TryRefused);
+        self.answered_in_time(&mut state, &of);
+        self.was_hindered(&mut state, call, &of, "C3");
+        state.write(self.start, of.client, &of.key, What::Refused { call });
+    }
+
+    pub(crate) fn failed(&self, call: u64, error: &Error) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        let kind = error.kind();
+        self.answered_in_time(&mut state, &of);
+        let waited = of.at.elapsed();
+        let over = of.asked.budget.is_some_and(|budget| waited >= budget);
+        match kind {
+            ErrorKind::Timeout if of.asked.tries => {
+                state.wrong(self.start, "C3", "a try ended with a timeout");
+            }
+            ErrorKind::Timeout => {
+                self.note(Sometimes::TimedOut);
+                self.was_hindered(&mut state, call, &of, "C4");
+            }
+            ErrorKind::Closed => self.note(Sometimes::WaitClosed),
+            ErrorKind::NotDue => self.note(Sometimes::NotDue),
+            ErrorKind::Lost if of.asked.keys > 1 => {}
+            ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
+                self.note(Sometimes::WaitFailed);
+                // At the end of a budget there may have been no time left for an answer.
+                if !self.weather.disturbs_calls() && (!over || of.asked.budget == Some(Duration::ZERO)) {
+                    state.wrong(
+                        self.start,
+                        "C3",
+                        &format!("a call failed with {error}, and the store did not"),
+                    );
+                }
+                if !over && !of.asked.gives_up && !of.asked.cooldown {
+                    let what = format!("a wait of {:?} ended after {waited:?} with {error}", of.asked.budget);
+                    state.wrong(self.start, "C4", &what);
+                }
+            }
+            // A grant that was lost on its way to its caller.
+            ErrorKind::Lost => {}
+            _ => state.wrong(self.start, "C15", &format!("an acquire ended with {error:?}")),
+        }
+        state.write(self.start, of.client, &of.key, What::Failed { call, kind });
+    }
+
+    pub(crate) fn cancelled(&self, call: u64) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        self.note(Sometimes::Cancelled);
+        state.write(self.start, of.client, &of.key, What::Cancelled { call });
+    }
+
+    pub(crate) fn renewed(&self, guard: &LockGuard) {
+        let mut state = self.lock();
+        let (holder, now) = (guard.holder(), Instant::now());
+        // What was lost in the same moment may have been renewed just before.
+        let before = |guard: &&Guard| guard.lost.is_none_or(|at| at < now);
+        if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
+            state.write(self.start, client, guard.key(), What::Renewed { holder });
+        }
+    }
+
+    /// The caller asks for another lease than it had.
+    pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
+        let mut state = self.lock();
+        let holder = guard.holder();
+        if let Some(guard) = state.guards.iter_mut().find(|guard| guard.handle.holder() == holder) {
+            guard.lasts_until = None;
+        }
+    }
+
+    /// It was told at `now` that it has a lease of `ttl`, which it asked for at `asked`.
+    pub(crate) fn renewed_for(&self, guard: &LockGuard, ttl: Duration, asked: Instant) {
+        let (left, took) = (guard.remaining(), asked.elapsed().mul_f64(1.0 + DRIFT));
+        let least = ttl.mul_f64(0.9).saturating_sub(took + Duration::from_millis(1));
+        let state = self.lock();
+        let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
+        drop(state);
+        let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
+        // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
+        if short && !bounded && !self.weather.disturbs_calls() {
+            self.wrong("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
+        }
+    }
+
+    /// A release begins.
+    pub(crate) fn releasing(&self, guard: &LockGuard) {
+        self.look();
+        let mut state = self.lock();
+        let holder = guard.holder();
+        if let Some(client) = state.guard(holder).map(|guard| guard.client) {
+            state.write(self.start, client, guard.key(), What::Releasing { holder });
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn released(&self, holder: HolderId, answer: &Result<(), Error>) {
+        let mut state = self.lock();
+        let Some(guard) = state.take_guard(holder) else { return };
+        let failed = answer.as_ref().err().map(Error::kind);
+        match failed {
+            None => self.is_released(&mut state, holder),
+            Some(ErrorKind::Lost) => self.note(Sometimes::ReleaseFoundLost),
+            Some(ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity) => {
+                self.note(Sometimes::ReleaseUnknown);
+            }
+            Some(kind) => state.wrong(self.start, "C6", &format!("a release ended with {kind:?}")),
+        }
+        if guard.handle.validity().is_held() {
+            state.wrong(self.start, "C9", &format!("{holder} was released and reads held"));
+        }
+        if failed.is_none() && guard.handle.lost().reason().is_some() {
+            state.wrong(self.start, "C9", &format!("{holder} was released and reads lost"));
+        }
+        state.write(self.start, guard.client, &guard.key, What::Released { holder, failed });
+    }
+
+    /// The guard, or its release, was dropped.
+    pub(crate) fn dropped(&self, holder: HolderId) {
+        let mut state = self.lock();
+        if let Some(guard) = state.take_guard(holder) {
+            state.write(self.start, guard.client, &guard.key, What::Dropped { holder });
+        }
+    }
+
+    /// An operator has ended the hold of the key.
+    pub(crate) fn forced(&self, key: &LockKey) {
+        self.lock().forced.insert(key.clone(), Instant::now());
+    }
+
+    /// The client has died with all that it had and asked for.
+    pub(crate) fn died(&self, client: u64) {
+        let mut state = self.lock();
+        state.dead.insert(client);
+        let calls: Vec<_> =
+            state.calls.iter().filter(|(_, call)| call.client == client).map(|(n, _)| *n).collect();
+        for call in calls {
+            if let Some(of) = state.calls.remove(&call) {
+                state.write(self.start, client, &of.key, What::Cancelled { call });
+            }
+        }
+        let holders: Vec<_> =
+            state.guards.iter().filter(|g| g.client == client).map(|g| g.handle.holder()).collect();
+        for holder in holders {
+            if let Some(guard) = state.take_guard(holder) {
+                state.write(self.start, client, &guard.key, What::Dropped { holder });
+            }
+        }
+    }
+
+    /// The client was closed: nothing of it is held any more.
+    pub(crate) fn closed(&self, client: u64) {
+        let mut state = self.lock();
+        let held: Vec<_> =
+            state.guards.iter().filter(|g| g.client == client && g.handle.validity().is_held()).collect();
+        let held: Vec<_> = held.iter().map(|guard| guard.handle.holder()).collect();
+        for holder in held {
+            state.wrong(self.start, "C17", &format!("{holder} reads held after its lock was closed"));
+        }
+    }
+
+    /// What a holder begins with.
+    pub(crate) fn read(&self, guard: &LockGuard) -> Read {
+        let mut state = self.lock();
+        let register = state.registers.entry(guard.key().clone()).or_default();
+        let token = guard.token().map_or(0, leasehold_api::FencingToken::as_u64);
+        let fenced = (token >= register.highest).then_some(register.fenced);
+        register.highest = register.highest.max(token);
+        Read { fenced, unfenced: register.unfenced }
+    }
+
+    /// A write of a holder arrives that was sent when its guard read held.
+    pub(crate) fn write(&self, key: &LockKey, token: u64, read: Read) {
+        let mut state = self.lock();
+        let register = state.registers.entry(key.clone()).or_default();
+        if register.unfenced != read.unfenced {
+            self.weather.seen.note(Sometimes::UnfencedUpdateLost);
+        }
+        register.unfenced = read.unfenced + 1;
+        let Some(fenced) = read.fenced else { return };
+        if token < register.highest {
+            self.weather.seen.note(Sometimes::FencedWriteRefused);
+            return;
+        }
+        let lost = register.fenced != fenced;
+        register.fenced = fenced + 1;
+        if lost {
+            state.wrong(self.start, "C8", &format!("a fenced update of {key} was lost, by token {token}"));
+        }
+    }
+
+    /// Whether that guard reads lost.
+    pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
+        let lost = |e: &Event| matches!(e.what, What::Lost { holder: lost, .. } if lost == holder);
+        self.lock().events.iter().any(lost)
+    }
+
+    /// Whether that guard's client was closed or dropped before all was calm, or could not be told from one that was.
+    pub(crate) fn has_gone(&self, holder: HolderId) -> bool {
+        self.lock().gone.contains(&(holder.instance() as u64))
+    }
+
+    /// The client is closed or dropped while things go wrong: what its last releases came to is not known.
+    pub(crate) fn goes(&self, client: u64) {
+        self.lock().gone.insert(client);
+    }
+
+    /// What has not ended: calls and guards of those that live.
+    pub(crate) fn open(&self) -> Vec<String> {
+        let state = self.lock();
+        let calls = state
+            .calls
+            .values()
+            .map(|call| format!("client {} asks for {} ({:?})", call.client, call.key, call.asked));
+        let guards = state.guards.iter().map(|g| format!("client {} has a guard of {}", g.client, g.key));
+        calls.chain(guards).collect()
+    }
+
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    pub(crate) fn history(&self) -> History {
+        let state = self.lock();
+        History::new(state.events.clone(), state.calls.is_empty() && state.guards.is_empty())
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    pub(super) fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: What) {
+        let client = u32::try_from(client).unwrap_or(u32::MAX);
+        self.events.push(Event::new(start.elapsed(), client, key.clone(), what));
+    }
+
+    pub(super) fn wrong(&mut self, start: Instant, rule: &str, what: &str) {
+        // One that goes on is said once.
+        if self.violations.len() < 20 {
+            self.violations.push(format!(
+                "{rule}, {:.3?}, event {}: {what}",
+                start.elapsed(),
+                self.events.len()
+            ));
+        }
+    }
+
+    fn guard(&self, holder: HolderId) -> Option<&Guard> {
+        self.guards.iter().find(|guard| guard.handle.holder() == holder)
+    }
+
+    fn take_guard(&mut self, holder: HolderId) -> Option<Guard> {
+        let at = self.guards.iter().position(|guard| guard.handle.holder() == holder)?;
+        Some(self.guards.remove(at))
+    }
+}

@@ -1,0 +1,142 @@
+//! What a simulated client runs by: its turns, so that it can stand still as a whole, and its clock.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold_engine::{Clock, Moment, Turns};
+use tokio::time::Instant;
+
+/// When the tasks of one client go on: all of them stand still together, and go on in an order of their own.
+#[derive(Debug)]
+pub(crate) struct ClientTurns(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    dice: Rng,
+    /// Whether tasks that are ready let others go first from time to time.
+    shuffles: bool,
+    paused_at: Option<Instant>,
+    /// How long it has stood still in all.
+    stood_still: Duration,
+    dead: bool,
+    parked: Vec<Waker>,
+}
+
+impl ClientTurns {
+    pub(crate) fn new(seed: u64, shuffles: bool) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State {
+            dice: Rng::with_seed(seed),
+            shuffles,
+            paused_at: None,
+            stood_still: Duration::ZERO,
+            dead: false,
+            parked: Vec::new(),
+        })))
+    }
+
+    pub(crate) fn pause(&self) {
+        self.lock().paused_at.get_or_insert_with(Instant::now);
+    }
+
+    pub(crate) fn resume(&self) {
+        let mut state = self.lock();
+        if let Some(at) = state.paused_at.take() {
+            state.stood_still += at.elapsed();
+        }
+        let mut parked = std::mem::take(&mut state.parked);
+        state.dice.shuffle(&mut parked);
+        drop(state);
+        parked.into_iter().for_each(Waker::wake);
+    }
+
+    /// Nothing of this client goes on, ever.
+    pub(crate) fn die(&self) {
+        self.lock().dead = true;
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.lock().paused_at.is_some()
+    }
+
+    /// How long it has stood still until now.
+    pub(crate) fn stood_still(&self) -> Duration {
+        let state = self.lock();
+        state.stood_still + state.paused_at.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turns for ClientTurns {
+    fn poll_turn(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        if state.dead {
+            return Poll::Pending;
+        }
+        if state.paused_at.is_some() {
+            state.parked.push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if state.shuffles && state.dice.u8(..4) == 0 {
+            drop(state);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    }
+}
+
+/// A task of the client that is not its engine's.
+pub(crate) struct InTurn<F> {
+    turns: Arc<ClientTurns>,
+    task: Pin<Box<F>>,
+}
+
+impl<F> InTurn<F> {
+    pub(crate) fn new(turns: &Arc<ClientTurns>, task: F) -> Self {
+        Self { turns: Arc::clone(turns), task: Box::pin(task) }
+    }
+}
+
+impl<F: Future> Future for InTurn<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        ready!(self.turns.poll_turn(cx));
+        self.task.as_mut().poll(cx)
+    }
+}
+
+/// How far a client's clock may go wrong: less than the tenth of the TTL that the engine leaves.
+pub(crate) const DRIFT: f64 = 0.09;
+
+/// A client's clock: it began elsewhere than others, and runs at a rate of its own. It goes on while the client
+/// stands still.
+#[derive(Debug)]
+pub(crate) struct ClientClock {
+    origin: Instant,
+    offset: u64,
+    rate: f64,
+}
+
+impl ClientClock {
+    pub(crate) fn draw(dice: &mut Rng, drifts: bool) -> Arc<Self> {
+        let offset = dice.u64(..1 << 50);
+        let off = [-1.0, 1.0, dice.f64() * 2.0 - 1.0, 0.0][dice.usize(..4)];
+        let rate = if drifts { 1.0 + DRIFT * off } else { 1.0 };
+        Arc::new(Self { origin: Instant::now(), offset, rate })
+    }
+}
+
+impl Clock for ClientClock {
+    fn now(&self) -> Moment {
+        let elapsed = self.origin.elapsed().mul_f64(self.rate);
+        Moment::from_nanos(self.offset + u64::try_from(elapsed.as_nanos()).unwrap_or(0))
+    }
+}

@@ -1,0 +1,119 @@
+//! Deterministic simulation: many clients of one store in one runtime under virtual time, disturbed in every way at once,
+//! and a judge that looks while it goes on. Everything is drawn from one seed, so that a schedule that shows a fault can
+//! be repeated, and made smaller by leaving disturbances out.
+//!
+//! ```
+//! use leasehold_conformance::simulation::{Disturbances, Simulation};
+//!
+//! let played = Simulation::of_the_engine().play(7, Disturbances::none());
+//! assert!(played.violations.is_empty(), "{:?}", played.violations);
+//! ```
+
+pub(crate) mod book;
+mod caller;
+pub(crate) mod client;
+mod disturbance;
+mod judge;
+mod schedule;
+mod sometimes;
+mod store;
+pub(crate) mod table;
+pub(crate) mod wire;
+pub(crate) mod world;
+
+use std::fmt;
+use std::sync::Arc;
+
+use leasehold_engine::Backend;
+
+pub use self::disturbance::{Disturbance, Disturbances};
+pub use self::schedule::Played;
+pub use self::sometimes::{Seen, Sometimes};
+use self::world::{Foreign, Own, Subject};
+
+/// What schedules are played with.
+#[derive(Debug)]
+pub struct Simulation {
+    subject: Box<dyn Subject>,
+}
+
+/// A schedule that showed something wrong, and the fewest disturbances that it does so with.
+#[derive(Debug)]
+pub struct Found {
+    /// The schedule with as little as possible.
+    pub played: Played,
+    /// What is left out.
+    pub without: Disturbances,
+}
+
+impl Simulation {
+    /// The engine over the simulator's own store, with leases, sessions or latches as the seed says.
+    #[must_use]
+    pub fn of_the_engine() -> Self {
+        Self { subject: Box::new(Own) }
+    }
+
+    /// The engine over another store that lives in this process and knows no time but tokio's: `open` makes a fresh one
+    /// for each schedule, and what it returns one more client of it.
+    #[must_use]
+    pub fn of_backends(
+        open: impl Fn() -> Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync> + Send + Sync + 'static,
+    ) -> Self {
+        Self { subject: Box::new(Foreign(Box::new(open))) }
+    }
+
+    pub(crate) fn of(subject: impl Subject + 'static) -> Self {
+        Self { subject: Box::new(subject) }
+    }
+
+    /// Plays the schedule of `seed`, without the disturbances `without`.
+    #[must_use]
+    pub fn play(&self, seed: u64, without: Disturbances) -> Played {
+        schedule::play(&*self.subject, seed, without)
+    }
+
+    /// Plays the schedule of each seed until one shows something wrong, and leaves out of that whatever it shows that
+    /// without. What was seen on the way is added to `seen`.
+    pub fn search(&self, seeds: impl IntoIterator<Item = u64>, seen: &Seen) -> Option<Found> {
+        for seed in seeds {
+            let played = self.play(seed, Disturbances::none());
+            seen.add(&played.seen);
+            if !played.violations.is_empty() {
+                return Some(self.shrink(played));
+            }
+        }
+        None
+    }
+
+    /// Leaves out one class of disturbances after the other, as long as the schedule still shows something wrong.
+    fn shrink(&self, played: Played) -> Found {
+        let mut found = Found { without: Disturbances::none(), played };
+        for (one, _) in Disturbance::ALL {
+            let without = found.without.with(one);
+            let played = self.play(found.played.seed, without);
+            if !played.violations.is_empty() {
+                found = Found { played, without };
+            }
+        }
+        found
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Played { seed, violations, happened, history, record, .. } = &self.played;
+        for event in &history.events {
+            writeln!(f, "{event}")?;
+        }
+        for stay in record {
+            writeln!(f, "{stay}")?;
+        }
+        for violation in violations {
+            writeln!(f, "WRONG  {violation}")?;
+        }
+        writeln!(f, "seed {seed}, disturbed by: {happened}")?;
+        let without = self.without;
+        write!(f, "repeat it with: cargo xtask simulate --seed {seed}")?;
+        if without == Disturbances::none() { Ok(()) } else { write!(f, " --without {without}") }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a campaign must have seen: one that never happened was not tested.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Something that schedules should run into from time to time.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sometimes {
+    /// A renewal arrived when somebody else had the key.
+    RenewalMetSuccessor,
+    /// A release arrived when somebody else had the key.
+    ReleaseMetSuccessor,
+    /// A hold that no caller had a guard of was released.
+    UndoneGrant,
+    /// A request arrived when its caller had given it up.
+    ArrivedAfterTheCallEnded,
+    /// An answer came when its caller had given the call up.
+    AnsweredAfterTheCallEnded,
+    /// A request was carried out twice.
+    CarriedOutTwice,
+    /// A request for a hold that was there already.
+    AskedAgain,
+    /// A lease ended while a guard of it was out.
+    Expired,
+    /// The hold of a client that had died ended, and somebody else was granted the key.
+    TakenOverFromTheDead,
+    /// A guard was found lost after its client had stood still.
+    LostInAPause,
+    /// A guard was in doubt.
+    InDoubt,
+    /// A guard was lost to a forced release.
+    Forced,
+    /// A guard ended with its maximum hold.
+    HeldTooLong,
+    /// A release found that the hold was gone.
+    ReleaseFoundLost,
+    /// A release had no answer that says what became of it.
+    ReleaseUnknown,
+    /// A wait ended with its budget.
+    TimedOut,
+    /// A wait ended with a failure of the store.
+    WaitFailed,
+    /// A try found the key held.
+    TryRefused,
+    /// A wait was ended by closing.
+    WaitClosed,
+    /// A call was dropped by its caller.
+    Cancelled,
+    /// Several keys were granted to one call.
+    Several,
+    /// A write without a token came when somebody else had written, and undid that.
+    UnfencedUpdateLost,
+    /// A write with a token was refused because of a later one.
+    FencedWriteRefused,
+    /// A caller was told of a cooldown.
+    NotDue,
+}
+
+impl Sometimes {
+    /// All of them.
+    pub const ALL: [Self; 24] = [
+        Self::RenewalMetSuccessor,
+        Self::ReleaseMetSuccessor,
+        Self::UndoneGrant,
+        Self::ArrivedAfterTheCallEnded,
+        Self::AnsweredAfterTheCallEnded,
+        Self::CarriedOutTwice,
+        Self::AskedAgain,
+        Self::Expired,
+        Self::TakenOverFromTheDead,
+        Self::LostInAPause,
+        Self::InDoubt,
+        Self::Forced,
+        Self::HeldTooLong,
+        Self::ReleaseFoundLost,
+        Self::ReleaseUnknown,
+        Self::TimedOut,
+        Self::WaitFailed,
+        Self::TryRefused,
+        Self::WaitClosed,
+        Self::Cancelled,
+        Self::Several,
+        Self::UnfencedUpdateLost,
+        Self::FencedWriteRefused,
+        Self::NotDue,
+    ];
+}
+
+/// How often each was seen.
+#[derive(Debug, Default)]
+pub struct Seen([AtomicU64; Sometimes::ALL.len()]);
+
+impl Seen {
+    pub(crate) fn note(&self, what: Sometimes) {
+        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that was seen.
+    #[must_use]
+    pub fn of(&self, what: Sometimes) -> u64 {
+        self.0[what as usize].load(Ordering::Relaxed)
+    }
+
+    /// Adds what another has seen.
+    pub fn add(&self, other: &Self) {
+        for what in Sometimes::ALL {
+            self.0[what as usize].fetch_add(other.of(what), Ordering::Relaxed);
+        }
+    }
+
+    /// What was never seen.
+    #[must_use]
+    pub fn never(&self) -> Vec<Sometimes> {
+        Sometimes::ALL.into_iter().filter(|what| self.of(*what) == 0).collect()
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Sometimes::ALL.iter().try_for_each(|what| writeln!(f, "{:>9}  {what:?}", self.of(*what)))
+    }
+}

@@ -1,0 +1,263 @@
+//! Backends of the simulation: one client of the table, and whatever backend at the far end of a wire.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{
+    Capabilities, Error, Fairness, Fencing, HolderId, LeaseBounds, LockAdmin, LockKey, Scope,
+};
+use leasehold_engine::{
+    Attempt, Backend, CancellationToken, Confirm, Contended, Events, Freed, HoldRef, Op, Renewed, Request,
+    Timing, Waiting,
+};
+use tokio::time::sleep;
+
+use super::table::{Kind, SESSION, Table};
+use super::wire::{Failed, Wire};
+
+/// The lease of who asks for none.
+pub(crate) const TTL: Duration = Duration::from_secs(3);
+/// The longest lease.
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(6);
+/// The longest that a call may take.
+pub(crate) const CALL: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(100);
+const CLOSE: Duration = Duration::from_secs(5);
+
+/// One client of the table.
+pub(crate) struct TableClient {
+    table: Arc<Table>,
+    client: u64,
+    wire: Arc<Wire>,
+    capabilities: Capabilities,
+    events: OnceLock<Events>,
+}
+
+impl TableClient {
+    pub(crate) fn new(table: &Arc<Table>, client: u64, wire: &Arc<Wire>) -> Self {
+        Self {
+            table: Arc::clone(table),
+            client,
+            wire: Arc::clone(wire),
+            capabilities: capabilities(table.kind),
+            events: OnceLock::new(),
+        }
+    }
+}
+
+pub(crate) fn capabilities(kind: Kind) -> Capabilities {
+    let mut has = Capabilities::new(Scope::Network);
+    has.fencing = Fencing::Durable;
+    has.cooldown = true;
+    has.undo = Duration::from_secs(2);
+    has.handover = Duration::from_secs(2);
+    // What was confirmed just before the store let go, on the slowest clock.
+    has.loss_detection = Duration::from_secs(3);
+    match kind {
+        Kind::Lease => {
+            has.lease = Some(LeaseBounds::new(Some(TTL), Duration::from_millis(500), LONGEST_TTL));
+            has.loss_detection = LONGEST_TTL;
+            has.crash_release = Some(LONGEST_TTL);
+        }
+        Kind::Session => {
+            has.crash_release = Some(SESSION);
+            has.fairness = Fairness::Roughly;
+        }
+        Kind::Latch => {}
+    }
+    has
+}
+
+fn timing(kind: Kind) -> Timing {
+    let mut timing = Timing::default();
+    timing.request_timeout = CALL;
+    timing.close = CLOSE;
+    let confirm = Confirm::new(Duration::from_millis(500), Duration::from_millis(2_500));
+    timing.waiting = Waiting::Poll { every: POLL };
+    match kind {
+        Kind::Lease => {}
+        Kind::Session => {
+            timing.confirm = Some(confirm);
+            timing.waiting = Waiting::Store;
+        }
+        Kind::Latch => timing.confirm = Some(confirm.sticky()),
+    }
+    timing
+}
+
+#[async_trait]
+impl Backend for TableClient {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn timing(&self) -> Timing {
+        timing(self.table.kind)
+    }
+
+    fn attach(&self, events: Events) {
+        self.table.listen(self.client, events.clone(), Arc::clone(&self.wire));
+        let _ = self.events.set(events);
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        requests.iter().map(|r| Ok(self.table.acquire(self.client, r, &self.wire))).collect()
+    }
+
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        let mut answer = match self.table.enqueue(self.client, &request, &self.wire) {
+            Ok(answer) => answer,
+            Err(attempt) => return Ok(attempt),
+        };
+        loop {
+            tokio::select! {
+                biased;
+                granted = &mut answer => {
+                    let Ok((mut granted, asked_at)) = granted else {
+                        return Ok(Attempt::Contended(Contended::new()));
+                    };
+                    granted.asked_at = Some(asked_at);
+                    return Ok(Attempt::Granted(granted));
+                }
+                () = stop.cancelled() => {
+                    self.table.leave(&request.key, request.holder);
+                    return Ok(match answer.try_recv() {
+                        Ok((mut granted, asked_at)) => {
+                            granted.asked_at = Some(asked_at);
+                            Attempt::Granted(granted)
+                        }
+                        Err(_) => Attempt::Contended(Contended::new()),
+                    });
+                }
+                // That a hold has ended by itself is no event: it is found by looking.
+                () = sleep(POLL) => self.table.serve(&request.key),
+            }
+        }
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        holds.iter().map(|h| Ok(self.table.renew(self.client, h, &self.wire))).collect()
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        holds.iter().map(|h| Ok(self.table.release(self.client, h, &self.wire))).collect()
+    }
+
+    async fn close(&self) {
+        self.table.disconnect(self.client);
+    }
+
+    fn abort(&self) {
+        self.table.disconnect(self.client);
+    }
+}
+
+impl fmt::Display for TableClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "simulated {:?}", self.table.kind)
+    }
+}
+
+impl fmt::Debug for TableClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableClient").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+/// A backend at the far end of a wire.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    inner: Arc<dyn Backend>,
+    wire: Arc<Wire>,
+}
+
+impl Remote {
+    pub(crate) fn new(inner: Arc<dyn Backend>, wire: &Arc<Wire>) -> Self {
+        Self { inner, wire: Arc::clone(wire) }
+    }
+}
+
+#[async_trait]
+impl Backend for Remote {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn timing(&self) -> Timing {
+        self.inner.timing()
+    }
+
+    fn attach(&self, events: Events) {
+        self.inner.attach(events);
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        let (inner, asked) = (Arc::clone(&self.inner), requests.len());
+        let work = move || {
+            let (inner, requests) = (Arc::clone(&inner), requests.clone());
+            async move { inner.acquire(requests).await }
+        };
+        match self.wire.carry(Op::Acquire, work).await {
+            Ok(answers) => answers,
+            Err(failed) => (0..asked).map(|_| attempt_failed(&failed)).collect(),
+        }
+    }
+
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        let inner = Arc::clone(&self.inner);
+        let work = move || {
+            let (inner, request, stop) = (Arc::clone(&inner), request.clone(), stop.clone());
+            async move { inner.wait(request, stop).await }
+        };
+        self.wire.carry(Op::Wait, work).await.unwrap_or_else(|failed| attempt_failed(&failed))
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        let (inner, asked) = (Arc::clone(&self.inner), holds.len());
+        let work = move || {
+            let (inner, holds) = (Arc::clone(&inner), holds.clone());
+            async move { inner.renew(holds).await }
+        };
+        let answers = self.wire.carry(Op::Renew, work).await;
+        answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        let (inner, asked) = (Arc::clone(&self.inner), holds.len());
+        let work = move || {
+            let (inner, holds) = (Arc::clone(&inner), holds.clone());
+            async move { inner.release(holds).await }
+        };
+        let answers = self.wire.carry(Op::Release, work).await;
+        answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        self.inner.admin()
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+
+    fn abort(&self) {
+        self.inner.abort();
+    }
+
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+        let _ = (key, holder);
+        None
+    }
+}
+
+fn attempt_failed(failed: &Failed) -> Result<Attempt, Error> {
+    if failed.refused { Ok(Attempt::Refused(failed.error())) } else { Err(failed.error()) }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

@@ -1,0 +1,387 @@
+//! The simulator's own store: one table on one clock, which knows who held what from when to when.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_api::{HolderId, LockKey, LossReason};
+use leasehold_engine::{
+    Attempt, Contended, Events, Freed, Granted, HoldRef, Moment, Renewed, Request, token,
+};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::sometimes::Sometimes;
+use super::wire::Wire;
+
+/// How holds of the store end without a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// With their lease.
+    Lease,
+    /// With the session that has them: some time after it was last heard of.
+    Session,
+    /// Not at all: an operator ends them.
+    Latch,
+}
+
+/// How long a session lasts after its last confirmation.
+pub(crate) const SESSION: Duration = Duration::from_secs(4);
+
+/// For how long somebody who was turned away counts as waiting.
+const WAITS_FOR: Duration = Duration::from_millis(200);
+
+/// How a hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndedBy {
+    Release,
+    /// Its lease or its session.
+    Itself,
+    /// An operator, early.
+    Force,
+}
+
+/// One hold, from its grant on.
+#[derive(Clone, Debug)]
+pub(crate) struct Stay {
+    pub(crate) key: LockKey,
+    pub(crate) holder: HolderId,
+    pub(crate) client: u64,
+    pub(crate) token: u64,
+    pub(crate) from: Instant,
+    pub(crate) ended: Option<(Instant, EndedBy)>,
+}
+
+impl Stay {
+    /// In words, with times since `start`.
+    pub(crate) fn describe(&self, start: Instant) -> String {
+        let Self { key, holder, client, token, from, ended } = self;
+        let from = from.duration_since(start);
+        let ended = match ended {
+            Some((at, by)) => format!("{:.3?} by {by:?}", at.duration_since(start)),
+            None => "never".to_owned(),
+        };
+        format!("{from:>12.3?}  client {client}  {key}  held by {holder} with number {token} until {ended}")
+    }
+}
+
+pub(crate) struct Table {
+    pub(crate) kind: Kind,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    slots: BTreeMap<LockKey, Slot>,
+    drawn: u64,
+    listeners: BTreeMap<u64, (Events, Arc<Wire>)>,
+    /// Every hold there ever was, in the order of the grants.
+    stays: Vec<Stay>,
+    /// Holders that were released: what comes of them later is of no account, where requests of a client keep
+    /// their order.
+    gone: BTreeSet<HolderId>,
+    dead: BTreeSet<u64>,
+}
+
+#[derive(Default)]
+struct Slot {
+    hold: Option<Held>,
+    queue: VecDeque<Ticket>,
+    /// Who was turned away and waits, and until when that counts.
+    awaited: BTreeMap<u64, Instant>,
+    cools_until: Option<Instant>,
+}
+
+struct Held {
+    holder: HolderId,
+    client: u64,
+    /// When it ends by itself.
+    ends: Option<Instant>,
+    /// Which of the stays it is.
+    stay: usize,
+}
+
+struct Ticket {
+    client: u64,
+    request: Request,
+    reply: oneshot::Sender<(Granted, Moment)>,
+}
+
+impl Table {
+    pub(crate) fn new(kind: Kind) -> Arc<Self> {
+        Arc::new(Self { kind, state: Mutex::default() })
+    }
+
+    pub(crate) fn listen(&self, client: u64, events: Events, wire: Arc<Wire>) {
+        self.lock().listeners.insert(client, (events, wire));
+    }
+
+    pub(crate) fn acquire(&self, client: u64, request: &Request, wire: &Wire) -> Attempt {
+        let mut state = self.lock();
+        let (now, kind) = (Instant::now(), self.kind);
+        if let Some(attempt) = state.repeated(client, request, wire) {
+            return attempt;
+        }
+        if kind != Kind::Lease && state.gone.contains(&request.holder) {
+            return Attempt::Contended(Contended::new());
+        }
+        let slot = state.slot(&request.key, now);
+        let mut contended = Contended::new();
+        contended.cooling_for = slot.cools_until.map(|until| until.saturating_duration_since(now));
+        contended.retry_after = slot.hold.as_ref().and_then(|hold| Some(hold.ends?.duration_since(now)));
+        let awaited = !slot.queue.is_empty();
+        if slot.hold.is_some() || awaited || contended.cooling_for.is_some() {
+            if request.waits {
+                slot.awaited.insert(client, now + WAITS_FOR);
+            }
+            return Attempt::Contended(contended);
+        }
+        slot.awaited.remove(&client);
+        Attempt::Granted(state.grant(kind, client, request, now, wire))
+    }
+
+    /// Enters the key's queue.
+    pub(crate) fn enqueue(
+        &self,
+        client: u64,
+        request: &Request,
+        wire: &Wire,
+    ) -> Result<oneshot::Receiver<(Granted, Moment)>, Attempt> {
+        let (reply, answer) = oneshot::channel();
+        let mut state = self.lock();
+        if let Some(attempt) = state.repeated(client, request, wire) {
+            return Err(attempt);
+        }
+        if state.gone.contains(&request.holder) {
+            return Err(Attempt::Contended(Contended::new()));
+        }
+        let slot = state.slot(&request.key, Instant::now());
+        slot.queue.push_back(Ticket { client, request: request.clone(), reply });
+        drop(state);
+        self.serve(&request.key);
+        Ok(answer)
+    }
+
+    /// Leaves the key's queue.
+    pub(crate) fn leave(&self, key: &LockKey, holder: HolderId) {
+        let mut state = self.lock();
+        let slot = state.slot(key, Instant::now());
+        slot.queue.retain(|ticket| ticket.request.holder != holder);
+    }
+
+    /// Grants the key to the first in its queue, if it is free.
+    pub(crate) fn serve(&self, key: &LockKey) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        loop {
+            let slot = state.slot(key, now);
+            if slot.hold.is_some() || slot.cools_until.is_some() {
+                return;
+            }
+            let Some(ticket) = slot.queue.pop_front() else { return };
+            let Some((events, wire)) = state.listeners.get(&ticket.client).cloned() else { continue };
+            if ticket.reply.is_closed() {
+                continue;
+            }
+            let granted = state.grant(self.kind, ticket.client, &ticket.request, now, &wire);
+            let _ = ticket.reply.send((granted, events.now()));
+            return;
+        }
+    }
+
+    pub(crate) fn renew(&self, client: u64, hold: &HoldRef, wire: &Wire) -> Renewed {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let kind = self.kind;
+        let slot = state.slot(&hold.key, now);
+        match &mut slot.hold {
+            Some(held) if held.holder == hold.holder => {
+                held.ends = ends(kind, hold.ttl, now);
+                Renewed::Extended
+            }
+            other => {
+                if other.as_ref().is_some_and(|held| held.client != client) {
+                    wire.seen().note(Sometimes::RenewalMetSuccessor);
+                }
+                let stay = state.stays.iter().rev().find(|stay| stay.holder == hold.holder);
+                Renewed::Gone(match stay.and_then(|stay| stay.ended) {
+                    Some((_, EndedBy::Force)) => LossReason::ForcedRelease,
+                    Some((_, EndedBy::Itself)) if kind == Kind::Session => LossReason::SessionLost,
+                    Some((_, EndedBy::Itself)) => LossReason::Expired,
+                    _ => LossReason::Gone,
+                })
+            }
+        }
+    }
+
+    pub(crate) fn release(&self, client: u64, hold: &HoldRef, wire: &Wire) -> Freed {
+        let mut state = self.lock();
+        let now = Instant::now();
+        state.gone.insert(hold.holder);
+        let slot = state.slot(&hold.key, now);
+        slot.queue.retain(|ticket| ticket.request.holder != hold.holder);
+        let ours = slot.hold.as_ref().is_some_and(|held| held.holder == hold.holder);
+        if !ours {
+            if slot.hold.as_ref().is_some_and(|held| held.client != client) {
+                wire.seen().note(Sometimes::ReleaseMetSuccessor);
+            }
+            return Freed::new(false);
+        }
+        let waiters = slot.awaited.keys().any(|other| *other != client);
+        state.end(&hold.key, now, EndedBy::Release);
+        drop(state);
+        self.freed(&hold.key);
+        Freed::new(true).waiters(waiters)
+    }
+
+    /// Ends the hold of the key, whoever has it, as an operator does. Whether there was one.
+    pub(crate) fn force(&self, key: &LockKey) -> bool {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let Some((holder, client)) = state.slot(key, now).hold.as_ref().map(|h| (h.holder, h.client)) else {
+            return false;
+        };
+        state.end(key, now, EndedBy::Force);
+        let listener = state.listeners.get(&client).cloned();
+        drop(state);
+        if let Some((events, wire)) = listener {
+            let key = key.clone();
+            wire.tell(move || events.lost(&key, holder, LossReason::ForcedRelease));
+        }
+        self.freed(key);
+        true
+    }
+
+    /// The client has died: it waits for nothing. What it holds ends as all that is not confirmed any more.
+    pub(crate) fn bury(&self, client: u64) {
+        let mut state = self.lock();
+        state.dead.insert(client);
+        state.listeners.remove(&client);
+        for slot in state.slots.values_mut() {
+            slot.queue.retain(|ticket| ticket.client != client);
+            slot.awaited.remove(&client);
+        }
+    }
+
+    /// Everything that the client holds and waits for ends: its connections were closed.
+    pub(crate) fn disconnect(&self, client: u64) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let keys: Vec<_> = state.slots.keys().cloned().collect();
+        for key in &keys {
+            let slot = state.slot(key, now);
+            slot.queue.retain(|ticket| ticket.client != client);
+            let ours = slot.hold.as_ref().is_some_and(|held| held.client == client);
+            if ours && self.kind == Kind::Session {
+                state.end(key, now, EndedBy::Itself);
+            }
+        }
+        drop(state);
+        keys.iter().for_each(|key| self.serve(key));
+    }
+
+    /// Those that hold a key now, and who has died of them.
+    pub(crate) fn held(&self) -> Vec<(LockKey, HolderId, bool)> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let keys: Vec<_> = state.slots.keys().cloned().collect();
+        let mut held = Vec::new();
+        for key in keys {
+            if let Some(hold) = &state.slot(&key, now).hold {
+                let (holder, client) = (hold.holder, hold.client);
+                held.push((key, holder, state.dead.contains(&client)));
+            }
+        }
+        held
+    }
+
+    /// Every hold so far, up to date.
+    pub(crate) fn stays<R>(&self, look: impl FnOnce(&[Stay]) -> R) -> R {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let keys: Vec<_> = state.slots.keys().cloned().collect();
+        for key in keys {
+            state.slot(&key, now);
+        }
+        look(&state.stays)
+    }
+
+    /// The key is free: who waits for it is told.
+    fn freed(&self, key: &LockKey) {
+        let mut state = self.lock();
+        let awaited: Vec<_> = state.slot(key, Instant::now()).awaited.keys().copied().collect();
+        let listeners: Vec<_> = awaited.iter().filter_map(|c| state.listeners.get(c).cloned()).collect();
+        drop(state);
+        for (events, wire) in listeners {
+            let key = key.clone();
+            wire.tell(move || events.wake(&key));
+        }
+        self.serve(key);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The slot of the key, up to date.
+    fn slot(&mut self, key: &LockKey, now: Instant) -> &mut Slot {
+        let slot = self.slots.entry(key.clone()).or_default();
+        if let Some((ends, stay)) = slot.hold.as_ref().and_then(|h| Some((h.ends?, h.stay))) {
+            if ends <= now {
+                slot.hold = None;
+                self.stays[stay].ended = Some((ends, EndedBy::Itself));
+            }
+        }
+        slot.cools_until = slot.cools_until.filter(|until| *until > now);
+        slot.awaited.retain(|_, until| *until > now);
+        slot
+    }
+
+    /// The same request once more: the same grant.
+    fn repeated(&mut self, client: u64, request: &Request, wire: &Wire) -> Option<Attempt> {
+        let slot = self.slot(&request.key, Instant::now());
+        let held =
+            slot.hold.as_ref().filter(|held| held.holder == request.holder && held.client == client)?;
+        let number = held.stay;
+        wire.seen().note(Sometimes::AskedAgain);
+        Some(Attempt::Granted(Granted::with_token(token::from_store_number(self.stays[number].token))))
+    }
+
+    fn grant(&mut self, kind: Kind, client: u64, request: &Request, now: Instant, wire: &Wire) -> Granted {
+        self.drawn += 1;
+        let before = self.stays.iter().rev().find(|stay| stay.key == request.key);
+        let from_dead = |stay: &Stay| self.dead.contains(&stay.client) && stay.client != client;
+        if before.is_some_and(|stay| from_dead(stay) && matches!(stay.ended, Some((_, EndedBy::Itself)))) {
+            wire.seen().note(Sometimes::TakenOverFromTheDead);
+        }
+        let stay = self.stays.len();
+        self.stays.push(Stay {
+            key: request.key.clone(),
+            holder: request.holder,
+            client,
+            token: self.drawn,
+            from: now,
+            ended: None,
+        });
+        let slot = self.slots.entry(request.key.clone()).or_default();
+        slot.cools_until = request.cooldown.map(|cooldown| now + cooldown);
+        slot.hold = Some(Held { holder: request.holder, client, ends: ends(kind, request.ttl, now), stay });
+        Granted::with_token(token::from_store_number(self.drawn))
+    }
+
+    fn end(&mut self, key: &LockKey, now: Instant, by: EndedBy) {
+        if let Some(held) = self.slots.get_mut(key).and_then(|slot| slot.hold.take()) {
+            self.stays[held.stay].ended = Some((now, by));
+        }
+    }
+}
+
+fn ends(kind: Kind, ttl: Option<Duration>, now: Instant) -> Option<Instant> {
+    match kind {
+        Kind::Lease => ttl.map(|ttl| now + ttl),
+        Kind::Session => Some(now + SESSION),
+        Kind::Latch => None,
+    }
+}

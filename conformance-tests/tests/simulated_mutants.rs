@@ -1,0 +1,181 @@
+//! The mutants under simulation: which of them the simulator kills alone.
+//!
+//! A mutant dies by a schedule in which the judge finds something wrong, or because it never does what its sound version
+//! does often. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, and prints the schedules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeSet;
+use std::env;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
+use leasehold_conformance::simulation::{Disturbances, Seen, Sometimes};
+
+/// How many schedules each of them gets.
+const SCHEDULES: u64 = 800;
+
+/// What is seen this often of a sound version is not missed by chance.
+const OFTEN: u64 = 50;
+
+/// What the simulator does not reach, and why. The suite kills all of them.
+const OUT_OF_REACH: [(&str, &[&str]); 10] = [
+    (
+        "the order between clients, and among the callers of one, is not judged",
+        &[
+            "backend:hides-waiters",
+            "backend:try-overtakes-waiters",
+            "backend:window-overtakes-waiters",
+            "backend:queue-is-lifo",
+            "backend:fifo-is-polled",
+            "lock:try-barges",
+            "lock:lifo",
+            "lock:not-due-queues",
+        ],
+    ),
+    (
+        "nobody looks, nor asks for what is invalid or not declared",
+        &[
+            "backend:force-ignores-holder",
+            "backend:force-undeclared",
+            "backend:look-takes",
+            "backend:look-lengthens",
+            "backend:list-shows-expired",
+            "backend:admin-missing",
+            "backend:password-shown",
+            "backend:errors-alike",
+            "lock:errors-unnamed",
+            "lock:kind-flattened",
+            "lock:zero-ttl-accepted",
+            "lock:ttl-clamped",
+            "lock:huge-wait-panics",
+            "lock:label-unchecked",
+            "lock:shared-as-exclusive",
+            "lock:max-hold-zero-accepted",
+            "lock:all-keeps-duplicates",
+        ],
+    ),
+    (
+        "needs more keys, longer ones, or more refusals than a schedule has",
+        &[
+            "backend:grants-every-thousandth",
+            "backend:capacity-is-contended",
+            "backend:key-colons-dropped",
+            "backend:key-cut",
+            "backend:key-hashed",
+        ],
+    ),
+    (
+        "the fault is in how the store answers to faults of its own link, which the wire of the simulation replaces",
+        &["backend:error-is-contended", "backend:neighbour-fails"],
+    ),
+    (
+        "the store of the mutants always tells of a hold that it ended, so nobody asks for one that has gone",
+        &["backend:release-always-held", "backend:renew-recreates", "backend:neighbour-lost"],
+    ),
+    (
+        "keys are kept longer than need be, which is within the bounds",
+        &["backend:renew-from-old-deadline", "backend:cooldown-from-release", "backend:held-hides-cooldown"],
+    ),
+    ("the engine keeps the first token", &["backend:token-changes-on-renew"]),
+    ("that a maximum hold ends too early is not judged", &["lock:max-hold-from-request"]),
+    (
+        "only the wire knows which call failed, or how often the store was asked",
+        &[
+            "lock:give-up-ignored",
+            "lock:try-asks-again",
+            "lock:outage-is-contended",
+            "lock:retries-into-cooldown",
+            "lock:retries-without-pause",
+            "lock:renew-stops-on-failure",
+            "lock:loss-at-first-failure",
+            "lock:renews-too-late",
+            "lock:refusal-is-undone",
+            "lock:undo-for-ever",
+            "lock:late-grant-is-kept",
+            "lock:own-release-is-contended",
+            "lock:releases-one-by-one",
+        ],
+    ),
+    (
+        "the runtime does not end under a client, no wait lasts a minute, and nobody closes twice or with a guard in hand for long",
+        &[
+            "lock:drop-needs-runtime",
+            "lock:runtime-end-is-silent",
+            "lock:forever-ends",
+            "lock:close-twice-fails",
+            "lock:close-leaves-holds",
+            "lock:ended-never-fires",
+        ],
+    ),
+];
+
+#[test]
+fn every_mutant_in_reach_dies() {
+    let only = env::var("LEASEHOLD_MUTANT").unwrap_or_default();
+    let out_of_reach: BTreeSet<_> = OUT_OF_REACH.iter().flat_map(|(_, names)| *names).copied().collect();
+    let mutants = all_mutants();
+    let unknown: Vec<_> =
+        out_of_reach.iter().filter(|name| mutants.iter().all(|m| m.name() != **name)).collect();
+    assert!(unknown.is_empty(), "there are no mutants {unknown:?}");
+    let sound: Vec<Seen> = in_parallel(&unmutated(), |mutant| {
+        let (seen, wrong) = play(mutant);
+        assert_eq!(wrong, None, "{} has no fault", mutant.name());
+        seen
+    });
+    let wanted: Vec<_> = mutants
+        .into_iter()
+        .filter(|mutant| !out_of_reach.contains(mutant.name()) && mutant.name().contains(&only))
+        .collect();
+    assert!(!wanted.is_empty(), "no mutant is named like {only}");
+    let outcomes = in_parallel(&wanted, |mutant| {
+        let (seen, wrong) = play(mutant);
+        let sound = &sound[if mutant.name().starts_with("lock:") { 2 } else { 0 }];
+        let missed = |what: &Sometimes| sound.of(*what) >= OFTEN && seen.of(*what) == 0;
+        let missed = || Sometimes::ALL.into_iter().find(missed).map(|what| format!("never {what:?}"));
+        (mutant.name().to_owned(), wrong.or_else(missed))
+    });
+    for (name, death) in &outcomes {
+        println!("{name:40} {}", death.as_deref().unwrap_or("SURVIVES"));
+    }
+    println!("{} die, {} are out of reach", outcomes.len(), out_of_reach.len());
+    let survivors: Vec<_> =
+        outcomes.iter().filter(|(_, death)| death.is_none()).map(|(name, _)| name).collect();
+    assert!(survivors.is_empty(), "{survivors:?} survive {SCHEDULES} schedules");
+}
+
+/// Plays schedules until one shows something wrong: what was seen, and what was wrong in which.
+fn play(mutant: &Mutant) -> (Seen, Option<String>) {
+    let (simulation, all) = (mutant.simulation(), Seen::default());
+    for seed in 0..SCHEDULES {
+        let played = simulation.play(seed, Disturbances::none());
+        all.add(played.seen());
+        if let Some(wrong) = played.violations.first() {
+            return (all, Some(format!("seed {seed}: {wrong}")));
+        }
+    }
+    (all, None)
+}
+
+/// What `work` makes of each, in order.
+fn in_parallel<T: Send>(mutants: &[Mutant], work: impl Fn(&Mutant) -> T + Sync) -> Vec<T> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(4) {
+            scope.spawn(|| {
+                while let Some((at, mutant)) = {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    mutants.get(at).map(|mutant| (at, mutant))
+                } {
+                    let outcome = work(mutant);
+                    done.lock().unwrap().push((at, outcome));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, outcome)| outcome).collect()
+}

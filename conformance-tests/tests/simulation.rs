@@ -1,0 +1,126 @@
+//! The engine under simulation: thousands of schedules, each from one seed.
+//!
+//! `LEASEHOLD_SIMULATE_SEED` begins with that seed, and plays that one alone unless `LEASEHOLD_SIMULATE_MINUTES` says for
+//! how long; `LEASEHOLD_SIMULATE_WITHOUT` leaves disturbances out. `cargo xtask simulate` sets them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::env;
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simulation};
+
+/// How many schedules are a test.
+const SCHEDULES: u64 = 3_000;
+
+/// Schedules that have shown a fault of the engine or of the simulator, with what it was.
+const KEPT: [(u64, &str); 3] = [
+    (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
+    (6_624, "a renewal that was confirmed just before its lock was closed"),
+    (75_755, "a hint at the end of a budget, while the store's queue was being left"),
+];
+
+#[test]
+fn thousands_of_schedules() {
+    let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let minutes = number("LEASEHOLD_SIMULATE_MINUTES");
+    let first = number("LEASEHOLD_SIMULATE_SEED");
+    let without: Disturbances = env::var("LEASEHOLD_SIMULATE_WITHOUT").unwrap_or_default().parse().unwrap();
+    if let (Some(seed), None) = (first, minutes) {
+        let played = Simulation::of_the_engine().play(seed, without);
+        println!("{}", text_of(&played));
+        assert_eq!(played.violations, Vec::<String>::new());
+        return;
+    }
+    let begun = Instant::now();
+    let until = minutes.map(|minutes| begun + Duration::from_secs(60 * minutes));
+    let first = first.unwrap_or(0);
+    let (seen, found, played) = campaign(&Simulation::of_the_engine(), first, |played| match until {
+        Some(until) => Instant::now() < until,
+        None => played < SCHEDULES,
+    });
+    let took = begun.elapsed();
+    println!(
+        "{played} schedules in {took:.1?}, {:.0} a minute, seeds from {first} on\n{seen}",
+        60.0 * played as f64 / took.as_secs_f64()
+    );
+    if let Some(found) = found {
+        panic!("{found}");
+    }
+    let never = seen.never();
+    assert!(never.is_empty(), "{played} schedules have never run into {never:?}");
+}
+
+#[test]
+fn schedules_that_have_shown_a_fault() {
+    for (seed, what) in KEPT {
+        let played = Simulation::of_the_engine().play(seed, Disturbances::none());
+        assert_eq!(played.violations, Vec::<String>::new(), "seed {seed}: {what}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_history() {
+    let simulation = Simulation::of_the_engine();
+    let mut events = 0;
+    for seed in 0..100 {
+        let [once, again] = [(); 2].map(|()| simulation.play(seed, Disturbances::none()));
+        assert_eq!(text_of(&once), text_of(&again), "seed {seed}");
+        events += once.history.events.len();
+    }
+    assert!(events > 5_000, "{events} events in all are too few to tell");
+}
+
+#[test]
+fn what_is_left_out_does_not_happen() {
+    for seed in 0..50 {
+        let played = Simulation::of_the_engine().play(seed, Disturbances::all());
+        assert_eq!((played.happened, played.violations), (Disturbances::none(), Vec::new()), "seed {seed}");
+    }
+}
+
+/// Plays schedules on both cores as long as `goes_on` says, after so many.
+fn campaign(
+    simulation: &Simulation,
+    first: u64,
+    goes_on: impl Fn(u64) -> bool + Sync,
+) -> (Seen, Option<Found>, u64) {
+    const AT_ONCE: u64 = 100;
+    let (seen, next, found) = (Seen::default(), AtomicU64::new(0), Mutex::new(None));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(8) {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let from = next.fetch_add(AT_ONCE, Ordering::Relaxed);
+                    if !goes_on(from) {
+                        next.fetch_sub(AT_ONCE, Ordering::Relaxed);
+                        return;
+                    }
+                    let from = first.wrapping_add(from);
+                    if let Some(one) = simulation.search(from..from + AT_ONCE, &seen) {
+                        stop.store(true, Ordering::Relaxed);
+                        found.lock().unwrap().get_or_insert(one);
+                    }
+                }
+            });
+        }
+    });
+    (seen, found.into_inner().unwrap(), next.into_inner())
+}
+
+fn text_of(played: &Played) -> String {
+    let mut text = String::new();
+    for event in &played.history.events {
+        writeln!(text, "{event}").unwrap();
+    }
+    for stay in &played.record {
+        writeln!(text, "{stay}").unwrap();
+    }
+    writeln!(text, "disturbed by: {}", played.happened).unwrap();
+    text
+}
