@@ -62,6 +62,7 @@ impl Simulation {
         Self { subject: Box::new(Foreign(Box::new(open))) }
     }
 
+    #[cfg(feature = "self-test")]
     pub(crate) fn of(subject: impl Subject + 'static) -> Self {
         Self { subject: Box::new(subject) }
     }

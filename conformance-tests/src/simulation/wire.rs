@@ -301,6 +301,7 @@ impl Wire {
 
     /// As [`carry`](Self::carry), for a caller whose work cannot travel on its own: what is dropped on its way to the
     /// store never arrives.
+    #[cfg(feature = "self-test")]
     pub(crate) async fn carry_here<T>(
         self: &Arc<Self>,
         op: Op,
