@@ -40,11 +40,14 @@ impl Terminal {
     fn start(store: &Store, command: &str) -> Self {
         // Whichever shell `script` starts: it would be in the foreground as well, and end by what is typed.
         let command = format!("exec {}", command.replace("leasehold", env!("CARGO_BIN_EXE_leasehold")));
-        let mut script = Command::new("script");
-        script.args(["-qec", &command, "/dev/null"]).env("LEASEHOLD_URL", store.url());
+        // Tests that were started in the background ignore Ctrl-C, and so would all that they start.
+        let version = Command::new("script").arg("--version").stdout(Stdio::null()).status();
+        version.expect("needs the program `script` (apt-get install bsdutils)");
+        let mut script = Command::new("env");
+        script.args(["--default-signal=HUP,INT,QUIT,TERM", "script", "-qec", &command, "/dev/null"]);
+        script.env("LEASEHOLD_URL", store.url());
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let started = script.spawn();
-        let mut child = started.expect("needs the program `script` (apt-get install bsdutils)");
+        let mut child = script.spawn().expect("the program `env`");
         let mut stdout = child.stdout.take().unwrap();
         let (sender, output) = channel();
         std::thread::spawn(move || {
