@@ -28,7 +28,8 @@ WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 /// there is nothing to create. A setting has the name, which may contain what ends the block.
 ///
 /// What another role has put there beforehand, such as a trigger on a table that is then used, would run with the rights of
-/// whoever installs (as in CVE-2022-2625), so a superuser is refused (`docs/hazards.md` H57).
+/// whoever installs (as in CVE-2022-2625), so a superuser is refused (`docs/hazards.md` H57). What has other names, as in
+/// `public`, is not used.
 pub const CREATE_SCHEMA: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
@@ -40,10 +41,13 @@ BEGIN
     IF kept IS NULL THEN
         EXECUTE 'CREATE SCHEMA ' || name;
     ELSIF (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
-        SELECT r.rolname INTO owner FROM pg_roles r WHERE NOT r.rolsuper AND r.oid IN (
+        SELECT r.rolname INTO owner FROM pg_roles r WHERE NOT r.rolsuper AND r.rolname <> 'pg_database_owner' AND r.oid IN (
             SELECT n.nspowner FROM pg_namespace n WHERE n.oid = kept
-            UNION ALL SELECT c.relowner FROM pg_class c WHERE c.relnamespace = kept
-            UNION ALL SELECT p.proowner FROM pg_proc p WHERE p.pronamespace = kept) LIMIT 1;
+            UNION ALL SELECT c.relowner FROM pg_class c WHERE c.relnamespace = kept AND c.relname IN (
+                'version', 'token', 'incarnation', 'mutex', 'lease', 'advisory_name', 'upkeep', 'idempotency', 'journey')
+            UNION ALL SELECT t.typowner FROM pg_type t WHERE t.typnamespace = kept AND t.typname = 'lock_key'
+            UNION ALL SELECT p.proowner FROM pg_proc p
+                WHERE p.pronamespace = kept AND p.proname = 'idempotency_finished') LIMIT 1;
         IF owner IS NOT NULL THEN
             RAISE EXCEPTION 'the schema %, or something in it, belongs to the role %, whose triggers would run with the rights of a superuser: install it as that role', name, quote_ident(owner)
                 USING ERRCODE = 'object_not_in_prerequisite_state';

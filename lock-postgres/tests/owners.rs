@@ -77,6 +77,7 @@ async fn a_superuser_installs_into_nobody_else_s_schema() {
     run(&mut admin, format!("{trap}; {}", trap.replace("ours.", "theirs."))).await;
     run(&mut admin, "CREATE TABLE theirs.version (singleton boolean PRIMARY KEY DEFAULT true, version int, oldest_library int); \
         CREATE TRIGGER trap BEFORE INSERT ON theirs.version FOR EACH ROW EXECUTE FUNCTION theirs.trap()").await;
+    run(&mut admin, "CREATE TABLE ours.mutex (n int)").await;
     run(&mut admin, "RESET ROLE").await;
     for schema in ["theirs", "ours"] {
         let refused = schema::install(&mut admin, &name(schema)).await.unwrap_err().to_string();
@@ -89,6 +90,11 @@ async fn a_superuser_installs_into_nobody_else_s_schema() {
         assert!(refused.contains("belongs to the role"), "{schema}: {refused}");
         run(&mut admin, "ROLLBACK").await;
     }
+    // What others have beside it is theirs.
+    run(&mut admin, format!("GRANT CREATE ON SCHEMA public TO {0}; SET ROLE {0}", other.quoted())).await;
+    run(&mut admin, "CREATE TABLE public.entry (n int)").await;
+    run(&mut admin, "RESET ROLE").await;
+    schema::install(&mut admin, &name("public")).await.unwrap();
     drop_role(&mut admin, &other).await;
 }
 
