@@ -54,7 +54,8 @@ impl Hold {
         Some(self.count_lost(self.lost.reason().unwrap_or(LossReason::Expired)))
     }
 
-    /// As [`stopped`](Self::stopped), for work that has to be woken for it: what is done at the first poll is not.
+    /// As the loss itself tells, and wakes the task when it does: for work that is pending. What is done at its first poll
+    /// registers no waker.
     pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
         if self.on_lost == OnLost::Tell {
             return Poll::Pending;

@@ -21,6 +21,10 @@ pub struct Reader {
 
 impl Reader {
     /// Begins the transaction.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed, and its transaction ends with it.
     pub async fn open(pool: &PgPool, within: Duration, doing: &'static str) -> Result<Self, ClaimError> {
         let deadline = Instant::now() + within;
         let connection = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(doing))?;
@@ -34,11 +38,19 @@ impl Reader {
     }
 
     /// What the server answers, all columns as text.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed, and its transaction ends with it.
     pub async fn rows(&mut self, sql: &str) -> Result<Vec<Texts>, ClaimError> {
         self.try_rows(sql).await?.map_err(|error| ClaimError::of(error, self.doing))
     }
 
     /// The same for what the server may refuse: the transaction goes on.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed, and its transaction ends with it.
     pub async fn attempt(&mut self, sql: &str) -> Result<Result<Vec<Texts>, sqlx::Error>, ClaimError> {
         self.rows("SAVEPOINT look").await?;
         let answer = self.try_rows(sql).await?;
@@ -53,12 +65,20 @@ impl Reader {
     }
 
     /// The answer to a question with one boolean; NULL is no.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed, and its transaction ends with it.
     pub async fn ask(&mut self, question: &str) -> Result<bool, ClaimError> {
         let rows = self.rows(&format!("SELECT ({question})::pg_catalog.text")).await?;
         Ok(rows.first().is_some_and(|row| row.is(0)))
     }
 
     /// Ends it.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed, and its transaction ends with it.
     pub async fn close(mut self) -> Result<(), ClaimError> {
         self.rows("ROLLBACK").await?;
         let (deadline, doing) = (self.deadline, self.doing);

@@ -28,6 +28,10 @@ pub struct Session {
 
 impl Session {
     /// Waits until no other process is at it, and sets what statements rely on.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed; a statement that was under way may have been carried out.
     pub async fn open(pool: &PgPool, within: Duration, doing: &'static str) -> Result<Self, ClaimError> {
         let deadline = Instant::now() + within;
         let connection = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(doing))?;
@@ -73,6 +77,10 @@ impl Session {
     }
 
     /// Carries out one step, as often as it is refused for waiting too long.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed; a statement that was under way may have been carried out.
     pub async fn step(&mut self, step: &Step) -> Result<(), ClaimError> {
         if let Some(needed) = &step.needed
             && !self.ask(needed).await?
@@ -118,6 +126,10 @@ impl Session {
     }
 
     /// Says goodbye to the server.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed; a statement that was under way may have been carried out.
     pub async fn close(self) -> Result<(), ClaimError> {
         let (doing, deadline) = (self.doing, self.deadline);
         let closed = timeout_at(deadline, self.connection.close()).await.map_err(|_| late(doing))?;
