@@ -143,6 +143,13 @@ impl Registry {
         }
     }
 
+    /// One of the numbers that are held at `location`.
+    pub(crate) fn one_held_at(&self, location: Location) -> Option<i64> {
+        let entries = self.lock();
+        let held = |entry: &Entry| entry.location == location && entry.grant.is_some();
+        entries.iter().find(|(_, entry)| held(entry)).map(|(number, _)| *number)
+    }
+
     /// The session at `location` has ended: what it held is returned, what was asked there is forgotten.
     pub(crate) fn lost(&self, location: Location) -> Vec<(LockKey, HolderId)> {
         let mut lost = Vec::new();

@@ -36,8 +36,11 @@ pub(crate) enum SharedJob {
         number: i64,
         cancel: Cancel,
     },
-    /// Ends a session of ours.
-    Terminate(Process),
+    /// Ends a session of ours that keeps or awaits the number.
+    Terminate {
+        session: Process,
+        number: i64,
+    },
 }
 
 impl Job for SharedJob {
@@ -49,7 +52,7 @@ impl Job for SharedJob {
             Self::Confirm { answer } => drop(answer.send(Err(error))),
             // It was not begun.
             Self::Cancel { cancel, .. } => cancel.arrived(),
-            Self::Mark(_) | Self::Terminate(_) => {}
+            Self::Mark(_) | Self::Terminate { .. } => {}
         }
     }
 }

@@ -29,8 +29,12 @@ pub(crate) struct SharedSession {
     common: Arc<Common>,
     index: usize,
     pid: i32,
-    /// The session before, in case the server does not know yet that it is over.
-    before: Option<Process>,
+    /// The server's process with which this session is.
+    process: Process,
+    /// The session before, in case the server does not know yet that it is over, and numbers that it may keep.
+    before: Option<(Process, Vec<i64>)>,
+    /// What the statement under way tries.
+    asked: Vec<i64>,
     /// Whether it keeps locks itself; else it only serves the sessions that do.
     keeps: bool,
     /// Numbers that are shown to be polled for.
@@ -72,12 +76,13 @@ impl Work for SharedSession {
         }
         self.common.prepare(connection).await?;
         let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
-        if let (Some(before), false) = (self.before, session.pooled) {
+        if let (Some((before, numbers)), false) = (&self.before, session.pooled) {
             // Where that is refused, the server ends it by itself; until then it only keeps others out.
-            let ended = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql::terminate(before)))).await;
-            besides(ended.map(drop))?;
+            let text = sql::terminate(*before, space_of(self.common.space()), numbers);
+            besides(connection.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.map(drop))?;
         }
-        self.before = Some(current);
+        self.before = None;
+        self.process = current;
         self.pid = session.pid;
         self.common.shared_session_opened(self.index, session.pid, session.pooled);
         if !self.keeps {
@@ -109,7 +114,14 @@ impl Work for SharedSession {
     fn ended(&mut self, _error: &Error) {
         self.marked.clear();
         self.unsure.clear();
-        self.common.session_lost(Location::Shared(self.index), LossReason::SessionLost);
+        let location = Location::Shared(self.index);
+        let mut numbers = std::mem::take(&mut self.asked);
+        // It keeps all of them or none.
+        numbers.extend(self.common.registry.one_held_at(location));
+        if !numbers.is_empty() {
+            self.before = Some((self.process, numbers));
+        }
+        self.common.session_lost(location, LossReason::SessionLost);
     }
 }
 
@@ -117,7 +129,8 @@ impl SharedSession {
     /// One that `keeps` locks itself, or only serves the sessions that do.
     pub(crate) fn new(common: &Arc<Common>, index: usize, keeps: bool) -> Self {
         let (marked, unsure) = (HashSet::new(), HashSet::new());
-        Self { common: Arc::clone(common), index, pid: 0, before: None, keeps, marked, unsure }
+        let (process, before, asked) = (Process::default(), None, Vec::new());
+        Self { common: Arc::clone(common), index, pid: 0, process, before, asked, keeps, marked, unsure }
     }
 
     async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
@@ -174,9 +187,11 @@ impl SharedSession {
         let mut parts = vec![(steps, false)];
         let mut failures = 0;
         while let Some((mut steps, repeated)) = parts.pop() {
+            self.asked = tried(&steps);
             let failure = match self.ask(connection, &steps).await {
                 Ok(said) => {
                     self.settle_all(connection, steps, said, repeated).await?;
+                    self.asked.clear();
                     continue;
                 }
                 Err(failure) => failure,
@@ -397,8 +412,8 @@ impl SharedSession {
                 }
                 done.map(drop)
             }
-            SharedJob::Terminate(session) => {
-                let text = sql::terminate(session);
+            SharedJob::Terminate { session, number } => {
+                let text = sql::terminate(session, space_of(self.common.space()), &[number]);
                 self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
             }
             SharedJob::Try { .. }

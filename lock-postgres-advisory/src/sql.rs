@@ -103,12 +103,16 @@ WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint 
     WHERE l.pid = a.pid AND l.locktype = 'advisory' AND NOT l.granted AND l.objsubid = {space}
       AND (l.classid::bigint << 32) | l.objid::bigint = {number})";
 
-/// Ends a session of ours, if it is still the same one.
+/// Ends a session of ours, if it is still the same one and keeps or awaits one of the numbers: a pooler may have lent it to
+/// somebody else meanwhile.
 const TERMINATE: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
 WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint = {started}
-  AND a.usename = current_user AND a.datname = current_database()";
+  AND a.usename = current_user AND a.datname = current_database() AND EXISTS (
+    SELECT FROM pg_locks AS l
+    WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = {space}
+      AND (l.classid::bigint << 32) | l.objid::bigint = ANY ('{{numbers}}'::bigint[]))";
 
 /// Which of these processes are there and wait for an advisory lock. As in [`PROCESS`].
 const WAITS: &str = "
@@ -118,8 +122,7 @@ WHERE a.pid = ANY ('{pids}'::integer[]) AND a.wait_event_type = 'Lock' AND a.wai
 
 /// Numbers only, see [`cancel`].
 pub(crate) fn waits(pids: impl Iterator<Item = i32>) -> String {
-    let pids: Vec<String> = pids.map(|pid| pid.to_string()).collect();
-    WAITS.replace("{pids}", &format!("{{{}}}", pids.join(",")))
+    WAITS.replace("{pids}", &format!("{{{}}}", listed(pids)))
 }
 
 /// Numbers only, for the simple protocol, which works behind every pooler.
@@ -129,8 +132,13 @@ pub(crate) fn cancel(session: Process, space: i16, number: i64) -> String {
 }
 
 /// See [`cancel`].
-pub(crate) fn terminate(session: Process) -> String {
-    of_session(TERMINATE, session)
+pub(crate) fn terminate(session: Process, space: i16, numbers: &[i64]) -> String {
+    let text = of_session(TERMINATE, session).replace("{space}", &space.to_string());
+    text.replace("{numbers}", &listed(numbers.iter()))
+}
+
+fn listed(numbers: impl Iterator<Item = impl ToString>) -> String {
+    numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
 fn of_session(template: &str, session: Process) -> String {

@@ -74,7 +74,8 @@ impl Common {
     pub(crate) fn end_wait(&self, state: &State, scope: LockScope) {
         match self.lanes.first() {
             Some(lane) if scope == LockScope::Session || !self.is_pooled() => {
-                lane.push(SharedJob::Terminate(state.process()));
+                let number = state.number.load(Ordering::Acquire);
+                lane.push(SharedJob::Terminate { session: state.process(), number });
             }
             _ => self.cancel_wait(state),
         }

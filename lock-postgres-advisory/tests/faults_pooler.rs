@@ -11,7 +11,7 @@ use leasehold_engine::{Attempt, Backend as _, CancellationToken, Request};
 use leasehold_postgres::{Pooler, RawBigint};
 use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
-use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Proxy, Standby};
+use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, PgBouncerOptions, Proxy, Standby};
 
 /// `PgBouncer` with few and with many server connections, and with the one that was unused for longest.
 fn poolers() -> [PgBouncerOptions; 3] {
@@ -55,12 +55,12 @@ async fn session_scope_is_refused_behind_a_pooler() {
 async fn a_statement_that_reaches_another_process_locks_nothing() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
-    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(8));
-    let url = bouncer.url(database.name());
     for keys in [vec!["7"], vec!["7", "8", "9"]] {
+        let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(8));
+        let url = bouncer.url(database.name());
         // As long as nobody else comes, everything reaches one process.
         let lock = numbers(server(&url).pooler(Pooler::Known)).connect().await.unwrap();
-        let mut other = PgConnection::connect_with(server(&url).options()).await.unwrap();
+        let mut other = session_of(&bouncer, &database).await;
         // This one takes the connection that was used last.
         run(&mut other, "BEGIN").await;
         // In one statement.
@@ -68,11 +68,46 @@ async fn a_statement_that_reaches_another_process_locks_nothing() {
         assert!(error.is_retryable(), "{error}");
         assert!(everything(&error).contains("pooler"), "{}", everything(&error));
         assert_eq!(held(cluster, database.name()).await, [0; 0], "{keys:?}");
+        // The next session, whatever it answers, does not end the process of the one before, which is another client's.
+        drop(lock.key("7").try_acquire().await);
         run(&mut other, "ROLLBACK").await;
         other.close().await.unwrap();
         lock.close().await.unwrap();
         assert_eq!(held(cluster, database.name()).await, [0; 0]);
     }
+}
+
+// docs/hazards.md H01: a pooler in session mode lends the server's process to the next client as soon as ours is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let options = PgBouncerOptions::new().pool_size(5).setting("pool_mode", "session");
+    let bouncer = PgBouncer::start(cluster, &options);
+    let proxy = Proxy::start(bouncer.address()).await;
+    let lock = session(&proxy.url(&bouncer.url(database.name()))).await;
+    let old = take(&lock, "7").await;
+    let pid = pid_of(cluster, database.name(), 7).await;
+    proxy.cut();
+    until("the pooler has let go", async || held(cluster, database.name()).await.is_empty()).await;
+    let mut others = Vec::new();
+    let mut other = loop {
+        let mut one = session_of(&bouncer, &database).await;
+        if text(&mut one, "pg_backend_pid()").await == pid.to_string() {
+            break one;
+        }
+        others.push(one);
+    };
+    drop(others);
+    proxy.restore();
+    assert_eq!(lost_within(&old, LONG).await, LossReason::SessionLost);
+    // Another session has been opened.
+    take(&lock, "8").await.release().await.unwrap();
+    assert_eq!(text(&mut other, "pg_backend_pid()").await, pid.to_string());
+}
+
+async fn session_of(bouncer: &PgBouncer, database: &Database) -> PgConnection {
+    PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap()
 }
 
 // docs/hazards.md H01: the address leads to a pooler from one session to the next.

@@ -17,6 +17,7 @@ use leasehold_engine::{
 };
 use leasehold_postgres::{Identifier, PgConfig, RawBigint, schema};
 use leasehold_postgres_advisory::{AdvisoryBackend, XactConfig};
+use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Proxy, StopMode};
 
 /// Counts the holds that its engine has released.
@@ -253,8 +254,14 @@ async fn what_was_sent_and_not_answered_is_released() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let proxy = Proxy::start(cluster.address()).await;
-    for (lock, released) in both_counted(seldom(&proxy.url(database.url()))).await {
-        take(&lock, "7").await.release().await.unwrap();
+    let clients = both_counted(seldom(&proxy.url(database.url()))).await;
+    let mut observer = PgConnection::connect(database.url()).await.unwrap();
+    for (lock, released) in clients {
+        run(&mut observer, "DELETE FROM leasehold.advisory_name").await;
+        let first = take(&lock, "7").await;
+        // Another session writes the name of what is held for long: once that is done it has nothing more to ask.
+        until_true(&mut observer, "EXISTS (SELECT FROM leasehold.advisory_name)").await;
+        first.release().await.unwrap();
         let before = released.load(Ordering::SeqCst);
         // The answer to the attempt, not a notification that comes just then.
         proxy.drop_next_reply_with("SELECT 1");

@@ -102,7 +102,7 @@ fn what_is_not_measured_names_no_table() {
         sql::ROLLBACK.to_owned(),
         sql::begin(Duration::from_secs(1)).to_string(),
         sql::cancel(process, 1, 1),
-        sql::terminate(process),
+        sql::terminate(process, 1, &[1]),
         sql::waits([1].into_iter()),
         admin_sql::END_SESSION.to_owned(),
         xact_sql::checks(),
