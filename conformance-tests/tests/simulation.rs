@@ -18,10 +18,14 @@ use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simul
 const SCHEDULES: u64 = 3_000;
 
 /// Schedules that have shown a fault of the engine or of the simulator, with what it was.
-const KEPT: [(u64, &str); 3] = [
+const KEPT: [(u64, &str); 4] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
+    (
+        1_795_424_161_309_775,
+        "a late copy was granted, and the lease not begun anew when its caller asked again",
+    ),
 ];
 
 #[test]

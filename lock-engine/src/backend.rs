@@ -20,8 +20,10 @@ use crate::clock::{Clock, Moment};
 /// # What the engine relies on
 ///
 /// - **The holder id owns.** Every request carries one that is unique to the grant. A second
-///   `acquire` with the id that already holds the key answers the same grant again (with its token);
-///   a lease need not be extended by it. `renew` and `release` act on that id's hold alone and leave anybody else's untouched.
+///   `acquire` with the id that already holds the key answers the same grant again (with its token), and its
+///   lease lasts for the request's TTL from then on, if it would have ended sooner: the engine counts it from the
+///   call that was answered, and an earlier copy of it may have been granted without anybody's knowing. `renew` and
+///   `release` act on that id's hold alone and leave anybody else's untouched.
 /// - **Calls run to their end.** The engine never drops a call of [`acquire`](Self::acquire),
 ///   [`wait`](Self::wait), [`renew`](Self::renew) or [`release`](Self::release) half-way except when
 ///   the call exceeds its time limit or the runtime shuts down; what a dropped call has done is found

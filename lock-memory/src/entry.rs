@@ -136,9 +136,12 @@ impl Entry {
         self.hold.as_mut().filter(|h| h.is_live(now))
     }
 
-    /// The same attempt sent twice is one grant.
+    /// The same attempt sent twice is one grant, whose lease begins anew.
     pub(crate) fn repeated(&mut self, request: &Request, now: &Now<'_>) -> Option<Attempt> {
         let hold = self.live(now).filter(|h| h.holder == request.holder)?;
+        if let (Some(ends), Some(ttl)) = (hold.expires, request.ttl) {
+            hold.expires = Some(ends.max(now.get().after(ttl)));
+        }
         Some(Attempt::Granted(Granted::with_token(Some(hold.token))))
     }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, Lock, LockExt, LockKey, LossReason, Validity};
+use leasehold_api::{ErrorKind, HolderId, Lock, LockExt, LockKey, LossReason, Validity};
+use leasehold_engine::{Attempt, Backend as _, Request};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 
 #[tokio::test(start_paused = true)]
@@ -91,4 +92,25 @@ async fn close_ends_everything() {
     assert!(b.key("k").try_acquire().await.unwrap().is_some());
     assert_eq!(a.key("x").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
     let _ = LockKey::new("x");
+}
+
+// A copy of the request that came too late for its caller may have been granted before.
+#[tokio::test(start_paused = true)]
+async fn asking_again_begins_the_lease_anew() {
+    let backend = MemoryStore::new().backend();
+    let mut request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(7, 1));
+    let mut tokens = Vec::new();
+    for (pause, ttl) in [(0, 30), (20, 30), (20, 1), (9, 1)] {
+        tokio::time::sleep(Duration::from_secs(pause)).await;
+        request.ttl = Some(Duration::from_secs(ttl));
+        let attempt = backend.acquire(vec![request.clone()]).await.remove(0).unwrap();
+        let Attempt::Granted(granted) = attempt else { panic!("{attempt:?}") };
+        tokens.push(granted.token);
+    }
+    tokens.dedup();
+    assert_eq!(tokens.len(), 1, "one grant, which never ended in between: {tokens:?}");
+    let other = Request::new(request.key, HolderId::from_parts(7, 2));
+    let attempt = backend.acquire(vec![other]).await.remove(0).unwrap();
+    let Attempt::Contended(contended) = attempt else { panic!("{attempt:?}") };
+    assert_eq!(contended.retry_after, Some(Duration::from_secs(1)));
 }

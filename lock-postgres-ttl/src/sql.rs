@@ -162,11 +162,17 @@ WITH o AS MATERIALIZED (
         OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
     RETURNING l.key, l.token
+), again AS (
+    UPDATE {schema}.lease l
+    SET expires_at = greatest(l.expires_at, clock_timestamp() + o.ttl * interval '1 microsecond')
+    FROM o
+    WHERE o.holder = o.me AND NOT o.released AND o.expires_at > clock_timestamp()
+        AND l.key = o.key COLLATE \"C\" AND l.holder = o.me AND NOT l.released AND l.expires_at > clock_timestamp()
+    RETURNING l.key, l.token
 )
 SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
 UNION ALL
-SELECT o.key,
-    CASE WHEN o.holder = o.me AND NOT o.released AND o.expires_at > clock_timestamp() THEN o.token END,
+SELECT o.key, (SELECT a.token FROM again a WHERE a.key = o.key),
     coalesce(NOT o.released AND o.expires_at > clock_timestamp(), false),
     CASE WHEN isfinite(o.expires_at)
         THEN ceil(extract(epoch FROM o.expires_at - clock_timestamp()) * 1000000)::bigint END,

@@ -119,7 +119,7 @@ impl Table {
     pub(crate) fn acquire(&self, client: u64, request: &Request, wire: &Wire) -> Attempt {
         let mut state = self.lock();
         let (now, kind) = (Instant::now(), self.kind);
-        if let Some(attempt) = state.repeated(client, request, wire) {
+        if let Some(attempt) = state.repeated(kind, client, request, wire) {
             return attempt;
         }
         if kind != Kind::Lease && state.gone.contains(&request.holder) {
@@ -149,7 +149,7 @@ impl Table {
     ) -> Result<oneshot::Receiver<(Granted, Moment)>, Attempt> {
         let (reply, answer) = oneshot::channel();
         let mut state = self.lock();
-        if let Some(attempt) = state.repeated(client, request, wire) {
+        if let Some(attempt) = state.repeated(self.kind, client, request, wire) {
             return Err(attempt);
         }
         if state.gone.contains(&request.holder) {
@@ -340,10 +340,14 @@ impl State {
     }
 
     /// The same request once more: the same grant.
-    fn repeated(&mut self, client: u64, request: &Request, wire: &Wire) -> Option<Attempt> {
-        let slot = self.slot(&request.key, Instant::now());
+    fn repeated(&mut self, kind: Kind, client: u64, request: &Request, wire: &Wire) -> Option<Attempt> {
+        let now = Instant::now();
+        let slot = self.slot(&request.key, now);
         let held =
-            slot.hold.as_ref().filter(|held| held.holder == request.holder && held.client == client)?;
+            slot.hold.as_mut().filter(|held| held.holder == request.holder && held.client == client)?;
+        if kind == Kind::Lease {
+            held.ends = held.ends.max(ends(kind, request.ttl, now));
+        }
         let number = held.stay;
         wire.seen().note(Sometimes::AskedAgain);
         Some(Attempt::Granted(Granted::with_token(token::from_store_number(self.stays[number].token))))

@@ -5,11 +5,11 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use leasehold_api::{ErrorKind, FencingToken, Lock as _, LockExt as _, LossReason, Validity};
+use leasehold_api::{Error, ErrorKind, FencingToken, Lock as _, LockExt as _, LossReason, Validity};
 use leasehold_engine::{Attempt, Backend as _, HoldRef, Renewed, Request, token};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_servers::Database;
 
 use crate::sql::LEASES;
@@ -50,11 +50,14 @@ async fn tokens_beside_a_purge(names: &[&str]) -> Vec<FencingToken> {
     let asking = tokio::spawn(async move { backend.acquire(requests).await });
     until_blocked(&mut watcher).await;
     tx.commit().await.unwrap();
-    let token = |answer| match answer {
+    asking.await.unwrap().into_iter().map(token_of).collect()
+}
+
+fn token_of(answer: Result<Attempt, Error>) -> FencingToken {
+    match answer {
         Ok(Attempt::Granted(granted)) => granted.token.unwrap(),
         other => panic!("{other:?}"),
-    };
-    asking.await.unwrap().into_iter().map(token).collect()
+    }
 }
 
 #[tokio::test]
@@ -460,4 +463,22 @@ async fn a_store_says_which_it_is() {
     let database = installed().await;
     let backend = config(&database).backend().await.unwrap();
     assert!(backend.to_string().starts_with("lease rows of postgres "), "{backend}");
+}
+
+// A copy of the request that came too late for its caller may have been granted before.
+#[tokio::test]
+async fn asking_again_begins_the_lease_anew_and_never_shortens_it() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let first = token_of(backend.acquire(vec![request("k", 1)]).await.remove(0));
+    let mut user = connection(&database).await;
+    for (left, at_least) in [("1 s", "20 s"), ("1 h", "59 min")] {
+        let set = format!("UPDATE leasehold.lease SET expires_at = now() + interval '{left}'");
+        user.execute(AssertSqlSafe(set)).await.unwrap();
+        assert_eq!(token_of(backend.acquire(vec![request("k", 1)]).await.remove(0)), first);
+        let lasts = format!("SELECT expires_at > now() + interval '{at_least}' FROM leasehold.lease");
+        let lasts: bool = sqlx::query_scalar(AssertSqlSafe(lasts)).fetch_one(&mut user).await.unwrap();
+        assert!(lasts, "{left}");
+    }
+    assert!(matches!(backend.acquire(vec![request("k", 2)]).await.remove(0), Ok(Attempt::Contended(_))));
 }
