@@ -47,10 +47,15 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             // Help and version are errors to clap, but they were asked for.
-            let code = if error.use_stderr() { exit::USAGE } else { 0 };
+            let mut code = if error.use_stderr() { exit::USAGE } else { 0 };
             match redacted(&error) {
                 Some(text) => output::problem(&text),
-                None => drop(error.print()),
+                None if error.use_stderr() => drop(error.print()),
+                None => {
+                    if !output::is_written(error.print()) {
+                        code = exit::OUTPUT_LOST;
+                    }
+                }
             }
             if lacks_dashes(&error) {
                 output::problem("put -- before the command: leasehold run KEY -- COMMAND");
@@ -98,6 +103,7 @@ fn lacks_dashes(error: &clap::Error) -> bool {
 }
 
 fn start(args: Args) -> Result<u8, Error> {
+    has_descriptors().map_err(|error| output::system("too few files may be open (`ulimit -n`)", error))?;
     // The runtime stays on this thread; see `child`.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -107,6 +113,11 @@ fn start(args: Args) -> Result<u8, Error> {
     // What still runs in the background is stuck in the store; the lock has been closed.
     runtime.shutdown_background();
     code
+}
+
+/// Whether a few more files can be opened: a runtime without them panics.
+fn has_descriptors() -> std::io::Result<()> {
+    (0..8).map(|_| std::fs::File::open("/dev/null")).collect::<Result<Vec<_>, _>>().map(drop)
 }
 
 async fn dispatch(args: Args) -> Result<u8, Error> {

@@ -86,16 +86,21 @@ pub(crate) fn line(text: &str) {
 
 pub(crate) fn bytes(text: &[u8]) {
     let mut stdout = io::stdout();
-    match stdout.write_all(text).and_then(|()| stdout.flush()) {
+    let _ = is_written(stdout.write_all(text).and_then(|()| stdout.flush()));
+}
+
+/// Says so once if the output is not complete.
+pub(crate) fn is_written(outcome: io::Result<()>) -> bool {
+    match outcome {
         Ok(()) => {}
         // A reader who has seen enough (`| head`) is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => UNREAD.store(true, Ordering::Relaxed),
-        // Said once.
         Err(error) if !INCOMPLETE.swap(true, Ordering::Relaxed) => {
             problem(&format!("the output is not complete: {error}"));
         }
         Err(_) => {}
     }
+    !is_incomplete()
 }
 
 /// Clears a terminal for what comes next.

@@ -35,7 +35,7 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
 fn grants(args: &SchemaGrants, schema: &Identifier) -> Result<String, Error> {
     let mut text = String::new();
     // Quoted, too, the server takes them for everybody, and for nobody.
-    let everybody = |role: &&String| ["public", "none"].contains(&role.as_str());
+    let everybody = |role: &&String| ["public", "none"].iter().any(|word| role.eq_ignore_ascii_case(word));
     if let Some(role) = args.grant_to.iter().chain(&args.grant_read_to).find(everybody) {
         let message = format!("{role} is no role but a word of the server; name the role of the program");
         return Err(Error::new(ErrorKind::InvalidOption, message));
@@ -67,7 +67,9 @@ async fn apply(args: &SchemaGrants, url: Option<&str>) -> Result<u8, Error> {
     let mut session = open(&config).await.map_err(named)?;
     within(INSTALL_LIMIT, schema::install(&mut session, config.schema_name())).await.map_err(named)?;
     if !grants.is_empty() {
-        within(INSTALL_LIMIT, schema::grant(&mut session, &grants)).await.map_err(named)?;
+        within(INSTALL_LIMIT, schema::grant(&mut session, config.schema_name(), &grants))
+            .await
+            .map_err(named)?;
     }
     close(session).await;
     output::line(&format!("the schema \"{}\" is ready on {config}", config.schema_name()));

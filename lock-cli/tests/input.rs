@@ -101,12 +101,28 @@ fn keys_may_begin_with_a_dash() {
 #[cfg(target_os = "linux")]
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = tool();
-    let printed = command.args(["schema", "print"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
-    let said = String::from_utf8_lossy(&printed.stderr);
-    assert_eq!(printed.status.code(), Some(74), "{said}");
-    assert!(said.contains("not complete"), "{said}");
+    for arguments in [&["schema", "print"][..], &["--help"], &["run", "--help"], &["--version"], &["man"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let printed = tool().args(arguments).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&printed.stderr);
+        assert_eq!(printed.status.code(), Some(74), "{arguments:?}: {said}");
+        assert!(said.contains("not complete"), "{arguments:?}: {said}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn too_few_descriptors_are_said_and_no_panic() {
+    let store = Store::new();
+    // As the shell has them: three are open already.
+    for open in 4..=10 {
+        let script = format!("ulimit -n {open}; exec \"$0\" list --url \"$1\"");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_leasehold"), &store.url()]);
+        let ended = finish(&mut shell);
+        assert_eq!(ended.0, 69, "{open}: {ended:?}");
+        assert!(ended.2.contains("ulimit -n"), "{open}: {ended:?}");
+    }
 }
 
 #[test]

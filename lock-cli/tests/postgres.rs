@@ -322,7 +322,7 @@ fn the_printed_grants_are_enough_for_everything_but_installing() {
         let kind = scheme.strip_prefix("postgres+").unwrap_or("advisory").trim_end_matches("-xact");
         let printing = ["--grant-to", &role, "--store", kind];
         let (_, script, _) = finish(&mut support::with(store.tool("schema print"), printing));
-        assert_eq!(script.matches("GRANT").count(), 6, "of the other stores nothing: {script}");
+        assert_eq!(script.matches("\nGRANT ").count(), 6, "of the other stores nothing: {script}");
         store.sql(&format!("CREATE ROLE {role} LOGIN"));
         store.sql(&script);
         let url = store.url().replacen("//postgres@", &format!("//{role}@"), 1);
@@ -468,12 +468,11 @@ fn the_printed_schema_is_what_is_applied() {
     assert!(grants.contains("GRANT USAGE ON SCHEMA \"by hand\" TO \"the \"\"role\";"), "{grants}");
     let (code, _, stderr) = finish(&mut support::with(support::tool(), ["schema", "print", "--schema", ""]));
     assert_eq!(code, 64, "{stderr}");
-    for everybody in ["--grant-to", "--grant-read-to"] {
-        let (code, stdout, stderr) =
-            finish(&mut support::with(store.tool("schema print"), [everybody, "public"]));
+    for everybody in [["--grant-to", "public"], ["--grant-to", "PUBLIC"], ["--grant-read-to", "public"]] {
+        let (code, stdout, stderr) = finish(&mut support::with(store.tool("schema print"), everybody));
         assert!(
             (code, stdout.as_str()) == (64, "") && stderr.contains("no role"),
-            "{everybody}: {stdout}{stderr}"
+            "{everybody:?}: {stdout}{stderr}"
         );
     }
     let (code, _, stderr) = finish(&mut tool("memory:", "schema apply"));

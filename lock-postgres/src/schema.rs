@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, raw_sql};
 
 use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
-use crate::sql::{CREATE_SCHEMA, render};
+use crate::sql::{CREATE_SCHEMA, MAY_GRANT, render};
 
 mod report;
 
@@ -135,7 +135,9 @@ SELECT
     coalesce((SELECT pg_catalog.string_agg(object, ',' ORDER BY object) FROM found f WHERE oid IS NOT NULL AND (
         relpersistence <> wanted OR relkind <> CASE object WHEN 'token' THEN 'S' ELSE 'r' END OR EXISTS (
             SELECT FROM pg_catalog.pg_sequence s WHERE s.seqrelid = f.oid
-            AND (s.seqincrement <> 1 OR s.seqcache <> 1 OR s.seqcycle)))), '') AS altered,
+            AND (s.seqincrement <> 1 OR s.seqcache <> 1 OR s.seqcycle))
+        OR (object <> 'token' AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
+            WHERE i.indrelid = f.oid AND i.indisprimary AND i.indisvalid)))), '') AS altered,
     coalesce((SELECT pg_catalog.string_agg(object || ' ' || privilege, ',' ORDER BY object, privilege)
         FROM lacking), '') AS lacking";
 
@@ -146,8 +148,9 @@ SELECT
 #[must_use]
 pub fn script(schema: &Identifier, grants: &str) -> String {
     let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);
+    let may_grant = if grants.is_empty() { String::new() } else { may_grant(schema) };
     format!(
-        "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\n{grants}COMMIT;\n"
+        "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\n{may_grant}{grants}COMMIT;\n"
     )
 }
 
@@ -177,6 +180,12 @@ pub fn grants_to_read(schema: &Identifier, role: &Identifier) -> String {
         .into_iter()
         .map(|object| format!("GRANT SELECT ON {}{schema}.{object} TO {role};\n", kind_of(object)));
     std::iter::once(format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n")).chain(objects).collect()
+}
+
+/// Goes before the GRANTs.
+fn may_grant(schema: &Identifier) -> String {
+    let objects: Vec<_> = objects().into_iter().map(|object| format!("'{object}'")).collect();
+    render(MAY_GRANT, schema).replace("{objects}", &objects.join(", "))
 }
 
 fn objects() -> BTreeSet<&'static str> {
@@ -252,13 +261,14 @@ pub(crate) async fn install_for(
 ///
 /// # Errors
 ///
-/// What the server answers; then nothing was granted.
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that may not grant: the server itself only
+/// warns it. Otherwise what the server answers. Nothing was granted then.
 ///
 /// # Cancel safety
 ///
 /// All of them are granted or none; a drop may leave either.
-pub async fn grant(conn: &mut PgConnection, grants: &str) -> Result<(), Error> {
-    let message = [SETTINGS, grants].concat();
+pub async fn grant(conn: &mut PgConnection, schema: &Identifier, grants: &str) -> Result<(), Error> {
+    let message = [SETTINGS, &may_grant(schema), grants].concat();
     let done = raw_sql(AssertSqlSafe(message)).execute(conn).await;
     done.map(drop).map_err(|error| store_error(error, "grant the privileges"))
 }

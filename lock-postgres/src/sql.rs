@@ -57,6 +57,29 @@ END
 $leasehold$;
 ";
 
+/// Refuses a role that may not grant privileges on all of `{objects}`: the server only warns it, and grants nothing.
+pub(crate) const MAY_GRANT: &str = "\
+SELECT set_config('leasehold.schema', E'{schema}', true);
+DO $leasehold$
+DECLARE
+    kept CONSTANT oid := to_regnamespace(current_setting('leasehold.schema'));
+    what text;
+    owner text;
+BEGIN
+    SELECT o.what, pg_get_userbyid(o.owner) INTO what, owner FROM (
+        SELECT 'the schema' AS what, n.nspowner AS owner,
+            has_schema_privilege(n.oid, 'USAGE WITH GRANT OPTION') AS may FROM pg_namespace n WHERE n.oid = kept
+        UNION ALL SELECT c.relname, c.relowner, has_table_privilege(c.oid, 'SELECT WITH GRANT OPTION')
+            FROM pg_class c WHERE c.relnamespace = kept AND c.relname IN ({objects})) o
+    WHERE NOT o.may LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% cannot grant privileges on %: do it as its owner %', current_user, what, owner
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$leasehold$;
+";
+
 /// `template` with the quoted name of the schema for each `{schema}`, also at the beginning of a literal, as
 /// in `nextval('{schema}.token')`, or `E'{schema}'`, which means the same under every setting of the server.
 #[must_use]

@@ -1,6 +1,7 @@
 //! The schema beside other roles: who owns it, who installs it, who may use it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use leasehold_api::ErrorKind;
 use leasehold_postgres::Identifier;
 use leasehold_postgres::schema::{self, Stores};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
@@ -110,10 +111,14 @@ async fn a_lost_version_is_written_again_and_grants_may_meet() {
     let grants = schema::grants(&schema, &app, Stores::All);
     let all = (0..12).map(|_| async {
         let mut conn = database.connect().await;
-        schema::grant(&mut conn, &grants).await.unwrap();
+        schema::grant(&mut conn, &schema, &grants).await.unwrap();
     });
     futures_util::future::join_all(all).await;
     run(&mut admin, format!("SET ROLE {}", app.quoted())).await;
     schema::check(&mut admin, &schema).await.unwrap();
+    // Who may use it may not grant it: the server would only warn, and grant nothing.
+    let refused = schema::grant(&mut admin, &schema, &grants).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
+    assert!(refused.message().contains("do it as its owner postgres"), "{refused}");
     drop_role(&mut admin, &app).await;
 }

@@ -282,6 +282,11 @@ async fn what_was_removed_is_completed_and_what_was_altered_is_named() {
         ("incarnation", "TABLE leasehold.incarnation SET LOGGED", "TABLE leasehold.incarnation SET UNLOGGED"),
         ("lease", "TABLE leasehold.lease SET UNLOGGED", "TABLE leasehold.lease SET LOGGED"),
         ("mutex", "TABLE leasehold.mutex SET UNLOGGED", "TABLE leasehold.mutex SET LOGGED"),
+        (
+            "lease",
+            "TABLE leasehold.lease DROP CONSTRAINT lease_pkey",
+            "TABLE leasehold.lease ADD PRIMARY KEY (key)",
+        ),
         ("token", "SEQUENCE leasehold.token CACHE 20", "SEQUENCE leasehold.token CACHE 1"),
         ("token", "SEQUENCE leasehold.token CYCLE", "SEQUENCE leasehold.token NO CYCLE"),
         ("token", "SEQUENCE leasehold.token INCREMENT -1", "SEQUENCE leasehold.token INCREMENT 1"),
