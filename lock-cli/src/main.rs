@@ -117,7 +117,7 @@ fn start(args: Args) -> Result<u8, Error> {
 
 /// Whether a few more files can be opened: a runtime without them panics.
 fn has_descriptors() -> std::io::Result<()> {
-    (0..8).map(|_| std::fs::File::open("/dev/null")).collect::<Result<Vec<_>, _>>().map(drop)
+    (0..4).map(|_| std::os::unix::net::UnixStream::pair()).collect::<Result<Vec<_>, _>>().map(drop)
 }
 
 async fn dispatch(args: Args) -> Result<u8, Error> {

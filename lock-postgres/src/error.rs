@@ -41,7 +41,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     (
         "42P10",
         ErrorKind::Corrupt,
-        "a table has lost its primary key, so that two may be granted the same; `leasehold check` names it",
+        "a table has no primary key or unique index where one is needed; if it is one of ours, `leasehold check` names it: put it back",
     ),
     ("42P01", SchemaMissing, "a table is not there; if it is one of ours, run `leasehold schema apply`"),
     ("3F000", SchemaMissing, "the schema is not there; run `leasehold schema apply`"),

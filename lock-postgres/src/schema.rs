@@ -261,8 +261,8 @@ pub(crate) async fn install_for(
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that may not grant: the server itself only
-/// warns it. Otherwise what the server answers. Nothing was granted then.
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that does not own all of it: the server itself only
+/// warns who may not grant. Otherwise what the server answers. Nothing was granted then.
 ///
 /// # Cancel safety
 ///

@@ -57,23 +57,23 @@ END
 $leasehold$;
 ";
 
-/// Refuses a role that may not grant privileges on all of `{objects}`: the server only warns it, and grants nothing.
+/// Refuses a role that does not own the schema and all of `{objects}`: the server only warns who may not grant what is to
+/// be granted.
 pub(crate) const MAY_GRANT: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
 DECLARE
     kept CONSTANT oid := to_regnamespace(current_setting('leasehold.schema'));
     what text;
-    owner text;
+    owner oid;
 BEGIN
-    SELECT o.what, pg_get_userbyid(o.owner) INTO what, owner FROM (
-        SELECT 'the schema' AS what, n.nspowner AS owner,
-            has_schema_privilege(n.oid, 'USAGE WITH GRANT OPTION') AS may FROM pg_namespace n WHERE n.oid = kept
-        UNION ALL SELECT c.relname, c.relowner, has_table_privilege(c.oid, 'SELECT WITH GRANT OPTION')
-            FROM pg_class c WHERE c.relnamespace = kept AND c.relname IN ({objects})) o
-    WHERE NOT o.may LIMIT 1;
+    SELECT o.what, o.owner INTO what, owner FROM (
+        SELECT 'the schema' AS what, n.nspowner AS owner FROM pg_namespace n WHERE n.oid = kept
+        UNION ALL SELECT c.relname, c.relowner FROM pg_class c
+            WHERE c.relnamespace = kept AND c.relname IN ({objects})) o
+    WHERE NOT pg_has_role(o.owner, 'USAGE') LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION '% cannot grant privileges on %: do it as its owner %', current_user, what, owner
+        RAISE EXCEPTION '% does not own %: grant privileges as its owner %', current_user, what, pg_get_userbyid(owner)
             USING ERRCODE = 'insufficient_privilege';
     END IF;
 END

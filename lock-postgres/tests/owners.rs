@@ -119,6 +119,6 @@ async fn a_lost_version_is_written_again_and_grants_may_meet() {
     // Who may use it may not grant it: the server would only warn, and grant nothing.
     let refused = schema::grant(&mut admin, &schema, &grants).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
-    assert!(refused.message().contains("do it as its owner postgres"), "{refused}");
+    assert!(refused.message().contains("as its owner postgres"), "{refused}");
     drop_role(&mut admin, &app).await;
 }

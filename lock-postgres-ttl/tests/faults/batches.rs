@@ -409,7 +409,7 @@ async fn extreme_values_in_a_row_harm_nobody() {
         "window_us = -9223372036854775808 WHERE key = 'min'",
         "expires_at = 'infinity' WHERE key = 'endless'",
     ] {
-        let update = sqlx::AssertSqlSafe(format!("UPDATE leasehold.lease SET {set}"));
+        let update = AssertSqlSafe(format!("UPDATE leasehold.lease SET {set}"));
         assert_eq!(user.execute(update).await.unwrap().rows_affected(), 1);
     }
     let asked = ["endless", "max", "min"].into_iter().zip(10..).map(|(name, n)| request(name, n)).collect();
