@@ -8,6 +8,7 @@ mod servers;
 mod simulate;
 mod size;
 mod step;
+mod torture;
 mod versions;
 
 use std::path::Path;
@@ -28,6 +29,9 @@ usage: cargo xtask JOB
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
+  torture [--minutes N] [--seed S] [--store NAME]
+              processes that lock real stores while they, their connections and the server are killed, stopped
+              and cut; for that long on each of files, session, transaction, row and lease, or on that one
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the public interface alone; with --update, docs/public-api becomes what it is now
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
         ["test", "--tls"] => test_tls(),
         ["simulate", ..] => simulate::run(&arguments[1..]),
+        ["torture", ..] => torture::run(&arguments[1..]),
         ["lint"] => lint(),
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),
