@@ -1,5 +1,6 @@
 //! One obvious command for each job: `cargo xtask` lists them.
 
+mod campaign;
 mod dependencies;
 mod documents;
 mod licence;

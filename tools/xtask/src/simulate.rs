@@ -1,63 +1,37 @@
-//! Schedules of the simulator, for as long as somebody wants.
+//! Schedules of the simulator.
 
-use std::time::SystemTime;
-
-use crate::metadata::Metadata;
-use crate::step::{self, Outcome};
+use crate::campaign::{self, Setting, Variables, has, new_seed};
+use crate::step::Outcome;
 
 /// For how long if nobody says.
-const MINUTES: &str = "1";
+const MINUTES: (&str, &str) = ("LEASEHOLD_SIMULATE_MINUTES", "1");
+
+const SEED: &str = "LEASEHOLD_SIMULATE_SEED";
+const SETTINGS: [Setting; 3] = [
+    ("--minutes", MINUTES.0, is_number),
+    ("--seed", SEED, is_number),
+    ("--without", "LEASEHOLD_SIMULATE_WITHOUT", |_| true),
+];
+const USAGE: &str = "simulate [--minutes N] [--seed S] [--without NAMES]";
 
 /// Plays schedules of the engine as `arguments` say.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
-    let variables = variables(arguments)?;
-    let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    // The features of `test`, so that nothing is compiled twice.
-    let features = Metadata::read()?.all_features();
-    let arguments = [
-        "--workspace",
-        "--exclude",
-        "api-snapshots",
-        "--features",
-        &features,
-        "--test",
-        "simulation",
-        "--",
-        "--nocapture",
-        "thousands_of_schedules",
-    ];
-    step::tests("simulation", &arguments, &variables).map(|_| ())
+    campaign::run("simulation", &["thousands_of_schedules"], &variables(arguments)?)
 }
 
-/// What the test reads from its environment.
-fn variables(arguments: &[&str]) -> Outcome<Vec<(&'static str, String)>> {
-    let mut variables = Vec::new();
-    for pair in arguments.chunks(2) {
-        let name = match pair {
-            ["--minutes", _] => "LEASEHOLD_SIMULATE_MINUTES",
-            ["--seed", _] => "LEASEHOLD_SIMULATE_SEED",
-            ["--without", _] => "LEASEHOLD_SIMULATE_WITHOUT",
-            _ => {
-                return Err(
-                    "usage: cargo xtask simulate [--minutes N] [--seed S] [--without NAMES]".to_owned()
-                );
-            }
-        };
-        if name != "LEASEHOLD_SIMULATE_WITHOUT" && pair[1].parse::<u64>().is_err() {
-            return Err(format!("{} takes a whole number, not {:?}", pair[0], pair[1]));
+fn variables(arguments: &[&str]) -> Outcome<Variables> {
+    let mut variables = campaign::read(arguments, &SETTINGS, USAGE)?;
+    if !has(&variables, SEED) {
+        if !has(&variables, MINUTES.0) {
+            variables.push((MINUTES.0, MINUTES.1.to_owned()));
         }
-        variables.push((name, pair[1].to_owned()));
-    }
-    let has = |wanted| variables.iter().any(|(name, _)| *name == wanted);
-    if !has("LEASEHOLD_SIMULATE_SEED") {
-        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        if !has("LEASEHOLD_SIMULATE_MINUTES") {
-            variables.push(("LEASEHOLD_SIMULATE_MINUTES", MINUTES.to_owned()));
-        }
-        // Far enough from the seeds of any other night.
-        variables.push(("LEASEHOLD_SIMULATE_SEED", since.as_micros().to_string()));
+        variables.push((SEED, new_seed().to_string()));
     }
     Ok(variables)
+}
+
+fn is_number(value: &str) -> bool {
+    value.parse::<u64>().is_ok()
 }
 
 #[cfg(test)]

@@ -1,62 +1,39 @@
-//! Disturbed processes on real stores, for as long as somebody wants.
+//! Disturbed processes on real stores.
 
-use std::time::SystemTime;
-
-use crate::metadata::Metadata;
+use crate::campaign::{self, Setting, Variables, has, new_seed};
 use crate::servers;
-use crate::step::{self, Outcome};
+use crate::step::Outcome;
 
 /// The stores that are tortured.
 const STORES: [&str; 5] = ["files", "session", "transaction", "row", "lease"];
 
+const SEED: &str = "LEASEHOLD_TORTURE_SEED";
+const SETTINGS: [Setting; 3] = [
+    ("--minutes", "LEASEHOLD_TORTURE_MINUTES", is_number),
+    ("--seed", SEED, is_number),
+    ("--store", "LEASEHOLD_TORTURE_STORE", |value| STORES.contains(&value)),
+];
+const USAGE: &str =
+    "torture [--minutes N] [--seed S] [--store files|session|transaction|row|lease], numbers below 2^32";
+
 /// Tortures the stores as `arguments` say.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let variables = variables(arguments)?;
-    let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     servers::ensure()?;
-    // The features of `test`, so that nothing is compiled twice.
-    let features = Metadata::read()?.all_features();
-    let arguments = [
-        "--workspace",
-        "--exclude",
-        "api-snapshots",
-        "--features",
-        &features,
-        "--test",
-        "torture",
-        "--",
-        "--nocapture",
-        // One after the other: a fault of one store's server must not be the slowness of another's.
-        "--test-threads=1",
-    ];
-    step::tests("torture", &arguments, &variables).map(|_| ())
+    // One after the other: a fault of one store's server must not be the slowness of another's.
+    campaign::run("torture", &["--test-threads=1"], &variables)
 }
 
-/// What the test reads from its environment.
-fn variables(arguments: &[&str]) -> Outcome<Vec<(&'static str, String)>> {
-    let mut variables = Vec::new();
-    for pair in arguments.chunks(2) {
-        let name = match pair {
-            ["--minutes", _] => "LEASEHOLD_TORTURE_MINUTES",
-            ["--seed", _] => "LEASEHOLD_TORTURE_SEED",
-            ["--store", store] if STORES.contains(store) => "LEASEHOLD_TORTURE_STORE",
-            _ => {
-                return Err(format!(
-                    "usage: cargo xtask torture [--minutes N] [--seed S] [--store {}]",
-                    STORES.join("|")
-                ));
-            }
-        };
-        if name != "LEASEHOLD_TORTURE_STORE" && pair[1].parse::<u32>().is_err() {
-            return Err(format!("{} takes a whole number below 2^32, not {:?}", pair[0], pair[1]));
-        }
-        variables.push((name, pair[1].to_owned()));
-    }
-    if !variables.iter().any(|(name, _)| *name == "LEASEHOLD_TORTURE_SEED") {
-        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        variables.push(("LEASEHOLD_TORTURE_SEED", (since.as_secs() & 0xffff_ffff).to_string()));
+fn variables(arguments: &[&str]) -> Outcome<Variables> {
+    let mut variables = campaign::read(arguments, &SETTINGS, USAGE)?;
+    if !has(&variables, SEED) {
+        variables.push((SEED, (new_seed() & 0xffff_ffff).to_string()));
     }
     Ok(variables)
+}
+
+fn is_number(value: &str) -> bool {
+    value.parse::<u32>().is_ok()
 }
 
 #[cfg(test)]
