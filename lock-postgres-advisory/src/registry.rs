@@ -143,11 +143,12 @@ impl Registry {
         }
     }
 
-    /// One of the numbers that are held at `location`.
-    pub(crate) fn one_held_at(&self, location: Location) -> Option<i64> {
+    /// One of the numbers that are held at `location`, other than these.
+    pub(crate) fn one_held_at(&self, location: Location, but: &[i64]) -> Option<i64> {
         let entries = self.lock();
         let held = |entry: &Entry| entry.location == location && entry.grant.is_some();
-        entries.iter().find(|(_, entry)| held(entry)).map(|(number, _)| *number)
+        let mut numbers = entries.iter().filter(|(_, entry)| held(entry)).map(|(number, _)| *number);
+        numbers.find(|number| !but.contains(number))
     }
 
     /// The session at `location` has ended: what it held is returned, what was asked there is forgotten.
@@ -224,6 +225,11 @@ mod tests {
         assert!(error.to_string().contains('a') && error.to_string().contains('b'), "{error}");
         registry.forget(5, second.holder);
         assert!(registry.is_held(5, first.holder), "a stranger cannot free it");
+        let third = request("c", 4);
+        assert!(matches!(registry.claim(6, &third, location), Ok(Claim::Ours)));
+        assert_eq!(registry.one_held_at(location, &[5]), None, "the other is not granted");
+        assert_eq!(registry.one_held_at(location, &[6]), Some(5));
+        assert_eq!(registry.one_held_at(Location::Own(1), &[]), None);
         assert_eq!(registry.lost(Location::Own(1)), []);
         assert_eq!(registry.lost(location), [(first.key.clone(), first.holder)]);
         assert!(registry.get(5).is_none());

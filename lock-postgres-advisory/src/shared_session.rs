@@ -28,13 +28,12 @@ pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 pub(crate) struct SharedSession {
     common: Arc<Common>,
     index: usize,
-    pid: i32,
-    /// The server's process with which this session is.
+    /// The server's process behind it.
     process: Process,
     /// The session before, in case the server does not know yet that it is over, and numbers that it may keep.
     before: Option<(Process, Vec<i64>)>,
-    /// What the statement under way tries.
-    asked: Vec<i64>,
+    /// What the statement under way tries or frees.
+    under_way: Vec<i64>,
     /// Whether it keeps locks itself; else it only serves the sessions that do.
     keeps: bool,
     /// Numbers that are shown to be polled for.
@@ -83,7 +82,6 @@ impl Work for SharedSession {
         }
         self.before = None;
         self.process = current;
-        self.pid = session.pid;
         self.common.shared_session_opened(self.index, session.pid, session.pooled);
         if !self.keeps {
             return Ok(());
@@ -113,11 +111,11 @@ impl Work for SharedSession {
 
     fn ended(&mut self, _error: &Error) {
         self.marked.clear();
-        self.unsure.clear();
         let location = Location::Shared(self.index);
-        let mut numbers = std::mem::take(&mut self.asked);
-        // It keeps all of them or none.
-        numbers.extend(self.common.registry.one_held_at(location));
+        // Of these nobody knows which it keeps; of the others it keeps all or none.
+        let mut numbers = std::mem::take(&mut self.under_way);
+        numbers.extend(self.unsure.drain().map(|(number, _)| number));
+        numbers.extend(self.common.registry.one_held_at(location, &numbers));
         if !numbers.is_empty() {
             self.before = Some((self.process, numbers));
         }
@@ -129,8 +127,8 @@ impl SharedSession {
     /// One that `keeps` locks itself, or only serves the sessions that do.
     pub(crate) fn new(common: &Arc<Common>, index: usize, keeps: bool) -> Self {
         let (marked, unsure) = (HashSet::new(), HashSet::new());
-        let (process, before, asked) = (Process::default(), None, Vec::new());
-        Self { common: Arc::clone(common), index, pid: 0, process, before, asked, keeps, marked, unsure }
+        let (process, before, under_way) = (Process::default(), None, Vec::new());
+        Self { common: Arc::clone(common), index, process, before, under_way, keeps, marked, unsure }
     }
 
     async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
@@ -187,11 +185,11 @@ impl SharedSession {
         let mut parts = vec![(steps, false)];
         let mut failures = 0;
         while let Some((mut steps, repeated)) = parts.pop() {
-            self.asked = tried(&steps);
+            self.under_way = steps.iter().map(|step| step.number).collect();
             let failure = match self.ask(connection, &steps).await {
                 Ok(said) => {
                     self.settle_all(connection, steps, said, repeated).await?;
-                    self.asked.clear();
+                    self.under_way.clear();
                     continue;
                 }
                 Err(failure) => failure,
@@ -254,7 +252,7 @@ impl SharedSession {
             let said = match step.kind {
                 Kind::Try(..) => {
                     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
-                    let query = query.bind(step.number).bind(self.pid);
+                    let query = query.bind(step.number).bind(self.process.pid);
                     let row = self.bounded(query.fetch_one(connection)).await?;
                     let number: i64 = row.try_get(0)?;
                     if number < 0 {
@@ -264,7 +262,7 @@ impl SharedSession {
                 }
                 Kind::Unlock(_) => {
                     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.unlock_one)));
-                    let query = query.bind(step.number).bind(self.pid).bind(&*self.common.channel);
+                    let query = query.bind(step.number).bind(self.process.pid).bind(&*self.common.channel);
                     let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
                     if code < 0 {
                         return Err(elsewhere());
@@ -277,7 +275,7 @@ impl SharedSession {
         let numbers: Vec<i64> = steps.iter().map(|step| step.number).collect();
         let free: Vec<bool> = steps.iter().map(|step| matches!(step.kind, Kind::Unlock(_))).collect();
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.many)));
-        let query = query.bind(numbers).bind(free).bind(self.pid).bind(&*self.common.channel);
+        let query = query.bind(numbers).bind(free).bind(self.process.pid).bind(&*self.common.channel);
         let row: PgRow = self.bounded(query.fetch_one(connection)).await?;
         let (ok, waiters): (Option<Vec<bool>>, Option<Vec<bool>>) = (row.try_get(0)?, row.try_get(1)?);
         let (Some(ok), Some(waiters)) = (ok, waiters) else { return Err(elsewhere()) };
@@ -296,7 +294,7 @@ impl SharedSession {
         const DOING: &str = "free what a failed statement left held";
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
         let tried = numbers.len() as u64;
-        let freed = self.bounded(query.bind(numbers).bind(self.pid).execute(connection)).await;
+        let freed = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
         match freed.map_err(|error| store_error(error, DOING))?.rows_affected() == tried {
             true => Ok(()),
             // No row comes from another process than ours.
@@ -349,7 +347,7 @@ impl SharedSession {
     }
 
     async fn confirm(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        let asked = sqlx::query(sql::CONFIRM).bind(self.pid).fetch_one(connection);
+        let asked = sqlx::query(sql::CONFIRM).bind(self.process.pid).fetch_one(connection);
         let row = Self::within(self.common.config.confirmation_limit(), asked).await;
         let same: Result<bool, _> = row.and_then(|row| row.try_get(0));
         match same.map_err(|error| store_error(error, "confirm the session"))? {
@@ -377,7 +375,7 @@ impl SharedSession {
             return Ok(());
         }
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.mark)));
-        let rows = self.bounded(query.bind(&set).bind(self.pid).fetch_all(&mut *connection)).await;
+        let rows = self.bounded(query.bind(&set).bind(self.process.pid).fetch_all(&mut *connection)).await;
         let read = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?));
         let shown = rows.and_then(|rows| rows.iter().map(read).collect::<Result<Vec<(i64, bool)>, _>>());
         match shown {
@@ -395,7 +393,7 @@ impl SharedSession {
 
     async fn unmark(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unmark)));
-        let done = self.bounded(query.bind(numbers).bind(self.pid).execute(connection)).await;
+        let done = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
         besides(done.map(drop))
     }
 

@@ -97,6 +97,7 @@ async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
             break one;
         }
         others.push(one);
+        assert!(others.len() < 5, "{pid} is lent to nobody");
     };
     drop(others);
     proxy.restore();
