@@ -1,4 +1,5 @@
 //! Reads what the workers saw, and knows nothing of how the stores work.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::time::Duration;

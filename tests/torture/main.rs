@@ -46,18 +46,18 @@ use Fault::{Crash, Delay, EndSessions, Freeze, Graceful, Kill, LoseReply, Reset,
 const OF_WORKERS: &[Fault] = &[Kill, Stop, Graceful];
 const ALL: &[Fault] =
     &[Kill, Stop, Graceful, EndSessions, Restart, Crash, Freeze, Reset, Silence, LoseReply, Delay];
-/// A mutex row whose holder is lost stays shut until an operator opens it, who is not played here.
+/// A mutex row whose holder is lost stays shut until an operator opens it, and there is none here.
 const OF_ROWS: &[Fault] = &[Stop, Freeze, Delay];
 
-/// The workers of one store.
-struct Scene<'a> {
+/// The worker processes of one store.
+struct Workers<'a> {
     url: String,
     dir: &'a Path,
-    workers: Vec<Child>,
+    processes: Vec<Child>,
     seeds: u64,
 }
 
-impl Scene<'_> {
+impl Workers<'_> {
     fn start_worker(&mut self) {
         self.seeds += 1;
         let worker = Command::new(std::env::current_exe().unwrap())
@@ -68,18 +68,18 @@ impl Scene<'_> {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        self.workers.push(worker);
+        self.processes.push(worker);
     }
 
     fn signal(&self, worker: usize, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.workers[worker].id()).unwrap()).unwrap();
+        let pid = Pid::from_raw(i32::try_from(self.processes[worker].id()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
     }
 
     /// Lets all workers come to their end.
     fn end(&mut self) {
         std::fs::write(self.dir.join(worker::STOP), "").unwrap();
-        for worker in &mut self.workers {
+        for worker in &mut self.processes {
             let begun = Instant::now();
             let status = loop {
                 if let Some(status) = worker.try_wait().unwrap() {
@@ -90,14 +90,14 @@ impl Scene<'_> {
             };
             assert!(status.success(), "a worker failed");
         }
-        self.workers.clear();
+        self.processes.clear();
         std::fs::remove_file(self.dir.join(worker::STOP)).unwrap();
     }
 }
 
-impl Drop for Scene<'_> {
+impl Drop for Workers<'_> {
     fn drop(&mut self) {
-        for worker in &mut self.workers {
+        for worker in &mut self.processes {
             // Those that have ended already cannot be killed.
             let _ = worker.kill();
             let _ = worker.wait();
@@ -106,69 +106,74 @@ impl Drop for Scene<'_> {
 }
 
 /// The server of a store, behind a proxy.
-struct Served {
+struct Server {
     cluster: Cluster,
     proxy: Proxy,
     database: String,
 }
 
-async fn disturb(fault: Fault, scene: &mut Scene<'_>, served: Option<&Served>, random: &mut fastrand::Rng) {
+async fn disturb(
+    fault: Fault,
+    workers: &mut Workers<'_>,
+    server: Option<&Server>,
+    random: &mut fastrand::Rng,
+) {
     let pause = tokio::time::sleep(Duration::from_millis(random.u64(100..1500)));
     let victim = random.usize(..WORKERS);
-    match (fault, served) {
+    match (fault, server) {
         (Kill, _) => {
-            scene.signal(victim, Signal::KILL);
-            scene.workers.remove(victim).wait().unwrap();
-            scene.start_worker();
+            workers.signal(victim, Signal::KILL);
+            workers.processes.remove(victim).wait().unwrap();
+            workers.start_worker();
         }
         (Stop, _) => {
-            scene.signal(victim, Signal::STOP);
+            workers.signal(victim, Signal::STOP);
             // Longer than the lease.
             tokio::time::sleep(Duration::from_millis(2500)).await;
-            scene.signal(victim, Signal::CONT);
+            workers.signal(victim, Signal::CONT);
         }
         (Graceful, _) => {
-            scene.end();
-            (0..WORKERS).for_each(|_| scene.start_worker());
+            workers.end();
+            (0..WORKERS).for_each(|_| workers.start_worker());
         }
-        (EndSessions, Some(served)) => {
+        (EndSessions, Some(server)) => {
             let sql = format!(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = '{}'",
-                served.database
+                server.database
             );
-            served.cluster.run_sql("postgres", sql).await;
+            server.cluster.run_sql("postgres", sql).await;
         }
-        (Restart, Some(served)) => served.cluster.restart(StopMode::Fast).await,
-        (Crash, Some(served)) => {
-            served.cluster.kill_postmaster().await;
-            served.cluster.start_again().await;
+        (Restart, Some(server)) => server.cluster.restart(StopMode::Fast).await,
+        (Crash, Some(server)) => {
+            server.cluster.kill_postmaster().await;
+            server.cluster.start_again().await;
         }
-        (Freeze, Some(served)) => {
-            served.cluster.pause();
+        (Freeze, Some(server)) => {
+            server.cluster.pause();
             pause.await;
-            served.cluster.resume();
+            server.cluster.resume();
         }
-        (Reset, Some(served)) => {
-            served.proxy.reset();
-            served.proxy.restore();
+        (Reset, Some(server)) => {
+            server.proxy.reset();
+            server.proxy.restore();
         }
-        (Silence, Some(served)) => {
-            served.proxy.stall();
+        (Silence, Some(server)) => {
+            server.proxy.stall();
             pause.await;
-            served.proxy.restore();
+            server.proxy.restore();
         }
-        (LoseReply, Some(served)) => served.proxy.drop_next_reply(),
-        (Delay, Some(served)) => {
-            served.proxy.delay(Duration::from_millis(20));
+        (LoseReply, Some(server)) => server.proxy.drop_next_reply(),
+        (Delay, Some(server)) => {
+            server.proxy.delay(Duration::from_millis(20));
             pause.await;
-            served.proxy.delay(Duration::ZERO);
+            server.proxy.delay(Duration::ZERO);
         }
         (_, None) => unreachable!("{fault:?} needs a server"),
     }
 }
 
 /// Tortures one store for a while, but until each of its faults has happened.
-async fn torture(store: &str, url: &str, faults: &[Fault], served: Option<&Served>) {
+async fn torture(store: &str, url: &str, faults: &[Fault], server: Option<&Server>) {
     let setting = |name: &str| std::env::var(name).ok();
     if setting("LEASEHOLD_TORTURE_STORE").is_some_and(|wanted| wanted != store) {
         return;
@@ -182,8 +187,9 @@ async fn torture(store: &str, url: &str, faults: &[Fault], served: Option<&Serve
     let allowed = leasehold::connect(url).await.unwrap().capabilities().clone();
     // A lease ends by itself: that its holder was stopped, or the server away, is no excuse.
     let allowed = if allowed.lease.is_some() { Duration::ZERO } else { allowed.loss_detection };
-    let mut scene = Scene { url: url.to_owned(), dir: dir.path(), workers: Vec::new(), seeds: seed << 16 };
-    (0..WORKERS).for_each(|_| scene.start_worker());
+    let mut workers =
+        Workers { url: url.to_owned(), dir: dir.path(), processes: Vec::new(), seeds: seed << 16 };
+    (0..WORKERS).for_each(|_| workers.start_worker());
     let mut counts: BTreeMap<Fault, usize> = BTreeMap::new();
     let mut next = faults.to_vec();
     random.shuffle(&mut next);
@@ -191,10 +197,10 @@ async fn torture(store: &str, url: &str, faults: &[Fault], served: Option<&Serve
     while begun.elapsed() < time || !next.is_empty() {
         tokio::time::sleep(Duration::from_millis(random.u64(200..700))).await;
         let fault = next.pop().unwrap_or_else(|| faults[random.usize(..faults.len())]);
-        disturb(fault, &mut scene, served, &mut random).await;
+        disturb(fault, &mut workers, server, &mut random).await;
         *counts.entry(fault).or_default() += 1;
     }
-    scene.end();
+    workers.end();
     let mut sections = Vec::new();
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let path = entry.unwrap().path();
@@ -233,8 +239,8 @@ async fn on_a_server(store: &str, scheme: &str, parameters: &str, faults: &[Faul
     let (_, rest) = url.split_once("://").unwrap();
     let sign = if rest.contains('?') { '&' } else { '?' };
     let url = format!("{scheme}://{rest}{sign}install=true{parameters}");
-    let served = Served { cluster, proxy, database: database.name().to_owned() };
-    torture(store, &url, faults, Some(&served)).await;
+    let server = Server { cluster, proxy, database: database.name().to_owned() };
+    torture(store, &url, faults, Some(&server)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
