@@ -51,11 +51,8 @@ fn main() -> ExitCode {
             match redacted(&error) {
                 Some(text) => output::problem(&text),
                 None if error.use_stderr() => drop(error.print()),
-                None => {
-                    if !output::is_written(error.print()) {
-                        code = exit::OUTPUT_LOST;
-                    }
-                }
+                None if output::is_written(error.print()) => {}
+                None => code = exit::OUTPUT_LOST,
             }
             if lacks_dashes(&error) {
                 output::problem("put -- before the command: leasehold run KEY -- COMMAND");

@@ -89,7 +89,7 @@ pub(crate) fn bytes(text: &[u8]) {
     let _ = is_written(stdout.write_all(text).and_then(|()| stdout.flush()));
 }
 
-/// Says so once if the output is not complete.
+/// Whether the output is complete so far; says so once if it is not.
 pub(crate) fn is_written(outcome: io::Result<()>) -> bool {
     match outcome {
         Ok(()) => {}

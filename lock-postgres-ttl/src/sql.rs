@@ -125,6 +125,8 @@ FROM (
 WHERE l.ctid = s.at AND (l.key = s.key) IS TRUE
 RETURNING s.n, l.token";
 
+/// `again` is of a holder that asks once more. Where it has waited for the row, a lease that ended meanwhile lives on:
+/// the row is unchanged, so nobody else has had the key since.
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
     SELECT r.key, r.holder AS me, r.ttl, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token,

@@ -1,6 +1,7 @@
 //! The schema: printed, installed, and looked at without touching it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::Error;
@@ -148,7 +149,7 @@ SELECT
 #[must_use]
 pub fn script(schema: &Identifier, grants: &str) -> String {
     let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);
-    let may_grant = if grants.is_empty() { String::new() } else { may_grant(schema) };
+    let may_grant = if grants.is_empty() { "".into() } else { may_grant(schema) };
     format!(
         "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\n{may_grant}{grants}COMMIT;\n"
     )
@@ -182,10 +183,11 @@ pub fn grants_to_read(schema: &Identifier, role: &Identifier) -> String {
     std::iter::once(format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n")).chain(objects).collect()
 }
 
-/// Goes before the GRANTs.
-fn may_grant(schema: &Identifier) -> String {
+/// The check that goes before the GRANTs.
+fn may_grant(schema: &Identifier) -> Arc<str> {
     let objects: Vec<_> = objects().into_iter().map(|object| format!("'{object}'")).collect();
-    render(MAY_GRANT, schema).replace("{objects}", &objects.join(", "))
+    // The schema last: its name may contain what is replaced.
+    render(&MAY_GRANT.replace("{objects}", &objects.join(", ")), schema)
 }
 
 fn objects() -> BTreeSet<&'static str> {
@@ -261,8 +263,8 @@ pub(crate) async fn install_for(
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that does not own all of it: the server itself only
-/// warns who may not grant. Otherwise what the server answers. Nothing was granted then.
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that does not own all of it: the server
+/// itself only warns who may not grant. Otherwise what the server answers. Nothing was granted then.
 ///
 /// # Cancel safety
 ///
