@@ -10,7 +10,7 @@ use std::time::Instant;
 use common::*;
 use leasehold_api::{ErrorKind, HolderId, ListQuery, Lock as _, LockExt as _, LossReason, Validity};
 use leasehold_engine::{Attempt, Backend as _, Renewed, Request};
-use leasehold_postgres::RawBigint;
+use leasehold_postgres::{Liveness, RawBigint};
 use leasehold_postgres_advisory::XactConfig;
 use test_servers::{Cluster, ClusterOptions, Proxy, Signal, StopMode};
 use tokio::time::timeout;
@@ -229,6 +229,32 @@ async fn a_dead_path_is_lost_to_the_holder_first() {
         take(&lock, "7").await.release().await.unwrap();
         timeout(LONG, lock.close()).await.unwrap().unwrap();
     }
+}
+
+// The server would keep the old session for ten minutes: the next one ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_session_on_a_dead_path_kept_is_free_once_there_is_another() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let other = session(database.url()).await;
+    let dying = Proxy::start(cluster.address()).await;
+    let path = Proxy::start(format!("127.0.0.1:{}", dying.port())).await;
+    let liveness = Liveness::new(ms(300), ms(2_000), ms(600_000));
+    let lock = numbers(server(&path.url(database.url())).liveness(liveness)).connect().await.unwrap();
+    let kept = take(&lock, "7").await;
+    let freed = lock.keys((10..30).map(|n| n.to_string())).wait(LONG).acquire().await.unwrap();
+    // All but one are freed, and nobody is told: that one shows whose session it is.
+    dying.stall_replies();
+    let cut = async {
+        until("they are freed", async || held(cluster, database.name()).await == [7]).await;
+        dying.stall();
+        path.retarget(cluster.address());
+        lost_within(&kept, LONG).await;
+        take(&other, "7").await.release().await.unwrap();
+    };
+    let (released, ()) = tokio::join!(freed.release(), cut);
+    assert_eq!(released.unwrap_err().kind(), ErrorKind::Lost);
+    lock.close().await.unwrap();
 }
 
 /// What a child process does: `hold KEY` or `wait KEY`, until it is killed. It says when it holds.
