@@ -119,11 +119,10 @@ fn registers(key: &str, sections: &[&Section], violations: &mut Vec<String>) -> 
     let mut lost = 0;
     for section in sections {
         let Some(end) = &section.end else { continue };
-        if let Some(value) = end.fenced {
-            if let Some(earlier) = fenced.insert(value, section) {
-                violations
-                    .push(format!("lost update of {key}'s fenced register: {earlier:?} and {section:?}"));
-            }
+        if let Some(value) = end.fenced
+            && let Some(earlier) = fenced.insert(value, section)
+        {
+            violations.push(format!("lost update of {key}'s fenced register: {earlier:?} and {section:?}"));
         }
         lost += usize::from(plain.insert(end.plain, ()).is_some());
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Lock, LockExt as _, LockGuard, Validity};
+use leasehold::{FencingToken, Lock, LockExt as _, LockGuard, Validity};
 use rustix::time::{ClockId, clock_gettime};
 
 /// `SEED` of this worker, and where it works and writes.
@@ -48,7 +48,7 @@ async fn section(lock: &Arc<dyn Lock>, random: &mut fastrand::Rng, dir: &Path, r
         return;
     };
     let begin = now();
-    let token = guard.token().map(|token| token.as_u64());
+    let token = guard.token().map(FencingToken::as_u64);
     line(record, &format!("B {key} {begin} {}", or_dash(token)));
     let pause = Duration::from_micros(random.u64(..4000));
     let plain = read_then_write(&register(dir, key, "plain"), None, pause).await;

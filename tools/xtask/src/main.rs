@@ -165,6 +165,9 @@ fn lint() -> Outcome {
     let features = metadata.all_features();
     let workspace = ["clippy", "--workspace", "--all-targets", "--locked"];
     clippy("clippy, all features", &[&workspace[..], &["--features", &features]].concat())?;
+    // What is no part of the tests is no part of all targets either.
+    let torture = ["clippy", "--workspace", "--test", "torture", "--locked", "--features", &features];
+    clippy("clippy, the torture", &torture)?;
     clippy("clippy, default features", &workspace)?;
     for (package, features) in metadata.feature_combinations() {
         let what =
