@@ -55,6 +55,7 @@ impl ConnectOptions {
 /// | `postgres+advisory-xact://` | advisory locks, each kept by a transaction of its own |
 /// | `postgres+row://` | mutex rows, which stay shut when their holder dies |
 /// | `postgres+ttl://` | lease rows |
+/// | a scheme of [`register_scheme`](crate::register_scheme) | a store of your own |
 ///
 /// Parameters: `memory:NAME?ttl=30s` gives every lock taken through this connection a lease of that
 /// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter asks where it cannot
@@ -99,6 +100,9 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
 ///
 /// As [`connect`].
 pub async fn connect_with(url: &str, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
+    if let Some(opening) = crate::schemes::opening(url) {
+        return opening.await;
+    }
     match Target::parse(url)? {
         Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl, options),
         Target::File { directory, poll, mode, read_only } => {

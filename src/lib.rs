@@ -90,7 +90,8 @@
 //!
 //! The module [`engine`] is the crate `leasehold-engine`: implement its trait [`Backend`](engine::Backend), and an
 //! [`Engine`](engine::Engine) makes a [`Lock`] of it that keeps the contract. The stores' own `connect` functions
-//! give an engine too, with its [`counters`](engine::Engine::counters).
+//! give an engine too, with its [`counters`](engine::Engine::counters). [`register_scheme`] has [`connect`] know it by a URL,
+//! and so the command, in a program that links both (`leasehold-cli`).
 //!
 //! # Features
 //!
@@ -116,6 +117,8 @@
 
 mod connect;
 mod duration;
+#[cfg(test)]
+mod fuzz;
 mod postgres_connect;
 // Read strictly, whether or not the store is compiled in.
 #[cfg_attr(
@@ -123,10 +126,12 @@ mod postgres_connect;
     allow(dead_code)
 )]
 mod postgres_url;
+mod schemes;
 mod target;
 
 pub use connect::{ConnectOptions, connect, connect_with};
 pub use leasehold_api::*;
+pub use schemes::register_scheme;
 // For the command `leasehold` alone: it reads its arguments as `connect` reads URLs, by one definition. Not part of
 // the interface of a lock.
 #[doc(hidden)]

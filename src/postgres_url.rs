@@ -162,6 +162,12 @@ impl PgTarget {
             if !repeatable && seen.iter().any(|earlier| *earlier == name) {
                 return Err(invalid(format!("the parameter {name} is given twice; leave one out")));
             }
+            // It would be a part of this value, which messages of the server repeat.
+            if value.to_ascii_lowercase().contains(";password=") {
+                return Err(invalid(format!(
+                    "after the parameter {name}, separate parameters by & and not by ;"
+                )));
+            }
             if target.take(&name, &value)? {
                 seen.push(name.into_owned());
             } else if repeatable || OF_THE_DRIVER.contains(&&*name) {

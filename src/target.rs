@@ -9,6 +9,7 @@ use url::Url;
 
 use crate::duration::parse_duration;
 use crate::postgres_url::{PgStore, PgTarget};
+use crate::schemes;
 
 /// The URLs that [`connect`](crate::connect) knows, for messages.
 const KNOWN: &str = "memory:, memory:NAME, file:///DIRECTORY, and postgres:// also with +advisory, +advisory-xact, +row or +ttl";
@@ -31,7 +32,8 @@ impl Target {
             } else {
                 ""
             };
-            invalid(format!("this is not the URL of a store{escape}; known are {KNOWN}")).with_source(error)
+            let others = schemes::known();
+            invalid(format!("this is not the URL of a store{escape}; known are {KNOWN}{others}")).with_source(error)
         })?;
         // As it was given: the parser completes `file:x` to `file:///x`.
         let rest = text.split_once(':').map_or("", |(_, rest)| rest);
@@ -40,10 +42,18 @@ impl Target {
             "file" => file(&url, rest),
             scheme => match PgStore::of_scheme(scheme) {
                 Some(store) => PgTarget::parse(store, &url, rest).map(Target::Postgres),
-                None => Err(invalid(format!("no store has the scheme {scheme:?}; known are {KNOWN}"))),
+                None => {
+                    let others = schemes::known();
+                    Err(invalid(format!("no store has the scheme {scheme:?}; known are {KNOWN}{others}")))
+                }
             },
         }
     }
+}
+
+/// Whether this scheme names one of the stores here, compiled in or not.
+pub(crate) fn is_ours(scheme: &str) -> bool {
+    ["memory", "file"].contains(&scheme) || PgStore::of_scheme(scheme).is_some()
 }
 
 fn memory(url: &Url, rest: &str) -> Result<Target, Error> {

@@ -1,6 +1,8 @@
 //! The header `Idempotency-Key` in an axum app.
 
 mod answer;
+#[cfg(test)]
+mod fuzz;
 mod header;
 mod idem_tx;
 

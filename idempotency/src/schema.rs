@@ -2,7 +2,7 @@
 
 use leasehold_api::Error;
 use leasehold_postgres::Identifier;
-use leasehold_postgres::sql::{CREATE_SCHEMA, render};
+use leasehold_postgres::sql::{installation, render};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 
 use crate::error::IdempotencyError;
@@ -30,7 +30,7 @@ SELECT EXISTS (
 
 /// As SQL, for `psql` and migration tools.
 pub(crate) fn script(schema: &Identifier) -> String {
-    let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);
+    let objects = installation(schema, OBJECTS, "");
     format!(
         "-- Idempotency keys of leasehold. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\nCOMMIT;\n"
     )
@@ -60,7 +60,7 @@ pub(crate) async fn install(
             return Ok(());
         }
         // Several statements in one message are one transaction, which ends with the message.
-        let message = render(&[SETTINGS, CREATE_SCHEMA, OBJECTS].concat(), schema);
+        let message = [SETTINGS, &installation(schema, OBJECTS, "")].concat();
         match raw_sql(AssertSqlSafe(message)).execute(&mut *connection).await {
             Ok(_) => return Ok(()),
             // Somebody created the same, and not behind our lock, or kept the table for longer than others should wait

@@ -5,6 +5,8 @@
 mod admin;
 mod capabilities;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod grant;
 mod guard;
 mod handle;

@@ -177,8 +177,7 @@ pub(crate) fn in_words(seen: &KeyInfo) -> String {
         0 | 1 => String::new(),
         live => format!(" and {} more", live - 1),
     };
-    let label =
-        hold.label.as_deref().map(|label| format!(" ({})", output::printable(label))).unwrap_or_default();
+    let label = hold.label.as_deref().map(|label| format!(" ({})", output::label(label))).unwrap_or_default();
     format!(", held by {}{label}{since}{others}", who(hold))
 }
 
@@ -261,7 +260,7 @@ fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
         output::or_dash(hold.and_then(held_for).map(output::duration)),
         output::or_dash(hold.and_then(|hold| hold.token).map(|token| token.to_string())),
         output::or_dash(seen.waiters.map(|waiters| waiters.to_string())),
-        output::or_dash(label.map(output::printable)),
+        output::or_dash(label.map(output::label)),
     ]
 }
 
@@ -279,7 +278,7 @@ fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
             ("since", hold.since.map(output::moment)),
             ("for", held_for(hold).map(output::duration)),
             ("token", hold.token.map(|token| token.to_string())),
-            ("label", hold.label.as_deref().map(output::printable)),
+            ("label", hold.label.as_deref().map(output::label)),
             ("expires in", hold.expires_in.map(output::left)),
         ]);
     }

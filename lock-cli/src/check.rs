@@ -36,7 +36,9 @@ pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
         Err(error) => (None, Err(error)),
     };
     let mut told = lock.as_deref().map(look::cautions).unwrap_or_default();
-    told.extend(advice(lock.as_deref(), tried.as_ref().err()).into_iter().map(ToOwned::to_owned));
+    told.extend(
+        advice(lock.as_deref(), tried.as_ref().err(), facts.as_ref()).into_iter().map(ToOwned::to_owned),
+    );
     let advice = told;
     if args.json {
         output::json(&report(lock.as_ref(), facts.as_ref(), &tried, &advice));
@@ -81,11 +83,23 @@ async fn probe(lock: &dyn Lock, place: &Place) -> Result<Duration, Error> {
     Ok(start.elapsed())
 }
 
-fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
+fn advice(lock: Option<&dyn Lock>, error: Option<&Error>, facts: Option<&Facts>) -> Vec<&'static str> {
     let mut advice = Vec::new();
     if let Some(error) = error {
         advice.push(match error.kind() {
             ErrorKind::InvalidOption | ErrorKind::Unsupported => "correct the URL (--url or LEASEHOLD_URL)",
+            ErrorKind::PermissionDenied if facts.is_some_and(Facts::may_only_look) => {
+                "this role may look at locks (`list`, `inspect`) and take none; if it is to take them, grant it what is missing: `leasehold schema apply --grant-to ROLE`, as the owner of the schema"
+            }
+            ErrorKind::PermissionDenied if facts.is_some_and(Facts::is_in_foreign_schema) => {
+                "connect as the owner of the schema, or as a role with the privileges of `leasehold schema print --grant-to ROLE`"
+            }
+            ErrorKind::PermissionDenied if facts.is_some() => {
+                "grant the role what is missing: `leasehold schema apply --grant-to ROLE`, as the owner of the schema"
+            }
+            ErrorKind::PermissionDenied if lock.is_some_and(|lock| lock.capabilities().scope == Scope::Machine) => {
+                "give this user write access to the directory, or choose another with --url file:///DIRECTORY"
+            }
             ErrorKind::PermissionDenied => {
                 "see that user and password are right and that this user may read and write there, or choose another store with --url"
             }
@@ -107,7 +121,7 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>) -> Vec<&'static str> {
             advice.push("this store excludes within one process only: two commands never meet there; use a file:/// URL");
         }
         if capabilities.crash_release.is_none() {
-            advice.push("a lock whose holder crashed stays shut; `leasehold release --force` opens it");
+            advice.push("a lock whose holder crashed stays shut; `leasehold release KEY --force --holder ID` opens it, with the ID that `leasehold inspect` shows");
         }
         if capabilities.fencing == Fencing::None {
             advice.push("there are no fencing tokens: a holder that was paused and overtaken cannot be told by its number");
@@ -161,6 +175,8 @@ fn report(
         "store": lock.map(ToString::to_string),
         "ok": tried.is_ok(),
         "error": tried.as_ref().err().map(ToString::to_string),
+        "kind": tried.as_ref().err().map(|error| error.kind().as_str()),
+        "retryable": tried.as_ref().err().map(Error::is_retryable),
         "took_ms": tried.as_ref().ok().map(|took| output::millis(*took)),
         "server": facts.map(Facts::describe),
         "capabilities": table,

@@ -6,12 +6,14 @@
 //! command. The signal is sent when the *thread* that started the child ends, which is why everything
 //! here runs on the main thread.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::path::Path;
 use std::process::ExitStatus;
 
 use leasehold::file::HeldFile;
 use leasehold::{Error, ErrorKind, LockGuard};
+use rustix::io::Errno;
 use rustix::process::Pid;
 #[cfg(target_os = "linux")]
 use rustix::process::Signal;
@@ -29,6 +31,18 @@ pub(crate) const EXEC: &str = "__exec";
 pub(crate) struct Running {
     child: Child,
     pid: Pid,
+}
+
+/// Whether there is such a program; the exit code if there is none, or it cannot be executed.
+pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
+    let path = Path::new(program);
+    let has_directory = path.components().count() > 1;
+    // Without PATH the system has directories of its own to look into.
+    if which::which(program).is_ok() || (!has_directory && std::env::var_os("PATH").is_none()) {
+        return Ok(());
+    }
+    let errno = if has_directory && path.exists() { Errno::ACCESS } else { Errno::NOENT };
+    Err(cannot_run(program, &errno.into()))
 }
 
 /// Starts the command under `guard`.
@@ -135,7 +149,7 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
     cannot_run(&program, &error).into()
 }
 
-fn cannot_run(program: &std::ffi::OsStr, error: &io::Error) -> u8 {
+fn cannot_run(program: &OsStr, error: &io::Error) -> u8 {
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     let is_line = is_missing && program.as_encoded_bytes().contains(&b' ');
     let tip = if is_line { "; a line for the shell goes behind -c: leasehold run KEY -c STRING" } else { "" };

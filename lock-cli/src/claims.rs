@@ -26,7 +26,7 @@ pub(crate) async fn claims(args: &Claims, url: Option<&str>) -> Result<u8, Error
     Ok(0)
 }
 
-fn survey(args: &Claims) -> Result<Survey, ClaimError> {
+pub(crate) fn survey(args: &Claims) -> Result<Survey, ClaimError> {
     let mut survey = Survey::of(table(&args.table)?).limit(args.limit);
     for (part, name) in [
         (Part::Id, &args.id),

@@ -78,7 +78,7 @@ async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals, hel
     }
     // Also where notes are not wanted: what is left behind concerns whoever comes next.
     let later = if lock.capabilities().crash_release.is_none() {
-        "it may stay shut: `leasehold inspect` shows whether, `leasehold release --force` opens it"
+        "it may stay shut: `leasehold inspect` shows whether, and whose ID `leasehold release KEY --force --holder ID` wants to open it"
     } else {
         "it is free later, as after a crash of its holder"
     };

@@ -1,9 +1,12 @@
 //! `leasehold lock`.
 
+use std::fs::{File, Metadata};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::pin::pin;
-use std::{io, thread};
+use std::{fs, io, thread};
 
-use leasehold::{Error, FencingToken, LockGuard};
+use leasehold::{Error, ErrorKind, FencingToken, LockGuard};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -15,6 +18,12 @@ use crate::place::Place;
 use crate::signals::{self, Signals};
 
 pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8, Error> {
+    if has_no_input() {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            "the standard input is /dev/null, as of a command with & in a script, or is closed, so that the lock would be released at once; keep a pipe open there (see `leasehold lock --help`), or use `leasehold run`",
+        ));
+    }
     let request = Request { args: &args.acquire, place, notes, program: "leasehold lock" };
     grant::under(request, async |guard, signals| {
         print(&guard, args.json);
@@ -46,6 +55,14 @@ fn print(guard: &LockGuard, as_json: bool) {
         // The key comes last: it may contain spaces.
         output::line(&format!("{} {holder} {}", output::or_dash(text), output::printable(key.as_str())));
     }
+}
+
+/// Whether nothing can keep the lock held. A standard input that was closed is `/dev/null` by now: Rust opens it.
+fn has_no_input() -> bool {
+    let device = |file: &Metadata| (file.mode(), file.rdev());
+    let input = io::stdin().as_fd().try_clone_to_owned().and_then(|input| File::from(input).metadata());
+    let null = fs::metadata("/dev/null");
+    matches!((&input, &null), (Ok(input), Ok(null)) if device(input) == device(null))
 }
 
 /// What comes there is of no interest, only its end. An error is an end, too.

@@ -181,6 +181,13 @@ pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
+/// A label, which others may have written without the bound that the stores have for those that they take.
+pub(crate) fn label(text: &str) -> String {
+    const LONGEST: usize = 256;
+    let kept = printable(&text[..text.floor_char_boundary(LONGEST)]);
+    if text.len() > LONGEST { kept + ".." } else { kept }
+}
+
 /// Keys, labels and owners are other people's text: what controls a terminal, or the direction in which it writes, must
 /// not reach it.
 pub(crate) fn printable(text: &str) -> String {
@@ -195,6 +202,12 @@ pub(crate) fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_label_of_any_length_is_shown_in_a_line() {
+        assert_eq!(label("a\x07"), "a\\u{7}");
+        assert_eq!(label(&"\u{e9}".repeat(1_000_000)).len(), 258);
+    }
 
     #[test]
     fn durations_for_people() {

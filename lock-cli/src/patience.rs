@@ -1,11 +1,13 @@
 //! How long to wait, for the store and then for the lock.
 
 use std::future::pending;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use leasehold::{Error, ErrorKind, Lock};
+use rustix::io::Errno;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::output::Notes;
@@ -72,7 +74,9 @@ impl Patience {
                 () = self.ended() => return Err(failed.unwrap_or_else(no_answer)),
             };
             let error = match attempt {
-                Err(error) if error.is_retryable() && self != Self::Once => error,
+                Err(error) if error.is_retryable() && self != Self::Once && !lacks_descriptors(&error) => {
+                    error
+                }
                 other => return other,
             };
             outage.tell(&error);
@@ -84,6 +88,16 @@ impl Patience {
             }
         }
     }
+}
+
+/// Whether this process may not open as many files as it needs, which no waiting mends.
+fn lacks_descriptors(error: &Error) -> bool {
+    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let mut causes = std::iter::successors(first, |cause| cause.source());
+    causes.any(|cause| {
+        let number = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        number == Some(Errno::MFILE.raw_os_error())
+    })
 }
 
 fn no_answer() -> Error {
@@ -114,5 +128,18 @@ impl Outage {
     /// The store has answered.
     pub(crate) fn end(&mut self) {
         self.told = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_may_open_no_more_files_does_not_wait() {
+        let of =
+            |errno: Errno| Error::new(ErrorKind::Unavailable, "connect").with_source(io::Error::from(errno));
+        assert!(lacks_descriptors(&of(Errno::MFILE)));
+        assert!(!lacks_descriptors(&of(Errno::CONNREFUSED)) && !lacks_descriptors(&no_answer()));
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::env;
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ use crate::who;
 const URL: &str = "LEASEHOLD_URL";
 /// Names a file with the URL of the store in its first line.
 const URL_FILE: &str = "LEASEHOLD_URL_FILE";
+/// More than any URL has: of a file without a line, no more is read.
+const LONGEST: u64 = 64 * 1024;
 
 /// A store, by its URL if it has one.
 #[derive(Debug)]
@@ -72,10 +75,15 @@ fn of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Optio
 }
 
 fn first_line(path: &Path) -> Result<String, Error> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let mut text = String::new();
+    let file = std::fs::File::open(path);
+    let read = file.and_then(|file| file.take(LONGEST).read_to_string(&mut text));
+    read.map_err(|error| {
         let message = format!("cannot read {}, which {URL_FILE} names: {error}", path.display());
         invalid(message).with_source(error)
     })?;
+    // Some editors begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
@@ -95,7 +103,7 @@ fn first_absolute(paths: OsString) -> Option<PathBuf> {
 }
 
 /// The URL, by which a Postgres server also learns who we are, unless it or the environment names the application.
-fn signed(url: &str) -> Cow<'_, str> {
+pub(crate) fn signed(url: &str) -> Cow<'_, str> {
     let is_named = |url: &Url| url.query_pairs().any(|(name, _)| name == "application_name");
     match Url::parse(url.trim()) {
         Ok(parsed) if is_postgres(url) && !is_named(&parsed) && env::var_os("PGAPPNAME").is_none() => {
@@ -113,7 +121,7 @@ pub(crate) fn is_mistaken_for_key(key: &str) -> bool {
 }
 
 /// Whether the URL has a password, or cannot be read well enough to tell.
-fn has_password(url: &str) -> bool {
+pub(crate) fn has_password(url: &str) -> bool {
     Url::parse(url.trim()).map_or(true, |url| names_password(&url))
 }
 

@@ -12,6 +12,10 @@ use crate::{child, supervise};
 
 pub(crate) async fn run(args: &Run, place: &Place, notes: Notes) -> Result<u8, Error> {
     let command = args.command();
+    // Not after an hour of waiting, nor when a window of --once-per has been spent on it.
+    if let Err(code) = child::find(&command[0]) {
+        return Ok(code);
+    }
     // Its arguments may be secrets, and others read labels.
     let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy();
     let request = Request { args: &args.acquire, place, notes, program: &program };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::postgres::schema::{self, SchemaState, ServerReport, Stores};
+use leasehold::postgres::schema::{self, Access, SchemaState, ServerReport, Stores};
 use leasehold::postgres::sqlx::{Connection as _, PgConnection};
 use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig, store_error};
 use leasehold::{Error, ErrorKind};
@@ -119,6 +119,16 @@ impl Facts {
         let report = within(config.call_limit(), looking).await.ok()?.for_stores(stores_of(url));
         close(session).await;
         Some(Self { config, report })
+    }
+
+    /// Whether the role was set up to look at locks alone.
+    pub(crate) fn may_only_look(&self) -> bool {
+        matches!(self.report.access(self.config.schema_name()), Ok(Access::ReadOnly))
+    }
+
+    /// Whether a superuser looks into a schema where another role could have something run with its rights.
+    pub(crate) fn is_in_foreign_schema(&self) -> bool {
+        self.report.foreign_owner.is_some()
     }
 
     pub(crate) fn rows(&self) -> Vec<[String; 2]> {

@@ -30,6 +30,8 @@ impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let mut streams = Vec::new();
+        // A file that may not grow (`ulimit -f`) is an error of the store then, and not the end of this process.
+        drop(unix::signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
         for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::USR2] {
             if ignored & (1 << (signal.as_raw() - 1)) == 0 {
                 streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::args::{OnLoss, Run};
 use crate::child::Running;
-use crate::output::Notes;
+use crate::output::{self, Notes};
 use crate::signals::{self, Signals};
 use crate::tree;
 
@@ -46,7 +46,13 @@ pub(crate) async fn until_end(
                     notes.say(&format!("lost the lock \"{}\" ({reason}); the command goes on", guard.key()));
                 } else {
                     notes.say(&format!("lost the lock \"{}\" ({reason}); ending the command", guard.key()));
-                    tree::send(command, Signal::TERM);
+                    let refused = tree::send(command, Signal::TERM);
+                    if !refused.is_empty() {
+                        let list = refused.iter().map(|pid| pid.as_raw_pid().to_string()).collect::<Vec<_>>().join(", ");
+                        output::problem(&format!(
+                            "processes of another user take no signal from this one and go on without the lock: {list}"
+                        ));
+                    }
                     kill_at = Some(Instant::now() + args.grace);
                 }
             }

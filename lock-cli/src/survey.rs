@@ -335,8 +335,18 @@ impl Columns {
 
 /// The table's name with its schema. It is found as the session finds it.
 async fn place_of(connection: &mut PgConnection, table: &Table) -> Result<String, ClaimError> {
-    let query = sqlx::query_scalar::<_, String>(PLACE).bind(table.quoted()).persistent(false);
-    answered(query.fetch_optional(connection)).await?.ok_or_else(|| missing(table))
+    let query = sqlx::query_as::<_, (String, Option<String>)>(PLACE).bind(table.quoted()).persistent(false);
+    match answered(query.fetch_optional(connection)).await? {
+        None => Err(missing(table)),
+        Some((place, None)) => Ok(place),
+        Some((place, Some(owner))) => Err(Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "{place} belongs to the role {owner:?}, whose views and casts would run with the rights of a superuser; connect as that role, or as one that may SELECT from it (docs/hazards.md H57)"
+            ),
+        )
+        .into()),
+    }
 }
 
 fn missing(table: &Table) -> ClaimError {
@@ -345,9 +355,12 @@ fn missing(table: &Table) -> ClaimError {
     ))
 }
 
-/// Operators are named with their schema, as long as others' would be found.
+/// For a superuser also another owner. Operators are named with their schema, as long as others' would be found.
 const PLACE: &str = "\
-SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quote_ident(c.relname))
+SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quote_ident(c.relname)),
+    (SELECT r.rolname::pg_catalog.text FROM pg_catalog.pg_roles r, pg_catalog.pg_roles me
+        WHERE r.oid OPERATOR(pg_catalog.=) c.relowner AND NOT r.rolsuper AND r.oid OPERATOR(pg_catalog.<>) me.oid
+            AND me.rolname OPERATOR(pg_catalog.=) current_user AND me.rolsuper)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid";
 

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// One entry of the table of processes.
@@ -27,16 +28,16 @@ pub(crate) fn adopt_orphans() {
 }
 
 /// Sends `signal` to `command` and all below it, parents first: a shell must not go on with its next line because
-/// what it waited for has ended. What runs under another `leasehold` is left to that one, which passes signals on.
-pub(crate) fn send(command: Pid, signal: Signal) {
+/// what it waited for has ended. What runs under another `leasehold` is left to that one, which passes signals on. Answers
+/// those that take none from this user, such as a command that has become another one (sudo).
+pub(crate) fn send(command: Pid, signal: Signal) -> Vec<Pid> {
     let table = table();
     let mut found = below(&table, command, &|pid| signal == Signal::KILL || !is_this_tool(pid));
     found.retain(|pid| *pid != command);
     // The command itself is meant also where the table of processes cannot be read.
-    for pid in std::iter::once(command).chain(found) {
-        // One that has ended meanwhile needs no signal, and one of another user takes none.
-        let _ = kill_process(pid, signal);
-    }
+    let all = std::iter::once(command).chain(found);
+    // One that has ended meanwhile needs no signal.
+    all.filter(|pid| kill_process(*pid, signal) == Err(Errno::PERM)).collect()
 }
 
 /// Sends `signal` to what `command`, which has ended, has left running; how many that are.

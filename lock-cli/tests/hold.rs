@@ -87,3 +87,20 @@ fn it_is_asked_for_as_by_run() {
     let (code, stdout, stderr) = finish(&mut store.tool("lock other --once-per 1h --not-due-exit-code 9"));
     assert_eq!((code, stdout.as_str()), (9, ""), "{stderr}");
 }
+
+/// As of a command with `&` in a script: it would say that it holds the lock, and let it go.
+#[test]
+fn a_standard_input_that_keeps_nothing_is_refused() {
+    let store = Store::new();
+    for line in ["\"$0\" lock k < /dev/null", "\"$0\" lock k <&-", "\"$0\" lock k & wait $!"] {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", line, env!("CARGO_BIN_EXE_leasehold")]).env("LEASEHOLD_URL", store.url());
+        let (code, stdout, stderr) = finish(&mut shell);
+        assert!(
+            code == 64 && stdout.is_empty() && stderr.contains("keep a pipe open"),
+            "{line}: {code} {stderr}"
+        );
+    }
+    let (code, stdout, _) = finish(&mut store.tool("lock k"));
+    assert!(code == 0 && stdout.ends_with(" k\n"), "a pipe that is closed: {stdout}");
+}

@@ -61,6 +61,16 @@ fn a_url_in_the_wrong_place_is_not_repeated() {
 }
 
 #[test]
+fn what_is_very_long_is_not_repeated() {
+    let key = "k".repeat(100_000);
+    for arguments in [vec!["inspect", &key], vec!["run", "--wait", &key]] {
+        let (code, stdout, stderr) = finish(&mut with(Store::new().tool(""), &arguments));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
+        assert!(stderr.len() < 1000 && stderr.contains("kkk.. (100000 bytes)"), "{stderr}");
+    }
+}
+
+#[test]
 fn the_url_of_a_store_is_no_key_and_other_urls_are() {
     let store = Store::new();
     for url in
@@ -140,13 +150,26 @@ fn bad_urls() {
         ("file://host/locks", "file:///var/lib/locks"),
         ("redis://host", "no store has the scheme"),
         ("memory:x?tls=no", "no parameter \"tls\""),
+        ("postgres://127.0.0.1:1/x?user=app;password=s3cret", "separate parameters by &"),
     ] {
         for arguments in [&["run", "k", "--", "true"][..], &["list"], &["inspect", "k"], &["check"]] {
             let (code, _, stderr) = finish(tool().env("LEASEHOLD_URL", url).args(arguments));
             assert_eq!(code, 64, "{url} {arguments:?}: {stderr}");
             assert!(stderr.contains(hint), "{url} {arguments:?}: {stderr}");
+            assert!(!stderr.contains("s3cret"), "{url} {arguments:?}: {stderr}");
         }
     }
+}
+
+#[test]
+fn a_limit_on_files_is_an_error_and_no_end_by_a_signal() {
+    let store = Store::new();
+    store.take("k");
+    let script = "ulimit -f 0; exec \"$0\" run k --no-wait --url \"$1\" -- echo ran";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_leasehold"), &store.url()]);
+    let (code, stdout, stderr) = finish(&mut shell);
+    assert!(code == 69 && stdout.is_empty() && stderr.contains("cannot write"), "{code} {stdout}{stderr}");
 }
 
 #[test]

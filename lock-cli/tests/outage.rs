@@ -46,7 +46,7 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_quiet() {
     runtime.block_on(cluster.stop(StopMode::Fast));
     tool.go_on();
     let error = tool.note();
-    assert!(error.contains("error:") && error.contains("release --force"), "{error}");
+    assert!(error.contains("error:") && error.contains("release KEY --force --holder"), "{error}");
     assert_eq!(tool.code(), 3);
 }
 
@@ -63,7 +63,7 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
     assert!(note.contains("not confirmed"), "{note}");
     tool.signal(Signal::INT);
     let error = tool.note();
-    assert!(error.contains("error:") && error.contains("release --force"), "{error}");
+    assert!(error.contains("error:") && error.contains("release KEY --force --holder"), "{error}");
     assert_eq!(tool.code(), 3);
 }
 

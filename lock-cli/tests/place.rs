@@ -17,7 +17,11 @@ fn tell(options: &[&str]) -> Command {
 fn a_file_may_hold_the_url() {
     let store = Store::new();
     let file = store.path("url");
-    for text in [format!("{}\n", store.url()), format!("{}\r\nmore\n", store.url()), store.url()] {
+    for text in [
+        format!("{}\n", store.url()),
+        format!("{}\r\nmore\n", store.url()),
+        format!("\u{feff}{}", store.url()),
+    ] {
         std::fs::write(&file, text).unwrap();
         let (code, stdout, stderr) = finish(tell(&[]).env("LEASEHOLD_URL_FILE", &file));
         assert_eq!((code, stdout), (0, format!("url=none file={}\n", file.display())), "{stderr}");

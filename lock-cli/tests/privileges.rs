@@ -103,3 +103,142 @@ async fn operators_of_others_are_not_called() {
         }
     }
 }
+
+/// Every session sees to it that tokens grow: a trigger on the table that it writes for that would run with the rights of
+/// the superuser who only looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superuser_does_not_look_into_a_schema_of_somebody_else() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    let owner = format!("owner_{}", &database.name()[5..]);
+    let setup = format!("CREATE ROLE {owner} LOGIN; GRANT CREATE ON DATABASE {} TO {owner}", database.name());
+    raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
+    let url = database.url().replacen("//postgres@", &format!("//{owner}@"), 1);
+    let run = |url: &str, arguments: &str| {
+        let mut tool = support::tool();
+        tool.env("LEASEHOLD_URL", url).args(arguments.split_whitespace());
+        support::finish(&mut tool)
+    };
+    let (code, _, stderr) = run(&url, "schema apply");
+    assert_eq!(code, 0, "{stderr}");
+    let trap = format!(
+        "SET ROLE {owner}; CREATE TABLE leasehold.caught (who text);
+         CREATE FUNCTION leasehold.trap() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO leasehold.caught VALUES (current_user); RETURN new; END $$;
+         CREATE TRIGGER trap BEFORE INSERT ON leasehold.incarnation FOR EACH ROW EXECUTE FUNCTION leasehold.trap();
+         RESET ROLE"
+    );
+    raw_sql(AssertSqlSafe(trap)).execute(&mut admin).await.unwrap();
+    for store in ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"] {
+        let url = database.url().replacen("postgres", store, 1);
+        for arguments in ["list", "inspect k", "check", "run k --no-wait -- true", "schema apply"] {
+            let (code, stdout, stderr) = run(&url, arguments);
+            assert_eq!(code, 69, "{store}, {arguments}: {stderr}");
+            let said = format!("{stdout}{stderr}");
+            assert!(said.contains("is a superuser") && said.contains(&owner), "{store}, {arguments}: {said}");
+        }
+    }
+    let job = format!("SET ROLE {owner}; CREATE TABLE leasehold.job (id int, state text); RESET ROLE");
+    raw_sql(AssertSqlSafe(job)).execute(&mut admin).await.unwrap();
+    let (code, _, stderr) = run(database.url(), "claims leasehold.job");
+    assert!(code == 69 && stderr.contains("views and casts"), "{code} {stderr}");
+    let (code, _, stderr) = run(&url, "claims leasehold.job");
+    assert_eq!(code, 0, "{stderr}");
+    let caught = raw_sql("SELECT who FROM leasehold.caught").fetch_all(&mut admin).await.unwrap();
+    assert_eq!(caught.len(), 0);
+    for arguments in ["list", "check"] {
+        let (code, _, stderr) = run(&url, arguments);
+        assert_eq!(code, 0, "{arguments}: {stderr}");
+    }
+    let (_, stdout, _) = run(database.url(), "check");
+    assert!(stdout.contains("to mend: connect as the owner of the schema"), "{stdout}");
+}
+
+/// `GRANT ALL` has TRIGGER in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superuser_does_not_run_the_triggers_of_a_role_that_was_granted_too_much() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    schema::install(&mut admin, &Identifier::new(DEFAULT_SCHEMA).unwrap()).await.unwrap();
+    let role = format!("much_{}", &database.name()[5..]);
+    let trap = format!(
+        "CREATE ROLE {role}; GRANT ALL ON SCHEMA public, leasehold TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO {role};
+         SET ROLE {role};
+         CREATE FUNCTION public.trap() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'sprung'; END $$;
+         CREATE TRIGGER trap BEFORE INSERT ON leasehold.incarnation FOR EACH ROW EXECUTE FUNCTION public.trap();
+         RESET ROLE"
+    );
+    raw_sql(AssertSqlSafe(trap)).execute(&mut admin).await.unwrap();
+    let look = |arguments: &str| {
+        let mut tool = support::tool();
+        tool.env("LEASEHOLD_URL", database.url()).args(arguments.split_whitespace());
+        let (code, stdout, stderr) = support::finish(&mut tool);
+        (code, format!("{stdout}{stderr}"))
+    };
+    for arguments in ["list", "check", "run k --no-wait -- true", "schema apply"] {
+        let (code, said) = look(arguments);
+        let is_refused = code == 69 && said.contains("is a superuser") && said.contains(&role);
+        assert!(is_refused, "{arguments}: {code} {said}");
+    }
+    // What it has made stays when the privilege goes.
+    let revoke = format!("REVOKE TRIGGER ON ALL TABLES IN SCHEMA leasehold FROM {role}");
+    raw_sql(AssertSqlSafe(revoke)).execute(&mut admin).await.unwrap();
+    let (code, said) = look("list");
+    assert!(code == 69 && said.contains("whoever made the trigger trap"), "{code} {said}");
+    let condition = "DROP TRIGGER trap ON leasehold.incarnation;
+        CREATE FUNCTION public.quiet(leasehold.incarnation) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+        CREATE TRIGGER trap BEFORE INSERT ON leasehold.incarnation FOR EACH ROW
+            WHEN (public.quiet(new)) EXECUTE FUNCTION suppress_redundant_updates_trigger()";
+    raw_sql(condition).execute(&mut admin).await.unwrap();
+    let (code, said) = look("list");
+    assert!(code == 69 && said.contains("whoever made the trigger trap"), "{code} {said}");
+    let public = "DROP TRIGGER trap ON leasehold.incarnation; GRANT TRIGGER ON leasehold.lease TO PUBLIC";
+    raw_sql(public).execute(&mut admin).await.unwrap();
+    let (code, said) = look("list");
+    assert!(code == 69 && said.contains("public"), "{code} {said}");
+    raw_sql("REVOKE TRIGGER ON leasehold.lease FROM PUBLIC").execute(&mut admin).await.unwrap();
+    assert_eq!(look("list").0, 0);
+}
+
+/// What `check` advises fits what the role was set up for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_may_only_look_is_told_so() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    let roles = ["looks", "lacks"].map(|name| format!("{name}_{}", &database.name()[5..]));
+    let locks = Identifier::new(DEFAULT_SCHEMA).unwrap();
+    schema::install(&mut admin, &locks).await.unwrap();
+    let [looks, lacks] = roles.each_ref().map(|role| Identifier::new(role).unwrap());
+    let setup = format!(
+        "CREATE ROLE {0} LOGIN; CREATE ROLE {1} LOGIN; {2}{3}; REVOKE INSERT ON leasehold.advisory_name FROM {1}",
+        looks.quoted(),
+        lacks.quoted(),
+        schema::grants_to_read(&locks, &looks),
+        schema::grants(&locks, &lacks, Stores::Advisory).trim_end().trim_end_matches(';'),
+    );
+    raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
+    for (role, advice) in roles.iter().zip(["may look at locks", "grant the role what is missing"]) {
+        let mut tool = support::tool();
+        let url = database.url().replacen("//postgres@", &format!("//{role}@"), 1);
+        let (code, stdout, stderr) = support::finish(tool.env("LEASEHOLD_URL", url).arg("check"));
+        assert_eq!(code, 69, "{role}: {stderr}");
+        assert!(stdout.contains("to mend: ") && stdout.contains(advice), "{role}: {stdout}");
+        assert!(!stdout.contains("password"), "{role}: {stdout}");
+    }
+    // As after a restart of the server: nobody who draws tokens has connected since.
+    raw_sql("TRUNCATE leasehold.incarnation").execute(&mut admin).await.unwrap();
+    for store in ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"] {
+        let mut tool = support::tool();
+        let url = database.url().replacen("postgres://postgres@", &format!("{store}://{}@", roles[0]), 1);
+        let (code, _, stderr) = support::finish(tool.env("LEASEHOLD_URL", url).arg("list"));
+        assert_eq!(code, 0, "{store}: {stderr}");
+    }
+    let mut tool = support::tool();
+    let (code, _, stderr) = support::finish(tool.env("LEASEHOLD_URL", database.url()).args([
+        "schema",
+        "apply",
+        "--grant-to",
+        "nosuch",
+    ]));
+    assert!(code == 64 && stderr.contains("no such role") && stderr.contains("nosuch"), "{code} {stderr}");
+}

@@ -151,6 +151,16 @@ fn a_command_that_cannot_start() {
         assert!(stderr.contains("cannot run") && stderr.contains(&command), "{stderr}");
         assert!(store.is_free("k"));
     }
+    // The system looks for it without a PATH.
+    let mut without_path = store.run("k", "echo found");
+    let (code, stdout, stderr) = finish(without_path.env_remove("PATH"));
+    assert_eq!((code, stdout.as_str()), (0, "found\n"), "{stderr}");
+    // It is not waited for, and spends no window.
+    let mut holder = Beside::start(&mut store.tool("lock held"));
+    holder.line();
+    assert_eq!(finish(&mut store.tool("run held -- no-such-command-anywhere")).0, 127);
+    assert_eq!(finish(&mut store.tool("run hourly --once-per 1h -- no-such-command-anywhere")).0, 127);
+    assert_eq!(finish(&mut store.run("hourly --once-per 1h", "echo due")).1, "due\n");
     let (code, _, stderr) = finish(&mut store.run("k", "exit 127"));
     assert_eq!((code, stderr.as_str()), (127, ""), "a command's own 127 is told apart by our silence");
 }
@@ -237,6 +247,10 @@ fn without_a_url_the_locks_are_in_the_state_directory() {
     let mut list = with(support::tool(), ["list"]);
     let (_, stdout, _) = finish(list.env("XDG_STATE_HOME", home.path("")).env("HOME", home.path("")));
     assert!(stdout.contains("nightly-report"), "{stdout}");
+    // A home that is not there is not made: of users who are to have none, by the superuser.
+    let missing = home.path("missing");
+    let (code, _, stderr) = finish(run("exit 0").env_remove("XDG_STATE_HOME").env("HOME", &missing));
+    assert!(code == 64 && stderr.contains("set HOME") && !missing.exists(), "{code} {stderr}");
 }
 
 #[test]

@@ -77,10 +77,19 @@ fn a_line_of_cron() {
     let line = line
         .replace("/usr/local/bin/leasehold", "leasehold")
         .replace("/usr/local/bin/report.sh", &report.display().to_string());
-    let run = || finish(machine.command("sh").args(["-c", &line]));
-    assert_eq!(run(), (0, "reported\n".to_owned(), String::new()));
-    let _holder = machine.hold("report");
-    assert_eq!(run(), (0, String::new(), String::new()), "nothing to mail");
+    let run = |machine: &Machine| finish(machine.command("sh").args(["-c", &line]));
+    let nothing_to_mail = (0, String::new(), String::new());
+    assert_eq!(run(&machine), (0, "reported\n".to_owned(), String::new()));
+    assert_eq!(run(&machine), nothing_to_mail, "not due");
+    let other = Machine::new();
+    let _holder = other.hold("report");
+    assert_eq!(run(&other), nothing_to_mail);
+    // The way to open a window by hand.
+    let open =
+        PAGE.split("`rm DIRECTORY/").nth(1).unwrap().split('`').next().unwrap().replace("KEY", "report");
+    let open = format!("rm {}/{open}", machine.store.locks().display());
+    assert_eq!(finish(machine.command("sh").args(["-c", &open])).0, 0);
+    assert_eq!(run(&machine).1, "reported\n");
 }
 
 #[test]
@@ -99,10 +108,11 @@ fn a_unit_of_systemd() {
         .replace("/usr/local/bin/leasehold", "leasehold")
         .replace("/usr/local/bin/report.sh", &report.display().to_string());
     let run = |line: &str| finish(machine.command("sh").args(["-c", line]).env(name, &value));
-    assert_eq!(run(&line), (0, "reported\n".to_owned(), String::new()));
-    let _holder = machine.hold("report");
-    let (code, ..) = run(&line.replace("--wait 10m", "--wait 50ms"));
-    assert_eq!(of("SuccessExitStatus="), code.to_string());
+    let ((_, first, _), (code, second, _)) = (run(&line), run(&line));
+    assert_eq!((first.as_str(), second.as_str(), code), ("reported\n", "", 0), "once a night");
+    let other = line.replace("run report", "run other");
+    let _holder = machine.hold("other");
+    assert_eq!(of("SuccessExitStatus="), run(&other).0.to_string());
 }
 
 #[test]
@@ -115,8 +125,12 @@ fn a_whole_script_under_a_lock() {
     assert_eq!(run().0, 75);
     drop(holder);
     let mut by_hand = machine.command("leasehold");
-    let (code, stdout, stderr) = finish(by_hand.args(["run", "report", "--"]).arg(&path));
+    let (code, stdout, stderr) = finish(by_hand.args(["run", "report", "--"]).arg(&path).arg("--locked"));
     assert_eq!((code, stdout.as_str()), (0, "one at a time: \n"), "{stderr}");
+    // What an earlier run has left behind has its variables, and not its lock.
+    let _holder = machine.hold("report");
+    let mut left_behind = machine.command(&path.display().to_string());
+    assert_eq!(finish(left_behind.env("LEASEHOLD_KEY", "report")).0, 75);
 }
 
 #[test]

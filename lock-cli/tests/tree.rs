@@ -140,3 +140,38 @@ fn orphans_that_have_ended_do_not_stay_in_the_table_of_processes() {
     tool.go_on();
     assert_eq!(tool.code(), 0);
 }
+
+/// As of `sudo`: the kernel lets nobody but the superuser end it.
+#[test]
+fn a_command_that_has_become_another_user_is_named_when_the_lock_is_lost() {
+    use std::fs::{Permissions, copy, set_permissions};
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    use std::os::unix::process::CommandExt as _;
+
+    if !rustix::process::geteuid().is_root() {
+        return println!("acting as another user needs the superuser");
+    }
+    const USER: u32 = 61_001;
+    let store = Store::new();
+    let (become_root, leasehold) = (store.path("become-root"), store.path("leasehold"));
+    copy("/usr/bin/setpriv", &become_root).unwrap();
+    copy(env!("CARGO_BIN_EXE_leasehold"), &leasehold).unwrap();
+    set_permissions(&become_root, Permissions::from_mode(0o4755)).unwrap();
+    set_permissions(&leasehold, Permissions::from_mode(0o755)).unwrap();
+    set_permissions(store.path(""), Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir(store.locks()).unwrap();
+    chown(store.locks(), Some(USER), Some(USER)).unwrap();
+    let mut command = std::process::Command::new(leasehold);
+    command.env("LEASEHOLD_URL", store.url()).args(["run", "k", "--grace", "100ms", "--"]).arg(become_root);
+    command.args(["--reuid=0", "--clear-groups", "sh", "-c", "echo begun; read line; echo ended"]);
+    let mut tool = Beside::start(command.uid(USER).gid(USER));
+    assert_eq!(tool.line(), "begun");
+    lose(&store);
+    let notes = [tool.note(), tool.note()].concat();
+    assert!(
+        notes.contains("processes of another user") && notes.contains("go on without the lock"),
+        "{notes}"
+    );
+    tool.go_on();
+    assert_eq!((tool.line().as_str(), tool.code()), ("ended", 76));
+}

@@ -133,9 +133,10 @@ fn unusable(bits: u32) -> Error {
 ///
 /// # Errors
 ///
-/// [`InvalidOption`](ErrorKind::InvalidOption) when the user has no home directory.
+/// [`InvalidOption`](ErrorKind::InvalidOption) when the user has no home directory, or it is not there.
 pub fn default_dir() -> Result<PathBuf, Error> {
-    state_dir(env::var_os("XDG_STATE_HOME"), env::home_dir())
+    // A home such as /nonexistent, of users who are to have none, would be made by the superuser.
+    state_dir(env::var_os("XDG_STATE_HOME"), env::home_dir().filter(|home| home.is_dir()))
 }
 
 fn state_dir(xdg: Option<OsString>, home: Option<PathBuf>) -> Result<PathBuf, Error> {
@@ -147,7 +148,7 @@ fn state_dir(xdg: Option<OsString>, home: Option<PathBuf>) -> Result<PathBuf, Er
     let home = home.filter(|p| p.is_absolute()).ok_or_else(|| {
         Error::new(
             ErrorKind::InvalidOption,
-            "this user has no home directory for the file store; set HOME or name a directory (file:///path)",
+            "this user has no home directory for the file store, or it is not there; set HOME or name a directory (file:///path)",
         )
     })?;
     let state = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use leasehold_api::{Error, ErrorKind};
 
 use crate::error::{corrupt, io_error};
-use crate::files::{FileMode, place, read_shared, sync_dir};
+use crate::files::{FileMode, place, read, sync_dir};
 
 /// The version of what is kept in the directory. A store of another version is refused.
 pub const FORMAT: u32 = 1;
@@ -110,13 +110,12 @@ fn make_new_dir(dir: &Path, mode: FileMode) -> io::Result<()> {
 /// The mode of the marker, if there is one and it is ours.
 fn check_marker(dir: &Path) -> Result<Option<FileMode>, Error> {
     let path = dir.join(MARKER);
-    let read = fs::symlink_metadata(&path).and_then(|meta| {
+    let found = fs::symlink_metadata(&path).and_then(|meta| {
         let mode = FileMode::of(&meta);
-        // As in a shared directory, until it is known.
-        read_shared(&path).map(|bytes| (String::from_utf8_lossy(&bytes).into_owned(), mode))
+        read(&path).map(|bytes| (String::from_utf8_lossy(&bytes).into_owned(), mode))
     });
-    let (text, mode) = match read {
-        Ok(read) => read,
+    let (text, mode) = match found {
+        Ok(found) => found,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(io_error(e, "read", &path)),
     };

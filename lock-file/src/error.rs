@@ -39,7 +39,7 @@ impl Owner<'_> {
         let dir = dir.display();
         if let Some(of_dir) = of_dir {
             return format!(
-                "it belongs to the user with ID {id}, and its directory to {of_dir}, as after a run with sudo; while no lock is used, have the superuser run `chown --reference={dir} {dir}/*`, or remove it"
+                "it belongs to the user with ID {id}, and its directory to {of_dir}, as after a run with sudo; while no lock is used, have the superuser run `find {dir} -maxdepth 1 -type f -links 1 -exec chown -h --reference={dir} {{}} +`, or remove it"
             );
         }
         let shared = "to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody";
@@ -102,6 +102,10 @@ fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
         Io::Unsupported => {
             (ErrorKind::Unsupported, "this file system has no file locks: choose a directory on a local one")
         }
+        Io::InvalidData => (
+            ErrorKind::Corrupt,
+            "see who put it there, and remove it while nobody holds a lock of this directory",
+        ),
         Io::NotFound => (
             ErrorKind::Unavailable,
             "the directory was removed or replaced meanwhile: leave it alone while locks are in use, and try again",
@@ -150,6 +154,6 @@ mod tests {
         fs::write(dir.path().join(MARKER), "").unwrap();
         assert!(advice(None).contains("chmod 0660"), "{}", advice(None));
         // Nor can its owner change what is somebody else's.
-        assert!(advice(Some(0)).contains("chown --reference") && !advice(Some(0)).contains("chmod"));
+        assert!(advice(Some(0)).contains("chown -h --reference") && !advice(Some(0)).contains("chmod"));
     }
 }

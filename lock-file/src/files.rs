@@ -1,7 +1,8 @@
-//! How single files are opened, read and written, also in a directory that several users share.
+//! How single files are opened, read and written, also in a directory of somebody else.
 //!
-//! In a shared directory the others may be hostile: no link is followed, nothing but a plain file is opened, nothing is
-//! truncated, and where the sticky bit keeps a user from replacing another one's file, it is written in place.
+//! Whoever may write to the directory may be hostile to the superuser who uses it, or to those it is shared with: no link is
+//! followed, nothing is truncated, and unless the directory is this user's alone, nothing but a plain file is opened. Where
+//! the sticky bit keeps a user from replacing another one's file, it is written in place.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -9,6 +10,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, Per
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// More than any file of the store has.
 const LARGEST: u64 = 64 * 1024;
@@ -53,30 +55,10 @@ impl FileMode {
         self.0 | enter | special
     }
 
-    /// How files are opened: in a shared directory no link is followed, and a pipe does not make us wait.
-    fn options(self) -> OpenOptions {
-        let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let flags = if self.is_shared() { careful } else { OFlags::empty() };
-        let mut options = OpenOptions::new();
-        options.custom_flags(flags.bits().cast_signed()).mode(0o600);
-        options
-    }
-
-    fn open(self, path: &Path, write: bool) -> io::Result<File> {
-        let file = self.options().read(true).write(write).open(path)?;
-        if self.is_shared() && !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not a plain file"));
-        }
-        Ok(file)
-    }
-
     /// Makes a file that must not exist, under a name of its own.
     fn create(self, path: &Path, bytes: &[u8], durable: bool) -> io::Result<()> {
-        // A private directory's leftovers of a crash have the same name.
-        let is_new = self.is_shared();
-        let mut options = self.options();
-        let mut file = options.write(true).create(true).truncate(!is_new).create_new(is_new).open(path)?;
-        if is_new {
+        let mut file = options().write(true).create_new(true).open(path)?;
+        if self.is_shared() {
             file.set_permissions(fs::Permissions::from_mode(self.0))?;
         }
         file.write_all(bytes)?;
@@ -84,36 +66,63 @@ impl FileMode {
     }
 }
 
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
+fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let is_own = is_in_own_directory(path);
+    // A pipe that somebody else has put there must not make us wait.
+    let flags = if is_own { OFlags::NOFOLLOW } else { OFlags::NOFOLLOW | OFlags::NONBLOCK };
+    options.custom_flags(flags.bits().cast_signed());
+    let not_plain = || io::Error::new(io::ErrorKind::InvalidData, "it is not a plain file");
+    let is = |e: &io::Error, errno: Errno| e.raw_os_error() == Some(errno.raw_os_error());
+    match options.open(path) {
+        Ok(file) if is_own || file.metadata()?.is_file() => Ok(file),
+        Ok(_) => Err(not_plain()),
+        // What the system answers for a link, and for a pipe that nobody reads.
+        Err(e) if is(&e, Errno::LOOP) || is(&e, Errno::NXIO) => Err(not_plain()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether nobody but this user, and the superuser, can put anything there.
+fn is_in_own_directory(path: &Path) -> bool {
+    let directory = path.parent().and_then(|directory| fs::metadata(directory).ok());
+    directory.is_some_and(|directory| {
+        directory.uid() == rustix::process::geteuid().as_raw() && directory.mode() & 0o022 == 0
+    })
+}
+
 /// Opens a lock file for locking, making it if it is missing.
 pub(crate) fn open_lock(path: &Path, mode: FileMode) -> io::Result<File> {
+    let mut options = options();
+    options.read(true).write(true);
     if !mode.is_shared() {
-        return mode.options().read(true).write(true).create(true).truncate(false).open(path);
+        return open(options.create(true).truncate(false), path);
     }
     // Not in one call: in a sticky directory Linux lets nobody open another user's file by a call that would make it.
-    match mode.open(path, true) {
+    match open(&mut options, path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             place(path, b"", mode, false)?;
-            mode.open(path, true)
+            open(&mut options, path)
         }
         answer => answer,
     }
 }
 
 /// Opens a file of the store for reading.
-pub(crate) fn open_to_look(path: &Path, mode: FileMode) -> io::Result<File> {
-    mode.open(path, false)
+pub(crate) fn open_to_look(path: &Path) -> io::Result<File> {
+    open(options().read(true), path)
 }
 
 /// The content of the file at `path`.
-pub(crate) fn read(path: &Path, mode: FileMode) -> io::Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    mode.open(path, false)?.take(LARGEST).read_to_end(&mut bytes)?;
+    open_to_look(path)?.take(LARGEST).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-/// The content of the file at `path`, whoever made it.
-pub(crate) fn read_shared(path: &Path) -> io::Result<Vec<u8>> {
-    read(path, FileMode(0o666))
 }
 
 /// Makes a file with this content, unless there is one: whoever looks finds all of it.
@@ -141,14 +150,22 @@ pub(crate) fn place(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) ->
 /// Only one process may write `path` at a time: the holder of its key's lock.
 pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) -> io::Result<()> {
     if mode.is_shared() {
-        match mode.open(path, true) {
+        match open(options().read(true).write(true), path) {
             Ok(file) => return overwrite(&file, bytes, durable),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
     }
     let temporary = if mode.is_shared() { temporary(path) } else { with_suffix(path, "tmp") };
-    let replaced = mode.create(&temporary, bytes, durable).and_then(|()| fs::rename(&temporary, path));
+    let create = || mode.create(&temporary, bytes, durable);
+    let created = match create() {
+        // Left by a crash: a private directory has one name for it.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(&temporary).and_then(|()| create())
+        }
+        created => created,
+    };
+    let replaced = created.and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
         // On a full disk half a file would take the space that is missing.
         let _ = fs::remove_file(&temporary);
@@ -164,7 +181,7 @@ fn overwrite(file: &File, bytes: &[u8], durable: bool) -> io::Result<()> {
     let there = file.metadata()?;
     if there.nlink() > 1 {
         let why = "it has another name (a hard link), so it may be somebody's own file";
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     // What is longer is filled up: JSON may end in white space.
     let mut text = bytes.to_vec();
@@ -226,7 +243,7 @@ mod tests {
         assert_eq!(before.mode() & 0o777, 0o666, "whatever the umask is");
         for text in ["[1]", "[1,2,3,4,5,6]"] {
             replace(&path, text.as_bytes(), EVERYBODY, true).unwrap();
-            let read: Vec<u32> = serde_json::from_slice(&read(&path, EVERYBODY).unwrap()).unwrap();
+            let read: Vec<u32> = serde_json::from_slice(&read(&path).unwrap()).unwrap();
             assert_eq!(serde_json::to_string(&read).unwrap(), text);
         }
         assert_eq!(fs::metadata(&path).unwrap().ino(), before.ino());
@@ -236,11 +253,15 @@ mod tests {
     #[test]
     fn what_others_put_there_is_neither_followed_nor_written_nor_waited_for() {
         let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         let (victim, path) = (dir.path().join("victim"), dir.path().join("x"));
         fs::write(&victim, "precious").unwrap();
         let refused = |what: &str| {
-            assert!(open_lock(&path, EVERYBODY).is_err(), "{what}");
-            assert!(read(&path, EVERYBODY).is_err(), "{what}");
+            for mode in [EVERYBODY, FileMode::PRIVATE] {
+                for opened in [open_lock(&path, mode), open_to_look(&path)] {
+                    assert_eq!(opened.unwrap_err().to_string(), "it is not a plain file", "{what}");
+                }
+            }
             assert!(replace(&path, b"[]", EVERYBODY, false).is_err(), "{what}");
             assert_eq!(fs::read(&victim).unwrap(), b"precious", "{what}");
             fs::remove_file(&path).unwrap();
@@ -251,6 +272,15 @@ mod tests {
         refused("a link to nothing");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         refused("a pipe");
+        // What a private directory replaces its files with.
+        let temporary = dir.path().join("x.tmp");
+        symlink(&victim, &temporary).unwrap();
+        replace(&path, b"[]", FileMode::PRIVATE, false).unwrap();
+        assert_eq!(
+            (read(&path).unwrap(), fs::read(&victim).unwrap()),
+            (b"[]".to_vec(), b"precious".to_vec())
+        );
+        fs::remove_file(&path).unwrap();
         fs::hard_link(&victim, &path).unwrap();
         assert!(replace(&path, b"[]", EVERYBODY, false).is_err());
         assert_eq!(fs::read(&victim).unwrap(), b"precious");

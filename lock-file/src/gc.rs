@@ -37,7 +37,7 @@ pub(crate) fn collect(dir: &Path, unused_for: Duration) -> Result<Collected, Err
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Collected::default()),
         Err(e) => return Err(io_error(e, "list", &dir)),
     };
-    let _collecting = begin(&dir, mode)?;
+    let Some(_collecting) = begin(&dir)? else { return Ok(Collected { removed: 0, kept: keys.len() }) };
     // What is remembered of all keys in place of their ceilings, on disk before the first of those is removed.
     let candidates: Vec<_> =
         keys.iter().filter_map(|files| Some((files, last_number(files, unused_for)?))).collect();
@@ -47,8 +47,8 @@ pub(crate) fn collect(dir: &Path, unused_for: Duration) -> Result<Collected, Err
     for (files, _) in candidates {
         match remove(files, floor) {
             Ok(is_removed) => removed += usize::from(is_removed),
-            // Another user's, in a directory where only the owner of a file may remove it.
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+            // Another user's, in a directory where only the owner of a file may remove it; or no plain file.
+            Err(e) if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidData].contains(&e.kind()) => {}
             Err(e) => return Err(io_error(e, "remove the files of an unused key beside", &files.main())),
         }
     }
@@ -56,17 +56,20 @@ pub(crate) fn collect(dir: &Path, unused_for: Duration) -> Result<Collected, Err
 }
 
 /// Whether files are being removed just now, so that a lock that is taken may be held by that.
-pub(crate) fn is_under_way(dir: &Path, mode: FileMode) -> bool {
-    let look = open_to_look(&marker(dir), mode).and_then(Locked::shared);
+pub(crate) fn is_under_way(dir: &Path) -> bool {
+    let look = open_to_look(&marker(dir)).and_then(Locked::shared);
     matches!(look, Ok(None))
 }
 
-fn begin(dir: &Path, mode: FileMode) -> Result<Locked, Error> {
+/// `None` where there is no store yet: somebody is just making one.
+fn begin(dir: &Path) -> Result<Option<Locked>, Error> {
     let path = marker(dir);
     for _ in 0..BEGIN_TRIES {
-        let locked = open_to_look(&path, mode).and_then(Locked::exclusive);
-        if let Some(locked) = locked.map_err(|e| io_error(e, "lock", &path))? {
-            return Ok(locked);
+        match open_to_look(&path).and_then(Locked::exclusive) {
+            Ok(Some(locked)) => return Ok(Some(locked)),
+            Ok(None) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(io_error(e, "lock", &path)),
         }
         // Perhaps only somebody who looks whether this is under way.
         std::thread::sleep(BEGIN_PAUSE);

@@ -123,8 +123,8 @@ pub(crate) fn lock_at_blocking(
 }
 
 /// Waits until nobody has the file at `path` locked for itself; says whether it had to wait.
-fn wait_until_free(path: &Path, mode: FileMode) -> io::Result<bool> {
-    let file = match open_to_look(path, mode) {
+fn wait_until_free(path: &Path) -> io::Result<bool> {
+    let file = match open_to_look(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(e) => return Err(e),
@@ -138,8 +138,8 @@ fn wait_until_free(path: &Path, mode: FileMode) -> io::Result<bool> {
 
 /// Whether somebody has the file at `path` locked for itself. Shared with others who ask the same, and
 /// nothing is made.
-pub(crate) fn is_locked(path: &Path, mode: FileMode) -> io::Result<bool> {
-    match open_to_look(path, mode) {
+pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
+    match open_to_look(path) {
         Ok(file) => Ok(Locked::shared(file)?.is_none()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e),
@@ -152,8 +152,8 @@ pub(crate) fn is_locked(path: &Path, mode: FileMode) -> io::Result<bool> {
 /// The status is what is waited for, because somebody who has given up and is woken all the same would make others
 /// find the lock taken.
 pub(crate) fn claim_release(files: &KeyFiles) -> Option<Claim<bool>> {
-    let (status, mode) = (files.status(), files.mode());
-    RELEASES.claim(&files.status(), move |_| wait_until_free(&status, mode).map(Some))
+    let status = files.status();
+    RELEASES.claim(&files.status(), move |_| wait_until_free(&status).map(Some))
 }
 
 /// One grant: the lock, and the status lock that shows it to inspection.
@@ -239,7 +239,7 @@ impl Hold {
         let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
         // While the lock is still ours, nobody else looks at the waiter lock, so no waiter fails to lock it
         // because of this look.
-        let waiters = WaiterLock::is_held(&self.files.next(), self.files.mode()).unwrap_or(false);
+        let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
         self.unlock();
         (was_held, waiters)
     }
@@ -349,7 +349,7 @@ mod tests {
         assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_none());
         assert_eq!(hold.free(), (true, false));
         assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_some(), "although a duplicate is open");
-        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap(), "although a duplicate is open");
+        assert!(!is_locked(&files.status()).unwrap(), "although a duplicate is open");
         drop(duplicate);
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
         // One that was under way does not lock the status of a lock that is free.
         confirming.confirm().unwrap();
-        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap());
+        assert!(!is_locked(&files.status()).unwrap());
     }
 
     #[test]
@@ -389,11 +389,11 @@ mod tests {
         let (hold, files) = hold(dir.path());
         assert!(matches!(hold.status(), Status::NotLocked), "granted all the same");
         drop(onlooker);
-        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap());
+        assert!(!is_locked(&files.status()).unwrap());
         assert!(hold.confirm().unwrap());
-        assert!(is_locked(&files.status(), FileMode::PRIVATE).unwrap());
+        assert!(is_locked(&files.status()).unwrap());
         drop(hold);
-        assert!(!is_locked(&files.status(), FileMode::PRIVATE).unwrap());
+        assert!(!is_locked(&files.status()).unwrap());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) struct KeyFiles {
 
 impl KeyFiles {
     pub(crate) fn new(dir: &Path, mode: FileMode, key: &LockKey) -> Self {
-        Self { dir: dir.to_owned(), mode, hash: hash(key) }
+        Self { dir: dir.to_owned(), mode, hash: hash(key.as_str()) }
     }
 
     /// The files of the key whose status file has this name, if that is the name of one.
@@ -25,6 +25,11 @@ impl KeyFiles {
         let hash = name.strip_suffix(".seen")?;
         let hex = hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         hex.then(|| Self { dir: dir.to_owned(), mode, hash: hash.to_owned() })
+    }
+
+    /// Whether these are the files of `key`.
+    pub(crate) fn are_of(&self, key: &str) -> bool {
+        self.hash == hash(key)
     }
 
     /// What their names begin with, which depends on the key alone.
@@ -77,8 +82,8 @@ pub(crate) fn floor(dir: &Path) -> PathBuf {
     dir.join("leasehold-floor")
 }
 
-fn hash(key: &LockKey) -> String {
-    hex::encode(Sha256::digest(key.as_str().as_bytes()))
+fn hash(key: &str) -> String {
+    hex::encode(Sha256::digest(key.as_bytes()))
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ mod config;
 mod directory;
 mod error;
 mod files;
+#[cfg(test)]
+mod fuzz;
 mod gc;
 mod hold;
 mod keepers;

@@ -63,9 +63,12 @@ impl Record {
     /// The record of any key, whose name is within.
     pub(crate) fn read_any(files: &KeyFiles) -> Result<Found, Error> {
         let path = files.record();
-        match read(&path, files.mode()) {
+        match read(&path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).map_or_else(Found::Damaged, Found::Record)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                Ok(Found::Damaged(serde::de::Error::custom(e)))
+            }
             Err(e) => Err(io_error(e, "read", &path)),
         }
     }

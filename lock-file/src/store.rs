@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
 use leasehold_engine::{Contended, Request};
 
 use crate::directory::{look_into, prepare};
@@ -116,7 +116,7 @@ impl Store {
         if caller == Caller::Newcomer {
             let next = files.next();
             // Only looked at by whoever has the lock, so that two looks never collide.
-            if WaiterLock::is_held(&next, self.mode).map_err(|e| io_error(e, "look at", &next))? {
+            if WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))? {
                 return Ok(Err(Contended::new()));
             }
         }
@@ -168,7 +168,7 @@ impl Store {
             if locked.is_some() || caller == Caller::Waiter || shows(files)? {
                 return Ok(locked);
             }
-            if gc::is_under_way(&self.dir, self.mode) {
+            if gc::is_under_way(&self.dir) {
                 looks = 0;
                 std::thread::sleep(REMOVAL_PAUSE);
             } else {
@@ -221,8 +221,15 @@ impl Store {
             let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, self.mode, n)) else {
                 continue;
             };
-            // A list that leaves something out would say that nobody holds it.
-            infos.extend(info(&files, None, &mut keepers)?);
+            match info(&files, None, &mut keepers) {
+                Ok(info) => infos.extend(info),
+                // What somebody has put in the place of the status is no plain file: such a key cannot be locked.
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::warn!("left out of the list: {error}");
+                }
+                // A list that leaves something else out would say that nobody holds it.
+                Err(error) => return Err(error),
+            }
         }
         infos.retain(|i| i.key.as_str().starts_with(&query.prefix));
         infos.retain(|i| i.is_held() || (query.include_ended && i.cooldown.is_some()));
@@ -241,7 +248,11 @@ fn name(dir: &Path) -> Arc<str> {
 fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Result<Option<KeyInfo>, Error> {
     // The status first: the record that is read after it is not older than the hold that was seen.
     let is_held = shows(files)?;
-    let found = read_settled(files, key)?;
+    let found = match read_settled(files, key)? {
+        // Somebody has copied the record of another key, or written one: it says nothing of this one.
+        Found::Record(record) if !files.are_of(&record.key) => Found::Nothing,
+        found => found,
+    };
     let (mut info, hold) = match (found, key) {
         (Found::Record(record), _) => {
             let mut info = KeyInfo::free(record.key()?);
@@ -266,7 +277,7 @@ fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Resul
 /// Whether a holder shows.
 fn shows(files: &KeyFiles) -> Result<bool, Error> {
     let status = files.status();
-    is_locked(&status, files.mode()).map_err(|e| io_error(e, "look at", &status))
+    is_locked(&status).map_err(|e| io_error(e, "look at", &status))
 }
 
 /// The record, read again where it may have been read while it was written.

@@ -40,7 +40,7 @@ struct Floor {
 /// `last` is the record of the latest grant. It is not on disk for certain, so it counts only within the
 /// boot that wrote it; after another boot, or without it, a new block begins above the ceiling. A new
 /// block also begins no lower than the time in milliseconds, so that tokens grow although the directory
-/// was removed or an old copy of it was brought back.
+/// was removed, or an old copy of all of it was brought back, but for one of this boot.
 pub(crate) fn draw(
     files: &KeyFiles,
     key: &LockKey,
@@ -53,15 +53,17 @@ pub(crate) fn draw(
     // One number has room for 1024 local grants.
     let width = 1 + (u64::from(reserve) >> token::LOCAL_BITS);
     let in_block = last.filter(|r| r.boot == boot).map(|r| r.next);
+    // Below the last block, the record is an older copy, or damaged.
     if let (Some(first), Some(ceiling)) = (in_block, ceiling)
         && first.saturating_add(width - 1) <= ceiling
+        && first.saturating_add(BLOCK) > ceiling
     {
         return numbers(first, width);
     }
     // Its own ceiling is above the floor, which counts where it was removed.
     let known = match ceiling {
         Some(ceiling) => Some(ceiling),
-        None => read_floor(&files.floor(), files.mode())?,
+        None => read_floor(&files.floor())?,
     };
     let above = known.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
     // A clock in the far future must not use the numbers up.
@@ -81,7 +83,7 @@ fn numbers(first: u64, width: u64) -> Result<Numbers, Error> {
 
 /// The ceiling of the key with these files, whichever it is.
 pub(crate) fn ceiling(files: &KeyFiles) -> Result<Option<u64>, Error> {
-    let found: Option<Ceiling> = read_number(&files.token(), files.mode())?;
+    let found: Option<Ceiling> = read_number(&files.token())?;
     Ok(found.map(|ceiling| ceiling.ceiling))
 }
 
@@ -89,21 +91,21 @@ pub(crate) fn ceiling(files: &KeyFiles) -> Result<Option<u64>, Error> {
 /// a time.
 pub(crate) fn raise_floor(dir: &Path, mode: FileMode, least: u64) -> Result<u64, Error> {
     let path = floor(dir);
-    let before = read_floor(&path, mode)?.unwrap_or(0);
+    let before = read_floor(&path)?.unwrap_or(0);
     if least > before {
         write_number(&path, mode, &Floor { floor: least })?;
     }
     Ok(least.max(before))
 }
 
-fn read_floor(path: &Path, mode: FileMode) -> Result<Option<u64>, Error> {
-    let found: Option<Floor> = read_number(path, mode)?;
+fn read_floor(path: &Path) -> Result<Option<u64>, Error> {
+    let found: Option<Floor> = read_number(path)?;
     Ok(found.map(|floor| floor.floor))
 }
 
 fn read(files: &KeyFiles, key: &LockKey) -> Result<Option<u64>, Error> {
     let path = &files.token();
-    let ceiling: Option<Ceiling> = read_number(path, files.mode())?;
+    let ceiling: Option<Ceiling> = read_number(path)?;
     if let Some(foreign) = ceiling.as_ref().filter(|ceiling| ceiling.key != key.as_str()) {
         let why = format!("belongs to the key {:?}, not to {:?}", foreign.key, key.as_str());
         return Err(damaged(path, &why));
@@ -111,8 +113,8 @@ fn read(files: &KeyFiles, key: &LockKey) -> Result<Option<u64>, Error> {
     Ok(ceiling.map(|ceiling| ceiling.ceiling))
 }
 
-fn read_number<T: DeserializeOwned>(path: &Path, mode: FileMode) -> Result<Option<T>, Error> {
-    match files::read(path, mode) {
+fn read_number<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
+    match files::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)
             .map_err(|e| damaged(path, "is damaged or foreign").with_source(e)),
@@ -191,6 +193,16 @@ mod tests {
         let drawn = c.draw(Some(&c.record(last, "b")), "b", 0);
         assert_eq!(number(drawn), 5_000 + BLOCK);
         assert_eq!(c.ceiling(), Some(5_000 + 2 * BLOCK - 1));
+    }
+
+    #[test]
+    fn an_older_record_of_this_boot_goes_above_the_ceiling() {
+        let c = case();
+        let first = c.draw(None, "b", 5_000);
+        let old = c.record(first, "b");
+        let last = c.draw(Some(&Record { next: 5_000 + BLOCK, ..old.clone() }), "b", 0);
+        assert_eq!(number(last), 5_000 + BLOCK);
+        assert_eq!(number(c.draw(Some(&old), "b", 0)), 5_000 + 2 * BLOCK);
     }
 
     #[test]

@@ -77,8 +77,8 @@ impl WaiterLock {
     }
 
     /// Whether a waiter that runs has the waiter lock at `path`.
-    pub(crate) fn is_held(path: &Path, mode: FileMode) -> io::Result<bool> {
-        Ok(is_locked(path, mode)? && has_heartbeat(path)?)
+    pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
+        Ok(is_locked(path)? && has_heartbeat(path)?)
     }
 
     /// The next heartbeat, if it is due: for a thread that may wait for the disk.
@@ -120,24 +120,24 @@ mod tests {
     fn a_waiter_counts_while_its_heartbeat_lasts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("next");
-        assert!(!WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        assert!(!WaiterLock::is_held(&path).unwrap());
         let Entered::First(mut waiter) = WaiterLock::enter(&path, FileMode::PRIVATE).unwrap() else {
             panic!("not free")
         };
-        assert!(WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        assert!(WaiterLock::is_held(&path).unwrap());
         assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::Behind));
         let (past, future) =
             (SystemTime::now() - 2 * HEARTBEAT_COUNTS_FOR, SystemTime::now() + 9 * HEARTBEAT_COUNTS_FOR);
         for long_ago in [past, future] {
             waiter.locked.file().set_modified(long_ago).unwrap();
-            assert!(!WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+            assert!(!WaiterLock::is_held(&path).unwrap());
             assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::BehindStopped));
         }
         waiter.last_heartbeat -= HEARTBEAT_EVERY;
         waiter.heartbeat().unwrap()().unwrap();
-        assert!(WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        assert!(WaiterLock::is_held(&path).unwrap());
         drop(waiter);
-        assert!(!WaiterLock::is_held(&path, FileMode::PRIVATE).unwrap());
+        assert!(!WaiterLock::is_held(&path).unwrap());
         assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::First(_)));
     }
 }

@@ -6,12 +6,13 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{LONG, attempt, contended, edit_record, granted, key, open, release, request, token};
-use leasehold_api::ErrorKind;
+use leasehold_api::{ErrorKind, ListQuery, LockAdmin as _};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken, Renewed};
 use leasehold_file::{Collected, FileConfig};
 use tokio::time::timeout;
@@ -108,6 +109,36 @@ fn a_damaged_ceiling_is_left_for_people_to_mend() {
     fs::write(dir.path().join("leasehold-floor"), "{").unwrap();
     let error = FileConfig::new(dir.path()).collect_garbage(Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+/// In a directory that is shared, anybody can: neither a list nor a removal ends with it.
+#[tokio::test]
+async fn what_is_no_plain_file_keeps_its_own_key_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let backend = open(dir.path());
+    for key in ["held", "unused"] {
+        granted(&backend, &request(key)).await;
+    }
+    let held = token(&backend, &request("also held")).await;
+    assert!(held.as_u64() > 0);
+    for key in ["0", "1"] {
+        for kind in ["lock", "seen", "json", "token"] {
+            let pipe = dir.path().join(format!("{}.{kind}", key.repeat(64)));
+            assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
+        }
+    }
+    let listed = backend.list(&ListQuery::new()).await.unwrap();
+    assert_eq!(listed.len(), 3);
+    drop(backend);
+    assert_eq!(counts(collect(&dir)), (3, 2));
+}
+
+/// Somebody is just making it.
+#[test]
+fn a_directory_without_its_marker_has_nothing_to_remove() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(counts(collect(&dir)), (0, 0));
 }
 
 /// Many take turns, wait and try, while their files are removed all the time.

@@ -35,7 +35,8 @@ SELECT (SELECT count(*) FROM gone), p.space, p.number
 FROM (SELECT) AS one LEFT JOIN page AS p ON p.n = $3::bigint";
 
 /// The advisory locks of this database that are held exclusively, or one of them (`$1`, `$2`), with what
-/// is known of them. Who held a number before on another session is not shown as its holder.
+/// is known of them. Who held a number before on another session is not shown as its holder. A time that was written by hand
+/// may have no number.
 pub(crate) const LIST: &str = "
 WITH locks AS MATERIALIZED (
     SELECT l.objsubid AS space, (l.classid::bigint << 32) | l.objid::bigint AS number, l.pid, l.mode, l.granted
@@ -46,7 +47,8 @@ WITH locks AS MATERIALIZED (
            OR l.objsubid = $1 AND (l.classid::bigint << 32) | l.objid::bigint = $2)
 )
 SELECT l.space, l.number, l.pid, n.key, n.pid = l.pid AS current, n.holder, n.token, n.label,
-       (extract(epoch FROM n.granted_at) * 1000000)::bigint AS since,
+       CASE WHEN isfinite(n.granted_at) AND n.granted_at < '200000-01-01 00:00:00+00'
+           THEN (extract(epoch FROM n.granted_at) * 1000000)::bigint END AS since,
        coalesce(w.waiters, 0) AS waiters,
        host(a.client_addr) AS address, a.application_name AS application, a.usename::text AS username,
        (extract(epoch FROM a.backend_start) * 1000000)::bigint AS started

@@ -86,7 +86,10 @@ impl Work for SharedSession {
         if !self.keeps {
             return Ok(());
         }
-        token::mark_incarnation(connection, &self.common.schema).await?;
+        // A role that may only look draws none, and may not write the mark.
+        if !self.common.may_only_read() {
+            token::mark_incarnation(connection, &self.common.schema).await?;
+        }
         let set_up = format!("{}; LISTEN \"{}\"", sql::SHARED_SETTINGS, self.common.channel);
         let done = connection.execute(AssertSqlSafe(set_up)).await;
         done.map(drop).map_err(|error| store_error(error, "set up the session"))

@@ -38,7 +38,8 @@ SELECT $1::text, $3::bigint >= 0, $2::text, nextval({token}),
     clock_timestamp(), $4::bigint, $5::text, $6::text
 FROM (SELECT) one LEFT JOIN {schema}.mutex o ON o.key = $1::text COLLATE \"C\"
 WHERE o.key IS NULL OR (NOT o.acquired AND (o.cooldown_us IS NULL
-    OR o.acquired_at + least(greatest(coalesce(o.window_us, o.cooldown_us), 0), 3162240000000000)
+    OR least(o.acquired_at, '200000-01-01 00:00:00+00')
+        + least(greatest(coalesce(o.window_us, o.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp()))
 ON CONFLICT (key) DO UPDATE SET
     key = excluded.key,
@@ -52,7 +53,8 @@ ON CONFLICT (key) DO UPDATE SET
     owner = excluded.owner,
     wake_until = NULL
 WHERE NOT l.acquired AND (l.cooldown_us IS NULL
-    OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+    OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+        + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
@@ -96,7 +98,8 @@ FROM (
     ) r CROSS JOIN LATERAL (
         SELECT l.ctid AS at FROM {schema}.mutex l
         WHERE l.key = r.key COLLATE \"C\" AND NOT l.acquired AND (l.cooldown_us IS NULL
-            OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+            OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+                + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
         FOR UPDATE
     ) f
@@ -113,7 +116,8 @@ WITH o AS MATERIALIZED (
         AS r (key, holder, ttl, cooldown, label)
     LEFT JOIN LATERAL (
         SELECT l.*, CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+            least(l.acquired_at, '200000-01-01 00:00:00+00')
+                + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' END AS cool_until
         FROM {schema}.mutex l WHERE l.key = r.key COLLATE \"C\" OFFSET 0
     ) l ON true
@@ -137,7 +141,8 @@ WITH o AS MATERIALIZED (
         owner = excluded.owner,
         wake_until = NULL
     WHERE NOT l.acquired AND (l.cooldown_us IS NULL
-        OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+            + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
     RETURNING l.key, l.token
 )
@@ -234,7 +239,8 @@ RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
 const LIST: &str = "\
 SELECT i.key, i.holder, i.token, i.label, i.owner,
-    CASE WHEN isfinite(i.acquired_at) THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
+    CASE WHEN isfinite(i.acquired_at) AND i.acquired_at < '200000-01-01 00:00:00+00'
+        THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
     CASE WHEN i.acquired THEN 0 ELSE 2 END::smallint,
     NULL::bigint,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
@@ -242,7 +248,8 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
 FROM (
     SELECT p.*, c.now,
         CASE WHEN p.cooldown_us IS NOT NULL THEN
-            p.acquired_at + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
+            least(p.acquired_at, '200000-01-01 00:00:00+00')
+                + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' END AS cool_until,
         row_number() OVER () AS n
     FROM (
@@ -265,7 +272,8 @@ WITH page AS MATERIALIZED (
             WHERE l.key = p.key COLLATE \"C\"
                 AND NOT l.acquired AND l.released_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
         AND l.window_us IS NULL
-                AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
+                AND (l.cooldown_us IS NULL OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(l.cooldown_us, 0), 3162240000000000)
         * interval '1 microsecond'
                     < clock_timestamp() - $1::bigint * interval '1 microsecond')
             FOR UPDATE SKIP LOCKED

@@ -13,7 +13,7 @@
 //! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31). What is proposed for
 //!   insertion always has one: a row that was there may be gone by then.
 //! - **A row may say anything that an operator writes**: windows are cut to a hundred years, and times
-//!   without end are not calculated with.
+//!   after the year 200000, or without end, count as that where they are calculated with.
 //! - **No column but the key has an index**, so that rows change in place (H32).
 //! - **A release notifies only if somebody waits** (H33).
 
@@ -50,7 +50,8 @@ SELECT $1::text, $2::text, nextval({token}), clock_timestamp(),
     $3::bigint, clock_timestamp() + $3::bigint * interval '1 microsecond', false, $4::bigint, $5::text, $6::text
 FROM (SELECT) one LEFT JOIN {schema}.lease o ON o.key = $1::text COLLATE \"C\"
 WHERE o.key IS NULL OR ((o.released OR o.expires_at <= clock_timestamp()) AND (o.cooldown_us IS NULL
-    OR o.acquired_at + least(greatest(coalesce(o.window_us, o.cooldown_us), 0), 3162240000000000)
+    OR least(o.acquired_at, '200000-01-01 00:00:00+00')
+        + least(greatest(coalesce(o.window_us, o.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp()))
 ON CONFLICT (key) DO UPDATE SET
     key = excluded.key,
@@ -65,7 +66,8 @@ ON CONFLICT (key) DO UPDATE SET
     owner = excluded.owner,
     wake_until = NULL
 WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NULL
-    OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+    OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+        + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
@@ -116,7 +118,8 @@ FROM (
         SELECT l.ctid AS at FROM {schema}.lease l
         WHERE l.key = r.key COLLATE \"C\" AND (l.released OR l.expires_at <= clock_timestamp())
             AND (l.cooldown_us IS NULL
-                OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+                OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
         FOR UPDATE
     ) f
@@ -135,7 +138,8 @@ WITH o AS MATERIALIZED (
         AS r (key, holder, ttl, cooldown, label)
     LEFT JOIN LATERAL (
         SELECT l.*, CASE WHEN l.cooldown_us IS NOT NULL THEN
-            l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+            least(l.acquired_at, '200000-01-01 00:00:00+00')
+                + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' END AS cool_until
         FROM {schema}.lease l WHERE l.key = r.key COLLATE \"C\" OFFSET 0
     ) l ON true
@@ -161,7 +165,8 @@ WITH o AS MATERIALIZED (
         owner = excluded.owner,
         wake_until = NULL
     WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NULL
-        OR l.acquired_at + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+        OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+            + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' <= clock_timestamp())
     RETURNING l.key, l.token
 ), again AS (
@@ -297,7 +302,8 @@ RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
 const LIST: &str = "\
 SELECT i.key, i.holder, i.token, i.label, i.owner,
-    CASE WHEN isfinite(i.acquired_at) THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
+    CASE WHEN isfinite(i.acquired_at) AND i.acquired_at < '200000-01-01 00:00:00+00'
+        THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
     CASE WHEN i.live THEN 0 WHEN NOT i.released THEN 1 ELSE 2 END::smallint,
     CASE WHEN isfinite(i.expires_at)
         THEN greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0) END,
@@ -306,7 +312,8 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
 FROM (
     SELECT p.*, c.now, NOT p.released AND p.expires_at > c.now AS live,
         CASE WHEN p.cooldown_us IS NOT NULL THEN
-            p.acquired_at + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
+            least(p.acquired_at, '200000-01-01 00:00:00+00')
+                + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
         * interval '1 microsecond' END AS cool_until,
         row_number() OVER () AS n
     FROM (
@@ -328,7 +335,8 @@ WITH page AS MATERIALIZED (
             SELECT l.key FROM {schema}.lease l
             WHERE l.key = p.key COLLATE \"C\"
                 AND l.expires_at < clock_timestamp() - $1::bigint * interval '1 microsecond' AND l.window_us IS NULL
-                AND (l.cooldown_us IS NULL OR l.acquired_at + least(l.cooldown_us, 3162240000000000)
+                AND (l.cooldown_us IS NULL OR least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(l.cooldown_us, 0), 3162240000000000)
         * interval '1 microsecond'
                     < clock_timestamp() - $1::bigint * interval '1 microsecond')
             FOR UPDATE SKIP LOCKED

@@ -2,6 +2,8 @@
 
 mod config;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod ident;
 mod lane;
 mod link;

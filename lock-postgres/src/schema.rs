@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::Error;
+use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, raw_sql};
 
 use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
-use crate::sql::{CREATE_SCHEMA, MAY_GRANT, render};
+use crate::sql::{MAY_GRANT, foreign_owner, installation, render};
 
 mod report;
 
@@ -46,6 +46,7 @@ SELECT pg_advisory_xact_lock(1818583411, 1);
 SET LOCAL lock_timeout = '1s';
 ";
 const OBJECTS: &str = include_str!("schema.sql");
+const CONTENT: &str = include_str!("schema_content.sql");
 const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
 
 /// What the stores need, object by object. Row locks (`FOR UPDATE`) need UPDATE.
@@ -130,6 +131,7 @@ SELECT
     current_user::text AS role,
     pg_catalog.current_database()::text AS database,
     EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = {name}) AS schema_exists,
+    ({foreign_owner}) AS foreign_owner,
     coalesce((SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
         FROM pg_catalog.pg_namespace n WHERE n.nspname = {name}), false) AS schema_usage,
     coalesce((SELECT pg_catalog.string_agg(object, ',' ORDER BY object) FROM found WHERE oid IS NULL), '') AS missing,
@@ -148,7 +150,7 @@ SELECT
 /// in the same transaction, or nothing.
 #[must_use]
 pub fn script(schema: &Identifier, grants: &str) -> String {
-    let objects = render(&[CREATE_SCHEMA, "\n", OBJECTS].concat(), schema);
+    let objects = installation(schema, OBJECTS, CONTENT);
     let may_grant = if grants.is_empty() { "".into() } else { may_grant(schema) };
     format!(
         "-- The schema of leasehold, version {SCHEMA_VERSION}. It can be run again.\nBEGIN;\n{SETTINGS}\n{objects}\n{may_grant}{grants}COMMIT;\n"
@@ -225,6 +227,7 @@ pub(crate) async fn install_for(
     loop {
         let report = inspect(conn, schema).await?.for_stores(stores);
         report.suitable_server()?;
+        report.is_safe_to_use(schema)?;
         let mut is_old = false;
         if let SchemaState::Installed(version) = report.schema {
             is_old = version.can_be_upgraded();
@@ -241,7 +244,7 @@ pub(crate) async fn install_for(
         }
         // Without BEGIN and COMMIT: several statements in one message are one transaction, which ends
         // with the message, also after an error and when nobody waits for the answer.
-        let message = render(&[SETTINGS, CREATE_SCHEMA, OBJECTS].concat(), schema);
+        let message = [SETTINGS, &installation(schema, OBJECTS, CONTENT)].concat();
         match raw_sql(AssertSqlSafe(message)).execute(&mut *conn).await {
             Ok(_) => return Ok(()),
             // Somebody did something at the same time, and not behind our lock. Look again.
@@ -264,7 +267,8 @@ pub(crate) async fn install_for(
 /// # Errors
 ///
 /// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that does not own all of it: the server
-/// itself only warns who may not grant. Otherwise what the server answers. Nothing was granted then.
+/// itself only warns who may not grant; [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for a role that is not
+/// there. Otherwise what the server answers. Nothing was granted then.
 ///
 /// # Cancel safety
 ///
@@ -272,7 +276,15 @@ pub(crate) async fn install_for(
 pub async fn grant(conn: &mut PgConnection, schema: &Identifier, grants: &str) -> Result<(), Error> {
     let message = [SETTINGS, &may_grant(schema), grants].concat();
     let done = raw_sql(AssertSqlSafe(message)).execute(conn).await;
-    done.map(drop).map_err(|error| store_error(error, "grant the privileges"))
+    done.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
+        // Everything else that it names has been looked for.
+        Some("42704") => Error::new(
+            ErrorKind::InvalidOption,
+            "there is no such role; create it first, or correct its name",
+        )
+        .with_source(crate::error::DriverError::new(error)),
+        _ => store_error(error, "grant the privileges"),
+    })
 }
 
 /// Somebody created the same (`IF NOT EXISTS` does not survive that race), dropped the schema, or
@@ -328,7 +340,9 @@ pub async fn access(conn: &mut PgConnection, schema: &Identifier, stores: Stores
 pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<ServerReport, Error> {
     let needs: Vec<_> =
         NEEDS.iter().map(|(object, privilege)| format!("('{object}', '{privilege}')")).collect();
-    let facts = FACTS.replace("{needs}", &needs.join(", ")).replace("{name}", &literal(schema.as_str()));
+    let kept = "(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {name})";
+    let facts = FACTS.replace("{needs}", &needs.join(", ")).replace("{foreign_owner}", &foreign_owner(kept));
+    let facts = facts.replace("{name}", &literal(schema.as_str()));
     let failed = |error| store_error(error, "look at the server");
     let facts = [OWN_PATH, &facts].concat();
     let row = raw_sql(AssertSqlSafe(facts)).fetch_one(&mut *conn).await.map_err(failed)?;

@@ -27,35 +27,77 @@ WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 /// Creates the schema if it is not there, within a transaction: `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where
 /// there is nothing to create. A setting has the name, which may contain what ends the block.
 ///
-/// What another role has put there beforehand, such as a trigger on a table that is then used, would run with the rights of
-/// whoever installs (as in CVE-2022-2625), so a superuser is refused (`docs/hazards.md` H57). What has other names, as in
-/// `public`, is not used.
-pub const CREATE_SCHEMA: &str = "\
+const CREATE_SCHEMA: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
 DECLARE
     name CONSTANT text := current_setting('leasehold.schema');
-    kept CONSTANT oid := to_regnamespace(name);
-    owner text;
 BEGIN
-    IF kept IS NULL THEN
+    IF to_regnamespace(name) IS NULL THEN
         EXECUTE 'CREATE SCHEMA ' || name;
-    ELSIF (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
-        SELECT r.rolname INTO owner FROM pg_roles r WHERE NOT r.rolsuper AND r.rolname <> 'pg_database_owner' AND r.oid IN (
-            SELECT n.nspowner FROM pg_namespace n WHERE n.oid = kept
-            UNION ALL SELECT c.relowner FROM pg_class c WHERE c.relnamespace = kept AND c.relname IN (
-                'version', 'token', 'incarnation', 'mutex', 'lease', 'advisory_name', 'upkeep', 'idempotency', 'journey')
-            UNION ALL SELECT t.typowner FROM pg_type t WHERE t.typnamespace = kept AND t.typname = 'lock_key'
-            UNION ALL SELECT p.proowner FROM pg_proc p
-                WHERE p.pronamespace = kept AND p.proname = 'idempotency_finished') LIMIT 1;
-        IF owner IS NOT NULL THEN
-            RAISE EXCEPTION 'the schema %, or something in it, belongs to the role %, whose triggers would run with the rights of a superuser: install it as that role', name, quote_ident(owner)
-                USING ERRCODE = 'object_not_in_prerequisite_state';
-        END IF;
     END IF;
 END
 $leasehold$;
 ";
+
+/// Where the current role is a superuser: who else, being none, could have something run with its rights in the schema whose
+/// oid is `{kept}`. That is who owns it or something in it, who may make triggers there, and who made one whose function is
+/// no superuser's, or with a condition, which may call anything (as in CVE-2022-2625, `docs/hazards.md` H57). What has other names, as in `public`, is not used.
+const FOREIGN_OWNER: &str = "\
+SELECT o.who FROM (
+    SELECT r.rolname::text AS who FROM pg_catalog.pg_roles r
+    WHERE NOT r.rolsuper AND r.rolname <> 'pg_database_owner' AND r.oid IN (
+        SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.oid = {kept}
+        UNION ALL SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.relnamespace = {kept} AND c.relname IN ({ours})
+        UNION ALL SELECT t.typowner FROM pg_catalog.pg_type t WHERE t.typnamespace = {kept} AND t.typname = 'lock_key'
+        UNION ALL SELECT p.proowner FROM pg_catalog.pg_proc p
+            WHERE p.pronamespace = {kept} AND p.proname = 'idempotency_finished')
+    UNION ALL SELECT coalesce((SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.oid = a.grantee), 'public')
+    FROM pg_catalog.pg_class c, LATERAL pg_catalog.aclexplode(c.relacl) a
+    WHERE c.relnamespace = {kept} AND c.relname IN ({ours}) AND a.privilege_type = 'TRIGGER'
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
+    UNION ALL SELECT pg_catalog.concat('whoever made the trigger ', g.tgname) FROM pg_catalog.pg_trigger g
+    JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid JOIN pg_catalog.pg_proc f ON f.oid = g.tgfoid
+    WHERE NOT g.tgisinternal AND c.relnamespace = {kept} AND c.relname IN ({ours})
+        AND NOT (f.pronamespace = {kept} AND f.proname = 'idempotency_finished')
+        AND (g.tgqual IS NOT NULL OR NOT EXISTS (
+            SELECT FROM pg_catalog.pg_roles r WHERE r.oid = f.proowner AND r.rolsuper))
+) o
+WHERE (SELECT me.rolsuper FROM pg_catalog.pg_roles me WHERE me.rolname = current_user)
+LIMIT 1";
+
+/// Every relation that is ours, of locks and of idempotency keys.
+const OURS: &str = "\
+'version', 'token', 'incarnation', 'mutex', 'lease', 'advisory_name', 'upkeep', 'idempotency', 'journey'";
+
+/// [`FOREIGN_OWNER`] of the schema with the oid that `kept` says.
+pub(crate) fn foreign_owner(kept: &str) -> String {
+    FOREIGN_OWNER.replace("{ours}", OURS).replace("{kept}", kept)
+}
+
+/// Refuses a superuser in a schema of somebody else.
+const REFUSE_FOREIGN: &str = "\
+DO $leasehold$
+DECLARE
+    name CONSTANT text := current_setting('leasehold.schema');
+    owner CONSTANT text := ({foreign_owner});
+BEGIN
+    IF owner IS NOT NULL THEN
+        RAISE EXCEPTION 'the schema %, or something in it, belongs to the role %, or that role may make triggers there, which would run with the rights of a superuser: install it as its owner, or revoke TRIGGER', name, quote_ident(owner)
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+END
+$leasehold$;
+";
+
+/// The statements that create the schema if it is missing, `objects` in it, and then `content`, which is the first to use
+/// them. Whose they are is asked before anything is done, and once their names are taken.
+#[must_use]
+pub fn installation(schema: &Identifier, objects: &str, content: &str) -> Arc<str> {
+    let kept = "to_regnamespace(current_setting('leasehold.schema'))";
+    let refuse = REFUSE_FOREIGN.replace("{foreign_owner}", &foreign_owner(kept));
+    render(&[CREATE_SCHEMA, &refuse, "\n", objects, "\n", &refuse, "\n", content].concat(), schema)
+}
 
 /// Refuses a role that does not own the schema and all of `{objects}`: the server only warns who may not grant what is to
 /// be granted.

@@ -99,6 +99,30 @@ async fn a_superuser_installs_into_nobody_else_s_schema() {
     drop_role(&mut admin, &other).await;
 }
 
+/// Whoever may create in the schema can do so between the look at who owns what and the first use.
+#[tokio::test]
+async fn what_another_role_creates_during_an_installation_is_not_used() {
+    let database = fresh_database().await;
+    let mut admin = database.connect().await;
+    let other = role(&mut admin, &database).await;
+    run(&mut admin, format!("CREATE SCHEMA ours; GRANT ALL ON SCHEMA ours TO {0}", other.quoted())).await;
+    // Where the last object is created, somebody else's is there by now.
+    let script = schema::script(&name("ours"), "");
+    let theirs = format!(
+        "SET LOCAL ROLE {0}; CREATE TABLE ours.upkeep (task text PRIMARY KEY, after text, begun_at timestamptz, next_at timestamptz);
+         CREATE FUNCTION ours.trap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''sprung''; END';
+         CREATE TRIGGER trap BEFORE INSERT ON ours.upkeep FOR EACH ROW EXECUTE FUNCTION ours.trap();
+         RESET ROLE;\n",
+        other.quoted()
+    );
+    let last = script.find("CREATE TABLE IF NOT EXISTS \"ours\".upkeep").unwrap();
+    let raced = [&script[..last], &theirs, &script[last..]].concat();
+    let refused = raw_sql(AssertSqlSafe(raced)).execute(&mut admin).await.unwrap_err().to_string();
+    assert!(refused.contains("belongs to the role"), "{refused}");
+    run(&mut admin, "ROLLBACK").await;
+    drop_role(&mut admin, &other).await;
+}
+
 /// A dump of the schema alone has no version; grants by many at once are one after the other.
 #[tokio::test]
 async fn a_lost_version_is_written_again_and_grants_may_meet() {

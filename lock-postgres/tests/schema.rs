@@ -148,7 +148,7 @@ async fn a_row_by_hand_has_a_key_that_the_library_can_read() {
     }
     run(&mut conn, "CREATE SCHEMA other; CREATE TYPE other.lock_key AS (id int)").await;
     let error = schema::install(&mut conn, &name("other")).await.unwrap_err();
-    assert!(error.message().contains("other.lock_key is not the type of keys"), "{error}");
+    assert!(error.message().contains("\"other\".lock_key is not the type of keys"), "{error}");
 }
 
 #[tokio::test]

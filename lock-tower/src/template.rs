@@ -1,6 +1,8 @@
 //! Keys by template: what is locked, written in the route's configuration.
 
 mod form;
+#[cfg(test)]
+mod fuzz;
 mod json;
 mod parse;
 mod source;

@@ -95,6 +95,8 @@ fn spec() -> Result<ClaimSpec, ClaimError> {
         .error("error")
         .work(["order_id"])
         .retention(Retention::KeepFor(Duration::from_secs(30 * 24 * 60 * 60)))
+        // Each sale would wait for the commits of all others.
+        .notify_on_insert(false)
         .build()
 }
 

@@ -132,7 +132,8 @@ impl CaptureBuilder {
     }
 
     /// Wakes workers that listen on `channel`, see [`ClaimSpec::channel`](leasehold_claim::ClaimSpec::channel), when a
-    /// change commits. Transactions that do so commit one after the other: not for tables with many writers.
+    /// change commits. Transactions that do so commit one after the other: not for tables with many writers. Where the
+    /// claimed table has the trigger of its spec's migration, that does the same.
     pub fn notify(mut self, channel: &str) -> Self {
         if channel.is_empty() || channel.len() > 63 || channel.contains('\0') {
             let message = "the name of a channel has 1 to 63 bytes, without NUL; use that of the spec";

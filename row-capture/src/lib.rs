@@ -36,7 +36,9 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// - Writers of a source need the right to insert into the claimed table, unless
 ///   [`CaptureBuilder::security_definer`] lends them that of the installer.
 /// - Workers are not woken, because a NOTIFY in each of many small transactions makes them commit one after
-///   the other: they find the rows with their next poll. [`CaptureBuilder::notify`] turns it on.
+///   the other: they find the rows with their next poll, every 2 seconds. Have the spec of the claimed table say
+///   [`notify_on_insert(false)`](leasehold_claim::ClaimSpecBuilder::notify_on_insert), so that its migration makes no
+///   trigger that wakes them all the same. [`CaptureBuilder::notify`] turns it on.
 #[derive(Clone, Debug)]
 pub struct Capture {
     target: Table,

@@ -25,6 +25,9 @@ impl Capture {
             for source in &self.sources {
                 self.look_at(source, &mut reader, is_installed, &mut findings).await?;
             }
+            if is_installed && self.notify.is_none() {
+                self.look_at_target(&mut reader, &mut findings).await?;
+            }
         }
         reader.close().await?;
         Ok(findings)
@@ -111,6 +114,30 @@ impl Capture {
                     self.target
                 )));
             }
+        }
+        Ok(())
+    }
+
+    /// Does it wake workers though nobody has asked for that?
+    async fn look_at_target(
+        &self,
+        reader: &mut Reader,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), ClaimError> {
+        // After each statement that inserts.
+        let sql = format!(
+            "SELECT tgname::pg_catalog.text FROM pg_catalog.pg_trigger AS t \
+             JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid WHERE tgrelid = {} AND tgtype = 4 \
+             AND tgenabled <> 'D' AND pg_catalog.strpos(prosrc, 'pg_notify(') > 0 ORDER BY 1",
+            regclass(&self.target)
+        );
+        for found in reader.rows(&sql).await? {
+            let (name, target) = (found.text(0), &self.target);
+            findings.push(Finding::warning(format!(
+                "trigger {name} of {target} notifies with each change that is recorded, and transactions that notify \
+                 commit one after the other: say notify_on_insert(false) in the spec of {target} and drop the trigger, \
+                 or ask for it with `notify`"
+            )));
         }
         Ok(())
     }

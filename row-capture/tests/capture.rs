@@ -8,7 +8,7 @@ mod spec_common;
 use leasehold_capture::{Capture, CaptureBuilder, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgPool};
-use leasehold_claim::{ClaimError, Severity, Table};
+use leasehold_claim::{ClaimError, ClaimSpec, Severity, Table};
 use spec_common::*;
 use tokio::time::timeout;
 
@@ -261,6 +261,26 @@ async fn workers_are_woken_only_where_it_is_asked_for() {
     waking.install(&pool).await.unwrap();
     run(&pool, "INSERT INTO orders VALUES (2), (3)").await;
     assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "");
+}
+
+/// The spec of the claimed table has to leave its own trigger out, too.
+#[tokio::test]
+async fn a_target_that_wakes_workers_is_warned_of_unless_it_is_asked_for() {
+    let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
+    let event = || {
+        ClaimSpec::builder(table("event")).state("status", states()).lease_columns("owner", "epoch", "until")
+    };
+    let (quiet, waking) = (event().notify_on_insert(false).build().unwrap(), event().build().unwrap());
+    quiet.migration().apply(&pool).await.unwrap();
+    assert!(capture.check(&pool).await.unwrap().is_empty());
+    waking.migration().apply(&pool).await.unwrap();
+    let found = capture.check(&pool).await.unwrap();
+    assert_finding(&found, Severity::Warning, &["event_claim_notify", "notify_on_insert(false)"]);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    capture.install(&pool).await.expect("a warning is no error");
+    let asked = Capture::into(table("event")).source(orders()).notify(waking.channel()).build().unwrap();
+    asked.install(&pool).await.unwrap();
+    assert!(asked.check(&pool).await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -205,7 +205,7 @@ impl Example {
         // Sweeps also find what lies waiting without a retry left.
         self.claims.sweep(100).await?;
         said.push(format!("6 is {}", self.status(6).await?));
-        said.push(format!("{} topped up", self.claims.top_up(&[RowKey::new(6)], 1).await?));
+        said.push(format!("{} topped up", self.claims.requeue(&[RowKey::new(6)], 1).await?));
         said.push(format!("A captures {:?}", a.capture(1, &[Status::Failed]).await?));
         Ok(said)
     }

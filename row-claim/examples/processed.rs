@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgConnection, PgPool, query, query_as, raw_sql};
-use leasehold_claim::{
-    ClaimSpec, ClaimedRow, HeldStep, Outcome, PassEnd, PgHeld, RowId, States, Table, Take,
-};
+use leasehold_claim::{ClaimSpec, ClaimedRow, Outcome, PgHeld, RowId, States, Table, Take};
 use tokio::task::JoinSet;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -80,20 +78,19 @@ pub async fn run(url: &str) -> Result<Books> {
 
 /// Takes payments, ten at a time, until there are none left.
 async fn work(held: &PgHeld, worker: &str) -> Result<()> {
-    let mut pass = held.passes(Take::up_to(10));
+    let take = Take::up_to(10);
     loop {
-        match pass.next().await? {
-            HeldStep::Hold(mut hold) => {
+        match held.begin(&take).await? {
+            Some(mut hold) => {
                 for claimed in hold.taken().claims.clone() {
                     book(hold.connection(), &claimed.rows[0], worker).await?;
                     hold.settle(&claimed.claim, &Outcome::Done).await?;
                 }
                 hold.commit().await?;
             }
-            HeldStep::End(PassEnd::Found) => {}
             // Others are at what is left. They may die, so this is not the end.
-            HeldStep::End(PassEnd::Skipped) => tokio::time::sleep(Duration::from_millis(10)).await,
-            HeldStep::End(PassEnd::Clean) => return Ok(()),
+            None if held.pending(&take).await? => tokio::time::sleep(Duration::from_millis(10)).await,
+            None => return Ok(()),
         }
     }
 }

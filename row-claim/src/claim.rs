@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LossReason, Lost};
 use serde::de::DeserializeOwned;
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::oneshot;
 
 use crate::claimer::{Extend, Hold, Shared, closed};
 use crate::error::ClaimError;
+use crate::held::PgHold;
 use crate::id::OwnerToken;
 use crate::postgres::PgClaims;
 use crate::spec::Tracking;
@@ -34,18 +35,21 @@ const DROPPED: &str = "dropped";
 pub struct Claim {
     hold: Arc<Hold>,
     shared: Arc<Shared>,
+    /// Of a held claim, once its worker has asked for it.
+    transaction: Option<PgHold>,
     /// Whether dropping it returns it.
     returns: bool,
 }
 
 impl Claim {
     pub(crate) fn new(hold: Arc<Hold>, shared: Arc<Shared>) -> Self {
-        Self { hold, shared, returns: true }
+        Self { hold, shared, transaction: None, returns: true }
     }
 
     /// The same claim for a handler, whose answer ends it unless the handler does.
     pub(crate) fn for_handler(&self) -> Self {
-        Self { hold: Arc::clone(&self.hold), shared: Arc::clone(&self.shared), returns: false }
+        let (hold, shared) = (Arc::clone(&self.hold), Arc::clone(&self.shared));
+        Self { hold, shared, transaction: None, returns: false }
     }
 
     /// As [`lost`](Self::lost), but never where a worker is writing or has written its end, which says more.
@@ -117,6 +121,35 @@ impl Claim {
         let epoch =
             || self.epoch().filter(|_| counts).map_or(1, |epoch| epoch.try_into().unwrap_or(u32::MAX));
         self.attempt().unwrap_or_else(epoch)
+    }
+
+    /// The connection with the open transaction of a held claim ([`PgHeld::claimer`](crate::PgHeld::claimer)), for the
+    /// work: it is committed with the claim's end as done, and rolled back with any other. Transactions begun on it are
+    /// savepoints; end it by the end of the claim alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) for a claim under a lease, which may end in a transaction of yours
+    /// ([`settle_with`](Self::settle_with)), and for one that has ended.
+    pub fn connection(&mut self) -> Result<&mut PgConnection, ClaimError> {
+        if self.transaction.is_none() {
+            self.transaction = self.shared.held.as_ref().and_then(|held| held.lend(self.owner()));
+        }
+        self.transaction.as_mut().map(PgHold::connection).ok_or_else(|| {
+            ClaimError::unsupported(
+                "the claim has no open transaction: it has ended, or is under a lease; use `settle_with` there",
+            )
+        })
+    }
+
+    /// Gives the transaction back to whoever ends it.
+    fn leave_transaction(&mut self) {
+        let (Some(transaction), Some(held)) = (self.transaction.take(), &self.shared.held) else { return };
+        held.take_back(self.owner(), transaction);
+        if self.hold.has_ended() {
+            // Too late: it is rolled back.
+            drop(held.lend(self.owner()));
+        }
     }
 
     /// The claim as calls of the store name it.
@@ -226,7 +259,8 @@ impl Claim {
     ///
     /// A call that was polled once goes on when it is dropped, without telling how it ended. One that was not
     /// returns the claim.
-    pub async fn settle(self, outcome: Outcome) -> Result<Settled, ClaimError> {
+    pub async fn settle(mut self, outcome: Outcome) -> Result<Settled, ClaimError> {
+        self.leave_transaction();
         self.settle_shared(outcome).await.unwrap_or_else(|| Err(settled()))
     }
 
@@ -306,6 +340,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        self.leave_transaction();
         if !self.returns {
             return;
         }

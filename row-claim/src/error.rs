@@ -92,6 +92,16 @@ pub enum ClaimError {
         row: RowKey,
     },
 
+    /// A text is not what it has to be: cut off, for example, or written by a later version.
+    #[error("this is no text of {what}: {why}; pass it on as it was written")]
+    #[non_exhaustive]
+    Malformed {
+        /// What it has to be the text of.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+
     /// The spec does not have what was asked for; the text says what to add to it.
     #[error("{0}")]
     Unsupported(String),

@@ -71,6 +71,16 @@ impl RowId {
     }
 }
 
+impl RowId {
+    /// The text of one that is text.
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Int(_) | Self::Uuid(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for RowId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,11 @@
 #![doc = include_str!("../README.md")]
 
 mod claim;
+mod claim_ref;
 mod claimer;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod held;
 #[cfg(feature = "test-util")]
 mod hold;
@@ -13,6 +16,7 @@ mod name;
 mod outcome;
 mod pass;
 mod postgres;
+mod report;
 mod spec;
 mod sql;
 mod state;
@@ -24,14 +28,13 @@ mod work;
 pub use claim::Claim;
 pub use claimer::{Backoff, Claimer, ClaimerBuilder, OnFailure};
 pub use error::ClaimError;
-pub use held::{HeldPass, HeldStep, PgHeld, PgHold};
+pub use held::{PgHeld, PgHold};
 #[cfg(feature = "test-util")]
 pub use hold::{Hold, HoldStore};
 pub use id::{IdType, OwnerToken, RowId, RowKey};
 #[cfg(feature = "test-util")]
 pub use memory::{MemoryClaims, MemoryClock, MemoryLock, MemoryRow};
 pub use name::{Sql, Table};
-pub use pass::{Pass, PassEnd};
 pub use postgres::PgClaims;
 pub use spec::{
     ClaimSpec, ClaimSpecBuilder, ConstraintKind, Finding, Migration, NamedConstraint, OrderType, Retention,
@@ -39,8 +42,8 @@ pub use spec::{
 };
 pub use state::{State, StateName, States};
 pub use store::{
-    ClaimRef, ClaimStore, Claimed, ClaimedRow, Line, Outcome, Renewal, Settled, Settlement, Swept, Take,
-    Taken, TakenRow, Upkeep, Wake,
+    ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, Renewal, Settled, Settlement, Stats, Swept, Take,
+    Taken, TakenRow,
 };
 
 pub use leasehold_api::{LossReason, Lost};

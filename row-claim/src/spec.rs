@@ -12,12 +12,13 @@ pub use builder::ClaimSpecBuilder;
 pub use check::reader::{Reader, Texts};
 pub use check::{ConstraintKind, Finding, NamedConstraint, Severity};
 pub use migration::Migration;
+pub(crate) use migration::notify::NotifyTrigger;
 pub(crate) use migration::tools as migration_tools;
 
 use crate::error::ClaimError;
 use crate::id::IdType;
 use crate::name::{Column, Sql, Table};
-use crate::state::States;
+use crate::state::{State, States};
 
 /// The type of a column that rows are ordered by.
 #[non_exhaustive]
@@ -134,6 +135,8 @@ pub(crate) struct Inner {
     /// function of the migration.
     pub(crate) on_read: bool,
     pub(crate) channel: Arc<str>,
+    /// A trigger of the migration announces rows that are inserted.
+    pub(crate) notify_on_insert: bool,
 }
 
 impl ClaimSpec {
@@ -188,6 +191,54 @@ impl ClaimSpec {
         Err(ClaimError::unsupported(format!(
             "table {} keeps nowhere who has a row; name lease columns or a side table in the spec, or use held claims",
             self.table()
+        )))
+    }
+}
+
+/// What calls of a store need.
+impl ClaimSpec {
+    pub(crate) fn needs_attempts(&self) -> Result<(), ClaimError> {
+        if self.inner.attempts.is_some() {
+            return Ok(());
+        }
+        Err(ClaimError::unsupported(format!(
+            "the spec of table {} counts no attempts; name the column of attempts left",
+            self.table()
+        )))
+    }
+
+    /// How many attempts a row gets that is to be tried again.
+    pub(crate) fn attempts_to_add(&self, attempts: u32) -> Result<i64, ClaimError> {
+        let (states, counts) = (self.states(), self.inner.attempts.is_some());
+        if !counts && states.failed.is_none() && states.exhausted.is_none() {
+            return Err(ClaimError::unsupported(format!(
+                "no row of table {} is ever given up: its spec counts no attempts, and has no state for rows that failed",
+                self.table()
+            )));
+        }
+        if !counts || i32::try_from(attempts).is_ok_and(|attempts| attempts > 0) {
+            return Ok(attempts.into());
+        }
+        Err(ClaimError::spec(format!("{attempts} attempts cannot be added; give 1 to {}", i32::MAX)))
+    }
+
+    pub(crate) fn needs_failed(&self) -> Result<&State, ClaimError> {
+        self.states().failed.as_ref().ok_or_else(|| {
+            let table = self.table();
+            ClaimError::unsupported(format!(
+                "the spec of table {table} has no state for rows that failed; name one"
+            ))
+        })
+    }
+
+    /// Whether rows in this state were given up.
+    pub(crate) fn is_given_up(&self, state: &State) -> Result<(), ClaimError> {
+        if [&self.states().failed, &self.states().exhausted].into_iter().flatten().any(|known| known == state)
+        {
+            return Ok(());
+        }
+        Err(ClaimError::spec(format!(
+            "rows in the state {state} were not given up; name the state of rows that failed or are exhausted"
         )))
     }
 }

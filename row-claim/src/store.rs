@@ -1,6 +1,7 @@
 //! What a store of claims does, whichever it is: the one that keeps them in Postgres, or its twin in memory.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,11 @@ use leasehold_api::{Error, ErrorKind};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use crate::claim_ref::ClaimRef;
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowKey};
+use crate::id::RowKey;
 pub use crate::outcome::{Outcome, Settled, Settlement};
+pub use crate::report::{Stats, Swept, TakenRow, Upkeep};
 use crate::spec::{ClaimSpec, Inner};
 use crate::state::State;
 
@@ -161,16 +164,6 @@ impl Claimed {
     }
 }
 
-/// A claim as later calls name it. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ClaimRef {
-    /// Made for this claim alone.
-    pub owner: OwnerToken,
-    /// Its rows, each with the epoch under which it was taken.
-    pub rows: Arc<[(RowKey, i64)]>,
-}
-
 /// A row as it was claimed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -191,6 +184,18 @@ pub struct ClaimedRow {
 }
 
 impl ClaimedRow {
+    /// Its id as a number, UUID or text, or as whatever reads such a text: `row.id::<i64>()`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) when it is not of that type, or too large for it.
+    pub fn id<T: FromStr<Err: fmt::Display>>(&self) -> Result<T, ClaimError> {
+        let id = self.key.id.to_string();
+        id.parse().map_err(|error| {
+            ClaimError::spec(format!("the id {id:?} is no {}: {error}", std::any::type_name::<T>()))
+        })
+    }
+
     /// The columns of the work as a value of your own.
     ///
     /// # Errors
@@ -232,48 +237,6 @@ pub enum Renewal {
         /// Its state now, if it is there.
         state: Option<State>,
     },
-}
-
-/// What a sweep has found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Swept {
-    /// Rows whose lease had ended, and that can be taken again.
-    pub returned: Vec<RowKey>,
-    /// Rows whose lease had ended, or that lay waiting, without an attempt left.
-    pub exhausted: Vec<RowKey>,
-}
-
-/// What was done in the background for all who use the table, and when there will be more to do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Upkeep {
-    /// What was swept.
-    pub swept: Swept,
-    /// In how long the first lease ends; zero where it has ended, or it is not known. `None` where nothing is taken.
-    pub next: Option<Duration>,
-}
-
-/// A row that is taken, as an operator sees it.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct TakenRow {
-    /// Which row.
-    pub key: RowKey,
-    /// Its group, where the spec names one.
-    pub group: Option<Arc<str>>,
-    /// Its state.
-    pub state: State,
-    /// Who has it.
-    pub owner: Option<OwnerToken>,
-    /// Under which epoch.
-    pub epoch: Option<i64>,
-    /// How long it has been taken, by the server's clock; `None` where the spec has no column for it.
-    pub held_for: Option<Duration>,
-    /// How long its lease lasts; zero when it has ended and nobody has swept it yet.
-    pub remaining: Option<Duration>,
-    /// How often it can be tried after this time.
-    pub attempts_left: Option<i32>,
 }
 
 /// Keeps others from implementing [`ClaimStore`], which may get methods at any time.
@@ -433,16 +396,60 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     /// It only looks.
     async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError>;
 
-    /// Gives each of `rows` that is exhausted `attempts` more and lets it be taken again. Answers how many.
+    /// Counts the rows of the table, or of the queue that `take` names: at most [`limit`](Take::limit) of each kind, in one
+    /// statement that reads no more of a table with many more. Ready, later, waiting and blocked rows are those that `take`
+    /// could take now or later, the first in order; where the order begins with `ready_at`, as many for later are
+    /// counted beside those for now. No column for a lease is needed.
     ///
     /// # Errors
     ///
-    /// As [`exhausted`](Self::exhausted).
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) for what `take` could not take, and what keeps the store from answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    async fn stats(&self, take: &Take) -> Result<Stats, ClaimError>;
+
+    /// Settles each of `rows` that is not settled yet as failed, with this message, whoever has it: he learns so by the next
+    /// renewal, and whatever he writes through his claim is refused ([`Superseded`](ClaimError::Superseded)). Answers how
+    /// many. Rows that somebody has locked at this moment, as held claims do, are passed over: call again.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) when the spec has no state for rows that failed, and what keeps the store
+    /// from answering, a constraint that stands against one of them among it: none is written then.
     ///
     /// # Cancel safety
     ///
     /// A dropped call may have done so.
-    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError>;
+    async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError>;
+
+    /// Gives each of `rows` that has failed or is exhausted `attempts` more, and lets it be taken again at once. Answers
+    /// how many: others stay as they are, so that a second call does nothing. Its message stays. Where the spec counts no
+    /// attempts, or a row has no limit, the number has no meaning.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ClaimError::Unsupported) when rows are never given up, because the spec counts no attempts and
+    /// has no state for rows that failed, [`InvalidSpec`](ClaimError::InvalidSpec) for no attempt, and what keeps the
+    /// store from answering, a constraint that stands against one of them among it: none is written then.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have done so.
+    async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError>;
+
+    /// As [`requeue`](Self::requeue) for at most `limit` rows in the state `from`, which is that of rows that failed or
+    /// are exhausted. Rows that somebody has locked are passed over.
+    ///
+    /// # Errors
+    ///
+    /// As [`requeue`](Self::requeue), and [`InvalidSpec`](ClaimError::InvalidSpec) for another state.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have done so.
+    async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError>;
 
     /// Deletes at most `limit` rows that were settled long enough ago. Answers how many; skips those that
     /// somebody has locked, and all while another process is at it.
@@ -457,8 +464,9 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     /// A dropped call may have deleted them.
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError>;
 
-    /// Begins to listen for new work. When it answers, whatever comes in from now on is announced; what came
-    /// before must be looked for.
+    /// Begins to listen for new work. When it answers, whatever is announced from now on is heard; what came
+    /// before must be looked for. Where a trigger announces rows that are inserted, it sends a notification of its own
+    /// first and waits to hear it, for 2 seconds at most.
     ///
     /// # Errors
     ///
@@ -473,21 +481,20 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
 /// Hears of new work. Dropping it ends the listening.
 #[async_trait]
 pub trait Wake: fmt::Debug + Send + 'static {
-    /// Waits until there may be new work. What came since the last call is one answer; a listener that had
-    /// to connect again answers too, as it may have missed something.
+    /// Waits until there may be new work. What came since the last call is one answer.
     ///
     /// # Errors
     ///
-    /// When it cannot listen any more; begin anew after a pause.
+    /// When it cannot listen any more; begin anew after a pause, and look then.
     ///
     /// # Cancel safety
     ///
     /// A dropped call loses nothing: the next one answers.
     async fn woken(&mut self) -> Result<(), ClaimError>;
 
-    /// Whether somebody announced new work when it was last woken: it may also have been that rows came back, or
-    /// that the connection was lost. Who has once heard of new work need not look for it as often.
-    fn heard(&self) -> bool {
-        true
+    /// Whether new work is known to be announced here: some was, or rows that are inserted are, and notifications
+    /// come. Then it need not be looked for as often.
+    fn announces(&self) -> bool {
+        false
     }
 }

@@ -1,7 +1,8 @@
 //! For the packages beside this one, which are released together with it. Not part of the public interface.
 
 pub use crate::name::{Column, literal};
+pub use crate::pass::{Pass, PassEnd};
 pub use crate::spec::migration_tools::{Session, Step, block, derived, dollar_tag, quote, regclass};
 pub use crate::spec::{Reader, Texts};
 pub use crate::sql::group_number;
-pub use crate::store::{Sealed, Upkeep};
+pub use crate::store::{Line, Sealed, Upkeep, Wake};

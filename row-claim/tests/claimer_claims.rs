@@ -411,3 +411,16 @@ async fn a_handler_is_dropped_when_its_claim_is_lost() {
     assert!(claims.row(&RowKey::new(1)).unwrap().epoch() > 1);
     running.abort();
 }
+
+/// A process that is killed costs every row that it has an attempt: unless it is told to, it has none that nobody works on.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_taken_ahead_by_default() {
+    let claims = still_memory();
+    insert(&claims, 1..=50);
+    let claimer = paused(&Probe::of(claims.clone())).start().unwrap();
+    for _ in 0..40 {
+        let claim = within("a claim", claimer.next()).await.unwrap();
+        assert_eq!(count_in(&claims, "in-progress"), 1);
+        claim.done().await.unwrap();
+    }
+}

@@ -21,7 +21,7 @@ async fn closing_puts_back_what_nobody_has_begun_with_and_waits_for_the_rest() {
         with_attempts(&claims, id, 3);
     }
     let store = Probe::of(claims.clone());
-    let claimer = paused(&store).close_limit(Duration::from_secs(5)).start().unwrap();
+    let claimer = paused(&store).ahead(100).close_limit(Duration::from_secs(5)).start().unwrap();
     for _ in 0..10 {
         within("a quick one", claimer.next()).await.unwrap().done().await.unwrap();
     }
@@ -127,7 +127,7 @@ async fn dropping_the_claimer_leaves_what_workers_have() {
 async fn what_lies_ready_is_not_handed_out_after_closing() {
     let claims = still_memory();
     insert(&claims, 1..=20);
-    let claimer = paused(&Probe::of(claims.clone())).start().unwrap();
+    let claimer = paused(&Probe::of(claims.clone())).ahead(100).start().unwrap();
     for _ in 0..10 {
         within("a quick one", claimer.next()).await.unwrap().done().await.unwrap();
     }

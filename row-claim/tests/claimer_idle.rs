@@ -3,7 +3,8 @@
 
 mod claimer;
 
-use std::sync::atomic::Ordering;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use claimer::{Probe, builder, insert, paused, state, still_memory, within};
@@ -67,6 +68,36 @@ async fn row_08_it_polls_often_until_new_work_was_heard_of() {
     sleep(MINUTE * 10).await;
     let polls = store.claim_queries() - before;
     assert!((19..=26).contains(&polls), "{polls} polls in ten minutes");
+    worker.abort();
+}
+
+/// Where a listener knows from the start that new work is announced, it polls rarely at once; and often while nobody
+/// listens, and where the next listener does not know it.
+#[tokio::test(start_paused = true)]
+async fn row_07_it_polls_rarely_while_a_listener_knows_that_work_is_announced() {
+    let store = Probe::of(still_memory());
+    let claimer = paused(&store).start().unwrap();
+    let worker = worker(&claimer);
+    let polls = async |what: &str, minutes: u32, expected: RangeInclusive<usize>| {
+        sleep(MINUTE).await;
+        let before = store.claim_queries();
+        sleep(MINUTE * minutes).await;
+        let polls = store.claim_queries() - before;
+        assert!(expected.contains(&polls), "{what}: {polls} polls in {minutes} minutes");
+    };
+    let set = |flag: &AtomicBool, value: bool| {
+        flag.store(value, Ordering::SeqCst);
+        store.break_listeners();
+    };
+    polls("nobody knows", 1, 29..=38).await;
+    set(&store.proven, true);
+    polls("proven", 10, 19..=26).await;
+    set(&store.deaf, true);
+    polls("nobody listens", 1, 29..=38).await;
+    set(&store.deaf, false);
+    polls("proven again", 10, 19..=26).await;
+    set(&store.proven, false);
+    polls("the next listener knows nothing", 1, 29..=38).await;
     worker.abort();
 }
 

@@ -394,7 +394,7 @@ async fn row_68_a_slow_row_does_not_block_the_rest() {
     let claims = still_memory();
     insert(&claims, 1..=200);
     let slow = Probe::of(claims.clone());
-    let claimer = paused(&slow).lease(Duration::from_secs(30)).start().unwrap();
+    let claimer = paused(&slow).ahead(100).lease(Duration::from_secs(30)).start().unwrap();
     // Quick at first, so that many are taken ahead; then every worker meets a slow one.
     for _ in 0..60 {
         within("a quick one", claimer.next()).await.unwrap().done().await.unwrap();
@@ -435,7 +435,7 @@ async fn nothing_is_hoarded_for_a_slow_worker() {
     let claims = still_memory();
     insert(&claims, 1..=50);
     let store = Probe::of(claims.clone());
-    let claimer = paused(&store).lease(Duration::from_secs(30)).start().unwrap();
+    let claimer = paused(&store).ahead(100).lease(Duration::from_secs(30)).start().unwrap();
     for _ in 0..10 {
         let claim = within("a claim", claimer.next()).await.unwrap();
         sleep(Duration::from_secs(10)).await;

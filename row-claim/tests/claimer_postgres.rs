@@ -332,7 +332,7 @@ async fn many_workers_share_statements() {
     let admin = prepare(database.url()).await;
     insert(&admin, 2000).await;
     let store = Probe::of(PgClaims::new(pool(database.url(), 8).await, spec().build().unwrap()));
-    let claimer = Claimer::builder(store.clone()).start().unwrap();
+    let claimer = Claimer::builder(store.clone()).ahead(100).start().unwrap();
     let left = Arc::new(AtomicI64::new(2000));
     let workers: Vec<_> = (0..32)
         .map(|_| {

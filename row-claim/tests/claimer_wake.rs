@@ -90,7 +90,7 @@ async fn rows_that_come_back_wake_other_processes() {
     let neighbour = waiting(&claimer, &store, 1).await;
     let use_up = "UPDATE request SET status = 'exhausted', attempts_left = 0, owner = NULL WHERE id = 6";
     query(use_up).execute(&admin).await.unwrap();
-    assert_eq!(claims.top_up(&[RowKey::new(6)], 1).await.unwrap(), 1);
+    assert_eq!(claims.requeue(&[RowKey::new(6)], 1).await.unwrap(), 1);
     assert_eq!(within("the one that was topped up", neighbour).await.unwrap(), [6]);
 
     // Swept, by a claimer that nobody wants work of.
@@ -99,6 +99,22 @@ async fn rows_that_come_back_wake_other_processes() {
     let sweeper = Claimer::builder(Arc::new(claims)).start().unwrap();
     assert_eq!(within("the one that was swept", neighbour).await.unwrap(), [7]);
     drop(sweeper);
+    within("closing", claimer.close()).await.unwrap();
+}
+
+/// Nobody notifies: the trigger of the migration does, for plain SQL on any connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_07_an_insert_by_plain_sql_wakes_workers() {
+    let database = fresh_database().await;
+    let admin = prepare(database.url()).await;
+    spec().build().unwrap().migration().apply(&admin).await.unwrap();
+    let (claimer, store) = neighbour(database.url()).await;
+    let mut psql = database.connect().await;
+    for id in 1..=3 {
+        let neighbour = waiting(&claimer, &store, 1).await;
+        query("INSERT INTO request DEFAULT VALUES").execute(&mut psql).await.unwrap();
+        assert_eq!(within("the row, without a poll", neighbour).await.unwrap(), [id]);
+    }
     within("closing", claimer.close()).await.unwrap();
 }
 
@@ -113,11 +129,11 @@ async fn only_new_work_counts_as_heard_of() {
     let taken = take(&claims, 1, Duration::from_secs(60)).await;
     settle(&claims, &taken, &Outcome::PutBack).await;
     within("the one that came back", wake.woken()).await.unwrap();
-    assert!(!wake.heard());
+    assert!(!wake.announces());
     let mut connection = admin.acquire().await.unwrap();
     claims.notify(&mut connection).await.unwrap();
     within("new work", wake.woken()).await.unwrap();
-    assert!(wake.heard());
+    assert!(wake.announces());
     // Later is nobody's news now.
     let taken = take(&claims, 1, Duration::from_secs(60)).await;
     settle(&claims, &taken, &Outcome::Done).await;

@@ -33,7 +33,7 @@ async fn row_1_what_was_recorded_without_a_worker_is_settled_by_one_that_comes_l
     let mut connection = pool.acquire().await.unwrap();
     for entity in 0..10 {
         for kind in ["create", "update", "update", "update"] {
-            record(&mut connection, &spec, kind, entity, None).await.unwrap().unwrap();
+            record(&mut connection, kind, entity, None).await.unwrap().unwrap();
         }
     }
     let claims = PgClaims::new(pool.clone(), spec);
@@ -94,14 +94,14 @@ async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints
 /// row 5
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn row_5_of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicates() {
-    let (_db, pool, spec) = made().await;
+    let (_db, pool, _) = made().await;
     for (kind, rows) in [("create", 1), ("update", 50)] {
         let tries: Vec<_> = (0..50)
             .map(|_| {
-                let (pool, spec) = (pool.clone(), spec.clone());
+                let pool = pool.clone();
                 tokio::spawn(async move {
                     let mut connection = pool.acquire().await.unwrap();
-                    record(&mut connection, &spec, kind, 1, None).await.unwrap()
+                    record(&mut connection, kind, 1, None).await.unwrap()
                 })
             })
             .collect();
@@ -146,7 +146,7 @@ async fn row_6_row_and_wake_up_are_one_hand_off() {
     let mut connection = pool.acquire().await.unwrap();
 
     let mut tx = connection.begin().await.unwrap();
-    record(&mut tx, &spec, "create", 1, None).await.unwrap().unwrap();
+    record(&mut tx, "create", 1, None).await.unwrap().unwrap();
     tx.rollback().await.unwrap();
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request").await, "0");
     // Had the rollback woken anybody, that would come before this.
@@ -154,16 +154,16 @@ async fn row_6_row_and_wake_up_are_one_hand_off() {
     assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "marker");
 
     let mut tx = connection.begin().await.unwrap();
-    let id = record(&mut tx, &spec, "create", 1, Some(r#"{"a": 1}"#)).await.unwrap().unwrap();
-    assert_eq!(record(&mut tx, &spec, "create", 1, None).await.unwrap(), None);
-    record(&mut tx, &spec, "update", 1, None).await.unwrap().unwrap();
+    let id = record(&mut tx, "create", 1, Some(r#"{"a": 1}"#)).await.unwrap().unwrap();
+    assert_eq!(record(&mut tx, "create", 1, None).await.unwrap(), None);
+    record(&mut tx, "update", 1, None).await.unwrap().unwrap();
     assert!(timeout(Duration::from_millis(50), listener.recv()).await.is_err(), "not before the commit");
     tx.commit().await.unwrap();
     assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "");
     let document = format!("SELECT document::text FROM request WHERE id = {id}");
     assert_eq!(text(&pool, &document).await, r#"{"a": 1}"#);
 
-    record(&mut connection, &spec, "create", 2, None).await.unwrap().unwrap();
+    record(&mut connection, "create", 2, None).await.unwrap().unwrap();
     timeout(LONG, listener.recv()).await.unwrap().expect("without a transaction, at once");
 }
 

@@ -5,9 +5,9 @@
 mod held_common;
 
 use held_common::*;
+use leasehold_claim::support::Line;
 use leasehold_claim::{
-    ClaimError, ClaimSpec, HoldStore, Line, OrderType, Outcome, OwnerToken, PgHeld, RowKey, States, Table,
-    Take,
+    ClaimError, ClaimSpec, HoldStore, OrderType, Outcome, OwnerToken, PgHeld, RowKey, States, Table, Take,
 };
 use sqlx::Connection as _;
 use test_servers::fresh_database;

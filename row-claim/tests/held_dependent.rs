@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use held_common::*;
+use leasehold_claim::support::PassEnd;
 use leasehold_claim::support::group_number;
-use leasehold_claim::{ClaimError, HeldStep, Outcome, PassEnd, PgHeld, Take, Unmet};
+use leasehold_claim::{ClaimError, Outcome, PgHeld, Take, Unmet};
 use test_servers::fresh_database;
 
 fn waiting(failed: Unmet, missing: Unmet) -> leasehold_claim::ClaimSpec {
@@ -107,15 +108,15 @@ async fn row_21_13_14_15_busy_rows_are_passed_over() {
     let mut editor = db.connect().await;
     run(&mut editor, "BEGIN; SELECT FROM request WHERE id = 1 FOR UPDATE").await;
     for limit in [1, 9] {
-        let mut pass = held.passes(Take::up_to(limit));
+        let mut pass = passes(&held, Take::up_to(limit));
         let mut seen = Vec::new();
         loop {
-            match pass.next().await.unwrap() {
-                HeldStep::Hold(hold) => {
+            match pass.next().await {
+                Step::Hold(hold) => {
                     seen.extend(ids(hold.taken()));
-                    hold.rollback().await.unwrap();
+                    hold.rollback().await;
                 }
-                HeldStep::End(end) => {
+                Step::End(end) => {
                     assert_eq!(end, PassEnd::Found);
                     break;
                 }
@@ -128,31 +129,29 @@ async fn row_21_13_14_15_busy_rows_are_passed_over() {
         "3333"
     );
     run(&mut observer, "UPDATE request SET status = 'complete' WHERE id IN (4, 6)").await;
-    let mut pass = held.passes(Take::up_to(9));
-    match pass.next().await.unwrap() {
-        HeldStep::End(end) => assert_eq!(end, PassEnd::Skipped, "it may not idle"),
-        HeldStep::Hold(hold) => panic!("{hold:?}"),
+    let mut pass = passes(&held, Take::up_to(9));
+    match pass.next().await {
+        Step::End(end) => assert_eq!(end, PassEnd::Skipped, "it may not idle"),
+        Step::Hold(hold) => panic!("{:?}", hold.taken()),
     }
     // The peer ends, and nobody says so.
     run(&mut editor, "ROLLBACK").await;
-    let HeldStep::Hold(mut hold) = pass.next().await.unwrap() else { panic!("nothing") };
+    let Step::Hold(mut hold) = pass.next().await else { panic!("nothing") };
     assert_eq!(ids(hold.taken()), ["3", "5"]);
-    for claimed in hold.taken().claims.clone() {
-        hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
-    }
-    hold.commit().await.unwrap();
+    hold.settle_all().await;
+    hold.commit().await;
     for expected in [PassEnd::Found, PassEnd::Clean] {
-        match pass.next().await.unwrap() {
-            HeldStep::End(end) => assert_eq!(end, expected),
-            HeldStep::Hold(hold) => panic!("{hold:?}"),
+        match pass.next().await {
+            Step::End(end) => assert_eq!(end, expected),
+            Step::Hold(hold) => panic!("{:?}", hold.taken()),
         }
     }
     // A row that another has taken looks free until it commits: a worker that idles would miss its crash.
     run(&mut observer, "UPDATE request SET status = 'new' WHERE id = 3").await;
     run(&mut editor, "BEGIN; SELECT FROM request WHERE id = 3 FOR UPDATE").await;
-    match pass.next().await.unwrap() {
-        HeldStep::End(end) => assert_eq!(end, PassEnd::Skipped),
-        HeldStep::Hold(hold) => panic!("{hold:?}"),
+    match pass.next().await {
+        Step::End(end) => assert_eq!(end, PassEnd::Skipped),
+        Step::Hold(hold) => panic!("{:?}", hold.taken()),
     }
 }
 
@@ -215,11 +214,11 @@ async fn row_23_a_locked_sibling_keeps_the_group() {
     hold.rollback().await.unwrap();
     // Put back in this pass, a group is not offered again through its later rows.
     run(&mut observer, "UPDATE request SET status = 'new'").await;
-    let mut pass = held.passes(Take::up_to(1));
+    let mut pass = passes(&held, Take::up_to(1));
     let mut seen = Vec::new();
-    while let HeldStep::Hold(hold) = pass.next().await.unwrap() {
+    while let Step::Hold(hold) = pass.next().await {
         seen.extend(ids(hold.taken()));
-        hold.rollback().await.unwrap();
+        hold.rollback().await;
         assert!(seen.len() <= 4, "{seen:?}");
     }
     assert_eq!(seen, ["1", "3", "2", "4"]);
@@ -240,10 +239,10 @@ async fn row_23_never_two_workers_on_one_entity() {
         .map(|_| {
             let (held, at_work, more) = (held.clone(), Arc::clone(&at_work), Arc::clone(&more));
             tokio::spawn(async move {
-                let mut pass = held.passes(Take::up_to(1));
+                let mut pass = passes(&held, Take::up_to(1));
                 loop {
-                    match pass.next().await.unwrap() {
-                        HeldStep::Hold(mut hold) => {
+                    match pass.next().await {
+                        Step::Hold(mut hold) => {
                             let claimed = hold.taken().claims[0].clone();
                             let entity: usize = claimed.group.as_deref().unwrap().parse().unwrap();
                             assert_eq!(at_work[entity].fetch_add(1, Ordering::SeqCst), 0, "two on {entity}");
@@ -253,12 +252,12 @@ async fn row_23_never_two_workers_on_one_entity() {
                                 run(hold.connection(), &sql).await;
                             }
                             tokio::task::yield_now().await;
-                            hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
+                            hold.settle_all().await;
                             at_work[entity].fetch_sub(1, Ordering::SeqCst);
-                            hold.commit().await.unwrap();
+                            hold.commit().await;
                         }
-                        HeldStep::End(PassEnd::Clean) => return,
-                        HeldStep::End(_) => tokio::time::sleep(ms(1)).await,
+                        Step::End(PassEnd::Clean) => return,
+                        Step::End(_) => tokio::time::sleep(ms(1)).await,
                     }
                 }
             })

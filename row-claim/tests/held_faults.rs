@@ -261,14 +261,12 @@ async fn behind_a_pooler_in_transaction_mode() {
     ] {
         run(&mut observer, "UPDATE request SET status = 'new', attempts = 3").await;
         let held = PgHeld::new(pool.clone(), spec.build().unwrap()).behind_pooler();
-        let mut pass = held.passes(Take::up_to(3));
-        while let leasehold_claim::HeldStep::Hold(mut hold) = pass.next().await.unwrap() {
+        let mut pass = passes(&held, Take::up_to(3));
+        while let Step::Hold(mut hold) = pass.next().await {
             // Another transaction meanwhile, so that connections of the server change hands.
             held.begin(&Take::up_to(1)).await.unwrap();
-            for claimed in hold.taken().claims.clone() {
-                hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
-            }
-            hold.commit().await.unwrap();
+            hold.settle_all().await;
+            hold.commit().await;
         }
         until(&mut observer, "SELECT count(*) = 50 FROM (SELECT FROM request FOR UPDATE SKIP LOCKED) r")
             .await;

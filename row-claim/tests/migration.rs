@@ -27,6 +27,7 @@ async fn picture(pool: &PgPool) -> Vec<String> {
            JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = 'public'::regnamespace \
          UNION ALL SELECT 'function ' || oid || proname || prosrc || xmin FROM pg_proc \
            WHERE pronamespace = 'public'::regnamespace \
+         UNION ALL SELECT 'trigger ' || oid || pg_get_triggerdef(oid) || xmin FROM pg_trigger \
          ORDER BY 1",
     )
     .await

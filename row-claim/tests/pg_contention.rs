@@ -89,9 +89,9 @@ async fn references_to_a_row_do_not_keep_it_from_being_renewed_settled_or_taken(
 #[tokio::test(flavor = "multi_thread")]
 async fn unreadable_work_is_its_own_workers_business() {
     let world = World::new(
-        "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', amount numeric,
+        "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', amount json,
             owner uuid, epoch bigint NOT NULL DEFAULT 0, lease_until timestamptz);
-        INSERT INTO job (id, amount) VALUES (1, 7), (2, 1e400), (3, 8)",
+        INSERT INTO job (id, amount) VALUES (1, '7'), (2, '1e400'), (3, '8')",
     )
     .await;
     let spec = ClaimSpec::builder(Table::new("job").unwrap())

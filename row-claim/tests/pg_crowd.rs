@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, Pass, PassEnd, PgClaims, Renewal, RowKey,
-    Settlement, Sql, States, Table, Take,
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, RowKey, Settlement, Sql,
+    States, Table, Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;

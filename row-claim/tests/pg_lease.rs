@@ -258,13 +258,13 @@ async fn row_42_attempts() {
 
         assert_eq!(
             claims
-                .top_up(&[RowKey::new(1), RowKey::new(2), RowKey::new(1), RowKey::new(77)], 1)
+                .requeue(&[RowKey::new(1), RowKey::new(2), RowKey::new(1), RowKey::new(77)], 1)
                 .await
                 .unwrap(),
             1
         );
         assert!(claims.exhausted(9).await.unwrap().is_empty());
-        assert!(matches!(claims.top_up(&[RowKey::new(1)], 0).await, Err(ClaimError::InvalidSpec(_))));
+        assert!(matches!(claims.requeue(&[RowKey::new(1)], 0).await, Err(ClaimError::InvalidSpec(_))));
         take_one(&claims).await;
         // The last one crashes: the sweep says so.
         world.run("UPDATE request SET lease_until = '-infinity' WHERE id = 1; UPDATE lease SET lease_until = '-infinity' WHERE id = '1'").await;
@@ -278,7 +278,7 @@ async fn row_42_attempts() {
         let swept = claims.sweep(9).await.unwrap();
         assert_eq!(swept.exhausted.len(), if has_state { 2 } else { 0 });
         assert_eq!(claims.exhausted(9).await.unwrap().len(), 3);
-        assert_eq!(claims.top_up(&[RowKey::new(4)], u32::try_from(i32::MAX).unwrap()).await.unwrap(), 1);
+        assert_eq!(claims.requeue(&[RowKey::new(4)], u32::try_from(i32::MAX).unwrap()).await.unwrap(), 1);
         assert_eq!(world.text("SELECT attempts_left FROM request WHERE id = 4").await, i32::MAX.to_string());
     }
 }
@@ -304,7 +304,7 @@ async fn row_43_attempts_of_plain_rows() {
     }
     assert!(take(&claims, 9).await.claims.is_empty());
     assert_eq!(claims.exhausted(9).await.unwrap(), [RowKey::new(1)]);
-    assert_eq!(claims.top_up(&[RowKey::new(1)], 1).await.unwrap(), 1);
+    assert_eq!(claims.requeue(&[RowKey::new(1)], 1).await.unwrap(), 1);
     let claim = take_one(&claims).await;
     settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
     assert_eq!(world.text("SELECT processed::text || tries FROM plain").await, "true0");

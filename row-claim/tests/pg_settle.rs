@@ -346,6 +346,6 @@ async fn unsupported_outcomes() {
         assert!(matches!(settle(&claims, &claim, outcome).await, Err(ClaimError::Unsupported(_))));
     }
     assert!(matches!(claims.exhausted(1).await, Err(ClaimError::Unsupported(_))));
-    assert!(matches!(claims.top_up(&[RowKey::new(1)], 1).await, Err(ClaimError::Unsupported(_))));
+    assert!(matches!(claims.requeue(&[RowKey::new(1)], 1).await, Err(ClaimError::Unsupported(_))));
     settle(&claims, &claim, NOW).await.unwrap();
 }

@@ -8,8 +8,8 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore as _, IdType, OrderType, Outcome, OwnerToken, PgClaims, RowKey, Sql,
-    States, Table, Take,
+    ClaimError, ClaimSpec, ClaimStore as _, IdType, OrderType, Outcome, OwnerToken, PgClaims, PgHeld, RowKey,
+    Sql, States, Table, Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -352,4 +352,32 @@ async fn bad_input() {
     world.run("ALTER TABLE request ALTER lease_until TYPE timestamp").await;
     let error = world.claims(request()).take(&Take::up_to(1)).await.unwrap_err();
     assert!(matches!(&error, ClaimError::InvalidSpec(text) if text.contains("timestamptz")), "{error}");
+}
+
+/// What is `numeric` never goes through a float, in whichever mode; what is not, stays as it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_of_thirty_digits_arrive_as_they_are() {
+    let digits = "123456789012345678901234567890.12345678901234567890";
+    let world = World::new(&format!(
+        "{REQUEST} {SIDE} CREATE DOMAIN money_of_ours AS numeric CHECK (VALUE > 0);
+         ALTER TABLE request ADD amount numeric DEFAULT {digits}, ADD \"Amount \"\"2\" money_of_ours DEFAULT {digits},
+             ADD parts numeric[] DEFAULT ARRAY[{digits}, NULL, 1], ADD none numeric, ADD plain integer DEFAULT 7,
+             ADD share float8 DEFAULT 0.5, ADD doc jsonb DEFAULT '{{\"a\": [1, {{\"b\": null}}]}}', ADD list int[] DEFAULT '{{1,2}}';
+         INSERT INTO request DEFAULT VALUES; INSERT INTO request DEFAULT VALUES; INSERT INTO request DEFAULT VALUES"
+    ))
+    .await;
+    let expected = serde_json::json!({
+        "amount": digits, "Amount \"2": digits, "parts": [digits, null, "1"], "none": null, "plain": 7, "share": 0.5,
+        "doc": {"a": [1, {"b": null}]}, "list": [1, 2],
+    });
+    let columns = ["amount", "Amount \"2", "parts", "none", "plain", "share", "doc", "list"];
+    for spec in [request(), beside()] {
+        let claimed = take_one(&world.claims(spec.work(columns))).await;
+        let mut work = claimed.rows[0].work.clone();
+        work.as_object_mut().unwrap().retain(|name, _| columns.contains(&name.as_str()));
+        assert_eq!(work, expected);
+    }
+    let held = PgHeld::new(world.pool.clone(), request().work(columns).build().unwrap());
+    let hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
+    assert_eq!(hold.taken().claims[0].rows[0].work["parts"], expected["parts"]);
 }

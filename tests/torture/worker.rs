@@ -2,73 +2,191 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use leasehold::{FencingToken, Lock, LockExt as _, LockGuard, Validity};
+use leasehold::{ErrorKind, FencingToken, Lock, LockExt as _, LockGuard, Validity};
+use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::register::{self, KEYS};
 
 /// `SEED` of this worker, and where it works and writes.
 pub(crate) const SEED: &str = "LEASEHOLD_TORTURE_WORKER";
 pub(crate) const URL: &str = "LEASEHOLD_TORTURE_URL";
 pub(crate) const DIR: &str = "LEASEHOLD_TORTURE_DIR";
+/// How this worker breaks what it promises, so that the checker has something to find: see [`Broken`].
+pub(crate) const BROKEN: &str = "LEASEHOLD_TORTURE_BROKEN";
+/// Where the command of a real `leasehold run` writes.
+pub(crate) const RECORD: &str = "LEASEHOLD_TORTURE_RECORD";
 /// The worker ends gracefully once this file is there.
 pub(crate) const STOP: &str = "stop";
+/// Callers in one worker, who share its client.
+pub(crate) const CALLERS: usize = 4;
 
-const KEYS: [&str; 3] = ["a", "b", "c"];
-/// No call, and no wait for another process's write, is longer.
+/// No call is longer.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Faults of the worker itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// Every other worker locks something else than what it writes down.
+    OtherKey,
+    /// It hears of no loss: all that it held reads valid and released.
+    Deaf,
+}
+
+impl Broken {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::OtherKey => "other-key",
+            Self::Deaf => "deaf",
+        }
+    }
+
+    fn of_this_process() -> Option<Self> {
+        let name = std::env::var(BROKEN).ok()?;
+        [Self::OtherKey, Self::Deaf].into_iter().find(|broken| broken.name() == name)
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker() {
     let Ok(seed) = std::env::var(SEED) else { return };
-    let mut random = fastrand::Rng::with_seed(seed.parse().unwrap());
-    let (url, dir) = (std::env::var(URL).unwrap(), std::env::var(DIR).unwrap());
-    let dir = Path::new(&dir);
-    let mut record = File::create(dir.join(format!("worker-{seed}.record"))).unwrap();
-    while !dir.join(STOP).exists() {
-        // The server may be away.
-        let Ok(lock) = leasehold::connect(&url).await else {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            continue;
+    let seed: u64 = seed.parse().unwrap();
+    let dir = PathBuf::from(std::env::var(DIR).unwrap());
+    let (url, parent) = (std::env::var(URL).unwrap(), getppid());
+    let clock = tokio::spawn(watch_the_clock(clock_record(&dir, seed)));
+    let lock = loop {
+        match leasehold::connect(&url).await {
+            Ok(lock) => break lock,
+            Err(_) if is_over(&dir, parent) => return,
+            // The server may be away.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    let callers: Vec<_> =
+        (0..CALLERS).map(|n| tokio::spawn(caller(lock.clone(), seed, n, dir.clone(), parent))).collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    // What was dropped may still be on its way. The server may be away: then the end of the process has to do.
+    let _ = lock.close().await;
+    clock.abort();
+}
+
+/// Steps of the wall clock, as a process sees them.
+async fn watch_the_clock(path: PathBuf) {
+    let off = || {
+        let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        wall.abs_diff(Duration::from_nanos(now()))
+    };
+    let mut record = File::create(path).unwrap();
+    let mut known = off();
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let seen = off();
+        if seen.abs_diff(known) > Duration::from_secs(60) {
+            line(&mut record, "C");
+        }
+        known = seen;
+    }
+}
+
+/// It was told to end, or there is nobody left who could.
+fn is_over(dir: &Path, parent: Option<Pid>) -> bool {
+    dir.join(STOP).exists() || getppid() != parent
+}
+
+async fn caller(lock: Arc<dyn Lock>, seed: u64, number: usize, dir: PathBuf, parent: Option<Pid>) {
+    let broken = Broken::of_this_process();
+    let mut caller = Caller {
+        record: File::create(record(&dir, seed, number)).unwrap(),
+        random: fastrand::Rng::with_seed(seed * 64 + number as u64),
+        suffix: if broken == Some(Broken::OtherKey) && seed.is_multiple_of(2) { "-other" } else { "" },
+        is_deaf: broken == Some(Broken::Deaf),
+        dir: &dir,
+    };
+    while !is_over(&dir, parent) {
+        caller.section(&lock).await;
+    }
+}
+
+/// Where a worker writes down that its wall clock was set.
+pub(crate) fn clock_record(dir: &Path, seed: u64) -> PathBuf {
+    dir.join(format!("clock-{seed}.record"))
+}
+
+/// The record of one caller of one worker.
+pub(crate) fn record(dir: &Path, seed: u64, number: usize) -> PathBuf {
+    dir.join(format!("worker-{seed}-{number}.record"))
+}
+
+struct Caller<'a> {
+    record: File,
+    random: fastrand::Rng,
+    suffix: &'static str,
+    is_deaf: bool,
+    dir: &'a Path,
+}
+
+impl Caller<'_> {
+    async fn section(&mut self, lock: &Arc<dyn Lock>) {
+        let key = KEYS[self.random.usize(..KEYS.len())];
+        let guard = match lock.key(format!("{key}{}", self.suffix)).wait(PATIENCE).acquire().await {
+            Ok(guard) => guard,
+            Err(error) if error.kind() == ErrorKind::Timeout => return,
+            Err(_) => {
+                line(&mut self.record, &format!("F {}", now()));
+                // A refused connection answers at once.
+                return tokio::time::sleep(Duration::from_millis(5)).await;
+            }
         };
-        while !dir.join(STOP).exists() {
-            section(&lock, &mut random, dir, &mut record).await;
+        let token = guard.token().map(FencingToken::as_u64);
+        line(&mut self.record, &format!("B {key} {} {}", now(), or_dash(token)));
+        // Most do a little, some take their time.
+        let pause = Duration::from_micros(if self.random.u8(..4) == 0 { self.random.u64(..4000) } else { 0 });
+        let plain = register::add_one(self.dir, key, None, pause).await;
+        let fenced = match token {
+            Some(_) => register::add_one(self.dir, key, token, pause).await,
+            None => None,
+        };
+        self.end(&guard, fenced, plain);
+        if self.random.u8(..20) == 0 {
+            return drop(guard);
+        }
+        if guard.release().await.is_ok() || self.is_deaf {
+            line(&mut self.record, "R");
         }
     }
-}
 
-async fn section(lock: &Arc<dyn Lock>, random: &mut fastrand::Rng, dir: &Path, record: &mut File) {
-    let key = KEYS[random.usize(..KEYS.len())];
-    let Ok(guard) = lock.key(key).wait(PATIENCE).acquire().await else {
-        // A refused connection answers at once.
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        return;
-    };
-    let begin = now();
-    let token = guard.token().map(FencingToken::as_u64);
-    line(record, &format!("B {key} {begin} {}", or_dash(token)));
-    let pause = Duration::from_micros(random.u64(..4000));
-    let plain = read_then_write(&register(dir, key, "plain"), None, pause).await;
-    let fenced = match token {
-        Some(token) => read_then_write(&register(dir, key, "fenced"), Some(token), pause).await,
-        None => None,
-    };
-    end(&guard, fenced, plain, record);
-    if random.u8(..20) == 0 {
-        drop(guard);
-    } else {
-        // Its outcome is of no interest: what counts is what others see.
-        let _ = guard.release().await;
+    fn end(&mut self, guard: &LockGuard, fenced: Option<u64>, plain: Option<u64>) {
+        // The clock first: what is valid after it was valid then.
+        let at = now();
+        let validity = if guard.validity() == Validity::Valid || self.is_deaf { "valid" } else { "lost" };
+        end(&mut self.record, at, validity, fenced, plain);
     }
 }
 
-fn end(guard: &LockGuard, fenced: Option<u64>, plain: Option<u64>, record: &mut File) {
-    // The clock first: what is valid after it was valid then.
-    let at = now();
-    let validity = if guard.validity() == Validity::Valid { "valid" } else { "lost" };
+/// What `leasehold run` runs: one section, of which its process knows no more than its environment says.
+#[tokio::test]
+async fn command() {
+    let Ok(path) = std::env::var(RECORD) else { return };
+    let (key, dir) = (std::env::var("LEASEHOLD_KEY").unwrap(), std::env::var(DIR).unwrap());
+    let token = std::env::var("LEASEHOLD_TOKEN").ok().map(|token| token.parse().unwrap());
+    let mut record = OpenOptions::new().append(true).create(true).open(path).unwrap();
+    line(&mut record, &format!("B {key} {} {}", now(), or_dash(token)));
+    let pause = Duration::from_millis(fastrand::u64(..10));
+    let plain = register::add_one(dir.as_ref(), &key, None, pause).await;
+    let fenced = match token {
+        Some(_) => register::add_one(dir.as_ref(), &key, token, pause).await,
+        None => None,
+    };
+    end(&mut record, now(), "-", fenced, plain);
+}
+
+fn end(record: &mut File, at: u64, validity: &str, fenced: Option<u64>, plain: Option<u64>) {
     line(record, &format!("E {at} {validity} {} {}", or_dash(fenced), plain.unwrap_or_default()));
 }
 
@@ -77,43 +195,12 @@ fn or_dash(number: Option<u64>) -> String {
 }
 
 /// In one write, so that death does not tear it.
-fn line(record: &mut File, line: &str) {
+pub(crate) fn line(record: &mut File, line: &str) {
     record.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-/// Of the clock that all processes of the machine share.
-fn now() -> u64 {
+/// Of the clock that all processes of the machine share, and that nobody sets.
+pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
-}
-
-fn register(dir: &Path, key: &str, name: &str) -> File {
-    let path = dir.join(format!("{key}.{name}"));
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
-}
-
-/// Adds one to the register, with a pause between reading and writing. A fenced register refuses whoever comes with a
-/// token below the highest it has seen, to read as well.
-async fn read_then_write(register: &File, token: Option<u64>, pause: Duration) -> Option<u64> {
-    let value = visit(register, token, |value| value)?;
-    tokio::time::sleep(pause).await;
-    visit(register, token, |_| value + 1)
-}
-
-fn visit(register: &File, token: Option<u64>, change: impl FnOnce(u64) -> u64) -> Option<u64> {
-    register.lock().unwrap();
-    let mut bytes = [0; 16];
-    let filled = register.read_at(&mut bytes, 0).unwrap();
-    assert!(filled == 0 || filled == bytes.len());
-    let (value, highest) = bytes.split_at(8);
-    let value = u64::from_le_bytes(value.try_into().unwrap());
-    let highest = u64::from_le_bytes(highest.try_into().unwrap());
-    let token = token.unwrap_or_default();
-    let changed = (token >= highest).then(|| change(value));
-    if let Some(changed) = changed {
-        let bytes = [changed.to_le_bytes(), token.to_le_bytes()].concat();
-        register.write_all_at(&bytes, 0).unwrap();
-    }
-    register.unlock().unwrap();
-    changed
 }

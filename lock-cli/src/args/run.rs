@@ -26,7 +26,8 @@ Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not
 /// if --url has no password. Signals (SIGTERM, SIGHUP, ..) are passed on to it, and the lock is released after it has
 /// ended. If the lock is lost, or held for longer than --max-hold, the command and all processes that it has started
 /// get SIGTERM, and SIGKILL after the grace period (--on-loss). If this tool is killed, on Linux the command is killed
-/// with it, and a file store frees the lock only after the command and all processes that it left behind are gone.
+/// with it, but not what the command has started: a file store frees the lock only after all of these are gone, a server
+/// before that. Have a unit of systemd end them all.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold run [OPTIONS] KEY -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY -c STRING",
@@ -78,8 +79,9 @@ pub(crate) enum OnLoss {
 ///
 /// For several commands of one script. Prints one line when it is held: the fencing token (or -), the holder's id and
 /// the key. SIGINT, SIGTERM, SIGHUP and SIGQUIT release it as well. It ends with 0 if the lock was held until then, and
-/// at once with 76 when it is lost: then stop. Keep its standard input open: of a cron job, and of a command with `&` in
-/// a script, it is closed or empty, and the lock is released at once.
+/// at once with 76 when it is lost: then stop. Keep its standard input open, for example with a pipe: of a cron job, and of
+/// a command with `&` in a script, it is /dev/null or empty. The first is refused, with the second the lock is released at
+/// once.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = HOLD_HELP

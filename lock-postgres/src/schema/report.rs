@@ -31,6 +31,9 @@ pub struct ServerReport {
     pub altered_objects: Vec<String>,
     /// Privileges that the role lacks.
     pub missing_privileges: Vec<MissingPrivilege>,
+    /// For a superuser alone: another role, which owns the schema or something in it, or may make triggers there. Its triggers and views would run
+    /// with the rights of the superuser (`docs/hazards.md` H57).
+    pub foreign_owner: Option<String>,
     /// Whose needs the privileges are.
     stores: Stores,
 }
@@ -106,6 +109,7 @@ impl ServerReport {
             missing_objects: list("missing")?,
             altered_objects: list("altered")?,
             missing_privileges,
+            foreign_owner: row.try_get("foreign_owner")?,
             stores: Stores::All,
         })
     }
@@ -122,6 +126,8 @@ impl ServerReport {
 
     pub(super) fn explains_no_version(&self) -> bool {
         self.schema == SchemaState::Missing
+            // It may be a view by now, and call what that role likes.
+            || self.foreign_owner.is_some()
             || self.missing_objects.iter().any(|object| object == "version")
             || self.altered_objects.iter().any(|object| object == "version")
             || self.missing_privileges.iter().any(|lacks| lacks.object.is_none())
@@ -176,6 +182,7 @@ impl ServerReport {
         if self.schema == SchemaState::Missing {
             return missing(format!("there is no schema {:?}", schema.as_str()));
         }
+        self.is_safe_to_use(schema)?;
         if let SchemaState::Installed(version) = self.schema {
             version.usable(schema)?;
         }
@@ -204,6 +211,19 @@ impl ServerReport {
             SchemaState::Installed(_) => Ok(access),
             _ => missing(format!("the schema {:?} does not say which version it is", schema.as_str())),
         }
+    }
+
+    /// Whether a superuser would run what another role has put into the schema.
+    pub(super) fn is_safe_to_use(&self, schema: &Identifier) -> Result<(), Error> {
+        let Some(owner) = &self.foreign_owner else { return Ok(()) };
+        Err(Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "{:?} is a superuser, and the schema {:?}, or something in it, belongs to the role {owner:?}, or that role may make triggers there, which would run with the rights of a superuser; connect as the owner, or as a role with the privileges of `leasehold schema print --grant-to ROLE`, or revoke TRIGGER and drop the triggers (docs/hazards.md H57)",
+                self.role,
+                schema.as_str()
+            ),
+        ))
     }
 
     fn lacks_privileges(&self, schema: &Identifier) -> Error {

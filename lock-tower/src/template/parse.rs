@@ -38,7 +38,8 @@ pub(super) fn template(
 ) -> Result<Vec<Part>, TemplateError> {
     if text.len() > MAX_KEY_BYTES {
         let message = format!("a key has at most {MAX_KEY_BYTES} bytes, and the template alone has more");
-        return Err(TemplateError::new(MAX_KEY_BYTES, message));
+        let at = (0..=MAX_KEY_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        return Err(TemplateError::new(at, message));
     }
     let mut parser = Parser { text, at: 0, extensions, has_body };
     let mut parts = Vec::new();
@@ -220,6 +221,7 @@ mod tests {
         let error = Template::parse_with_body("l:{json.a..b}", 10).unwrap_err();
         assert_eq!(error.at(), 8, "{error}");
         assert_eq!(Template::parse(&"a".repeat(513)).unwrap_err().at(), 512);
+        assert_eq!(Template::parse(&"日".repeat(200)).unwrap_err().at(), 510, "where a character begins");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Its rows have a number, a state and a kind of closed sets, and the entity that they are about, which is created once
 //! and then updated any number of times. All outstanding rows of an entity are one claim.
 
-use leasehold_claim::sqlx::{AssertSqlSafe, PgConnection, PgPool, query_scalar, raw_sql};
+use leasehold_claim::sqlx::{PgConnection, PgPool, query_scalar, raw_sql};
 use leasehold_claim::{ClaimError, ClaimSpec, State, StateName, States, Table, Unmet};
 
 const TABLE: &str = "
@@ -16,13 +16,10 @@ const TABLE: &str = "
     );
     CREATE UNIQUE INDEX IF NOT EXISTS request_one_create ON request (entity_id) WHERE kind = 'create'";
 
-/// One statement, so that also without a transaction row and wake-up both happen, or neither. `CHANNEL` is the spec's.
+/// The trigger of the migration wakes workers with the commit.
 const RECORD: &str = "
-    WITH made AS (
-        INSERT INTO request (kind, entity_id, document) VALUES ($1, $2, $3::jsonb)
-        ON CONFLICT (entity_id) WHERE kind = 'create' DO NOTHING RETURNING id
-    ), woken AS MATERIALIZED (SELECT id, pg_notify('CHANNEL', '') FROM made)
-    SELECT id FROM woken";
+    INSERT INTO request (kind, entity_id, document) VALUES ($1, $2, $3::jsonb)
+    ON CONFLICT (entity_id) WHERE kind = 'create' DO NOTHING RETURNING id";
 
 /// The states of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +72,10 @@ pub(crate) async fn create(pool: &PgPool, spec: &ClaimSpec) -> Result<(), ClaimE
 /// Answers the row's number, or `None` where the entity was created already.
 pub(crate) async fn record(
     connection: &mut PgConnection,
-    spec: &ClaimSpec,
     kind: &str,
     entity: i64,
     document: Option<&str>,
 ) -> Result<Option<i64>, ClaimError> {
-    let sql = RECORD.replace("CHANNEL", &spec.channel().replace('\'', "''"));
-    let made = query_scalar(AssertSqlSafe(sql)).bind(kind).bind(entity).bind(document);
+    let made = query_scalar(RECORD).bind(kind).bind(entity).bind(document);
     made.fetch_optional(connection).await.map_err(|error| ClaimError::of(error, "record a change"))
 }

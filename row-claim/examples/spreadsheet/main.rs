@@ -22,7 +22,7 @@ use std::time::Duration;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgPool, raw_sql};
 use leasehold_claim::{
-    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, Pass, PgClaims,
+    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, PgClaims,
     Settlement, Take,
 };
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
@@ -129,7 +129,7 @@ async fn connect(url: &str) -> Result<PgPool> {
 pub async fn process(role: &str, url: &str) -> Result<()> {
     let (pool, requests) = (connect(url).await?, hand_off::spec()?);
     match role {
-        "recorder" => record(&pool, &requests).await,
+        "recorder" => record(&pool).await,
         "worker" => work(pool, &requests).await,
         "stepper" => step(pool, &requests).await,
         other => Err(format!("there is no role {other}").into()),
@@ -137,12 +137,12 @@ pub async fn process(role: &str, url: &str) -> Result<()> {
 }
 
 /// Records each change that it is told of.
-async fn record(pool: &PgPool, requests: &ClaimSpec) -> Result<()> {
+async fn record(pool: &PgPool) -> Result<()> {
     for order in io::stdin().lines() {
         let order = order?;
         let (kind, sheet) = order.split_once(' ').ok_or("an order is a kind and a sheet")?;
         let mut connection = pool.acquire().await?;
-        match hand_off::record(&mut connection, requests, kind, sheet.parse()?, None).await? {
+        match hand_off::record(&mut connection, kind, sheet.parse()?, None).await? {
             Some(row) => say(&format!("recorded {order} as row {row}")),
             None => say(&format!("refused {order}: it is there already")),
         }
@@ -173,15 +173,15 @@ async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
 /// Takes one claim when it is told to, and settles it when it is told to.
 async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let claims = PgClaims::new(pool, requests.clone());
-    let (mut pass, mut at_work) = (Pass::new(), VecDeque::<Claimed>::new());
+    // The line in the sand: what was seen in this pass is not offered again in it.
+    let (mut line, mut at_work) = (None, VecDeque::<Claimed>::new());
     for order in io::stdin().lines() {
         if order? == "take" {
-            let taken = claims.take(&Take::up_to(1).after(pass.line())).await?;
-            pass.saw(&taken);
+            let taken = claims.take(&Take::up_to(1).after(line.take())).await?;
             if let Some(claim) = taken.claims.first() {
                 say(&format!("took {}", describe(&claim.rows, claim.group.as_deref())));
+                line.clone_from(&taken.line);
             } else {
-                pass = Pass::new();
                 say("took nothing");
             }
             at_work.extend(taken.claims);

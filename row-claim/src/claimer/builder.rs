@@ -11,11 +11,12 @@ use tokio::runtime::Handle;
 use super::on_failure::OnFailure;
 use super::{Claimer, feeder, keeper, listener, pruner, settler, shared, sweeper};
 use crate::error::ClaimError;
+use crate::held::HeldStore;
 use crate::id::RowKey;
 use crate::state::State;
 use crate::store::{ClaimStore, Take};
 
-/// How long an idle claimer sleeps where new work is announced, and where nobody has ever done so.
+/// How long an idle claimer sleeps where new work is known to be announced, and where it is not.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 const UNANNOUNCED: Duration = Duration::from_secs(2);
 
@@ -49,9 +50,9 @@ impl Config {
         take
     }
 
-    /// How long to sleep at most: the longest there is, or what suits while nobody was heard to announce work.
-    pub(crate) fn poll(&self, heard: bool) -> Duration {
-        self.poll.unwrap_or(if heard { ANNOUNCED } else { UNANNOUNCED })
+    /// How long to sleep at most, where new work is announced or is not.
+    pub(crate) fn poll(&self, announced: bool) -> Duration {
+        self.poll.unwrap_or(if announced { ANNOUNCED } else { UNANNOUNCED })
     }
 
     /// How soon to look again after a sweep.
@@ -74,6 +75,8 @@ impl Config {
 #[must_use = "call `start`"]
 pub struct ClaimerBuilder {
     store: Arc<dyn ClaimStore>,
+    /// The same store, where claims are held.
+    held: Option<Arc<HeldStore>>,
     clock: Arc<dyn Clock>,
     renew_every: Option<Duration>,
     sweep_every: Option<Duration>,
@@ -84,12 +87,13 @@ impl ClaimerBuilder {
     pub(super) fn new(store: Arc<dyn ClaimStore>) -> Self {
         Self {
             store,
+            held: None,
             clock: SystemClock::shared(),
             renew_every: None,
             sweep_every: None,
             config: Config {
                 batch: 100,
-                ahead: 100,
+                ahead: 0,
                 lease: Take::DEFAULT_LEASE,
                 renew_every: Duration::ZERO,
                 queue: None,
@@ -104,15 +108,20 @@ impl ClaimerBuilder {
         }
     }
 
+    pub(crate) fn holding(store: Arc<HeldStore>) -> Self {
+        Self { held: Some(Arc::clone(&store)), ..Self::new(store) }
+    }
+
     /// The most claims (rows, or groups where the spec groups) that one statement takes. By default 100.
     pub fn batch(mut self, claims: u32) -> Self {
         self.config.batch = claims;
         self
     }
 
-    /// The most claims that may lie ready for workers who have not asked yet. By default 100; with 0, only
-    /// what somebody waits for is taken. It is a bound: how many are really taken ahead follows the workers,
-    /// so that none lies about for more than a tenth of its lease.
+    /// The most claims that may lie ready for workers who have not asked yet. By default none: only what somebody waits
+    /// for is taken. Many tiny claims are quicker with some; but a process that is killed costs each of them an attempt,
+    /// although no worker has begun with it. It is a bound: how many are really taken ahead follows the workers, so that
+    /// none lies about for more than a tenth of its lease.
     pub fn ahead(mut self, claims: u32) -> Self {
         self.config.ahead = claims;
         self
@@ -146,7 +155,9 @@ impl ClaimerBuilder {
 
     /// How long an idle claimer goes without looking for work, at most: up to a fifth less, at random. Work
     /// whose notification was lost, or that became ready by the passing of time, is found by then. By default
-    /// 2 seconds until somebody was heard to announce new work, and 30 seconds from then on.
+    /// 2 seconds, and 30 seconds as long as it listens and knows that new work is announced: it has heard of some, or
+    /// there is the trigger that announces inserts ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)) and
+    /// a notification that it has sent itself came back.
     pub fn poll(mut self, interval: Duration) -> Self {
         self.config.poll = Some(interval);
         self
@@ -205,8 +216,10 @@ impl ClaimerBuilder {
     /// for a zero where there must be more, and [`Unsupported`](ClaimError::Unsupported) when the spec keeps
     /// no lease, or has no state or column for what [`on_failure`](Self::on_failure) says.
     pub fn start(self) -> Result<Claimer, ClaimError> {
-        let Self { store, clock, renew_every, sweep_every, mut config } = self;
-        store.spec().needs_lease()?;
+        let Self { store, held, clock, renew_every, sweep_every, mut config } = self;
+        if held.is_none() {
+            store.spec().needs_lease()?;
+        }
         config.on_failure = match config.on_failure {
             Some(policy) => Some(policy.check(store.spec())?),
             // Whoever asks for claims one by one needs none.
@@ -240,7 +253,7 @@ impl ClaimerBuilder {
         // Beyond that, moments in time cannot be counted with.
         config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
         config.poll = config.poll.map(|poll| poll.min(LONGEST));
-        let (shared, settlements, extensions) = shared::Shared::new(store, clock, config);
+        let (shared, settlements, extensions) = shared::Shared::new(store, held, clock, config);
         runtime.spawn(keeper::run(Arc::clone(&shared), extensions));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));
         runtime.spawn(sweeper::run(Arc::clone(&shared)));

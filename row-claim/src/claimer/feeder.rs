@@ -148,7 +148,7 @@ impl Feeder {
     async fn sleep(&mut self) -> bool {
         let gap = Instant::now() + GAP;
         // Not all at once: up to a fifth sooner.
-        let poll = self.shared.config.poll(self.shared.heard.load(Ordering::Acquire));
+        let poll = self.shared.config.poll(self.shared.announced.load(Ordering::Acquire));
         let poll = Instant::now() + poll.mul_f64(1.0 - fastrand::f64() / 5.0);
         let until = loop {
             let mut wake = std::pin::pin!(self.shared.wake.notified());

@@ -146,6 +146,10 @@ impl Hold {
         let _ = self.stage.compare_exchange(SETTLING, BEGUN, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == ENDED
+    }
+
     pub(crate) fn end(&self) {
         self.stage.store(ENDED, Ordering::Release);
     }

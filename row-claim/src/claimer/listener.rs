@@ -17,7 +17,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = shared.stop.cancelled() => return,
             error = listen(&shared, &mut failures) => error,
         };
-        // It may be deaf for a while: what came until now is looked for, and from here on the poll finds it.
+        // It is deaf for a while: what came until now is looked for, and from here on the poll finds it.
+        shared.announced.store(false, Ordering::Release);
         shared.wake_now();
         tracing::debug!(store = %shared.store, %error, "not listening; polling instead");
         let pause = failures.next().unwrap_or(Duration::from_secs(30));
@@ -35,17 +36,14 @@ async fn listen(shared: &Shared, failures: &mut ExponentialBackoff) -> ClaimErro
         Ok(Err(error)) => return error,
         Err(_) => return ClaimError::unsupported("the store did not begin to listen in time"),
     };
+    *failures = self::failures();
     loop {
-        // What came in before it listened, or while it connected again, was not announced: first listen, then
-        // look. And again with each hint.
+        shared.announced.store(wake.announces(), Ordering::Release);
+        // What came in before it listened was not heard of: first listen, then look. And again with each hint.
         shared.wake_now();
         if let Err(error) = wake.woken().await {
             return error;
         }
-        if wake.heard() {
-            shared.heard.store(true, Ordering::Release);
-        }
-        *failures = self::failures();
     }
 }
 

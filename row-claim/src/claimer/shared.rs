@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::builder::Config;
 use super::hold::Hold;
 use crate::error::ClaimError;
+use crate::held::HeldStore;
 use crate::id::RowKey;
 use crate::store::{ClaimStore, Claimed, Outcome, Settled};
 
@@ -40,6 +41,8 @@ pub(crate) struct Extend {
 
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn ClaimStore>,
+    /// The same store, where each claim has an open transaction.
+    pub(crate) held: Option<Arc<HeldStore>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
     /// Everything that is out, ready or begun, until its end is written.
@@ -55,8 +58,8 @@ pub(crate) struct Shared {
     /// There may be new work, or else when.
     woken: AtomicBool,
     pub(crate) wake: Notify,
-    /// Whether somebody was ever heard to announce new work.
-    pub(crate) heard: AtomicBool,
+    /// Whether whoever listens knows that new work is announced.
+    pub(crate) announced: AtomicBool,
     later: Mutex<BTreeSet<Instant>>,
     /// Claims put back since the feeder asked last.
     returned: AtomicU64,
@@ -88,6 +91,7 @@ struct Ready {
 impl Shared {
     pub(super) fn new(
         store: Arc<dyn ClaimStore>,
+        held: Option<Arc<HeldStore>>,
         clock: Arc<dyn Clock>,
         config: Config,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Settle>, mpsc::UnboundedReceiver<Extend>) {
@@ -95,6 +99,7 @@ impl Shared {
         let (extensions, to_extend) = mpsc::unbounded_channel();
         let shared = Self {
             store,
+            held,
             clock,
             config,
             holds: Mutex::default(),
@@ -105,7 +110,7 @@ impl Shared {
             demand: Notify::new(),
             woken: AtomicBool::new(false),
             wake: Notify::new(),
-            heard: AtomicBool::new(false),
+            announced: AtomicBool::new(false),
             later: Mutex::default(),
             returned: AtomicU64::new(0),
             kept: Notify::new(),
@@ -244,6 +249,8 @@ impl Shared {
     /// A claim has ended, as far as this process goes.
     pub(crate) fn release(&self, hold: &Hold) {
         hold.end();
+        // What was not committed is rolled back.
+        drop(self.held.as_ref().and_then(|held| held.lend(hold.claimed.claim.owner)));
         lock(&self.holds).remove(&hold.serial);
         self.calm.notify_waiters();
     }

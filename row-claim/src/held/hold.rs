@@ -95,12 +95,12 @@ impl PgHeld {
         work: impl AsyncFnOnce(&mut PgHold) -> Result<T, E>,
     ) -> Result<Option<Result<T, E>>, ClaimError> {
         let Some(mut hold) = self.begin(take).await? else { return Ok(None) };
-        hold.plain("SAVEPOINT leasehold_work").await?;
+        hold.begin_work().await?;
         let result = work(&mut hold).await;
         let outcome = match &result {
             Ok(_) => Outcome::Done,
             Err(error) => {
-                hold.plain("ROLLBACK TO SAVEPOINT leasehold_work").await?;
+                hold.undo_work().await?;
                 if self.spec().states().failed.is_none() {
                     hold.rollback().await?;
                     return Ok(Some(result));
@@ -222,6 +222,16 @@ impl PgHold {
     /// A dropped call rolls back too.
     pub async fn rollback(self) -> Result<(), ClaimError> {
         bounded(self.held.answer, "roll back", self.transaction.rollback()).await
+    }
+
+    /// From here on the work is done.
+    pub(super) async fn begin_work(&mut self) -> Result<(), ClaimError> {
+        self.plain("SAVEPOINT leasehold_work").await
+    }
+
+    /// As if it had not been done; the rows stay held.
+    pub(super) async fn undo_work(&mut self) -> Result<(), ClaimError> {
+        self.plain("ROLLBACK TO SAVEPOINT leasehold_work").await
     }
 
     async fn plain(&mut self, text: &str) -> Result<(), ClaimError> {

@@ -3,10 +3,10 @@
 //! The take locks rows and writes nothing; the work is done in the same transaction; settling writes how it
 //! ended; the commit shows all of it at once. See [`PgHeld`].
 
+mod claimer;
 mod groups;
 mod hold;
 mod lock;
-mod pass;
 mod pick;
 mod settle;
 mod statement;
@@ -21,8 +21,8 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::OnceCell;
 
+pub(crate) use claimer::HeldStore;
 pub use hold::PgHold;
-pub use pass::{HeldPass, HeldStep};
 
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;

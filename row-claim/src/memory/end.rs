@@ -146,7 +146,7 @@ pub(super) fn back(spec: &Inner, row: &MemoryRow) -> State {
     exhausted.unwrap_or(home).clone()
 }
 
-fn note(spec: &Inner, row: &mut MemoryRow, message: Option<&String>) {
+pub(super) fn note(spec: &Inner, row: &mut MemoryRow, message: Option<&String>) {
     if let (Some(_), Some(message)) = (&spec.error, message) {
         row.error = Some(message.clone());
     }

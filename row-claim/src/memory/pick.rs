@@ -87,12 +87,14 @@ pub(super) fn is_pending(
 }
 
 fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
+    is_outstanding(spec, row, take, now) && row.ready_at.is_none_or(|ready| ready <= now)
+}
+
+/// The same, or later.
+pub(super) fn is_outstanding(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
     let wanted = |state: &&State| take.from.is_empty() || take.from.contains(state);
     let in_queue = take.queue.is_none() || take.queue == row.key.queue;
-    in_queue
-        && spec.takeable(row, now).filter(wanted).is_some()
-        && Inner::has_attempts(row)
-        && row.ready_at.is_none_or(|ready| ready <= now)
+    in_queue && spec.takeable(row, now).filter(wanted).is_some() && Inner::has_attempts(row)
 }
 
 /// The ready rows of a group, as many as one claim takes, in order; `None` if somebody is at it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::end::{end, lost};
+use super::end::{end, lost, note};
 use super::pick::{claim, is_pending, lasts, pick};
 use super::table::Siblings;
 use super::time::{between, span};
@@ -13,8 +13,9 @@ use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::ClaimSpec;
+use crate::state::State;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Swept, Take, Taken, TakenRow,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Stats, Swept, Take, Taken, TakenRow,
     Upkeep, Wake, check_lease,
 };
 
@@ -96,7 +97,7 @@ impl ClaimStore for MemoryClaims {
     }
 
     async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.needs_attempts()?;
+        self.shared.spec.needs_attempts()?;
         upkeep::exhausted(self.inner(), &self.table(), limit)
     }
 
@@ -104,16 +105,49 @@ impl ClaimStore for MemoryClaims {
         upkeep::blocked(self.inner(), &self.table(), limit, self.shared.clock.micros())
     }
 
-    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        self.needs_attempts()?;
-        let attempts = i32::try_from(attempts).ok().filter(|attempts| *attempts > 0).ok_or_else(|| {
-            ClaimError::spec(format!("{attempts} attempts cannot be added; give 1 to {}", i32::MAX))
-        })?;
-        let count = upkeep::top_up(self.inner(), &mut self.table(), rows, attempts);
-        if count > 0 {
-            self.wake();
+    async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
+        take.check(self.inner())?;
+        upkeep::stats(self.inner(), &self.table(), take, self.shared.clock.micros())
+    }
+
+    async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
+        let failed = self.shared.spec.needs_failed()?.clone();
+        let (spec, mut table, now) = (self.inner(), self.table(), self.shared.clock.micros());
+        let mut count = 0;
+        for key in rows {
+            let Some(mut row) = table.rows.get(key).filter(|_| table.locks.is_free(key)).cloned() else {
+                continue;
+            };
+            let can_be_taken = row.state.as_ref().is_some_and(|state| spec.states.takeable.contains(state));
+            if !spec.is_taken(&row) && !can_be_taken {
+                continue;
+            }
+            row.epoch = if row.owner.is_some() { table.epoch(spec, row.epoch) } else { row.epoch };
+            spec.let_go(&mut row);
+            row.state = Some(failed.clone());
+            note(spec, &mut row, Some(&message.to_owned()));
+            row.settled_at = spec.settled_at.as_ref().map_or(row.settled_at, |_| Some(now));
+            table.rows.insert(key.clone(), row);
+            count += 1;
         }
         Ok(count)
+    }
+
+    async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        let attempts = self.shared.spec.attempts_to_add(attempts)?;
+        Ok(self.requeue_rows(rows, attempts))
+    }
+
+    async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
+        let attempts = self.shared.spec.attempts_to_add(attempts)?;
+        self.shared.spec.is_given_up(from)?;
+        let rows: Vec<RowKey> = {
+            let table = self.table();
+            let found = table.rows.values().filter(|row| row.state.as_ref() == Some(from));
+            let free = found.filter(|row| table.locks.is_free(&row.key));
+            free.take(limit as usize).map(|row| row.key.clone()).collect()
+        };
+        Ok(self.requeue_rows(&rows, attempts))
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
@@ -180,13 +214,12 @@ impl MemoryClaims {
         Ok(ended.settled)
     }
 
-    fn needs_attempts(&self) -> Result<(), ClaimError> {
-        if self.inner().attempts.is_some() {
-            return Ok(());
+    fn requeue_rows(&self, rows: &[RowKey], attempts: i64) -> u64 {
+        let now = self.shared.clock.micros();
+        let count = upkeep::requeue(self.inner(), &mut self.table(), rows, attempts, now);
+        if count > 0 {
+            self.wake();
         }
-        Err(ClaimError::unsupported(format!(
-            "the spec of table {} counts no attempts; name the column of attempts left",
-            self.shared.spec.table()
-        )))
+        count
     }
 }

@@ -142,6 +142,10 @@ impl Inner {
         row.attempts.is_none_or(|left| left > 0)
     }
 
+    pub(super) fn is_failed(&self, row: &MemoryRow) -> bool {
+        self.states.failed.is_some() && row.state == self.states.failed
+    }
+
     /// Whether the row lies there, or says, that it has no attempt left.
     pub(super) fn is_exhausted(&self, row: &MemoryRow) -> bool {
         let named = self.states.exhausted.is_some() && row.state == self.states.exhausted;
@@ -214,7 +218,7 @@ impl Siblings {
             }
             if let Some(kind) = row.kind.as_ref().filter(|_| !spec.preconditions.is_empty()) {
                 let kinds = siblings.kinds.entry((group, kind.clone())).or_default();
-                let failed = row.state.is_some() && row.state == spec.states.failed || spec.is_exhausted(row);
+                let failed = spec.is_failed(row) || spec.is_exhausted(row);
                 kinds.failed |= failed;
                 kinds.open |= !failed && row.state.as_ref() != Some(&spec.states.done);
                 kinds.moving |= spec.is_taken(row)

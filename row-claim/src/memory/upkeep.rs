@@ -2,13 +2,14 @@
 
 use super::end::back;
 use super::order::Place;
+use super::pick::is_outstanding;
 use super::row::MemoryRow;
 use super::table::{Siblings, Standing, Table};
 use super::time::{Micros, between, span};
 use crate::error::ClaimError;
 use crate::id::RowKey;
-use crate::spec::{Inner, Retention};
-use crate::store::{Swept, TakenRow};
+use crate::spec::{Inner, Retention, Tracking};
+use crate::store::{Stats, Swept, Take, TakenRow};
 
 pub(super) fn sweep(spec: &Inner, table: &mut Table, limit: u32, now: Micros) -> Swept {
     let ended = |row: &MemoryRow| spec.is_taken(row) && Inner::is_over(row, now);
@@ -84,23 +85,64 @@ fn listed(
     Ok(places.into_iter().take(usize_of(limit)).map(|place| place.key).collect())
 }
 
-pub(super) fn top_up(spec: &Inner, table: &mut Table, rows: &[RowKey], attempts: i32) -> u64 {
+pub(super) fn requeue(spec: &Inner, table: &mut Table, rows: &[RowKey], attempts: i64, now: Micros) -> u64 {
     let mut count = 0;
     for key in rows {
         let is_free = table.locks.is_free(key);
-        let Some(row) = table.rows.get_mut(key).filter(|row| is_free && spec.is_exhausted(row)) else {
-            continue;
-        };
-        row.attempts = Some(row.attempts.unwrap_or(0).max(0).saturating_add(attempts));
+        let given_up = |row: &&mut MemoryRow| spec.is_failed(row) || spec.is_exhausted(row);
+        let Some(row) = table.rows.get_mut(key).filter(|row| is_free && given_up(row)) else { continue };
+        let more = |left: i32| i32::try_from(i64::from(left.max(0)) + attempts).unwrap_or(i32::MAX);
+        row.attempts = if spec.attempts.is_some() { row.attempts.map(more) } else { row.attempts };
+        row.ready_at = spec.ready_at.as_ref().map_or(row.ready_at, |_| Some(now));
+        row.settled_at = row.settled_at.filter(|_| spec.settled_at.is_none());
         row.state = Some(spec.states.home().clone());
         count += 1;
     }
     count
 }
 
+pub(super) fn stats(spec: &Inner, table: &Table, take: &Take, now: Micros) -> Result<Stats, ClaimError> {
+    let limit = usize_of(take.limit);
+    let siblings = Siblings::of(spec, table, now);
+    let rows = || table.rows.values().filter(|row| take.queue.is_none() || take.queue == row.key.queue);
+    let count = |is: &dyn Fn(&MemoryRow) -> bool| rows().filter(|row| is(row)).take(limit).count() as u64;
+    let spent = |row: &MemoryRow| spec.is_exhausted(row) && row.state != spec.states.exhausted;
+    let named = |row: &MemoryRow| spec.states.exhausted.is_some() && row.state == spec.states.exhausted;
+    let mut stats = Stats {
+        taken: count(&|row| !matches!(spec.tracking, Tracking::None) && spec.is_taken(row)),
+        exhausted: count(&spent) + count(&named),
+        failed: count(&|row| spec.is_failed(row)),
+        ..Stats::default()
+    };
+    let is_due = |row: &MemoryRow| row.ready_at.is_none_or(|at| at <= now);
+    let there = rows().filter(|row| is_outstanding(spec, row, take, now));
+    let mut places = there.map(|row| Place::of(spec, row)).collect::<Result<Vec<_>, _>>()?;
+    places.sort_unstable();
+    let by_time = spec.order.first().is_some_and(|by| Some(&by.column) == spec.ready_at.as_ref());
+    let (mut due, mut later) = (0, 0);
+    for row in places.iter().filter_map(|place| table.rows.get(&place.key)) {
+        let seen = if is_due(row) || !by_time { &mut due } else { &mut later };
+        if *seen >= limit {
+            continue;
+        }
+        *seen += 1;
+        let counted = match siblings.standing(spec, row) {
+            Standing::Blocked => &mut stats.blocked,
+            _ if !is_due(row) => &mut stats.later,
+            Standing::Waits | Standing::Rests => &mut stats.waiting,
+            Standing::Ready => {
+                stats.oldest = stats.oldest.max(row.ready_at.map(|at| between(at, now)));
+                &mut stats.ready
+            }
+        };
+        *counted += 1;
+    }
+    stats.is_capped = due >= limit || later >= limit;
+    Ok(stats)
+}
+
 pub(super) fn purge(spec: &Inner, table: &mut Table, limit: u32, now: Micros) -> Result<u64, ClaimError> {
     let is_done = |row: &MemoryRow| row.state.as_ref() == Some(&spec.states.done);
-    let is_failed = |row: &MemoryRow| spec.states.failed.is_some() && row.state == spec.states.failed;
     let due: Box<dyn Fn(&MemoryRow) -> bool> = match spec.retention {
         Retention::KeepAll => {
             return Err(ClaimError::unsupported(format!(
@@ -111,7 +153,7 @@ pub(super) fn purge(spec: &Inner, table: &mut Table, limit: u32, now: Micros) ->
         Retention::KeepFor(time) => {
             let before = now.saturating_sub(span(time));
             Box::new(move |row| {
-                (is_done(row) || is_failed(row)) && row.settled_at.is_some_and(|at| at <= before)
+                (is_done(row) || spec.is_failed(row)) && row.settled_at.is_some_and(|at| at <= before)
             })
         }
         Retention::DeleteOnSettle => Box::new(is_done),

@@ -10,13 +10,14 @@ use crate::store::Wake;
 #[derive(Debug)]
 pub(super) struct MemoryWake {
     news: watch::Receiver<u64>,
+    has_heard: bool,
     /// Keeps the sender alive: a listener that is left alone waits, it does not fail.
     _claims: MemoryClaims,
 }
 
 impl MemoryWake {
     pub(super) fn new(claims: &MemoryClaims) -> Self {
-        Self { news: claims.shared.news.subscribe(), _claims: claims.clone() }
+        Self { news: claims.shared.news.subscribe(), has_heard: false, _claims: claims.clone() }
     }
 }
 
@@ -26,6 +27,11 @@ impl Wake for MemoryWake {
         if self.news.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+        self.has_heard = true;
         Ok(())
+    }
+
+    fn announces(&self) -> bool {
+        self.has_heard
     }
 }

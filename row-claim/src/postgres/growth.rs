@@ -7,6 +7,7 @@ use test_servers::growth::{Probe, assert_no_growth};
 
 use super::groups::take_members;
 use super::renew::renew;
+use super::requeue::{cancel, given_up, in_state, requeue};
 use super::server::BEGIN;
 use super::sweep::{oldest, picked_by_key, purge, sweep, use_up};
 use super::take::statement;
@@ -17,8 +18,9 @@ use crate::name::{Column, Table};
 use crate::spec::{ClaimSpec, OrderType, Retention};
 use crate::sql::order::Sequence;
 use crate::sql::pick::{Asked, alone, pending};
+use crate::sql::stats::stats;
 use crate::sql::words::Words;
-use crate::state::States;
+use crate::state::{State, States};
 use crate::store::Take;
 
 const FEW: u32 = 1_000;
@@ -81,6 +83,9 @@ async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u
         (count, "'wide'", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
         // To be taken.
         (TAKEN, "'next-' || n", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+        // Given up, and no more of them than what is counted or requeued at once.
+        (count, "'failed-' || n", "'failed', now(), now(), NULL, NULL"),
+        (count, "'dead-' || n", "'dead', now(), NULL, NULL, NULL"),
     ];
     for (count, entity, rest) in rows {
         run(conn, format!("INSERT INTO {name}.job {columns} SELECT {entity}, 'p' || n, {rest} FROM generate_series(1, {count}) n")).await;
@@ -120,6 +125,9 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
     // The number as the server plans for: for a limit that it does not know it expects a tenth of the table, so that it
     // plans anew each time.
     let take = taking(statement(&words, &order, &asked(&few), None, false)).replace("LIMIT $1", "LIMIT 20");
+    // This table keeps no messages.
+    let cancelling =
+        cancel(&words, &State::new("failed")).replacen("WITH ", "WITH given AS (SELECT $1::text), ", 1);
     vec![
         Probe::new(
             "take one",
@@ -129,6 +137,14 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
         Probe::new("take", take, &["20", batch, "30000", "NULL"]),
         Probe::new("hold", holding(&spec, &order, &asked(&few)), &["20", batch, "30000", "NULL"]),
         Probe::new("pending", pending(&words, &order, &asked(&one)), &[]),
+        Probe::new("stats", stats(&words, &order, &asked(&few)), &[]),
+        Probe::new("cancel", cancelling, &["'no'", &taken, none]),
+        Probe::new(
+            "requeue",
+            requeue(&words, &given_up(&words)),
+            &["5", &row(4 * count + 2 * TAKEN + 1), none],
+        ),
+        Probe::new("requeue all", requeue(&words, &in_state(&words, &State::new("dead"), 20)), &["5"]),
         Probe::new("sweep", sweep(&words, ""), &["100"]),
         Probe::new("next end", next_end(&words), &[]),
         Probe::new("use up", use_up(&words).unwrap(), &["100"]),

@@ -5,17 +5,27 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{Error, ErrorKind};
-use sqlx::postgres::{PgListener, PgPoolOptions};
-use sqlx::{PgConnection, Row as _};
+use sqlx::PgConnection;
+use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
 use tokio::time::timeout;
 
 use super::PgClaims;
 use crate::error::ClaimError;
+use crate::spec::NotifyTrigger;
 use crate::sql::ending::{RETURNED, notify_returned};
 use crate::sql::query::{Query, failed};
 use crate::store::Wake;
 
 const LISTEN: &str = "listen for new work";
+
+/// What notifications begin with that a listener sends itself.
+const ECHO: &str = "leasehold echo ";
+
+/// How long a listener waits for one at most.
+const PROOF: Duration = Duration::from_secs(2);
+
+const POLLING: &str =
+    "polling often until new work is announced; where a pooler is in between, say `behind_pooler`";
 
 impl PgClaims {
     pub(super) async fn begin_to_listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
@@ -35,18 +45,43 @@ impl PgClaims {
         let begin = async {
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.ignore_pool_close_event(true);
-            // Connecting again is ours, so that it has a bound.
+            // Whoever connects again has to look, too.
             listener.eager_reconnect(false);
             listener.listen(channel).await?;
             Ok(listener)
         };
-        match timeout(self.server().limit, begin).await {
-            Ok(Ok(listener)) => {
-                Ok(Box::new(PgWake { listener, limit: self.server().limit, is_lost: false, heard: false }))
+        let begun = timeout(self.server().limit, begin).await.map_err(|_| silent(self.server().limit))?;
+        let listener = begun.map_err(|error| failed(error, LISTEN))?;
+        let mut wake = PgWake { listener, announces: false };
+        if let Some(trigger) = NotifyTrigger::of(self.spec_ref()) {
+            match timeout(PROOF, self.hears_itself(&trigger, &mut wake)).await {
+                Ok(heard) => heard?,
+                Err(_) => tracing::warn!(store = %self, "no notification came within {PROOF:?}; {POLLING}"),
             }
-            Ok(Err(error)) => Err(failed(error, LISTEN)),
-            Err(_) => Err(silent(self.server().limit)),
         }
+        Ok(Box::new(wake))
+    }
+
+    /// Where inserts are announced, it sends a notification of its own, as they do: through the pool, which may lead
+    /// through a pooler that cannot listen. Answers when that was heard, or new work, or when neither will be.
+    async fn hears_itself(&self, trigger: &NotifyTrigger, wake: &mut PgWake) -> Result<(), ClaimError> {
+        let echo = format!("{ECHO}{:016x}", fastrand::u64(..));
+        let sql = format!("SELECT pg_catalog.pg_notify($1::text, $2::text) WHERE {}", trigger.announces());
+        let query = Query::new(sql).bind(self.spec_ref().channel())?.bind(&echo)?;
+        match self.server().rows(&query).await {
+            Ok(rows) if rows.is_empty() => return Ok(()),
+            Ok(_) => {}
+            Err(fault) => {
+                let error = fault.error("see whether notifications come");
+                tracing::warn!(store = %self, %error, "no notification was sent; {POLLING}");
+                return Ok(());
+            }
+        }
+        while !wake.announces {
+            let heard = wake.next().await?;
+            wake.announces = heard.payload() == echo || is_new_work(heard.payload());
+        }
+        Ok(())
     }
 
     pub(super) async fn notify_on(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
@@ -66,51 +101,50 @@ impl PgClaims {
     }
 }
 
+/// Whether a notification says that there is new work.
+fn is_new_work(payload: &str) -> bool {
+    payload != RETURNED && !payload.starts_with(ECHO)
+}
+
 struct PgWake {
     listener: PgListener,
-    limit: Duration,
-    /// The connection has ended, and with it what came in since.
-    is_lost: bool,
-    /// Whether new work was among what it was last woken for.
-    heard: bool,
+    announces: bool,
+}
+
+impl PgWake {
+    async fn next(&mut self) -> Result<PgNotification, ClaimError> {
+        let next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
+        // The driver would connect again, and nobody would look for what came meanwhile.
+        next.ok_or_else(|| {
+            let message = "the connection that listened for new work has ended; listen again, and look then";
+            Error::new(ErrorKind::Unavailable, message).into()
+        })
+    }
 }
 
 #[async_trait]
 impl Wake for PgWake {
     async fn woken(&mut self) -> Result<(), ClaimError> {
-        if !self.is_lost {
-            let mut next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
-            if next.is_some() {
-                self.heard = false;
-                while let Some(notification) = next {
-                    self.heard |= notification.payload() != RETURNED;
-                    next = self.listener.next_buffered();
-                }
-                return Ok(());
+        let mut is_news = false;
+        while !is_news {
+            let mut next = Some(self.next().await?);
+            while let Some(heard) = next {
+                self.announces |= is_new_work(heard.payload());
+                is_news |= !heard.payload().starts_with(ECHO);
+                next = self.listener.next_buffered();
             }
-            self.is_lost = true;
         }
-        self.heard = false;
-        // Connects, listens to the same channel again, and asks: only then is it certain that it listens.
-        let again = sqlx::query("SELECT 1").fetch_one(&mut self.listener);
-        let answer = match timeout(self.limit, again).await {
-            Ok(answer) => answer.map_err(|error| failed(error, LISTEN))?,
-            Err(_) => return Err(silent(self.limit)),
-        };
-        let _: i32 = answer.try_get(0).map_err(|error| failed(error, LISTEN))?;
-        while self.listener.next_buffered().is_some() {}
-        self.is_lost = false;
         Ok(())
     }
 
-    fn heard(&self) -> bool {
-        self.heard
+    fn announces(&self) -> bool {
+        self.announces
     }
 }
 
 impl fmt::Debug for PgWake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PgWake").field("is_lost", &self.is_lost).finish_non_exhaustive()
+        f.debug_struct("PgWake").field("announces", &self.announces).finish_non_exhaustive()
     }
 }
 

@@ -13,9 +13,10 @@ use crate::sql::order::{LOOK, Sequence};
 use crate::sql::pick::{Asked, pending};
 use crate::sql::query::{Query, failed};
 use crate::sql::row::{key_of, owner_of};
+use crate::sql::stats::stats;
 use crate::sql::words::{NOW, column};
 use crate::state::State;
-use crate::store::{Take, TakenRow};
+use crate::store::{Stats, Take, TakenRow};
 
 impl PgClaims {
     pub(super) async fn is_pending(&self, take: &Take) -> Result<bool, ClaimError> {
@@ -28,6 +29,30 @@ impl PgClaims {
             self.server().rows(&asked.bind(sql, take.limit)?).await.map_err(|fault| fault.error(LOOK))?;
         let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
         first.try_get("is_there").map_err(|error| failed(error, LOOK))
+    }
+
+    pub(super) async fn count(&self, take: &Take) -> Result<Stats, ClaimError> {
+        let order = self.order().await?;
+        let asked = Asked::new(self.words(), take)?;
+        let query = asked.bind(stats(self.words(), order, &asked), take.limit)?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(LOOK))?;
+        let row = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
+        let number = |name: &str| {
+            let number: Option<i64> = row.try_get(name).map_err(|error| failed(error, LOOK))?;
+            Ok::<_, ClaimError>(number.and_then(|number| u64::try_from(number).ok()))
+        };
+        let count = |name: &str| Ok::<_, ClaimError>(number(name)?.unwrap_or(0));
+        Ok(Stats {
+            ready: count("ready")?,
+            later: count("later")?,
+            waiting: count("waiting")?,
+            blocked: count("blocked")?,
+            taken: count("taken")?,
+            exhausted: count("exhausted")?,
+            failed: count("failed")?,
+            oldest: number("oldest")?.map(Duration::from_millis),
+            is_capped: row.try_get("is_capped").map_err(|error| failed(error, LOOK))?,
+        })
     }
 
     pub(super) async fn list_taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
@@ -106,7 +131,7 @@ impl PgClaims {
     }
 
     pub(super) async fn list_exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.needs_attempts()?;
+        self.spec_ref().needs_attempts()?;
         let condition = self.words().exhausted("t").unwrap_or_else(|| "false".to_owned());
         self.list(&condition, limit).await
     }
@@ -136,16 +161,6 @@ impl PgClaims {
         );
         let rows = self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await;
         rows.map_err(|fault| fault.error(LOOK))?.iter().map(|row| key_of(self.words(), row, LOOK)).collect()
-    }
-
-    pub(super) fn needs_attempts(&self) -> Result<(), ClaimError> {
-        if self.words().inner().attempts.is_some() {
-            return Ok(());
-        }
-        Err(ClaimError::unsupported(format!(
-            "the spec of table {} counts no attempts; name the column of attempts left",
-            self.spec_ref().table()
-        )))
     }
 
     /// The order of rows, for which the table is looked at the first time.

@@ -6,6 +6,7 @@ mod growth;
 mod listen;
 mod look;
 mod renew;
+mod requeue;
 mod server;
 mod settle;
 mod sweep;
@@ -29,8 +30,9 @@ use crate::id::RowKey;
 use crate::spec::ClaimSpec;
 use crate::sql::order::Sequence;
 use crate::sql::words::Words;
+use crate::state::State;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Swept, Take, Taken, TakenRow,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Stats, Swept, Take, Taken, TakenRow,
     Upkeep, Wake,
 };
 
@@ -123,8 +125,9 @@ impl PgClaims {
     }
 
     /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
-    /// rollback wakes nobody. Commits that wake are carried out one after the other by the server, so leave it
-    /// out where many are made; polls find the work too.
+    /// rollback wakes nobody. Needed only where the migration makes no trigger for it
+    /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). Commits that wake are carried out one after the
+    /// other by the server, so leave it out where many are made; polls find the work too.
     ///
     /// # Errors
     ///
@@ -211,12 +214,20 @@ impl ClaimStore for PgClaims {
         self.list_blocked(limit).await
     }
 
-    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        let count = self.add_attempts(rows, attempts).await?;
-        if count > 0 {
-            self.announce_returned().await;
-        }
-        Ok(count)
+    async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
+        self.count(take).await
+    }
+
+    async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
+        self.cancel_rows(rows, message).await
+    }
+
+    async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        self.requeue_rows(rows, attempts).await
+    }
+
+    async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
+        self.requeue_state(from, limit, attempts).await
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {

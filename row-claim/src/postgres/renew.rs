@@ -28,7 +28,13 @@ impl PgClaims {
         let mut renewals = vec![Renewal::Renewed; claims.len()];
         let mut wanted = Wanted::default();
         for (at, claim) in claims.iter().enumerate() {
-            wanted.add(at, claim, None);
+            match claim.rows.first().filter(|_| !claim.fits(self.words().inner())) {
+                // It is of another table.
+                Some((row, _)) => {
+                    renewals[at] = Renewal::Lost { row: row.clone(), current_epoch: None, state: None };
+                }
+                None => wanted.add(at, claim, None),
+            }
         }
         if wanted.is_empty() {
             return Ok(renewals);

@@ -10,7 +10,7 @@ use crate::error::ClaimError;
 use crate::sql::SETTLE;
 use crate::sql::ending::{Ending, many, one, probe};
 use crate::sql::query::Query;
-use crate::sql::settled::{Wanted, lost, whole, written};
+use crate::sql::settled::{Wanted, lost, nowhere, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled, Settlement};
 
 impl PgClaims {
@@ -28,6 +28,9 @@ impl PgClaims {
                 Err(error) => answers[at] = Some(Err(error)),
                 Ok(_) if one.claim.rows.is_empty() => {
                     answers[at] = Some(Ok(Settled { exhausted: Vec::new() }));
+                }
+                Ok(_) if !one.claim.fits(self.words().inner()) => {
+                    answers[at] = Some(Err(nowhere(&one.claim)));
                 }
                 Ok(ending) => match alike.iter_mut().find(|(known, _)| *known == ending) {
                     Some((_, members)) => members.push(at),
@@ -114,6 +117,9 @@ impl PgClaims {
     ) -> Result<Settled, ClaimError> {
         self.spec_ref().needs_lease()?;
         let ending = Ending::of(self.words(), outcome)?;
+        if !claim.fits(self.words().inner()) {
+            return Err(nowhere(claim));
+        }
         let one = [Settlement::new(claim.clone(), outcome.clone())];
         let prepared = !self.server().pooled;
         let query = self.settling(&ending, &one, &[0])?;

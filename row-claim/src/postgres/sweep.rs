@@ -1,6 +1,5 @@
 //! Returning rows whose lease has ended, and other upkeep.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use sqlx::Row as _;
@@ -8,7 +7,6 @@ use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::{Retention, Tracking};
 use crate::sql::query::{Query, failed, millis};
@@ -90,22 +88,6 @@ impl PgClaims {
             list.push(key_of(self.words(), row, SWEEP)?);
         }
         Ok(())
-    }
-
-    pub(super) async fn add_attempts(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        const TOP_UP: &str = "add attempts";
-        self.needs_attempts()?;
-        let attempts = i32::try_from(attempts).ok().filter(|attempts| *attempts > 0).ok_or_else(|| {
-            ClaimError::spec(format!("{attempts} attempts cannot be added; give 1 to {}", i32::MAX))
-        })?;
-        let rows: Vec<&RowKey> = rows.iter().collect::<HashSet<_>>().into_iter().collect();
-        let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-        let queues: Vec<Option<&str>> = rows.iter().map(|row| row.queue.as_deref()).collect();
-        let Some(sql) = top_up(self.words()) else { return Ok(0) };
-        let sql = self.remembered("top up".to_owned(), || sql);
-        let query = Query::new(sql).bind(ids)?.bind(queues)?.bind(i64::from(attempts))?;
-        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(TOP_UP))?;
-        Ok(rows.len() as u64)
     }
 
     pub(super) async fn purge_rows(&self, limit: u32) -> Result<u64, ClaimError> {
@@ -190,17 +172,11 @@ fn over(words: &Words, and: &str) -> String {
             "FROM {} x JOIN {} t ON {} WHERE x.tab = {} AND x.lease_until <= {ASKED}{and} ORDER BY x.lease_until",
             side.table,
             words.table,
-            joined(words),
+            words.of_side(),
             side.tab
         ),
         _ => String::new(),
     }
-}
-
-/// From the lease to the row, whose id has an index as it is.
-fn joined(words: &Words) -> String {
-    let queue = words.queue.as_ref().map_or("x.queue = ''".to_owned(), |queue| format!("{queue} = x.queue"));
-    format!("{} = x.id::{} AND {queue}", words.id, words.inner().id_type.sql())
 }
 
 fn ended(words: &Words) -> String {
@@ -239,7 +215,7 @@ pub(super) fn sweep(words: &Words, and: &str) -> String {
                 table = side.table,
                 tab = side.tab,
                 claimed = words.table,
-                joined = joined(words),
+                joined = words.of_side(),
             );
             let freed = format!(
                 "WITH due AS MATERIALIZED (SELECT {key}, {is_taken} AS is_taken, {used} AS used {over} LIMIT $1 FOR NO KEY UPDATE OF t, x SKIP LOCKED), \
@@ -283,25 +259,6 @@ pub(super) fn use_up(words: &Words) -> Option<String> {
         literal(exhausted.as_str()),
         words.same_row("due"),
         words.key_text(),
-    ))
-}
-
-fn top_up(words: &Words) -> Option<String> {
-    let inner = words.inner();
-    let (exhausted, left) = (checked(&words.exhausted("t")?), inner.attempts.as_ref()?);
-    Some(format!(
-        "WITH due AS MATERIALIZED (SELECT {key} FROM {listed} WHERE {exhausted} ORDER BY {order} FOR UPDATE OF t) \
-         UPDATE {table} AS t SET {state} = {home}, {attempts} = LEAST(GREATEST(COALESCE({now}, 0), 0)::bigint + $3::bigint, 2147483647)::int4 \
-         FROM due WHERE {same} RETURNING 1",
-        listed = words.listed("$1", "$2"),
-        key = words.key(),
-        table = words.table,
-        order = words.lock_order(),
-        state = inner.state.quoted(),
-        home = words.home(),
-        attempts = left.quoted(),
-        now = column("t", left),
-        same = words.same_row("due"),
     ))
 }
 

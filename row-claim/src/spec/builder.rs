@@ -55,6 +55,7 @@ impl ClaimSpecBuilder {
                 retention: Retention::KeepAll,
                 on_read: false,
                 channel,
+                notify_on_insert: true,
                 table,
             },
             has_state: false,
@@ -117,7 +118,8 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// The most rows of an entity that one claim takes, the first in order: 10,000 unless told otherwise. The rest is
+    /// The most rows of an entity that one claim takes, the first in order: 10,000 unless told otherwise. With 1, the rows of
+    /// an entity are claimed and settled one after the other; one that is to be tried later is overtaken meanwhile. The rest is
     /// taken when these are settled.
     pub fn group_limit(mut self, rows: u32) -> Self {
         self.inner.group_limit = rows;
@@ -225,7 +227,9 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Columns that a claim brings along, as JSON made by the server.
+    /// Columns that a claim brings along, as JSON made by the server. A `numeric` is a string in it, as are the elements of
+    /// an array of them, so that no digit is lost on the way through a float; numbers inside of a `json` column stay as
+    /// they are, and lose theirs where they are read.
     pub fn work<'a>(mut self, columns: impl IntoIterator<Item = &'a str>) -> Self {
         for column in columns {
             let column = self.column(column);
@@ -261,6 +265,19 @@ impl ClaimSpecBuilder {
         } else {
             self.inner.channel = fitting(name);
         }
+        self
+    }
+
+    /// Whether [`ClaimSpec::migration`] makes a trigger that wakes workers when rows are inserted, by whomever, also by
+    /// plain SQL: once for each transaction, with its commit. By default it does, where rows are taken under leases.
+    ///
+    /// Transactions that notify commit one after the other, on the whole server, and cannot be prepared for a commit in
+    /// two phases. Leave it out where inserts are frequent and small: then polls find the rows, up to 2 seconds later,
+    /// and [`PgClaims::notify`](crate::PgClaims::notify) can announce a batch. A trigger that is there stays; drop it
+    /// with its function, `<table>_claim_notify_<hash of the channel>`. Rows that come by logical replication, or
+    /// straight into a partition, fire no such trigger; see [`ClaimerBuilder::poll`](crate::ClaimerBuilder::poll).
+    pub fn notify_on_insert(mut self, notifies: bool) -> Self {
+        self.inner.notify_on_insert = notifies;
         self
     }
 

@@ -3,6 +3,7 @@
 mod columns;
 mod constraints;
 mod facts;
+mod notify;
 mod plan;
 mod privileges;
 pub(crate) mod reader;
@@ -166,6 +167,7 @@ impl ClaimSpec {
         constraints::identity(self, &facts, &mut findings);
         privileges::objects(self, reader, &mut findings).await?;
         privileges::look(self, &facts, reader, &mut findings).await?;
+        notify::look(self, reader, &mut findings).await?;
         if facts.column(&self.inner.state).is_none() || facts.column(&self.inner.id).is_none() {
             return Ok(findings);
         }

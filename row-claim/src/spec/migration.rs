@@ -1,6 +1,7 @@
 //! What the table needs, as SQL.
 
 pub(crate) mod names;
+pub(crate) mod notify;
 mod queue;
 pub(crate) mod session;
 pub(crate) mod step;
@@ -32,7 +33,7 @@ const DOING: &str = "migrate the table";
 /// How long [`Migration::apply`] takes at most unless told otherwise.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// SQL that gives a table what its spec needs: columns, constraints, indexes, a function, a side table. It is
+/// SQL that gives a table what its spec needs: columns, constraints, indexes, functions, a trigger, a side table. It is
 /// additive, may be run again at any time, and lets reads and writes go on:
 ///
 /// - new columns have constant defaults, so that no row is rewritten;

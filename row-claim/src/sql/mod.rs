@@ -9,6 +9,7 @@ pub(crate) mod pick;
 pub(crate) mod query;
 pub(crate) mod row;
 pub(crate) mod settled;
+pub(crate) mod stats;
 mod waits;
 pub(crate) mod words;
 

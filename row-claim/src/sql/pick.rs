@@ -39,7 +39,7 @@ impl<'a> Asked<'a> {
         words.sooner_or_later(self.from) + &self.in_queue(words)
     }
 
-    fn in_queue(&self, words: &Words) -> String {
+    pub(crate) fn in_queue(&self, words: &Words) -> String {
         match (&words.queue, &self.take.queue) {
             (Some(queue), Some(_)) => format!(" AND {queue} = $4::text"),
             _ => String::new(),

@@ -14,6 +14,7 @@ use super::query::failed;
 use super::words::{Mode, Words, column};
 use crate::error::ClaimError;
 use crate::id::{OwnerToken, RowId, RowKey};
+use crate::name::Column;
 use crate::state::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Taken};
 use crate::work;
@@ -54,10 +55,27 @@ pub(crate) fn answers(words: &Words, attempts: &str) -> String {
         add("lease", format!("CASE WHEN {own} > 0 THEN {own}::bigint * 1000 END"));
     }
     if !inner.work.is_empty() {
-        let columns: Vec<_> = inner.work.iter().map(|of| column("t", of)).collect();
+        let columns: Vec<_> = inner.work.iter().map(as_json).collect();
         add("work", format!("(SELECT pg_catalog.to_json(w) FROM (SELECT {}) w)::text", columns.join(", ")));
     }
     answers
+}
+
+/// A column of the work. A `numeric` as text, because whoever reads JSON takes a number with a point for a float. The type
+/// is asked of each value: behind `COALESCE`, a domain is the type below it.
+fn as_json(of: &Column) -> String {
+    let (value, name) = (column("t", of), of.quoted());
+    let is = |kind: &str| {
+        format!(
+            "pg_catalog.pg_typeof(COALESCE({value}, NULL)) OPERATOR(pg_catalog.=) 'pg_catalog.{kind}'::pg_catalog.regtype"
+        )
+    };
+    format!(
+        "CASE WHEN {} THEN pg_catalog.to_json({value}::text) WHEN {} THEN pg_catalog.to_json({value}::text::text[]) \
+         ELSE pg_catalog.to_json({value}) END AS {name}",
+        is("numeric"),
+        is("numeric[]"),
+    )
 }
 
 /// The names of these, and of what a line is made of, in `alias`.

@@ -86,7 +86,7 @@ impl Wanted {
 }
 
 /// What is not a character of the server's text is replaced.
-fn storable(message: &str) -> String {
+pub(crate) fn storable(message: &str) -> String {
     message.replace('\0', "\u{fffd}")
 }
 
@@ -141,12 +141,14 @@ pub(crate) fn lost(
         (Some((row, epoch, current_epoch, state)), _) => {
             Ok(ClaimError::Superseded { row, epoch, current_epoch, state })
         }
-        (None, _) => {
-            let row = claim.rows.first().map_or_else(|| RowKey::new(0), |(key, _)| key.clone());
-            let epoch = claim.rows.first().map_or(0, |(_, epoch)| *epoch);
-            Ok(ClaimError::Superseded { row, epoch, current_epoch: None, state: None })
-        }
+        (None, _) => Ok(nowhere(claim)),
     }
+}
+
+/// The table has no row of the claim.
+pub(crate) fn nowhere(claim: &ClaimRef) -> ClaimError {
+    let (row, epoch) = claim.rows.first().cloned().unwrap_or_else(|| (RowKey::new(0), 0));
+    ClaimError::Superseded { row, epoch, current_epoch: None, state: None }
 }
 
 /// All rows of a claim were written, or something at the table kept some from it.

@@ -8,17 +8,17 @@ use crate::state::State;
 impl Words {
     /// A row that may be taken now.
     pub(crate) fn ready(&self, from: &[State]) -> String {
-        let mut ready = self.open(from);
-        for one in &self.inner().preconditions {
-            if let Some((kind, on)) = self.precondition(one) {
-                ready += &format!(
-                    " AND ({kind} IS DISTINCT FROM {} OR ({}))",
-                    literal(&one.kind),
-                    self.is_met(one, &on)
-                );
-            }
-        }
-        ready
+        self.open(from) + &self.met()
+    }
+
+    /// ` AND` all that it waits for is done.
+    pub(crate) fn met(&self) -> String {
+        let met = self.inner().preconditions.iter().filter_map(|one| {
+            let (kind, on) = self.precondition(one)?;
+            let (of, is_met) = (literal(&one.kind), self.is_met(one, &on));
+            Some(format!(" AND ({kind} IS DISTINCT FROM {of} OR ({is_met}))"))
+        });
+        met.collect()
     }
 
     /// A row that waits for one that is not finished.
@@ -147,18 +147,21 @@ impl Words {
 
     /// The row of `alias` has no attempt left and nobody has it; `None` where nothing can be exhausted.
     pub(crate) fn exhausted(&self, alias: &str) -> Option<String> {
-        let states = &self.inner().states;
-        let state = column(alias, &self.inner().state);
+        let (states, state) = (&self.inner().states, column(alias, &self.inner().state));
         let named = states.exhausted.as_ref().map(|name| format!("{state} = {}", literal(name.as_str())));
-        let used = self.inner().attempts.as_ref().map(|attempts| {
-            let free = if states.taken.is_some() {
-                String::new()
-            } else {
-                format!(" AND ({}) IS NOT TRUE", self.taken(alias))
-            };
-            format!("({state} IN ({}) AND {} <= 0{free})", list(&states.takeable), column(alias, attempts))
-        });
-        let either: Vec<String> = named.into_iter().chain(used).collect();
+        let either: Vec<String> = named.into_iter().chain(self.spent(alias)).collect();
         (!either.is_empty()).then(|| format!("({})", either.join(" OR ")))
+    }
+
+    /// The row of `alias` lies where it could be taken, without an attempt.
+    pub(crate) fn spent(&self, alias: &str) -> Option<String> {
+        let states = &self.inner().states;
+        let attempts = column(alias, self.inner().attempts.as_ref()?);
+        let free = match states.taken {
+            Some(_) => String::new(),
+            None => format!(" AND ({}) IS NOT TRUE", self.taken(alias)),
+        };
+        let state = column(alias, &self.inner().state);
+        Some(format!("({state} IN ({}) AND {attempts} <= 0{free})", list(&states.takeable)))
     }
 }

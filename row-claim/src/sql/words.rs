@@ -200,6 +200,13 @@ impl Words {
         )
     }
 
+    /// From the lease, `x`, to the row, whose id has an index as it is.
+    pub(crate) fn of_side(&self) -> String {
+        let queue =
+            self.queue.as_ref().map_or("x.queue = ''".to_owned(), |queue| format!("{queue} = x.queue"));
+        format!("{} = x.id::{} AND {queue}", self.id, self.inner().id_type.sql())
+    }
+
     /// Somebody has the row of `alias`, under a lease that may have ended.
     pub(crate) fn taken(&self, alias: &str) -> String {
         let states = &self.inner().states;
@@ -287,14 +294,20 @@ impl Words {
 
     /// A free row that may be taken now but for what it waits for.
     pub(crate) fn open(&self, from: &[State]) -> String {
+        let there = self.outstanding(from);
+        match &self.inner().ready_at {
+            Some(ready) => format!("{there} AND {}", self.is_due(&column("t", ready))),
+            None => there,
+        }
+    }
+
+    /// The same, or later.
+    pub(crate) fn outstanding(&self, from: &[State]) -> String {
         let inner = self.inner();
         let mut parts = vec![self.free(from)];
         if let Some(attempts) = &inner.attempts {
             let attempts = column("t", attempts);
             parts.push(format!("({attempts} IS NULL OR {attempts} > 0)"));
-        }
-        if let Some(ready) = &inner.ready_at {
-            parts.push(self.is_due(&column("t", ready)));
         }
         if let Some(queue) = &self.queue {
             parts.push(format!("{queue} IS NOT NULL"));
@@ -311,6 +324,20 @@ impl Words {
             Some(true) => format!("{ready} <= {ASKED}"),
             _ => format!("({ready} IS NULL OR {ready} <= {ASKED})"),
         }
+    }
+
+    /// Rows are in the order of that time first, and each has one.
+    pub(crate) fn is_ordered_by_time(&self) -> bool {
+        let first = self.inner().order.first().map(|by| &by.column);
+        first.is_some() && first == self.inner().ready_at.as_ref() && self.ready_is_given.get() == Some(&true)
+    }
+
+    /// ` WHERE` `t` is in this state, which is that of rows that were given up, and their order: that of the index that has
+    /// them alone. The name stands there twice because the planner would take an order by what is equal to one value for an
+    /// order by the rest, and then read the table in the order of its key.
+    pub(crate) fn given_up_in(&self, state: &State, and: &str) -> String {
+        let (column, twice) = (&self.state, list(&[state.clone(), state.clone()]));
+        format!(" WHERE {column} IN ({twice}){and} ORDER BY {column}, {}", self.lock_order())
     }
 
     /// Gives `text`, an expression of text, the type of the state's column.

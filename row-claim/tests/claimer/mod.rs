@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_claim::support::{Sealed, Upkeep};
+use leasehold_claim::support::{Sealed, Upkeep, Wake};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimer, ClaimerBuilder, IdType,
-    MemoryClaims, MemoryClock, MemoryRow, Renewal, RowKey, Settled, Settlement, States, Swept, Table, Take,
-    Taken, TakenRow, Wake,
+    MemoryClaims, MemoryClock, MemoryRow, Renewal, RowKey, Settled, Settlement, State, States, Stats, Swept,
+    Table, Take, Taken, TakenRow,
 };
 use leasehold_engine::TokioClock;
 use tokio::sync::watch;
@@ -118,6 +118,8 @@ pub struct Probe {
     pub deaf: AtomicBool,
     /// Every announcement is lost.
     pub dumb: AtomicBool,
+    /// Listeners know from the start that new work is announced.
+    pub proven: AtomicBool,
     /// Calls do not answer while this is true.
     silent: watch::Sender<bool>,
     /// The same for settling alone.
@@ -150,6 +152,7 @@ impl Probe {
             lose_answer: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             dumb: AtomicBool::new(false),
+            proven: AtomicBool::new(false),
             silent: watch::Sender::new(false),
             slow_settles: watch::Sender::new(false),
             slow_takes: watch::Sender::new(false),
@@ -300,8 +303,20 @@ impl ClaimStore for Probe {
         self.inner.blocked(limit).await
     }
 
-    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        self.inner.top_up(rows, attempts).await
+    async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
+        self.inner.stats(take).await
+    }
+
+    async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
+        self.inner.cancel(rows, message).await
+    }
+
+    async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        self.inner.requeue(rows, attempts).await
+    }
+
+    async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
+        self.inner.requeue_all(from, limit, attempts).await
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
@@ -317,8 +332,8 @@ impl ClaimStore for Probe {
         }
         let inner = self.inner.listen().await?;
         self.log.lock().unwrap().push("listening");
-        let dumb = self.dumb.load(Ordering::SeqCst);
-        Ok(Box::new(ProbeWake { inner, dumb, broken: self.broken.subscribe() }))
+        let (dumb, proven) = (self.dumb.load(Ordering::SeqCst), self.proven.load(Ordering::SeqCst));
+        Ok(Box::new(ProbeWake { inner, dumb, proven, broken: self.broken.subscribe() }))
     }
 }
 
@@ -326,6 +341,7 @@ impl ClaimStore for Probe {
 struct ProbeWake {
     inner: Box<dyn Wake>,
     dumb: bool,
+    proven: bool,
     broken: watch::Receiver<u64>,
 }
 
@@ -345,7 +361,7 @@ impl Wake for ProbeWake {
         }
     }
 
-    fn heard(&self) -> bool {
-        self.inner.heard()
+    fn announces(&self) -> bool {
+        self.proven || self.inner.announces()
     }
 }

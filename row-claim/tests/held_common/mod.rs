@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
-use leasehold_claim::{ClaimSpec, IdType, PgHeld, States, Table};
+use leasehold_claim::support::{Pass, PassEnd};
+use leasehold_claim::{ClaimSpec, IdType, Outcome, PgHeld, States, Table, Take, Taken};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _, Transaction};
 use test_servers::Database;
 use tokio::time::timeout;
 
@@ -95,6 +96,68 @@ pub async fn request(db: &Database, spec: ClaimSpec) -> (PgHeld, PgConnection) {
 }
 
 /// The ids of what was taken.
-pub fn ids(taken: &leasehold_claim::Taken) -> Vec<String> {
+pub fn ids(taken: &Taken) -> Vec<String> {
     taken.claims.iter().flat_map(|claimed| &claimed.rows).map(|row| row.key.id.to_string()).collect()
+}
+
+/// A loop over held claims as an application may have one of its own, in its own transactions.
+pub struct Passes {
+    held: PgHeld,
+    take: Take,
+    pass: Pass,
+}
+
+pub enum Step {
+    Hold(Open),
+    /// Nothing is left behind the line.
+    End(PassEnd),
+}
+
+pub struct Open {
+    held: PgHeld,
+    taken: Taken,
+    transaction: Transaction<'static, Postgres>,
+}
+
+pub fn passes(held: &PgHeld, take: Take) -> Passes {
+    Passes { held: held.clone(), take, pass: Pass::new() }
+}
+
+impl Passes {
+    pub async fn next(&mut self) -> Step {
+        let mut transaction = self.held.pool().begin().await.unwrap();
+        let take = self.take.clone().after(self.pass.line());
+        let taken = self.held.take_in(&mut transaction, &take).await.unwrap();
+        self.pass.saw(&taken);
+        if !taken.claims.is_empty() {
+            return Step::Hold(Open { held: self.held.clone(), taken, transaction });
+        }
+        transaction.rollback().await.unwrap();
+        let pending = self.held.pending(&self.take).await.unwrap();
+        Step::End(self.pass.end(pending))
+    }
+}
+
+impl Open {
+    pub fn taken(&self) -> &Taken {
+        &self.taken
+    }
+
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+
+    pub async fn settle_all(&mut self) {
+        for claimed in self.taken.claims.clone() {
+            self.held.settle_in(&mut self.transaction, &claimed.claim, &Outcome::Done).await.unwrap();
+        }
+    }
+
+    pub async fn commit(self) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    pub async fn rollback(self) {
+        self.transaction.rollback().await.unwrap();
+    }
 }

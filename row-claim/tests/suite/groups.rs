@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use leasehold_claim::{Outcome, Pass, PassEnd, Settlement, Take};
+use leasehold_claim::support::{Pass, PassEnd};
+use leasehold_claim::{Outcome, Settlement, Take};
 
 use super::bench::{Layout, bounded, ids, keys, pause, retry, row};
 use super::{Bench, Env};
@@ -55,6 +56,23 @@ pub async fn the_limit_counts_groups(env: &Env) {
     assert!(claims.iter().all(|claimed| claimed.rows.len() == 3));
     assert_ne!(claims[0].claim.owner, claims[1].claim.owner);
     assert_eq!(bench.take(5).await.len(), 1);
+}
+
+/// A limit of one row: each is settled by itself, one of an entity after the other.
+pub async fn one_at_a_time_of_each_entity_in_order(env: &Env) {
+    let layout = Layout::new(|spec| spec.group("entity").grouped().group_limit(1).attempts("attempts_left"));
+    let bench = env.table(layout).await;
+    for (id, entity) in [(1, "a"), (2, "b"), (3, "a"), (4, "a")] {
+        bench.insert(row(id).entity(entity)).await;
+    }
+    let first = bench.take(5).await;
+    assert_eq!((first.len(), ids(&first)), (2, vec!["1".to_owned(), "2".to_owned()]));
+    assert!(bench.take(5).await.is_empty(), "the others of the entities wait");
+    bench.settle(&first[0].claim, Outcome::Done).await.unwrap();
+    let second = bench.take(5).await;
+    assert_eq!(ids(&second), ["3"]);
+    bench.settle(&second[0].claim, retry()).await.unwrap();
+    assert_eq!(ids(&bench.take(5).await), ["3"], "what is tried again is before the next");
 }
 
 pub async fn groups_in_order_of_their_first_row(env: &Env) {

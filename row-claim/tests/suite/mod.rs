@@ -11,12 +11,15 @@ pub mod leases;
 pub mod lists;
 pub mod memory;
 pub mod mutant;
+mod mutant_hold;
 pub mod passes;
 pub mod postgres;
 pub mod preconditions;
 pub mod retention;
 pub mod settle;
+pub mod stats;
 pub mod take;
+pub mod text;
 pub mod wake;
 
 pub use bench::{Bench, Harness, Layout, Seed, Seen, StateKind, TableHarness, Tracking, Variant};
@@ -82,6 +85,10 @@ macro_rules! for_each_case {
                 each_claim_for_itself, of_nothing, while_somebody_has_the_row_locked,
                 row_39_after_the_lease_ended_but_nobody_cared, a_put_back_row_goes_to_the_next, what_is_lost_is_not_waited_for,
             }
+            text {
+                a_claim_is_settled_by_its_text, a_stale_text_is_refused, texts_of_ids_of_every_type,
+                texts_of_other_tables_are_refused,
+            }
             leases {
                 renewed_in_time, renewing_a_lost_claim, renewing_past_a_locked_row, renewing_what_is_settled_or_gone,
                 row_40_a_sweep_returns_what_has_ended, row_40_upkeep_says_when_the_next_lease_ends,
@@ -93,6 +100,7 @@ macro_rules! for_each_case {
             }
             groups {
                 row_22_one_claim_has_them_all, row_23_never_two_claims_of_a_group, the_limit_counts_groups,
+                one_at_a_time_of_each_entity_in_order,
                 groups_in_order_of_their_first_row, null_is_no_group, row_23_one_hot_group_and_many_workers,
                 row_22_attempts_of_each_row, row_23_the_line_passes_a_group_that_is_taken,
                 row_23_a_group_after_a_sweep, row_22_only_ready_rows_of_the_group,
@@ -107,7 +115,9 @@ macro_rules! for_each_case {
             attempts {
                 row_42_three_and_no_more, row_42_a_crash_counts, row_42_put_back_does_not_count,
                 row_42_a_snooze_does_not_count,
-                row_42_top_up, row_42_top_up_only_what_is_exhausted, row_43_null_is_without_limit,
+                row_42_requeue, row_42_requeue_only_what_was_given_up, row_25_requeue_what_failed,
+                requeue_all_of_a_state, requeued_rows_wake,
+                row_25_rows_are_cancelled_whoever_has_them, what_is_locked_is_not_cancelled, row_43_null_is_without_limit,
                 row_42_used_up_rows_are_never_taken, without_attempts_there_is_no_list,
                 row_42_a_used_up_row_is_not_pending, row_43_the_last_attempt_can_be_settled,
             }
@@ -118,6 +128,10 @@ macro_rules! for_each_case {
             lists {
                 taken_rows_the_longest_first, taken_rows_no_more_than_the_limit, what_has_ended_is_still_listed,
                 nothing_is_listed_without_a_lease,
+            }
+            stats {
+                each_kind_of_row_is_counted, no_more_is_counted_than_the_limit, counts_of_a_queue,
+                counts_without_a_lease, counts_of_what_waits, how_long_the_first_has_been_ready,
             }
             wake {
                 row_6_an_insert_wakes, row_9_nothing_is_lost_between_listening_and_waiting,

@@ -4,11 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::FutureExt as _;
-use leasehold_claim::support::{Sealed, Upkeep};
+use leasehold_claim::support::{Sealed, Upkeep, Wake};
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, Hold, HoldStore, MemoryClaims, MemoryRow, Outcome,
-    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Swept, Take, Taken, TakenRow, Wake,
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, HoldStore, MemoryClaims, MemoryRow, Outcome,
+    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Stats, Swept, Take, Taken, TakenRow,
 };
 use serde_json::{Value, json};
 
@@ -34,7 +33,10 @@ faults! {
     PutBackLosesTheRow, PutBackMeansDone, RetryForgetsThePause, ForgetsTheMessage, FailedMeansPutBack,
     KeepsTheOwner, AllowsEveryTransition, HidesTheEpoch, ExhaustedIsForgotten, RenewsEverything, RenewsNothing,
     SweepsLeasesThatLast, SweepKeepsTheEpoch, SweepIgnoresTheLimit, SweepReturnsUsedUpRows, ListsNothingTaken,
-    ListsNothingBlocked, TopsUpEverything, TopUpLeavesTheState, PurgesUnsettledRows, PurgesTooEarly,
+    ListsNothingBlocked, RequeuesEverything, RequeueLeavesTheState, RequeueAddsNoAttempt, RequeueKeepsTheTime,
+    RequeueIgnoresTheLimit, CancelsSettledRows, CancelForgetsTheMessage, CancelSparesWhatIsTaken,
+    CountsPastTheLimit, CountsOtherQueues, CountsNothingTaken, CountsForLaterAsReady,
+    CountsBlockedAsWaiting, CountsNothingGivenUp, TellsNoAge, PurgesUnsettledRows, PurgesTooEarly,
     PurgeIgnoresTheLimit, LosesWakeUps, WakesAllTheTime, HoldCommitsOnDrop, HoldRollbackCommits,
     HoldCommitForgets, HoldRollbackUsesUpAttempts, HoldSettlesTwice, HoldChangesTheState,
 }
@@ -70,9 +72,9 @@ impl Front for Mutant {
 }
 
 #[derive(Debug)]
-struct Faulty {
-    fault: Fault,
-    claims: MemoryClaims,
+pub(super) struct Faulty {
+    pub(super) fault: Fault,
+    pub(super) claims: MemoryClaims,
     memory: Arc<Memory>,
 }
 
@@ -348,17 +350,67 @@ impl ClaimStore for Faulty {
         Ok(if self.fault == Fault::ListsNothingBlocked { Vec::new() } else { blocked })
     }
 
-    async fn top_up(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        let count = self.claims.top_up(rows, attempts).await?;
+    async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
+        let asked = match self.fault {
+            Fault::CountsPastTheLimit => Take::up_to(1000),
+            Fault::CountsOtherQueues => Take::up_to(take.limit()),
+            _ => take.clone(),
+        };
+        let mut stats = self.claims.stats(&asked).await?;
         match self.fault {
-            Fault::TopsUpEverything => {
-                rows.iter().for_each(|key| self.write(key, "attempts_left", attempts));
-                return Ok(rows.len() as u64);
+            Fault::CountsNothingTaken => stats.taken = 0,
+            Fault::CountsForLaterAsReady => stats.ready += std::mem::take(&mut stats.later),
+            Fault::CountsBlockedAsWaiting => stats.waiting += std::mem::take(&mut stats.blocked),
+            Fault::CountsNothingGivenUp => (stats.failed, stats.exhausted) = (0, 0),
+            Fault::TellsNoAge => stats.oldest = None,
+            _ => {}
+        }
+        Ok(stats)
+    }
+
+    async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
+        let before: Vec<_> = rows.iter().filter_map(|key| self.claims.row(key)).collect();
+        let count = self.claims.cancel(rows, message).await?;
+        match self.fault {
+            Fault::CancelsSettledRows => rows.iter().for_each(|key| self.write(key, "status", "error")),
+            Fault::CancelForgetsTheMessage => {
+                rows.iter().for_each(|key| self.write(key, "error", Value::Null));
             }
-            Fault::TopUpLeavesTheState => rows.iter().for_each(|key| self.write(key, "status", "exhausted")),
+            Fault::CancelSparesWhatIsTaken => {
+                for row in before.into_iter().filter(|row| row.owner().is_some()) {
+                    let _ = self.claims.delete(row.key());
+                    let _ = self.claims.insert(row);
+                }
+            }
             _ => {}
         }
         Ok(count)
+    }
+
+    async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        let count = self.claims.requeue(rows, attempts).await?;
+        match self.fault {
+            Fault::RequeuesEverything => {
+                rows.iter().for_each(|key| self.write(key, "attempts_left", attempts));
+                return Ok(rows.len() as u64);
+            }
+            Fault::RequeueLeavesTheState => {
+                rows.iter().for_each(|key| self.write(key, "status", "exhausted"));
+            }
+            Fault::RequeueAddsNoAttempt => {
+                rows.iter().for_each(|key| self.write(key, "attempts_left", 0));
+            }
+            Fault::RequeueKeepsTheTime => rows.iter().for_each(|key| {
+                self.write(key, "ready_at", "2999-01-01T00:00:00Z");
+            }),
+            _ => {}
+        }
+        Ok(count)
+    }
+
+    async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
+        let limit = if self.fault == Fault::RequeueIgnoresTheLimit { 1000 } else { limit };
+        self.claims.requeue_all(from, limit, attempts).await
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
@@ -405,95 +457,5 @@ struct Nervous;
 impl Wake for Nervous {
     async fn woken(&mut self) -> Result<(), ClaimError> {
         Ok(())
-    }
-}
-
-#[async_trait]
-impl HoldStore for Faulty {
-    fn spec(&self) -> &ClaimSpec {
-        HoldStore::spec(&self.claims)
-    }
-
-    async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError> {
-        let hold = self.claims.hold(take).await?;
-        let (fault, claims) = (self.fault, self.claims.clone());
-        Ok(hold.map(|hold| Box::new(FaultyHold { fault, claims, hold: Some(hold), settled: None }) as _))
-    }
-}
-
-#[derive(Debug)]
-struct FaultyHold {
-    fault: Fault,
-    claims: MemoryClaims,
-    hold: Option<Box<dyn Hold>>,
-    settled: Option<Settled>,
-}
-
-impl FaultyHold {
-    fn inner(&mut self) -> &mut Box<dyn Hold> {
-        self.hold.as_mut().expect("it is open")
-    }
-
-    /// Ends it without a commit, the faulty way.
-    fn end(&mut self) {
-        let Some(hold) = self.hold.take() else { return };
-        let rows: Vec<RowKey> =
-            hold.taken().claims.iter().flat_map(|claimed| &claimed.rows).map(|row| row.key.clone()).collect();
-        drop(hold);
-        for key in rows.iter().filter(|_| self.fault == Fault::HoldRollbackUsesUpAttempts) {
-            if let Some(left) = self.claims.row(key).and_then(|row| row.attempts_left()) {
-                let _ = self.claims.update(key, "attempts_left", json!(left - 1));
-            }
-        }
-    }
-}
-
-#[async_trait]
-impl Hold for FaultyHold {
-    fn taken(&self) -> &Taken {
-        self.hold.as_ref().expect("it is open").taken()
-    }
-
-    async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
-        let answer = self.inner().settle(claim, outcome).await;
-        if let (Fault::HoldSettlesTwice, Err(_), Some(settled)) = (self.fault, &answer, &self.settled) {
-            return Ok(settled.clone());
-        }
-        if self.fault == Fault::HoldChangesTheState && answer.is_ok() {
-            // Written outside of the transaction: all can see it before the commit.
-            self.hold.take().expect("it is open").commit().await?;
-            self.hold = self.claims.hold(&Take::up_to(1)).await?;
-        }
-        self.settled = answer.as_ref().ok().cloned();
-        answer
-    }
-
-    async fn commit(mut self: Box<Self>) -> Result<(), ClaimError> {
-        match self.hold.take() {
-            Some(hold) if self.fault == Fault::HoldCommitForgets => hold.rollback().await,
-            Some(hold) => hold.commit().await,
-            None => Ok(()),
-        }
-    }
-
-    async fn rollback(mut self: Box<Self>) -> Result<(), ClaimError> {
-        if self.fault == Fault::HoldRollbackCommits
-            && let Some(hold) = self.hold.take()
-        {
-            return hold.commit().await;
-        }
-        self.end();
-        Ok(())
-    }
-}
-
-impl Drop for FaultyHold {
-    fn drop(&mut self) {
-        if self.fault == Fault::HoldCommitsOnDrop
-            && let Some(hold) = self.hold.take()
-        {
-            let _ = hold.commit().now_or_never();
-        }
-        self.end();
     }
 }

@@ -111,7 +111,7 @@ pub async fn row_20_an_exhausted_one_has_failed(env: &Env) {
         if is_blocked {
             assert_eq!(blocked(&bench).await, [waits]);
             assert_eq!(bench.take(5).await.len(), 0);
-            assert_eq!(bounded(bench.client().top_up(&[creates], 1)).await.unwrap(), 1);
+            assert_eq!(bounded(bench.client().requeue(&[creates], 1)).await.unwrap(), 1);
             assert!(blocked(&bench).await.is_empty(), "it will be tried again");
         } else {
             assert_eq!(keys(&bench.take_one().await), [waits]);

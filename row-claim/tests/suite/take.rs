@@ -291,10 +291,20 @@ pub async fn ids_of_every_type(env: &Env) {
         let found: HashSet<String> = ids(&claims).into_iter().collect();
         assert_eq!(found, two.map(str::to_owned).into());
         for claimed in claims {
+            let text: String = claimed.rows[0].id().unwrap();
+            assert_eq!(RowId::parse(kind, &text).unwrap(), claimed.rows[0].key.id);
+            assert_eq!(claimed.rows[0].id::<uuid::Uuid>().is_ok(), kind == IdType::Uuid);
+            assert!(matches!(claimed.rows[0].id::<i64>(), Err(ClaimError::InvalidSpec(_))));
             bench.settle(&claimed.claim, Outcome::Done).await.unwrap();
             assert!(bench.is_done(&claimed.rows[0].key).await);
         }
     }
+    let bench = env.plain().await;
+    bench.insert(row(i64::from(i32::MAX) + 1)).await;
+    let claimed = bench.take_one().await;
+    assert_eq!(claimed.rows[0].id::<i64>().unwrap(), 2_147_483_648);
+    let refused = claimed.rows[0].id::<i32>().unwrap_err();
+    assert!(matches!(&refused, ClaimError::InvalidSpec(text) if text.contains("2147483648")), "{refused}");
 }
 
 pub async fn row_40_each_row_its_own_timeout(env: &Env) {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_claim::{Pass, PassEnd, Take};
+use leasehold_claim::Take;
+use leasehold_claim::support::{Pass, PassEnd};
 use tokio::time::timeout;
 
 use super::Env;

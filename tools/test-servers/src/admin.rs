@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Decode, PgConnection, Postgres, Row as _, Type};
 use tokio::runtime::Runtime;
 
 use crate::Outcome;
@@ -58,6 +58,15 @@ pub(crate) fn rows_blocking(url: &str, sql: String, parameters: Vec<String>) -> 
         Ok(rows) => rows.map_err(|error| format!("cannot run {sql:?}: {error}")),
         Err(_) => Err(format!("{sql:?} did not end within {LIMIT:?}")),
     }
+}
+
+/// The only value of an answer.
+pub(crate) fn first<T>(rows: Vec<PgRow>) -> Outcome<T>
+where
+    T: for<'r> Decode<'r, Postgres> + Type<Postgres>,
+{
+    let row = rows.first().ok_or("an answer without a row")?;
+    row.try_get(0).map_err(|error| format!("cannot read an answer: {error}"))
 }
 
 /// Runs several statements without parameters, as one script.

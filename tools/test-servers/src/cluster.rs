@@ -27,6 +27,7 @@ pub struct ClusterOptions {
     password: Option<String>,
     tls: Option<(String, String)>,
     settings: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
 }
 
 impl ClusterOptions {
@@ -61,6 +62,13 @@ impl ClusterOptions {
     #[must_use]
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// One more variable in the environment of the server's processes, and of its standbys'.
+    #[must_use]
+    pub fn variable(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.environment.push((name.into(), value.into()));
         self
     }
 
@@ -128,7 +136,8 @@ impl Cluster {
 
     fn try_start(options: &ClusterOptions) -> Outcome<Self> {
         let binaries = binaries::postgres()?;
-        let process = Guarded::new("leasehold-pg-", "data/postmaster.pid")?;
+        let process = Guarded::new("leasehold-pg-", "data/postmaster.pid")?
+            .with_environment(options.environment.clone());
         if let Some(password) = &options.password {
             process.write("password", password)?;
         }
@@ -238,6 +247,19 @@ impl Cluster {
         or_panic(admin::script(self.url(database), sql.into()).await);
     }
 
+    /// The number that a statement answers, asked as superuser.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses it, or answers anything but one `bigint`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    pub async fn number(&self, database: &str, sql: impl Into<String>) -> i64 {
+        or_panic(admin::rows(self.url(database), sql.into(), Vec::new()).await.and_then(admin::first))
+    }
+
     /// The client sessions of a database, without the one that asks.
     ///
     /// # Cancel safety
@@ -333,6 +355,32 @@ impl Cluster {
     /// Ends [`Self::pause`].
     pub fn resume(&self) {
         self.lock().resume();
+    }
+
+    /// From now on the server's processes cannot write behind this place of any file (EFBIG), as on a disk that is
+    /// full. Lasts until the server is started again. Blocks for some milliseconds.
+    ///
+    /// # Panics
+    ///
+    /// Where `prlimit` (util-linux) is missing.
+    #[track_caller]
+    pub fn limit_files(&self, bytes: u64) {
+        let server = self.lock();
+        // First the postmaster, whose later children have its limit.
+        for process in server.family() {
+            let pid = process.as_raw_nonzero().to_string();
+            let limited = server.process.run(Path::new("prlimit"), |command| {
+                command.args(["--pid", &pid, &format!("--fsize={bytes}:{bytes}")]);
+            });
+            // A child may be gone by now.
+            if server.family().contains(&process) {
+                or_panic(limited);
+            }
+        }
+    }
+
+    pub(crate) fn environment(&self) -> Vec<(String, String)> {
+        self.lock().process.environment().to_owned()
     }
 
     pub(crate) fn password(&self) -> Option<&str> {

@@ -59,6 +59,8 @@ pub(crate) struct Guarded {
     user: User,
     directory: PathBuf,
     guard: Child,
+    /// Variables of the server alone.
+    environment: Vec<(String, String)>,
     /// Ours alone (close-on-exec): the guard acts when this closes.
     lifeline: Option<ChildStdin>,
     server: Option<Running>,
@@ -86,7 +88,16 @@ impl Guarded {
             .spawn()
             .map_err(|error| format!("cannot start sh: {error}"))?;
         let lifeline = guard.stdin.take();
-        Ok(Self { user, directory, guard, lifeline, server: None })
+        Ok(Self { user, directory, guard, environment: Vec::new(), lifeline, server: None })
+    }
+
+    pub(crate) fn with_environment(mut self, environment: Vec<(String, String)>) -> Self {
+        self.environment = environment;
+        self
+    }
+
+    pub(crate) fn environment(&self) -> &[(String, String)] {
+        &self.environment
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -152,6 +163,7 @@ impl Guarded {
             .arg(self.directory.join("pid"))
             .arg(program)
             .args(arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()

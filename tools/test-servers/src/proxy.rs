@@ -46,6 +46,8 @@ pub struct Traffic {
     pub round_trips: u64,
     /// Replies that were swallowed.
     pub dropped_replies: u64,
+    /// Bytes, or the end of a connection, that had to wait.
+    pub held: u64,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,7 @@ struct Counters {
     to_client: AtomicU64,
     round_trips: AtomicU64,
     dropped_replies: AtomicU64,
+    held: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,6 +196,7 @@ impl Proxy {
             bytes_to_client: read(&counters.to_client),
             round_trips: read(&counters.round_trips),
             dropped_replies: read(&counters.dropped_replies),
+            held: read(&counters.held),
         }
     }
 
@@ -350,6 +354,9 @@ impl Shared {
             Way::ToServer => !faults.holds_requests,
             Way::ToClient => !faults.holds_replies,
         };
+        if !is_open(&faults.borrow()) {
+            self.counters.held.fetch_add(1, Ordering::SeqCst);
+        }
         // The sender is ours, so it cannot be gone.
         let _ = faults.wait_for(is_open).await;
     }

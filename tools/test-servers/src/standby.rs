@@ -6,9 +6,6 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sqlx::postgres::PgRow;
-use sqlx::{Decode, Postgres, Row as _, Type};
-
 use crate::guarded::Guarded;
 use crate::{Cluster, Outcome, admin, binaries, or_panic};
 
@@ -37,8 +34,8 @@ impl Standby {
     /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn of(primary: &Cluster) -> Self {
         let (url, password) = (primary.admin_url(), primary.password().map(str::to_owned));
-        let data = primary.socket_directory().join("data");
-        let started = admin::blocking(move || start(&url, &data, password)).await;
+        let (data, environment) = (primary.socket_directory().join("data"), primary.environment());
+        let started = admin::blocking(move || start(&url, &data, password, environment)).await;
         let standby = Self { cluster: or_panic(started) };
         standby.wait_until(STREAMS).await;
         standby
@@ -48,6 +45,12 @@ impl Standby {
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// The server alone, such as after its promotion.
+    #[must_use]
+    pub fn into_cluster(self) -> Cluster {
+        self.cluster
     }
 
     /// The URL of a database on the standby.
@@ -98,7 +101,7 @@ impl Standby {
     pub async fn wait_for_replay(&self, primary: &Cluster) {
         let rows =
             admin::rows(primary.admin_url(), "SELECT pg_current_wal_lsn()::text".to_owned(), Vec::new());
-        let position: String = or_panic(rows.await.and_then(first));
+        let position: String = or_panic(rows.await.and_then(admin::first));
         self.wait_until(&format!("SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn")).await;
     }
 
@@ -107,7 +110,7 @@ impl Standby {
         let start = Instant::now();
         loop {
             let rows = admin::rows(self.cluster.admin_url(), sql.to_owned(), Vec::new()).await;
-            if or_panic(rows.and_then(first)) {
+            if or_panic(rows.and_then(admin::first)) {
                 return;
             }
             assert!(start.elapsed() < LIMIT, "not true within {LIMIT:?}: {sql}\n{}", self.cluster.log());
@@ -116,20 +119,16 @@ impl Standby {
     }
 }
 
-/// The only value of an answer.
-fn first<T>(rows: Vec<PgRow>) -> Outcome<T>
-where
-    T: for<'r> Decode<'r, Postgres> + Type<Postgres>,
-{
-    let row = rows.first().ok_or("an answer without a row")?;
-    row.try_get(0).map_err(|error| format!("cannot read an answer: {error}"))
-}
-
 /// A copy by the server's own interface for backups, since `pg_basebackup` is not part of every package and refuses
 /// servers newer than itself.
-fn start(url: &str, primary: &Path, password: Option<String>) -> Outcome<Cluster> {
+fn start(
+    url: &str,
+    primary: &Path,
+    password: Option<String>,
+    environment: Vec<(String, String)>,
+) -> Outcome<Cluster> {
     let binaries = binaries::postgres()?;
-    let process = Guarded::new("leasehold-pg-standby-", "data/postmaster.pid")?;
+    let process = Guarded::new("leasehold-pg-standby-", "data/postmaster.pid")?.with_environment(environment);
     let copy = |from: &str, is_wanted: fn(&str, &str) -> bool| {
         let to = process.directory().join("data").join(from);
         copy_tree(&primary.join(from), &to, &process, is_wanted)

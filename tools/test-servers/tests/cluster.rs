@@ -103,6 +103,28 @@ async fn a_paused_server_answers_after_it_resumes() {
     // Dropped while paused: its end must not wait for anything.
 }
 
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_server_whose_files_are_limited_writes_no_further_until_it_is_started_again() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let copy =
+        format!("COPY (SELECT repeat('x', 2000000)) TO '{}/large'", cluster.socket_directory().display());
+    let mut connection = PgConnection::connect(&cluster.admin_url()).await.unwrap();
+    cluster.limit_files(1_000_000);
+    let error = sqlx::raw_sql(sqlx::AssertSqlSafe(copy.clone())).execute(&mut connection).await.unwrap_err();
+    assert!(error.to_string().contains("File too large"), "{error}");
+    cluster.restart(StopMode::Immediate).await;
+    cluster.run_sql("postgres", copy).await;
+}
+
+#[tokio::test]
+async fn variables_are_those_of_the_server() {
+    let cluster = Cluster::start(ClusterOptions::new().variable("LEASEHOLD_TEST", "17"));
+    let script = "CREATE TABLE seen (a bigint); COPY seen FROM PROGRAM 'echo $LEASEHOLD_TEST'";
+    cluster.run_sql("postgres", script).await;
+    assert_eq!(cluster.number("postgres", "SELECT a FROM seen").await, 17);
+}
+
 #[tokio::test]
 async fn sessions_and_advisory_locks_are_seen() {
     let cluster = Cluster::shared();

@@ -75,6 +75,7 @@ async fn a_stall_holds_old_and_new_connections() {
     let held = proxy.traffic();
     assert_eq!(held.open, 2);
     assert_eq!(held.bytes_to_server, before.bytes_to_server, "nothing may reach the server");
+    assert_eq!((before.held, held.held), (0, 2), "a request and a new connection wait");
     proxy.restore();
     old.await.unwrap().unwrap();
     new.await.unwrap().unwrap();

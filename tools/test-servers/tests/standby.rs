@@ -28,6 +28,8 @@ async fn follows_is_cut_off_and_promoted() {
     assert_eq!(count(&standby.url("postgres")).await, 1, "what came after the cut must be missing");
     standby.cluster().run_sql("postgres", "INSERT INTO thing VALUES (3), (4)").await;
     assert_eq!(count(&standby.url("postgres")).await, 3);
+    let cluster = standby.into_cluster();
+    assert_eq!(cluster.number("postgres", "SELECT count(*) FROM thing").await, 3);
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! What the jobs share that search from a seed, for as long as somebody wants: one target of the tests, which reads its
-//! settings from the environment.
+//! What the jobs share that search from a seed, for as long as somebody wants: targets of the tests, which read
+//! their settings from the environment.
 
 use std::time::SystemTime;
 
@@ -14,21 +14,23 @@ pub(crate) type Variables = Vec<(&'static str, String)>;
 
 /// Runs the target `test` with these variables; `arguments` are for its executable.
 pub(crate) fn run(test: &str, arguments: &[&str], variables: &Variables) -> Outcome {
+    run_seen(test, &["--test", test], arguments, variables, |_| {}).map(drop)
+}
+
+/// Runs these `targets` of all packages, shows each line to `see`, and counts the tests.
+pub(crate) fn run_seen(
+    what: &str,
+    targets: &[&str],
+    arguments: &[&str],
+    variables: &Variables,
+    see: impl FnMut(&str),
+) -> Outcome<u64> {
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     // The features of `test`, so that nothing is compiled twice.
     let features = Metadata::read()?.all_features();
-    let own = [
-        "--workspace",
-        "--exclude",
-        "api-snapshots",
-        "--features",
-        &features,
-        "--test",
-        test,
-        "--",
-        "--nocapture",
-    ];
-    step::tests(test, &[&own[..], arguments].concat(), &variables).map(drop)
+    let own = ["--workspace", "--exclude", "api-snapshots", "--features", &features];
+    let arguments = [&own[..], targets, &["--", "--nocapture"], arguments].concat();
+    step::tests_seen(what, &arguments, &variables, see)
 }
 
 /// Reads the options of a job; `usage` is for those who misspell them.
@@ -45,6 +47,30 @@ pub(crate) fn read(arguments: &[&str], settings: &[Setting], usage: &str) -> Out
         variables.push((*variable, (*value).to_owned()));
     }
     Ok(variables)
+}
+
+/// As [`read`], for a job of which one `seed` is one case: with neither a seed nor `minutes` it goes on from a new seed for
+/// as long as `minutes` says.
+pub(crate) fn read_search(
+    arguments: &[&str],
+    settings: &[Setting],
+    usage: &str,
+    seed: &'static str,
+    minutes: (&'static str, &str),
+) -> Outcome<Variables> {
+    let mut variables = read(arguments, settings, usage)?;
+    if !has(&variables, seed) {
+        if !has(&variables, minutes.0) {
+            variables.push((minutes.0, minutes.1.to_owned()));
+        }
+        variables.push((seed, new_seed().to_string()));
+    }
+    Ok(variables)
+}
+
+/// Whether minutes and seeds may be this.
+pub(crate) fn is_number(value: &str) -> bool {
+    value.parse::<u64>().is_ok()
 }
 
 pub(crate) fn has(variables: &Variables, wanted: &str) -> bool {

@@ -1,56 +1,107 @@
-//! What the documentation says is shown by a test: is there such a test?
+//! What the documentation says is shown by a test: is there such a test? And are the bugs that were found counted right?
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::step::Outcome;
 
-/// Pages whose tables name tests, in backquotes, in their last column.
-const PAGES: [&str; 1] = ["docs/coverage.md"];
+/// Pages with tables that name tests, in backquotes, and the heads of those columns.
+const PAGES: [(&str, &str); 2] = [("docs/coverage.md", "Shown by"), (BUGS, "Test")];
 
-/// Every test that a page names exists somewhere in the workspace.
+/// The page of all bugs. It also names functions as `file.rs::function`, and counts its rows by who found them.
+const BUGS: &str = "docs/bugs.md";
+
+/// The files in which there is a function of a name.
+type Functions = BTreeMap<String, BTreeSet<String>>;
+
+/// Every test that a page names exists somewhere in the workspace, and so does every function where it says.
 pub(crate) fn check() -> Outcome {
     // This package is `tools/xtask`.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
-    let mut functions = BTreeSet::new();
+    let mut functions = Functions::new();
     collect(root, &mut functions)?;
-    let mut missing = Vec::new();
+    let mut wrong = Vec::new();
     let mut named = 0;
-    for page in PAGES {
-        let text = read(&root.join(page))?;
-        for (line, test) in tests_named(&text) {
+    for (page, column) in PAGES {
+        for (line, test) in named_in(&cells(&read(&root.join(page))?, column)) {
             named += 1;
-            if !functions.contains(&test) {
-                missing.push(format!("{page}:{line}: there is no test {test}"));
+            let function = test.rsplit("::").next().unwrap_or(&test);
+            if !functions.contains_key(function) {
+                wrong.push(format!("{page}:{line}: there is no test {test}"));
             }
         }
     }
-    if !missing.is_empty() {
-        return Err(missing.join("\n"));
+    let bugs = read(&root.join(BUGS))?;
+    for (line, name) in named_in(&cells(&bugs, "To see it again")) {
+        let Some((file, function)) = name.split_once(".rs::") else { continue };
+        if !functions.get(function).is_some_and(|files| files.contains(&format!("{file}.rs"))) {
+            wrong.push(format!("{BUGS}:{line}: there is no function {function} in a {file}.rs"));
+        }
+    }
+    wrong.extend(miscounted(&bugs));
+    if !wrong.is_empty() {
+        return Err(wrong.join("\n"));
     }
     println!("-- documents: {named} tests named, all of them there");
     Ok(())
 }
 
-/// The function of each test that is named in the last column of a table, with its line.
-fn tests_named(text: &str) -> Vec<(usize, String)> {
-    let mut tests = Vec::new();
+/// The cells below `head` in all tables that have such a column, with their lines.
+fn cells<'a>(text: &'a str, head: &str) -> Vec<(usize, &'a str)> {
+    let mut found = Vec::new();
+    // Of the table that the lines before belong to: its column, if it has one.
+    let mut table: Option<Option<usize>> = None;
     for (at, line) in text.lines().enumerate() {
-        let Some(cell) = line.trim_end().strip_suffix('|').and_then(|row| row.rsplit('|').next()) else {
+        let Some(row) = line.trim().strip_prefix('|').and_then(|row| row.strip_suffix('|')) else {
+            table = None;
             continue;
         };
-        // Every second piece is in backquotes.
-        for name in cell.split('`').skip(1).step_by(2) {
-            let function = name.rsplit("::").next().unwrap_or(name);
-            tests.push((at + 1, function.to_owned()));
+        let mut row = row.split('|').map(str::trim);
+        match table {
+            None => table = Some(row.position(|cell| cell == head)),
+            Some(column) => {
+                let cell = column.and_then(|column| row.nth(column)).filter(|cell| *cell != "---");
+                found.extend(cell.map(|cell| (at + 1, cell)));
+            }
         }
     }
-    tests
+    found
 }
 
-/// The names of all functions in the Rust files below `folder`.
-fn collect(folder: &Path, functions: &mut BTreeSet<String>) -> Outcome {
+/// What is in backquotes, with its line.
+fn named_in(cells: &[(usize, &str)]) -> Vec<(usize, String)> {
+    let names = |(line, cell): &(usize, &str)| {
+        let line = *line;
+        // Every second piece is in backquotes.
+        cell.split('`').skip(1).step_by(2).map(move |name| (line, name.to_owned())).collect::<Vec<_>>()
+    };
+    cells.iter().flat_map(names).collect()
+}
+
+/// Finders of whom the table of numbers says another one than there are rows of bugs, or who are not in it.
+fn miscounted(text: &str) -> Vec<String> {
+    let bugs: BTreeSet<usize> = cells(text, "To see it again").into_iter().map(|(line, _)| line).collect();
+    let numbers = cells(text, "Bugs");
+    let mut counted: BTreeMap<String, usize> = BTreeMap::new();
+    let mut said = BTreeMap::new();
+    for (line, finder) in cells(text, "Found by") {
+        if bugs.contains(&line) {
+            *counted.entry(finder.to_lowercase()).or_default() += 1;
+        } else if let Some((_, number)) = numbers.iter().find(|(at, _)| *at == line) {
+            said.insert(finder.to_lowercase(), number.parse().unwrap_or(usize::MAX));
+            counted.entry(finder.to_lowercase()).or_default();
+        }
+    }
+    let is_wrong = |(finder, number): &(&String, &usize)| said.get(*finder) != Some(*number);
+    let say = |(finder, number)| {
+        format!("{BUGS}: {number} bugs were found by: {finder}, and the page says otherwise")
+    };
+    counted.iter().filter(is_wrong).map(say).collect()
+}
+
+/// The functions in the Rust files below `folder`.
+fn collect(folder: &Path, functions: &mut Functions) -> Outcome {
     let entries =
         fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
     for entry in entries.flatten() {
@@ -62,7 +113,9 @@ fn collect(folder: &Path, functions: &mut BTreeSet<String>) -> Outcome {
                 collect(&path, functions)?;
             }
         } else if name.ends_with(".rs") {
-            functions.extend(read(&path)?.lines().filter_map(function_of));
+            for function in read(&path)?.lines().filter_map(function_of) {
+                functions.entry(function).or_default().insert(name.clone().into_owned());
+            }
         }
     }
     Ok(())
@@ -71,7 +124,8 @@ fn collect(folder: &Path, functions: &mut BTreeSet<String>) -> Outcome {
 /// The name after `fn`, if the line begins a function.
 fn function_of(line: &str) -> Option<String> {
     let (before, after) = line.split_once("fn ")?;
-    let is_item = before.split_whitespace().all(|word| word.starts_with("pub") || word == "async");
+    let begins = |word: &str| word.starts_with("pub") || word == "async" || word == "const";
+    let is_item = before.split_whitespace().all(begins);
     let name: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     (is_item && !name.is_empty()).then_some(name)
 }
@@ -85,15 +139,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_in_the_last_column_only() {
-        let page = "| `a` | `suite::b_c`, `d` |\ntext `e`\n|---|---|\n| x | open |";
-        assert_eq!(tests_named(page), [(1, "b_c".to_owned()), (1, "d".to_owned())]);
+    fn names_are_found_in_their_column_only() {
+        let page = "| x | Test |\n|---|---|\n| `a` | `suite::b_c`, `d` |\ntext `e`\n| Test | y |\n|---|---|\n| `f` | `g` |\n\n| z |\n|---|\n| `h` |";
+        let names = named_in(&cells(page, "Test"));
+        let names: Vec<_> = names.iter().map(|(line, name)| (*line, name.as_str())).collect();
+        assert_eq!(names, [(3, "suite::b_c"), (3, "d"), (7, "f")]);
     }
 
     #[test]
     fn functions_are_found_and_calls_are_not() {
         assert_eq!(function_of("    pub(crate) async fn row_1_x<T>(").as_deref(), Some("row_1_x"));
+        assert_eq!(function_of("    pub const fn y() {").as_deref(), Some("y"));
         assert_eq!(function_of("// a fn here"), None);
         assert_eq!(function_of("let f = |x| fn y"), None);
+    }
+
+    #[test]
+    fn bugs_are_counted_by_finder() {
+        let page = |numbers: &str| {
+            let rows =
+                "| Found by | To see it again |\n|---|---|\n| reader | a |\n| reader | b |\n| suite | c |";
+            format!(
+                "| Found by | Bugs |\n|---|---|\n{numbers}\n\n{rows}\n\n| Found by | y |\n|---|---|\n| user | open |"
+            )
+        };
+        assert_eq!(miscounted(&page("| Reader | 2 |\n| Suite | 1 |\n| Torture | 0 |")), Vec::<String>::new());
+        assert_eq!(miscounted(&page("| Reader | 3 |\n| Suite | 1 |")).len(), 1);
+        assert_eq!(
+            miscounted(&page("| Reader | 2 |\n| Torture | 1 |")).len(),
+            2,
+            "one is missing, one is none"
+        );
     }
 }

@@ -3,6 +3,7 @@
 mod campaign;
 mod dependencies;
 mod documents;
+mod fuzz;
 mod licence;
 mod metadata;
 mod servers;
@@ -30,9 +31,13 @@ usage: cargo xtask JOB
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
-  torture [--minutes N] [--seed S] [--store NAME]
+  fuzz [--minutes N] [--seed S] [--target NAME]
+              inputs near to valid ones: for that long on each target from a new seed or from S on, or that of S
+              alone
+  torture [--minutes N] [--seed S] [--store NAME] [--faults NAMES]
               processes that lock real stores while they, their connections and the server are killed, stopped
-              and cut; for that long on each of files, session, transaction, row and lease, or on that one
+              and cut; for that long on each of files, session, transaction, row and lease, or on that one; by
+              the faults with those names, as in --faults kill,lose-reply
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the public interface alone; with --update, docs/public-api becomes what it is now
@@ -56,6 +61,7 @@ fn main() -> ExitCode {
         ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
         ["test", "--tls"] => test_tls(),
         ["simulate", ..] => simulate::run(&arguments[1..]),
+        ["fuzz", ..] => fuzz::run(&arguments[1..]),
         ["torture", ..] => torture::run(&arguments[1..]),
         ["lint"] => lint(),
         ["api"] => api("check"),
@@ -165,9 +171,6 @@ fn lint() -> Outcome {
     let features = metadata.all_features();
     let workspace = ["clippy", "--workspace", "--all-targets", "--locked"];
     clippy("clippy, all features", &[&workspace[..], &["--features", &features]].concat())?;
-    // What is no part of the tests is no part of all targets either.
-    let torture = ["clippy", "--workspace", "--test", "torture", "--locked", "--features", &features];
-    clippy("clippy, the torture", &torture)?;
     clippy("clippy, default features", &workspace)?;
     for (package, features) in metadata.feature_combinations() {
         let what =

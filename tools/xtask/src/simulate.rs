@@ -1,6 +1,6 @@
 //! Schedules of the simulator.
 
-use crate::campaign::{self, Setting, Variables, has, new_seed};
+use crate::campaign::{self, Setting, Variables, is_number};
 use crate::step::Outcome;
 
 /// For how long if nobody says.
@@ -20,18 +20,7 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
 }
 
 fn variables(arguments: &[&str]) -> Outcome<Variables> {
-    let mut variables = campaign::read(arguments, &SETTINGS, USAGE)?;
-    if !has(&variables, SEED) {
-        if !has(&variables, MINUTES.0) {
-            variables.push((MINUTES.0, MINUTES.1.to_owned()));
-        }
-        variables.push((SEED, new_seed().to_string()));
-    }
-    Ok(variables)
-}
-
-fn is_number(value: &str) -> bool {
-    value.parse::<u64>().is_ok()
+    campaign::read_search(arguments, &SETTINGS, USAGE, SEED, MINUTES)
 }
 
 #[cfg(test)]

@@ -30,6 +30,16 @@ pub(crate) fn cargo_with(what: &str, arguments: &[&str], variables: &[(&str, &st
 
 /// Runs `cargo test` in the profile of the tests, shows its output, and counts the tests that passed.
 pub(crate) fn tests(what: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Outcome<u64> {
+    tests_seen(what, arguments, variables, |_| {})
+}
+
+/// The same, and `see` gets each line.
+pub(crate) fn tests_seen(
+    what: &str,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    mut see: impl FnMut(&str),
+) -> Outcome<u64> {
     announce(what);
     let start = Instant::now();
     let arguments = &[&["test", "--profile", "tests"], arguments].concat();
@@ -44,6 +54,7 @@ pub(crate) fn tests(what: &str, arguments: &[&str], variables: &[(&str, &str)]) 
             let line = line.map_err(|error| format!("cannot read what cargo prints: {error}"))?;
             println!("{line}");
             passed += passed_in(&line);
+            see(&line);
         }
     }
     let status = child.wait().map_err(|error| format!("cannot wait for cargo: {error}"))?;

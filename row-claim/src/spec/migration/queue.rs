@@ -77,7 +77,13 @@ impl Writer<'_> {
         let queue = self.inner.queue.as_ref().filter(|_| !self.choices.keeps_unique_id);
         let Some(queue) = queue else {
             let name = derived(&[table.name(), id.as_str(), "key"]);
-            let mut made = index("The id is unique.", table, &name, true, &format!("({})", id.quoted()));
+            let mut made = index(
+                "The id is unique (leave this out where its primary key says so already, as `apply` does).",
+                table,
+                &name,
+                true,
+                &format!("({})", id.quoted()),
+            );
             made[1].needed = Some(format!("SELECT NOT {}", unique(&alone)));
             return made.into();
         };

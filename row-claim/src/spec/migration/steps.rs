@@ -1,6 +1,7 @@
 //! The statements of a migration, in order.
 
 use super::names::{derived, dollar_tag, hash, regclass, side_epochs, state_function, state_list};
+use super::notify::NotifyTrigger;
 use super::step::{Step, check, closed_set, index, sequence};
 use crate::name::{Column, literal};
 use crate::spec::{ClaimSpec, Inner, Retention, Tracking};
@@ -25,6 +26,7 @@ pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
     steps.extend(writer.indexes());
     steps.extend(writer.function());
     steps.extend(writer.side_table());
+    steps.extend(NotifyTrigger::of(spec).iter().flat_map(NotifyTrigger::steps));
     steps
 }
 
@@ -199,6 +201,16 @@ impl Writer<'_> {
             let definition =
                 format!("({}) WHERE {} <= 0 AND {state} IN ({home})", inner.id.quoted(), attempts.quoted());
             add("Rows without an attempt left are found by this one.", "spent", definition);
+        }
+        let given_up: Vec<&State> = inner.states.failed.iter().chain(&inner.states.exhausted).collect();
+        if !given_up.is_empty() {
+            let queue = inner.queue.iter().map(|queue| format!("{}, ", queue.quoted())).collect::<String>();
+            let definition = format!(
+                "({state}, {queue}{}) WHERE {state} IN ({})",
+                inner.id.quoted(),
+                state_list(given_up)
+            );
+            add("Rows that failed or are exhausted are found by this one.", "given_up", definition);
         }
         if let (Retention::KeepFor(_), Some(settled)) = (inner.retention, &inner.settled_at) {
             let settled = settled.quoted();

@@ -4,6 +4,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
+mod at_size;
 mod contender;
 mod killed;
 #[path = "../../../bench-postgres/benches/postgres/report.rs"]
@@ -13,6 +14,7 @@ mod table;
 
 use test_servers::{Cluster, ClusterOptions};
 
+use crate::at_size::AtSize;
 use crate::contender::{Contender, Work};
 use crate::report::{Row, Series};
 use crate::table::Table;
@@ -63,6 +65,11 @@ async fn all(chosen: &str) {
     }
     if wanted("killed") {
         killed::measure(url, &mut rows).await;
+    }
+    drop(database);
+    drop(cluster);
+    if wanted("size") {
+        AtSize::start(options()).await.measure(&mut rows).await;
     }
     println!();
     report::print(&rows);

@@ -1,0 +1,177 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(not(unix))]
+compile_error!(
+    "the command `leasehold` needs a Unix system: it passes signals on; the library runs elsewhere too"
+);
+
+mod admin;
+mod args;
+mod check;
+mod child;
+mod claims;
+mod completions;
+mod exit;
+#[cfg(test)]
+mod fuzz;
+mod gc;
+mod grant;
+mod hold;
+mod look;
+mod manual;
+mod output;
+mod patience;
+mod place;
+mod run;
+mod schema;
+mod signals;
+mod supervise;
+mod survey;
+mod tree;
+mod waiting;
+mod who;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use leasehold::Error;
+
+use crate::args::{Args, Command};
+use crate::output::Notes;
+use crate::place::Place;
+
+/// The command, with the arguments and the environment of this process; answers its exit code.
+///
+/// A program of your own that calls it is the command with a store of your own, after
+/// [`leasehold::register_scheme`]; call it first of all, on the main thread, outside of any runtime.
+#[must_use]
+pub fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == child::EXEC) {
+        return child::become_command(std::env::args_os().skip(2));
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let given: Vec<_> = std::env::args_os().skip(1).collect();
+            // Help and version are errors to clap, but they were asked for.
+            let mut code = if error.use_stderr() { exit::USAGE } else { 0 };
+            match redacted(&error, &given) {
+                Some(text) => output::problem(&text),
+                None if error.use_stderr() => drop(error.print()),
+                None if output::is_written(error.print()) => {}
+                None => code = exit::OUTPUT_LOST,
+            }
+            if lacks_dashes(&error, &given) {
+                output::problem("put -- before the command: leasehold run KEY -- COMMAND");
+            }
+            return code.into();
+        }
+    };
+    match start(args) {
+        Ok(0) if output::is_incomplete() => exit::OUTPUT_LOST.into(),
+        Ok(code) => code.into(),
+        Err(error) => {
+            output::error(&error);
+            exit::of_error(error.kind()).into()
+        }
+    }
+}
+
+/// An argument that is longer is not repeated as a whole.
+const LONGEST_REPEATED: usize = 600;
+
+/// What the parser said, without the URLs among the arguments, and without most of what is very long: it repeats what it
+/// does not expect, and a URL may hold a password. `None` if it repeats none.
+fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
+    let urls = given.iter().filter_map(|argument| {
+        let argument = argument.to_string_lossy();
+        let (before, _) = argument.split_once("://")?;
+        let scheme = before.trim_end_matches(|c: char| c.is_ascii_alphanumeric() || "+-.".contains(c));
+        Some(argument[scheme.len()..].to_owned())
+    });
+    // The parser leaves out what would change a terminal's colours; other errors have escapes in their place.
+    let spelled = urls.flat_map(|url| {
+        let escaped = format!("{url:?}");
+        [anstream::adapter::strip_str(&url).to_string(), escaped.trim_matches('"').to_owned()]
+    });
+    let said = error.to_string();
+    let mut urls: Vec<String> = spelled.filter(|url| said.contains(url.as_str())).collect();
+    let long = given.iter().map(|argument| argument.to_string_lossy().into_owned());
+    let long: Vec<String> =
+        long.filter(|text| text.len() > LONGEST_REPEATED && said.contains(text.as_str())).collect();
+    if urls.is_empty() && long.is_empty() {
+        return None;
+    }
+    // One may be the beginning of another.
+    urls.sort_by_key(|url| std::cmp::Reverse(url.len()));
+    let mut text = said.trim_start_matches("error: ").to_owned();
+    for url in &urls {
+        text = text.replace(url.as_str(), "<a URL>");
+    }
+    for argument in &long {
+        let begin = &argument[..argument.floor_char_boundary(40)];
+        text = text.replace(argument.as_str(), &format!("{begin}.. ({} bytes)", argument.len()));
+    }
+    if !urls.is_empty() {
+        text = format!("{}\n\nA URL is named by --url or LEASEHOLD_URL.", text.trim_end());
+    }
+    Some(text.trim_end().to_owned())
+}
+
+/// Whether a command was given to `run` as to flock(1), without `--`.
+fn lacks_dashes(error: &clap::Error, given: &[OsString]) -> bool {
+    let mut arguments = given.iter();
+    error.kind() == clap::error::ErrorKind::UnknownArgument
+        && arguments.any(|argument| argument == "run")
+        && !arguments.any(|argument| argument == "--")
+}
+
+fn start(args: Args) -> Result<u8, Error> {
+    has_descriptors().map_err(|error| output::system("too few files may be open (`ulimit -n`)", error))?;
+    // The runtime stays on this thread; see `child`.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| output::system("cannot start the runtime", error))?;
+    let code = runtime.block_on(dispatch(args));
+    // What still runs in the background is stuck in the store; the lock has been closed.
+    runtime.shutdown_background();
+    code
+}
+
+/// Whether a few more files can be opened: a runtime without them panics.
+fn has_descriptors() -> std::io::Result<()> {
+    (0..4).map(|_| std::os::unix::net::UnixStream::pair()).collect::<Result<Vec<_>, _>>().map(drop)
+}
+
+async fn dispatch(args: Args) -> Result<u8, Error> {
+    let notes = Notes { quiet: args.quiet, verbose: args.verbose };
+    let wants_json = args.command.wants_json();
+    let done = carry_out(args, notes).await;
+    if let (Err(error), true) = (&done, wants_json) {
+        output::json(&output::described(error));
+    }
+    done
+}
+
+async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
+    let place = || Place::find(args.url.as_deref());
+    match args.command {
+        Command::Run(run) => run::run(&run, &place()?, notes).await,
+        Command::Hold(hold) => hold::hold(&hold, &place()?, notes).await,
+        Command::List(list) => admin::list(&list, &place()?).await,
+        Command::Inspect(inspect) => admin::inspect(&inspect, &place()?).await,
+        Command::Release(release) => admin::release(&release, &place()?).await,
+        Command::Check(check) => check::check(&check, &place()?).await,
+        Command::Gc(gc) => gc::gc(&gc, &place()?).await,
+        Command::Claims(claims) => claims::claims(&claims, place()?.url()).await,
+        Command::Schema(schema) => schema::schema(&schema, place()?.url()).await,
+        Command::Completions(completions) => {
+            completions::print(completions.shell);
+            Ok(0)
+        }
+        Command::Man(man) => manual::manual(man.subcommand.as_deref()),
+    }
+}

@@ -1,0 +1,215 @@
+//! Held claims for the workers of a claimer: each in a transaction of its own.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+
+use super::{PgHeld, PgHold};
+use crate::claimer::ClaimerBuilder;
+use crate::error::ClaimError;
+use crate::id::{OwnerToken, RowKey};
+use crate::postgres::PgClaims;
+use crate::spec::ClaimSpec;
+use crate::sql::settled::nowhere;
+use crate::state::State;
+use crate::store::{
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Stats, Swept, Take, Taken, TakenRow,
+    Upkeep, Wake,
+};
+
+/// How long a claim lasts to the claimer, which asks nothing meanwhile: it lasts as long as its transaction.
+const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+impl PgHeld {
+    /// Sets up a claimer whose claims are held: [`Claimer::run`](crate::Claimer::run) and
+    /// [`next`](crate::Claimer::next) as with leases, with the same passes, pauses and wake-ups. Each claim is a transaction
+    /// on a connection of the pool, for the work: [`Claim::connection`](crate::Claim::connection).
+    ///
+    /// Its end and its work are committed together when it ends as done, or [`To`](Outcome::To) another state. With every
+    /// other end, an error or a panic of a handler among them, the work is rolled back first and the end alone is
+    /// written. A worker that dies leaves nothing. That a session has ended meanwhile is told by the next statement or by
+    /// the end, not by [`Claim::lost`](crate::Claim::lost).
+    ///
+    /// The pool needs a connection for each claim that is out, and one more. Nothing is taken ahead unless
+    /// [`ahead`](ClaimerBuilder::ahead) says so: such a transaction is open and idle. The lease of the builder only bounds how
+    /// long the server has for a call.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use leasehold_claim::{Backoff, Claim, ClaimError, OnFailure, PgHeld, sqlx};
+    ///
+    /// # async fn work(held: PgHeld) -> Result<(), ClaimError> {
+    /// let claimer = held.claimer().on_failure(OnFailure::Retry(Backoff::constant(Duration::ZERO))).start()?;
+    /// let handler = |mut claim: Claim| async move {
+    ///     let book = sqlx::query("INSERT INTO booking (payment) VALUES ($1)").bind(claim.row().id::<i64>()?);
+    ///     book.execute(claim.connection()?).await?; // counts when the claim is done, in one commit
+    ///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+    /// };
+    /// claimer.run(8, handler).await
+    /// # }
+    /// ```
+    pub fn claimer(&self) -> ClaimerBuilder {
+        let mut table = PgClaims::new(self.pool.clone(), self.spec().clone()).timeout(self.answer);
+        if !self.prepared {
+            table = table.behind_pooler();
+        }
+        let store = HeldStore { held: self.clone(), table, open: Mutex::default() };
+        ClaimerBuilder::holding(Arc::new(store)).lease(Take::DEFAULT_LEASE.max(self.answer * 3))
+    }
+}
+
+/// The transactions of claims that are out, by their owners, while no worker works in them.
+pub(crate) struct HeldStore {
+    held: PgHeld,
+    table: PgClaims,
+    open: Mutex<HashMap<OwnerToken, PgHold>>,
+}
+
+impl HeldStore {
+    /// The transaction of a claim, for its worker.
+    pub(crate) fn lend(&self, owner: OwnerToken) -> Option<PgHold> {
+        self.open().remove(&owner)
+    }
+
+    /// Back from the worker, to be ended.
+    pub(crate) fn take_back(&self, owner: OwnerToken, hold: PgHold) {
+        self.open().insert(owner, hold);
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<OwnerToken, PgHold>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn end(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        let mut hold = self.lend(claim.owner).ok_or_else(|| nowhere(claim))?;
+        if !matches!(outcome, Outcome::Done | Outcome::To(_)) {
+            hold.undo_work().await?;
+        }
+        match hold.settle(claim, outcome).await {
+            Ok(settled) => hold.commit().await.map(|()| settled),
+            Err(error) => {
+                // For another end.
+                self.take_back(claim.owner, hold);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Sealed for HeldStore {}
+
+#[async_trait]
+impl ClaimStore for HeldStore {
+    fn spec(&self) -> &ClaimSpec {
+        self.held.spec()
+    }
+
+    async fn take(&self, take: &Take) -> Result<Taken, ClaimError> {
+        let (mut taken, mut opened, mut one) = (Taken::default(), Vec::new(), take.clone());
+        one.limit = take.limit.min(1);
+        while opened.len() < take.limit.max(1) as usize {
+            let (hold, seen) = match self.held.begin_or_pass(&one).await {
+                Ok(answer) => answer,
+                Err(error) if opened.is_empty() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(store = %self, %error, "no more rows are taken this time");
+                    break;
+                }
+            };
+            let seen = hold.as_ref().map_or(&seen, PgHold::taken);
+            taken.skipped += seen.skipped;
+            one.after = seen.line.clone().or(one.after);
+            taken.line.clone_from(&one.after);
+            let Some(mut hold) = hold else { break };
+            hold.begin_work().await?;
+            opened.push(hold);
+        }
+        let mut open = self.open();
+        for hold in opened {
+            for mut claimed in hold.taken().claims.clone() {
+                claimed.lease = YEAR;
+                taken.claims.push(claimed);
+            }
+            if let Some(claimed) = hold.taken().claims.first() {
+                open.insert(claimed.claim.owner, hold);
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
+        self.held.pending(take).await
+    }
+
+    async fn renew(&self, claims: &[ClaimRef], _: Duration) -> Result<Vec<Renewal>, ClaimError> {
+        Ok(vec![Renewal::Renewed; claims.len()])
+    }
+
+    async fn settle(
+        &self,
+        settlements: &[Settlement],
+    ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
+        Ok(join_all(settlements.iter().map(|one| self.end(&one.claim, &one.outcome))).await)
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {
+        self.table.sweep(limit).await
+    }
+
+    /// Of leases that others have had on the table.
+    async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
+        if self.spec().has_lease() { self.table.upkeep(limit).await } else { Ok(Upkeep::default()) }
+    }
+
+    async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
+        self.table.taken(limit).await
+    }
+
+    async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.table.exhausted(limit).await
+    }
+
+    async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+        self.table.blocked(limit).await
+    }
+
+    async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
+        self.table.stats(take).await
+    }
+
+    async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
+        self.table.cancel(rows, message).await
+    }
+
+    async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        self.table.requeue(rows, attempts).await
+    }
+
+    async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
+        self.table.requeue_all(from, limit, attempts).await
+    }
+
+    async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
+        self.table.purge(limit).await
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
+        self.table.listen().await
+    }
+}
+
+impl fmt::Debug for HeldStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldStore").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for HeldStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.held.fmt(f)
+    }
+}

@@ -1,0 +1,132 @@
+//! Giving rows up, and another try.
+
+use std::collections::HashSet;
+
+use super::PgClaims;
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::name::literal;
+use crate::spec::Tracking;
+use crate::sql::query::Query;
+use crate::sql::settled::storable;
+use crate::sql::words::{NOW, Words, checked, column, list};
+use crate::state::State;
+
+const REQUEUE: &str = "requeue rows";
+
+impl PgClaims {
+    pub(super) async fn requeue_rows(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
+        let attempts = self.spec_ref().attempts_to_add(attempts)?;
+        let sql = self.remembered("requeue".to_owned(), || requeue(self.words(), &given_up(self.words())));
+        self.count_requeued(with_keys(Query::new(sql).bind(attempts)?, rows)?).await
+    }
+
+    pub(super) async fn cancel_rows(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
+        const CANCEL: &str = "cancel rows";
+        let failed = self.spec_ref().needs_failed()?;
+        let sql = self.remembered("cancel".to_owned(), || cancel(self.words(), failed));
+        let query = with_keys(Query::new(sql).bind(storable(message))?, rows)?;
+        Ok(self.server().rows(&query).await.map_err(|fault| fault.error(CANCEL))?.len() as u64)
+    }
+
+    pub(super) async fn requeue_state(
+        &self,
+        from: &State,
+        limit: u32,
+        attempts: u32,
+    ) -> Result<u64, ClaimError> {
+        let attempts = self.spec_ref().attempts_to_add(attempts)?;
+        self.spec_ref().is_given_up(from)?;
+        let sql = requeue(self.words(), &in_state(self.words(), from, limit));
+        self.count_requeued(Query::new(sql).bind(attempts)?).await
+    }
+
+    async fn count_requeued(&self, query: Query) -> Result<u64, ClaimError> {
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(REQUEUE))?;
+        if !rows.is_empty() {
+            self.announce_returned().await;
+        }
+        Ok(rows.len() as u64)
+    }
+}
+
+/// The next two values: each key once.
+fn with_keys(query: Query, rows: &[RowKey]) -> Result<Query, ClaimError> {
+    let rows: Vec<&RowKey> = rows.iter().collect::<HashSet<_>>().into_iter().collect();
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let queues: Vec<Option<&str>> = rows.iter().map(|row| row.queue.as_deref()).collect();
+    query.bind(ids)?.bind(queues)
+}
+
+/// Rows with the keys `$2` and `$3` that can be taken, or are, fail with the message `$1`. Owner and lease of one that is
+/// taken are emptied, so that its claim is superseded.
+pub(super) fn cancel(words: &Words, failed: &State) -> String {
+    let inner = words.inner();
+    let unsettled: Vec<State> = inner.states.takeable.iter().chain(&inner.states.taken).cloned().collect();
+    let mut set = words.let_go();
+    set.push(format!("{} = {}", inner.state.quoted(), literal(failed.as_str())));
+    if let Tracking::Columns { owner, epoch, .. } = &inner.tracking {
+        let (owner, now, next) = (column("t", owner), column("t", epoch), words.next_epoch());
+        set.push(format!("{} = CASE WHEN {owner} IS NULL THEN {now} ELSE {next} END", epoch.quoted()));
+    }
+    set.extend(inner.error.iter().map(|error| format!("{} = $1::text", error.quoted())));
+    set.extend(inner.settled_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
+    let freed = words.side.as_ref().map_or(String::new(), |side| {
+        let queue = if words.queue.is_some() { "due.queue::text" } else { "''" };
+        format!(
+            ", freed AS (DELETE FROM {} x USING due WHERE x.tab = {} AND x.queue = {queue} AND x.id = due.id::text)",
+            side.table, side.tab
+        )
+    });
+    format!(
+        "WITH due AS MATERIALIZED (SELECT {} FROM {} WHERE {} ORDER BY {} FOR NO KEY UPDATE OF t SKIP LOCKED){freed} \
+         UPDATE {} AS t SET {} FROM due WHERE {} RETURNING 1",
+        words.key(),
+        words.listed("$2", "$3"),
+        checked(&format!("{} IN ({})", words.state(), list(&unsettled))),
+        words.lock_order(),
+        words.table,
+        set.join(", "),
+        words.same_row("due"),
+    )
+}
+
+/// Those of the rows with the keys `$2` and `$3` that failed or are exhausted.
+pub(super) fn given_up(words: &Words) -> String {
+    let (listed, given_up) = (words.listed("$2", "$3"), checked(&words.given_up("t")));
+    format!(
+        "SELECT {} FROM {listed} WHERE {given_up} ORDER BY {} FOR NO KEY UPDATE OF t",
+        words.key(),
+        words.lock_order()
+    )
+}
+
+/// At most so many rows in this state. The number is known when the server plans.
+pub(super) fn in_state(words: &Words, state: &State, limit: u32) -> String {
+    format!(
+        "SELECT {} FROM {} t{} LIMIT {limit} FOR NO KEY UPDATE OF t SKIP LOCKED",
+        words.key(),
+        words.table,
+        words.given_up_in(state, "")
+    )
+}
+
+/// Returns the rows that `picked` selects, with `$1` attempts more; a row without a limit stays so.
+pub(super) fn requeue(words: &Words, picked: &str) -> String {
+    let inner = words.inner();
+    let mut set = vec![format!("{} = {}", inner.state.quoted(), words.home())];
+    set.extend(inner.attempts.iter().map(|left| {
+        let (name, now) = (left.quoted(), column("t", left));
+        format!(
+            "{name} = CASE WHEN {now} IS NOT NULL THEN LEAST(GREATEST({now}, 0)::bigint + $1::bigint, 2147483647)::int4 END"
+        )
+    }));
+    set.extend(inner.ready_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
+    set.extend(inner.settled_at.iter().map(|at| format!("{} = NULL", at.quoted())));
+    format!(
+        "WITH due AS MATERIALIZED ({picked}) UPDATE {} AS t SET {} FROM due WHERE {} RETURNING 1",
+        words.table,
+        set.join(", "),
+        words.same_row("due"),
+    )
+}

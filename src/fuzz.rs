@@ -1,0 +1,257 @@
+//! URLs of stores and durations. No password is shown.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use fuzzing::{Fuzz, text};
+use leasehold_api::Error;
+
+use crate::parse_duration;
+use crate::postgres_url::{PgHash, PgPooler, PgStore, PgTarget};
+use crate::target::Target;
+
+const PASSWORD: &str = "Hunter2x";
+
+const URLS: Fuzz<'_> = Fuzz {
+    target: "urls",
+    inputs: 10_000,
+    examples: &[
+        "memory:",
+        "memory:jobs?ttl=30s",
+        "file:///var/lib/locks?poll=20ms&mode=0660&read-only=true",
+        "file://localhost/var/lib/my%20locks",
+        "file://app:Hunter2x@host/locks",
+        "postgres://app:Hunter2x@db:5432/ledger?sslmode=require",
+        "postgresql+advisory://app:Hunter2x@[::1]:5433/my%20db?hash=djb2-reverse&confirm_every=500ms&lost_after=3s&server_gives_up=1m",
+        "postgres+advisory-xact://db/x?password=Hunter2x&user=app&pooler=transaction&connect_timeout=3",
+        "postgres+row://a%40b:p%3FHunter2x%2F@/x?host=/run/pg&schema=My%20%22locks&install=true&poll=500ms",
+        "postgres+ttl://app:Hunter2x@db/x?ttl=45s&options=-c%20work_mem%3D1MB&options[geqo]=off&statement_timeout=2s",
+    ],
+    words: &[
+        "postgres://",
+        "app:Hunter2x@",
+        ":Hunter2x@",
+        "Hunter2x",
+        "password=",
+        "?password=Hunter2x",
+        "&schema=",
+        "&schema=a",
+        "sslmode=",
+        "sslrootcert=",
+        "application_name=",
+        "hostaddr=",
+        "port=",
+        "dbname=",
+        "options=",
+        "statement-cache-capacity=",
+        "lost_after=",
+        "ttl=",
+        "30s",
+        "hash=",
+        "raw",
+        "[::1]",
+        "%40",
+        "%zz",
+        "+row",
+        "//",
+        "@db",
+    ],
+};
+
+#[test]
+fn fuzz_urls() {
+    URLS.check(|input| {
+        let url = text(input);
+        let parsed = Target::parse(&url);
+        let shown = format!("{parsed:?}") + &parsed.as_ref().err().map(said).unwrap_or_default();
+        is_silent(&url, &shown);
+        if let Some((target, printed)) =
+            parsed.ok().and_then(|target| print(&target).map(|url| (target, url)))
+        {
+            let again = Target::parse(&printed).unwrap_or_else(|error| panic!("{printed}: {error}"));
+            assert_eq!(described(again), described(target), "{printed}");
+        }
+        #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+        {
+            let config = crate::postgres_config(&url);
+            let shown = config.as_ref().map(|config| format!("{config:?} {config}"));
+            is_silent(&url, &shown.unwrap_or_else(said));
+        }
+    });
+}
+
+/// All that an error has to say.
+fn said(error: &Error) -> String {
+    let mut text = format!("{error} {error:?}");
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text += &format!(" {source} {source:?}");
+        cause = source.source();
+    }
+    text
+}
+
+fn is_silent(url: &str, shown: &str) {
+    assert!(!has_password(url) || !shown.contains(PASSWORD), "the password is shown: {shown}");
+}
+
+/// Whether somebody means a password by it, who may not have escaped it.
+fn has_password(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else { return false };
+    let Some((before, behind)) = rest.split_once(PASSWORD) else { return false };
+    let is_scheme = scheme.trim().chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    let is_path = scheme.trim().eq_ignore_ascii_case("file") && before.contains('/');
+    let of_user = !is_path && before.contains(':') && !before.contains('@') && behind.contains('@');
+    let is_parameter = before.ends_with("?password=") || before.ends_with("&password=");
+    let is_first = before.matches('?').count() == 1 && !before.contains('#');
+    // As the parser reads it, so that it is not shown from elsewhere.
+    let plain = url.replace(['\t', '\n', '\r'], "");
+    let decoded = url::form_urlencoded::parse(plain.as_bytes());
+    let times: usize = decoded.map(|(name, value)| (name + &*value).matches(PASSWORD).count()).sum();
+    is_scheme && times == 1 && (of_user || is_parameter && is_first)
+}
+
+/// All that is known of it, with directories as they are compared.
+fn described(mut target: Target) -> (String, String) {
+    let server = match &mut target {
+        Target::Postgres(target) => target.server.0.clone(),
+        Target::File { directory, .. } => {
+            *directory = directory.components().collect();
+            String::new()
+        }
+        Target::Memory { .. } => String::new(),
+    };
+    (format!("{target:?}"), server)
+}
+
+/// As it is written, unless it takes millions of years: those have no spelling that is always read.
+fn written(duration: Duration) -> Option<String> {
+    let days = duration.as_secs() / 86_400;
+    (days <= 1_000_000).then(|| format!("{days}d{}ms", duration.as_millis() % 86_400_000))
+}
+
+/// A URL of the same.
+fn print(target: &Target) -> Option<String> {
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    let mut duration = |name: &str, value: &Option<Duration>| {
+        if let Some(value) = value {
+            query.append_pair(name, &written(*value)?);
+        }
+        Some(())
+    };
+    let text = match target {
+        Target::Memory { name, ttl } => {
+            duration("ttl", ttl)?;
+            format!("memory:{}?{}", name.as_deref().unwrap_or_default(), query.finish())
+        }
+        Target::File { directory, poll, mode, read_only } => {
+            duration("poll", poll)?;
+            if let Some(mode) = mode {
+                query.append_pair("mode", &format!("{mode:o}"));
+            }
+            if *read_only {
+                query.append_pair("read-only", "true");
+            }
+            let directory = url::Url::from_file_path(directory).unwrap();
+            format!("{directory}?{}", query.finish())
+        }
+        Target::Postgres(target) => {
+            for (name, value) in [
+                ("connect_timeout", &target.connect_timeout),
+                ("statement_timeout", &target.statement_timeout),
+                ("confirm_every", &target.confirm_every),
+                ("lost_after", &target.lost_after),
+                ("server_gives_up", &target.server_gives_up),
+                ("ttl", &target.ttl),
+                ("poll", &target.poll),
+            ] {
+                duration(name, value)?;
+            }
+            words(target, &mut query);
+            let (_, server) = target.server.0.split_once(':').unwrap();
+            // Without a host, a user is read at the end of a URL alone, and there control characters are left out.
+            if server.ends_with(|c: char| c == '@' || c.is_ascii_control()) {
+                return None;
+            }
+            let joint = if server.contains('?') { '&' } else { '?' };
+            format!("{}:{server}{joint}{}", scheme(target.store), query.finish())
+        }
+    };
+    Some(text)
+}
+
+fn words(target: &PgTarget, query: &mut url::form_urlencoded::Serializer<'_, String>) {
+    if let Some(schema) = &target.schema {
+        query.append_pair("schema", schema);
+    }
+    query.append_pair("install", if target.install { "true" } else { "false" });
+    if let Some(pooler) = target.pooler {
+        let word = match pooler {
+            PgPooler::Detect => "detect",
+            PgPooler::Transaction => "transaction",
+            PgPooler::None => "none",
+        };
+        query.append_pair("pooler", word);
+    }
+    if let Some(hash) = target.hash {
+        let word = match hash {
+            PgHash::Fnv => "fnv",
+            PgHash::Sha256 => "sha256",
+            PgHash::Raw => "raw",
+            PgHash::Pair => "pair",
+            PgHash::Djb2 => "djb2",
+            PgHash::Djb2Reverse => "djb2-reverse",
+            PgHash::Sqlx => "sqlx",
+        };
+        query.append_pair("hash", word);
+    }
+}
+
+fn scheme(store: PgStore) -> &'static str {
+    match store {
+        PgStore::Advisory => "postgres",
+        PgStore::AdvisoryXact => "postgres+advisory-xact",
+        PgStore::Row => "postgres+row",
+        PgStore::Ttl => "postgres+ttl",
+    }
+}
+
+const DURATIONS: Fuzz<'_> = Fuzz {
+    target: "durations",
+    inputs: 20_000,
+    examples: &["250ms", "30s", "5m", "1h", "7d", "1h30m", "1d2h3m4s5ms", "1000000d", "PT30S"],
+    words: &["d", "h", "m", "s", "ms", "us", "y", "1", "99999999999", "٣"],
+};
+
+#[test]
+fn fuzz_durations() {
+    DURATIONS.check(|input| {
+        let given = text(input);
+        let Ok(duration) = parse_duration(&given) else { return };
+        assert_eq!(duration, sum(&given), "{given}");
+        if let Some(text) = written(duration) {
+            assert_eq!(parse_duration(&text).unwrap(), duration);
+        }
+    });
+}
+
+/// The sum of numbers with units.
+fn sum(text: &str) -> Duration {
+    let (mut millis, mut rest) = (0, text);
+    while let Some(end) = rest.find(|c: char| !c.is_ascii_digit()) {
+        let number: u128 = rest[..end].parse().unwrap();
+        let unit_end = rest[end..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |at| end + at);
+        let unit = match &rest[end..unit_end] {
+            "d" => 86_400_000,
+            "h" => 3_600_000,
+            "m" => 60_000,
+            "s" => 1_000,
+            "ms" => 1,
+            other => panic!("{other} is no unit"),
+        };
+        millis += number * unit;
+        rest = &rest[unit_end..];
+    }
+    assert_eq!(rest, "");
+    Duration::from_millis(millis.try_into().unwrap())
+}

@@ -1,0 +1,294 @@
+//! One store, its workers, and one fault after the other.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::{Capabilities, ListQuery, Lock, LockExt as _};
+
+use crate::checker::{self, Circumstances, Done, Findings};
+use crate::clock::{self, Clock};
+use crate::disk::{self, Disk};
+use crate::faults::{self, Fault, Scene};
+use crate::names;
+use crate::processes::{Commands, How, Workers};
+use crate::record;
+use crate::register::{self, KEYS};
+use crate::server::Server;
+use crate::stalls::Stalls;
+use crate::worker::{Broken, now};
+
+/// Beyond what a store declares: a call that is made again, and a machine with other work.
+const SLACK: Duration = Duration::from_secs(10);
+/// How long a class of faults may be without effect before the campaign is given up.
+const FUTILE: Duration = Duration::from_secs(120);
+/// Grants of a store without which nothing was tried.
+const MINIMUM: usize = 100;
+
+/// A store and what it is put through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Store {
+    pub(crate) name: &'static str,
+    /// Scheme and further parameters of its URL, if it has a server.
+    pub(crate) server: Option<(&'static str, &'static str)>,
+    pub(crate) faults: &'static [Fault],
+    /// Those by which the store ends holds of which their holders may not know at once.
+    pub(crate) gaps: &'static [Fault],
+}
+
+pub(crate) const STORES: [Store; 5] = [
+    Store { name: names::STORES[0], server: None, faults: faults::OF_FILES, gaps: &[] },
+    Store { server: Some(("postgres+advisory", "")), ..advisory(names::STORES[1]) },
+    Store { server: Some(("postgres+advisory-xact", "")), ..advisory(names::STORES[2]) },
+    Store {
+        name: names::STORES[3],
+        server: Some(("postgres+row", "")),
+        faults: faults::OF_ROWS,
+        // They stay shut.
+        gaps: &[],
+    },
+    Store {
+        name: names::STORES[4],
+        server: Some(("postgres+ttl", "&ttl=2s")),
+        faults: faults::ALL,
+        gaps: faults::THAT_END_LEASES,
+    },
+];
+
+const fn advisory(name: &'static str) -> Store {
+    Store { name, server: None, faults: faults::ALL, gaps: faults::THAT_END_SESSIONS }
+}
+
+/// What somebody asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) seed: u64,
+    /// For each store; in any case until each class of faults has taken effect.
+    pub(crate) time: Duration,
+    /// Those that are wanted; empty: all that the machine can.
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) broken: Option<Broken>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) store: &'static str,
+    pub(crate) elapsed: Duration,
+    /// How often each fault happened, and how often it took effect.
+    pub(crate) faults: BTreeMap<Fault, (usize, usize)>,
+    /// Faults that this machine cannot do, and why.
+    pub(crate) left_out: Vec<String>,
+    pub(crate) stalls: usize,
+    pub(crate) findings: Findings,
+}
+
+/// What this machine can do to a store.
+struct Means {
+    faults: Vec<Fault>,
+    left_out: Vec<String>,
+    disk: Option<Disk>,
+    faketime: Option<PathBuf>,
+}
+
+impl Means {
+    /// Of a store whose files, if it has any, are in `locks`.
+    fn find(store: Store, wanted: &[Fault], locks: &Path) -> Self {
+        let is_wanted = |fault: &Fault| wanted.is_empty() || wanted.contains(fault);
+        let faults = store.faults.iter().copied().filter(is_wanted).collect();
+        let mut means = Self { faults, left_out: Vec::new(), disk: None, faketime: None };
+        let is_named = !wanted.is_empty();
+        if store.server.is_none() && means.faults.contains(&Fault::DiskFull) {
+            means.disk = means.need(Fault::DiskFull, is_named, Disk::mount(locks));
+        }
+        if store.server.is_some() && means.faults.contains(&Fault::DiskFull) {
+            means.need(Fault::DiskFull, is_named, disk::prlimit());
+        }
+        if !cfg!(target_os = "linux") && means.faults.contains(&Fault::KillCommand) {
+            let kills = "elsewhere than on Linux a command outlives the `leasehold run` that is killed";
+            means.need(Fault::KillCommand, is_named, Err::<(), _>(kills.to_owned()));
+        }
+        // The ends of leases can be moved instead.
+        let has_instead = |fault| fault == Fault::ServerClock && store.gaps == faults::THAT_END_LEASES;
+        let faketime = clock::faketime();
+        for fault in [Fault::ServerClock, Fault::ClientClock] {
+            if means.faults.contains(&fault) && !has_instead(fault) {
+                means.need(fault, is_named, faketime.clone());
+            }
+        }
+        means.faketime = faketime.ok();
+        means
+    }
+
+    /// What was named has to be done; what was not is done where it can.
+    fn need<T>(&mut self, fault: Fault, is_named: bool, means: Result<T, String>) -> Option<T> {
+        let reason = match means {
+            Ok(means) => return Some(means),
+            Err(reason) => format!("{}: {reason}", fault.name()),
+        };
+        assert!(!is_named, "{reason}");
+        self.faults.retain(|kind| *kind != fault);
+        self.left_out.push(reason);
+        None
+    }
+}
+
+/// Tortures one store; `None` if it knows none of the wanted faults.
+pub(crate) async fn torture(store: Store, settings: &Settings) -> Option<Report> {
+    let home = tempfile::tempdir().unwrap();
+    let (dir, locks) = (home.path().join("records"), home.path().join("locks"));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::create_dir(&locks).unwrap();
+    let Means { faults: kinds, left_out, disk, faketime } = Means::find(store, &settings.faults, &locks);
+    if kinds.is_empty() {
+        return None;
+    }
+    let (server, url) = match store.server {
+        Some((scheme, parameters)) => {
+            let (server, url) = Server::start(scheme, parameters, faketime.as_deref()).await;
+            (Some(server), url)
+        }
+        None => (None, format!("file://{}", locks.display())),
+    };
+    let declared = connect(&url).await.capabilities().clone();
+    let how = How { url: url.clone(), dir: dir.clone(), broken: settings.broken };
+    let commands = Commands::start(&how);
+    let workers = Workers::start(how, faketime.as_deref().map(Clock::new), settings.seed);
+    let mut scene =
+        Scene { workers, commands, server, disk, has_leases: declared.lease.is_some(), dir: &dir };
+    let mut circumstances = promised(&declared);
+    let (stalls, begun) = (Stalls::watch(), Instant::now());
+    let counts = go_on(&mut scene, &kinds, store.gaps, settings, &mut circumstances).await;
+    circumstances.end = now();
+    scene.commands.end();
+    scene.workers.end();
+    circumstances.stalls = stalls.seen();
+    let elapsed = begun.elapsed();
+    let sections: Vec<_> =
+        faults::records(&dir).iter().flat_map(|text| record::read(text).sections).collect();
+    let mut findings = checker::check(&sections, &circumstances);
+    let never = counts.iter().filter(|(_, (_, effective))| *effective == 0);
+    findings.violations.extend(never.map(|(fault, _)| format!("{} never took effect", fault.name())));
+    if findings.grants < MINIMUM {
+        findings.violations.push(format!("{} grants prove nothing", findings.grants));
+    }
+    findings.violations.extend(leftovers(&url, &scene, &locks, circumstances.bound).await);
+    drop(scene);
+    if !findings.violations.is_empty() && settings.broken.is_none() {
+        findings.violations.push(format!("the records are kept in {}", home.keep().display()));
+    }
+    Some(Report {
+        store: store.name,
+        elapsed,
+        faults: counts,
+        left_out,
+        stalls: circumstances.stalls.len(),
+        findings,
+    })
+}
+
+/// By the harness itself; a machine with other work may need more than one attempt.
+async fn connect(url: &str) -> Arc<dyn Lock> {
+    let begun = Instant::now();
+    loop {
+        match leasehold::connect(url).await {
+            Ok(lock) => return lock,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(60), "cannot connect: {error}"),
+        }
+    }
+}
+
+fn promised(declared: &Capabilities) -> Circumstances {
+    let bound = declared.crash_release.unwrap_or(declared.loss_detection) + declared.handover + SLACK;
+    Circumstances { bound, loss: declared.loss_detection, ..Circumstances::default() }
+}
+
+/// One fault after the other until the time is up, and each has taken effect.
+async fn go_on(
+    scene: &mut Scene<'_>,
+    kinds: &[Fault],
+    gaps: &[Fault],
+    settings: &Settings,
+    circumstances: &mut Circumstances,
+) -> BTreeMap<Fault, (usize, usize)> {
+    let mut random = fastrand::Rng::with_seed(settings.seed);
+    let mut counts: BTreeMap<Fault, (usize, usize)> = kinds.iter().map(|fault| (*fault, (0, 0))).collect();
+    let mut next = kinds.to_vec();
+    random.shuffle(&mut next);
+    let begun = Instant::now();
+    register::settle(scene.dir, SLACK).await;
+    loop {
+        let missing: Vec<_> =
+            kinds.iter().filter(|fault| counts[fault].1 == 0 && !next.contains(fault)).copied().collect();
+        let is_over = begun.elapsed() > settings.time && next.is_empty();
+        if is_over && (missing.is_empty() || begun.elapsed() > settings.time + FUTILE) {
+            return counts;
+        }
+        let fault = next.pop().unwrap_or_else(|| {
+            let candidates = if is_over { &missing } else { kinds };
+            candidates[random.usize(..candidates.len())]
+        });
+        // A long run is about grants as well.
+        let calm = if settings.time.is_zero() { 50..500 } else { 100..1500 };
+        tokio::time::sleep(Duration::from_millis(random.u64(calm))).await;
+        let begin = now();
+        let took_effect = scene.disturb(fault, &mut random).await;
+        let gap = gaps.contains(&fault).then_some(circumstances.loss);
+        circumstances.faults.push(Done { fault: fault.name(), begin, end: now(), gap });
+        let count = counts.entry(fault).or_default();
+        *count = (count.0 + 1, count.1 + usize::from(took_effect));
+        // The next one comes into the middle of this one's consequences, or after them.
+        if random.bool() {
+            register::settle(scene.dir, circumstances.bound + Duration::from_secs(1)).await;
+        }
+    }
+}
+
+/// What is left after the last worker: nothing is held, each key can be had, and the server knows of nobody.
+async fn leftovers(url: &str, scene: &Scene<'_>, locks: &Path, bound: Duration) -> Vec<String> {
+    let mut left = Vec::new();
+    let lock = connect(url).await;
+    let begun = Instant::now();
+    let held = loop {
+        // Killed holders keep theirs for as long as the store says.
+        let held = match lock.admin().unwrap().list(&ListQuery::new()).await {
+            Ok(held) => held.iter().map(|hold| format!("is still held: {hold:?}")).collect(),
+            Err(error) => vec![format!("cannot be listed: {error}")],
+        };
+        if held.is_empty() || begun.elapsed() > bound {
+            break held;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    for key in KEYS.iter().filter(|_| held.is_empty()) {
+        let had = match lock.key(*key).wait(bound).acquire().await {
+            Ok(guard) => guard.release().await,
+            Err(error) => Err(error),
+        };
+        left.extend(had.err().map(|error| format!("{key} cannot be had any more: {error}")));
+    }
+    left.extend(held);
+    lock.close().await.unwrap();
+    drop(lock);
+    if let Some(server) = &scene.server {
+        let begun = Instant::now();
+        let known = loop {
+            let known = server.leftovers().await;
+            if known.is_empty() || begun.elapsed() > bound {
+                break known;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        left.extend(known.iter().map(|known| format!("is still at the server: {known}")));
+    } else {
+        let names = std::fs::read_dir(locks).unwrap().map(|entry| entry.unwrap().file_name());
+        let is_temporary = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".tmp");
+        let temporary = names.filter(is_temporary).count();
+        // A killed one leaves at most what the next one writes again.
+        if temporary > KEYS.len() {
+            left.push(format!("{temporary} temporary files are left"));
+        }
+    }
+    left
+}

@@ -1,0 +1,300 @@
+//! The workers of one store: processes of the small worker, and of the real command.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::clock::Clock;
+use crate::record;
+use crate::register::KEYS;
+use crate::worker::{self, CALLERS, line};
+
+const WORKERS: usize = 4;
+const RUNNERS: usize = 2;
+/// For a process to end: the longest call of any store, and more.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a fault waits for its victim to be in a section.
+const AIM: Duration = Duration::from_millis(500);
+/// How often something is looked at that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How workers are started.
+#[derive(Clone, Debug)]
+pub(crate) struct How {
+    pub(crate) url: String,
+    pub(crate) dir: PathBuf,
+    pub(crate) broken: Option<worker::Broken>,
+}
+
+/// The processes of the small worker.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    how: How,
+    /// Of the first worker, if it can be set.
+    clock: Option<Clock>,
+    processes: Vec<(u64, Child)>,
+    seeds: u64,
+}
+
+impl Workers {
+    pub(crate) fn start(how: How, clock: Option<Clock>, seed: u64) -> Self {
+        let mut workers = Self { how, clock, processes: Vec::new(), seeds: seed << 16 };
+        (0..WORKERS).for_each(|at| workers.start_worker(at));
+        workers
+    }
+
+    fn start_worker(&mut self, at: usize) {
+        self.seeds += 1;
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "worker::worker", "--nocapture"])
+            .env(worker::SEED, self.seeds.to_string())
+            .env(worker::URL, &self.how.url)
+            .env(worker::DIR, &self.how.dir)
+            .stdout(Stdio::null());
+        if let Some(broken) = self.how.broken {
+            command.env(worker::BROKEN, broken.name());
+        }
+        if let Some(clock) = self.clock.as_ref().filter(|_| at == 0) {
+            command.envs(clock.variables());
+        }
+        self.processes.insert(at, (self.seeds, command.spawn().unwrap()));
+    }
+
+    /// Any of them.
+    pub(crate) fn victim(random: &mut fastrand::Rng) -> usize {
+        random.usize(..WORKERS)
+    }
+
+    /// Waits for a moment at which this worker is in a section.
+    pub(crate) async fn aim(&self, at: usize) {
+        wait_for(|| self.is_in_section(at)).await;
+    }
+
+    /// Whether a caller of this worker has begun a section that it has not ended.
+    pub(crate) fn is_in_section(&self, at: usize) -> bool {
+        let seed = self.processes[at].0;
+        (0..CALLERS).any(|number| ends_in_section(&worker::record(&self.how.dir, seed, number)))
+    }
+
+    pub(crate) fn signal(&self, at: usize, signal: Signal) {
+        let pid = Pid::from_child(&self.processes[at].1);
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Kills a worker and starts another; whether the first one was in a section.
+    pub(crate) fn kill(&mut self, at: usize) -> bool {
+        self.signal(at, Signal::KILL);
+        self.processes[at].1.wait().unwrap();
+        let was_in_section = self.is_in_section(at);
+        self.processes.remove(at);
+        self.start_worker(at);
+        was_in_section
+    }
+
+    /// Sets the wall clock of the first worker, where that can be done.
+    pub(crate) fn step_clock(&mut self, seconds: i64) {
+        if let Some(clock) = &mut self.clock {
+            clock.step(seconds);
+        }
+    }
+
+    /// How often the first worker has seen its wall clock jump.
+    pub(crate) fn clock_jumps(&self) -> u64 {
+        length(&worker::clock_record(&self.how.dir, self.processes[0].0))
+    }
+
+    /// Whether each has had a lock.
+    pub(crate) fn have_worked(&self) -> bool {
+        let of = |seed, number| length(&worker::record(&self.how.dir, seed, number));
+        self.processes.iter().all(|(seed, _)| (0..CALLERS).any(|number| of(*seed, number) > 0))
+    }
+
+    /// Lets all workers come to their end.
+    pub(crate) fn end(&mut self) {
+        std::fs::write(self.how.dir.join(worker::STOP), "").unwrap();
+        let begun = Instant::now();
+        for (_, worker) in &mut self.processes {
+            let status = loop {
+                if let Some(status) = worker.try_wait().unwrap() {
+                    break status;
+                }
+                assert!(begun.elapsed() < PATIENCE, "a worker does not end");
+                std::thread::sleep(PAUSE);
+            };
+            assert!(status.success(), "a worker failed: {status}");
+        }
+        self.processes.clear();
+        std::fs::remove_file(self.how.dir.join(worker::STOP)).unwrap();
+    }
+
+    pub(crate) fn start_all(&mut self) {
+        (0..WORKERS).for_each(|at| self.start_worker(at));
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for (_, worker) in &mut self.processes {
+            // Those that have ended already cannot be killed.
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+    }
+}
+
+/// Threads that run the command `leasehold run` again and again.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    runners: Vec<Arc<Runner>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Runner {
+    how: How,
+    number: usize,
+    is_stopped: AtomicBool,
+    /// The command that runs, and its record. A record ends with a killed command: what it had started may still write.
+    running: Mutex<Option<(Child, PathBuf)>>,
+}
+
+impl Commands {
+    pub(crate) fn start(how: &How) -> Self {
+        let program = program();
+        let runner = |number| {
+            let (is_stopped, running) = (AtomicBool::new(false), Mutex::new(None));
+            Arc::new(Runner { how: how.clone(), number, is_stopped, running })
+        };
+        let runners: Vec<_> = (0..RUNNERS).map(runner).collect();
+        let run = |runner: &Arc<Runner>| {
+            let (runner, program) = (runner.clone(), program.clone());
+            std::thread::spawn(move || runner.run(&program))
+        };
+        let threads = runners.iter().map(run).collect();
+        Self { runners, threads }
+    }
+
+    /// Kills a command, if one is in a section before long; whether it was.
+    pub(crate) async fn kill(&self, random: &mut fastrand::Rng) -> bool {
+        let runner = &self.runners[random.usize(..RUNNERS)];
+        let find = || runner.running().as_ref().is_some_and(|(_, record)| ends_in_section(record));
+        wait_for(find).await;
+        let record = {
+            let mut running = runner.running();
+            let Some((command, record)) = running.as_mut() else { return false };
+            command.kill().unwrap();
+            record.clone()
+        };
+        // Its command is killed with it: what it has not written by now was not to come.
+        wait_for(|| runner.running().as_ref().is_none_or(|(_, known)| *known != record)).await;
+        ends_in_section(&record)
+    }
+
+    /// Lets what runs come to its end.
+    pub(crate) fn end(&mut self) {
+        for runner in &self.runners {
+            runner.is_stopped.store(true, Ordering::SeqCst);
+        }
+        for thread in self.threads.drain(..) {
+            assert!(thread.join().is_ok(), "a command cannot be run");
+        }
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        for runner in &self.runners {
+            runner.is_stopped.store(true, Ordering::SeqCst);
+            if let Some((command, _)) = runner.running().as_mut() {
+                let _ = command.kill();
+            }
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Runner {
+    fn run(&self, program: &Path) {
+        let mut records = 0;
+        let mut random = fastrand::Rng::with_seed(self.number as u64);
+        while !self.is_stopped.load(Ordering::SeqCst) {
+            let record = self.how.dir.join(format!("command-{}-{records}.record", self.number));
+            let key = KEYS[random.usize(..KEYS.len())];
+            let before = length(&record);
+            let command = Command::new(program)
+                .args(["--quiet", "--url", &self.how.url, "run", key, "--wait", "2s", "--grace", "1s", "--"])
+                .arg(std::env::current_exe().unwrap())
+                .args(["--exact", "worker::command", "--nocapture"])
+                .env(worker::RECORD, &record)
+                .env(worker::DIR, &self.how.dir)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            *self.running() = Some((command, record.clone()));
+            let status = loop {
+                let status = self.running().as_mut().and_then(|(command, _)| command.try_wait().unwrap());
+                match status {
+                    Some(status) => break status,
+                    None => std::thread::sleep(PAUSE),
+                }
+            };
+            if status.signal().is_some() {
+                records += 1;
+            } else if status.success() && length(&record) > before {
+                line(&mut File::options().append(true).open(&record).unwrap(), "R");
+            }
+            *self.running() = None;
+            // Programs take much of the machine to start, which the workers are to have.
+            std::thread::sleep(Duration::from_millis(random.u64(..200)));
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<(Child, PathBuf)>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The command, where cargo puts it beside the tests.
+fn program() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.parent().unwrap().parent().unwrap().join("leasehold");
+    assert!(program.exists(), "{} is missing; `cargo xtask torture` builds it", program.display());
+    program
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |data| data.len())
+}
+
+fn ends_in_section(path: &Path) -> bool {
+    // Enough for the last line.
+    const TAIL: u64 = 512;
+    let read = || {
+        let record = File::open(path)?;
+        let mut tail = vec![0; TAIL as usize];
+        let filled = record.read_at(&mut tail, record.metadata()?.len().saturating_sub(TAIL))?;
+        tail.truncate(filled);
+        Ok::<_, std::io::Error>(tail)
+    };
+    record::is_in_section(&String::from_utf8_lossy(&read().unwrap_or_default()))
+}
+
+async fn wait_for(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() && begun.elapsed() < AIM {
+        tokio::time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,53 @@
+//! When the machine let nobody run.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::worker::now;
+
+const PAUSE: Duration = Duration::from_millis(20);
+/// Later than this is a stall.
+const LATE: Duration = Duration::from_millis(500);
+
+/// A thread that asks for nothing but to be woken in time.
+#[derive(Debug)]
+pub(crate) struct Stalls {
+    seen: Arc<Mutex<Vec<(u64, u64)>>>,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stalls {
+    pub(crate) fn watch() -> Self {
+        let (seen, is_over) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (stalls, stop) = (seen.clone(), is_over.clone());
+        let thread = std::thread::spawn(move || {
+            let mut last = now();
+            while !stop.load(Ordering::SeqCst) {
+                std::thread::sleep(PAUSE);
+                let woken = now();
+                if Duration::from_nanos(woken - last) > LATE {
+                    stalls.lock().unwrap_or_else(PoisonError::into_inner).push((last, woken));
+                }
+                last = woken;
+            }
+        });
+        Self { seen, is_over, thread: Some(thread) }
+    }
+
+    /// From when to when it was not woken.
+    pub(crate) fn seen(&self) -> Vec<(u64, u64)> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Stalls {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
