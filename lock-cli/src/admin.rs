@@ -224,14 +224,16 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
 }
 
 /// A table with a row for each hold, and one for a key without any. Some columns only where there is something
-/// to say: the mode where keys are shared, the number of waiters where the store knows of any.
+/// to say: the mode where keys are shared, the end of a cooldown, the number of waiters where the store knows of any.
 fn listed(keys: &[KeyInfo]) -> String {
     let with_waiters = keys.iter().any(|seen| seen.waiters.is_some());
     let with_modes = keys.iter().flat_map(|seen| &seen.holders).any(|hold| hold.mode != Mode::Exclusive);
-    let names = ["KEY", "STATE", "MODE", "WHO", "SINCE", "FOR", "TOKEN", "WAITERS", "LABEL"];
+    let with_cooldowns = keys.iter().any(|seen| opens_in(seen).is_some());
+    let names = ["KEY", "STATE", "MODE", "WHO", "SINCE", "FOR", "OPENS IN", "TOKEN", "WAITERS", "LABEL"];
     let is_shown = |column: &usize| match names[*column] {
         "WAITERS" => with_waiters,
         "MODE" => with_modes,
+        "OPENS IN" => with_cooldowns,
         _ => true,
     };
     let columns: Vec<usize> = (0..names.len()).filter(is_shown).collect();
@@ -242,14 +244,14 @@ fn listed(keys: &[KeyInfo]) -> String {
     output::table(&header, rows)
 }
 
-fn rows(seen: &KeyInfo) -> Vec<[String; 9]> {
+fn rows(seen: &KeyInfo) -> Vec<[String; 10]> {
     if seen.holders.is_empty() {
         return vec![row(seen, None)];
     }
     seen.holders.iter().map(|hold| row(seen, Some(hold))).collect()
 }
 
-fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
+fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 10] {
     let label = hold.and_then(|hold| hold.label.as_deref());
     [
         output::printable(&seen.key.to_string()),
@@ -258,6 +260,7 @@ fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 9] {
         output::or_dash(hold.map(who)),
         output::or_dash(hold.and_then(|hold| hold.since).map(output::moment)),
         output::or_dash(hold.and_then(held_for).map(output::duration)),
+        output::or_dash(opens_in(seen)),
         output::or_dash(hold.and_then(|hold| hold.token).map(|token| token.to_string())),
         output::or_dash(seen.waiters.map(|waiters| waiters.to_string())),
         output::or_dash(label.map(output::label)),
@@ -303,6 +306,11 @@ fn state(seen: &KeyInfo) -> &'static str {
         Some(hold) => state_of_hold(hold.state),
         None => "free",
     }
+}
+
+/// When the next grant is possible, where a cooldown alone keeps others out.
+fn opens_in(seen: &KeyInfo) -> Option<String> {
+    seen.cooldown.filter(|_| state(seen) == "cooling").map(output::left)
 }
 
 fn state_of_hold(state: HoldState) -> &'static str {
@@ -437,6 +445,24 @@ mod tests {
         let text = listed(&[seen]);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!((lines[0][6], *lines[1].iter().rev().nth(1).unwrap()), ("WAITERS", "3"), "{text}");
+    }
+
+    #[test]
+    fn a_cooldown_has_a_column_that_says_when_it_ends() {
+        let mut held_with_cooldown = held();
+        held_with_cooldown.cooldown = Some(Duration::from_secs(7));
+        assert!(
+            !listed(&[held(), held_with_cooldown.clone()]).contains("OPENS IN"),
+            "a release opens it, or not"
+        );
+        let text = listed(&[held_with_cooldown, cooling()]);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(lines[0].windows(2).any(|words| words == ["OPENS", "IN"]), "{text}");
+        assert_eq!(
+            (lines[2][1], lines[2].contains(&"7s"), lines[1].contains(&"7s")),
+            ("cooling", true, false),
+            "{text}"
+        );
     }
 
     #[test]
