@@ -126,7 +126,9 @@ async fn losses_that_race_with_their_grants() {
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(acquiring));
     });
     orders.assert_at_rest();
-    let counted = [("error", f64::from(GRANTS - granted)), ("granted", f64::from(granted))];
+    let mut counted = vec![("error", f64::from(GRANTS - granted)), ("granted", f64::from(granted))];
+    // What never happened has no counter: on a busy machine the other thread may be late each time.
+    counted.retain(|(_, count)| *count > 0.0);
     assert_eq!(orders.attempts(), counts(&counted));
     assert!(orders.histogram("leasehold_lock_wait_time_seconds").0 >= f64::from(granted));
 }
