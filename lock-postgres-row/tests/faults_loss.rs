@@ -80,7 +80,8 @@ async fn a_commit_that_is_stalled_leaves_no_ghost() {
     // Also where the login acts as another role, which is told nothing of the login's sessions.
     let roles =
         "CREATE ROLE acts; CREATE ROLE logs_in LOGIN IN ROLE acts; ALTER ROLE logs_in SET role = 'acts';
-        GRANT USAGE ON SCHEMA leasehold TO acts; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO acts;
+        GRANT USAGE ON SCHEMA leasehold TO acts;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO acts;
         GRANT ALL ON ALL SEQUENCES IN SCHEMA leasehold TO acts";
     cluster.run_sql(database.name(), roles).await;
     for login in ["postgres", "logs_in"] {
