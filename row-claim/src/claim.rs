@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, LossReason, Lost};
+use leasehold_api::{LossReason, Lost};
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::oneshot;
 
-use crate::claimer::{Extend, Hold, Shared, closed};
+use crate::claimer::{Hold, Shared, closed};
 use crate::error::ClaimError;
 use crate::held::PgHold;
 use crate::id::OwnerToken;
@@ -313,28 +313,6 @@ impl Claim {
         self.shared.after(&outcome);
         self.shared.report_exhausted(&settled.exhausted);
         Ok(settled)
-    }
-
-    /// Lets the lease begin anew, and last `lease` from now on, with this and each later renewal.
-    ///
-    /// # Errors
-    ///
-    /// [`Superseded`](ClaimError::Superseded) when a row is not this claim's any more,
-    /// [`Busy`](ClaimError::Busy) when somebody is changing one at this moment, an `InvalidOption` for a lease
-    /// shorter than a millisecond, and what keeps the store from answering. The claim is as before then, or,
-    /// if that is not known, lasts no longer than either lease.
-    ///
-    /// # Cancel safety
-    ///
-    /// A call that was polled once goes on when it is dropped.
-    pub async fn extend(&self, lease: Duration) -> Result<(), ClaimError> {
-        if lease < Duration::from_millis(1) {
-            let message = "a lease shorter than a millisecond is none; ask for more, or settle the claim";
-            return Err(Error::new(ErrorKind::InvalidOption, message).into());
-        }
-        let (reply, answer) = oneshot::channel();
-        self.shared.extend(Extend { hold: Arc::clone(&self.hold), lease, reply });
-        answer.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 

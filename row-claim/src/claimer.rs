@@ -26,7 +26,7 @@ pub use backoff::Backoff;
 pub use builder::ClaimerBuilder;
 pub(crate) use hold::Hold;
 pub use on_failure::OnFailure;
-pub(crate) use shared::{Extend, Shared, closed};
+pub(crate) use shared::{Shared, closed};
 
 use crate::claim::Claim;
 use crate::error::ClaimError;

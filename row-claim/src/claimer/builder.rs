@@ -60,6 +60,11 @@ impl Config {
         (self.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500))
     }
 
+    /// After which part of its lease a claim is renewed.
+    pub(crate) fn renewal_part(&self) -> f64 {
+        self.renew_every.as_secs_f64() / self.lease.as_secs_f64()
+    }
+
     /// How long a claim may lie ready before it was one too many: a tenth of its lease.
     pub(crate) fn patience(&self) -> Duration {
         self.lease / 10
@@ -253,8 +258,8 @@ impl ClaimerBuilder {
         // Beyond that, moments in time cannot be counted with.
         config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
         config.poll = config.poll.map(|poll| poll.min(LONGEST));
-        let (shared, settlements, extensions) = shared::Shared::new(store, held, clock, config);
-        runtime.spawn(keeper::run(Arc::clone(&shared), extensions));
+        let (shared, settlements) = shared::Shared::new(store, held, clock, config);
+        runtime.spawn(keeper::run(Arc::clone(&shared)));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));
         runtime.spawn(sweeper::run(Arc::clone(&shared)));
         runtime.spawn(pruner::run(Arc::clone(&shared)));

@@ -27,10 +27,6 @@ pub(crate) struct Hold {
     stage: AtomicU8,
     /// From here on somebody else may have it.
     deadline: AtomicU64,
-    /// What renewals ask for, in nanoseconds.
-    lease: AtomicU64,
-    /// No renewal may be relied upon for longer than this, in nanoseconds.
-    cap: AtomicU64,
     /// When it is renewed next.
     due: AtomicU64,
     /// Whether a renewal is under way: there is one at a time, so that they cannot overtake each other.
@@ -38,47 +34,27 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// A claim whose taking was asked for at `asked`; `lease` is what renewals are to ask for, after `part` of
-    /// it. Where rows have a timeout of their own (`timed`), they keep it whatever is asked for.
-    pub(crate) fn new(
-        serial: u64,
-        claimed: Claimed,
-        asked: Moment,
-        lease: Duration,
-        part: f64,
-        timed: bool,
-    ) -> Self {
-        let cap = if timed { nanos(claimed.lease) } else { u64::MAX };
-        let window = claimed.lease;
+    /// A claim whose taking was asked for at `asked`. It is to be renewed after `part` of its lease.
+    pub(crate) fn new(serial: u64, claimed: Claimed, asked: Moment, part: f64) -> Self {
         let hold = Self {
             serial,
             claimed,
             signal: LossSignal::new(),
             stage: AtomicU8::new(READY),
             deadline: AtomicU64::new(0),
-            lease: AtomicU64::new(nanos(lease)),
-            cap: AtomicU64::new(cap),
             due: AtomicU64::new(0),
             renewing: AtomicBool::new(false),
         };
-        hold.deadline.store(asked.after(safe(window)).as_nanos(), Ordering::Release);
-        hold.due.store(asked.after(window.mul_f64(part)).as_nanos(), Ordering::Release);
+        hold.renewed(asked, part);
         hold
     }
 
-    /// The store has renewed it, asked at `sent` for `lease`. It is due again after `part` of its lease.
-    pub(crate) fn renewed(&self, sent: Moment, lease: Duration, part: f64) {
-        let window = lease.min(Duration::from_nanos(self.cap.load(Ordering::Acquire)));
-        self.lease.store(nanos(lease), Ordering::Release);
-        self.deadline.store(sent.after(safe(window)).as_nanos(), Ordering::Release);
-        self.due.store(sent.after(window.mul_f64(part)).as_nanos(), Ordering::Release);
-    }
-
-    /// It is not known whether the renewal that was sent at `sent` has arrived, or will: it may yet shorten
-    /// the lease, also after those to come.
-    pub(crate) fn maybe_renewed(&self, sent: Moment, lease: Duration) {
-        self.cap.fetch_min(nanos(lease), Ordering::AcqRel);
-        self.deadline.fetch_min(sent.after(safe(lease)).as_nanos(), Ordering::AcqRel);
+    /// The store has renewed it, asked at `sent`. It is due again after `part` of its lease.
+    pub(crate) fn renewed(&self, sent: Moment, part: f64) {
+        // A lease is over here a tenth before it is over in the store, for clocks that do not run alike.
+        let safe = self.lease() - self.lease() / 10;
+        self.deadline.store(sent.after(safe).as_nanos(), Ordering::Release);
+        self.due_at(sent.after(self.lease().mul_f64(part)));
     }
 
     pub(crate) fn due_at(&self, moment: Moment) {
@@ -93,13 +69,9 @@ impl Hold {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
+    /// That of its rows which lasts the shortest, where rows have a timeout of their own.
     pub(crate) fn lease(&self) -> Duration {
-        Duration::from_nanos(self.lease.load(Ordering::Acquire))
-    }
-
-    /// How long it may be worked on: what it asks for, or less.
-    pub(crate) fn window(&self) -> Duration {
-        self.lease().min(Duration::from_nanos(self.cap.load(Ordering::Acquire)))
+        self.claimed.lease
     }
 
     pub(crate) fn remaining(&self, clock: &dyn Clock) -> Duration {
@@ -162,13 +134,4 @@ impl fmt::Debug for Hold {
             .field("lost", &self.signal.reason())
             .finish_non_exhaustive()
     }
-}
-
-/// A lease is over here a tenth before it is over in the store, for clocks that do not run alike.
-fn safe(lease: Duration) -> Duration {
-    lease - lease / 10
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

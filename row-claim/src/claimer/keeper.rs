@@ -3,7 +3,6 @@
 //! It never awaits the store itself: calls are futures of its own set, so that a silent store delays neither
 //! a loss nor the next renewal.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,11 +12,10 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use leasehold_api::{Error, ErrorKind, LossReason};
 use leasehold_engine::Moment;
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::hold::Hold;
-use super::shared::{Extend, Shared, closed};
+use super::shared::Shared;
 use crate::error::ClaimError;
 use crate::store::{Outcome, Renewal};
 
@@ -25,19 +23,14 @@ use crate::store::{Outcome, Renewal};
 /// runtime's timers may stand still.
 const GLANCE: Duration = Duration::from_secs(1);
 
-type Reply = oneshot::Sender<Result<(), ClaimError>>;
-
-pub(crate) async fn run(shared: Arc<Shared>, requests: mpsc::UnboundedReceiver<Extend>) {
-    let part = shared.config.renew_every.as_secs_f64() / shared.config.lease.as_secs_f64();
-    Keeper { shared, requests, calls: FuturesUnordered::new(), queue: Vec::new(), part }.run().await;
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let part = shared.config.renewal_part();
+    Keeper { shared, calls: FuturesUnordered::new(), part }.run().await;
 }
 
 struct Keeper {
     shared: Arc<Shared>,
-    requests: mpsc::UnboundedReceiver<Extend>,
     calls: FuturesUnordered<BoxFuture<'static, Call>>,
-    /// Requests for claims that are being renewed already.
-    queue: Vec<Extend>,
     /// Which part of a lease passes before it is renewed.
     part: f64,
 }
@@ -45,9 +38,7 @@ struct Keeper {
 /// A renewal that was answered, or not.
 struct Call {
     holds: Vec<Arc<Hold>>,
-    lease: Duration,
     sent: Moment,
-    reply: Option<Reply>,
     answers: Result<Vec<Renewal>, ClaimError>,
 }
 
@@ -61,7 +52,6 @@ impl Keeper {
                 biased;
                 () = &mut calm => return,
                 Some(call) = self.calls.next() => self.answered(call),
-                Some(request) = self.requests.recv() => self.queue.push(request),
                 () = shared.kept.notified() => {}
                 () = at(look) => {}
             }
@@ -79,7 +69,6 @@ impl Keeper {
             }
             !hold.is_lost() && hold.deadline() > now
         });
-        self.extend();
         self.renew(&holds, now);
         let next = |hold: &Arc<Hold>| {
             if hold.renewing.load(Ordering::Acquire) {
@@ -101,44 +90,23 @@ impl Keeper {
         }
     }
 
-    /// Renews what is due, and with it what would be due soon: one statement for all that share a lease.
+    /// Renews what is due, and with it what would be due soon, in one statement.
     fn renew(&mut self, holds: &[Arc<Hold>], now: Moment) {
-        let is_free = |hold: &&Arc<Hold>| !hold.renewing.load(Ordering::Acquire);
-        if !holds.iter().filter(is_free).any(|hold| hold.due() <= now) {
+        let mut holds: Vec<_> =
+            holds.iter().filter(|hold| !hold.renewing.load(Ordering::Acquire)).cloned().collect();
+        if !holds.iter().any(|hold| hold.due() <= now) {
             return;
         }
-        let mut calls: BTreeMap<Duration, Vec<Arc<Hold>>> = BTreeMap::new();
-        for hold in holds.iter().filter(is_free) {
-            let soon = now.after(hold.window().mul_f64(self.part / 2.0));
-            if hold.due() <= soon {
-                calls.entry(hold.lease()).or_default().push(Arc::clone(hold));
-            }
-        }
-        for (lease, holds) in calls {
-            self.call(holds, lease, None);
-        }
-    }
-
-    /// Carries out requests whose claims are not being renewed at this moment.
-    fn extend(&mut self) {
-        for request in std::mem::take(&mut self.queue) {
-            if request.hold.renewing.load(Ordering::Acquire) {
-                self.queue.push(request);
-            } else {
-                self.call(vec![request.hold], request.lease, Some(request.reply));
-            }
-        }
-    }
-
-    fn call(&mut self, holds: Vec<Arc<Hold>>, lease: Duration, reply: Option<Reply>) {
+        holds.retain(|hold| hold.due() <= now.after(hold.lease().mul_f64(self.part / 2.0)));
         for hold in &holds {
             hold.renewing.store(true, Ordering::Release);
         }
         let store = Arc::clone(&self.shared.store);
         let sent = self.shared.clock.now();
+        let lease = self.shared.config.lease;
         // Whatever is not answered by then is asked again on another connection.
-        let window = holds.iter().map(|hold| hold.window()).min().unwrap_or(lease);
-        let limit = (window / 4).max(Duration::from_millis(10));
+        let shortest = holds.iter().map(|hold| hold.lease()).min().unwrap_or(lease);
+        let limit = (shortest / 4).max(Duration::from_millis(10));
         self.calls.push(Box::pin(async move {
             let claims: Vec<_> = holds.iter().map(|hold| hold.claimed.claim.clone()).collect();
             let answers = match timeout(limit, store.renew(&claims, lease)).await {
@@ -149,70 +117,50 @@ impl Keeper {
                 true => Ok(answers),
                 false => Err(unanswered("the store did not answer for each claim whether it is renewed")),
             });
-            Call { holds, lease, sent, reply, answers }
+            Call { holds, sent, answers }
         }));
     }
 
     fn answered(&mut self, call: Call) {
-        let Call { holds, lease, sent, mut reply, answers } = call;
+        let Call { holds, sent, answers } = call;
         let now = self.shared.clock.now();
         for hold in &holds {
             hold.renewing.store(false, Ordering::Release);
         }
-        let mut tell = |answer| {
-            if let Some(reply) = reply.take() {
-                // Nobody need wait for it.
-                let _ = reply.send(answer);
-            }
-        };
         let answers = match answers {
             Ok(answers) => answers,
             Err(error) => {
                 for hold in &holds {
-                    hold.maybe_renewed(sent, lease);
                     self.again_soon(hold, now);
                 }
                 tracing::warn!(store = %self.shared.store, %error, "a renewal failed and is tried again");
-                return tell(Err(error));
+                return;
             }
         };
         // They stay together, and not in step with other processes.
         let part = self.part * (0.9 + fastrand::f64() / 10.0);
         for (hold, answer) in holds.iter().zip(answers) {
             match answer {
-                Renewal::Renewed => {
-                    hold.renewed(sent, lease, part);
-                    tell(Ok(()));
-                }
-                Renewal::Busy => {
-                    self.again_soon(hold, now);
-                    let what = hold.claimed.rows.first().map_or_else(String::new, |row| row.key.to_string());
-                    tell(Err(ClaimError::Busy { what: format!("row {what}") }));
-                }
-                Renewal::Lost { row, current_epoch, state } => {
+                Renewal::Renewed => hold.renewed(sent, part),
+                Renewal::Busy => self.again_soon(hold, now),
+                Renewal::Lost { row, current_epoch, .. } => {
                     // It may be its own end, which is being written, that the store has seen.
                     self.again_soon(hold, now);
                     if hold.lose(LossReason::Gone) {
                         tracing::warn!(%row, ?current_epoch, "a claim was lost to somebody else");
                     }
-                    let claimed = hold.claimed.claim.rows.iter().find(|(key, _)| *key == row);
-                    let epoch = claimed.map_or(0, |(_, epoch)| *epoch);
-                    tell(Err(ClaimError::Superseded { row, epoch, current_epoch, state }));
                 }
             }
         }
     }
 
     fn again_soon(&self, hold: &Hold, now: Moment) {
-        hold.due_at(now.after(hold.window().mul_f64(self.part / 4.0).min(GLANCE)));
+        hold.due_at(now.after(hold.lease().mul_f64(self.part / 4.0).min(GLANCE)));
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        for request in self.queue.drain(..) {
-            let _ = request.reply.send(Err(closed()));
-        }
         self.shared.abandon();
     }
 }

@@ -32,13 +32,6 @@ pub(crate) struct Settle {
     pub(crate) reply: Option<SettleReply>,
 }
 
-/// A claim whose lease is to be another.
-pub(crate) struct Extend {
-    pub(crate) hold: Arc<Hold>,
-    pub(crate) lease: Duration,
-    pub(crate) reply: oneshot::Sender<Result<(), ClaimError>>,
-}
-
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn ClaimStore>,
     /// The same store, where each claim has an open transaction.
@@ -66,7 +59,6 @@ pub(crate) struct Shared {
     /// New holds for the keeper.
     pub(crate) kept: Notify,
     settlements: mpsc::UnboundedSender<Settle>,
-    extensions: mpsc::UnboundedSender<Extend>,
     pub(crate) stop: CancellationToken,
     /// The feeder takes nothing any more.
     fed: AtomicBool,
@@ -94,9 +86,8 @@ impl Shared {
         held: Option<Arc<HeldStore>>,
         clock: Arc<dyn Clock>,
         config: Config,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Settle>, mpsc::UnboundedReceiver<Extend>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Settle>) {
         let (settlements, to_settle) = mpsc::unbounded_channel();
-        let (extensions, to_extend) = mpsc::unbounded_channel();
         let shared = Self {
             store,
             held,
@@ -115,12 +106,11 @@ impl Shared {
             returned: AtomicU64::new(0),
             kept: Notify::new(),
             settlements,
-            extensions,
             stop: CancellationToken::new(),
             fed: AtomicBool::new(false),
             calm: Notify::new(),
         };
-        (Arc::new(shared), to_settle, to_extend)
+        (Arc::new(shared), to_settle)
     }
 
     // ---- claims between the feeder and the workers ----
@@ -130,12 +120,10 @@ impl Shared {
         if claims.is_empty() {
             return;
         }
-        let lease = self.config.lease;
-        let part = self.config.renew_every.as_secs_f64() / lease.as_secs_f64();
-        let timed = self.store.spec().inner.timeout.is_some();
+        let part = self.config.renewal_part();
         let hold = |claimed: Claimed| {
             let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Hold::new(serial, claimed, asked, lease, part, timed))
+            Arc::new(Hold::new(serial, claimed, asked, part))
         };
         let holds: Vec<_> = claims.into_iter().filter(|claim| !claim.rows.is_empty()).map(hold).collect();
         lock(&self.holds).extend(holds.iter().map(|hold| (hold.serial, Arc::clone(hold))));
@@ -239,11 +227,6 @@ impl Shared {
             return self.release(hold);
         }
         self.settle(Arc::clone(hold), outcome, None);
-    }
-
-    pub(crate) fn extend(&self, request: Extend) {
-        // Unsent, its reply is dropped, which the caller notices.
-        let _ = self.extensions.send(request);
     }
 
     /// A claim has ended, as far as this process goes.
