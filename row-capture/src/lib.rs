@@ -80,7 +80,7 @@ impl Capture {
     pub async fn install(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let findings = self.look(pool, false).await?;
         if !findings.is_empty() {
-            let lines: Vec<String> = findings.into_iter().map(|finding| finding.message).collect();
+            let lines: Vec<&str> = findings.iter().map(Finding::message).collect();
             return Err(ClaimError::InvalidSpec(format!(
                 "the capture into {} does not fit:\n{}",
                 self.target,

@@ -17,7 +17,7 @@ impl Capture {
         let mut reader = Reader::open(pool, LONGEST, "check the triggers").await?;
         let mut findings = Vec::new();
         if !exists(&mut reader, &self.target).await? {
-            findings.push(Finding::error(format!(
+            findings.push(Finding::Error(format!(
                 "there is no table {} to record changes in; create it",
                 self.target
             )));
@@ -42,7 +42,7 @@ impl Capture {
     ) -> Result<(), ClaimError> {
         let table = &source.table;
         if !exists(reader, table).await? {
-            findings.push(Finding::error(format!(
+            findings.push(Finding::Error(format!(
                 "there is no table {table} to record the changes of; create it"
             )));
             return Ok(());
@@ -54,7 +54,7 @@ impl Capture {
             ))
             .await?
         {
-            findings.push(Finding::error(format!(
+            findings.push(Finding::Error(format!(
                 "{table} is no table; rows of others fire no triggers of this kind"
             )));
             return Ok(());
@@ -95,7 +95,7 @@ impl Capture {
             let said = error
                 .as_database_error()
                 .map_or_else(|| error.to_string(), |answer| answer.message().to_owned());
-            findings.push(Finding::error(format!(
+            findings.push(Finding::Error(format!(
                 "a change of {table} could not be recorded in {} ({said}); correct the capture, or the columns",
                 self.target
             )));
@@ -108,7 +108,7 @@ impl Capture {
                 literal(into.as_str())
             );
             if !source.truncated.iter().any(|(column, _)| column == into) && reader.ask(&is_required).await? {
-                findings.push(Finding::error(format!(
+                findings.push(Finding::Error(format!(
                     "a TRUNCATE of {table} would fail: column {into} of {} may not be NULL, and then no row says what \
                      to put there; say it with `truncated_as`",
                     self.target
@@ -133,7 +133,7 @@ impl Capture {
         );
         for found in reader.rows(&sql).await? {
             let (name, target) = (found.text(0), &self.target);
-            findings.push(Finding::warning(format!(
+            findings.push(Finding::Warning(format!(
                 "trigger {name} of {target} notifies with each change that is recorded, and transactions that notify \
                  commit one after the other: say notify_on_insert(false) in the spec of {target} and drop the trigger, \
                  or ask for it with `notify`"
@@ -186,14 +186,14 @@ impl Capture {
                         "trigger {name} of {part} does not fire where session_replication_role is replica; install it again"
                     ),
                     (Some("A"), _) if !self.is_always => {
-                        findings.push(Finding::warning(format!(
+                        findings.push(Finding::Warning(format!(
                             "trigger {name} of {part} fires for replicated changes too; say so with `always`, or install it again"
                         )));
                         continue;
                     }
                     _ => continue,
                 };
-                findings.push(Finding::error(message));
+                findings.push(Finding::Error(message));
             }
         }
         self.look_at_function(source, reader, findings).await
@@ -214,7 +214,7 @@ impl Capture {
             literal(&format!("{}()", function.quoted()))
         );
         if !reader.ask(&is_same).await? {
-            findings.push(Finding::error(format!(
+            findings.push(Finding::Error(format!(
                 "function {function} is missing, or records something else than this capture says; install it again"
             )));
         }
@@ -234,7 +234,7 @@ impl Capture {
             regclass(table)
         );
         for child in reader.rows(&sql).await? {
-            findings.push(Finding::warning(format!(
+            findings.push(Finding::Warning(format!(
                 "{} inherits from {table}, and its changes fire no trigger of {table}; make it a source too",
                 child.text(0)
             )));

@@ -8,7 +8,7 @@ mod spec_common;
 use leasehold_capture::{Capture, CaptureBuilder, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgPool};
-use leasehold_claim::{ClaimError, ClaimSpec, Severity, Table};
+use leasehold_claim::{ClaimError, ClaimSpec, Finding, Table};
 use spec_common::*;
 use tokio::time::timeout;
 
@@ -132,12 +132,12 @@ async fn trap_28_a_truncate_is_recorded() {
     run(&pool, "DROP TRIGGER event_capture_truncate ON orders").await;
     assert_finding(
         &capture.check(&pool).await.unwrap(),
-        Severity::Error,
+        Finding::Error,
         &["orders", "TRUNCATE is not recorded"],
     );
     capture.install(&pool).await.unwrap();
     run(&pool, "DELETE FROM event; ALTER TABLE event ALTER order_id SET NOT NULL").await;
-    assert_finding(&capture.check(&pool).await.unwrap(), Severity::Error, &["order_id", "truncated_as"]);
+    assert_finding(&capture.check(&pool).await.unwrap(), Finding::Error, &["order_id", "truncated_as"]);
     assert_eq!(refused(&pool, "TRUNCATE orders").await, "23502", "nothing goes that is not recorded");
 }
 
@@ -162,12 +162,12 @@ async fn trap_28_partitions_have_their_triggers_and_new_ones_are_missed_by_the_c
 
     run(&pool, "CREATE TABLE high PARTITION OF orders FOR VALUES FROM (100) TO (200)").await;
     let found = capture.check(&pool).await.unwrap();
-    assert_finding(&found, Severity::Error, &["high", "TRUNCATE is not recorded"]);
+    assert_finding(&found, Finding::Error, &["high", "TRUNCATE is not recorded"]);
     assert_eq!(found.len(), 1, "rows of it are recorded: {found:#?}");
     capture.install(&pool).await.unwrap();
     assert!(capture.check(&pool).await.unwrap().is_empty());
     run(&pool, "ALTER TABLE low DISABLE TRIGGER ALL").await;
-    assert_finding(&capture.check(&pool).await.unwrap(), Severity::Error, &["low", "disabled"]);
+    assert_finding(&capture.check(&pool).await.unwrap(), Finding::Error, &["low", "disabled"]);
     capture.uninstall(&pool).await.unwrap();
     assert_eq!(text(&pool, "SELECT count(*)::text FROM pg_trigger WHERE tgname LIKE '%capture%'").await, "0");
 }
@@ -200,14 +200,14 @@ async fn trap_28_every_way_to_lose_a_trigger_is_found_and_mended() {
     ] {
         let harm = harm.replace("WHEN (false)", "WHEN (pg_trigger_depth() > 99)");
         run(&pool, &harm).await;
-        assert_finding(&capture.check(&pool).await.unwrap(), Severity::Error, &words);
+        assert_finding(&capture.check(&pool).await.unwrap(), Finding::Error, &words);
         capture.install(&pool).await.unwrap();
         assert!(capture.check(&pool).await.unwrap().is_empty(), "after {harm}");
         run(&pool, "DELETE FROM event; INSERT INTO orders VALUES (1); TRUNCATE orders").await;
         assert_eq!(text(&pool, EVENTS).await, "order INSERT 1, order TRUNCATE -", "after {harm}");
     }
     run(&pool, "CREATE TABLE child () INHERITS (orders)").await;
-    assert_finding(&capture.check(&pool).await.unwrap(), Severity::Warning, &["child", "inherits"]);
+    assert_finding(&capture.check(&pool).await.unwrap(), Finding::Warning, &["child", "inherits"]);
 }
 
 /// trap 28: the documented limit, and the way round it.
@@ -218,12 +218,12 @@ async fn trap_28_replica_sessions_record_only_where_it_is_asked_for() {
     run(&pool, &format!("{as_replica}; INSERT INTO orders VALUES (1)")).await;
     assert_eq!(text(&pool, "SELECT count(*)::text FROM event").await, "0");
     let always = Capture::into(table("event")).source(orders()).always().build().unwrap();
-    assert_finding(&always.check(&pool).await.unwrap(), Severity::Error, &["session_replication_role"]);
+    assert_finding(&always.check(&pool).await.unwrap(), Finding::Error, &["session_replication_role"]);
     always.install(&pool).await.unwrap();
     assert!(always.check(&pool).await.unwrap().is_empty());
     run(&pool, &format!("{as_replica}; INSERT INTO orders VALUES (2); TRUNCATE orders")).await;
     assert_eq!(text(&pool, EVENTS).await, "order INSERT 2, order TRUNCATE -");
-    assert_finding(&capture.check(&pool).await.unwrap(), Severity::Warning, &["replicated changes too"]);
+    assert_finding(&capture.check(&pool).await.unwrap(), Finding::Warning, &["replicated changes too"]);
 }
 
 #[tokio::test]
@@ -275,7 +275,7 @@ async fn a_target_that_wakes_workers_is_warned_of_unless_it_is_asked_for() {
     assert!(capture.check(&pool).await.unwrap().is_empty());
     waking.migration().apply(&pool).await.unwrap();
     let found = capture.check(&pool).await.unwrap();
-    assert_finding(&found, Severity::Warning, &["event_claim_notify", "notify_on_insert(false)"]);
+    assert_finding(&found, Finding::Warning, &["event_claim_notify", "notify_on_insert(false)"]);
     assert_eq!(found.len(), 1, "{found:#?}");
     capture.install(&pool).await.expect("a warning is no error");
     let asked = Capture::into(table("event")).source(orders()).notify(waking.channel()).build().unwrap();

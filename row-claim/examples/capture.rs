@@ -15,8 +15,8 @@ use std::error::Error;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgPool, query_scalar, raw_sql};
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, RowId, RowKey, State, StateName,
-    States, Table, Take,
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, RowId, RowKey, State, States, Table,
+    Take,
 };
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -50,31 +50,26 @@ pub enum Status {
     Retired,
 }
 
-impl StateName for Status {
-    const ALL: &'static [Self] =
-        &[Self::Done, Self::InProgress, Self::Failed, Self::Exhausted, Self::Retired];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::InProgress => "in_progress",
-            Self::Failed => "failed",
-            Self::Exhausted => "exhausted",
-            Self::Retired => "retired",
-        }
+impl From<Status> for State {
+    fn from(status: Status) -> Self {
+        let name = match status {
+            Status::Done => "done",
+            Status::InProgress => "in_progress",
+            Status::Failed => "failed",
+            Status::Exhausted => "exhausted",
+            Status::Retired => "retired",
+        };
+        name.into()
     }
 }
 
 /// Which tasks there are, and what may become of them. A captured one may become `done` or `failed`, which
 /// can be captured again (a sweep leaves the first of them behind), or `retired`, which cannot.
 fn spec() -> Result<ClaimSpec, ClaimError> {
-    let states = States::enumeration(
-        Table::new("task_status")?,
-        [State::of(Status::Failed), State::of(Status::Done)],
-        State::of(Status::Retired),
-    );
+    let states =
+        States::enumeration(Table::new("task_status")?, [Status::Failed, Status::Done], Status::Retired);
     ClaimSpec::builder(Table::new("task")?)
-        .state("status", states.taken(State::of(Status::InProgress)).exhausted(State::of(Status::Exhausted)))
+        .state("status", states.taken(Status::InProgress).exhausted(Status::Exhausted))
         .lease_columns("owner", "epoch", "lease_until")
         .attempts("retries_left")
         .timeout_seconds("timeout_seconds")
@@ -96,7 +91,7 @@ impl Tasks {
 
     /// Captures at most `limit` tasks that are in one of the states `from`, which become `in_progress`.
     pub async fn capture(&mut self, limit: u32, from: &[Status]) -> Result<Vec<i64>, ClaimError> {
-        let take = Take::up_to(limit).from(from.iter().copied().map(State::of));
+        let take = Take::up_to(limit).from(from.iter().copied().map(State::from));
         let mut ids = Vec::new();
         for claimed in self.claims.take(&take).await?.claims {
             let id = id(&claimed.rows[0].key)?;
@@ -111,7 +106,7 @@ impl Tasks {
     pub async fn set_status(&mut self, id: i64, status: Status) -> Result<(), ClaimError> {
         let claim = self.captured.get(&id).cloned();
         let claim = claim.ok_or_else(|| ClaimError::NotFound { row: RowKey::new(id) })?;
-        let set = self.claims.settle_one(&claim, Outcome::To(State::of(status))).await;
+        let set = self.claims.settle_one(&claim, Outcome::To(status.into())).await;
         if let Ok(_) | Err(ClaimError::Superseded { .. }) = set {
             self.captured.remove(&id);
         }

@@ -14,11 +14,8 @@ mod shared;
 mod sweeper;
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use futures_util::Stream;
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
@@ -68,11 +65,10 @@ use shared::Waiting;
 ///
 /// When the last handle is dropped, nothing more is taken, and what nobody has begun with is put back. Claims
 /// that workers have are renewed and can be settled until they end, as long as the runtime lives.
+#[derive(Clone)]
 pub struct Claimer {
     pub(crate) shared: Arc<Shared>,
     handle: Arc<Handle>,
-    /// The wait of the stream, between two polls.
-    waiting: Option<Pin<Box<dyn Future<Output = Option<Claim>> + Send + Sync>>>,
 }
 
 /// As long as one lives, claims are taken.
@@ -92,7 +88,7 @@ impl Claimer {
 
     fn new(shared: Arc<Shared>) -> Self {
         let handle = Arc::new(Handle(Arc::clone(&shared)));
-        Self { shared, handle, waiting: None }
+        Self { shared, handle }
     }
 
     /// The next claim, as soon as there is one; `None` when the claimer is closed. Any number of workers may
@@ -102,7 +98,21 @@ impl Claimer {
     ///
     /// A dropped call takes no claim away from others.
     pub async fn next(&self) -> Option<Claim> {
-        next(Arc::clone(&self.shared)).await
+        let shared = &self.shared;
+        let mut waiting = None;
+        loop {
+            let mut arrived = std::pin::pin!(shared.arrived.notified());
+            // From here on no arrival is missed, though it is not waited for yet.
+            arrived.as_mut().enable();
+            if shared.stop.is_cancelled() {
+                return None;
+            }
+            if let Some(hold) = shared.begin() {
+                return Some(Claim::new(hold, Arc::clone(shared)));
+            }
+            waiting.get_or_insert_with(|| Waiting::new(shared));
+            arrived.await;
+        }
     }
 
     /// Takes nothing more, puts back what nobody has begun with, and waits until workers have ended their
@@ -131,42 +141,6 @@ impl Claimer {
     /// Says that there may be new work, as a notification of the store would.
     pub fn wake(&self) {
         self.shared.wake_now();
-    }
-}
-
-async fn next(shared: Arc<Shared>) -> Option<Claim> {
-    let mut waiting = None;
-    loop {
-        let mut arrived = std::pin::pin!(shared.arrived.notified());
-        // From here on no arrival is missed, though it is not waited for yet.
-        arrived.as_mut().enable();
-        if shared.stop.is_cancelled() {
-            return None;
-        }
-        if let Some(hold) = shared.begin() {
-            return Some(Claim::new(hold, Arc::clone(&shared)));
-        }
-        waiting.get_or_insert_with(|| Waiting::new(&shared));
-        arrived.await;
-    }
-}
-
-impl Clone for Claimer {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), handle: Arc::clone(&self.handle), waiting: None }
-    }
-}
-
-impl Stream for Claimer {
-    type Item = Claim;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Claim>> {
-        let this = &mut *self;
-        let shared = &this.shared;
-        let waiting = this.waiting.get_or_insert_with(|| Box::pin(next(Arc::clone(shared))));
-        let claim = std::task::ready!(waiting.as_mut().poll(cx));
-        this.waiting = None;
-        Poll::Ready(claim)
     }
 }
 

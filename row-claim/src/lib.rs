@@ -36,17 +36,14 @@ pub use id::{IdType, OwnerToken, RowId, RowKey};
 pub use memory::{MemoryClaims, MemoryClock, MemoryLock, MemoryRow};
 pub use name::{Sql, Table};
 pub use postgres::PgClaims;
-pub use spec::{
-    ClaimSpec, ClaimSpecBuilder, ConstraintKind, Finding, Migration, NamedConstraint, OrderType, Retention,
-    Severity, Unmet,
-};
-pub use state::{State, StateName, States};
+pub use spec::{ClaimSpec, ClaimSpecBuilder, Finding, Migration, OrderType, Retention, Unmet};
+pub use state::{State, States};
 pub use store::{
-    ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, Renewal, Settled, Settlement, Stats, Swept, Take,
-    Taken, TakenRow,
+    ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, Renewal, Settled, Stats, Swept, Take, Taken, TakenRow,
 };
 
-pub use leasehold_api::{LossReason, Lost};
+/// What locks and claims have in common: errors of stores, and losses.
+pub use leasehold_api as api;
 pub use leasehold_postgres::LockWait;
 /// The driver whose types are part of this crate's interface.
 pub use leasehold_postgres::sqlx;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::id::RowKey;
 use crate::state::State;
-use crate::store::ClaimRef;
 
 /// How a claim ends.
 #[non_exhaustive]
@@ -35,24 +34,6 @@ pub enum Outcome {
 impl From<()> for Outcome {
     fn from((): ()) -> Self {
         Self::Done
-    }
-}
-
-/// A claim and how it ends.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Settlement {
-    /// The claim.
-    pub claim: ClaimRef,
-    /// How it ends.
-    pub outcome: Outcome,
-}
-
-impl Settlement {
-    /// `claim` ends as `outcome` says.
-    #[must_use]
-    pub fn new(claim: ClaimRef, outcome: Outcome) -> Self {
-        Self { claim, outcome }
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::ClaimSpecBuilder;
+pub use check::Finding;
 pub use check::reader::{Reader, Texts};
-pub use check::{ConstraintKind, Finding, NamedConstraint, Severity};
 pub use migration::Migration;
 pub(crate) use migration::notify::NotifyTrigger;
 pub(crate) use migration::tools as migration_tools;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::error::ClaimError;
 use crate::name::Table;
 
-/// The name of a state, as the table has it. Of a boolean column: `true` or `false`.
+/// The name of a state, as the table has it. Of a boolean column: `true` or `false`. An application whose states are an
+/// enum implements `From` for it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct State(Arc<str>);
 
@@ -38,52 +39,6 @@ impl fmt::Debug for State {
 impl From<&str> for State {
     fn from(name: &str) -> Self {
         Self::new(name)
-    }
-}
-
-/// States as an enum of the application: a state that the table does not have cannot be written down.
-///
-/// ```
-/// use leasehold_claim::{State, StateName};
-///
-/// #[derive(Clone, Copy)]
-/// enum Request { New, InProgress, Complete, Error }
-///
-/// impl StateName for Request {
-///     const ALL: &'static [Self] = &[Self::New, Self::InProgress, Self::Complete, Self::Error];
-///
-///     fn name(self) -> &'static str {
-///         match self {
-///             Self::New => "new",
-///             Self::InProgress => "in-progress",
-///             Self::Complete => "complete",
-///             Self::Error => "error",
-///         }
-///     }
-/// }
-///
-/// assert_eq!(Request::from_name("complete").map(Request::name), Some("complete"));
-/// assert!(Request::from_name("unheard-of").is_none());
-/// assert_eq!(State::of(Request::New).as_str(), "new");
-/// ```
-pub trait StateName: Copy + 'static {
-    /// Every state, in the order in which they are listed.
-    const ALL: &'static [Self];
-
-    /// The state's name in the table.
-    fn name(self) -> &'static str;
-
-    /// The state with this name, if there is one.
-    #[must_use]
-    fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|state| state.name() == name)
-    }
-}
-
-impl State {
-    /// The state of an application's enum.
-    pub fn of<S: StateName>(state: S) -> Self {
-        Self::new(state.name())
     }
 }
 

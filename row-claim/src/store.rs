@@ -13,7 +13,7 @@ use serde_json::Value;
 pub use crate::claim_ref::ClaimRef;
 use crate::error::ClaimError;
 use crate::id::RowKey;
-pub use crate::outcome::{Outcome, Settled, Settlement};
+pub use crate::outcome::{Outcome, Settled};
 pub use crate::report::{Stats, Swept, TakenRow, Upkeep};
 use crate::spec::{ClaimSpec, Inner};
 use crate::state::State;
@@ -314,7 +314,7 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     /// A dropped call may have settled them.
     async fn settle(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
 
     /// Ends one claim.
@@ -327,7 +327,7 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     ///
     /// A dropped call may have settled it.
     async fn settle_one(&self, claim: &ClaimRef, outcome: Outcome) -> Result<Settled, ClaimError> {
-        let mut answers = self.settle(&[Settlement::new(claim.clone(), outcome)]).await?;
+        let mut answers = self.settle(&[(claim.clone(), outcome)]).await?;
         answers.pop().unwrap_or_else(|| {
             let message = "the store has not said what became of a claim; look at its rows";
             Err(Error::new(ErrorKind::OutcomeUnknown, message).into())

@@ -14,9 +14,10 @@ use claimer::{
     Probe, builder, count_in, insert, kind, paused, state, still_memory, until, with_attempts, within,
 };
 use leasehold_api::ErrorKind;
+use leasehold_claim::api::LossReason;
 use leasehold_claim::{
-    Backoff, Claim, ClaimError, ClaimSpec, Claimer, LossReason, MemoryClaims, MemoryClock, MemoryRow,
-    OnFailure, Outcome, RowKey, States, Table,
+    Backoff, Claim, ClaimError, ClaimSpec, Claimer, MemoryClaims, MemoryClock, MemoryRow, OnFailure, Outcome,
+    RowKey, States, Table,
 };
 use tokio::time::sleep;
 

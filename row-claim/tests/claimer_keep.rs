@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use claimer::{Probe, builder, count_in, insert, paused, state, still_memory, until, within};
-use leasehold_claim::{Claim, ClaimError, Claimer, LossReason, MemoryClaims, MemoryClock, MemoryRow, RowKey};
+use leasehold_claim::api::LossReason;
+use leasehold_claim::{Claim, ClaimError, Claimer, MemoryClaims, MemoryClock, MemoryRow, RowKey};
 use leasehold_engine::{Clock, Moment, TokioClock};
 use tokio::time::{Instant, sleep};
 

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use claimer::{Probe, builder, count_in, insert, memory, paused, state, still_memory, until, within};
-use futures_util::StreamExt;
 use leasehold_claim::{Claimer, MemoryClaims, MemoryClock, MemoryRow, Outcome, RowKey, Unmet};
 use tokio::time::sleep;
 
@@ -224,7 +223,7 @@ async fn row_13_what_is_put_back_is_not_offered_again_in_this_pass() {
     let claims = still_memory();
     insert(&claims, 1..=5);
     let store = Probe::of(claims.clone());
-    let mut claimer = paused(&store).batch(1).ahead(0).start().unwrap();
+    let claimer = paused(&store).batch(1).ahead(0).start().unwrap();
     let mut seen = Vec::new();
     for _ in 0..5 {
         let claim = within("a claim", claimer.next()).await.unwrap();
@@ -234,7 +233,7 @@ async fn row_13_what_is_put_back_is_not_offered_again_in_this_pass() {
     assert_eq!(seen, (1..=5_i64).map(RowKey::new).collect::<Vec<_>>(), "each once, in order");
     assert_eq!(count_in(&claims, "new"), 5);
     // The next pass begins at the start again.
-    let again = within("the next pass", StreamExt::next(&mut claimer)).await.unwrap();
+    let again = within("the next pass", claimer.next()).await.unwrap();
     assert_eq!(again.row().key, RowKey::new(1));
 }
 

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use claimer::pg::{COMPLETE, id, insert, number, pool, prepare, spec, until_number};
 use claimer::{Probe, within};
+use leasehold_claim::api::LossReason;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::query;
-use leasehold_claim::{Claim, ClaimError, Claimer, LossReason, Outcome, PgClaims};
+use leasehold_claim::{Claim, ClaimError, Claimer, Outcome, PgClaims};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, StopMode, fresh_database};
 use tokio::time::sleep;
 

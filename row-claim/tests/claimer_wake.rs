@@ -11,9 +11,7 @@ use claimer::pg::{id, insert, number, pool, prepare, spec};
 use claimer::{Probe, until, within};
 use leasehold_claim::sqlx::{PgPool, query, query_scalar};
 use leasehold_claim::support::group_number;
-use leasehold_claim::{
-    ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Settlement, Table, Take,
-};
+use leasehold_claim::{ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Table, Take};
 use test_servers::fresh_database;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -26,7 +24,7 @@ async fn take(claims: &PgClaims, rows: u32, lease: Duration) -> Vec<ClaimRef> {
 }
 
 async fn settle(claims: &PgClaims, all: &[ClaimRef], outcome: &Outcome) {
-    let all: Vec<_> = all.iter().map(|claim| Settlement::new(claim.clone(), outcome.clone())).collect();
+    let all: Vec<_> = all.iter().map(|claim| (claim.clone(), outcome.clone())).collect();
     for answer in claims.settle(&all).await.unwrap() {
         answer.unwrap();
     }

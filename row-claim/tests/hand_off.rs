@@ -12,8 +12,7 @@ use hand_off::{RequestState, record};
 use leasehold_claim::sqlx::postgres::PgListener;
 use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore as _, IdType, Outcome, PgClaims, Settlement, StateName as _, States,
-    Table, Take, Unmet,
+    ClaimError, ClaimSpec, ClaimStore as _, IdType, Outcome, PgClaims, States, Table, Take, Unmet,
 };
 use spec_common::*;
 use tokio::time::timeout;
@@ -41,8 +40,7 @@ async fn row_1_what_was_recorded_without_a_worker_is_settled_by_one_that_comes_l
     for _ in 0..2 {
         let taken = claims.take(&Take::up_to(100)).await.unwrap();
         assert_eq!(taken.claims.len(), 10, "one claim for each entity");
-        let done: Vec<_> =
-            taken.claims.iter().map(|one| Settlement::new(one.claim.clone(), Outcome::Done)).collect();
+        let done: Vec<_> = taken.claims.iter().map(|one| (one.claim.clone(), Outcome::Done)).collect();
         kinds
             .extend(taken.claims.iter().flat_map(|one| one.rows.iter().map(|row| row.kind.clone().unwrap())));
         for answer in claims.settle(&done).await.unwrap() {
@@ -76,18 +74,18 @@ async fn row_2_business_columns_are_enough_and_numbers_grow() {
 #[tokio::test]
 async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints() {
     let (_db, pool, spec) = made().await;
-    for state in RequestState::ALL {
+    use RequestState::{Complete, Error, InProgress, New};
+    for state in [New, InProgress, Complete, Error] {
         let sql =
-            format!("INSERT INTO request (entity_id, status) VALUES ({}, '{}')", *state as u8, state.name());
+            format!("INSERT INTO request (entity_id, status) VALUES ({}, '{}')", state as u8, state.name());
         run(&pool, &sql).await;
     }
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id, status) VALUES (9, 'done')").await, "23514");
     assert_eq!(refused(&pool, "UPDATE request SET status = 'NEW'").await, "23514");
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id, kind) VALUES (9, 'delete')").await, "23514");
-    assert!(RequestState::from_name("done").is_none());
     let listed = spec.constraints(&pool).await.unwrap();
     for name in ["request_status_states", "request_kinds", "request_one_create", "request_pkey"] {
-        assert!(listed.iter().any(|row| row.name == name && row.is_valid), "{name} in {listed:#?}");
+        assert!(listed.contains_key(name), "{name} in {listed:#?}");
     }
 }
 

@@ -205,45 +205,6 @@ async fn pool_of(held: &PgHeld) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
     tokio::time::timeout(LONG, held.pool().acquire()).await.unwrap().unwrap()
 }
 
-/// The work as a closure: done, failed with a message and undone, left alone where there is no state for it.
-#[tokio::test]
-async fn row_25_a_handler_s_error_is_a_state_and_a_panic_is_none() {
-    let db = fresh_database().await;
-    let (held, mut observer) = request(&db, requests().build().unwrap()).await;
-    run(&mut observer, "INSERT INTO request (id) VALUES (1), (2), (3); CREATE TABLE done (id int)").await;
-    let take = Take::up_to(1);
-    let work = async |hold: &mut leasehold_claim::PgHold| -> Result<usize, String> {
-        run(hold.connection(), "INSERT INTO done VALUES (1)").await;
-        Ok(hold.taken().claims.len())
-    };
-    assert_eq!(held.run_one(&take, work).await.unwrap(), Some(Ok(1)));
-    let fails = async |hold: &mut leasehold_claim::PgHold| -> Result<(), String> {
-        run(hold.connection(), "INSERT INTO done VALUES (2)").await;
-        sqlx::query("SELECT 1/0").execute(hold.connection()).await.map_err(|_| "by zero".to_owned())?;
-        Ok(())
-    };
-    assert_eq!(held.run_one(&take, fails).await.unwrap(), Some(Err("by zero".to_owned())));
-    let panicking = tokio::spawn({
-        let held = held.clone();
-        async move {
-            let work = async |_: &mut leasehold_claim::PgHold| -> Result<(), String> { panic!("on purpose") };
-            held.run_one(&Take::up_to(1), work).await
-        }
-    });
-    assert!(panicking.await.unwrap_err().is_panic());
-    until(&mut observer, "SELECT count(*) = 3 FROM (SELECT FROM request FOR UPDATE SKIP LOCKED) r").await;
-    let rows =
-        "SELECT string_agg(concat_ws(' ', id, status, attempts, message), ', ' ORDER BY id) FROM request";
-    assert_eq!(text(&mut observer, rows).await, "1 complete 2, 2 error 2 by zero, 3 new 3");
-    assert_eq!(text(&mut observer, "SELECT string_agg(id::text, ' ') FROM done").await, "1");
-
-    run(&mut observer, PAYMENT).await;
-    let held = PgHeld::new(pool(db.url(), 1).await, payments());
-    let fails = async |_: &mut leasehold_claim::PgHold| -> Result<(), &str> { Err("no state for it") };
-    assert_eq!(held.run_one(&take, fails).await.unwrap(), Some(Err("no state for it")));
-    assert_eq!(ids(held.begin(&take).await.unwrap().unwrap().taken()), ["1"]);
-}
-
 /// Behind a pooler in transaction mode, where the next transaction is on another connection.
 #[tokio::test]
 async fn behind_a_pooler_in_transaction_mode() {

@@ -66,7 +66,7 @@ mod table {
 
     use leasehold_claim::{
         ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore, MemoryClaims, MemoryClock, MemoryRow, OrderType,
-        Outcome, RowKey, Settlement, Sql, States, Table, Take,
+        Outcome, RowKey, Sql, States, Table, Take,
     };
     use serde_json::{Map, Value, json};
 
@@ -184,9 +184,9 @@ mod table {
         let key = claims.insert(MemoryRow::new(1)).unwrap();
         let claim = claims.take(&Take::up_to(1)).await.unwrap().claims[0].claim.clone();
         let lock = claims.lock(&key).unwrap();
-        let answer = claims.settle(&[Settlement::new(claim.clone(), Outcome::Done)]).await.unwrap().remove(0);
+        let answer = claims.settle(&[(claim.clone(), Outcome::Done)]).await.unwrap().remove(0);
         assert!(matches!(answer, Err(ClaimError::Busy { .. })), "{answer:?}");
         drop(lock);
-        claims.settle(&[Settlement::new(claim, Outcome::Done)]).await.unwrap().remove(0).unwrap();
+        claims.settle(&[(claim, Outcome::Done)]).await.unwrap().remove(0).unwrap();
     }
 }

@@ -6,7 +6,7 @@ mod spec_common;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{
-    ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, PgClaims, Severity, States, Table, Take,
+    ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Finding, Outcome, PgClaims, States, Table, Take,
 };
 use spec_common::*;
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions};
@@ -212,10 +212,10 @@ async fn a_table_that_announces_nothing_is_warned_of() {
     let spec = migrated(&pool, request()).await;
     let only = async |words: &[&str]| {
         let found = spec.check(&pool).await.unwrap();
-        assert_finding(&found, Severity::Warning, words);
+        assert_finding(&found, Finding::Warning, words);
         assert_eq!(found.len(), 1, "{found:#?}");
         spec.ensure(&pool).await.expect("a warning is no error");
-        found[0].message.clone()
+        found[0].message().to_owned()
     };
     let fix = |message: String| message.split_once("ALTER ").map(|(_, fix)| format!("ALTER {fix}")).unwrap();
     for how in ["DISABLE TRIGGER USER", "ENABLE REPLICA TRIGGER"] {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore, Claimer, Outcome, PgHeld, Renewal, Retention, Settlement, States,
-    Table, Take, Unmet,
+    ClaimError, ClaimSpec, ClaimStore, Claimer, Outcome, PgHeld, Renewal, Retention, States, Table, Take,
+    Unmet,
 };
 use pg_common::{REQUEST, World, bounded, flat, request, take, take_one};
 use serde_json::json;
@@ -24,7 +24,7 @@ async fn a_locked_row_does_not_hold_up_the_others_of_a_batch() {
     let mut other = world.pool.acquire().await.unwrap();
     let mut tx = other.begin().await.unwrap();
     tx.execute("UPDATE request SET document = 'mine' WHERE id = 2").await.unwrap();
-    let all: Vec<_> = taken.iter().map(|row| Settlement::new(row.claim.clone(), Outcome::Done)).collect();
+    let all: Vec<_> = taken.iter().map(|row| (row.claim.clone(), Outcome::Done)).collect();
     let answers = bounded(claims.settle(&all)).await.unwrap();
     assert!(matches!(&answers[..], [Ok(_), Err(ClaimError::Busy { .. }), Ok(_)]), "{answers:?}");
     tx.commit().await.unwrap();
@@ -76,7 +76,7 @@ async fn references_to_a_row_do_not_keep_it_from_being_renewed_settled_or_taken(
     let both: Vec<_> = taken.iter().map(|row| row.claim.clone()).collect();
     let renewed = bounded(claims.renew(&both, Duration::from_secs(30))).await.unwrap();
     assert_eq!(renewed, [Renewal::Renewed, Renewal::Renewed]);
-    let all: Vec<_> = both.into_iter().map(|claim| Settlement::new(claim, Outcome::Done)).collect();
+    let all: Vec<_> = both.into_iter().map(|claim| (claim, Outcome::Done)).collect();
     let answers = bounded(claims.settle(&all)).await.unwrap();
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     assert_eq!(flat(&take(&claims, 5).await), [3]);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, RowKey, Settlement, Sql,
-    States, Table, Take,
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, RowKey, Sql, States, Table,
+    Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -236,7 +236,7 @@ async fn crossing_batches_do_not_deadlock() {
 
 /// Rows that another batch is at are busy: they are come back to.
 async fn put_back(claims: &PgClaims, all: &[ClaimRef]) -> u32 {
-    let mut left: Vec<_> = all.iter().map(|claim| Settlement::new(claim.clone(), Outcome::PutBack)).collect();
+    let mut left: Vec<_> = all.iter().map(|claim| (claim.clone(), Outcome::PutBack)).collect();
     let mut count = 0;
     while !left.is_empty() {
         let answers = bounded(claims.settle(&left)).await.unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold_api::ErrorKind;
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, Settlement, States, Table, Take,
+    ClaimError, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, States, Table, Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -23,7 +23,7 @@ async fn everything(world: &World, claims: &PgClaims) {
     assert_eq!(claims.renew(&all, LONG).await.unwrap(), vec![Renewal::Renewed; 4]);
     assert_eq!(claims.taken(9).await.unwrap().len(), 4);
     let ends = [Outcome::Done, Outcome::Failed("x".into()), Outcome::PutBack, Outcome::PutBack];
-    let ends: Vec<_> = all.iter().zip(ends).map(|(claim, end)| Settlement::new(claim.clone(), end)).collect();
+    let ends: Vec<_> = all.iter().zip(ends).map(|(claim, end)| (claim.clone(), end)).collect();
     for answer in claims.settle(&ends).await.unwrap() {
         answer.unwrap();
     }
@@ -156,7 +156,7 @@ async fn the_server_restarts_during_a_claim() {
     // Connections of the pool that are gone are found out one by one.
     let mut tries = 0;
     let answer = loop {
-        let one = Settlement::new(taken.claims[0].claim.clone(), Outcome::Done);
+        let one = (taken.claims[0].claim.clone(), Outcome::Done);
         match claims.settle(&[one]).await {
             Ok(mut answers) => break answers.remove(0),
             Err(error) => assert!(error.is_retryable(), "{error}"),
@@ -222,13 +222,13 @@ async fn nothing_doubtful_returns_to_the_pool() {
     let mut other = world.pool.begin().await.unwrap();
     other.execute("SELECT FROM request WHERE id = 1 FOR UPDATE").await.unwrap();
     // It waits for the row until its bound.
-    let error = claims.settle(&[Settlement::new(claim.clone(), Outcome::PutBack)]).await.unwrap_err();
+    let error = claims.settle(&[(claim.clone(), Outcome::PutBack)]).await.unwrap_err();
     assert!(error.to_string().contains("300ms"), "{error}");
     // And here the caller goes.
     let patient = claims.clone().timeout(LONG);
     let dropped = tokio::spawn({
         let claim = claim.clone();
-        async move { patient.settle(&[Settlement::new(claim, Outcome::PutBack)]).await.map(|_| ()) }
+        async move { patient.settle(&[(claim, Outcome::PutBack)]).await.map(|_| ()) }
     });
     until_waiting(&world, 2).await;
     dropped.abort();

@@ -5,8 +5,8 @@ mod pg_common;
 
 use leasehold_claim::support::group_number;
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, PgClaims, RowKey,
-    Settlement, Table, Take, Unmet,
+    ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, PgClaims, RowKey, Table,
+    Take, Unmet,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -123,8 +123,7 @@ async fn one_number_for_a_group() {
     let taken = take(&claims, 9).await;
     assert_eq!(ids(&taken), [vec!["1", "3"], vec!["2"]]);
     assert_ne!(taken.claims[0].claim.owner, taken.claims[1].claim.owner);
-    let all: Vec<_> =
-        taken.claims.iter().map(|claim| Settlement::new(claim.claim.clone(), Outcome::Done)).collect();
+    let all: Vec<_> = taken.claims.iter().map(|claim| (claim.claim.clone(), Outcome::Done)).collect();
     for answer in claims.settle(&all).await.unwrap() {
         answer.unwrap();
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, Renewal,
-    Retention, RowKey, Settlement, States, Table, Take,
+    Retention, RowKey, States, Table, Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -362,7 +362,7 @@ async fn many_claims_with_old_statistics() {
         let all: Vec<ClaimRef> = taken.claims.iter().map(|claim| claim.claim.clone()).collect();
         let began = Instant::now();
         assert_eq!(renewed(&claims.renew(&all, LONG).await.unwrap()), MANY as usize);
-        let ends: Vec<_> = all.into_iter().map(|claim| Settlement::new(claim, Outcome::Done)).collect();
+        let ends: Vec<_> = all.into_iter().map(|claim| (claim, Outcome::Done)).collect();
         assert!(claims.settle(&ends).await.unwrap().iter().all(Result::is_ok));
         assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     }

@@ -5,7 +5,7 @@ mod pg_common;
 
 use std::time::Duration;
 
-use leasehold_claim::{ClaimStore as _, Outcome, PgClaims, Renewal, Retention, Settlement, Take};
+use leasehold_claim::{ClaimStore as _, Outcome, PgClaims, Renewal, Retention, Take};
 use pg_common::*;
 use test_servers::{Cluster, ClusterOptions};
 
@@ -108,8 +108,7 @@ async fn a_referenced_row_does_not_stop_the_purge() {
     let claims = world.claims(request().retention(Retention::KeepFor(Duration::from_millis(1))));
     world.insert(300).await;
     let taken = claims.take(&Take::up_to(300)).await.unwrap();
-    let done: Vec<_> =
-        taken.claims.iter().map(|claim| Settlement::new(claim.claim.clone(), Outcome::Done)).collect();
+    let done: Vec<_> = taken.claims.iter().map(|claim| (claim.claim.clone(), Outcome::Done)).collect();
     assert!(claims.settle(&done).await.unwrap().iter().all(Result::is_ok));
     world.run("UPDATE request SET settled_at = settled_at - interval '1 hour'").await;
     world.run("INSERT INTO result SELECT id FROM request WHERE id IN (1, 2, 150, 300)").await;

@@ -6,8 +6,7 @@ mod pg_common;
 use std::time::Duration;
 
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Retention, RowKey, Settlement, States, Table,
-    Take,
+    ClaimError, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Retention, RowKey, States, Table, Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -29,12 +28,8 @@ async fn row_24_settle_by_claim() {
             Outcome::Retry { error: Some("again".into()), after: Duration::ZERO },
             Outcome::PutBack,
         ];
-        let all: Vec<_> = taken
-            .claims
-            .iter()
-            .zip(ends)
-            .map(|(claim, end)| Settlement::new(claim.claim.clone(), end))
-            .collect();
+        let all: Vec<_> =
+            taken.claims.iter().zip(ends).map(|(claim, end)| (claim.claim.clone(), end)).collect();
         for answer in claims.settle(&all).await.unwrap() {
             assert!(answer.unwrap().exhausted.is_empty());
         }
@@ -79,8 +74,7 @@ async fn row_39_only_the_holder_and_only_allowed_edges() {
                 assert_eq!(state.unwrap().as_str(), "in-progress");
             }
         }
-        let both: Vec<_> =
-            [&stranger, &late].map(|wrong| Settlement::new(wrong.clone(), Outcome::Done)).into();
+        let both: Vec<_> = [&stranger, &late].map(|wrong| (wrong.clone(), Outcome::Done)).into();
         for answer in claims.settle(&both).await.unwrap() {
             assert!(matches!(answer, Err(ClaimError::Superseded { .. })), "{answer:?}");
         }
@@ -111,7 +105,7 @@ async fn row_39_edges_from_where_a_row_was_found() {
     let states = States::text(["a", "b"], "done").others(["c"]).transition("a", "c");
     let claims = world.claims(request().state("status", states));
     let taken = take(&claims, 2).await;
-    let to_c = |at: usize| Settlement::new(taken.claims[at].claim.clone(), Outcome::To("c".into()));
+    let to_c = |at: usize| (taken.claims[at].claim.clone(), Outcome::To("c".into()));
     let answers = claims.settle(&[to_c(0), to_c(1)]).await.unwrap();
     assert!(answers[0].is_ok(), "{answers:?}");
     let error = answers[1].as_ref().unwrap_err();
@@ -149,8 +143,7 @@ async fn changed_by_hand_during_a_claim() {
         world
             .run("DELETE FROM request WHERE id = 1; UPDATE request SET status = 'complete' WHERE id = 2")
             .await;
-        let all: Vec<_> =
-            taken.claims.iter().map(|claim| Settlement::new(claim.claim.clone(), Outcome::Done)).collect();
+        let all: Vec<_> = taken.claims.iter().map(|claim| (claim.claim.clone(), Outcome::Done)).collect();
         let answers = claims.settle(&all).await.unwrap();
         assert!(
             matches!(&answers[0], Err(ClaimError::Superseded { current_epoch: None, state: None, .. })),
@@ -186,8 +179,7 @@ async fn a_unique_index_in_the_way_of_a_return() {
     let taken = take(&claims, 3).await;
     world.run("INSERT INTO request (entity) VALUES ('b')").await;
     for outcome in [Outcome::PutBack, NOW] {
-        let all: Vec<_> =
-            taken.claims.iter().map(|claim| Settlement::new(claim.claim.clone(), outcome.clone())).collect();
+        let all: Vec<_> = taken.claims.iter().map(|claim| (claim.claim.clone(), outcome.clone())).collect();
         let answers = claims.settle(&all).await.unwrap();
         let Err(ClaimError::Duplicate { constraint, .. }) = &answers[1] else { panic!("{answers:?}") };
         assert_eq!(&**constraint, "one_new");
@@ -314,12 +306,8 @@ async fn row_29_retention() {
         let claims = world.claims(spec.retention(Retention::DeleteOnSettle));
         let taken = take(&claims, 4).await;
         let ends = [Outcome::Done, Outcome::Done, Outcome::Failed("x".into()), Outcome::PutBack];
-        let all: Vec<_> = taken
-            .claims
-            .iter()
-            .zip(ends)
-            .map(|(claim, end)| Settlement::new(claim.claim.clone(), end))
-            .collect();
+        let all: Vec<_> =
+            taken.claims.iter().zip(ends).map(|(claim, end)| (claim.claim.clone(), end)).collect();
         for answer in claims.settle(&all).await.unwrap() {
             answer.unwrap();
         }

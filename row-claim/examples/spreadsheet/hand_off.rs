@@ -4,7 +4,7 @@
 //! and then updated any number of times. All outstanding rows of an entity are one claim.
 
 use leasehold_claim::sqlx::{PgConnection, PgPool, query_scalar, raw_sql};
-use leasehold_claim::{ClaimError, ClaimSpec, State, StateName, States, Table, Unmet};
+use leasehold_claim::{ClaimError, ClaimSpec, State, States, Table, Unmet};
 
 const TABLE: &str = "
     CREATE TABLE IF NOT EXISTS request (
@@ -30,10 +30,8 @@ pub(crate) enum RequestState {
     Error,
 }
 
-impl StateName for RequestState {
-    const ALL: &'static [Self] = &[Self::New, Self::InProgress, Self::Complete, Self::Error];
-
-    fn name(self) -> &'static str {
+impl RequestState {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::New => "new",
             Self::InProgress => "in-progress",
@@ -43,10 +41,16 @@ impl StateName for RequestState {
     }
 }
 
+impl From<RequestState> for State {
+    fn from(state: RequestState) -> Self {
+        state.name().into()
+    }
+}
+
 pub(crate) fn spec() -> Result<ClaimSpec, ClaimError> {
-    let states = States::text([State::of(RequestState::New)], State::of(RequestState::Complete))
-        .taken(State::of(RequestState::InProgress))
-        .failed(State::of(RequestState::Error));
+    let states = States::text([RequestState::New], RequestState::Complete)
+        .taken(RequestState::InProgress)
+        .failed(RequestState::Error);
     ClaimSpec::builder(Table::new("request")?)
         .state("status", states)
         .kind("kind")

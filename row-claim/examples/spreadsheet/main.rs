@@ -22,8 +22,7 @@ use std::time::Duration;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgPool, raw_sql};
 use leasehold_claim::{
-    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, PgClaims,
-    Settlement, Take,
+    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, PgClaims, Take,
 };
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -188,7 +187,7 @@ async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
         } else {
             let claimed = at_work.pop_front().ok_or("nothing was taken")?;
             let what = describe(&claimed.rows, claimed.group.as_deref());
-            for settled in claims.settle(&[Settlement::new(claimed.claim, Outcome::Done)]).await? {
+            for settled in claims.settle(&[(claimed.claim, Outcome::Done)]).await? {
                 settled?;
             }
             say(&format!("settled {what}"));

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::shared::{Settle, Shared, closed};
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
-use crate::store::{Outcome, Settled, Settlement};
+use crate::store::{Outcome, Settled};
 
 /// How many calls are under way at once: while these are, what comes in is gathered for the next.
 const CALLS: usize = 2;
@@ -88,9 +88,7 @@ impl Settler {
             let store = Arc::clone(&self.shared.store);
             let limit = self.shared.config.call_limit();
             self.calls.push(Box::pin(async move {
-                let end = |job: &Job| {
-                    Settlement::new(job.settle.hold.claimed.claim.clone(), job.settle.outcome.clone())
-                };
+                let end = |job: &Job| (job.settle.hold.claimed.claim.clone(), job.settle.outcome.clone());
                 let settlements: Vec<_> = jobs.iter().map(end).collect();
                 let answers = match timeout(limit, store.settle(&settlements)).await {
                     Ok(Ok(answers)) if answers.len() != jobs.len() => Err(unknown(None)),

@@ -17,8 +17,8 @@ use crate::spec::ClaimSpec;
 use crate::sql::settled::nowhere;
 use crate::state::State;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Stats, Swept, Take, Taken, TakenRow,
-    Upkeep, Wake,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Stats, Swept, Take, Taken, TakenRow, Upkeep,
+    Wake,
 };
 
 /// How long a claim lasts to the claimer, which asks nothing meanwhile: it lasts as long as its transaction.
@@ -151,9 +151,9 @@ impl ClaimStore for HeldStore {
 
     async fn settle(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
-        Ok(join_all(settlements.iter().map(|one| self.end(&one.claim, &one.outcome))).await)
+        Ok(join_all(settlements.iter().map(|(claim, outcome)| self.end(claim, outcome))).await)
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {

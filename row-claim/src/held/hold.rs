@@ -76,46 +76,6 @@ impl PgHeld {
         Ok((Some(hold), Taken::default(), None))
     }
 
-    /// Takes rows, lets `work` work on them in their transaction, settles and commits. `None` when there are no
-    /// rows. When `work` fails, what it did is undone, and the rows are settled as failed with its message, or
-    /// left as they were where the spec has no state for that. When it is dropped or panics, everything is as
-    /// before.
-    ///
-    /// # Errors
-    ///
-    /// As [`begin`](Self::begin), [`PgHold::settle`] and [`PgHold::commit`]. What `work` answers is the inner
-    /// result.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`PgHold::commit`] at the end, before that everything is rolled back.
-    pub async fn run_one<T, E: fmt::Display>(
-        &self,
-        take: &Take,
-        work: impl AsyncFnOnce(&mut PgHold) -> Result<T, E>,
-    ) -> Result<Option<Result<T, E>>, ClaimError> {
-        let Some(mut hold) = self.begin(take).await? else { return Ok(None) };
-        hold.begin_work().await?;
-        let result = work(&mut hold).await;
-        let outcome = match &result {
-            Ok(_) => Outcome::Done,
-            Err(error) => {
-                hold.undo_work().await?;
-                if self.spec().states().failed.is_none() {
-                    hold.rollback().await?;
-                    return Ok(Some(result));
-                }
-                Outcome::Failed(error.to_string())
-            }
-        };
-        let claims: Vec<ClaimRef> = hold.taken.claims.iter().map(|claimed| claimed.claim.clone()).collect();
-        for claim in claims {
-            hold.settle(&claim, &outcome).await?;
-        }
-        hold.commit().await?;
-        Ok(Some(result))
-    }
-
     pub(super) async fn open(&self) -> Result<Transaction<'static, Postgres>, ClaimError> {
         const DOING: &str = "begin a transaction";
         let acquired = bounded(self.answer, DOING, self.pool.acquire()).await?;

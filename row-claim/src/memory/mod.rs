@@ -36,7 +36,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// share the table.
 ///
 /// ```
-/// use leasehold_claim::{ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, Outcome, RowKey, Settlement};
+/// use leasehold_claim::{ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, Outcome, RowKey};
 /// use leasehold_claim::{States, Table, Take};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -48,7 +48,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// claims.insert(MemoryRow::new(1))?;
 ///
 /// let taken = claims.take(&Take::up_to(1)).await?;
-/// let done = Settlement::new(taken.claims[0].claim.clone(), Outcome::Done);
+/// let done = (taken.claims[0].claim.clone(), Outcome::Done);
 /// for settled in claims.settle(&[done]).await? {
 ///     settled?;
 /// }

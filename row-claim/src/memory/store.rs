@@ -15,8 +15,8 @@ use crate::id::RowKey;
 use crate::spec::ClaimSpec;
 use crate::state::State;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Stats, Swept, Take, Taken, TakenRow,
-    Upkeep, Wake, check_lease,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Stats, Swept, Take, Taken, TakenRow, Upkeep,
+    Wake, check_lease,
 };
 
 impl Sealed for MemoryClaims {}
@@ -62,12 +62,12 @@ impl ClaimStore for MemoryClaims {
 
     async fn settle(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
         self.shared.spec.needs_lease()?;
         let mut answers = Vec::with_capacity(settlements.len());
-        for one in settlements {
-            answers.push(self.settle_one(&one.claim, &one.outcome).await);
+        for (claim, outcome) in settlements {
+            answers.push(self.settle_one(claim, outcome).await);
         }
         if answers.iter().any(Result::is_ok) {
             self.wake();

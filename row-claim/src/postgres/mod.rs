@@ -32,8 +32,8 @@ use crate::sql::order::Sequence;
 use crate::sql::words::Words;
 use crate::state::State;
 use crate::store::{
-    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Settlement, Stats, Swept, Take, Taken, TakenRow,
-    Upkeep, Wake,
+    ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Stats, Swept, Take, Taken, TakenRow, Upkeep,
+    Wake,
 };
 
 /// How long the server has for a call unless told otherwise.
@@ -189,7 +189,7 @@ impl ClaimStore for PgClaims {
 
     async fn settle(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
         self.settle_all(settlements).await
     }

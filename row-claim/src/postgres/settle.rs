@@ -11,27 +11,25 @@ use crate::sql::SETTLE;
 use crate::sql::ending::{Ending, many, one, probe};
 use crate::sql::query::Query;
 use crate::sql::settled::{Wanted, lost, nowhere, whole, written};
-use crate::store::{ClaimRef, Outcome, Settled, Settlement};
+use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgClaims {
     pub(super) async fn settle_all(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
         self.spec_ref().needs_lease()?;
         let mut answers: Vec<Option<Result<Settled, ClaimError>>> = Vec::new();
         answers.resize_with(settlements.len(), || None);
         // Claims that end alike are written together, in the order in which they came.
         let mut alike: Vec<(Ending, Vec<usize>)> = Vec::new();
-        for (at, one) in settlements.iter().enumerate() {
-            match Ending::of(self.words(), &one.outcome) {
+        for (at, (claim, outcome)) in settlements.iter().enumerate() {
+            match Ending::of(self.words(), outcome) {
                 Err(error) => answers[at] = Some(Err(error)),
-                Ok(_) if one.claim.rows.is_empty() => {
+                Ok(_) if claim.rows.is_empty() => {
                     answers[at] = Some(Ok(Settled { exhausted: Vec::new() }));
                 }
-                Ok(_) if !one.claim.fits(self.words().inner()) => {
-                    answers[at] = Some(Err(nowhere(&one.claim)));
-                }
+                Ok(_) if !claim.fits(self.words().inner()) => answers[at] = Some(Err(nowhere(claim))),
                 Ok(ending) => match alike.iter_mut().find(|(known, _)| *known == ending) {
                     Some((_, members)) => members.push(at),
                     None => alike.push((ending, vec![at])),
@@ -50,7 +48,7 @@ impl PgClaims {
     async fn settle_alike(
         &self,
         ending: &Ending,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
         members: Vec<usize>,
     ) -> Result<Vec<(usize, Result<Settled, ClaimError>)>, ClaimError> {
         let rows = match self.server().rows(&self.settling(ending, settlements, &members)?).await {
@@ -80,7 +78,7 @@ impl PgClaims {
     async fn judge(
         &self,
         rows: &[PgRow],
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
         members: Vec<usize>,
     ) -> Result<Vec<(usize, Result<Settled, ClaimError>)>, ClaimError> {
         let mut written = written(self.words(), rows)?;
@@ -89,7 +87,7 @@ impl PgClaims {
         let mut missing = Vec::new();
         for at in members {
             match written.remove(&at) {
-                Some((count, settled)) => answers.push((at, whole(count, &settlements[at].claim, settled))),
+                Some((count, settled)) => answers.push((at, whole(count, &settlements[at].0, settled))),
                 None => missing.push(at),
             }
         }
@@ -98,12 +96,12 @@ impl PgClaims {
         }
         let mut wanted = Wanted::default();
         for at in &missing {
-            wanted.add(*at, &settlements[*at].claim, None);
+            wanted.add(*at, &settlements[*at].0, None);
         }
         let rows = self.server().rows(&self.probe(wanted)?).await.map_err(|fault| fault.error(SETTLE))?;
         for at in missing {
-            let one = &settlements[at];
-            answers.push((at, Err(lost(self.words(), &rows, at, &one.claim, &one.outcome, is_batch)?)));
+            let (claim, outcome) = &settlements[at];
+            answers.push((at, Err(lost(self.words(), &rows, at, claim, outcome, is_batch)?)));
         }
         Ok(answers)
     }
@@ -120,7 +118,7 @@ impl PgClaims {
         if !claim.fits(self.words().inner()) {
             return Err(nowhere(claim));
         }
-        let one = [Settlement::new(claim.clone(), outcome.clone())];
+        let one = [(claim.clone(), outcome.clone())];
         let prepared = !self.server().pooled;
         let query = self.settling(&ending, &one, &[0])?;
         let rows =
@@ -134,10 +132,16 @@ impl PgClaims {
         Err(lost(self.words(), &rows, 0, claim, outcome, false)?)
     }
 
-    fn settling(&self, ending: &Ending, all: &[Settlement], members: &[usize]) -> Result<Query, ClaimError> {
+    fn settling(
+        &self,
+        ending: &Ending,
+        all: &[(ClaimRef, Outcome)],
+        members: &[usize],
+    ) -> Result<Query, ClaimError> {
         let mut wanted = Wanted::default();
         for at in members {
-            wanted.add(*at, &all[*at].claim, Some(&all[*at].outcome));
+            let (claim, outcome) = &all[*at];
+            wanted.add(*at, claim, Some(outcome));
         }
         let words = self.words();
         if wanted.len() == 1 && words.side.is_none() {

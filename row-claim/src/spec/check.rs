@@ -9,6 +9,7 @@ mod privileges;
 pub(crate) mod reader;
 mod rows;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::PgPool;
@@ -22,72 +23,23 @@ use crate::name::{Table, literal};
 /// How long a look at the table takes at most.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How grave a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Severity {
-    /// It works, but not well.
-    Warning,
-    /// It would not work.
-    Error,
-}
-
 /// What does not fit, in a sentence that says what to change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Finding {
-    /// How grave it is.
-    pub severity: Severity,
-    /// What is wrong and what to do.
-    pub message: String,
+pub enum Finding {
+    /// It works, but not well.
+    Warning(String),
+    /// It would not work.
+    Error(String),
 }
 
 impl Finding {
-    #[doc(hidden)] // For the packages beside this one, see `support`.
-    pub fn error(message: impl Into<String>) -> Self {
-        Self { severity: Severity::Error, message: message.into() }
+    /// What is wrong and what to do.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        let (Self::Warning(message) | Self::Error(message)) = self;
+        message
     }
-
-    #[doc(hidden)]
-    pub fn warning(message: impl Into<String>) -> Self {
-        Self { severity: Severity::Warning, message: message.into() }
-    }
-}
-
-/// A constraint or index of a table, as the server describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NamedConstraint {
-    /// Its name.
-    pub name: String,
-    /// What it is.
-    pub kind: ConstraintKind,
-    /// Its definition as SQL.
-    pub definition: String,
-    /// Whether it holds for all rows; an index: whether it was finished.
-    pub is_valid: bool,
-}
-
-/// What a [`NamedConstraint`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ConstraintKind {
-    /// The primary key.
-    PrimaryKey,
-    /// A unique constraint.
-    Unique,
-    /// A CHECK.
-    Check,
-    /// A reference to another table.
-    ForeignKey,
-    /// An exclusion constraint.
-    Exclusion,
-    /// A unique index that is no constraint, for example a partial one.
-    UniqueIndex,
-    /// An index that constrains nothing.
-    Index,
-    /// Something that newer servers have.
-    Other,
 }
 
 impl ClaimSpec {
@@ -121,18 +73,18 @@ impl ClaimSpec {
     /// It only looks; its connection is closed.
     pub async fn ensure(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let (errors, warnings): (Vec<_>, Vec<_>) =
-            self.check(pool).await?.into_iter().partition(|finding| finding.severity == Severity::Error);
+            self.check(pool).await?.into_iter().partition(|finding| matches!(finding, Finding::Error(_)));
         for warning in warnings {
-            tracing::warn!(table = %self.table(), "{}", warning.message);
+            tracing::warn!(table = %self.table(), "{}", warning.message());
         }
         if errors.is_empty() {
             return Ok(());
         }
-        let lines: Vec<String> = errors.into_iter().map(|finding| finding.message).collect();
+        let lines: Vec<&str> = errors.iter().map(Finding::message).collect();
         Err(ClaimError::spec(format!("table {} does not fit its spec:\n{}", self.table(), lines.join("\n"))))
     }
 
-    /// The constraints and indexes of the table, by name.
+    /// The constraints and indexes of the table by their names, as SQL.
     ///
     /// # Errors
     ///
@@ -142,7 +94,7 @@ impl ClaimSpec {
     /// # Cancel safety
     ///
     /// It only looks; its connection is closed.
-    pub async fn constraints(&self, pool: &PgPool) -> Result<Vec<NamedConstraint>, ClaimError> {
+    pub async fn constraints(&self, pool: &PgPool) -> Result<BTreeMap<String, String>, ClaimError> {
         let mut reader = Reader::open(pool, LONGEST, "list the constraints").await?;
         if !exists(&mut reader, self.table()).await? {
             return Err(ClaimError::spec(missing(self.table())));
@@ -155,36 +107,61 @@ impl ClaimSpec {
     async fn look(&self, reader: &mut Reader) -> Result<Vec<Finding>, ClaimError> {
         let table = self.table();
         if !exists(reader, table).await? {
-            return Ok(vec![Finding::error(missing(table))]);
+            return Ok(vec![Finding::Error(missing(table))]);
         }
         let facts = Facts::read(reader, table).await?;
-        let mut findings = Vec::new();
         if let Some(finding) = facts.unusable(table) {
             return Ok(vec![finding]);
         }
-        findings.extend(facts.doubtful(table));
-        columns::look(self, &facts, &mut findings);
-        constraints::identity(self, &facts, &mut findings);
-        privileges::objects(self, reader, &mut findings).await?;
-        privileges::look(self, &facts, reader, &mut findings).await?;
-        notify::look(self, reader, &mut findings).await?;
-        if facts.column(&self.inner.state).is_none() || facts.column(&self.inner.id).is_none() {
-            return Ok(findings);
+        let mut look = Look { spec: self, facts: &facts, reader, findings: facts.doubtful(table) };
+        look.columns();
+        look.identity();
+        look.objects().await?;
+        look.privileges().await?;
+        look.notify().await?;
+        if facts.column(&self.inner.state).is_some() && facts.column(&self.inner.id).is_some() {
+            look.states().await?;
+            look.checks().await?;
+            look.collisions().await?;
+            look.rows().await?;
+            if !look.has_errors() {
+                look.plan().await?;
+            }
         }
-        constraints::states(self, &facts, reader, &mut findings).await?;
-        constraints::checks(self, &facts, reader, &mut findings).await?;
-        constraints::collisions(self, &facts, reader, &mut findings).await?;
-        rows::look(self, &facts, reader, &mut findings).await?;
-        if !findings.iter().any(|finding| finding.severity == Severity::Error) {
-            plan::look(self, &facts, reader, &mut findings).await?;
-        }
-        Ok(findings)
+        Ok(look.findings)
+    }
+}
+
+/// A look at a table, and what it has found.
+struct Look<'a> {
+    spec: &'a ClaimSpec,
+    facts: &'a Facts,
+    reader: &'a mut Reader,
+    findings: Vec<Finding>,
+}
+
+impl Look<'_> {
+    fn error(&mut self, message: String) {
+        self.findings.push(Finding::Error(message));
+    }
+
+    fn warning(&mut self, message: String) {
+        self.findings.push(Finding::Warning(message));
+    }
+
+    fn has_errors(&self) -> bool {
+        self.findings.iter().any(|finding| matches!(finding, Finding::Error(_)))
     }
 }
 
 async fn exists(reader: &mut Reader, table: &Table) -> Result<bool, ClaimError> {
     let found = format!("SELECT pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()));
     reader.ask(&found).await
+}
+
+/// What the server has said.
+fn said(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |answer| answer.message().to_owned())
 }
 
 fn missing(table: &Table) -> String {

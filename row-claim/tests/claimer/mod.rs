@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use leasehold_claim::support::{Sealed, Upkeep, Wake};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimer, ClaimerBuilder, IdType,
-    MemoryClaims, MemoryClock, MemoryRow, Renewal, RowKey, Settled, Settlement, State, States, Stats, Swept,
+    MemoryClaims, MemoryClock, MemoryRow, Outcome, Renewal, RowKey, Settled, State, States, Stats, Swept,
     Table, Take, Taken, TakenRow,
 };
 use leasehold_engine::TokioClock;
@@ -265,7 +265,7 @@ impl ClaimStore for Probe {
 
     async fn settle(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
         self.note(&self.settles, "settle");
         self.settled.fetch_add(settlements.len(), Ordering::SeqCst);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Claimed, IdType, Outcome, PgClaims,
-    Settled, Settlement, States, Table, Take, Taken,
+    Settled, States, Table, Take, Taken,
 };
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
@@ -147,7 +147,7 @@ pub async fn take_one(claims: &PgClaims) -> Claimed {
 }
 
 pub async fn settle(claims: &PgClaims, claim: &ClaimRef, outcome: Outcome) -> Result<Settled, ClaimError> {
-    let mut answers = claims.settle(&[Settlement::new(claim.clone(), outcome)]).await.unwrap();
+    let mut answers = claims.settle(&[(claim.clone(), outcome)]).await.unwrap();
     assert_eq!(answers.len(), 1);
     answers.remove(0)
 }

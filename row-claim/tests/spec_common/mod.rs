@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_claim::sqlx::postgres::PgPoolOptions;
 use leasehold_claim::sqlx::{AssertSqlSafe, Error, PgExecutor, PgPool, query_scalar, raw_sql};
-use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Finding, IdType, Severity, States, Table};
+use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Finding, IdType, States, Table};
 use test_servers::{Database, fresh_database};
 
 pub const LONG: Duration = Duration::from_secs(60);
@@ -84,12 +84,13 @@ pub async fn legacy_table(pool: &PgPool) {
     .await;
 }
 
-/// Whether one of `findings` is of this severity and has all of `words` in it.
-pub fn has(findings: &[Finding], severity: Severity, words: &[&str]) -> bool {
-    findings.iter().any(|row| row.severity == severity && words.iter().all(|word| row.message.contains(word)))
+/// Whether one of `findings` is of this kind and has all of `words` in it.
+pub fn has(findings: &[Finding], kind: fn(String) -> Finding, words: &[&str]) -> bool {
+    let is = |row: &&Finding| kind(row.message().to_owned()) == **row;
+    findings.iter().filter(is).any(|row| words.iter().all(|word| row.message().contains(word)))
 }
 
 #[track_caller]
-pub fn assert_finding(findings: &[Finding], severity: Severity, words: &[&str]) {
-    assert!(has(findings, severity, words), "no {severity:?} with {words:?} in {findings:#?}");
+pub fn assert_finding(findings: &[Finding], kind: fn(String) -> Finding, words: &[&str]) {
+    assert!(has(findings, kind, words), "no {:?} in {findings:#?}", kind(words.join(" .. ")));
 }

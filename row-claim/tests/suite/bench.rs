@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimed, HoldStore, IdType, Outcome,
-    RowId, RowKey, Settled, Settlement, State, States, Swept, Table, Take, Taken,
+    RowId, RowKey, Settled, State, States, Swept, Table, Take, Taken,
 };
 use tokio::time::{sleep, timeout};
 
@@ -381,12 +381,15 @@ impl Bench {
     }
 
     pub async fn settle(&self, claim: &ClaimRef, outcome: Outcome) -> Result<Settled, ClaimError> {
-        let mut answers = self.settle_all(vec![Settlement::new(claim.clone(), outcome)]).await;
+        let mut answers = self.settle_all(vec![(claim.clone(), outcome)]).await;
         assert_eq!(answers.len(), 1, "one answer for each claim");
         answers.remove(0)
     }
 
-    pub async fn settle_all(&self, settlements: Vec<Settlement>) -> Vec<Result<Settled, ClaimError>> {
+    pub async fn settle_all(
+        &self,
+        settlements: Vec<(ClaimRef, Outcome)>,
+    ) -> Vec<Result<Settled, ClaimError>> {
         bounded(self.client().settle(&settlements)).await.unwrap()
     }
 

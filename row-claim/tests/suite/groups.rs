@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use leasehold_claim::support::{Pass, PassEnd};
-use leasehold_claim::{Outcome, Settlement, Take};
+use leasehold_claim::{Outcome, Take};
 
 use super::bench::{Layout, bounded, ids, keys, pause, retry, row};
 use super::{Bench, Env};
@@ -120,7 +120,7 @@ pub async fn row_23_one_hot_group_and_many_workers(env: &Env) {
                     // The first of each worker is put back, so that the group goes round.
                     let outcome = if done == 0 && worker < 4 { Outcome::PutBack } else { Outcome::Done };
                     done += claimed.rows.len();
-                    let settlement = Settlement::new(claimed.claim.clone(), outcome);
+                    let settlement = (claimed.claim.clone(), outcome);
                     for answer in client.settle(&[settlement]).await.unwrap() {
                         answer.unwrap();
                     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use leasehold_claim::support::Upkeep;
-use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Settlement, Swept, Take};
+use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Swept, Take};
 
 use super::Env;
 use super::bench::{Layout, bounded, is_superseded, row, state_of};
@@ -269,7 +269,7 @@ pub async fn a_lost_claim_beside_the_next_of_the_same_row(env: &Env) {
     assert!(matches!(answers[..], [Renewal::Lost { .. }, Renewal::Renewed]), "{answers:?}");
     let answers = bounded(client.renew(&backwards, MINUTE)).await.unwrap();
     assert!(matches!(answers[..], [Renewal::Renewed, Renewal::Lost { .. }]), "{answers:?}");
-    let done = both.map(|claim| Settlement::new(claim, Outcome::Done));
+    let done = both.map(|claim| (claim, Outcome::Done));
     let answers = bench.settle_all(done.to_vec()).await;
     assert!(is_superseded(&answers[0]) && answers[1].is_ok(), "{answers:?}");
     assert!(bench.is_done(&key).await);

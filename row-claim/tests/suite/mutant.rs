@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use leasehold_claim::support::{Sealed, Upkeep, Wake};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, HoldStore, MemoryClaims, MemoryRow, Outcome,
-    OwnerToken, Renewal, RowKey, Settled, Settlement, State, Stats, Swept, Take, Taken, TakenRow,
+    OwnerToken, Renewal, RowKey, Settled, State, Stats, Swept, Take, Taken, TakenRow,
 };
 use serde_json::{Value, json};
 
@@ -141,7 +141,7 @@ impl Faulty {
 
     async fn settle_one(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         let settle = |claim: ClaimRef, outcome: Outcome| async move {
-            let answers = self.claims.settle(&[Settlement::new(claim, outcome)]).await?;
+            let answers = self.claims.settle(&[(claim, outcome)]).await?;
             answers.into_iter().next().expect("one answer")
         };
         let outcome = match (self.fault, outcome) {
@@ -303,11 +303,11 @@ impl ClaimStore for Faulty {
 
     async fn settle(
         &self,
-        settlements: &[Settlement],
+        settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
         let mut answers = Vec::new();
-        for one in settlements {
-            answers.push(self.settle_one(&one.claim, &one.outcome).await);
+        for (claim, outcome) in settlements {
+            answers.push(self.settle_one(claim, outcome).await);
         }
         Ok(answers)
     }

@@ -138,7 +138,7 @@ pub async fn row_18_everything_is_done_in_passes(env: &Env) {
                         _ => Outcome::Done,
                     };
                     done += usize::from(outcome == Outcome::Done);
-                    let settlement = leasehold_claim::Settlement::new(claimed.claim, outcome);
+                    let settlement = (claimed.claim, outcome);
                     for answer in client.settle(&[settlement]).await.unwrap() {
                         answer.unwrap();
                     }

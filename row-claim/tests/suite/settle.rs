@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_claim::{ClaimError, Outcome, OwnerToken, Settlement, Take};
+use leasehold_claim::{ClaimError, Outcome, OwnerToken, Take};
 
 use super::Env;
 use super::bench::{Layout, bounded, is_superseded, keys, retry, row, state_of, without};
@@ -258,8 +258,7 @@ pub async fn each_claim_for_itself(env: &Env) {
     bench.crash(&claims[1].claim).await;
     let to = if env.variant.is_boolean() { "maybe" } else { "exhausted" };
     let outcomes = [Outcome::Done, Outcome::Done, retry(), Outcome::To(to.into()), Outcome::PutBack];
-    let settlements =
-        claims.iter().zip(outcomes).map(|(claimed, outcome)| Settlement::new(claimed.claim.clone(), outcome));
+    let settlements = claims.iter().zip(outcomes).map(|(claimed, outcome)| (claimed.claim.clone(), outcome));
     let answers = bench.settle_all(settlements.collect()).await;
     assert_eq!(answers.len(), 5);
     assert!(answers[0].is_ok() && answers[2].is_ok() && answers[4].is_ok(), "{answers:?}");
@@ -281,7 +280,7 @@ pub async fn while_somebody_has_the_row_locked(env: &Env) {
     let claimed = bench.take_one().await;
     let lock = bench.lock(&key).await;
     let client = bench.client();
-    let settlement = Settlement::new(claimed.claim.clone(), Outcome::Done);
+    let settlement = (claimed.claim.clone(), Outcome::Done);
     let settling = tokio::spawn(async move { client.settle(&[settlement]).await.unwrap().remove(0) });
     tokio::task::yield_now().await;
     bench.unlock(lock).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_claim::{ClaimError, ClaimRef, Claimed, IdType, Outcome, Renewal, RowId, Settled, Settlement};
+use leasehold_claim::{ClaimError, ClaimRef, Claimed, IdType, Outcome, Renewal, RowId, Settled};
 
 use super::Env;
 use super::bench::{Bench, Layout, bounded, is_superseded, row};
@@ -96,7 +96,7 @@ pub async fn texts_of_other_tables_are_refused(env: &Env) {
     let renewals = bounded(bench.client().renew(&claims, Duration::from_secs(60))).await.unwrap();
     assert!(renewals[..5].iter().all(|renewal| matches!(renewal, Renewal::Lost { .. })), "{renewals:?}");
     assert_eq!(renewals[5], Renewal::Renewed);
-    let settlements = claims.into_iter().map(|claim| Settlement::new(claim, Outcome::Done)).collect();
+    let settlements = claims.into_iter().map(|claim| (claim, Outcome::Done)).collect();
     let answers = bench.settle_all(settlements).await;
     assert!(answers[..5].iter().all(is_superseded), "{answers:?}");
     assert!(answers[5].is_ok() && bench.is_done(&key).await, "{answers:?}");

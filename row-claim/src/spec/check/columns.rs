@@ -1,7 +1,7 @@
 //! Columns and their types.
 
-use super::Finding;
-use super::facts::{ColumnFact, Facts};
+use super::Look;
+use super::facts::ColumnFact;
 use crate::id::IdType;
 use crate::name::Column;
 use crate::spec::{ClaimSpec, OrderType, Tracking};
@@ -83,41 +83,45 @@ pub(super) fn wanted(spec: &ClaimSpec) -> Vec<Wanted<'_>> {
     all
 }
 
-pub(super) fn look(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
-    state(spec, facts, findings);
-    let table = spec.table().quoted();
-    for want in wanted(spec) {
-        let (column, name) = (want.column, want.column.quoted());
-        let Some(fact) = facts.column(column) else {
-            let fix = if want.is_made { "run the migration" } else { "add it, or name another in the spec" };
-            findings.push(Finding::error(format!("there is no column {column} for {}; {fix}", want.what)));
-            continue;
-        };
-        if !want.types.is_empty() && !want.types.contains(&fact.base.as_str()) {
-            findings.push(wrong_type(&table, &want, fact));
-        } else if want.how != Use::Reads && fact.is_generated {
-            findings.push(Finding::error(format!(
-                "column {column} is computed by the server, and claims have to write it; name another column"
-            )));
-        } else if want.how == Use::Empties && fact.is_required {
-            findings.push(Finding::error(format!(
-                "column {column} may not be NULL, but is NULL while nobody has the row: \
-                 ALTER TABLE {table} ALTER COLUMN {name} DROP NOT NULL"
-            )));
+impl Look<'_> {
+    pub(super) fn columns(&mut self) {
+        let (spec, facts) = (self.spec, self.facts);
+        self.state();
+        let table = spec.table().quoted();
+        for want in wanted(spec) {
+            let (column, name) = (want.column, want.column.quoted());
+            let Some(fact) = facts.column(column) else {
+                let fix =
+                    if want.is_made { "run the migration" } else { "add it, or name another in the spec" };
+                self.error(format!("there is no column {column} for {}; {fix}", want.what));
+                continue;
+            };
+            if !want.types.is_empty() && !want.types.contains(&fact.base.as_str()) {
+                self.error(wrong_type(&table, &want, fact));
+            } else if want.how != Use::Reads && fact.is_generated {
+                self.error(format!(
+                    "column {column} is computed by the server, and claims have to write it; name another column"
+                ));
+            } else if want.how == Use::Empties && fact.is_required {
+                self.error(format!(
+                    "column {column} may not be NULL, but is NULL while nobody has the row: \
+                     ALTER TABLE {table} ALTER COLUMN {name} DROP NOT NULL"
+                ));
+            }
         }
+        self.nulls();
     }
-    nulls(spec, facts, findings);
 }
 
-fn wrong_type(table: &str, want: &Wanted<'_>, fact: &ColumnFact) -> Finding {
+fn wrong_type(table: &str, want: &Wanted<'_>, fact: &ColumnFact) -> String {
     let (column, name, what) = (want.column, want.column.quoted(), want.what);
     let wanted = want.types.join(" or ");
     if want.types == TIME && fact.base == "timestamp without time zone" {
-        return Finding::error(format!(
+        return format!(
             "column {column} for {what} is a timestamp without time zone, which means another moment in each \
              session; convert it, with the zone that it was written in: ALTER TABLE {table} ALTER COLUMN {name} \
              TYPE timestamptz USING {name} AT TIME ZONE 'UTC'"
-        ));
+        );
     }
     let hint = match what {
         "the owner" if fact.base == "bigint" => {
@@ -128,87 +132,91 @@ fn wrong_type(table: &str, want: &Wanted<'_>, fact: &ColumnFact) -> Finding {
         "the order" => "; name the type in order_by",
         _ => "; change its type, or name another column",
     };
-    Finding::error(format!("column {column} for {what} is of type {}, not {wanted}{hint}", fact.kind))
+    format!("column {column} for {what} is of type {}, not {wanted}{hint}", fact.kind)
 }
 
-fn state(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
-    let (inner, table) = (&spec.inner, spec.table().quoted());
-    let (column, name) = (&inner.state, inner.state.quoted());
-    let home = crate::name::literal(inner.states.home().as_str());
-    let kind = match &inner.states.kind {
-        StateType::Text => "text".to_owned(),
-        StateType::Boolean => "boolean".to_owned(),
-        StateType::Enum(name) => name.quoted(),
-    };
-    let Some(fact) = facts.column(column) else {
-        findings.push(Finding::error(format!(
-            "there is no column {column} for the state; add it, with a default that says what the rows that are \
-             there mean: ALTER TABLE {table} ADD COLUMN {name} {kind} NOT NULL DEFAULT {home}"
-        )));
-        return;
-    };
-    let fits = match &inner.states.kind {
-        StateType::Text => TEXTS.contains(&fact.base.as_str()),
-        StateType::Boolean => BOOLEAN.contains(&fact.base.as_str()),
-        StateType::Enum(_) => fact.is_enum,
-    };
-    if !fits {
-        let hint = match (fact.is_enum, fact.base.as_str()) {
-            (true, _) => format!("describe its states with States::enumeration of type {}", fact.kind),
-            (_, "boolean") => "describe its states with States::boolean".to_owned(),
-            (_, "text" | "character varying") => "describe its states with States::text".to_owned(),
-            _ => format!("change its type to {kind}"),
+impl Look<'_> {
+    fn state(&mut self) {
+        let (spec, facts) = (self.spec, self.facts);
+        let (inner, table) = (&spec.inner, spec.table().quoted());
+        let (column, name) = (&inner.state, inner.state.quoted());
+        let home = crate::name::literal(inner.states.home().as_str());
+        let kind = match &inner.states.kind {
+            StateType::Text => "text".to_owned(),
+            StateType::Boolean => "boolean".to_owned(),
+            StateType::Enum(name) => name.quoted(),
         };
-        findings
-            .push(Finding::error(format!("column {column} of the state is of type {}; {hint}", fact.kind)));
-    }
-    if fact.is_generated {
-        findings.push(Finding::error(format!(
-            "column {column} of the state is computed by the server, and claims have to write it; name another"
-        )));
-    }
-    if let Some(longest) = fact.longest {
-        let too_long =
-            |state: &&crate::State| state.as_str().chars().count() > usize::try_from(longest).unwrap_or(0);
-        for state in inner.states.all().into_iter().filter(too_long) {
-            findings.push(Finding::error(format!(
-                "column {column} has room for {longest} characters, too few for the state {state}: \
-                 ALTER TABLE {table} ALTER COLUMN {name} TYPE text"
-            )));
+        let Some(fact) = facts.column(column) else {
+            self.error(format!(
+                "there is no column {column} for the state; add it, with a default that says what the rows that are \
+                 there mean: ALTER TABLE {table} ADD COLUMN {name} {kind} NOT NULL DEFAULT {home}"
+            ));
+            return;
+        };
+        let fits = match &inner.states.kind {
+            StateType::Text => TEXTS.contains(&fact.base.as_str()),
+            StateType::Boolean => BOOLEAN.contains(&fact.base.as_str()),
+            StateType::Enum(_) => fact.is_enum,
+        };
+        if !fits {
+            let hint = match (fact.is_enum, fact.base.as_str()) {
+                (true, _) => format!("describe its states with States::enumeration of type {}", fact.kind),
+                (_, "boolean") => "describe its states with States::boolean".to_owned(),
+                (_, "text" | "character varying") => "describe its states with States::text".to_owned(),
+                _ => format!("change its type to {kind}"),
+            };
+            self.error(format!("column {column} of the state is of type {}; {hint}", fact.kind));
+        }
+        if fact.is_generated {
+            self.error(format!(
+                "column {column} of the state is computed by the server, and claims have to write it; name another"
+            ));
+        }
+        if let Some(longest) = fact.longest {
+            let too_long = |state: &&crate::State| {
+                state.as_str().chars().count() > usize::try_from(longest).unwrap_or(0)
+            };
+            for state in inner.states.all().into_iter().filter(too_long) {
+                self.error(format!(
+                    "column {column} has room for {longest} characters, too few for the state {state}: \
+                     ALTER TABLE {table} ALTER COLUMN {name} TYPE text"
+                ));
+            }
+        }
+        if !fact.is_required {
+            self.warning(format!(
+                "column {column} of the state may be NULL, and rows without a state are never taken; give it a default, \
+                 fill the rows, then forbid it: ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT {home}, then \
+                 UPDATE {table} SET {name} = {home} WHERE {name} IS NULL, then ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL"
+            ));
         }
     }
-    if !fact.is_required {
-        findings.push(Finding::warning(format!(
-            "column {column} of the state may be NULL, and rows without a state are never taken; give it a default, \
-             fill the rows, then forbid it: ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT {home}, then \
-             UPDATE {table} SET {name} = {home} WHERE {name} IS NULL, then ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL"
-        )));
-    }
-}
 
-/// Columns in which NULL means something that is easily overlooked.
-fn nulls(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
-    let (inner, table) = (&spec.inner, spec.table().quoted());
-    let open = |column: &Column| facts.column(column).is_some_and(|fact| !fact.is_required);
-    for by in inner.order.iter().filter(|by| open(&by.column)) {
-        let name = by.column.quoted();
-        findings.push(Finding::warning(format!(
-            "column {} of the order may be NULL, and such rows come {}; fill it, then \
-             ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL",
-            by.column,
-            if by.descending { "before all others" } else { "after all others" }
-        )));
-    }
-    if let Some(column) = inner.attempts.as_ref().filter(|column| open(column)) {
-        findings.push(Finding::warning(format!(
-            "column {column} may be NULL, and such a row may be tried for ever; where that is not meant, \
-             ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT 3, fill the rows, and SET NOT NULL",
-            name = column.quoted()
-        )));
-    }
-    if let Some(column) = inner.queue.as_ref().filter(|column| open(column)) {
-        findings.push(Finding::error(format!(
-            "column {column} of the queue may be NULL, and a row without a queue cannot be named; run the migration"
-        )));
+    /// Columns in which NULL means something that is easily overlooked.
+    fn nulls(&mut self) {
+        let (spec, facts) = (self.spec, self.facts);
+        let (inner, table) = (&spec.inner, spec.table().quoted());
+        let open = |column: &Column| facts.column(column).is_some_and(|fact| !fact.is_required);
+        for by in inner.order.iter().filter(|by| open(&by.column)) {
+            let name = by.column.quoted();
+            self.warning(format!(
+                "column {} of the order may be NULL, and such rows come {}; fill it, then \
+                 ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL",
+                by.column,
+                if by.descending { "before all others" } else { "after all others" }
+            ));
+        }
+        if let Some(column) = inner.attempts.as_ref().filter(|column| open(column)) {
+            self.warning(format!(
+                "column {column} may be NULL, and such a row may be tried for ever; where that is not meant, \
+                 ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT 3, fill the rows, and SET NOT NULL",
+                name = column.quoted()
+            ));
+        }
+        if let Some(column) = inner.queue.as_ref().filter(|column| open(column)) {
+            self.error(format!(
+                "column {column} of the queue may be NULL, and a row without a queue cannot be named; run the migration"
+            ));
+        }
     }
 }

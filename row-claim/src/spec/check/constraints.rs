@@ -1,8 +1,10 @@
 //! Constraints that claims need, and those that would stand in their way.
 
+use std::collections::BTreeMap;
+
 use super::facts::{Facts, IndexFact};
 use super::reader::Reader;
-use super::{ConstraintKind, Finding, NamedConstraint};
+use super::{Look, said};
 use crate::error::ClaimError;
 use crate::name::{Column, Table, literal};
 use crate::spec::migration::names::regclass;
@@ -12,85 +14,67 @@ use crate::state::State;
 
 const TAKEN: &str = "be claimed";
 
-pub(super) async fn list(reader: &mut Reader, table: &Table) -> Result<Vec<NamedConstraint>, ClaimError> {
+pub(super) async fn list(reader: &mut Reader, table: &Table) -> Result<BTreeMap<String, String>, ClaimError> {
     let here = regclass(table);
     // From PostgreSQL 18 on, NOT NULL is a constraint too: a column's property, as before.
     let sql = format!(
-        "SELECT conname::text, contype::text, pg_catalog.pg_get_constraintdef(oid), convalidated::text \
+        "SELECT conname::text, pg_catalog.pg_get_constraintdef(oid) \
          FROM pg_catalog.pg_constraint WHERE conrelid = {here} AND contype <> 'n' \
-         UNION ALL SELECT c.relname::text, CASE WHEN i.indisunique THEN 'unique index' ELSE 'index' END, \
-         pg_catalog.pg_get_indexdef(i.indexrelid), i.indisvalid::text \
+         UNION ALL SELECT c.relname::text, pg_catalog.pg_get_indexdef(i.indexrelid) \
+         || CASE WHEN i.indisvalid THEN '' ELSE ' NOT VALID' END \
          FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid \
          WHERE i.indrelid = {here} AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o \
-         WHERE o.conrelid = i.indrelid AND o.conindid = i.indexrelid) ORDER BY 1"
+         WHERE o.conrelid = i.indrelid AND o.conindid = i.indexrelid)"
     );
     let rows = reader.rows(&sql).await?;
-    let constraint = |row: &super::reader::Texts| NamedConstraint {
-        name: row.text(0).to_owned(),
-        kind: match row.text(1) {
-            "p" => ConstraintKind::PrimaryKey,
-            "u" => ConstraintKind::Unique,
-            "c" => ConstraintKind::Check,
-            "f" => ConstraintKind::ForeignKey,
-            "x" => ConstraintKind::Exclusion,
-            "unique index" => ConstraintKind::UniqueIndex,
-            "index" => ConstraintKind::Index,
-            _ => ConstraintKind::Other,
-        },
-        definition: row.text(2).to_owned(),
-        is_valid: row.is(3),
-    };
-    Ok(rows.iter().map(constraint).collect())
+    Ok(rows.iter().map(|row| (row.text(0).to_owned(), row.text(1).to_owned())).collect())
 }
 
-/// Is a row what its key says?
-pub(super) fn identity(spec: &ClaimSpec, facts: &Facts, findings: &mut Vec<Finding>) {
-    let (inner, table) = (&spec.inner, spec.table().quoted());
-    let id = facts.number(&inner.id);
-    let queue = inner.queue.as_ref().map(|column| facts.number(column));
-    let identifies = |index: &IndexFact| {
-        let both = queue.is_some_and(|queue| index.keys == [queue, id] || index.keys == [id, queue]);
-        index.is_unique && index.predicate.is_none() && (both || index.keys == [id])
-    };
-    if facts.column(&inner.id).is_none() || facts.indexes.iter().any(identifies) {
-        return;
-    }
-    let (what, columns) = match &inner.queue {
-        Some(queue) => ("queue and id", format!("{}, {}", queue.quoted(), inner.id.quoted())),
-        None => ("the id", inner.id.quoted()),
-    };
-    findings.push(Finding::error(format!(
-        "nothing makes {what} unique, so that one claim could settle several rows; run the migration, or \
-         CREATE UNIQUE INDEX CONCURRENTLY ON {table} ({columns})"
-    )));
-}
-
-/// Can the column hold each state?
-pub(super) async fn states(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let Some(fact) = facts.column(&spec.inner.state) else { return Ok(()) };
-    for state in spec.inner.states.all() {
-        let sql = format!("SELECT ({}::{})::pg_catalog.text", literal(state.as_str()), fact.kind);
-        if let Err(error) = reader.attempt(&sql).await? {
-            let said = error
-                .as_database_error()
-                .map_or_else(|| error.to_string(), |answer| answer.message().to_owned());
-            let fix = if fact.is_enum {
-                format!("ALTER TYPE {} ADD VALUE {}", fact.kind, literal(state.as_str()))
-            } else {
-                "change the type, or the spec".to_owned()
-            };
-            findings.push(Finding::error(format!(
-                "column {} cannot hold the state {state} ({said}); {fix}",
-                spec.inner.state
-            )));
+impl Look<'_> {
+    /// Is a row what its key says?
+    pub(super) fn identity(&mut self) {
+        let (spec, facts) = (self.spec, self.facts);
+        let (inner, table) = (&spec.inner, spec.table().quoted());
+        let id = facts.number(&inner.id);
+        let queue = inner.queue.as_ref().map(|column| facts.number(column));
+        let identifies = |index: &IndexFact| {
+            let both = queue.is_some_and(|queue| index.keys == [queue, id] || index.keys == [id, queue]);
+            index.is_unique && index.predicate.is_none() && (both || index.keys == [id])
+        };
+        if facts.column(&inner.id).is_none() || facts.indexes.iter().any(identifies) {
+            return;
         }
+        let (what, columns) = match &inner.queue {
+            Some(queue) => ("queue and id", format!("{}, {}", queue.quoted(), inner.id.quoted())),
+            None => ("the id", inner.id.quoted()),
+        };
+        self.error(format!(
+            "nothing makes {what} unique, so that one claim could settle several rows; run the migration, or \
+             CREATE UNIQUE INDEX CONCURRENTLY ON {table} ({columns})"
+        ));
     }
-    Ok(())
+
+    /// Can the column hold each state?
+    pub(super) async fn states(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let Some(fact) = facts.column(&spec.inner.state) else { return Ok(()) };
+        for state in spec.inner.states.all() {
+            let sql = format!("SELECT ({}::{})::pg_catalog.text", literal(state.as_str()), fact.kind);
+            if let Err(error) = self.reader.attempt(&sql).await? {
+                let said = said(&error);
+                let fix = if fact.is_enum {
+                    format!("ALTER TYPE {} ADD VALUE {}", fact.kind, literal(state.as_str()))
+                } else {
+                    "change the type, or the spec".to_owned()
+                };
+                self.error(format!(
+                    "column {} cannot hold the state {state} ({said}); {fix}",
+                    spec.inner.state
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A row at a moment of its life: what claims write into it then, as SQL.
@@ -136,39 +120,41 @@ fn moments(spec: &ClaimSpec) -> Vec<Moment<'_>> {
     all
 }
 
-/// Does a CHECK refuse what claims write?
-pub(super) async fn checks(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let table = spec.table();
-    let sql = format!(
-        "SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid), \
-         pg_catalog.array_to_string(conkey, ',') FROM pg_catalog.pg_constraint \
-         WHERE conrelid = {} AND contype = 'c' AND conkey IS NOT NULL ORDER BY conname",
-        regclass(table)
-    );
-    for check in reader.rows(&sql).await? {
-        for moment in moments(spec) {
-            let Some(trial) = Trial::of(spec, facts, &moment, &check.list(2)) else { continue };
-            let answer = reader.attempt(&trial.sql(table, check.text(1))).await?;
-            let refuses = answer.is_ok_and(|rows| rows.first().is_some_and(|row| row.is(0)));
-            if !refuses {
-                continue;
+impl Look<'_> {
+    /// Does a CHECK refuse what claims write?
+    pub(super) async fn checks(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let table = spec.table();
+        let sql = format!(
+            "SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid), \
+             pg_catalog.array_to_string(conkey, ',') FROM pg_catalog.pg_constraint \
+             WHERE conrelid = {} AND contype = 'c' AND conkey IS NOT NULL ORDER BY conname",
+            regclass(table)
+        );
+        for check in self.reader.rows(&sql).await? {
+            for moment in moments(spec) {
+                let Some(trial) = Trial::of(spec, facts, &moment, &check.list(2)) else { continue };
+                let answer = self.reader.attempt(&trial.sql(table, check.text(1))).await?;
+                let refuses = answer.is_ok_and(|rows| rows.first().is_some_and(|row| row.is(0)));
+                if !refuses {
+                    continue;
+                }
+                let (name, state) = (check.text(0), moment.state);
+                let with = state.map_or(String::new(), |state| format!(" with the state {state}"));
+                let message = format!(
+                    "constraint {name} does not let a row {}{with}: CHECK ({}); widen it, or change the spec",
+                    moment.doing,
+                    check.text(1)
+                );
+                if trial.is_certain {
+                    self.error(message);
+                } else {
+                    self.warning(message);
+                }
             }
-            let (name, state) = (check.text(0), moment.state);
-            let with = state.map_or(String::new(), |state| format!(" with the state {state}"));
-            let message = format!(
-                "constraint {name} does not let a row {}{with}: CHECK ({}); widen it, or change the spec",
-                moment.doing,
-                check.text(1)
-            );
-            findings.push(if trial.is_certain { Finding::error(message) } else { Finding::warning(message) });
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// An expression tried out with the values of a moment.
@@ -214,78 +200,72 @@ impl Trial {
     }
 }
 
-/// Does a unique index keep a row from changing its state while another is in the same one?
-pub(super) async fn collisions(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let (inner, states) = (&spec.inner, &spec.inner.states);
-    let number = facts.number(&inner.state);
-    let id = facts.number(&inner.id);
-    for index in facts.indexes.iter().filter(|index| index.is_unique && !index.keys.contains(&id)) {
-        let is_key = index.keys.contains(&number);
-        let is_in_predicate = index.predicate.is_some() && index.depends.contains(&number);
-        if !is_key && !is_in_predicate {
-            continue;
-        }
-        let mut moves = Vec::new();
-        let taken = states.taken.as_ref();
-        moves.push((TAKEN, Some(states.home()), taken));
-        moves.push(("be put back or swept", taken, Some(states.home())));
-        let from = taken.or(Some(states.home()));
-        moves.push(("be settled", from, Some(&states.done)));
-        moves.push(("be settled as failed", from, states.failed.as_ref()));
-        moves.push(("become exhausted", from, states.exhausted.as_ref()));
-        for (doing, from, to) in moves {
-            let (Some(from), Some(to)) = (from, to) else { continue };
-            let enters = match &index.predicate {
-                None => true,
-                Some(predicate) => {
-                    let after = holds(spec, facts, reader, predicate, to).await?;
-                    let before = holds(spec, facts, reader, predicate, from).await?;
-                    after != Some(false) && (is_key || before != Some(true) || after.is_none())
+impl Look<'_> {
+    /// Does a unique index keep a row from changing its state while another is in the same one?
+    pub(super) async fn collisions(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let (inner, states) = (&spec.inner, &spec.inner.states);
+        let number = facts.number(&inner.state);
+        let id = facts.number(&inner.id);
+        for index in facts.indexes.iter().filter(|index| index.is_unique && !index.keys.contains(&id)) {
+            let is_key = index.keys.contains(&number);
+            let is_in_predicate = index.predicate.is_some() && index.depends.contains(&number);
+            if !is_key && !is_in_predicate {
+                continue;
+            }
+            let mut moves = Vec::new();
+            let taken = states.taken.as_ref();
+            moves.push((TAKEN, Some(states.home()), taken));
+            moves.push(("be put back or swept", taken, Some(states.home())));
+            let from = taken.or(Some(states.home()));
+            moves.push(("be settled", from, Some(&states.done)));
+            moves.push(("be settled as failed", from, states.failed.as_ref()));
+            moves.push(("become exhausted", from, states.exhausted.as_ref()));
+            for (doing, from, to) in moves {
+                let (Some(from), Some(to)) = (from, to) else { continue };
+                let enters = match &index.predicate {
+                    None => true,
+                    Some(predicate) => {
+                        let after = self.holds(predicate, to).await?;
+                        let before = self.holds(predicate, from).await?;
+                        after != Some(false) && (is_key || before != Some(true) || after.is_none())
+                    }
+                };
+                if enters && from != to {
+                    let what = format!(
+                        "unique index {} may not let a row {doing} (from {from} to {to}) while another row is in its place",
+                        index.name
+                    );
+                    let mend = format!("put {from} into the index as well, or leave the state out of it");
+                    if doing == TAKEN {
+                        self.error(format!(
+                            "{what}; nobody could take any row as long as that one is next: {mend}"
+                        ));
+                    } else {
+                        self.warning(format!("{what}; such a claim fails and the row waits: {mend}"));
+                    }
                 }
-            };
-            if enters && from != to {
-                let what = format!(
-                    "unique index {} may not let a row {doing} (from {from} to {to}) while another row is in its place",
-                    index.name
-                );
-                let mend = format!("put {from} into the index as well, or leave the state out of it");
-                findings.push(if doing == TAKEN {
-                    Finding::error(format!(
-                        "{what}; nobody could take any row as long as that one is next: {mend}"
-                    ))
-                } else {
-                    Finding::warning(format!("{what}; such a claim fails and the row waits: {mend}"))
-                });
             }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Whether a predicate holds for rows in `state`; `None` where that is not all that it depends on, or nobody
-/// knows.
-pub(super) async fn holds(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    predicate: &str,
-    state: &State,
-) -> Result<Option<bool>, ClaimError> {
-    let Some(fact) = facts.column(&spec.inner.state) else { return Ok(None) };
-    let name = spec.inner.state.quoted();
-    // A predicate that uses another column cannot be tried out, and is refused.
-    let sql = format!(
-        "SELECT ({predicate})::pg_catalog.text FROM (SELECT {}::{} AS {name}) AS {}",
-        literal(state.as_str()),
-        fact.kind,
-        quote(spec.table().name())
-    );
-    let answer = reader.attempt(&sql).await?;
-    let value = answer.ok().and_then(|rows| rows.first().and_then(|row| row.option(0).map(str::to_owned)));
-    Ok(value.map(|text| matches!(text.as_str(), "true" | "t")))
+    /// Whether a predicate holds for rows in `state`; `None` where that is not all that it depends on, or nobody
+    /// knows.
+    pub(super) async fn holds(&mut self, predicate: &str, state: &State) -> Result<Option<bool>, ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let Some(fact) = facts.column(&spec.inner.state) else { return Ok(None) };
+        let name = spec.inner.state.quoted();
+        // A predicate that uses another column cannot be tried out, and is refused.
+        let sql = format!(
+            "SELECT ({predicate})::pg_catalog.text FROM (SELECT {}::{} AS {name}) AS {}",
+            literal(state.as_str()),
+            fact.kind,
+            quote(spec.table().name())
+        );
+        let answer = self.reader.attempt(&sql).await?;
+        let value =
+            answer.ok().and_then(|rows| rows.first().and_then(|row| row.option(0).map(str::to_owned)));
+        Ok(value.map(|text| matches!(text.as_str(), "true" | "t")))
+    }
 }

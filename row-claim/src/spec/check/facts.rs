@@ -142,26 +142,26 @@ impl Facts {
             "S" => "a sequence",
             _ => "no table",
         };
-        Some(Finding::error(format!("{table} is {what}; name the table itself, whose rows can be locked")))
+        Some(Finding::Error(format!("{table} is {what}; name the table itself, whose rows can be locked")))
     }
 
     /// What it is that makes claims less than they should be.
     pub(super) fn doubtful(&self, table: &Table) -> Vec<Finding> {
         let mut findings = Vec::new();
         if self.is_unlogged {
-            findings.push(Finding::warning(format!(
+            findings.push(Finding::Warning(format!(
                 "table {table} is unlogged: a crash of the server empties it; ALTER TABLE {} SET LOGGED",
                 table.quoted()
             )));
         }
         if self.is_filtered {
-            findings.push(Finding::warning(format!(
+            findings.push(Finding::Warning(format!(
                 "row level security of table {table} applies to this role: rows that its policies hide are never \
                  claimed; give the role a policy, or BYPASSRLS"
             )));
         }
         if self.has_children {
-            findings.push(Finding::warning(format!(
+            findings.push(Finding::Warning(format!(
                 "other tables inherit from {table}: their rows are read with it, but unique constraints do not \
                  hold across them; use partitions instead"
             )));

@@ -1,40 +1,38 @@
 //! Whether inserted rows are announced. They are found without, only later.
 
-use super::Finding;
-use super::reader::Reader;
+use super::Look;
 use crate::error::ClaimError;
 use crate::name::Column;
-use crate::spec::{ClaimSpec, NotifyTrigger};
+use crate::spec::NotifyTrigger;
 
-pub(super) async fn look(
-    spec: &ClaimSpec,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let Some(wanted) = NotifyTrigger::of(spec) else { return Ok(()) };
-    let table = spec.table();
-    let rows = reader.rows(&wanted.look()).await?;
-    let Some(found) = rows.first() else {
-        findings.push(Finding::warning(format!(
-            "no trigger announces rows that are inserted into table {table}, so that only polls find them: run the \
-             migration, or say notify_on_insert(false)"
-        )));
-        return Ok(());
-    };
-    let (name, function, owner) = (found.text(0), found.text(3), found.text(4));
-    if !found.is(1) {
-        let quoted = Column::new(name).map_or_else(|_| name.to_owned(), |name| name.quoted());
-        findings.push(Finding::warning(format!(
-            "trigger {name}, which announces rows that are inserted into table {table}, is disabled, so that only \
-             polls find them: ALTER TABLE {} ENABLE TRIGGER {quoted}, or say notify_on_insert(false)",
-            table.quoted()
-        )));
+impl Look<'_> {
+    pub(super) async fn notify(&mut self) -> Result<(), ClaimError> {
+        let spec = self.spec;
+        let Some(wanted) = NotifyTrigger::of(spec) else { return Ok(()) };
+        let table = spec.table();
+        let rows = self.reader.rows(&wanted.look()).await?;
+        let Some(found) = rows.first() else {
+            self.warning(format!(
+                "no trigger announces rows that are inserted into table {table}, so that only polls find them: run the \
+                 migration, or say notify_on_insert(false)"
+            ));
+            return Ok(());
+        };
+        let (name, function, owner) = (found.text(0), found.text(3), found.text(4));
+        if !found.is(1) {
+            let quoted = Column::new(name).map_or_else(|_| name.to_owned(), |name| name.quoted());
+            self.warning(format!(
+                "trigger {name}, which announces rows that are inserted into table {table}, is disabled, so that only \
+                 polls find them: ALTER TABLE {} ENABLE TRIGGER {quoted}, or say notify_on_insert(false)",
+                table.quoted()
+            ));
+        }
+        if !found.is(2) {
+            self.warning(format!(
+                "function {function} runs with the rights of whoever inserts into table {table}, and is not of the \
+                 table's owner, so that somebody else may change what it does: ALTER FUNCTION {function} OWNER TO {owner}"
+            ));
+        }
+        Ok(())
     }
-    if !found.is(2) {
-        findings.push(Finding::warning(format!(
-            "function {function} runs with the rights of whoever inserts into table {table}, and is not of the \
-             table's owner, so that somebody else may change what it does: ALTER FUNCTION {function} OWNER TO {owner}"
-        )));
-    }
-    Ok(())
 }

@@ -2,10 +2,8 @@
 
 use serde_json::Value;
 
-use super::Finding;
-use super::constraints::holds;
 use super::facts::{Facts, IndexFact};
-use super::reader::Reader;
+use super::{Look, said};
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 use crate::sql::order::Sequence;
@@ -16,55 +14,51 @@ use crate::store::Take;
 /// So many rows are read quickly whatever the plan.
 const FEW: i64 = 1_000;
 
-pub(super) async fn look(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    // Of a small table the server reads every row, whatever indexes there are: it is asked what it would do if
-    // that were expensive.
-    let explain = format!(
-        "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
-         SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
-        pick(spec, facts)?
-    );
-    let answer = match reader.attempt(&explain).await? {
-        Ok(rows) => rows.iter().map(|row| row.text(0)).collect::<Vec<_>>().join("\n"),
-        Err(error) => {
-            let said = error
-                .as_database_error()
-                .map_or_else(|| error.to_string(), |answer| answer.message().to_owned());
-            findings.push(Finding::error(format!(
-                "the statement that takes rows is refused: {said}; look at the filter of the spec, and at the \
-                 privileges of this role"
-            )));
+impl Look<'_> {
+    pub(super) async fn plan(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        // Of a small table the server reads every row, whatever indexes there are: it is asked what it would do if
+        // that were expensive.
+        let explain = format!(
+            "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
+             SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
+            pick(spec, facts)?
+        );
+        let answer = match self.reader.attempt(&explain).await? {
+            Ok(rows) => rows.iter().map(|row| row.text(0)).collect::<Vec<_>>().join("\n"),
+            Err(error) => {
+                let said = said(&error);
+                self.error(format!(
+                    "the statement that takes rows is refused: {said}; look at the filter of the spec, and at the \
+                     privileges of this role"
+                ));
+                return Ok(());
+            }
+        };
+        let plan: Value = serde_json::from_str(&answer).unwrap_or_default();
+        let plan = Plan::read(&plan[0]["Plan"]);
+        let own = self.fitting().await?;
+        if self.is_good(&plan).await? || facts.is_partitioned() && !plan.sorts && !plan.scans_all {
             return Ok(());
         }
-    };
-    let plan: Value = serde_json::from_str(&answer).unwrap_or_default();
-    let plan = Plan::read(&plan[0]["Plan"]);
-    let own = fitting(spec, facts, reader).await?;
-    if plan.is_good(spec, facts, reader).await? || facts.is_partitioned() && !plan.sorts && !plan.scans_all {
-        return Ok(());
-    }
-    if let Some(index) = own {
-        // Where most rows may be taken, another index does as well, and the server may like it better.
-        if facts.rows >= FEW && plan.estimate.is_some_and(|rows| rows < facts.rows / 2) {
-            findings.push(Finding::warning(format!(
-                "the server would not use index {index} to take rows ({}); ANALYZE {}, and see EXPLAIN of the claim",
-                plan.describe(),
-                spec.table().quoted()
-            )));
+        if let Some(index) = own {
+            // Where most rows may be taken, another index does as well, and the server may like it better.
+            if facts.rows >= FEW && plan.estimate.is_some_and(|rows| rows < facts.rows / 2) {
+                self.warning(format!(
+                    "the server would not use index {index} to take rows ({}); ANALYZE {}, and see EXPLAIN of the claim",
+                    plan.describe(),
+                    spec.table().quoted()
+                ));
+            }
+            return Ok(());
         }
-        return Ok(());
+        self.warning(format!(
+            "no index has just the rows that may be taken, in their order ({}), so that each claim would look at settled \
+             rows too, more with each day; run the migration",
+            plan.describe()
+        ));
+        Ok(())
     }
-    findings.push(Finding::warning(format!(
-        "no index has just the rows that may be taken, in their order ({}), so that each claim would look at settled \
-         rows too, more with each day; run the migration",
-        plan.describe()
-    )));
-    Ok(())
 }
 
 /// The statement by which rows are picked.
@@ -118,28 +112,6 @@ impl Plan {
         }
     }
 
-    /// Whether it finds the rows in order and meets no settled ones. An incremental sort is no harm: it sorts
-    /// those that are equal in what the index has.
-    async fn is_good(
-        &self,
-        spec: &ClaimSpec,
-        facts: &Facts,
-        reader: &mut Reader,
-    ) -> Result<bool, ClaimError> {
-        let Some((name, condition)) = &self.index else { return Ok(false) };
-        let Some(index) = facts.indexes.iter().find(|index| index.name == *name) else { return Ok(false) };
-        if self.sorts || self.scans_all {
-            return Ok(false);
-        }
-        let number = facts.number(&spec.inner.state);
-        Ok(match &index.predicate {
-            Some(predicate) if index.depends.contains(&number) => {
-                holds(spec, facts, reader, predicate, &spec.inner.states.done).await? != Some(true)
-            }
-            _ => index.keys.first() == Some(&number) && !condition.is_empty(),
-        })
-    }
-
     fn describe(&self) -> String {
         match &self.index {
             _ if self.scans_all => "it would read the whole table".to_owned(),
@@ -150,44 +122,60 @@ impl Plan {
     }
 }
 
-/// An index that has the rows to be taken, no settled ones, and in their order.
-async fn fitting(spec: &ClaimSpec, facts: &Facts, reader: &mut Reader) -> Result<Option<String>, ClaimError> {
-    let inner = &spec.inner;
-    let state = facts.number(&inner.state);
-    let mut order: Vec<(i64, i64)> =
-        inner.order.iter().map(|by| (facts.number(&by.column), i64::from(by.descending))).collect();
-    if !inner.order.iter().any(|by| by.column == inner.id) {
-        order.push((facts.number(&inner.id), 0));
-    }
-    let queued: Vec<(i64, i64)> =
-        inner.queue.iter().map(|queue| (facts.number(queue), 0)).chain(order.iter().copied()).collect();
-    for index in &facts.indexes {
-        let keys: Vec<(i64, i64)> =
-            index.keys.iter().zip(&index.options).map(|(key, option)| (*key, option & 1)).collect();
-        // One state in front of the order does as well as a condition.
-        let by_state = keys.first() == Some(&(state, 0)) && keys[1..].starts_with(&order);
-        let is_plain =
-            by_state && index.predicate.is_none() && inner.states.takeable.len() == 1 && !inner.on_read;
-        let is_ordered = keys.starts_with(&order) || keys.starts_with(&queued);
-        if is_plain || is_ordered && has_those_alone(spec, facts, reader, index).await? {
-            return Ok(Some(index.name.clone()));
-        }
-    }
-    Ok(None)
-}
-
-async fn has_those_alone(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    index: &IndexFact,
-) -> Result<bool, ClaimError> {
-    let Some(predicate) = &index.predicate else { return Ok(false) };
-    let states = &spec.inner.states;
-    for state in &states.takeable {
-        if holds(spec, facts, reader, predicate, state).await? != Some(true) {
+impl Look<'_> {
+    /// Whether it finds the rows in order and meets no settled ones. An incremental sort is no harm: it sorts
+    /// those that are equal in what the index has.
+    async fn is_good(&mut self, plan: &Plan) -> Result<bool, ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let Some((name, condition)) = &plan.index else { return Ok(false) };
+        let Some(index) = facts.indexes.iter().find(|index| index.name == *name) else { return Ok(false) };
+        if plan.sorts || plan.scans_all {
             return Ok(false);
         }
+        let number = facts.number(&spec.inner.state);
+        Ok(match &index.predicate {
+            Some(predicate) if index.depends.contains(&number) => {
+                self.holds(predicate, &spec.inner.states.done).await? != Some(true)
+            }
+            _ => index.keys.first() == Some(&number) && !condition.is_empty(),
+        })
     }
-    Ok(holds(spec, facts, reader, predicate, &states.done).await? == Some(false))
+
+    /// An index that has the rows to be taken, no settled ones, and in their order.
+    async fn fitting(&mut self) -> Result<Option<String>, ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let inner = &spec.inner;
+        let state = facts.number(&inner.state);
+        let mut order: Vec<(i64, i64)> =
+            inner.order.iter().map(|by| (facts.number(&by.column), i64::from(by.descending))).collect();
+        if !inner.order.iter().any(|by| by.column == inner.id) {
+            order.push((facts.number(&inner.id), 0));
+        }
+        let queued: Vec<(i64, i64)> =
+            inner.queue.iter().map(|queue| (facts.number(queue), 0)).chain(order.iter().copied()).collect();
+        for index in &facts.indexes {
+            let keys: Vec<(i64, i64)> =
+                index.keys.iter().zip(&index.options).map(|(key, option)| (*key, option & 1)).collect();
+            // One state in front of the order does as well as a condition.
+            let by_state = keys.first() == Some(&(state, 0)) && keys[1..].starts_with(&order);
+            let is_plain =
+                by_state && index.predicate.is_none() && inner.states.takeable.len() == 1 && !inner.on_read;
+            let is_ordered = keys.starts_with(&order) || keys.starts_with(&queued);
+            if is_plain || is_ordered && self.has_those_alone(index).await? {
+                return Ok(Some(index.name.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn has_those_alone(&mut self, index: &IndexFact) -> Result<bool, ClaimError> {
+        let Some(predicate) = &index.predicate else { return Ok(false) };
+        let states = &self.spec.inner.states;
+        for state in &states.takeable {
+            if self.holds(predicate, state).await? != Some(true) {
+                return Ok(false);
+            }
+        }
+        Ok(self.holds(predicate, &states.done).await? == Some(false))
+    }
 }

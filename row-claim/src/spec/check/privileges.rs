@@ -1,151 +1,141 @@
 //! What has to be there beside the table, and whether this role may use it.
 
-use super::Finding;
+use super::Look;
 use super::columns::{Use, wanted};
 use super::facts::Facts;
-use super::reader::Reader;
 use crate::error::ClaimError;
 use crate::name::{Table, literal};
 use crate::spec::migration::names::{regclass, side_epochs};
 use crate::spec::migration::state_function_is_missing;
-use crate::spec::{ClaimSpec, Retention, Tracking};
+use crate::spec::{Retention, Tracking};
 
-/// Side table, sequences, function.
-pub(super) async fn objects(
-    spec: &ClaimSpec,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let inner = &spec.inner;
-    let epochs = match (&inner.epoch_sequence, &inner.tracking) {
-        (None, Tracking::Side(side)) => Some(side_epochs(side)),
-        (sequence, _) => sequence.clone(),
-    };
-    for sequence in inner.owner_sequence.iter().chain(&epochs) {
-        if !is(reader, sequence, "S").await? {
-            findings.push(Finding::error(format!("there is no sequence {sequence}; run the migration")));
-        } else if !reader
-            .ask(&format!("pg_catalog.has_sequence_privilege({}, 'USAGE')", regclass(sequence)))
-            .await?
-        {
-            findings.push(Finding::error(format!(
-                "this role may not draw from sequence {sequence}: GRANT USAGE ON SEQUENCE {} TO it",
-                sequence.quoted()
-            )));
-        }
-    }
-    if let Tracking::Side(side) = &inner.tracking {
-        side_table(spec, side, reader, findings).await?;
-    }
-    if let (Some(missing), true) = (state_function_is_missing(spec), inner.on_read)
-        && reader.ask(&missing).await?
-    {
-        findings.push(Finding::error(format!(
-            "the function that says in which state a row of {} counts as being is missing, or of another version \
-             of the spec; run the migration",
-            spec.table()
-        )));
-    }
-    Ok(())
-}
-
-async fn side_table(
-    spec: &ClaimSpec,
-    side: &Table,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    if !is(reader, side, "r").await? {
-        findings.push(Finding::error(format!("there is no side table {side}; run the migration")));
-        return Ok(());
-    }
-    let facts = Facts::read(reader, side).await?;
-    let owner = spec.inner.owner_sql();
-    let time = "timestamp with time zone";
-    let columns = [
-        ("tab", "text"),
-        ("queue", "text"),
-        ("id", "text"),
-        ("owner", owner),
-        ("epoch", "bigint"),
-        ("lease_until", time),
-        ("taken_at", time),
-    ];
-    for (name, kind) in columns {
-        match facts.columns.iter().find(|fact| fact.name == name) {
-            Some(fact) if fact.kind == kind => {}
-            Some(fact) => findings.push(Finding::error(format!(
-                "column {name} of side table {side} is of type {}, not {kind}; name another side table in the spec \
-                 and run the migration",
-                fact.kind
-            ))),
-            None => findings.push(Finding::error(format!(
-                "side table {side} has no column {name}; name another one in the spec and run the migration"
-            ))),
-        }
-    }
-    for privilege in ["SELECT", "INSERT", "UPDATE", "DELETE"] {
-        if !may(reader, side, privilege).await? {
-            findings.push(not_granted(side, privilege));
-        }
-    }
-    Ok(())
-}
-
-/// What this role may do with the table.
-pub(super) async fn look(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let table = spec.table();
-    if spec.inner.retention != Retention::KeepAll && !may(reader, table, "DELETE").await? {
-        findings.push(not_granted(table, "DELETE"));
-    }
-    let mut columns: Vec<_> = wanted(spec).into_iter().map(|want| (want.column, want.how)).collect();
-    columns.push((&spec.inner.state, Use::Writes));
-    for privilege in ["SELECT", "UPDATE"] {
-        let asked = columns.iter().filter(|(column, how)| {
-            facts.column(column).is_some() && (privilege == "SELECT" || *how != Use::Reads)
-        });
-        let mut refused: Vec<String> = Vec::new();
-        for (column, _) in asked {
-            let question = format!(
-                "pg_catalog.has_column_privilege({}, {}, '{privilege}')",
-                regclass(table),
-                literal(column.as_str())
-            );
-            if !refused.contains(&column.quoted()) && !reader.ask(&question).await? {
-                refused.push(column.quoted());
+impl Look<'_> {
+    /// Side table, sequences, function.
+    pub(super) async fn objects(&mut self) -> Result<(), ClaimError> {
+        let spec = self.spec;
+        let inner = &spec.inner;
+        let epochs = match (&inner.epoch_sequence, &inner.tracking) {
+            (None, Tracking::Side(side)) => Some(side_epochs(side)),
+            (sequence, _) => sequence.clone(),
+        };
+        for sequence in inner.owner_sequence.iter().chain(&epochs) {
+            if !self.is(sequence, "S").await? {
+                self.error(format!("there is no sequence {sequence}; run the migration"));
+            } else if !self
+                .reader
+                .ask(&format!("pg_catalog.has_sequence_privilege({}, 'USAGE')", regclass(sequence)))
+                .await?
+            {
+                self.error(format!(
+                    "this role may not draw from sequence {sequence}: GRANT USAGE ON SEQUENCE {} TO it",
+                    sequence.quoted()
+                ));
             }
         }
-        if !refused.is_empty() {
-            let list = refused.join(", ");
-            findings.push(Finding::error(format!(
-                "this role may not {privilege} {list} of table {table}: GRANT {privilege} ({list}) ON {} TO it",
-                table.quoted()
-            )));
+        if let Tracking::Side(side) = &inner.tracking {
+            self.side_table(side).await?;
         }
+        if let (Some(missing), true) = (state_function_is_missing(spec), inner.on_read)
+            && self.reader.ask(&missing).await?
+        {
+            self.error(format!(
+                "the function that says in which state a row of {} counts as being is missing, or of another version \
+                 of the spec; run the migration",
+                spec.table()
+            ));
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-fn not_granted(table: &Table, privilege: &str) -> Finding {
-    Finding::error(format!(
-        "this role may not {privilege} rows of table {table}: GRANT {privilege} ON {} TO it",
-        table.quoted()
-    ))
-}
+    async fn side_table(&mut self, side: &Table) -> Result<(), ClaimError> {
+        if !self.is(side, "r").await? {
+            self.error(format!("there is no side table {side}; run the migration"));
+            return Ok(());
+        }
+        let facts = Facts::read(self.reader, side).await?;
+        let owner = self.spec.inner.owner_sql();
+        let time = "timestamp with time zone";
+        let columns = [
+            ("tab", "text"),
+            ("queue", "text"),
+            ("id", "text"),
+            ("owner", owner),
+            ("epoch", "bigint"),
+            ("lease_until", time),
+            ("taken_at", time),
+        ];
+        for (name, kind) in columns {
+            match facts.columns.iter().find(|fact| fact.name == name) {
+                Some(fact) if fact.kind == kind => {}
+                Some(fact) => self.error(format!(
+                    "column {name} of side table {side} is of type {}, not {kind}; name another side table in the spec \
+                     and run the migration",
+                    fact.kind
+                )),
+                None => self.error(format!(
+                    "side table {side} has no column {name}; name another one in the spec and run the migration"
+                )),
+            }
+        }
+        for privilege in ["SELECT", "INSERT", "UPDATE", "DELETE"] {
+            if !self.may(side, privilege).await? {
+                self.not_granted(side, privilege);
+            }
+        }
+        Ok(())
+    }
 
-async fn may(reader: &mut Reader, table: &Table, privilege: &str) -> Result<bool, ClaimError> {
-    reader.ask(&format!("pg_catalog.has_table_privilege({}, '{privilege}')", regclass(table))).await
-}
+    /// What this role may do with the table.
+    pub(super) async fn privileges(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let table = spec.table();
+        if spec.inner.retention != Retention::KeepAll && !self.may(table, "DELETE").await? {
+            self.not_granted(table, "DELETE");
+        }
+        let mut columns: Vec<_> = wanted(spec).into_iter().map(|want| (want.column, want.how)).collect();
+        columns.push((&spec.inner.state, Use::Writes));
+        for privilege in ["SELECT", "UPDATE"] {
+            let asked = columns.iter().filter(|(column, how)| {
+                facts.column(column).is_some() && (privilege == "SELECT" || *how != Use::Reads)
+            });
+            let mut refused: Vec<String> = Vec::new();
+            for (column, _) in asked {
+                let question = format!(
+                    "pg_catalog.has_column_privilege({}, {}, '{privilege}')",
+                    regclass(table),
+                    literal(column.as_str())
+                );
+                if !refused.contains(&column.quoted()) && !self.reader.ask(&question).await? {
+                    refused.push(column.quoted());
+                }
+            }
+            if !refused.is_empty() {
+                let list = refused.join(", ");
+                self.error(format!(
+                    "this role may not {privilege} {list} of table {table}: GRANT {privilege} ({list}) ON {} TO it",
+                    table.quoted()
+                ));
+            }
+        }
+        Ok(())
+    }
 
-async fn is(reader: &mut Reader, name: &Table, kind: &str) -> Result<bool, ClaimError> {
-    let found = format!(
-        "EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass({}) AND relkind = '{kind}')",
-        literal(&name.quoted())
-    );
-    reader.ask(&found).await
+    fn not_granted(&mut self, table: &Table, privilege: &str) {
+        self.error(format!(
+            "this role may not {privilege} rows of table {table}: GRANT {privilege} ON {} TO it",
+            table.quoted()
+        ));
+    }
+
+    async fn may(&mut self, table: &Table, privilege: &str) -> Result<bool, ClaimError> {
+        self.reader.ask(&format!("pg_catalog.has_table_privilege({}, '{privilege}')", regclass(table))).await
+    }
+
+    async fn is(&mut self, name: &Table, kind: &str) -> Result<bool, ClaimError> {
+        let found = format!(
+            "EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass({}) AND relkind = '{kind}')",
+            literal(&name.quoted())
+        );
+        self.reader.ask(&found).await
+    }
 }

@@ -1,67 +1,56 @@
 //! Rows that no claim would ever touch.
 
-use super::Finding;
-use super::facts::Facts;
-use super::reader::Reader;
+use super::Look;
 use crate::error::ClaimError;
 use crate::name::literal;
+use crate::spec::Tracking;
 use crate::spec::migration::names::state_list;
-use crate::spec::{ClaimSpec, Tracking};
 use crate::state::StateType;
 
-pub(super) async fn look(
-    spec: &ClaimSpec,
-    facts: &Facts,
-    reader: &mut Reader,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let (inner, table) = (&spec.inner, spec.table().quoted());
-    let Some(fact) = facts.column(&inner.state) else { return Ok(()) };
-    let (state, home) = (inner.state.quoted(), literal(inner.states.home().as_str()));
-    if !fact.is_required {
-        let condition = format!("{state} IS NULL");
-        let fix = format!("UPDATE {table} SET {state} = {home} WHERE {condition}");
-        count(reader, &table, &condition, "have no state, and are never taken", &fix, findings).await?;
+impl Look<'_> {
+    pub(super) async fn rows(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let (inner, table) = (&spec.inner, spec.table().quoted());
+        let Some(fact) = facts.column(&inner.state) else { return Ok(()) };
+        let (state, home) = (inner.state.quoted(), literal(inner.states.home().as_str()));
+        if !fact.is_required {
+            let condition = format!("{state} IS NULL");
+            let fix = format!("UPDATE {table} SET {state} = {home} WHERE {condition}");
+            self.count(&condition, "have no state, and are never taken", &fix).await?;
+        }
+        if inner.states.kind != StateType::Boolean {
+            let known = state_list(inner.states.all());
+            // By its name, because an enum may lack some of the states.
+            let condition = format!("{state}::pg_catalog.text NOT IN ({known})");
+            let fix = "name it in the spec with `others`, or correct the rows";
+            self.count(&condition, "are in a state that the spec does not have", fix).await?;
+        }
+        if let (Some(taken), Tracking::Columns { until, .. }) = (&inner.states.taken, &inner.tracking)
+            && facts.column(until).is_some()
+            && (!fact.is_enum || !self.has_errors())
+        {
+            let until = until.quoted();
+            let condition = format!("{state} = {} AND {until} IS NULL", literal(taken.as_str()));
+            let what = "are taken without a lease, which never ends";
+            let fix = format!(
+                "if nobody is at them, UPDATE {table} SET {until} = pg_catalog.clock_timestamp() WHERE {condition}"
+            );
+            self.count(&condition, what, &fix).await?;
+        }
+        Ok(())
     }
-    if inner.states.kind != StateType::Boolean {
-        let known = state_list(inner.states.all());
-        // By its name, because an enum may lack some of the states.
-        let condition = format!("{state}::pg_catalog.text NOT IN ({known})");
-        let fix = "name it in the spec with `others`, or correct the rows";
-        count(reader, &table, &condition, "are in a state that the spec does not have", fix, findings)
-            .await?;
-    }
-    if let (Some(taken), Tracking::Columns { until, .. }) = (&inner.states.taken, &inner.tracking)
-        && facts.column(until).is_some()
-        && (!fact.is_enum || !findings.iter().any(|finding| finding.severity == super::Severity::Error))
-    {
-        let until = until.quoted();
-        let condition = format!("{state} = {} AND {until} IS NULL", literal(taken.as_str()));
-        let what = "are taken without a lease, which never ends";
-        let fix = format!(
-            "if nobody is at them, UPDATE {table} SET {until} = pg_catalog.clock_timestamp() WHERE {condition}"
-        );
-        count(reader, &table, &condition, what, &fix, findings).await?;
-    }
-    Ok(())
-}
 
-async fn count(
-    reader: &mut Reader,
-    table: &str,
-    condition: &str,
-    what: &str,
-    fix: &str,
-    findings: &mut Vec<Finding>,
-) -> Result<(), ClaimError> {
-    let counting = format!("SELECT pg_catalog.count(*)::pg_catalog.text FROM {table} WHERE {condition}");
-    let answer = reader.attempt(&format!("SET LOCAL statement_timeout = '5s'; {counting}")).await?;
-    match answer.ok().and_then(|rows| rows.first().map(|row| row.number(0))) {
-        Some(0) => {}
-        Some(rows) => findings.push(Finding::warning(format!("{rows} rows {what}: {fix}"))),
-        None => findings.push(Finding::warning(format!(
-            "whether rows {what} could not be seen in 5 s; look for yourself: {counting}"
-        ))),
+    async fn count(&mut self, condition: &str, what: &str, fix: &str) -> Result<(), ClaimError> {
+        let table = self.spec.table().quoted();
+        let counting = format!("SELECT pg_catalog.count(*)::pg_catalog.text FROM {table} WHERE {condition}");
+        let answer = self.reader.attempt(&format!("SET LOCAL statement_timeout = '5s'; {counting}")).await?;
+        match answer.ok().and_then(|rows| rows.first().map(|row| row.number(0))) {
+            Some(0) => {}
+            Some(rows) => self.warning(format!("{rows} rows {what}: {fix}")),
+            None => self.warning(format!(
+                "whether rows {what} could not be seen in 5 s; look for yourself: {counting}"
+            )),
+        }
+        Ok(())
     }
-    Ok(())
 }

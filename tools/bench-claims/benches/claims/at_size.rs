@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_claim::{
-    ClaimRef, ClaimSpec, ClaimStore, Claimer, OrderType, Outcome, PgClaims, Retention, Settlement, States,
-    Table, Take,
+    ClaimRef, ClaimSpec, ClaimStore, Claimer, OrderType, Outcome, PgClaims, Retention, States, Table, Take,
 };
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool, Row as _, raw_sql};
@@ -179,7 +178,7 @@ impl AtSize {
             goal: "at least 95 %".to_owned(),
             met: Some(share >= 95.0),
         });
-        let done = held.into_iter().map(|claim| Settlement::new(claim, Outcome::Done)).collect::<Vec<_>>();
+        let done = held.into_iter().map(|claim| (claim, Outcome::Done)).collect::<Vec<_>>();
         claims.settle(&done).await.unwrap();
     }
 

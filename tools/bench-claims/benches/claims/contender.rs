@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use leasehold_claim::{Claim, ClaimError, ClaimStore, Claimer, Outcome, PgClaims, PgHeld, Settlement, Take};
+use leasehold_claim::{Claim, ClaimError, ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, PgHeld, Take};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 use uuid::Uuid;
@@ -76,11 +76,8 @@ impl Work {
         match self {
             Self::Ours { claims, take } => {
                 let taken = claims.take(take).await.unwrap();
-                let done: Vec<_> = taken
-                    .claims
-                    .iter()
-                    .map(|row| Settlement::new(row.claim.clone(), Outcome::Done))
-                    .collect();
+                let done: Vec<_> =
+                    taken.claims.iter().map(|row| (row.claim.clone(), Outcome::Done)).collect();
                 settle(claims, done).await
             }
             Self::Local { claimer, batch } => {
@@ -120,7 +117,7 @@ impl Work {
 }
 
 /// Again for what somebody else was looking at in that moment, as a claimer does; how many.
-async fn settle(claims: &PgClaims, mut settlements: Vec<Settlement>) -> u64 {
+async fn settle(claims: &PgClaims, mut settlements: Vec<(ClaimRef, Outcome)>) -> u64 {
     let all = settlements.len() as u64;
     while !settlements.is_empty() {
         let settled = claims.settle(&settlements).await.unwrap();
