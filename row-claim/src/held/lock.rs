@@ -8,13 +8,13 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::PgHeld;
-use super::pick::{judge, keyed, present};
+use super::pick::{judge, present};
 use super::statement::Run;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::Inner;
-use crate::sql::query::failed;
+use crate::sql::query::{Query, failed};
 use crate::sql::row::{answers, key_of, read_row};
 use crate::state::State;
 use crate::store::ClaimedRow;
@@ -112,7 +112,7 @@ impl PgHeld {
             answers = answers(words, ""),
             listed = words.listed("$1", "$2"),
         );
-        let rows = self.run().rows(connection, &keyed(sql, [key])?, LOCK).await?;
+        let rows = self.run().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
         judge(rows.first())?;
         let Some(row) = present(&rows).next() else { return Ok(None) };
         let found = State::new(row.try_get::<String, _>("found").map_err(|error| failed(error, LOCK))?);
@@ -122,7 +122,7 @@ impl PgHeld {
     async fn is_there(&self, connection: &mut PgConnection, key: &RowKey) -> Result<bool, ClaimError> {
         let listed = self.words().listed("$1", "$2");
         let sql = format!("SELECT EXISTS (SELECT FROM {listed}) AS is_there");
-        let rows = self.run().rows(connection, &keyed(sql, [key])?, LOCK).await?;
+        let rows = self.run().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
         let is_there = |row: &PgRow| row.try_get("is_there").map_err(|error| failed(error, LOCK));
         rows.first().map_or(Ok(false), is_there)
     }

@@ -239,7 +239,7 @@ impl PgHeld {
             if waiting.is_empty() {
                 continue;
             }
-            let rows = self.run().rows(connection, &keyed(sql, waiting)?, TAKE).await?;
+            let rows = self.run().rows(connection, &Query::new(sql).keys(waiting)?, TAKE).await?;
             let is_met = |row: &PgRow| row.try_get("is_met").map_err(|error| failed(error, TAKE));
             if !rows.first().map_or(Ok(true), is_met)? {
                 return Ok(false);
@@ -262,7 +262,7 @@ impl PgHeld {
         let keys = taken.claims.iter().flat_map(|claimed| &claimed.rows).map(|row| &row.key);
         let (key, listed) = (words.key_text(), words.listed("$1", "$2"));
         let sql = format!("SELECT {key} FROM {listed} WHERE {}", words.is_leased());
-        let rows = self.run().rows(connection, &keyed(sql, keys)?, TAKE).await?;
+        let rows = self.run().rows(connection, &Query::new(sql).keys(keys)?, TAKE).await?;
         let leased: Vec<RowKey> =
             rows.iter().map(|row| key_of(words, row, TAKE)).collect::<Result<_, _>>()?;
         let before = taken.claims.len();
@@ -282,17 +282,17 @@ pub(crate) fn statement(
     claim: &str,
 ) -> String {
     let epoch = words.inner().epoch_sequence.as_ref().map_or("NULL::bigint".to_owned(), next);
-    let queue = if words.queue.is_some() { "c.queue::text" } else { "NULL::text" };
     format!(
         "{guard}{picked}, numbered AS MATERIALIZED (SELECT p.*, pg_catalog.row_number() OVER () AS place FROM picked p), \
          claimed AS MATERIALIZED (SELECT n.*, {claim} AS number, {owner}::text AS owner, {epoch} AS epoch FROM numbered n), \
          noted AS MATERIALIZED (SELECT pg_catalog.set_config('leasehold.held', \
          (SELECT held FROM guard) || pg_catalog.string_agg(' ' || mark || '=' || owner, ''), true) \
          FROM claimed HAVING pg_catalog.count(*) > 0) \
-         SELECT g.verdict, d.set_config IS NOT NULL AS is_noted, c.id::text AS id, {queue} AS queue, c.owner, c.epoch, \
+         SELECT g.verdict, d.set_config IS NOT NULL AS is_noted, {key}, c.owner, c.epoch, \
          c.place, c.number AS claim{found}{names} \
          FROM guard g LEFT JOIN claimed c ON true LEFT JOIN noted d ON true ORDER BY c.place",
         guard = words.with(),
+        key = words.key_of("c"),
         owner = owner_of_batch("$2::text", claim),
         found = if asked.from.len() > 1 { ", c.found" } else { "" },
         names = names(words, order, "c"),
@@ -312,16 +312,6 @@ fn behind(
         query = query.bind(value)?;
     }
     Ok(query)
-}
-
-/// A statement whose two values are keys.
-pub(super) fn keyed<'k>(
-    sql: String,
-    keys: impl IntoIterator<Item = &'k RowKey>,
-) -> Result<Query, ClaimError> {
-    let (ids, queues): (Vec<String>, Vec<Option<String>>) =
-        keys.into_iter().map(|key| (key.id.to_string(), key.queue.as_deref().map(str::to_owned))).unzip();
-    Query::new(sql).bind(ids)?.bind(queues)
 }
 
 /// Without the row that only says what the transaction is fit for.

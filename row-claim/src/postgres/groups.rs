@@ -6,7 +6,6 @@ use super::PgClaims;
 use super::server::Session;
 use super::tail::Tail;
 use super::take::Trouble;
-use crate::error::ClaimError;
 use crate::name::Column;
 use crate::sql::groups::{Locked, Run, Search, members};
 use crate::sql::order::Sequence;
@@ -30,7 +29,7 @@ impl PgClaims {
             let locked = search.lock(&mut session, found).await?;
             let mut taken = Vec::new();
             if !locked.is_empty() {
-                let sql = take_members(words, order, asked, search.group())?;
+                let sql = take_members(words, order, asked, search.group());
                 let rows = session.rows(&search.bind(sql, &locked)?).await?;
                 taken.extend(claims(words, &rows, asked)?.into_values());
             }
@@ -57,12 +56,7 @@ impl Run for Session {
 }
 
 /// The statement that takes the rows of entities whose keys are locked.
-pub(super) fn take_members(
-    words: &Words,
-    order: &Sequence,
-    asked: &Asked<'_>,
-    group: &Column,
-) -> Result<String, ClaimError> {
+pub(super) fn take_members(words: &Words, order: &Sequence, asked: &Asked<'_>, group: &Column) -> String {
     let sequence = words.inner().owner_sequence.as_ref().map(|_| "p.owner");
     let tail = Tail { words, order, single: false, claim: "p.claim", sequence };
     tail.statement(&format!("WITH {}", members(words, order, asked, group, Locked::Skip)), asked.from)

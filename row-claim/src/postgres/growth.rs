@@ -12,7 +12,6 @@ use super::server::BEGIN;
 use super::sweep::{oldest, picked_by_key, purge, sweep, use_up};
 use super::take::statement;
 use super::upkeep::next_end;
-use crate::error::ClaimError;
 use crate::held::hold;
 use crate::name::{Column, Table};
 use crate::spec::{ClaimSpec, OrderType, Retention};
@@ -94,9 +93,9 @@ async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u
 }
 
 /// A statement that takes rows, with the parameters named which it may not use.
-fn taking(text: Result<String, ClaimError>) -> String {
+fn taking(text: String) -> String {
     let given = "WITH given AS (SELECT $1::bigint, $2::text, $3::bigint, $4::text), ";
-    text.unwrap().replacen("WITH ", given, 1)
+    text.replacen("WITH ", given, 1)
 }
 
 /// The same in an open transaction.
@@ -104,7 +103,7 @@ fn holding(spec: &ClaimSpec, order: &Sequence, asked: &Asked<'_>) -> String {
     let words = Words::held(spec);
     words.ready_is_given.set(true).unwrap();
     let picked = alone(&words, order, asked, None, false).replace("LIMIT $1", "LIMIT 20");
-    taking(Ok(hold(&words, order, asked, &picked, "n.place")))
+    taking(hold(&words, order, asked, &picked, "n.place"))
 }
 
 /// Each statement on the table in the schema `name`.
@@ -120,7 +119,6 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
     // In the order in which they were made.
     let row = |number: u32| format!("ARRAY['{number}']");
     let (taken, next) = (row(3 * count + 2), row(4 * count + TAKEN + 1));
-    let month = format!("{}", 30 * DAY * 1_000);
     let none = "ARRAY[NULL]::text[]";
     // The number as the server plans for: for a limit that it does not know it expects a tenth of the table, so that it
     // plans anew each time.
@@ -148,9 +146,9 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
         Probe::new("sweep", sweep(&words, ""), &["100"]),
         Probe::new("next end", next_end(&words), &[]),
         Probe::new("use up", use_up(&words).unwrap(), &["100"]),
-        Probe::new("purge", purge(&words, &oldest(&words, &words.key())), &["1000", &month]),
-        Probe::new("old", oldest(&words, &words.key_text()), &["1000", &month]),
-        Probe::new("purge some", purge(&words, &picked_by_key(&words)), &["1000", &month, &next, none]),
+        Probe::new("purge", purge(&words, &oldest(&words, &words.key())), &["1000"]),
+        Probe::new("old", oldest(&words, &words.key_text()), &["1000"]),
+        Probe::new("purge some", purge(&words, &picked_by_key(&words)), &["1000", &next, none]),
         Probe::new(
             "renew",
             renew(&words),

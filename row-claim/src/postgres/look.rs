@@ -8,13 +8,12 @@ use sqlx::Row as _;
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::id::RowKey;
-use crate::spec::Tracking;
 use crate::sql::order::{LOOK, Sequence};
 use crate::sql::pick::{Asked, pending};
 use crate::sql::query::{Query, failed};
 use crate::sql::row::{key_of, owner_of};
 use crate::sql::stats::stats;
-use crate::sql::words::{NOW, column};
+use crate::sql::words::{LeaseWords, NOW, column};
 use crate::state::State;
 use crate::store::{Stats, Take, TakenRow};
 
@@ -93,40 +92,24 @@ impl PgClaims {
             found.map_or(format!("NULL::{kind}"), |found| format!("{}::{kind}", column("t", found)))
         };
         let millis = |span: String| format!("(GREATEST(EXTRACT(epoch FROM {span}), 0) * 1000)::bigint");
-        let (from, owner, epoch, until, since) = match (&inner.tracking, &words.side) {
-            (Tracking::Columns { owner, epoch, until }, _) => (
-                format!("FROM {} t WHERE {}", words.table, words.taken("t")),
-                column("t", owner),
-                column("t", epoch),
-                column("t", until),
-                inner.taken_at.as_ref().map(|at| column("t", at)),
-            ),
-            (_, Some(side)) => (
-                format!(
-                    "FROM {} t JOIN {} x ON {} WHERE {}",
-                    words.table,
-                    side.table,
-                    words.side_row(side, "t"),
-                    words.taken("t")
-                ),
-                "x.owner".to_owned(),
-                "x.epoch".to_owned(),
-                "x.lease_until".to_owned(),
-                Some("x.taken_at".to_owned()),
-            ),
-            _ => return String::new(),
+        let Some(LeaseWords { owner, epoch, until }) = &words.lease else { return String::new() };
+        let since = match &words.side {
+            Some(_) => Some("x.taken_at".to_owned()),
+            None => inner.taken_at.as_ref().map(|at| column("t", at)),
         };
         let held =
             since.as_ref().map_or("NULL::bigint".to_owned(), |since| millis(format!("({NOW} - {since})")));
         format!(
             "SELECT {}, {} AS grp, {}::text AS state, {owner}::text AS owner, {epoch}::bigint AS epoch, {held} AS held, \
-             {} AS remaining, {} AS attempts {from} ORDER BY {}, {until} LIMIT $1",
+             {} AS remaining, {} AS attempts FROM {} WHERE {} ORDER BY {}, {until} LIMIT $1",
             words.key_text(),
             text(inner.group.as_ref(), "text"),
             words.state(),
             millis(format!("({until} - {NOW})")),
             text(inner.attempts.as_ref(), "int4"),
-            since.unwrap_or_else(|| until.clone()),
+            words.with_lease(),
+            words.taken("t"),
+            since.as_ref().unwrap_or(until),
         )
     }
 

@@ -24,7 +24,6 @@ use sqlx::{PgConnection, PgPool};
 use tokio::sync::OnceCell;
 
 use self::server::Server;
-use self::take::Made;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::ClaimSpec;
@@ -54,7 +53,6 @@ struct Shared {
     spec: ClaimSpec,
     words: Words,
     order: OnceCell<Sequence>,
-    made: Made,
     texts: Mutex<HashMap<String, Arc<str>>>,
 }
 
@@ -62,13 +60,8 @@ impl PgClaims {
     /// Claims as `spec` says, through connections of `pool`. Nothing is sent yet.
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
-        let shared = Shared {
-            words: Words::leased(&spec),
-            spec,
-            order: OnceCell::new(),
-            made: Made::default(),
-            texts: Mutex::default(),
-        };
+        let shared =
+            Shared { words: Words::leased(&spec), spec, order: OnceCell::new(), texts: Mutex::default() };
         Self { server: Server::new(pool, ANSWER), shared: Arc::new(shared) }
     }
 
@@ -150,10 +143,6 @@ impl PgClaims {
 
     fn server(&self) -> &Server {
         &self.server
-    }
-
-    fn made(&self) -> &Made {
-        &self.shared.made
     }
 
     fn known(&self) -> &OnceCell<Sequence> {

@@ -75,11 +75,7 @@ const STANDS: &str = "(l.claim IN (SELECT claim FROM standing WHERE NOT mine)) I
 pub(super) fn renew(words: &Words) -> String {
     let inner = words.inner();
     let (join, mine, lock) = owned(words);
-    let queue = if words.queue.is_some() { "n.queue" } else { "NULL::text" };
-    let epoch = match &inner.tracking {
-        Tracking::Columns { epoch, .. } => column("t", epoch),
-        _ => "x.epoch".to_owned(),
-    };
+    let epoch = words.lease.as_ref().map_or("", |lease| &lease.epoch);
     let renewed = match (&inner.tracking, &words.side) {
         (Tracking::Columns { until, .. }, _) => format!(
             "UPDATE {} AS t SET {} = {} FROM locked l WHERE {} AND {STANDS} RETURNING l.n",
@@ -89,13 +85,12 @@ pub(super) fn renew(words: &Words) -> String {
             words.same_row("l"),
         ),
         (_, Some(side)) => {
-            let queue = if words.queue.is_some() { "l.queue::text" } else { "''" };
             let own = if inner.timeout.is_some() { "COALESCE(l.lease, $6::bigint)" } else { "$6::bigint" };
             format!(
                 "UPDATE {} AS x SET lease_until = {NOW} + {own}::float8 * interval '1 millisecond' FROM locked l \
-                 WHERE x.tab = {} AND x.queue = {queue} AND x.id = l.id::text \
-                 AND {STANDS} RETURNING l.n",
-                side.table, side.tab
+                 WHERE {} AND {STANDS} RETURNING l.n",
+                side.table,
+                words.side_of(side, "l"),
             )
         }
         _ => return String::new(),
@@ -113,9 +108,10 @@ pub(super) fn renew(words: &Words) -> String {
          FROM want w LEFT JOIN {join}), \
          locked AS MATERIALIZED (SELECT w.n, w.claim, {key}{own} FROM want w JOIN {joined} WHERE {checked} ORDER BY {order} FOR NO KEY UPDATE OF {lock} SKIP LOCKED), \
          renewed AS ({renewed}) \
-         SELECT n.claim, n.id::text AS id, {queue} AS queue, n.mine, n.epoch, n.state FROM standing n \
+         SELECT n.claim, {answered}, n.mine, n.epoch, n.state FROM standing n \
          WHERE (n.n IN (SELECT n FROM renewed)) IS NOT TRUE",
         key = words.key(),
+        answered = words.key_of("n"),
         want = want(words, false),
         state = words.state(),
         joined = join.replace("LEFT JOIN", "JOIN"),

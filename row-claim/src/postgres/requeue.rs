@@ -18,14 +18,14 @@ impl PgClaims {
     pub(super) async fn requeue_rows(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
         let attempts = self.spec_ref().attempts_to_add(attempts)?;
         let sql = self.remembered("requeue".to_owned(), || requeue(self.words(), &given_up(self.words())));
-        self.count_requeued(with_keys(Query::new(sql).bind(attempts)?, rows)?).await
+        self.count_requeued(Query::new(sql).bind(attempts)?.keys(each_once(rows))?).await
     }
 
     pub(super) async fn cancel_rows(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
         const CANCEL: &str = "cancel rows";
         let failed = self.spec_ref().needs_failed()?;
         let sql = self.remembered("cancel".to_owned(), || cancel(self.words(), failed));
-        let query = with_keys(Query::new(sql).bind(storable(message))?, rows)?;
+        let query = Query::new(sql).bind(storable(message))?.keys(each_once(rows))?;
         Ok(self.server().rows(&query).await.map_err(|fault| fault.error(CANCEL))?.len() as u64)
     }
 
@@ -50,12 +50,8 @@ impl PgClaims {
     }
 }
 
-/// The next two values: each key once.
-fn with_keys(query: Query, rows: &[RowKey]) -> Result<Query, ClaimError> {
-    let rows: Vec<&RowKey> = rows.iter().collect::<HashSet<_>>().into_iter().collect();
-    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let queues: Vec<Option<&str>> = rows.iter().map(|row| row.queue.as_deref()).collect();
-    query.bind(ids)?.bind(queues)
+fn each_once(rows: &[RowKey]) -> HashSet<&RowKey> {
+    rows.iter().collect()
 }
 
 /// Rows with the keys `$2` and `$3` that can be taken, or are, fail with the message `$1`. Owner and lease of one that is
@@ -71,24 +67,14 @@ pub(super) fn cancel(words: &Words, failed: &State) -> String {
     }
     set.extend(inner.error.iter().map(|error| format!("{} = $1::text", error.quoted())));
     set.extend(inner.settled_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
-    let freed = words.side.as_ref().map_or(String::new(), |side| {
-        let queue = if words.queue.is_some() { "due.queue::text" } else { "''" };
-        format!(
-            ", freed AS (DELETE FROM {} x USING due WHERE x.tab = {} AND x.queue = {queue} AND x.id = due.id::text)",
-            side.table, side.tab
-        )
-    });
-    format!(
-        "WITH due AS MATERIALIZED (SELECT {} FROM {} WHERE {} ORDER BY {} FOR NO KEY UPDATE OF t SKIP LOCKED){freed} \
-         UPDATE {} AS t SET {} FROM due WHERE {} RETURNING 1",
+    let due = format!(
+        "SELECT {} FROM {} WHERE {} ORDER BY {} FOR NO KEY UPDATE OF t SKIP LOCKED",
         words.key(),
         words.listed("$2", "$3"),
         checked(&format!("{} IN ({})", words.state(), list(&unsettled))),
         words.lock_order(),
-        words.table,
-        set.join(", "),
-        words.same_row("due"),
-    )
+    );
+    words.change(&due, true, &set, "1")
 }
 
 /// Those of the rows with the keys `$2` and `$3` that failed or are exhausted.
@@ -123,10 +109,5 @@ pub(super) fn requeue(words: &Words, picked: &str) -> String {
     }));
     set.extend(inner.ready_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
     set.extend(inner.settled_at.iter().map(|at| format!("{} = NULL", at.quoted())));
-    format!(
-        "WITH due AS MATERIALIZED ({picked}) UPDATE {} AS t SET {} FROM due WHERE {} RETURNING 1",
-        words.table,
-        set.join(", "),
-        words.same_row("due"),
-    )
+    words.change(picked, false, &set, "1")
 }

@@ -11,32 +11,35 @@ use crate::name::literal;
 use crate::spec::{Retention, Tracking};
 use crate::sql::query::{Query, failed, millis};
 use crate::sql::row::key_of;
-use crate::sql::words::{ASKED, NOW, Words, checked, column, list};
+use crate::sql::words::{ASKED, LeaseWords, NOW, Words, checked, column, list};
 use crate::store::Swept;
 
 const SWEEP: &str = "return rows whose lease has ended";
 const PURGE: &str = "delete settled rows";
 
-/// How many rows more are looked at when some cannot be returned.
+/// How many rows more are looked at when some have to stay as they are.
 const BEYOND: i64 = 1_000;
 
 impl PgClaims {
     pub(super) async fn sweep_rows(&self, limit: u32) -> Result<Swept, ClaimError> {
         self.spec_ref().needs_lease()?;
-        let mut swept = Swept::default();
+        let (words, mut swept) = (self.words(), Swept::default());
         if limit == 0 {
             return Ok(swept);
         }
-        let sql = self.remembered("sweep".to_owned(), || sweep(self.words(), ""));
-        let query = Query::new(sql).bind(i64::from(limit))?;
-        match self.server().rows(&query).await {
+        let sql = self.remembered("sweep".to_owned(), || sweep(words, ""));
+        match self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
             Ok(rows) => self.note(&mut swept, &rows)?,
-            Err(fault) if fault.is_constraint() => self.sweep_singly(&mut swept, limit).await?,
+            Err(fault) if fault.is_constraint() => {
+                let all = format!("SELECT {} {} LIMIT $1", words.key_text(), over(words, ""));
+                let some = sweep(words, &format!(" AND {}", words.among("$2", "$3")));
+                self.around(SWEEP, limit, all, some, |rows| self.note(&mut swept, rows)).await?;
+            }
             Err(fault) => return Err(fault.error(SWEEP)),
         }
         let left = i64::from(limit) - (swept.returned.len() + swept.exhausted.len()) as i64;
         if left > 0
-            && let Some(sql) = use_up(self.words())
+            && let Some(sql) = use_up(words)
         {
             let sql = self.remembered("use up".to_owned(), || sql);
             match self.server().rows(&Query::new(sql).bind(left)?).await {
@@ -51,36 +54,6 @@ impl PgClaims {
         Ok(swept)
     }
 
-    /// One row after the other, because a constraint stands against one of them. The error is that of the
-    /// first such row, and only if no row at all could be returned.
-    async fn sweep_singly(&self, swept: &mut Swept, limit: u32) -> Result<(), ClaimError> {
-        let sql = self.remembered("ended".to_owned(), || ended(self.words()));
-        let query = Query::new(sql).bind(i64::from(limit).saturating_add(BEYOND))?;
-        let due = self.server().rows(&query).await.map_err(|fault| fault.error(SWEEP))?;
-        let mut trouble = None;
-        for row in due {
-            if swept.returned.len() + swept.exhausted.len() >= limit as usize {
-                break;
-            }
-            let key = key_of(self.words(), &row, SWEEP)?;
-            let sql = self.remembered("sweep one".to_owned(), || sweep(self.words(), &only(self.words())));
-            let query = Query::new(sql).bind(1_i64)?.bind(key.id.to_string())?.bind(key.queue.as_deref())?;
-            match self.server().rows(&query).await {
-                Ok(rows) => self.note(swept, &rows)?,
-                Err(fault) if fault.is_constraint() => {
-                    let error = fault.error(SWEEP);
-                    tracing::warn!(row = %key, %error, "a row whose lease has ended cannot be returned");
-                    trouble.get_or_insert(error);
-                }
-                Err(fault) => return Err(fault.error(SWEEP)),
-            }
-        }
-        match trouble {
-            Some(error) if swept.returned.is_empty() && swept.exhausted.is_empty() => Err(error),
-            _ => Ok(()),
-        }
-    }
-
     fn note(&self, swept: &mut Swept, rows: &[PgRow]) -> Result<(), ClaimError> {
         for row in rows {
             let used: bool = row.try_get("used").map_err(|error| failed(error, SWEEP))?;
@@ -91,96 +64,89 @@ impl PgClaims {
     }
 
     pub(super) async fn purge_rows(&self, limit: u32) -> Result<u64, ClaimError> {
-        let keep = match self.words().inner().retention {
-            Retention::KeepAll => {
-                return Err(ClaimError::unsupported(format!(
-                    "the spec of table {} keeps settled rows for ever; name another retention to purge them",
-                    self.spec_ref().table()
-                )));
-            }
-            Retention::KeepFor(time) => millis(time),
-            Retention::DeleteOnSettle => 0,
-        };
-        let sql = self.remembered("purge".to_owned(), || {
-            purge(self.words(), &oldest(self.words(), &self.words().key()))
-        });
-        let query = Query::new(sql).bind(i64::from(limit))?.bind(keep)?;
-        match self.server().rows(&query).await {
+        let words = self.words();
+        if words.inner().retention == Retention::KeepAll {
+            return Err(ClaimError::unsupported(format!(
+                "the spec of table {} keeps settled rows for ever; name another retention to purge them",
+                self.spec_ref().table()
+            )));
+        }
+        let sql = self.remembered("purge".to_owned(), || purge(words, &oldest(words, &words.key())));
+        match self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
             Ok(rows) => Ok(rows.len() as u64),
-            Err(fault) if fault.is_constraint() => self.purge_around(limit, keep).await,
+            // Such as a foreign key from a row that is still needed.
+            Err(fault) if fault.is_constraint() => {
+                let (all, some) = (oldest(words, &words.key_text()), purge(words, &picked_by_key(words)));
+                let mut deleted = 0;
+                let note = |rows: &[PgRow]| {
+                    deleted += rows.len() as u64;
+                    Ok(())
+                };
+                self.around(PURGE, limit, all, some, note).await.map(|()| deleted)
+            }
             Err(fault) => Err(fault.error(PURGE)),
         }
     }
 
-    /// A constraint keeps one of the rows, such as a foreign key from a row that is still needed: what stands between
-    /// such rows is deleted. The error is that of the first of them, and only if no row at all could be deleted.
-    async fn purge_around(&self, limit: u32, keep: i64) -> Result<u64, ClaimError> {
-        let sql = self.remembered("old".to_owned(), || oldest(self.words(), &self.words().key_text()));
-        let query = Query::new(sql).bind(i64::from(limit).saturating_add(BEYOND))?.bind(keep)?;
-        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(PURGE))?;
-        let keys = rows.iter().map(|row| key_of(self.words(), row, PURGE)).collect::<Result<Vec<_>, _>>()?;
-        let sql =
-            self.remembered("purge some".to_owned(), || purge(self.words(), &picked_by_key(self.words())));
-        let (mut deleted, mut trouble, mut parts) = (0, None, vec![keys.as_slice()]);
+    /// A constraint keeps one of the rows as it is: `all` lists those that are due, and `some` is carried out for what
+    /// stands between such rows. The error is that of the first of them, and only if no row at all could be changed.
+    async fn around(
+        &self,
+        doing: &'static str,
+        limit: u32,
+        all: String,
+        some: String,
+        mut note: impl FnMut(&[PgRow]) -> Result<(), ClaimError>,
+    ) -> Result<(), ClaimError> {
+        let query = Query::new(all).bind(i64::from(limit) + BEYOND)?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(doing))?;
+        let keys = rows.iter().map(|row| key_of(self.words(), row, doing)).collect::<Result<Vec<_>, _>>()?;
+        let some: Arc<str> = some.into();
+        let (mut left, mut trouble, mut parts) = (i64::from(limit), None, vec![keys.as_slice()]);
         while let Some(part) = parts.pop()
-            && deleted < u64::from(limit)
+            && left > 0
         {
-            let ids: Vec<String> = part.iter().map(|key| key.id.to_string()).collect();
-            let queues: Vec<Option<&str>> = part.iter().map(|key| key.queue.as_deref()).collect();
-            let left = i64::from(limit) - i64::try_from(deleted).unwrap_or(i64::MAX);
-            let query = Query::new(Arc::clone(&sql)).bind(left)?.bind(keep)?.bind(ids)?.bind(queues)?;
+            let query = Query::new(Arc::clone(&some)).bind(left)?.keys(part)?;
             match (self.server().rows(&query).await, part) {
-                (Ok(rows), _) => deleted += rows.len() as u64,
+                (Ok(rows), _) => {
+                    left -= rows.len() as i64;
+                    note(&rows)?;
+                }
                 (Err(fault), [key]) if fault.is_constraint() => {
-                    let error = fault.error(PURGE);
-                    tracing::debug!(row = %key, %error, "a settled row cannot be deleted");
+                    let error = fault.error(doing);
+                    tracing::debug!(row = %key, %error, "a constraint keeps a row as it is");
                     trouble.get_or_insert(error);
                 }
                 (Err(fault), _) if fault.is_constraint() => {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.extend([second, first]);
                 }
-                (Err(fault), _) => return Err(fault.error(PURGE)),
+                (Err(fault), _) => return Err(fault.error(doing)),
             }
         }
         match trouble {
-            Some(error) if deleted == 0 => Err(error),
-            _ => Ok(deleted),
+            Some(error) if left == i64::from(limit) => Err(error),
+            Some(error) => {
+                tracing::warn!(%error, "constraints keep some rows as they are");
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
-}
-
-/// One row: its id is the second parameter, its queue the third.
-fn only(words: &Words) -> String {
-    let queue = words.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = $3::text"));
-    format!(" AND {} = $2::text::{}{queue}", words.id, words.inner().id_type.sql())
 }
 
 /// Rows of `t` whose lease has ended, `x` being the lease where it is kept elsewhere, those first that ended
 /// first.
 fn over(words: &Words, and: &str) -> String {
-    match (&words.inner().tracking, &words.side) {
-        (Tracking::Columns { until, .. }, _) => {
-            let until = column("t", until);
-            format!(
-                "FROM {} t WHERE {} AND {until} <= {ASKED}{and} ORDER BY {until}",
-                words.table,
-                words.taken("t")
-            )
-        }
-        (_, Some(side)) => format!(
-            "FROM {} x JOIN {} t ON {} WHERE x.tab = {} AND x.lease_until <= {ASKED}{and} ORDER BY x.lease_until",
-            side.table,
-            words.table,
-            words.of_side(),
-            side.tab
+    let Some(LeaseWords { until, .. }) = &words.lease else { return String::new() };
+    let (from, is_taken) = match &words.side {
+        None => (format!("{} t", words.table), words.taken("t")),
+        Some(side) => (
+            format!("{} x JOIN {} t ON {}", side.table, words.table, words.of_side()),
+            format!("x.tab = {}", side.tab),
         ),
-        _ => String::new(),
-    }
-}
-
-fn ended(words: &Words) -> String {
-    format!("SELECT {} {} LIMIT $1", words.key_text(), over(words, ""))
+    };
+    format!("FROM {from} WHERE {is_taken} AND {until} <= {ASKED}{and} ORDER BY {until}")
 }
 
 pub(super) fn sweep(words: &Words, and: &str) -> String {
@@ -207,7 +173,6 @@ pub(super) fn sweep(words: &Words, and: &str) -> String {
             )
         }
         (_, Some(side)) => {
-            let queue = if words.queue.is_some() { "due.queue::text" } else { "''" };
             // Also leases of rows that are gone.
             let gone = format!(
                 "gone AS (DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {ASKED} \
@@ -219,19 +184,17 @@ pub(super) fn sweep(words: &Words, and: &str) -> String {
             );
             let freed = format!(
                 "WITH due AS MATERIALIZED (SELECT {key}, {is_taken} AS is_taken, {used} AS used {over} LIMIT $1 FOR NO KEY UPDATE OF t, x SKIP LOCKED), \
-                 {gone}, freed AS (DELETE FROM {table} x USING due WHERE x.tab = {tab} AND x.queue = {queue} \
-                 AND x.id = due.id::text AND x.lease_until <= {NOW} RETURNING due.*)",
+                 {gone}, freed AS (DELETE FROM {table} x USING due WHERE {of_due} AND x.lease_until <= {NOW} \
+                 RETURNING due.*)",
                 key = words.key(),
                 used = words.used_up(),
                 over = over(words, and),
                 table = side.table,
-                tab = side.tab,
+                of_due = words.side_of(side, "due"),
             );
             if set.is_empty() {
-                let queue = if words.queue.is_some() { "freed.queue::text" } else { "NULL::text" };
-                return format!(
-                    "{freed} SELECT freed.id::text AS id, {queue} AS queue, freed.used FROM freed WHERE freed.is_taken"
-                );
+                let key = words.key_of("freed");
+                return format!("{freed} SELECT {key}, freed.used FROM freed WHERE freed.is_taken");
             }
             format!(
                 "{freed} UPDATE {} AS t SET {} FROM freed WHERE {} AND freed.is_taken {answer}",
@@ -246,30 +209,30 @@ pub(super) fn sweep(words: &Words, and: &str) -> String {
 
 /// Rows that lie waiting without an attempt left become exhausted, where there is a state for that.
 pub(super) fn use_up(words: &Words) -> Option<String> {
-    let inner = words.inner();
-    let (exhausted, left) = (inner.states.exhausted.as_ref()?, column("t", inner.attempts.as_ref()?));
-    let waits = format!("{} AND {left} <= 0", words.free(&inner.states.takeable));
-    Some(format!(
-        "WITH due AS MATERIALIZED (SELECT {} FROM {} t WHERE {waits} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED) \
-         UPDATE {} AS t SET {} = {} FROM due WHERE {} RETURNING {}, true AS used",
-        words.key(),
-        words.table,
-        words.table,
-        inner.state.quoted(),
-        literal(exhausted.as_str()),
-        words.same_row("due"),
-        words.key_text(),
-    ))
+    let (inner, key) = (words.inner(), words.key());
+    let due = format!("SELECT {key} {} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED", lies_used_up(words)?);
+    let exhausted = literal(inner.states.exhausted.as_ref()?.as_str());
+    let set = [format!("{} = {exhausted}", inner.state.quoted())];
+    Some(words.change(&due, false, &set, &format!("{}, true AS used", words.key_text())))
 }
 
-/// Rows of `t` that may be deleted, `$2` being for how many milliseconds they are kept.
+/// From where such rows come.
+pub(super) fn lies_used_up(words: &Words) -> Option<String> {
+    let inner = words.inner();
+    inner.states.exhausted.as_ref()?;
+    let left = column("t", inner.attempts.as_ref()?);
+    Some(format!("FROM {} t WHERE {} AND {left} <= 0", words.table, words.free(&inner.states.takeable)))
+}
+
+/// Rows of `t` that may be deleted.
 fn old(words: &Words) -> String {
     let inner = words.inner();
     let mut settled = vec![inner.states.done.clone()];
     let mut condition = String::new();
-    if let (Retention::KeepFor(_), Some(at)) = (inner.retention, &inner.settled_at) {
+    if let (Retention::KeepFor(keep), Some(at)) = (inner.retention, &inner.settled_at) {
         settled.extend(inner.states.failed.clone());
-        condition = format!(" AND {} <= {ASKED} - $2::float8 * interval '1 millisecond'", column("t", at));
+        let (at, keep) = (column("t", at), millis(keep));
+        condition = format!(" AND {at} <= {ASKED} - {keep}::float8 * interval '1 millisecond'");
     }
     format!("{} IN ({}){condition}", words.state(), list(&settled))
 }
@@ -280,12 +243,12 @@ pub(super) fn oldest(words: &Words, columns: &str) -> String {
     format!("SELECT {columns} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", words.table, old(words))
 }
 
-/// Those whose keys are `$3` and `$4`.
+/// Those whose keys are `$2` and `$3`.
 pub(super) fn picked_by_key(words: &Words) -> String {
     format!(
         "SELECT {} FROM {} WHERE {} LIMIT $1",
         words.key(),
-        words.listed("$3", "$4"),
+        words.listed("$2", "$3"),
         checked(&old(words))
     )
 }

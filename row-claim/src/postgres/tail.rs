@@ -1,6 +1,5 @@
 //! The second half of a claim's statement.
 
-use crate::error::ClaimError;
 use crate::name::{Column, literal};
 use crate::spec::Tracking;
 use crate::sql::order::Sequence;
@@ -21,7 +20,7 @@ pub(super) struct Tail<'a> {
 }
 
 impl Tail<'_> {
-    pub(super) fn statement(&self, picked: &str, from: &[State]) -> Result<String, ClaimError> {
+    pub(super) fn statement(&self, picked: &str, from: &[State]) -> String {
         let numbered = if self.single {
             "(SELECT picked.*, 1::bigint AS place FROM picked)"
         } else {
@@ -36,7 +35,7 @@ impl Tail<'_> {
                 set.push(format!("{} = {}", owner.quoted(), self.owner()));
                 set.push(format!("{} = {}", epoch.quoted(), words.next_epoch()));
                 set.push(format!("{} = {}", until.quoted(), words.until("$3")));
-                Ok(format!(
+                format!(
                     "{picked} UPDATE {} AS t SET {} FROM {numbered} p WHERE {} AND {} \
                      RETURNING {}, {}::text AS owner, {}::bigint AS epoch, p.place AS place, {} AS claim{found}{}",
                     words.table,
@@ -48,16 +47,17 @@ impl Tail<'_> {
                     column("t", epoch),
                     self.claim,
                     answers(words, "") + &self.order.texts()
-                ))
+                )
             }
-            Tracking::None => self.words.spec.needs_lease().map(|()| String::new()),
+            // Refused before anything is asked for.
+            Tracking::None => String::new(),
         }
     }
 
-    fn on_side(&self, picked: &str, numbered: &str, found: &str) -> Result<String, ClaimError> {
+    fn on_side(&self, picked: &str, numbered: &str, found: &str) -> String {
         let words = self.words;
         let inner = words.inner();
-        let Some(side) = &words.side else { return Ok(String::new()) };
+        let Some(side) = &words.side else { return String::new() };
         let queue = if inner.queue.is_some() { "p.queue::text" } else { "''" };
         let own = if inner.timeout.is_some() { "COALESCE(p.lease, $3::bigint)" } else { "$3::bigint" };
         let changes = self.changes();
@@ -72,13 +72,12 @@ impl Tail<'_> {
             )
         };
         let answers = names(words, self.order, "p");
-        let key = if inner.queue.is_some() { "p.queue::text" } else { "NULL::text" };
-        Ok(format!(
+        format!(
             "{picked}, numbered AS MATERIALIZED {numbered}, noted AS (\
              INSERT INTO {table} (tab, queue, id, owner, epoch, lease_until, taken_at) \
              SELECT {tab}, {queue}, p.id::text, {owner}, {epoch}, {NOW} + {own}::float8 * interval '1 millisecond', {NOW} \
              FROM numbered p ON CONFLICT (tab, queue, id) DO NOTHING RETURNING queue, id, owner, epoch){changed} \
-             SELECT p.id::text AS id, {key} AS queue, noted.owner::text AS owner, noted.epoch::bigint AS epoch, \
+             SELECT {key}, noted.owner::text AS owner, noted.epoch::bigint AS epoch, \
              p.place AS place, {claim} AS claim{found}{answers} \
              FROM numbered p JOIN noted ON noted.id = p.id::text AND noted.queue = {queue}",
             table = side.table,
@@ -86,7 +85,8 @@ impl Tail<'_> {
             owner = self.owner(),
             epoch = words.next_epoch(),
             claim = self.claim,
-        ))
+            key = words.key_of("p"),
+        )
     }
 
     /// What changes in the claimed table, whoever has the row.

@@ -1,35 +1,16 @@
 //! Taking rows: one statement, or for groups a transaction of two.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use super::PgClaims;
 use super::server::Fault;
 use super::tail::Tail;
 use crate::error::ClaimError;
-use crate::spec::Tracking;
 use crate::sql::TAKE;
 use crate::sql::order::Sequence;
 use crate::sql::pick::{Asked, alone};
 use crate::sql::query::Query;
 use crate::sql::row::taken;
 use crate::sql::words::{Words, column, owner_of_batch};
-use crate::state::State;
 use crate::store::{Take, Taken};
-
-/// What statements differ in.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Shape {
-    single: bool,
-    in_queue: bool,
-    /// Which values of the line are NULL.
-    line: Option<Vec<bool>>,
-    from: Vec<State>,
-}
-
-/// The statements that were made.
-#[derive(Debug, Default)]
-pub(super) struct Made(Mutex<HashMap<Shape, Arc<str>>>);
 
 impl PgClaims {
     pub(super) async fn take_rows(&self, take: &Take) -> Result<Taken, ClaimError> {
@@ -49,8 +30,11 @@ impl PgClaims {
 
     async fn take_alone(&self, asked: &Asked<'_>, order: &Sequence) -> Result<Taken, Trouble> {
         let line = asked.take.after.as_ref().map(|line| order.values(line)).transpose()?;
-        let nulls = line.as_ref().map(|line| line.iter().map(Option::is_none).collect());
-        let mut query = asked.bind(self.made().get(self.words(), order, asked, nulls)?, asked.take.limit)?;
+        let nulls: Option<Vec<bool>> = line.as_ref().map(|line| line.iter().map(Option::is_none).collect());
+        let (single, queue) = (asked.take.limit == 1, asked.take.queue.is_some());
+        let what = format!("take {single} {queue} {nulls:?} {:?}", asked.take.from);
+        let sql = self.remembered(what, || statement(self.words(), order, asked, nulls.as_deref(), single));
+        let mut query = asked.bind(sql, asked.take.limit)?;
         for value in line.into_iter().flatten().flatten() {
             query = query.bind(value)?;
         }
@@ -96,31 +80,6 @@ impl Trouble {
     }
 }
 
-impl Made {
-    fn get(
-        &self,
-        words: &Words,
-        order: &Sequence,
-        asked: &Asked<'_>,
-        nulls: Option<Vec<bool>>,
-    ) -> Result<Arc<str>, ClaimError> {
-        let shape = Shape {
-            single: asked.take.limit == 1,
-            in_queue: asked.take.queue.is_some(),
-            line: nulls,
-            from: asked.take.from.clone(),
-        };
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sql) = made.get(&shape) {
-            return Ok(Arc::clone(sql));
-        }
-        let sql = statement(words, order, asked, shape.line.as_deref(), shape.single)?;
-        let sql: Arc<str> = sql.into();
-        made.insert(shape, Arc::clone(&sql));
-        Ok(sql)
-    }
-}
-
 /// The statement that takes rows, each on its own.
 pub(super) fn statement(
     words: &Words,
@@ -128,7 +87,7 @@ pub(super) fn statement(
     asked: &Asked<'_>,
     nulls: Option<&[bool]>,
     single: bool,
-) -> Result<String, ClaimError> {
+) -> String {
     let tail = Tail { words, order, single, claim: "p.place", sequence: None };
     tail.statement(&format!("WITH {}", alone(words, order, asked, nulls, single)), asked.from)
 }
@@ -149,45 +108,18 @@ impl PgClaims {
         set.extend(
             inner.attempts.iter().map(|left| format!("{} = {} + 1", left.quoted(), column("t", left))),
         );
-        let sql = match (&inner.tracking, &words.side) {
-            (Tracking::Columns { owner, .. }, _) => format!(
-                "WITH mine AS MATERIALIZED (SELECT {key} FROM {table} t WHERE {taken} AND {owner} IN ({owners}) \
-                 ORDER BY {order} FOR UPDATE OF t) \
-                 UPDATE {table} AS t SET {set} FROM mine WHERE {same}",
-                key = words.key(),
-                table = words.table,
-                taken = words.taken("t"),
-                owner = column("t", owner),
-                order = words.lock_order(),
-                set = set.join(", "),
-                same = words.same_row("mine")
-            ),
-            (_, Some(side)) => {
-                let changed = if set.is_empty() {
-                    String::new()
-                } else {
-                    format!(
-                        ", changed AS (UPDATE {} AS t SET {} FROM mine WHERE {})",
-                        words.table,
-                        set.join(", "),
-                        words.same_row("mine")
-                    )
-                };
-                let queue = if inner.queue.is_some() { "mine.queue::text" } else { "''" };
-                format!(
-                    "WITH mine AS MATERIALIZED (SELECT {key} FROM {table} t JOIN {side} x ON {row} \
-                     WHERE x.owner IN ({owners}) ORDER BY {order} FOR UPDATE OF t, x){changed} \
-                     DELETE FROM {side} x USING mine WHERE x.tab = {tab} AND x.queue = {queue} AND x.id = mine.id::text",
-                    key = words.key(),
-                    table = words.table,
-                    side = side.table,
-                    row = words.side_row(side, "t"),
-                    order = words.lock_order(),
-                    tab = side.tab,
-                )
-            }
-            _ => return words.spec.needs_lease().map(|()| Query::new("")),
+        let Some(lease) = &words.lease else {
+            return words.spec.needs_lease().map(|()| Query::new(""));
         };
+        let due = format!(
+            "SELECT {} FROM {} WHERE {} AND {} IN ({owners}) ORDER BY {} FOR UPDATE",
+            words.key(),
+            words.with_lease(),
+            words.taken("t"),
+            lease.owner,
+            words.lock_order(),
+        );
+        let sql = words.change(&due, true, &set, "1");
         Query::new(sql).bind(i64::from(asked.take.limit))?.bind(asked.batch.to_string())
     }
 }

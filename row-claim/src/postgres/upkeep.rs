@@ -5,11 +5,11 @@ use std::time::Duration;
 use sqlx::Row as _;
 
 use super::PgClaims;
+use super::sweep::lies_used_up;
 use crate::error::ClaimError;
-use crate::spec::Tracking;
 use crate::sql::group_number;
 use crate::sql::query::{Query, failed};
-use crate::sql::words::{Words, column};
+use crate::sql::words::Words;
 use crate::store::Upkeep;
 
 const LOOK: &str = "look when the next lease ends";
@@ -50,35 +50,21 @@ impl PgClaims {
 }
 
 pub(super) fn next_end(words: &Words) -> String {
-    let first = match (&words.inner().tracking, &words.side) {
-        (Tracking::Columns { until, .. }, _) => {
-            format!(
-                "SELECT pg_catalog.min({}) FROM {} t WHERE {}",
-                column("t", until),
-                words.table,
-                words.taken("t")
-            )
+    let first = match (&words.lease, &words.side) {
+        (Some(lease), None) => {
+            format!("pg_catalog.min({}) FROM {} t WHERE {}", lease.until, words.table, words.taken("t"))
         }
         (_, Some(side)) => {
-            format!("SELECT pg_catalog.min(x.lease_until) FROM {} x WHERE x.tab = {}", side.table, side.tab)
+            format!("pg_catalog.min(x.lease_until) FROM {} x WHERE x.tab = {}", side.table, side.tab)
         }
-        _ => "SELECT NULL::timestamptz".to_owned(),
+        (None, None) => "NULL::timestamptz".to_owned(),
     };
     // Receipt of the statement, and not the clock, which the planner cannot compare with an index.
     let left = "CASE WHEN n.first IS NOT NULL THEN \
         pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM n.first - pg_catalog.statement_timestamp()), 0) * 1000)::bigint END";
     let left = match lies_used_up(words) {
-        Some(lies) => format!("CASE WHEN EXISTS ({lies}) THEN 0 ELSE {left} END"),
+        Some(lies) => format!("CASE WHEN EXISTS (SELECT {lies}) THEN 0 ELSE {left} END"),
         None => left.to_owned(),
     };
-    format!("SELECT {left} AS millis FROM ({first}) n(first)")
-}
-
-/// Rows that lie waiting without an attempt left, where there is a state for that.
-fn lies_used_up(words: &Words) -> Option<String> {
-    let inner = words.inner();
-    inner.states.exhausted.as_ref()?;
-    let left = column("t", inner.attempts.as_ref()?);
-    let free = words.free(&inner.states.takeable);
-    Some(format!("SELECT FROM {} t WHERE {free} AND {left} <= 0", words.table))
+    format!("SELECT {left} AS millis FROM (SELECT {first}) n(first)")
 }

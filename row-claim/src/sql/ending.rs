@@ -299,19 +299,16 @@ pub(crate) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
     let Some(side) = &words.side else {
         return format!("WITH {locked} {} {answer}", change.unwrap_or_default());
     };
-    let queue = if words.queue.is_some() { "l.queue::text" } else { "''" };
     let freed = format!(
-        "DELETE FROM {} x USING locked l \
-         WHERE x.tab = {} AND x.queue = {queue} AND x.id = l.id::text AND {IS_WHOLE}",
-        side.table, side.tab
+        "DELETE FROM {} x USING locked l WHERE {} AND {IS_WHOLE}",
+        side.table,
+        words.side_of(side, "l")
     );
     match change {
         Some(change) => format!("WITH {locked}, freed AS ({freed}) {change} {answer}"),
         None => {
-            let key = if words.queue.is_some() { "l.queue::text" } else { "NULL::text" };
-            format!(
-                "WITH {locked} {freed} RETURNING l.claim, l.id::text AS id, {key} AS queue, l.used AS used{told}"
-            )
+            let key = words.key_of("l");
+            format!("WITH {locked} {freed} RETURNING l.claim, {key}, l.used AS used{told}")
         }
     }
 }
@@ -319,17 +316,15 @@ pub(crate) fn many(words: &Words, ending: &Ending, is_batch: bool) -> String {
 /// What is there of the rows that are wanted.
 pub(crate) fn probe(words: &Words) -> String {
     let (join, mine, _) = owned(words);
-    let epoch = match (&words.inner().tracking, words.mode) {
-        (Tracking::Columns { epoch, .. }, _) => column("t", epoch),
-        (_, Mode::Leased) => "x.epoch".to_owned(),
-        (_, Mode::Held) => "NULL".to_owned(),
-    };
-    let queue = if words.queue.is_some() { "w.queue" } else { "NULL::text" };
+    // Held claims of rows whose leases are in a side table do not look there.
+    let lease = words.lease.as_ref().filter(|_| words.mode == Mode::Leased || words.side.is_none());
+    let epoch = lease.map_or("NULL", |lease| &lease.epoch);
     format!(
-        "WITH {} SELECT w.claim, w.id::text AS id, {queue} AS queue, w.epoch AS wanted, \
+        "WITH {} SELECT w.claim, {}, w.epoch AS wanted, \
          COALESCE({mine}, false) AS mine, {epoch}::bigint AS epoch, {}::text AS state \
          FROM want w LEFT JOIN {join}",
         want(words, false),
+        words.key_of("w"),
         words.state(),
     )
 }

@@ -9,6 +9,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments as _, AssertSqlSafe, Encode, PgConnection, Postgres, Type, query_with};
 
 use crate::error::ClaimError;
+use crate::id::RowKey;
 
 /// The longest time that is sent to the server: a hundred years.
 const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
@@ -34,6 +35,13 @@ impl Query {
             .add(value)
             .map_err(|error| ClaimError::of(sqlx::Error::Encode(error), "send a value to the server"))?;
         Ok(self)
+    }
+
+    /// The next two values: the keys of rows.
+    pub(crate) fn keys<'k>(self, keys: impl IntoIterator<Item = &'k RowKey>) -> Result<Self, ClaimError> {
+        let (ids, queues): (Vec<String>, Vec<Option<String>>) =
+            keys.into_iter().map(|key| (key.id.to_string(), key.queue.as_deref().map(str::to_owned))).unzip();
+        self.bind(ids)?.bind(queues)
     }
 
     pub(crate) async fn rows(

@@ -41,6 +41,7 @@ pub(crate) struct Words {
     pub(crate) id: String,
     pub(crate) queue: Option<String>,
     pub(crate) side: Option<SideWords>,
+    pub(crate) lease: Option<LeaseWords>,
     state: String,
     home: String,
     /// The function of the migration by which a lease expires.
@@ -57,6 +58,14 @@ pub(crate) struct SideWords {
     pub(crate) tab: String,
 }
 
+/// Who has `t`, under which epoch and until when: columns of its own, or of `x`, its row of the side table.
+#[derive(Debug)]
+pub(crate) struct LeaseWords {
+    pub(crate) owner: String,
+    pub(crate) epoch: String,
+    pub(crate) until: String,
+}
+
 impl Words {
     /// For claims under leases.
     pub(crate) fn leased(spec: &ClaimSpec) -> Self {
@@ -70,11 +79,16 @@ impl Words {
 
     fn new(spec: &ClaimSpec, mode: Mode) -> Self {
         let inner = &spec.inner;
-        let side = match &inner.tracking {
-            Tracking::Side(side) => {
-                Some(SideWords { table: side.quoted(), tab: literal(&inner.table.quoted()) })
+        let of = |owner: String, epoch: String, until: String| Some(LeaseWords { owner, epoch, until });
+        let (side, lease) = match &inner.tracking {
+            Tracking::None => (None, None),
+            Tracking::Columns { owner, epoch, until } => {
+                (None, of(column("t", owner), column("t", epoch), column("t", until)))
             }
-            Tracking::None | Tracking::Columns { .. } => None,
+            Tracking::Side(side) => (
+                Some(SideWords { table: side.quoted(), tab: literal(&inner.table.quoted()) }),
+                of("x.owner".to_owned(), "x.epoch".to_owned(), "x.lease_until".to_owned()),
+            ),
         };
         let function = inner.on_read.then(|| state_function(spec).quoted());
         Self {
@@ -82,6 +96,7 @@ impl Words {
             id: column("t", &inner.id),
             queue: inner.queue.as_ref().map(|queue| column("t", queue)),
             side,
+            lease,
             state: column("t", &inner.state),
             home: literal(inner.states.home().as_str()),
             function,
@@ -138,6 +153,18 @@ impl Words {
         )
     }
 
+    /// `t` is one of those whose keys these parameters are.
+    pub(crate) fn among(&self, ids: &str, queues: &str) -> String {
+        let (own, columns) = match &self.queue {
+            Some(queue) => (format!("({}, {queue})", self.id), "id, queue"),
+            None => (self.id.clone(), "id"),
+        };
+        format!(
+            "{own} IN (SELECT {columns} FROM ROWS FROM (pg_catalog.unnest({}), pg_catalog.unnest({queues}::text[])) AS w(id, queue))",
+            self.ids(ids)
+        )
+    }
+
     /// `t` is the row of `other`, which has `id` and `queue`.
     pub(crate) fn same_row(&self, other: &str) -> String {
         match &self.queue {
@@ -158,6 +185,12 @@ impl Words {
     pub(crate) fn key_text(&self) -> String {
         let queue = self.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
         format!("{}::text AS id, {queue} AS queue", self.id)
+    }
+
+    /// The same of `other`, which has `id` and `queue`.
+    pub(crate) fn key_of(&self, other: &str) -> String {
+        let queue = self.queue.as_ref().map_or("NULL".to_owned(), |_| format!("{other}.queue"));
+        format!("{other}.id::text AS id, {queue}::text AS queue")
     }
 
     /// The order in which everybody locks rows.
@@ -189,7 +222,13 @@ impl Words {
         if self.inner().owner_sequence.is_some() && self.mode == Mode::Leased { "bigint" } else { "uuid" }
     }
 
-    /// The row of the side table, `x`, of the row of `t`.
+    /// The row of the side table, `x`, of the row of `other`, which has `id` and `queue`.
+    pub(crate) fn side_of(&self, side: &SideWords, other: &str) -> String {
+        let queue = self.queue.as_ref().map_or("''".to_owned(), |_| format!("{other}.queue::text"));
+        format!("x.tab = {} AND x.queue = {queue} AND x.id = {other}.id::text", side.tab)
+    }
+
+    /// The same of the row of the claimed table.
     pub(crate) fn side_row(&self, side: &SideWords, alias: &str) -> String {
         let queue = self.inner().queue.as_ref().map(|queue| column(alias, queue));
         let queue = queue.map_or("''".to_owned(), |queue| format!("{queue}::text"));
@@ -347,6 +386,27 @@ impl Words {
             StateType::Enum(name) => format!("({text})::{}", name.quoted()),
             StateType::Boolean => format!("({text})::boolean"),
         }
+    }
+
+    /// The claimed table, with the side table where there is one.
+    pub(crate) fn with_lease(&self) -> String {
+        let side = self.side.as_ref();
+        let joined = side.map(|side| format!(" JOIN {} x ON {}", side.table, self.side_row(side, "t")));
+        format!("{} t{}", self.table, joined.unwrap_or_default())
+    }
+
+    /// Changes the rows that `due` selects; where `lets_go`, their leases in a side table go, perhaps they alone.
+    pub(crate) fn change(&self, due: &str, lets_go: bool, set: &[String], answer: &str) -> String {
+        let due = format!("WITH due AS MATERIALIZED ({due})");
+        let freed = self.side.as_ref().filter(|_| lets_go).map(|side| {
+            format!("DELETE FROM {} x USING due WHERE {}", side.table, self.side_of(side, "due"))
+        });
+        let freed = match (freed, set.is_empty()) {
+            (Some(freed), true) => return format!("{due} {freed}"),
+            (freed, _) => freed.map(|freed| format!(", freed AS ({freed})")).unwrap_or_default(),
+        };
+        let (table, set, same) = (&self.table, set.join(", "), self.same_row("due"));
+        format!("{due}{freed} UPDATE {table} AS t SET {set} FROM due WHERE {same} RETURNING {answer}")
     }
 
     /// The end of a lease of `t` that begins now, of the milliseconds in `parameter` unless the row says.
