@@ -118,14 +118,8 @@ pub(crate) fn check_lease(lease: Duration) -> Result<(), ClaimError> {
 
 /// A line in the sand: how far a pass over the table has got, in the order in which rows are taken. What lies
 /// before it is not offered again in this pass.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line(pub(crate) Arc<[String]>);
-
-impl fmt::Debug for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Line").field(&self.0).finish()
-    }
-}
 
 /// What was taken.
 #[derive(Clone, Debug, Default)]

@@ -230,23 +230,19 @@ impl ClaimerBuilder {
             // Whoever asks for claims one by one needs none.
             None => OnFailure::usual(store.spec()).ok(),
         };
+        let wrong = |message: String| Err(Error::new(ErrorKind::InvalidOption, message).into());
+        if config.batch == 0 {
+            return wrong("the batch is 0: a claimer has to take at least one at a time".to_owned());
+        }
+        let times = [
+            ("lease", Some(config.lease)),
+            ("poll interval", config.poll),
+            ("renewal interval", renew_every),
+            ("sweep interval", sweep_every),
+        ];
         let least = Duration::from_millis(1);
-        let wrong = match &config {
-            Config { batch: 0, .. } => Some("the batch is 0: a claimer has to take at least one at a time"),
-            Config { lease, .. } if *lease < least => Some("the lease is shorter than a millisecond"),
-            Config { poll: Some(poll), .. } if *poll < least => {
-                Some("the poll interval is shorter than a millisecond")
-            }
-            _ if renew_every.is_some_and(|every| every < least) => {
-                Some("the renewal interval is shorter than a millisecond")
-            }
-            _ if sweep_every.is_some_and(|every| every < least) => {
-                Some("the sweep interval is shorter than a millisecond")
-            }
-            _ => None,
-        };
-        if let Some(wrong) = wrong {
-            return Err(Error::new(ErrorKind::InvalidOption, wrong).into());
+        if let Some((what, _)) = times.iter().find(|(_, time)| time.is_some_and(|time| time < least)) {
+            return wrong(format!("the {what} is shorter than a millisecond"));
         }
         let runtime = Handle::try_current().map_err(|error| {
             let message = "there is no tokio runtime here to run the claimer's tasks; start it inside of one";

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::backoff::Backoff;
 use super::shared::Shared;
 use crate::error::ClaimError;
 use crate::pass::{Pass, PassEnd};
@@ -20,9 +20,11 @@ const PRIMING: Duration = Duration::from_secs(1);
 /// the line do not wait for the end of a table that others keep filling.
 const LONGEST_PASS: Duration = Duration::from_secs(1);
 
-/// The pauses after passes that only met rows which others are at, or which were put back.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The pauses after passes that only met rows which others are at, or which were put back, and after failures.
+const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(20));
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const FAILURES: Backoff = Backoff::exponential(Duration::from_millis(200));
+const LONGEST_FAILURE: Duration = Duration::from_secs(10);
 
 /// After a pass that found nothing, the next one begins no sooner: a thousand notifications in a row are not
 /// a thousand passes.
@@ -53,14 +55,14 @@ struct Feeder {
     pass: Pass,
     /// When the pass began; `None` at its start.
     began: Option<Instant>,
-    pauses: ExponentialBackoff,
-    failures: ExponentialBackoff,
+    /// How many in a row.
+    pauses: u32,
+    failures: u32,
 }
 
 impl Feeder {
     fn new(shared: Arc<Shared>) -> Self {
-        let (pauses, failures) = (pauses(&shared), failures(&shared));
-        Self { shared, pass: Pass::new(), began: None, pauses, failures }
+        Self { shared, pass: Pass::new(), began: None, pauses: 0, failures: 0 }
     }
 
     /// Waits until somebody wants claims. False when there will be none.
@@ -72,23 +74,21 @@ impl Feeder {
             if self.shared.wanted() > 0 {
                 return true;
             }
-            tokio::select! {
-                () = self.shared.stop.cancelled() => {}
-                () = self.shared.demand.notified() => {}
-            }
+            self.shared.stop.run_until_cancelled(self.shared.demand.notified()).await;
         }
     }
 
     async fn step(&mut self) -> Next {
         match self.try_step().await {
             Ok(next) => {
-                self.failures = failures(&self.shared);
+                self.failures = 0;
                 next
             }
             Err(error) => {
                 self.shared.report(&error);
-                self.restart();
-                Next::Pause(self.failures.next().unwrap_or(LONGEST_PAUSE))
+                (self.pass, self.began) = (Pass::new(), None);
+                self.failures += 1;
+                Next::Pause(self.at_most(FAILURES, LONGEST_FAILURE).after(self.failures))
             }
         }
     }
@@ -126,7 +126,7 @@ impl Feeder {
         self.began = None;
         Ok(match self.pass.end(pending) {
             PassEnd::Found => {
-                self.pauses = pauses(&self.shared);
+                self.pauses = 0;
                 Next::Go
             }
             PassEnd::Skipped => Next::Pause(self.pause()),
@@ -150,14 +150,14 @@ impl Feeder {
         // Not all at once: up to a fifth sooner.
         let poll = self.shared.config.poll(self.shared.announced.load(Ordering::Acquire));
         let poll = Instant::now() + poll.mul_f64(1.0 - fastrand::f64() / 5.0);
-        let until = loop {
+        let is_news = loop {
             let mut wake = std::pin::pin!(self.shared.wake.notified());
             wake.as_mut().enable();
             if self.shared.take_woken() {
-                break gap;
+                break true;
             }
             if self.shared.has_returned() {
-                break gap + self.pauses.next().unwrap_or(LONGEST_PAUSE);
+                break false;
             }
             let until = self.shared.next_later().map_or(poll, |later| later.min(poll));
             tokio::select! {
@@ -166,10 +166,8 @@ impl Feeder {
                 () = sleep_until(until) => if Instant::now() >= poll { return true },
             }
         };
-        tokio::select! {
-            () = self.shared.stop.cancelled() => {}
-            () = sleep_until(until) => {}
-        }
+        let until = if is_news { gap } else { gap + self.pause() };
+        self.shared.stop.run_until_cancelled(sleep_until(until)).await;
         false
     }
 
@@ -190,19 +188,17 @@ impl Feeder {
                 () = sleep_until(until) => break,
             }
         }
-        tokio::select! {
-            () = self.shared.stop.cancelled() => {}
-            () = sleep_until(least.min(until)) => {}
-        }
+        self.shared.stop.run_until_cancelled(sleep_until(least.min(until))).await;
     }
 
     fn pause(&mut self) -> Duration {
-        self.pauses.next().unwrap_or(LONGEST_PAUSE)
+        self.pauses = self.pauses.saturating_add(1);
+        self.at_most(PAUSES, LONGEST_PAUSE).after(self.pauses)
     }
 
-    fn restart(&mut self) {
-        self.pass = Pass::new();
-        self.began = None;
+    /// Within the usual time between two polls, on average.
+    fn at_most(&self, pauses: Backoff, longest: Duration) -> Backoff {
+        pauses.at_most(longest.min(self.shared.config.poll(true) * 2))
     }
 
     async fn bounded<T>(&self, call: impl Future<Output = Result<T, ClaimError>>) -> Result<T, ClaimError> {
@@ -224,24 +220,4 @@ impl Drop for Feeder {
         }
         self.shared.fed();
     }
-}
-
-fn pauses(shared: &Shared) -> ExponentialBackoff {
-    let longest = LONGEST_PAUSE.min(shared.config.poll(true));
-    ExponentialBuilder::default()
-        .with_jitter()
-        .with_min_delay(SHORTEST_PAUSE.min(longest))
-        .with_max_delay(longest)
-        .without_max_times()
-        .build()
-}
-
-fn failures(shared: &Shared) -> ExponentialBackoff {
-    let longest = shared.config.poll(true).min(Duration::from_secs(5));
-    ExponentialBuilder::default()
-        .with_jitter()
-        .with_min_delay(Duration::from_millis(100).min(longest))
-        .with_max_delay(longest)
-        .without_max_times()
-        .build()
 }

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use super::backoff::Backoff;
 use super::shared::Shared;
 use crate::error::ClaimError;
 
+/// Between tries to listen.
+const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(400)).at_most(Duration::from_secs(60));
+
 pub(crate) async fn run(shared: Arc<Shared>) {
-    let mut failures = failures();
+    let mut failures = 0;
     loop {
         let error = tokio::select! {
             () = shared.stop.cancelled() => return,
@@ -21,22 +24,21 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         shared.announced.store(false, Ordering::Release);
         shared.wake_now();
         tracing::debug!(store = %shared.store, %error, "not listening; polling instead");
-        let pause = failures.next().unwrap_or(Duration::from_secs(30));
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            () = sleep(pause) => {}
+        failures += 1;
+        if !shared.rest(PAUSES.after(failures)).await {
+            return;
         }
     }
 }
 
 /// Listens until it cannot.
-async fn listen(shared: &Shared, failures: &mut ExponentialBackoff) -> ClaimError {
+async fn listen(shared: &Shared, failures: &mut u32) -> ClaimError {
     let mut wake = match timeout(shared.config.call_limit(), shared.store.listen()).await {
         Ok(Ok(wake)) => wake,
         Ok(Err(error)) => return error,
         Err(_) => return ClaimError::unsupported("the store did not begin to listen in time"),
     };
-    *failures = self::failures();
+    *failures = 0;
     loop {
         shared.announced.store(wake.announces(), Ordering::Release);
         // What came in before it listened was not heard of: first listen, then look. And again with each hint.
@@ -45,13 +47,4 @@ async fn listen(shared: &Shared, failures: &mut ExponentialBackoff) -> ClaimErro
             return error;
         }
     }
-}
-
-fn failures() -> ExponentialBackoff {
-    ExponentialBuilder::default()
-        .with_jitter()
-        .with_min_delay(Duration::from_millis(200))
-        .with_max_delay(Duration::from_secs(30))
-        .without_max_times()
-        .build()
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::shared::Shared;
 use crate::error::ClaimError;
@@ -20,12 +20,8 @@ const SELDOM: Duration = Duration::from_secs(3600);
 pub(crate) async fn run(shared: Arc<Shared>) {
     let Retention::KeepFor(keep) = shared.store.spec().inner.retention else { return };
     let every = (keep / 10).clamp(OFTEN, SELDOM);
-    loop {
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            // Up to half of it sooner: any number of processes do this, one at a time.
-            () = sleep(every.mul_f64(1.0 - fastrand::f64() / 2.0)) => {}
-        }
+    // Up to half of it sooner: any number of processes do this, one at a time.
+    while shared.rest(every.mul_f64(1.0 - fastrand::f64() / 2.0)).await {
         if let Err(error) = prune(&shared).await {
             shared.report(&error);
         }
@@ -37,12 +33,8 @@ async fn prune(shared: &Shared) -> Result<(), ClaimError> {
         let Ok(deleted) = timeout(shared.config.call_limit(), shared.store.purge(BATCH)).await else {
             return Ok(());
         };
-        if deleted? < u64::from(BATCH) {
+        if deleted? < u64::from(BATCH) || !shared.rest(PAUSE).await {
             return Ok(());
-        }
-        tokio::select! {
-            () = shared.stop.cancelled() => return Ok(()),
-            () = sleep(PAUSE) => {}
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -11,6 +10,7 @@ use leasehold_api::{Error, ErrorKind, LossReason};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::backoff::Backoff;
 use super::shared::{Settle, Shared, closed};
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
@@ -21,6 +21,9 @@ const CALLS: usize = 2;
 
 /// The most claims that end in one call.
 const BATCH: usize = 100;
+
+/// Before a claim's end is written again.
+const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(40)).at_most(Duration::from_secs(2));
 
 type Answers = Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
 
@@ -45,7 +48,8 @@ struct Job {
     doubtful: bool,
     /// Asked for on its own, because the call for many failed.
     alone: bool,
-    pauses: Option<ExponentialBackoff>,
+    /// How often it has rested.
+    rests: u32,
 }
 
 impl Settler {
@@ -68,7 +72,7 @@ impl Settler {
     fn gather(&mut self, settle: Settle) {
         let mut next = Some(settle);
         while let Some(settle) = next {
-            self.queue.push(Job { settle, doubtful: false, alone: false, pauses: None });
+            self.queue.push(Job { settle, doubtful: false, alone: false, rests: 0 });
             next = self.inbox.try_recv().ok();
         }
     }
@@ -133,21 +137,24 @@ impl Settler {
                 job.alone = true;
                 self.queue.push(job);
             } else if is_retryable && job.settle.hold.deadline() > now {
-                let pause = job.pauses.get_or_insert_with(pauses).next().unwrap_or(Duration::from_secs(1));
-                self.resting.push((Instant::now() + pause, job));
+                self.rest(job);
             } else {
                 self.finish(job, Err(unknown(Some(Arc::clone(&error)))));
             }
         }
     }
 
-    fn finish(&mut self, mut job: Job, answer: Result<Settled, ClaimError>) {
+    fn rest(&mut self, mut job: Job) {
+        job.rests += 1;
+        self.resting.push((Instant::now() + PAUSES.after(job.rests), job));
+    }
+
+    fn finish(&mut self, job: Job, answer: Result<Settled, ClaimError>) {
         if matches!(answer, Err(ClaimError::Busy { .. }))
             && job.settle.hold.deadline() > self.shared.clock.now()
         {
             // Somebody else has it locked for a moment; the others of its batch are written.
-            let pause = job.pauses.get_or_insert_with(pauses).next().unwrap_or(Duration::from_secs(1));
-            self.resting.push((Instant::now() + pause, job));
+            self.rest(job);
             return;
         }
         let Job { settle: Settle { hold, outcome, reply }, doubtful, .. } = job;
@@ -254,13 +261,4 @@ fn unknown(source: Option<Arc<ClaimError>>) -> ClaimError {
         Some(source) => error.with_source(source).into(),
         None => error.into(),
     }
-}
-
-fn pauses() -> ExponentialBackoff {
-    ExponentialBuilder::default()
-        .with_jitter()
-        .with_min_delay(Duration::from_millis(20))
-        .with_max_delay(Duration::from_secs(1))
-        .without_max_times()
-        .build()
 }

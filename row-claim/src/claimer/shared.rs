@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind, LossReason};
 use leasehold_engine::{Clock, Moment};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::builder::Config;
@@ -324,6 +324,11 @@ impl Shared {
     pub(crate) fn fed(&self) {
         self.fed.store(true, Ordering::Release);
         self.shut();
+    }
+
+    /// Sleeps. False when the claimer is shut.
+    pub(crate) async fn rest(&self, pause: Duration) -> bool {
+        self.stop.run_until_cancelled(sleep(pause)).await.is_some()
     }
 
     /// Waits until nothing is taken any more and nothing is held.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::shared::Shared;
 use crate::error::ClaimError;
@@ -23,11 +23,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let (least, longest) = (shared.config.sweep_pause(), shared.config.sweep_every);
     let mut pause = least.min(longest);
     let mut fruitless = 0_u32;
-    loop {
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            () = sleep(pause) => {}
-        }
+    while shared.rest(pause).await {
         let looked = look(&shared).await;
         fruitless = match &looked {
             Ok(Upkeep { swept, next: Some(Duration::ZERO) }) if is_empty(swept) => {

@@ -12,7 +12,6 @@ use super::{PgHeld, PgHold};
 use crate::claimer::ClaimerBuilder;
 use crate::error::ClaimError;
 use crate::id::{OwnerToken, RowKey};
-use crate::postgres::PgClaims;
 use crate::spec::ClaimSpec;
 use crate::sql::settled::nowhere;
 use crate::state::State;
@@ -53,19 +52,15 @@ impl PgHeld {
     /// # }
     /// ```
     pub fn claimer(&self) -> ClaimerBuilder {
-        let mut table = PgClaims::new(self.pool.clone(), self.spec().clone()).timeout(self.answer);
-        if !self.prepared {
-            table = table.behind_pooler();
-        }
-        let store = HeldStore { held: self.clone(), table, open: Mutex::default() };
-        ClaimerBuilder::holding(Arc::new(store)).lease(Take::DEFAULT_LEASE.max(self.answer * 3))
+        let store = HeldStore { held: self.clone(), open: Mutex::default() };
+        ClaimerBuilder::holding(Arc::new(store)).lease(Take::DEFAULT_LEASE.max(self.table.limit() * 3))
     }
 }
 
 /// The transactions of claims that are out, by their owners, while no worker works in them.
+#[derive(Debug)]
 pub(crate) struct HeldStore {
     held: PgHeld,
-    table: PgClaims,
     open: Mutex<HashMap<OwnerToken, PgHold>>,
 }
 
@@ -157,54 +152,48 @@ impl ClaimStore for HeldStore {
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {
-        self.table.sweep(limit).await
+        self.held.table.sweep(limit).await
     }
 
     /// Of leases that others have had on the table.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
-        if self.spec().has_lease() { self.table.upkeep(limit).await } else { Ok(Upkeep::default()) }
+        if self.spec().has_lease() { self.held.table.upkeep(limit).await } else { Ok(Upkeep::default()) }
     }
 
     async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
-        self.table.taken(limit).await
+        self.held.table.taken(limit).await
     }
 
     async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.table.exhausted(limit).await
+        self.held.table.exhausted(limit).await
     }
 
     async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.table.blocked(limit).await
+        self.held.table.blocked(limit).await
     }
 
     async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
-        self.table.stats(take).await
+        self.held.table.stats(take).await
     }
 
     async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
-        self.table.cancel(rows, message).await
+        self.held.table.cancel(rows, message).await
     }
 
     async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        self.table.requeue(rows, attempts).await
+        self.held.table.requeue(rows, attempts).await
     }
 
     async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
-        self.table.requeue_all(from, limit, attempts).await
+        self.held.table.requeue_all(from, limit, attempts).await
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
-        self.table.purge(limit).await
+        self.held.table.purge(limit).await
     }
 
     async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
-        self.table.listen().await
-    }
-}
-
-impl fmt::Debug for HeldStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldStore").field("held", &self.held).finish_non_exhaustive()
+        self.held.table.listen().await
     }
 }
 

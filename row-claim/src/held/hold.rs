@@ -1,11 +1,9 @@
 //! A transaction that begins with a claim.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::outcome_unknown;
-use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, PgPool, Postgres, SqlStr, Transaction};
 use tokio::time::timeout;
 
@@ -37,7 +35,7 @@ impl PgHeld {
     /// The pool.
     #[must_use]
     pub fn pool(&self) -> &PgPool {
-        &self.pool
+        self.table.pool()
     }
 
     /// Opens a transaction at READ COMMITTED on a connection of the pool and takes rows in it. `None`, and the
@@ -69,7 +67,7 @@ impl PgHeld {
         let mut transaction = self.open().await?;
         let Taking { taken, busy } = self.take_rows(&mut transaction, take).await?;
         if taken.claims.is_empty() {
-            bounded(self.answer, "roll back", transaction.rollback()).await?;
+            bounded(self.table.limit(), "roll back", transaction.rollback()).await?;
             return Ok((None, taken, busy));
         }
         let hold = PgHold { transaction, held: self.clone(), taken, unsure: false, broken: false };
@@ -78,17 +76,12 @@ impl PgHeld {
 
     pub(super) async fn open(&self) -> Result<Transaction<'static, Postgres>, ClaimError> {
         const DOING: &str = "begin a transaction";
-        let acquired = bounded(self.answer, DOING, self.pool.acquire()).await?;
+        let acquired = bounded(self.table.limit(), DOING, self.pool().acquire()).await?;
         // In a task, because the driver does not know of a `BEGIN` in flight: dropped here, the connection
         // would be back in the pool with an open transaction.
         let begun = tokio::spawn(Transaction::begin(acquired, Some(SqlStr::from_static(BEGIN))));
-        let begun = bounded(self.answer, DOING, async { Ok(begun.await) }).await?;
+        let begun = bounded(self.table.limit(), DOING, async { Ok(begun.await) }).await?;
         begun.map_err(|_| Error::closed())?.map_err(|error| ClaimError::of(error, DOING))
-    }
-
-    pub(super) async fn connection(&self) -> Result<Lent, ClaimError> {
-        let acquired = bounded(self.answer, "get a connection of the pool", self.pool.acquire()).await?;
-        Ok(Lent { connection: acquired, sound: false })
     }
 }
 
@@ -118,7 +111,8 @@ impl PgHold {
     /// [`sqlx::Connection::begin`], are savepoints. End the transaction by [`commit`](Self::commit) and
     /// [`rollback`](Self::rollback) alone.
     pub fn connection(&mut self) -> &mut PgConnection {
-        self
+        self.unsure = true;
+        &mut self.transaction
     }
 
     /// Writes how a claim ends; it counts when the transaction is committed. All rows of the claim or none.
@@ -133,7 +127,7 @@ impl PgHold {
     pub async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         self.sound()?;
         (self.broken, self.unsure) = (true, true);
-        let settled = self.held.settle_rows(&mut self.transaction, claim, outcome).await;
+        let settled = self.held.settle_in(&mut self.transaction, claim, outcome).await;
         self.broken =
             matches!(&settled, Err(ClaimError::Store(error)) if error.kind() == ErrorKind::Unavailable);
         self.unsure = settled.is_err();
@@ -159,7 +153,7 @@ impl PgHold {
             // Fails in a transaction that has failed.
             self.held.run().plain(&mut self.transaction, "SELECT 1".to_owned(), "commit").await?;
         }
-        match timeout(self.held.answer, self.transaction.commit()).await {
+        match timeout(self.held.table.limit(), self.transaction.commit()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if outcome_unknown(&error) => {
                 Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)
@@ -181,7 +175,7 @@ impl PgHold {
     ///
     /// A dropped call rolls back too.
     pub async fn rollback(self) -> Result<(), ClaimError> {
-        bounded(self.held.answer, "roll back", self.transaction.rollback()).await
+        bounded(self.held.table.limit(), "roll back", self.transaction.rollback()).await
     }
 
     /// From here on the work is done.
@@ -207,62 +201,11 @@ impl PgHold {
     }
 }
 
-impl Deref for PgHold {
-    type Target = PgConnection;
-
-    fn deref(&self) -> &PgConnection {
-        &self.transaction
-    }
-}
-
-impl DerefMut for PgHold {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        self.unsure = true;
-        &mut self.transaction
-    }
-}
-
 impl fmt::Debug for PgHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgHold")
             .field("taken", &self.taken)
             .field("broken", &self.broken)
             .finish_non_exhaustive()
-    }
-}
-
-/// A connection of the pool on which something is under way: unless it is kept in order, it is closed. The
-/// pool would keep it busy until the server has answered.
-pub(super) struct Lent {
-    connection: PoolConnection<Postgres>,
-    sound: bool,
-}
-
-impl Lent {
-    /// Nothing is under way any more.
-    pub(super) fn keep(mut self) {
-        self.sound = true;
-    }
-}
-
-impl Deref for Lent {
-    type Target = PgConnection;
-
-    fn deref(&self) -> &PgConnection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Lent {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.connection
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if !self.sound {
-            self.connection.close_on_drop();
-        }
     }
 }

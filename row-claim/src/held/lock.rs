@@ -14,7 +14,7 @@ use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::Inner;
-use crate::sql::query::{Query, failed};
+use crate::sql::query::{Query, failed, get};
 use crate::sql::row::{answers, key_of, read_row};
 use crate::state::State;
 use crate::store::ClaimedRow;
@@ -115,7 +115,7 @@ impl PgHeld {
         let rows = self.run().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
         judge(rows.first())?;
         let Some(row) = present(&rows).next() else { return Ok(None) };
-        let found = State::new(row.try_get::<String, _>("found").map_err(|error| failed(error, LOCK))?);
+        let found = State::new(get::<String>(row, "found", LOCK)?);
         Ok(Some(read_row(words, row, key_of(words, row, LOCK)?, 0, found)?))
     }
 
@@ -123,7 +123,7 @@ impl PgHeld {
         let listed = self.words().listed("$1", "$2");
         let sql = format!("SELECT EXISTS (SELECT FROM {listed}) AS is_there");
         let rows = self.run().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
-        let is_there = |row: &PgRow| row.try_get("is_there").map_err(|error| failed(error, LOCK));
+        let is_there = |row: &PgRow| get(row, "is_there", LOCK);
         rows.first().map_or(Ok(false), is_there)
     }
 
@@ -145,7 +145,7 @@ impl PgHeld {
             return Err(ClaimError::spec(format!("the row {key} cannot be waited for because of its name")));
         }
         let text = format!("{PREPARE}{text}{FINISH}");
-        let limit = budget.saturating_add(self.answer);
+        let limit = budget.saturating_add(self.table.limit());
         let rows = Run { answer: limit, prepared: false }.plain(connection, text, LOCK).await?;
         let outcome = |row: &PgRow| row.try_get(0).map_err(|error| failed(error, LOCK));
         let outcome: Option<String> = rows.last().map(outcome).transpose()?;

@@ -25,13 +25,11 @@ pub(crate) use claimer::HeldStore;
 pub use hold::PgHold;
 
 use crate::error::ClaimError;
+use crate::postgres::PgClaims;
 use crate::spec::ClaimSpec;
 use crate::sql::order::Sequence;
 use crate::sql::words::Words;
-use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
-
-/// How long the server has for an answer unless it is said otherwise.
-const ANSWER: Duration = Duration::from_secs(10);
+use crate::store::{Take, Taken};
 
 /// Claims held by a transaction: on a table as it is, without a column for a lease.
 ///
@@ -81,15 +79,15 @@ const ANSWER: Duration = Duration::from_secs(10);
 ///   lease.
 /// - **NULL is no state.** A row whose `processed` is NULL is never taken; make the column NOT NULL.
 /// - **Behind a pooler in transaction mode** use [`behind_pooler`](Self::behind_pooler).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct PgHeld {
-    pool: PgPool,
+    /// Leases on the same table, and all that does not depend on what keeps a row.
+    table: PgClaims,
     shared: Arc<Shared>,
-    answer: Duration,
-    prepared: bool,
 }
 
 /// What follows from the spec and the table.
+#[derive(Debug)]
 struct Shared {
     words: Words,
     order: OnceCell<Sequence>,
@@ -100,14 +98,14 @@ impl PgHeld {
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
         let shared = Shared { words: Words::held(&spec), order: OnceCell::new() };
-        Self { pool, shared: Arc::new(shared), answer: ANSWER, prepared: true }
+        Self { table: PgClaims::new(pool, spec), shared: Arc::new(shared) }
     }
 
     /// For a pooler in transaction mode (`PgBouncer`): no prepared statement is left on a connection, which
     /// costs a little.
     #[must_use]
     pub fn behind_pooler(mut self) -> Self {
-        self.prepared = false;
+        self.table = self.table.behind_pooler();
         self
     }
 
@@ -115,7 +113,7 @@ impl PgHeld {
     /// closed.
     #[must_use]
     pub fn timeout(mut self, answer: Duration) -> Self {
-        self.answer = answer;
+        self.table = self.table.timeout(answer);
         self
     }
 
@@ -137,29 +135,6 @@ impl PgHeld {
         Ok(self.take_rows(connection, take).await?.taken)
     }
 
-    /// Writes how a claim ends, in the transaction of `connection`, which must be the one that took it. All
-    /// rows of the claim or none.
-    ///
-    /// # Errors
-    ///
-    /// [`Superseded`](ClaimError::Superseded) when this transaction does not hold the claim: it was another one,
-    /// it went back to a savepoint before the take, the claim was settled already, or the transaction itself
-    /// has changed the state of the row or deleted it. [`IllegalTransition`](ClaimError::IllegalTransition), and
-    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for: nothing
-    /// was sent. [`Constraint`](ClaimError::Constraint) and what else the server answers end the transaction.
-    ///
-    /// # Cancel safety
-    ///
-    /// After a dropped call the transaction can only be rolled back.
-    pub async fn settle_in(
-        &self,
-        connection: &mut PgConnection,
-        claim: &ClaimRef,
-        outcome: &Outcome,
-    ) -> Result<Settled, ClaimError> {
-        self.settle_rows(connection, claim, outcome).await
-    }
-
     /// Whether there is a row that could be taken but for others who are at it, wherever the pass has got to.
     /// Rows that others hold look like this until they commit.
     ///
@@ -171,17 +146,7 @@ impl PgHeld {
     ///
     /// It only looks.
     pub async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
-        self.any_left(take).await
-    }
-}
-
-impl fmt::Debug for PgHeld {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PgHeld")
-            .field("spec", self.spec())
-            .field("answer", &self.answer)
-            .field("prepared", &self.prepared)
-            .finish_non_exhaustive()
+        self.table.is_any_pending(take).await
     }
 }
 

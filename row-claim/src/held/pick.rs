@@ -5,14 +5,14 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::time::Instant;
 
 use super::PgHeld;
-use super::statement::{Run, bounded};
+use super::statement::Run;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::Tracking;
 use crate::sql::TAKE;
 use crate::sql::order::Sequence;
-use crate::sql::pick::{Asked, alone, last_waiting, pending};
-use crate::sql::query::{Query, failed};
+use crate::sql::pick::{Asked, alone, last_waiting};
+use crate::sql::query::{Query, failed, get};
 use crate::sql::row::{key_of, line_of, names, taken};
 use crate::sql::words::{Words, next, owner_of_batch};
 use crate::store::{Line, Take, Taken};
@@ -38,7 +38,7 @@ enum Attempt {
 
 impl PgHeld {
     pub(super) fn run(&self) -> Run {
-        Run { answer: self.answer, prepared: self.prepared }
+        Run { answer: self.table.limit(), prepared: self.table.prepares() }
     }
 
     pub(super) async fn take_rows(
@@ -89,7 +89,7 @@ impl PgHeld {
         order: &Sequence,
         asked: &Asked<'_>,
     ) -> Result<Taking, ClaimError> {
-        let until = Instant::now().checked_add(self.answer);
+        let until = Instant::now().checked_add(self.table.limit());
         let (mut line, mut skipped, mut busy) = (asked.take.after.clone(), 0, None);
         let mut limit = asked.take.limit;
         loop {
@@ -195,34 +195,6 @@ impl PgHeld {
         rows.first().map(|row| line_of(row, order)).transpose()
     }
 
-    pub(super) async fn any_left(&self, take: &Take) -> Result<bool, ClaimError> {
-        let asked = Asked::new(self.words(), take)?;
-        let rows = if self.prepared {
-            let mut connection = self.connection().await?;
-            let rows = self.is_pending(&mut connection, &asked).await?;
-            connection.keep();
-            rows
-        } else {
-            // A pooler keeps the parts of an unprepared statement together within a transaction alone.
-            let mut transaction = self.open().await?;
-            let rows = self.is_pending(&mut transaction, &asked).await?;
-            bounded(self.answer, TAKE, transaction.rollback()).await?;
-            rows
-        };
-        let is_there = |row: &PgRow| row.try_get("is_there").map_err(|error| failed(error, TAKE));
-        rows.first().map_or(Ok(false), is_there)
-    }
-
-    async fn is_pending(
-        &self,
-        connection: &mut PgConnection,
-        asked: &Asked<'_>,
-    ) -> Result<Vec<PgRow>, ClaimError> {
-        let order = self.order(connection).await?;
-        let query = asked.bind(pending(self.words(), order, asked), asked.take.limit)?;
-        self.run().rows(connection, &query, TAKE).await
-    }
-
     /// Keeps the rows that the claims wait for from being changed until the transaction ends; whether all are
     /// still as they have to be. 55P03 where somebody is at one.
     async fn lock_what_is_waited_for(
@@ -240,7 +212,7 @@ impl PgHeld {
                 continue;
             }
             let rows = self.run().rows(connection, &Query::new(sql).keys(waiting)?, TAKE).await?;
-            let is_met = |row: &PgRow| row.try_get("is_met").map_err(|error| failed(error, TAKE));
+            let is_met = |row: &PgRow| get(row, "is_met", TAKE);
             if !rows.first().map_or(Ok(true), is_met)? {
                 return Ok(false);
             }

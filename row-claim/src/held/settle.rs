@@ -10,7 +10,21 @@ use crate::sql::settled::{Wanted, lost, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgHeld {
-    pub(super) async fn settle_rows(
+    /// Writes how a claim ends, in the transaction of `connection`, which must be the one that took it. All
+    /// rows of the claim or none.
+    ///
+    /// # Errors
+    ///
+    /// [`Superseded`](ClaimError::Superseded) when this transaction does not hold the claim: it was another one,
+    /// it went back to a savepoint before the take, the claim was settled already, or the transaction itself
+    /// has changed the state of the row or deleted it. [`IllegalTransition`](ClaimError::IllegalTransition), and
+    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for: nothing
+    /// was sent. [`Constraint`](ClaimError::Constraint) and what else the server answers end the transaction.
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn settle_in(
         &self,
         connection: &mut PgConnection,
         claim: &ClaimRef,

@@ -1,6 +1,5 @@
 //! Hearing of new work.
 
-use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,7 +40,7 @@ impl PgClaims {
             .idle_timeout(None)
             .acquire_timeout(self.server().limit)
             .connect_lazy_with((*self.server().pool.connect_options()).clone());
-        let channel = self.spec_ref().channel();
+        let channel = self.spec().channel();
         let begin = async {
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.ignore_pool_close_event(true);
@@ -53,7 +52,7 @@ impl PgClaims {
         let begun = timeout(self.server().limit, begin).await.map_err(|_| silent(self.server().limit))?;
         let listener = begun.map_err(|error| failed(error, LISTEN))?;
         let mut wake = PgWake { listener, announces: false };
-        if let Some(trigger) = NotifyTrigger::of(self.spec_ref()) {
+        if let Some(trigger) = NotifyTrigger::of(self.spec()) {
             match timeout(PROOF, self.hears_itself(&trigger, &mut wake)).await {
                 Ok(heard) => heard?,
                 Err(_) => tracing::warn!(store = %self, "no notification came within {PROOF:?}; {POLLING}"),
@@ -67,7 +66,7 @@ impl PgClaims {
     async fn hears_itself(&self, trigger: &NotifyTrigger, wake: &mut PgWake) -> Result<(), ClaimError> {
         let echo = format!("{ECHO}{:016x}", fastrand::u64(..));
         let sql = format!("SELECT pg_catalog.pg_notify($1::text, $2::text) WHERE {}", trigger.announces());
-        let query = Query::new(sql).bind(self.spec_ref().channel())?.bind(&echo)?;
+        let query = Query::new(sql).bind(self.spec().channel())?.bind(&echo)?;
         match self.server().rows(&query).await {
             Ok(rows) if rows.is_empty() => return Ok(()),
             Ok(_) => {}
@@ -84,16 +83,27 @@ impl PgClaims {
         Ok(())
     }
 
-    pub(super) async fn notify_on(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
-        let query =
-            Query::new("SELECT pg_catalog.pg_notify($1::text, '')").bind(self.spec_ref().channel())?;
+    /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
+    /// rollback wakes nobody. Needed only where the migration makes no trigger for it
+    /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). Commits that wake are carried out one after the
+    /// other by the server, so leave it out where many are made; polls find the work too.
+    ///
+    /// # Errors
+    ///
+    /// What the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn notify(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
+        let query = Query::new("SELECT pg_catalog.pg_notify($1::text, '')").bind(self.spec().channel())?;
         let rows = query.rows(connection, !self.server().pooled).await;
         rows.map(|_| ()).map_err(|error| failed(error, "announce new work"))
     }
 
     /// Wakes workers for rows that came back. They are back whether or not it succeeds, and polls find them.
     pub(super) async fn announce_returned(&self) {
-        let sql = format!("SELECT {}", notify_returned(self.spec_ref().channel()));
+        let sql = format!("SELECT {}", notify_returned(self.spec().channel()));
         if let Err(fault) = self.server().rows(&Query::new(sql)).await {
             let error = fault.error("announce rows that came back");
             tracing::warn!(store = %self, %error, "other processes find them by their polls");
@@ -106,6 +116,7 @@ fn is_new_work(payload: &str) -> bool {
     payload != RETURNED && !payload.starts_with(ECHO)
 }
 
+#[derive(Debug)]
 struct PgWake {
     listener: PgListener,
     announces: bool,
@@ -139,12 +150,6 @@ impl Wake for PgWake {
 
     fn announces(&self) -> bool {
         self.announces
-    }
-}
-
-impl fmt::Debug for PgWake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PgWake").field("announces", &self.announces).finish_non_exhaustive()
     }
 }
 

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::Row as _;
-
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::sql::order::{LOOK, Sequence};
 use crate::sql::pick::{Asked, pending};
-use crate::sql::query::{Query, failed};
+use crate::sql::query::{Query, failed, get};
 use crate::sql::row::{key_of, owner_of};
 use crate::sql::stats::stats;
 use crate::sql::words::{LeaseWords, NOW, column};
@@ -18,8 +16,8 @@ use crate::state::State;
 use crate::store::{Stats, Take, TakenRow};
 
 impl PgClaims {
-    pub(super) async fn is_pending(&self, take: &Take) -> Result<bool, ClaimError> {
-        self.spec_ref().needs_lease()?;
+    /// Whoever the rows are taken by.
+    pub(crate) async fn is_any_pending(&self, take: &Take) -> Result<bool, ClaimError> {
         // Also says by what an index can be searched.
         let order = self.order().await?;
         let asked = Asked::new(self.words(), take)?;
@@ -27,7 +25,7 @@ impl PgClaims {
         let rows =
             self.server().rows(&asked.bind(sql, take.limit)?).await.map_err(|fault| fault.error(LOOK))?;
         let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
-        first.try_get("is_there").map_err(|error| failed(error, LOOK))
+        get(first, "is_there", LOOK)
     }
 
     pub(super) async fn count(&self, take: &Take) -> Result<Stats, ClaimError> {
@@ -37,7 +35,7 @@ impl PgClaims {
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(LOOK))?;
         let row = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
         let number = |name: &str| {
-            let number: Option<i64> = row.try_get(name).map_err(|error| failed(error, LOOK))?;
+            let number: Option<i64> = get(row, name, LOOK)?;
             Ok::<_, ClaimError>(number.and_then(|number| u64::try_from(number).ok()))
         };
         let count = |name: &str| Ok::<_, ClaimError>(number(name)?.unwrap_or(0));
@@ -50,36 +48,35 @@ impl PgClaims {
             exhausted: count("exhausted")?,
             failed: count("failed")?,
             oldest: number("oldest")?.map(Duration::from_millis),
-            is_capped: row.try_get("is_capped").map_err(|error| failed(error, LOOK))?,
+            is_capped: get(row, "is_capped", LOOK)?,
         })
     }
 
     pub(super) async fn list_taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         let sql = self.remembered("taken".to_owned(), || self.taken_sql());
         let query = Query::new(sql).bind(i64::from(limit))?;
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(LOOK))?;
-        let wrong = |error| failed(error, LOOK);
         let mut taken = Vec::with_capacity(rows.len());
         for row in &rows {
-            let owner: Option<String> = row.try_get("owner").map_err(wrong)?;
+            let owner: Option<String> = get(row, "owner", LOOK)?;
             let span = |name: &str| {
-                let millis: Option<i64> = row.try_get(name).map_err(wrong)?;
+                let millis: Option<i64> = get(row, name, LOOK)?;
                 Ok::<_, ClaimError>(
                     millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))),
                 )
             };
-            let group: Option<String> = row.try_get("grp").map_err(wrong)?;
-            let state: Option<String> = row.try_get("state").map_err(wrong)?;
+            let group: Option<String> = get(row, "grp", LOOK)?;
+            let state: Option<String> = get(row, "state", LOOK)?;
             taken.push(TakenRow {
                 key: key_of(self.words(), row, LOOK)?,
                 group: group.map(Arc::from),
                 state: State::new(state.unwrap_or_default()),
                 owner: owner.map(|owner| owner_of(self.words(), &owner)).transpose()?,
-                epoch: row.try_get("epoch").map_err(wrong)?,
+                epoch: get(row, "epoch", LOOK)?,
                 held_for: span("held")?,
                 remaining: span("remaining")?,
-                attempts_left: row.try_get("attempts").map_err(wrong)?,
+                attempts_left: get(row, "attempts", LOOK)?,
             });
         }
         Ok(taken)
@@ -114,7 +111,7 @@ impl PgClaims {
     }
 
     pub(super) async fn list_exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.spec_ref().needs_attempts()?;
+        self.spec().needs_attempts()?;
         let condition = self.words().exhausted("t").unwrap_or_else(|| "false".to_owned());
         self.list(&condition, limit).await
     }
@@ -152,6 +149,6 @@ impl PgClaims {
             let rows = self.server().rows(&Sequence::columns(self.words())?).await;
             Sequence::read(self.words(), &rows.map_err(|fault| fault.error(LOOK))?)
         };
-        self.known().get_or_try_init(read).await
+        self.shared.order.get_or_try_init(read).await
     }
 }

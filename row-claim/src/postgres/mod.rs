@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgPool;
 use tokio::sync::OnceCell;
 
 use self::server::Server;
@@ -93,48 +93,14 @@ impl PgClaims {
         &self.shared.spec
     }
 
-    /// Ends a claim in the transaction that `connection` has open, together with the work: both count when it
-    /// is committed, or neither. Until then the rows are locked, so that nobody sweeps or takes them, even if
-    /// the lease ends meanwhile.
-    ///
-    /// Do it first, and the work knows that it is not late.
-    ///
-    /// # Errors
-    ///
-    /// [`Superseded`](ClaimError::Superseded) when the claim has lost one of its rows: nothing was written; roll
-    /// back. Else as [`ClaimStore::settle`] for one claim; after an error of the server the transaction can only
-    /// be rolled back.
-    ///
-    /// # Cancel safety
-    ///
-    /// After a dropped call the transaction can only be rolled back.
-    pub async fn settle_in(
-        &self,
-        connection: &mut PgConnection,
-        claim: &ClaimRef,
-        outcome: &Outcome,
-    ) -> Result<Settled, ClaimError> {
-        self.settle_on(connection, claim, outcome).await
+    /// How long the server has for a call.
+    pub(crate) fn limit(&self) -> Duration {
+        self.server.limit
     }
 
-    /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
-    /// rollback wakes nobody. Needed only where the migration makes no trigger for it
-    /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). Commits that wake are carried out one after the
-    /// other by the server, so leave it out where many are made; polls find the work too.
-    ///
-    /// # Errors
-    ///
-    /// What the server answers.
-    ///
-    /// # Cancel safety
-    ///
-    /// After a dropped call the transaction can only be rolled back.
-    pub async fn notify(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
-        self.notify_on(connection).await
-    }
-
-    fn spec_ref(&self) -> &ClaimSpec {
-        &self.shared.spec
+    /// Whether statements are prepared.
+    pub(crate) fn prepares(&self) -> bool {
+        !self.server.pooled
     }
 
     fn words(&self) -> &Words {
@@ -143,10 +109,6 @@ impl PgClaims {
 
     fn server(&self) -> &Server {
         &self.server
-    }
-
-    fn known(&self) -> &OnceCell<Sequence> {
-        &self.shared.order
     }
 
     /// The statement of that name, made when it is first used.
@@ -169,7 +131,8 @@ impl ClaimStore for PgClaims {
     }
 
     async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
-        self.is_pending(take).await
+        self.spec().needs_lease()?;
+        self.is_any_pending(take).await
     }
 
     async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError> {

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use sqlx::Row as _;
-
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::spec::Tracking;
 use crate::sql::ending::{owned, want};
-use crate::sql::query::{failed, millis};
+use crate::sql::query::{get, millis};
 use crate::sql::row::key_of;
 use crate::sql::settled::Wanted;
 use crate::sql::words::{NOW, Words, checked, column};
@@ -23,7 +21,7 @@ impl PgClaims {
         claims: &[ClaimRef],
         lease: Duration,
     ) -> Result<Vec<Renewal>, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         check_lease(lease)?;
         let mut renewals = vec![Renewal::Renewed; claims.len()];
         let mut wanted = Wanted::default();
@@ -42,22 +40,21 @@ impl PgClaims {
         let sql = self.remembered("renew".to_owned(), || renew(self.words()));
         let query = wanted.bind(sql, false)?.bind(millis(lease))?;
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(RENEW))?;
-        let wrong = |error| failed(error, RENEW);
         // Only rows that were not renewed are answered.
-        for row in rows {
-            let claim: i64 = row.try_get("claim").map_err(wrong)?;
+        for row in &rows {
+            let claim: i64 = get(row, "claim", RENEW)?;
             let Some(renewal) = usize::try_from(claim).ok().and_then(|at| renewals.get_mut(at)) else {
                 continue;
             };
-            if row.try_get("mine").map_err(wrong)? {
+            if get(row, "mine", RENEW)? {
                 if *renewal == Renewal::Renewed {
                     *renewal = Renewal::Busy;
                 }
             } else if !matches!(renewal, Renewal::Lost { .. }) {
-                let state: Option<String> = row.try_get("state").map_err(wrong)?;
+                let state: Option<String> = get(row, "state", RENEW)?;
                 *renewal = Renewal::Lost {
-                    row: key_of(self.words(), &row, RENEW)?,
-                    current_epoch: row.try_get("epoch").map_err(wrong)?,
+                    row: key_of(self.words(), row, RENEW)?,
+                    current_epoch: get(row, "epoch", RENEW)?,
                     state: state.map(State::new),
                 };
             }

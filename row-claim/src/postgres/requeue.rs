@@ -16,14 +16,14 @@ const REQUEUE: &str = "requeue rows";
 
 impl PgClaims {
     pub(super) async fn requeue_rows(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        let attempts = self.spec_ref().attempts_to_add(attempts)?;
+        let attempts = self.spec().attempts_to_add(attempts)?;
         let sql = self.remembered("requeue".to_owned(), || requeue(self.words(), &given_up(self.words())));
         self.count_requeued(Query::new(sql).bind(attempts)?.keys(each_once(rows))?).await
     }
 
     pub(super) async fn cancel_rows(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
         const CANCEL: &str = "cancel rows";
-        let failed = self.spec_ref().needs_failed()?;
+        let failed = self.spec().needs_failed()?;
         let sql = self.remembered("cancel".to_owned(), || cancel(self.words(), failed));
         let query = Query::new(sql).bind(storable(message))?.keys(each_once(rows))?;
         Ok(self.server().rows(&query).await.map_err(|fault| fault.error(CANCEL))?.len() as u64)
@@ -35,8 +35,8 @@ impl PgClaims {
         limit: u32,
         attempts: u32,
     ) -> Result<u64, ClaimError> {
-        let attempts = self.spec_ref().attempts_to_add(attempts)?;
-        self.spec_ref().is_given_up(from)?;
+        let attempts = self.spec().attempts_to_add(attempts)?;
+        self.spec().is_given_up(from)?;
         let sql = requeue(self.words(), &in_state(self.words(), from, limit));
         self.count_requeued(Query::new(sql).bind(attempts)?).await
     }

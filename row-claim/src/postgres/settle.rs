@@ -18,7 +18,7 @@ impl PgClaims {
         &self,
         settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         let mut answers: Vec<Option<Result<Settled, ClaimError>>> = Vec::new();
         answers.resize_with(settlements.len(), || None);
         // Claims that end alike are written together, in the order in which they came.
@@ -106,14 +106,28 @@ impl PgClaims {
         Ok(answers)
     }
 
-    /// In the transaction of the caller.
-    pub(super) async fn settle_on(
+    /// Ends a claim in the transaction that `connection` has open, together with the work: both count when it
+    /// is committed, or neither. Until then the rows are locked, so that nobody sweeps or takes them, even if
+    /// the lease ends meanwhile.
+    ///
+    /// Do it first, and the work knows that it is not late.
+    ///
+    /// # Errors
+    ///
+    /// [`Superseded`](ClaimError::Superseded) when the claim has lost one of its rows: nothing was written; roll
+    /// back. Else as [`ClaimStore::settle`](crate::ClaimStore::settle) for one claim; after an error of the server the transaction can only
+    /// be rolled back.
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn settle_in(
         &self,
         connection: &mut PgConnection,
         claim: &ClaimRef,
         outcome: &Outcome,
     ) -> Result<Settled, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         let ending = Ending::of(self.words(), outcome)?;
         if !claim.fits(self.words().inner()) {
             return Err(nowhere(claim));

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::name::literal;
 use crate::spec::{Retention, Tracking};
-use crate::sql::query::{Query, failed, millis};
+use crate::sql::query::{Query, get, millis};
 use crate::sql::row::key_of;
 use crate::sql::words::{ASKED, LeaseWords, NOW, Words, checked, column, list};
 use crate::store::Swept;
@@ -22,7 +21,7 @@ const BEYOND: i64 = 1_000;
 
 impl PgClaims {
     pub(super) async fn sweep_rows(&self, limit: u32) -> Result<Swept, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         let (words, mut swept) = (self.words(), Swept::default());
         if limit == 0 {
             return Ok(swept);
@@ -56,7 +55,7 @@ impl PgClaims {
 
     fn note(&self, swept: &mut Swept, rows: &[PgRow]) -> Result<(), ClaimError> {
         for row in rows {
-            let used: bool = row.try_get("used").map_err(|error| failed(error, SWEEP))?;
+            let used: bool = get(row, "used", SWEEP)?;
             let list = if used { &mut swept.exhausted } else { &mut swept.returned };
             list.push(key_of(self.words(), row, SWEEP)?);
         }
@@ -68,7 +67,7 @@ impl PgClaims {
         if words.inner().retention == Retention::KeepAll {
             return Err(ClaimError::unsupported(format!(
                 "the spec of table {} keeps settled rows for ever; name another retention to purge them",
-                self.spec_ref().table()
+                self.spec().table()
             )));
         }
         let sql = self.remembered("purge".to_owned(), || purge(words, &oldest(words, &words.key())));

@@ -14,7 +14,7 @@ use crate::store::{Take, Taken};
 
 impl PgClaims {
     pub(super) async fn take_rows(&self, take: &Take) -> Result<Taken, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         let asked = Asked::new(self.words(), take)?;
         let order = self.order().await?;
         let taken = if self.words().inner().grouped {

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use sqlx::Row as _;
-
 use super::PgClaims;
 use super::sweep::lies_used_up;
 use crate::error::ClaimError;
 use crate::sql::group_number;
-use crate::sql::query::{Query, failed};
+use crate::sql::query::{Query, failed, get};
 use crate::sql::words::Words;
 use crate::store::Upkeep;
 
@@ -34,17 +32,17 @@ impl PgClaims {
     /// The same claims, which do upkeep only while no other process is at it.
     pub(super) fn in_turn(&self) -> Self {
         let mut claims = self.clone();
-        claims.server.turn = Some(group_number(self.spec_ref().table(), TURN));
+        claims.server.turn = Some(group_number(self.spec().table(), TURN));
         claims
     }
 
     /// In how long the first lease ends; zero where there is something to sweep.
     async fn next_end(&self) -> Result<Option<Duration>, ClaimError> {
-        self.spec_ref().needs_lease()?;
+        self.spec().needs_lease()?;
         let sql = self.remembered("next end".to_owned(), || next_end(self.words()));
         let rows = self.server().rows(&Query::new(sql)).await.map_err(|fault| fault.error(LOOK))?;
         let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
-        let millis: Option<i64> = first.try_get("millis").map_err(|error| failed(error, LOOK))?;
+        let millis: Option<i64> = get(first, "millis", LOOK)?;
         Ok(millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
     }
 }

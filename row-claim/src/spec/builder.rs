@@ -1,8 +1,8 @@
 //! Putting a spec together.
 
-use std::hash::Hasher as _;
 use std::sync::Arc;
 
+use super::migration::names::hash;
 use super::{ClaimSpec, Inner, Order, OrderType, Precondition, Retention, Tracking, Unmet};
 use crate::error::ClaimError;
 use crate::id::IdType;
@@ -294,52 +294,57 @@ impl ClaimSpecBuilder {
         let inner = self.inner;
         let wrong =
             |message: &str| Err(ClaimError::spec(format!("spec of table {}: {message}", inner.table)));
-        if !self.has_state {
-            return wrong("name the column of the state");
-        }
         inner.states.validate()?;
-        if inner.group_limit == 0 {
-            return wrong("a claim takes at least one row of a group; give a limit of 1 or more");
-        }
-        if inner.grouped && inner.group.is_none() {
-            return wrong("rows are to be grouped; name the column of the group");
-        }
-        if inner.max_attempts.is_some() && inner.attempts.is_none() {
-            return wrong("rows have a number of attempts; name the column of those that are left");
-        }
-        if inner.max_attempts.is_some_and(|count| !(1..=i32::MAX.unsigned_abs()).contains(&count)) {
-            return wrong("a row has at least one attempt, and no more than an integer holds");
-        }
-        if !inner.preconditions.is_empty() && (inner.group.is_none() || inner.kind.is_none()) {
-            return wrong("rows are to wait for others; name the columns of the group and of the kind");
-        }
-        if inner.preconditions.iter().any(|row| row.kind == row.on) {
-            return wrong("a kind cannot wait for itself");
-        }
-        if matches!(inner.retention, Retention::KeepFor(_)) && inner.settled_at.is_none() {
-            return wrong("settled rows are to be kept for a time; name the column of the time of settling");
-        }
         let waits = |unmet: fn(&Precondition) -> Unmet| {
             inner.preconditions.iter().any(|one| unmet(one) == Unmet::Block)
         };
-        if inner.retention != Retention::KeepAll && waits(|one| one.missing) {
-            return wrong(
+        let keeps_all = inner.retention == Retention::KeepAll;
+        let keeps_for = matches!(inner.retention, Retention::KeepFor(_));
+        let attempts = 1..=i32::MAX.unsigned_abs();
+        let mistakes = [
+            (!self.has_state, "name the column of the state"),
+            (inner.group_limit == 0, "a claim takes at least one row of a group; give a limit of 1 or more"),
+            (inner.grouped && inner.group.is_none(), "rows are to be grouped; name the column of the group"),
+            (
+                inner.max_attempts.is_some() && inner.attempts.is_none(),
+                "rows have a number of attempts; name the column of those that are left",
+            ),
+            (
+                inner.max_attempts.is_some_and(|count| !attempts.contains(&count)),
+                "a row has at least one attempt, and no more than an integer holds",
+            ),
+            (
+                !inner.preconditions.is_empty() && (inner.group.is_none() || inner.kind.is_none()),
+                "rows are to wait for others; name the columns of the group and of the kind",
+            ),
+            (inner.preconditions.iter().any(|row| row.kind == row.on), "a kind cannot wait for itself"),
+            (
+                keeps_for && inner.settled_at.is_none(),
+                "settled rows are to be kept for a time; name the column of the time of settling",
+            ),
+            (
+                !keeps_all && waits(|one| one.missing),
                 "rows wait for others that have to be there, and settled rows are deleted; keep them all, or let rows run when the others are missing",
-            );
-        }
-        if matches!(inner.retention, Retention::KeepFor(_)) && waits(|one| one.failed) {
-            return wrong(
+            ),
+            (
+                keeps_for && waits(|one| one.failed),
                 "rows are blocked by others that failed, and those are deleted after a time; keep them all, or let rows run when the others failed",
-            );
-        }
-        if inner.states.cyclic && inner.retention != Retention::KeepAll {
-            return wrong("rows that are worked on again and again are never old; keep them all");
-        }
-        if inner.states.kind == StateType::Boolean && inner.states.taken.is_some() {
-            return wrong("a boolean column has no third state for rows that are taken; leave `taken` out");
-        }
-        if inner.on_read && matches!(inner.tracking, Tracking::None | Tracking::Side(_)) {
-            return wrong("leases that expire on read need lease columns in the table");
+            ),
+            (
+                inner.states.cyclic && !keeps_all,
+                "rows that are worked on again and again are never old; keep them all",
+            ),
+            (
+                inner.states.kind == StateType::Boolean && inner.states.taken.is_some(),
+                "a boolean column has no third state for rows that are taken; leave `taken` out",
+            ),
+            (
+                inner.on_read && !matches!(inner.tracking, Tracking::Columns { .. }),
+                "leases that expire on read need lease columns in the table",
+            ),
+        ];
+        if let Some((_, message)) = mistakes.into_iter().find(|(is_made, _)| *is_made) {
+            return wrong(message);
         }
         let columns = inner.columns();
         if let Some((_, column)) =
@@ -402,7 +407,5 @@ fn fitting(name: &str) -> Arc<str> {
     if name.len() <= LONGEST_CHANNEL {
         return name.into();
     }
-    let mut hasher = fnv::FnvHasher::default();
-    hasher.write(name.as_bytes());
-    format!("leasehold_claim_{:016x}", hasher.finish()).into()
+    format!("leasehold_claim_{}", hash(name)).into()
 }

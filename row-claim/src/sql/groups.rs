@@ -9,12 +9,11 @@
 
 use std::collections::HashSet;
 
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::order::Sequence;
 use super::pick::{Asked, FREE};
-use super::query::{Query, failed};
+use super::query::{Query, get};
 use super::row::{carried, line_of};
 use super::words::{Mode, Words, checked, column, list, next};
 use super::{TAKE, group_number};
@@ -83,7 +82,6 @@ impl<'a> Search<'a> {
 
     /// The first rows of entities that were not seen yet, without any lock, and whether there are no more.
     pub(crate) async fn look<R: Run>(&mut self, run: &mut R) -> Result<(Vec<Candidate>, bool), R::Error> {
-        let wrong = |error| failed(error, TAKE);
         let (most, window) = (self.limit as usize, self.limit.saturating_add(WINDOW));
         let line = self.line.clone();
         let values = line.as_ref().map(|line| self.order.values(line)).transpose()?;
@@ -101,10 +99,10 @@ impl<'a> Search<'a> {
             if found.len() == most {
                 return Ok((found, false));
             }
-            let group: Option<String> = row.try_get("grp").map_err(wrong)?;
+            let group: Option<String> = get(row, "grp", TAKE)?;
             let is_new = group.as_ref().is_none_or(|group| self.seen.insert(group.clone()));
-            if is_new && !row.try_get::<bool, _>("passed").map_err(wrong)? {
-                let (id, queue) = (row.try_get("id").map_err(wrong)?, row.try_get("queue").map_err(wrong)?);
+            if is_new && !get::<bool>(row, "passed", TAKE)? {
+                let (id, queue) = (get(row, "id", TAKE)?, get(row, "queue", TAKE)?);
                 self.line = Some(line_of(row, self.order)?);
                 let number = i64::try_from(found.len() + 1).unwrap_or(i64::MAX);
                 found.push(Candidate { id, queue, group, number });
@@ -127,7 +125,7 @@ impl<'a> Search<'a> {
         let answers = run.rows(&Query::new(LOCK).bind(numbers.collect::<Vec<_>>())?).await?;
         let mut locked = Vec::new();
         for (one, answer) in found.into_iter().zip(&answers) {
-            if answer.try_get("locked").map_err(|error| failed(error, TAKE))? {
+            if get(answer, "locked", TAKE)? {
                 locked.push(one);
             }
         }

@@ -1,10 +1,9 @@
 //! The order of rows, and the line that a pass has drawn in it.
 
 use leasehold_api::{Error, ErrorKind};
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::query::{Query, failed};
+use super::query::{Query, get};
 use super::words::{Words, column};
 use crate::error::ClaimError;
 use crate::name::{Column, literal};
@@ -76,7 +75,6 @@ impl Sequence {
     /// time in each session.
     pub(crate) fn read(words: &Words, rows: &[PgRow]) -> Result<Self, ClaimError> {
         let inner = words.inner();
-        let wrong = |error| failed(error, LOOK);
         if rows.is_empty() {
             let message =
                 format!("there is no table {}; create it, or name its schema in the spec", inner.table);
@@ -90,8 +88,8 @@ impl Sequence {
         times.extend(inner.order.iter().filter(|by| by.kind == OrderType::Time).map(|by| by.column.as_str()));
         let mut given = Vec::new();
         for row in rows {
-            let name: String = row.try_get("name").map_err(wrong)?;
-            let kind: String = row.try_get("kind").map_err(wrong)?;
+            let name: String = get(row, "name", LOOK)?;
+            let kind: String = get(row, "kind", LOOK)?;
             if times.contains(&name.as_str()) && kind != "timestamp with time zone" {
                 let quoted = Column::new(&name)?.quoted();
                 return Err(ClaimError::spec(format!(
@@ -102,7 +100,7 @@ impl Sequence {
                     literal("UTC"),
                 )));
             }
-            if row.try_get("is_given").map_err(wrong)? {
+            if get(row, "is_given", LOOK)? {
                 given.push(name);
             }
         }
@@ -179,64 +177,35 @@ impl Sequence {
     /// The condition that `t` lies behind a line whose values, but for NULLs, are parameters from `first` on.
     pub(crate) fn behind(&self, nulls: &[bool], first: usize) -> String {
         let mut parameter = first;
-        let values: Vec<Option<String>> = self
-            .parts
-            .iter()
-            .zip(nulls)
-            .map(|(part, is_null)| {
-                if *is_null {
-                    return None;
-                }
-                parameter += 1;
-                Some(format!("${}::text::{}", parameter - 1, part.kind))
-            })
-            .collect();
-        self.after(|part| format!("t.{}", part.name), |at| values[at].clone(), |at| nulls[at])
-    }
-
-    /// Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
-    fn is_plain(&self) -> bool {
-        self.parts.iter().all(|part| !part.descending && !part.nullable)
-    }
-
-    fn after(
-        &self,
-        name: impl Fn(&Part) -> String,
-        value: impl Fn(usize) -> Option<String>,
-        is_null: impl Fn(usize) -> bool,
-    ) -> String {
-        let known = |at: usize| value(at).unwrap_or_else(|| "NULL".to_owned());
-        if self.is_plain() && !(0..self.parts.len()).any(&is_null) {
-            let names: Vec<_> = self.parts.iter().map(&name).collect();
-            let values: Vec<_> = (0..self.parts.len()).map(known).collect();
-            return if names.len() == 1 {
-                format!("{} > {}", names[0], values[0])
-            } else {
-                format!("({}) > ({})", names.join(", "), values.join(", "))
-            };
+        let mut value = |(part, is_null): (&Part, &bool)| {
+            parameter += usize::from(!is_null);
+            if *is_null { "NULL".to_owned() } else { format!("${}::text::{}", parameter - 1, part.kind) }
+        };
+        let values: Vec<String> = self.parts.iter().zip(nulls).map(&mut value).collect();
+        let names: Vec<String> = self.parts.iter().map(|part| format!("t.{}", part.name)).collect();
+        // Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
+        if self.parts.iter().all(|part| !part.descending && !part.nullable) && !nulls.contains(&true) {
+            return format!("({}) > ({})", names.join(", "), values.join(", "));
         }
-        let mut any = Vec::new();
-        let mut equal = String::new();
-        for (at, part) in self.parts.iter().enumerate() {
-            let name = name(part);
-            let behind = match (part.descending, is_null(at)) {
+        let (mut any, mut equal) = (Vec::new(), String::new());
+        for (((part, name), value), is_null) in self.parts.iter().zip(&names).zip(&values).zip(nulls) {
+            let behind = match (part.descending, is_null) {
                 (false, true) => "false".to_owned(),
                 (true, true) => format!("{name} IS NOT NULL"),
-                (false, false) if part.nullable => format!("({name} > {} OR {name} IS NULL)", known(at)),
-                (false, false) => format!("{name} > {}", known(at)),
-                (true, false) => format!("{name} < {}", known(at)),
+                (false, false) if part.nullable => format!("({name} > {value} OR {name} IS NULL)"),
+                (false, false) => format!("{name} > {value}"),
+                (true, false) => format!("{name} < {value}"),
             };
             any.push(format!("({equal}{behind})"));
-            let same =
-                if is_null(at) { format!("{name} IS NULL") } else { format!("{name} = {}", known(at)) };
-            equal += &format!("{same} AND ");
+            equal +=
+                &if *is_null { format!("{name} IS NULL AND ") } else { format!("{name} = {value} AND ") };
         }
         let any = format!("({})", any.join(" OR "));
         match self.parts.first() {
             // A bound where an index can begin.
-            Some(part) if !part.nullable && !is_null(0) => {
+            Some(part) if !part.nullable && !nulls[0] => {
                 let sign = if part.descending { "<=" } else { ">=" };
-                format!("{} {sign} {} AND {any}", name(part), known(0))
+                format!("{} {sign} {} AND {any}", names[0], values[0])
             }
             _ => any,
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::sqlstate;
 use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::{Arguments as _, AssertSqlSafe, Encode, PgConnection, Postgres, Type, query_with};
+use sqlx::{
+    Arguments as _, AssertSqlSafe, Decode, Encode, PgConnection, Postgres, Row as _, Type, query_with,
+};
 
 use crate::error::ClaimError;
 use crate::id::RowKey;
@@ -52,6 +54,15 @@ impl Query {
         let query = query_with(AssertSqlSafe(Arc::clone(&self.sql)), self.values.clone());
         query.persistent(prepared).fetch_all(connection).await
     }
+}
+
+/// A column of an answer.
+pub(crate) fn get<'r, T: Decode<'r, Postgres> + Type<Postgres>>(
+    row: &'r PgRow,
+    name: &str,
+    doing: &'static str,
+) -> Result<T, ClaimError> {
+    row.try_get(name).map_err(|error| failed(error, doing))
 }
 
 /// A time for the server, rounded up.

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::TAKE;
 use super::order::Sequence;
 use super::pick::Asked;
-use super::query::failed;
+use super::query::get;
 use super::words::{Mode, Words, column};
 use crate::error::ClaimError;
 use crate::id::{OwnerToken, RowId, RowKey};
@@ -139,7 +138,7 @@ struct Answer {
 
 fn claimed_row(words: &Words, row: &PgRow, asked: &Asked<'_>) -> Result<Answer, ClaimError> {
     let inner = words.inner();
-    let number = |name: &str| row.try_get::<Option<i64>, _>(name).map_err(|error| failed(error, TAKE));
+    let number = |name: &str| get::<Option<i64>>(row, name, TAKE);
     let key = key_of(words, row, TAKE)?;
     let owner = owner_of(words, &text_if(row, "owner", true)?.unwrap_or_default())?;
     let found = match text_if(row, "found", asked.from.len() > 1)? {
@@ -171,7 +170,7 @@ pub(crate) fn read_row(
 ) -> Result<ClaimedRow, ClaimError> {
     let inner = words.inner();
     let attempts_left = match inner.attempts {
-        Some(_) => row.try_get("attempts").map_err(|error| failed(error, TAKE))?,
+        Some(_) => get(row, "attempts", TAKE)?,
         None => None,
     };
     let work = work::read(&key, text_if(row, "work", !inner.work.is_empty())?);
@@ -195,7 +194,7 @@ pub(crate) fn line_of(row: &PgRow, order: &Sequence) -> Result<Line, ClaimError>
 }
 
 pub(crate) fn key_of(words: &Words, row: &PgRow, doing: &'static str) -> Result<RowKey, ClaimError> {
-    let text = |name: &str| row.try_get::<Option<String>, _>(name).map_err(|error| failed(error, doing));
+    let text = |name: &str| get::<Option<String>>(row, name, doing);
     let id = RowId::parse(words.inner().id_type, &text("id")?.unwrap_or_default())?;
     Ok(RowKey { queue: text("queue")?.map(Arc::from), id })
 }
@@ -214,5 +213,5 @@ pub(crate) fn owner_of(words: &Words, text: &str) -> Result<OwnerToken, ClaimErr
 }
 
 fn text_if(row: &PgRow, name: &str, is_there: bool) -> Result<Option<String>, ClaimError> {
-    if is_there { row.try_get(name).map_err(|error| failed(error, TAKE)) } else { Ok(None) }
+    if is_there { get(row, name, TAKE) } else { Ok(None) }
 }

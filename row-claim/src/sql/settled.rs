@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use leasehold_api::{Error, ErrorKind};
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::SETTLE;
-use super::query::{Query, failed, millis};
+use super::query::{Query, get, millis};
 use super::row::key_of;
 use super::words::Words;
 use crate::error::ClaimError;
@@ -93,8 +92,8 @@ pub(crate) fn storable(message: &str) -> String {
 pub(crate) fn written(words: &Words, rows: &[PgRow]) -> Result<HashMap<usize, (usize, Settled)>, ClaimError> {
     let mut written = HashMap::new();
     for row in rows {
-        let claim: i64 = row.try_get("claim").map_err(|error| failed(error, SETTLE))?;
-        let used: bool = row.try_get("used").map_err(|error| failed(error, SETTLE))?;
+        let claim: i64 = get(row, "claim", SETTLE)?;
+        let used: bool = get(row, "used", SETTLE)?;
         let at = usize::try_from(claim).unwrap_or(usize::MAX);
         let (count, settled) = written.entry(at).or_insert_with(|| (0, Settled { exhausted: Vec::new() }));
         *count += 1;
@@ -114,19 +113,18 @@ pub(crate) fn lost(
     outcome: &Outcome,
     is_batch: bool,
 ) -> Result<ClaimError, ClaimError> {
-    let wrong = |error| failed(error, SETTLE);
     let mut standing = None;
     for row in rows {
-        let of: i64 = row.try_get("claim").map_err(wrong)?;
+        let of: i64 = get(row, "claim", SETTLE)?;
         if usize::try_from(of) != Ok(number) {
             continue;
         }
         let key = key_of(words, row, SETTLE)?;
-        let epoch: i64 = row.try_get("wanted").map_err(wrong)?;
-        let state: Option<String> = row.try_get("state").map_err(wrong)?;
-        let current_epoch = row.try_get("epoch").map_err(wrong)?;
+        let epoch: i64 = get(row, "wanted", SETTLE)?;
+        let state: Option<String> = get(row, "state", SETTLE)?;
+        let current_epoch = get(row, "epoch", SETTLE)?;
         let state = state.map(State::new);
-        if row.try_get("mine").map_err(wrong)? {
+        if get(row, "mine", SETTLE)? {
             standing.get_or_insert((key, epoch, current_epoch, state));
         } else {
             return Ok(ClaimError::Superseded { row: key, epoch, current_epoch, state });
