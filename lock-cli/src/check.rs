@@ -110,6 +110,9 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>, facts: Option<&Facts>)
             ErrorKind::SchemaMissing => {
                 "set the store up with `leasehold schema apply`, or use the version of this tool that did"
             }
+            ErrorKind::Corrupt if facts.is_some() => {
+                "compare the schema with what `leasehold schema print` prints, and alter it back; `schema apply` leaves what is there as it is"
+            }
             ErrorKind::Corrupt => {
                 "look at what else writes there; move the damaged files away once nobody holds a lock"
             }

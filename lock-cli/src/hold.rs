@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::args::Hold;
+use crate::exit;
 use crate::grant::{self, Request};
 use crate::output::{self, Notes};
 use crate::place::Place;
@@ -27,6 +28,10 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
     let request = Request { args: &args.acquire, place, notes, program: "leasehold lock" };
     grant::under(request, async |guard, signals| {
         print(&guard, args.json);
+        if output::is_over() {
+            notes.say("nobody can read that the lock was granted, so it is released");
+            return grant::finish(guard, exit::OUTPUT_LOST, "the hold", signals, notes).await;
+        }
         let mut lost = pin!(guard.lost());
         tokio::select! {
             reason = &mut lost => notes.say(&format!("lost the lock \"{}\" ({reason})", guard.key())),

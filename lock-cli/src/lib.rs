@@ -69,8 +69,10 @@ pub fn main() -> ExitCode {
             return code.into();
         }
     };
+    let is_look = matches!(args.command, Command::Inspect(_));
     match start(args) {
-        Ok(0) if output::is_incomplete() => exit::OUTPUT_LOST.into(),
+        // That nobody holds a key was not told either.
+        Ok(code) if output::is_incomplete() && (code == 0 || is_look) => exit::OUTPUT_LOST.into(),
         Ok(code) => code.into(),
         Err(error) => {
             output::error(&error);

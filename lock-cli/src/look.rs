@@ -50,15 +50,19 @@ pub(crate) fn if_missing(lock: &dyn Lock) -> &'static str {
     }
 }
 
-/// Whether a key could be locked in the directory of a file store, as far as a file can be written there. Where it is
+/// Whether a key could be locked in the directory of a file store, as far as a file can be written and tokens given there. Where it is
 /// missing, whether it could be made. A disk that hangs keeps a thread, and nobody waiting.
 pub(crate) async fn try_to_write(lock: &dyn Lock) -> Result<(), Error> {
     let Some(directory) = directory(lock).map(PathBuf::from) else { return Ok(()) };
     let path = directory.clone();
-    let written = timeout(WRITE, spawn_blocking(move || write_into(&path))).await;
+    let try_it = move || write_into(&path).map(|()| leasehold::file::check_tokens(path));
+    let written = timeout(WRITE, spawn_blocking(try_it)).await;
     let no_answer = || Ok(Err(io::ErrorKind::TimedOut.into()));
-    written.unwrap_or_else(|_| no_answer()).unwrap_or_else(|ended| Err(io::Error::other(ended))).map_err(
-        |error| {
+    let written =
+        written.unwrap_or_else(|_| no_answer()).unwrap_or_else(|ended| Err(io::Error::other(ended)));
+    match written {
+        Ok(tokens) => tokens.map_err(|error| error.with_store(lock.to_string())),
+        Err(error) => {
             let kind = match error.kind() {
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     ErrorKind::PermissionDenied
@@ -67,9 +71,9 @@ pub(crate) async fn try_to_write(lock: &dyn Lock) -> Result<(), Error> {
                 _ => ErrorKind::Unavailable,
             };
             let message = format!("nothing can be locked in {}: {error}", directory.display());
-            Error::new(kind, message).with_source(error).with_store(lock.to_string())
-        },
-    )
+            Err(Error::new(kind, message).with_source(error).with_store(lock.to_string()))
+        }
+    }
 }
 
 fn write_into(directory: &Path) -> io::Result<()> {

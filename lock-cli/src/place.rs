@@ -66,6 +66,11 @@ fn of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Optio
         (Some(url), None) => url.into_string().map_err(|_| invalid(format!("{URL} is not UTF-8 text")))?,
         (None, Some(path)) => first_line(Path::new(&path))?,
     };
+    if text.trim().is_empty() && env::var_os("LEASEHOLD_KEY").is_some() {
+        return Err(invalid(format!(
+            "{URL} is empty, as `leasehold run` leaves it for its command where the URL has a password: name the same store here, by --url or {URL_FILE}. Without any this would lock files of this machine, which keep nobody out of that store"
+        )));
+    }
     if text.trim().is_empty() {
         return Err(invalid(format!(
             "{URL}, or the first line of the file that {URL_FILE} names, is empty; unset it for the default, or set the URL of a store, such as file:///DIRECTORY"

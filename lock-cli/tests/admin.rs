@@ -276,6 +276,19 @@ fn check_tells_a_directory_in_which_nothing_can_be_locked() {
     assert!(!stdout.contains("works:") && stderr.contains("nothing can be locked"), "{stdout}{stderr}");
 }
 
+/// What new keys need for their tokens; `list` does not look at it.
+#[test]
+fn check_reads_what_is_remembered_of_removed_keys() {
+    let store = Store::new();
+    store.take("k");
+    assert_eq!(finish(&mut store.tool("gc --unused-for 0s")).0, 0);
+    assert_eq!(finish(&mut store.tool("check")).0, 0);
+    std::fs::write(store.locks().join("leasehold-floor"), "garbage").unwrap();
+    assert_eq!(finish(&mut store.tool("list")).0, 0);
+    let (code, stdout, stderr) = finish(&mut store.tool("check"));
+    assert!(code == 69 && stderr.contains("leasehold-floor is damaged"), "{code} {stdout}{stderr}");
+}
+
 /// What the library logs as a warning is said by the command.
 #[test]
 fn a_doubtful_directory_is_told() {

@@ -88,6 +88,27 @@ fn it_is_asked_for_as_by_run() {
     assert_eq!((code, stdout.as_str()), (9, ""), "{stderr}");
 }
 
+/// Nobody would learn that it is granted, nor its token.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_grant_that_cannot_be_told_is_released() {
+    let store = Store::new();
+    for script in ["exec \"$0\" lock k > /dev/full", "{ \"$0\" lock k; echo $? >&2; } | true"] {
+        let (input, stays_open) = std::io::pipe().unwrap();
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", script, env!("CARGO_BIN_EXE_leasehold")])
+            .env("LEASEHOLD_URL", store.url())
+            .stdin(input);
+        let ended = shell.output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(said.contains("so it is released"), "{script}: {said}");
+        assert!(ended.status.code() == Some(74) || said.ends_with("74\n"), "{script}: {said}");
+        assert!(store.is_free("k"));
+        drop(stays_open);
+    }
+}
+
 /// As of a command with `&` in a script: it would say that it holds the lock, and let it go.
 #[test]
 fn a_standard_input_that_keeps_nothing_is_refused() {

@@ -118,6 +118,9 @@ fn output_that_cannot_be_written_is_a_failure() {
         assert_eq!(printed.status.code(), Some(74), "{arguments:?}: {said}");
         assert!(said.contains("not complete"), "{arguments:?}: {said}");
     }
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let free = Store::new().tool("inspect k").stdout(full).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(free.status.code(), Some(74), "that it is free was not told");
 }
 
 #[cfg(target_os = "linux")]

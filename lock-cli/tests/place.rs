@@ -75,6 +75,7 @@ fn a_password_is_not_put_into_the_environment_of_the_command() {
     let nested = [env!("CARGO_BIN_EXE_leasehold"), "run", "inner", "--", "true"];
     let (code, _, stderr) = finish(&mut with(with(tool(), ["--url", &url, "run", "outer", "--"]), nested));
     assert!(code == 64 && stderr.contains("is empty"), "{code}: {stderr}");
+    assert!(stderr.contains("name the same store") && !stderr.contains("unset"), "{stderr}");
 }
 
 #[test]

@@ -181,7 +181,7 @@ async fn a_superuser_does_not_run_the_triggers_of_a_role_that_was_granted_too_mu
         assert!(is_refused, "{arguments}: {code} {said}");
     }
     // What it has made stays when the privilege goes.
-    let revoke = format!("REVOKE TRIGGER ON ALL TABLES IN SCHEMA leasehold FROM {role}");
+    let revoke = format!("REVOKE TRIGGER, REFERENCES ON ALL TABLES IN SCHEMA leasehold FROM {role}");
     raw_sql(AssertSqlSafe(revoke)).execute(&mut admin).await.unwrap();
     let (code, said) = look("list");
     assert!(code == 69 && said.contains("whoever made the trigger trap"), "{code} {said}");
@@ -198,6 +198,76 @@ async fn a_superuser_does_not_run_the_triggers_of_a_role_that_was_granted_too_mu
     assert!(code == 69 && said.contains("public"), "{code} {said}");
     raw_sql("REVOKE TRIGGER ON leasehold.lease FROM PUBLIC").execute(&mut admin).await.unwrap();
     assert_eq!(look("list").0, 0);
+}
+
+/// The server's role `pg_database_owner` is whoever owns the database.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superuser_does_not_look_where_the_owner_of_the_database_is_none() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    let look = |schema: &str| {
+        let mut tool = support::tool();
+        let url = format!("{}?schema={schema}", database.url());
+        let (code, stdout, stderr) = support::finish(tool.env("LEASEHOLD_URL", url).arg("list"));
+        (code, format!("{stdout}{stderr}"))
+    };
+    for schema in ["leasehold", "public"] {
+        schema::install(&mut admin, &Identifier::new(schema).unwrap()).await.unwrap();
+        assert_eq!(look(schema).0, 0, "of a database of a superuser's");
+    }
+    let role = format!("owns_{}", &database.name()[5..]);
+    let sql = format!(
+        "CREATE ROLE {role}; ALTER DATABASE {} OWNER TO {role}; ALTER TABLE leasehold.incarnation OWNER TO pg_database_owner",
+        database.name()
+    );
+    raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
+    for schema in ["leasehold", "public"] {
+        let (code, said) = look(schema);
+        assert!(
+            code == 69 && said.contains("is a superuser") && said.contains(&role),
+            "{schema}: {code} {said}"
+        );
+    }
+}
+
+/// A foreign key deletes and updates by triggers, as whoever deletes what it refers to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superuser_does_not_run_what_a_foreign_key_of_another_role_fires() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    schema::install(&mut admin, &Identifier::new(DEFAULT_SCHEMA).unwrap()).await.unwrap();
+    let role = format!("refers_{}", &database.name()[5..]);
+    let look = || {
+        let mut tool = support::tool();
+        let (code, stdout, stderr) = support::finish(tool.env("LEASEHOLD_URL", database.url()).arg("list"));
+        (code, format!("{stdout}{stderr}"))
+    };
+    let setup = format!(
+        "CREATE ROLE {role}; CREATE SCHEMA theirs AUTHORIZATION {role}; GRANT USAGE ON SCHEMA leasehold TO {role}"
+    );
+    raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
+    assert_eq!(look().0, 0);
+    for what in ["REFERENCES (key)", "REFERENCES"] {
+        raw_sql(AssertSqlSafe(format!("GRANT {what} ON leasehold.lease TO {role}")))
+            .execute(&mut admin)
+            .await
+            .unwrap();
+        let (code, said) = look();
+        assert!(
+            code == 69 && said.contains(&role) && said.contains("revoke TRIGGER and REFERENCES"),
+            "{code} {said}"
+        );
+    }
+    // What it has made stays when the privilege goes.
+    let trap = format!(
+        "SET ROLE {role}; CREATE TABLE theirs.trap (key text REFERENCES leasehold.lease (key) ON DELETE CASCADE); RESET ROLE;
+         REVOKE REFERENCES ON leasehold.lease FROM {role}; REVOKE REFERENCES (key) ON leasehold.lease FROM {role}"
+    );
+    raw_sql(AssertSqlSafe(trap)).execute(&mut admin).await.unwrap();
+    let (code, said) = look();
+    assert!(code == 69 && said.contains("whoever made the foreign key trap_key_fkey"), "{code} {said}");
+    raw_sql("DROP TABLE theirs.trap").execute(&mut admin).await.unwrap();
+    assert_eq!(look().0, 0);
 }
 
 /// What `check` advises fits what the role was set up for.

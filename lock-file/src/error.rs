@@ -31,22 +31,29 @@ struct Owner<'a> {
     dir: &'a Path,
     /// Where that is somebody else.
     of_dir: Option<u32>,
+    /// The permissions of the directory.
+    mode_of_dir: u32,
 }
 
 impl Owner<'_> {
     fn advice(&self) -> String {
-        let Self { id, dir, of_dir } = self;
+        let Self { id, dir, of_dir, mode_of_dir } = self;
         let dir = dir.display();
+        let everybody = mode_of_dir & 0o002 != 0;
+        if of_dir.is_some() && (everybody || mode_of_dir & 0o020 != 0) {
+            let mode = if everybody { "0666" } else { "0660" };
+            return format!(
+                "it belongs to the user with ID {id}, who alone may use it, though the directory is shared: no mode was named at first. While no lock is used, have the superuser run `find {dir} -maxdepth 1 -type f -links 1 -exec chmod {mode} {{}} +`, or that user; from then on the files have that mode, and new ones too"
+            );
+        }
         if let Some(of_dir) = of_dir {
             return format!(
                 "it belongs to the user with ID {id}, and its directory to {of_dir}, as after a run with sudo; while no lock is used, have the superuser run `find {dir} -maxdepth 1 -type f -links 1 -exec chown -h --reference={dir} {{}} +`, or remove it"
             );
         }
         let shared = "to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody";
-        // Elsewhere it would be the ruin of a directory of the system.
-        let is_store = fs::symlink_metadata(self.dir.join(MARKER))
-            .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true);
-        let change = if is_store {
+        // Elsewhere, as where nobody can see what it is, this would be the ruin of a directory of the system.
+        let change = if fs::symlink_metadata(self.dir.join(MARKER)).is_ok() {
             format!(
                 ", or have its owner run, while no lock is used, `chmod 0660 {dir}/*; chmod 2770 {dir}` or the same with 0666 and 1777"
             )
@@ -64,12 +71,18 @@ fn owner_of(path: &Path) -> Option<Owner<'_>> {
         Some(meta) if meta.is_dir() => path,
         _ => path.parent()?,
     };
-    let of_dir = at(dir)?.uid();
+    let meta_of_dir = at(dir)?;
+    let of_dir = meta_of_dir.uid();
     let id = at(path).map_or(of_dir, |meta| meta.uid());
     // The superuser is refused for other reasons than whose it is.
     let me = rustix::process::geteuid();
     let is_other = !me.is_root() && id != me.as_raw();
-    is_other.then(|| Owner { id, dir, of_dir: (of_dir != id).then_some(of_dir) })
+    is_other.then(|| Owner {
+        id,
+        dir,
+        of_dir: (of_dir != id).then_some(of_dir),
+        mode_of_dir: meta_of_dir.mode(),
+    })
 }
 
 fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
@@ -149,11 +162,19 @@ mod tests {
     #[test]
     fn only_a_store_is_to_be_opened_to_others() {
         let dir = tempfile::tempdir().unwrap();
-        let advice = |of_dir| Owner { id: 1000, dir: dir.path(), of_dir }.advice();
+        let of = |of_dir, mode_of_dir| Owner { id: 1000, dir: dir.path(), of_dir, mode_of_dir }.advice();
+        let advice = |of_dir| of(of_dir, 0o700);
         assert!(!advice(None).contains("chmod") && advice(None).contains("mode=0660"), "{}", advice(None));
         fs::write(dir.path().join(MARKER), "").unwrap();
         assert!(advice(None).contains("chmod 0660"), "{}", advice(None));
         // Nor can its owner change what is somebody else's.
         assert!(advice(Some(0)).contains("chown -h --reference") && !advice(Some(0)).contains("chmod"));
+        for (mode_of_dir, mode) in [(0o2770, "chmod 0660"), (0o1777, "chmod 0666")] {
+            let advice = of(Some(0), mode_of_dir);
+            assert!(
+                advice.contains(mode) && !advice.contains("chown") && !advice.contains("sudo"),
+                "{advice}"
+            );
+        }
     }
 }

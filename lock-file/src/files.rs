@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -61,6 +61,10 @@ impl FileMode {
         if self.is_shared() {
             file.set_permissions(fs::Permissions::from_mode(self.0))?;
         }
+        // Only of a new file, which nobody can have put there: another one may be anybody's.
+        if let Some(owner) = is_for_another(path) {
+            fchown(&file, Some(owner), None)?;
+        }
         file.write_all(bytes)?;
         if durable { file.sync_all() } else { Ok(()) }
     }
@@ -96,11 +100,17 @@ fn is_in_own_directory(path: &Path) -> bool {
     })
 }
 
+/// The user of the directory, where the superuser makes a file in it for him: what he could not open would shut him out.
+fn is_for_another(path: &Path) -> Option<u32> {
+    let directory = path.parent().filter(|_| rustix::process::geteuid().is_root())?;
+    fs::metadata(directory).ok().map(|directory| directory.uid()).filter(|owner| *owner != 0)
+}
+
 /// Opens a lock file for locking, making it if it is missing.
 pub(crate) fn open_lock(path: &Path, mode: FileMode) -> io::Result<File> {
     let mut options = options();
     options.read(true).write(true);
-    if !mode.is_shared() {
+    if !mode.is_shared() && is_for_another(path).is_none() {
         return open(options.create(true).truncate(false), path);
     }
     // Not in one call: in a sticky directory Linux lets nobody open another user's file by a call that would make it.

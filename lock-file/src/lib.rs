@@ -26,3 +26,4 @@ pub use config::{DEFAULT_POLL, FileConfig, connect, default_dir};
 pub use directory::{FORMAT, cautions};
 pub use gc::Collected;
 pub use hold::{HeldFile, Inheritable};
+pub use token::check_tokens;

@@ -98,6 +98,17 @@ pub(crate) fn raise_floor(dir: &Path, mode: FileMode, least: u64) -> Result<u64,
     Ok(least.max(before))
 }
 
+/// Whether keys that are new in the directory can get fencing tokens: what is remembered of keys whose files were removed can be
+/// read, or there is nothing.
+///
+/// # Errors
+///
+/// [`PermissionDenied`](ErrorKind::PermissionDenied) where it is another user's, [`Corrupt`](ErrorKind::Corrupt) where it is
+/// damaged, and what else keeps it from being read.
+pub fn check_tokens(dir: impl AsRef<Path>) -> Result<(), Error> {
+    read_floor(&floor(dir.as_ref())).map(drop)
+}
+
 fn read_floor(path: &Path) -> Result<Option<u64>, Error> {
     let found: Option<Floor> = read_number(path)?;
     Ok(found.map(|floor| floor.floor))

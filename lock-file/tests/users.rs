@@ -167,6 +167,35 @@ fn a_second_user_of_a_private_directory_is_told_how_to_share_one() {
     succeeds(USERS[1], USERS[1], "be refused", &store);
 }
 
+/// As of a run with sudo, or a daily job that removes the files of unused keys.
+#[tokio::test]
+async fn what_the_superuser_makes_in_a_user_s_directory_is_the_user_s() {
+    assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");
+    let (_root, store) = place();
+    fs::create_dir(&store).unwrap();
+    chown(&store, Some(USERS[0]), Some(USERS[0])).unwrap();
+    fs::set_permissions(&store, Permissions::from_mode(0o700)).unwrap();
+    // What is not new is left as it is: it could be a link to anybody's.
+    let old = store.join("old");
+    fs::write(&old, "").unwrap();
+    let backend = FileConfig::new(&store).backend().unwrap();
+    for key in ["k", "new"] {
+        let mine = request(key);
+        token(&backend, &mine).await;
+        common::release(&backend, &mine).await;
+    }
+    succeeds(USERS[0], USERS[0], "take it", &store);
+    let collected = FileConfig::new(&store).collect_garbage(std::time::Duration::ZERO).unwrap();
+    assert_eq!(collected.removed, 2);
+    assert!(store.join("leasehold-floor").exists());
+    succeeds(USERS[0], USERS[0], "take it", &store);
+    for entry in fs::read_dir(&store).unwrap() {
+        let entry = entry.unwrap();
+        let owner = if entry.path() == old { 0 } else { USERS[0] };
+        assert_eq!(entry.metadata().unwrap().uid(), owner, "{entry:?}");
+    }
+}
+
 #[tokio::test]
 async fn without_the_superuser_all_files_have_the_mode_of_the_directory_whatever_the_umask_is() {
     let (_root, store) = place();

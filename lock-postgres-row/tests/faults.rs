@@ -276,6 +276,35 @@ async fn a_purge_never_opens_a_row() {
     assert_eq!(left, ["shut"]);
 }
 
+/// As it is printed in docs/operators.md.
+#[tokio::test]
+async fn the_statement_for_operators_removes_what_a_purge_removes() {
+    let page = include_str!("../../docs/operators.md");
+    let begin = page.find("DELETE FROM leasehold.mutex").unwrap();
+    let statement = page[begin..].split("```").next().unwrap();
+    let database = fresh_database().await;
+    let backend = config(&database).backend().await.unwrap();
+    let names = ["cooling", "old", "shut", "windowed", "young"];
+    let requests: Vec<_> = names.iter().zip(1..).map(|(name, serial)| request(name, serial)).collect();
+    backend.acquire(requests.clone()).await;
+    let open = requests.iter().zip(names).filter(|(_, name)| *name != "shut").map(|(one, _)| one.hold());
+    backend.release(open.collect()).await;
+    let mut user = database.connect().await;
+    let times = "UPDATE leasehold.mutex SET acquired_at = acquired_at - interval '1 day', released_at = released_at - interval '1 day'
+        WHERE key <> 'young'; UPDATE leasehold.mutex SET window_us = 1 WHERE key = 'windowed';
+        UPDATE leasehold.mutex SET cooldown_us = 86400000000 WHERE key = 'cooling'";
+    sqlx::raw_sql(times).execute(&mut user).await.unwrap();
+    for removed in [1, 0] {
+        assert_eq!(user.execute(statement).await.unwrap().rows_affected(), removed);
+        assert_eq!(backend.purge(Duration::from_secs(3600)).await.unwrap(), 0, "nor would a purge");
+    }
+    let left: Vec<String> = sqlx::query_scalar("SELECT key FROM leasehold.mutex ORDER BY key")
+        .fetch_all(&mut user)
+        .await
+        .unwrap();
+    assert_eq!(left, ["cooling", "shut", "windowed", "young"]);
+}
+
 #[tokio::test]
 async fn closing_opens_what_this_client_holds() {
     let (database, a, b) = two_clients().await;

@@ -26,7 +26,6 @@ WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 
 /// Creates the schema if it is not there, within a transaction: `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where
 /// there is nothing to create. A setting has the name, which may contain what ends the block.
-///
 const CREATE_SCHEMA: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
@@ -41,20 +40,32 @@ $leasehold$;
 ";
 
 /// Where the current role is a superuser: who else, being none, could have something run with its rights in the schema whose
-/// oid is `{kept}`. That is who owns it or something in it, who may make triggers there, and who made one whose function is
-/// no superuser's, or with a condition, which may call anything (as in CVE-2022-2625, `docs/hazards.md` H57). What has other names, as in `public`, is not used.
+/// oid is `{kept}`. That is who owns it or something in it, who may make triggers or foreign keys there (those delete and
+/// update by triggers), and who made a trigger whose function is no superuser's, or with a condition, which may call anything,
+/// or a foreign key (as in CVE-2022-2625, `docs/hazards.md` H57). What has other names, as in `public`, is not used.
+///
+/// The role `pg_database_owner`, which has `public`, stands for whoever owns the database.
 const FOREIGN_OWNER: &str = "\
 SELECT o.who FROM (
     SELECT r.rolname::text AS who FROM pg_catalog.pg_roles r
-    WHERE NOT r.rolsuper AND r.rolname <> 'pg_database_owner' AND r.oid IN (
-        SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.oid = {kept}
-        UNION ALL SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.relnamespace = {kept} AND c.relname IN ({ours})
-        UNION ALL SELECT t.typowner FROM pg_catalog.pg_type t WHERE t.typnamespace = {kept} AND t.typname = 'lock_key'
-        UNION ALL SELECT p.proowner FROM pg_catalog.pg_proc p
-            WHERE p.pronamespace = {kept} AND p.proname = 'idempotency_finished')
+    WHERE NOT r.rolsuper AND r.oid IN (
+        SELECT CASE WHEN d.rolname = 'pg_database_owner' THEN b.datdba ELSE d.oid END
+        FROM (
+            SELECT n.nspowner AS oid FROM pg_catalog.pg_namespace n WHERE n.oid = {kept}
+            UNION ALL SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.relnamespace = {kept} AND c.relname IN ({ours})
+            UNION ALL SELECT t.typowner FROM pg_catalog.pg_type t WHERE t.typnamespace = {kept} AND t.typname = 'lock_key'
+            UNION ALL SELECT p.proowner FROM pg_catalog.pg_proc p
+                WHERE p.pronamespace = {kept} AND p.proname = 'idempotency_finished'
+        ) w
+        JOIN pg_catalog.pg_roles d ON d.oid = w.oid
+        JOIN pg_catalog.pg_database b ON b.datname = pg_catalog.current_database())
     UNION ALL SELECT coalesce((SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.oid = a.grantee), 'public')
-    FROM pg_catalog.pg_class c, LATERAL pg_catalog.aclexplode(c.relacl) a
-    WHERE c.relnamespace = {kept} AND c.relname IN ({ours}) AND a.privilege_type = 'TRIGGER'
+    FROM (
+        SELECT c.relacl AS acl FROM pg_catalog.pg_class c WHERE c.relnamespace = {kept} AND c.relname IN ({ours})
+        UNION ALL SELECT t.attacl FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute t ON t.attrelid = c.oid
+        WHERE c.relnamespace = {kept} AND c.relname IN ({ours})
+    ) g, LATERAL pg_catalog.aclexplode(g.acl) a
+    WHERE a.privilege_type IN ('TRIGGER', 'REFERENCES')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
     UNION ALL SELECT pg_catalog.concat('whoever made the trigger ', g.tgname) FROM pg_catalog.pg_trigger g
     JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid JOIN pg_catalog.pg_proc f ON f.oid = g.tgfoid
@@ -62,6 +73,10 @@ SELECT o.who FROM (
         AND NOT (f.pronamespace = {kept} AND f.proname = 'idempotency_finished')
         AND (g.tgqual IS NOT NULL OR NOT EXISTS (
             SELECT FROM pg_catalog.pg_roles r WHERE r.oid = f.proowner AND r.rolsuper))
+    UNION ALL SELECT pg_catalog.concat('whoever made the foreign key ', k.conname) FROM pg_catalog.pg_constraint k
+    JOIN pg_catalog.pg_class c ON c.oid = k.confrelid JOIN pg_catalog.pg_class f ON f.oid = k.conrelid
+    WHERE c.relnamespace = {kept} AND c.relname IN ({ours})
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = f.relowner AND r.rolsuper)
 ) o
 WHERE (SELECT me.rolsuper FROM pg_catalog.pg_roles me WHERE me.rolname = current_user)
 LIMIT 1";
@@ -83,7 +98,7 @@ DECLARE
     owner CONSTANT text := ({foreign_owner});
 BEGIN
     IF owner IS NOT NULL THEN
-        RAISE EXCEPTION 'the schema %, or something in it, belongs to the role %, or that role may make triggers there, which would run with the rights of a superuser: install it as its owner, or revoke TRIGGER', name, quote_ident(owner)
+        RAISE EXCEPTION 'the schema %, or something in it, belongs to the role %, or that role may make triggers or foreign keys there, which would run with the rights of a superuser: install it as its owner, or revoke TRIGGER and REFERENCES', name, quote_ident(owner)
             USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 END

@@ -201,7 +201,7 @@ impl ServerReport {
             return Err(Error::new(
                 ErrorKind::Corrupt,
                 format!(
-                    "in the schema {:?} somebody altered {}: the kind, LOGGED or UNLOGGED, or the sequence's INCREMENT, CACHE or CYCLE; alter it back to what `leasehold schema print` prints",
+                    "in the schema {:?} somebody altered {}: the kind, the primary key, LOGGED or UNLOGGED, or the sequence's INCREMENT, CACHE or CYCLE; alter it back to what `leasehold schema print` prints",
                     schema.as_str(),
                     self.altered_objects.join(", ")
                 ),
@@ -219,7 +219,7 @@ impl ServerReport {
         Err(Error::new(
             ErrorKind::PermissionDenied,
             format!(
-                "{:?} is a superuser, and the schema {:?}, or something in it, belongs to the role {owner:?}, or that role may make triggers there, which would run with the rights of a superuser; connect as the owner, or as a role with the privileges of `leasehold schema print --grant-to ROLE`, or revoke TRIGGER and drop the triggers (docs/hazards.md H57)",
+                "{:?} is a superuser, and the schema {:?}, or something in it, belongs to the role {owner:?}, or that role may make triggers or foreign keys there, which would run with the rights of a superuser; connect as the owner, or as a role with the privileges of `leasehold schema print --grant-to ROLE`, or revoke TRIGGER and REFERENCES and drop what was made by them (docs/hazards.md H57)",
                 self.role,
                 schema.as_str()
             ),
