@@ -3,6 +3,7 @@
 mod builder;
 mod check;
 mod migration;
+pub(crate) mod parts;
 
 use std::fmt;
 use std::sync::Arc;

@@ -38,45 +38,42 @@ impl PgClaims {
         for value in line.into_iter().flatten().flatten() {
             query = query.bind(value)?;
         }
-        let rows = self.server().rows(&query).await.map_err(Trouble::Fault)?;
+        let rows = self.server().rows(&query).await?;
         Ok(taken(self.words(), &rows, asked, order)?)
     }
 }
 
 /// Why rows were not taken.
-pub(super) enum Trouble {
-    Fault(Fault),
-    Error(ClaimError),
+pub(super) struct Trouble {
+    error: ClaimError,
+    /// Whether they may be all the same.
+    may_be_taken: bool,
 }
 
 impl From<ClaimError> for Trouble {
+    /// The answer was not understood, after the rows were taken.
     fn from(error: ClaimError) -> Self {
-        Self::Error(error)
+        Self { error, may_be_taken: true }
     }
 }
 
 impl From<Fault> for Trouble {
     fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+        Self { may_be_taken: fault.is_unknown(), error: fault.error(TAKE) }
     }
 }
 
 impl Trouble {
     /// Puts back what may have been taken without anybody knowing of it. If that fails too, the lease ends.
     async fn undo(self, claims: &PgClaims, asked: &Asked<'_>) -> Result<Taken, ClaimError> {
-        let (may_be_taken, error) = match self {
-            // The answer was not understood, after the rows were taken.
-            Self::Error(error) => (true, error),
-            Self::Fault(fault) => (fault.is_unknown(), fault.error(TAKE)),
-        };
-        if may_be_taken && claims.words().inner().owner_sequence.is_none() {
+        if self.may_be_taken && claims.words().inner().owner_sequence.is_none() {
             let undone = match claims.put_back_query(asked) {
                 Ok(query) => claims.server().rows(&query).await.is_ok(),
                 Err(_) => false,
             };
             tracing::debug!(undone, "a claim whose outcome is unknown was looked for");
         }
-        Err(error)
+        Err(self.error)
     }
 }
 

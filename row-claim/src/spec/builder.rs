@@ -346,7 +346,10 @@ impl ClaimSpecBuilder {
         if let Some((_, message)) = mistakes.into_iter().find(|(is_made, _)| *is_made) {
             return wrong(message);
         }
-        let columns = inner.columns();
+        // What rows are ordered by, and bring along, may have another meaning as well.
+        let is_free = |what: &str| matches!(what, "the order" | "work" | "the time of the next try");
+        let parts = inner.parts(None).into_iter().filter(|part| !is_free(part.what));
+        let columns: Vec<&Column> = parts.map(|part| part.column).chain([&inner.state]).collect();
         if let Some((_, column)) =
             columns.iter().enumerate().find(|(at, column)| columns[..*at].contains(column))
         {
@@ -368,28 +371,6 @@ impl ClaimSpecBuilder {
 
     fn note(&mut self, mistake: ClaimError) {
         self.mistake.get_or_insert(mistake);
-    }
-}
-
-impl Inner {
-    /// The columns that claims write or decide by, each with one meaning.
-    fn columns(&self) -> Vec<&Column> {
-        let mut columns = vec![&self.id, &self.state];
-        if let Tracking::Columns { owner, epoch, until } = &self.tracking {
-            columns.extend([owner, epoch, until]);
-        }
-        let options = [
-            &self.queue,
-            &self.group,
-            &self.kind,
-            &self.attempts,
-            &self.taken_at,
-            &self.settled_at,
-            &self.timeout,
-            &self.error,
-        ];
-        columns.extend(options.into_iter().flatten());
-        columns
     }
 }
 

@@ -167,17 +167,17 @@ impl Migration {
                  run the statements of the migration by hand, for each partition"
             )));
         }
-        let inner = &self.spec.inner;
-        let groups = [Some(&inner.id), Some(&inner.state), inner.group.as_ref(), inner.kind.as_ref()];
-        let order = inner.order.iter().map(|by| &by.column);
-        for column in groups.into_iter().flatten().chain(order).chain(&inner.work) {
+        let (inner, parts) = (&self.spec.inner, self.spec.inner.parts(None));
+        let is_added = |column| parts.iter().any(|part| part.made.is_some() && part.column == column);
+        let all = [&inner.state].into_iter().chain(parts.iter().map(|part| part.column));
+        for column in all.filter(|column| !is_added(*column)) {
             let there = format!(
                 "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {} \
                  AND NOT attisdropped)",
                 regclass(table),
                 literal(column.as_str())
             );
-            if !self.adds(column) && !session.ask(&there).await? {
+            if !session.ask(&there).await? {
                 return Err(ClaimError::spec(format!(
                     "table {table} has no column {column}, and only you know what it means for the rows that \
                      are there; add it first"
@@ -185,24 +185,6 @@ impl Migration {
             }
         }
         Ok(())
-    }
-
-    /// Whether `column` has a meaning for claims alone, too.
-    fn adds(&self, column: &crate::name::Column) -> bool {
-        let inner = &self.spec.inner;
-        let lease = match &inner.tracking {
-            Tracking::Columns { owner, epoch, until } => vec![owner, epoch, until],
-            Tracking::None | Tracking::Side(_) => Vec::new(),
-        };
-        let options = [
-            &inner.queue,
-            &inner.attempts,
-            &inner.taken_at,
-            &inner.settled_at,
-            &inner.ready_at,
-            &inner.error,
-        ];
-        options.into_iter().chain([&inner.timeout]).flatten().chain(lease).any(|added| added == column)
     }
 }
 

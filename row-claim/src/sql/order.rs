@@ -7,7 +7,8 @@ use super::query::{Query, get};
 use super::words::{Words, column};
 use crate::error::ClaimError;
 use crate::name::{Column, literal};
-use crate::spec::{OrderType, Tracking};
+use crate::spec::OrderType;
+use crate::spec::parts::TIME;
 use crate::store::Line;
 
 /// What is being done.
@@ -80,12 +81,8 @@ impl Sequence {
                 format!("there is no table {}; create it, or name its schema in the spec", inner.table);
             return Err(Error::new(ErrorKind::SchemaMissing, message).into());
         }
-        let times = [&inner.ready_at, &inner.taken_at, &inner.settled_at];
-        let mut times: Vec<&str> = times.into_iter().flatten().map(Column::as_str).collect();
-        if let Tracking::Columns { until, .. } = &inner.tracking {
-            times.push(until.as_str());
-        }
-        times.extend(inner.order.iter().filter(|by| by.kind == OrderType::Time).map(|by| by.column.as_str()));
+        let times = inner.parts(None).into_iter().filter(|part| part.types == TIME);
+        let times: Vec<&str> = times.map(|part| part.column.as_str()).collect();
         let mut given = Vec::new();
         for row in rows {
             let name: String = get(row, "name", LOOK)?;

@@ -2,97 +2,23 @@
 
 use super::Look;
 use super::facts::ColumnFact;
-use crate::id::IdType;
-use crate::name::Column;
-use crate::spec::{ClaimSpec, OrderType, Tracking};
+use crate::name::{Column, literal};
+use crate::spec::parts::{BOOLEAN, Part, TEXTS, TIME, Use};
 use crate::state::StateType;
-
-const INTS: &[&str] = &["smallint", "integer", "bigint"];
-const SMALL: &[&str] = &["smallint", "integer"];
-const BIG: &[&str] = &["bigint"];
-const TEXTS: &[&str] = &["text", "character varying"];
-const TIME: &[&str] = &["timestamp with time zone"];
-const UUID: &[&str] = &["uuid"];
-const BOOLEAN: &[&str] = &["boolean"];
-/// Any type will do.
-const ANY: &[&str] = &[];
-
-/// What claims do with a column.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Use {
-    Reads,
-    Writes,
-    /// Also that it is empty.
-    Empties,
-}
-
-/// A column as the spec wants it.
-pub(super) struct Wanted<'a> {
-    pub(super) column: &'a Column,
-    pub(super) how: Use,
-    what: &'static str,
-    types: &'static [&'static str],
-    is_made: bool,
-}
-
-/// Every column of the spec but that of the state.
-pub(super) fn wanted(spec: &ClaimSpec) -> Vec<Wanted<'_>> {
-    let inner = &spec.inner;
-    let mut all = Vec::new();
-    let mut want = |column, what, types, how, is_made| all.push(Wanted { column, how, what, types, is_made });
-    let id = match inner.id_type {
-        IdType::Int => INTS,
-        IdType::Uuid => UUID,
-        IdType::Text => TEXTS,
-    };
-    want(&inner.id, "the id", id, Use::Reads, false);
-    for by in &inner.order {
-        let types = match by.kind {
-            OrderType::Int => INTS,
-            OrderType::Text => TEXTS,
-            OrderType::Time => TIME,
-            OrderType::Uuid => UUID,
-        };
-        want(&by.column, "the order", types, Use::Reads, false);
-    }
-    if let Tracking::Columns { owner, epoch, until } = &inner.tracking {
-        let owners = if inner.owner_sequence.is_some() { BIG } else { UUID };
-        want(owner, "the owner", owners, Use::Empties, true);
-        want(epoch, "the epoch", BIG, Use::Writes, true);
-        want(until, "the end of the lease", TIME, Use::Empties, true);
-    }
-    let options = [
-        (&inner.queue, "the queue", TEXTS, Use::Reads, true),
-        (&inner.group, "the group", ANY, Use::Reads, false),
-        (&inner.kind, "the kind", TEXTS, Use::Reads, false),
-        (&inner.attempts, "attempts", SMALL, Use::Writes, true),
-        (&inner.taken_at, "the time of the claim", TIME, Use::Empties, true),
-        (&inner.settled_at, "the time of settling", TIME, Use::Writes, true),
-        (&inner.ready_at, "the time of the next try", TIME, Use::Writes, true),
-        (&inner.timeout, "the lease in seconds", SMALL, Use::Reads, true),
-        (&inner.error, "the message of a failure", TEXTS, Use::Writes, true),
-    ];
-    for (column, what, types, how, is_made) in options {
-        if let Some(column) = column {
-            want(column, what, types, how, is_made);
-        }
-    }
-    for column in &inner.work {
-        want(column, "work", ANY, Use::Reads, false);
-    }
-    all
-}
 
 impl Look<'_> {
     pub(super) fn columns(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         self.state();
         let table = spec.table().quoted();
-        for want in wanted(spec) {
+        for want in spec.inner.parts(None) {
             let (column, name) = (want.column, want.column.quoted());
             let Some(fact) = facts.column(column) else {
-                let fix =
-                    if want.is_made { "run the migration" } else { "add it, or name another in the spec" };
+                let fix = if want.made.is_some() {
+                    "run the migration"
+                } else {
+                    "add it, or name another in the spec"
+                };
                 self.error(format!("there is no column {column} for {}; {fix}", want.what));
                 continue;
             };
@@ -113,7 +39,7 @@ impl Look<'_> {
     }
 }
 
-fn wrong_type(table: &str, want: &Wanted<'_>, fact: &ColumnFact) -> String {
+fn wrong_type(table: &str, want: &Part<'_>, fact: &ColumnFact) -> String {
     let (column, name, what) = (want.column, want.column.quoted(), want.what);
     let wanted = want.types.join(" or ");
     if want.types == TIME && fact.base == "timestamp without time zone" {
@@ -140,7 +66,7 @@ impl Look<'_> {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());
         let (column, name) = (&inner.state, inner.state.quoted());
-        let home = crate::name::literal(inner.states.home().as_str());
+        let home = literal(inner.states.home().as_str());
         let kind = match &inner.states.kind {
             StateType::Text => "text".to_owned(),
             StateType::Boolean => "boolean".to_owned(),

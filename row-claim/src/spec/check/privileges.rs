@@ -1,12 +1,12 @@
 //! What has to be there beside the table, and whether this role may use it.
 
 use super::Look;
-use super::columns::{Use, wanted};
 use super::facts::Facts;
 use crate::error::ClaimError;
 use crate::name::{Table, literal};
 use crate::spec::migration::names::{regclass, side_epochs};
 use crate::spec::migration::state_function_is_missing;
+use crate::spec::parts::Use;
 use crate::spec::{Retention, Tracking};
 
 impl Look<'_> {
@@ -92,7 +92,8 @@ impl Look<'_> {
         if spec.inner.retention != Retention::KeepAll && !self.may(table, "DELETE").await? {
             self.not_granted(table, "DELETE");
         }
-        let mut columns: Vec<_> = wanted(spec).into_iter().map(|want| (want.column, want.how)).collect();
+        let mut columns: Vec<_> =
+            spec.inner.parts(None).into_iter().map(|want| (want.column, want.how)).collect();
         columns.push((&spec.inner.state, Use::Writes));
         for privilege in ["SELECT", "UPDATE"] {
             let asked = columns.iter().filter(|(column, how)| {

@@ -65,29 +65,9 @@ impl Writer<'_> {
     }
 
     fn columns(&self) -> Vec<Step> {
-        let mut columns: Vec<(&Column, String)> = Vec::new();
-        if let Tracking::Columns { owner, epoch, until } = &self.inner.tracking {
-            columns.push((owner, self.inner.owner_sql().to_owned()));
-            columns.push((epoch, "bigint NOT NULL DEFAULT 0".to_owned()));
-            columns.push((until, "timestamptz".to_owned()));
-        }
-        if let Some(attempts) = &self.inner.attempts {
-            let rest = self.choices.attempts.map(|count| format!(" NOT NULL DEFAULT {count}"));
-            columns.push((attempts, format!("integer{}", rest.unwrap_or_default())));
-        }
-        let times = [&self.inner.taken_at, &self.inner.settled_at];
-        columns.extend(times.into_iter().flatten().map(|column| (column, "timestamptz".to_owned())));
-        let ready = self.inner.ready_at.iter();
-        columns
-            .extend(ready.map(|column| (column, "timestamptz NOT NULL DEFAULT pg_catalog.now()".to_owned())));
-        let others = [
-            (&self.inner.timeout, "integer"),
-            (&self.inner.error, "text"),
-            (&self.inner.queue, "text NOT NULL DEFAULT 'default'"),
-        ];
-        for (column, kind) in others {
-            columns.extend(column.as_ref().map(|column| (column, kind.to_owned())));
-        }
+        let parts = self.inner.parts(self.choices.attempts).into_iter();
+        let columns: Vec<(&Column, String)> =
+            parts.filter_map(|part| Some((part.column, part.made?))).collect();
         if columns.is_empty() {
             return Vec::new();
         }

@@ -1,0 +1,88 @@
+//! The columns of a spec: what each is for, of which type it has to be, and how it is made.
+
+use super::{Inner, OrderType, Tracking};
+use crate::id::IdType;
+use crate::name::Column;
+
+const INTS: &[&str] = &["smallint", "integer", "bigint"];
+const SMALL: &[&str] = &["smallint", "integer"];
+const BIG: &[&str] = &["bigint"];
+pub(crate) const TEXTS: &[&str] = &["text", "character varying"];
+pub(crate) const TIME: &[&str] = &["timestamp with time zone"];
+const UUID: &[&str] = &["uuid"];
+pub(crate) const BOOLEAN: &[&str] = &["boolean"];
+/// Any type will do.
+const ANY: &[&str] = &[];
+
+/// What claims do with a column.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Use {
+    Reads,
+    Writes,
+    /// Also that it is empty.
+    Empties,
+}
+
+/// A column as the spec wants it.
+pub(crate) struct Part<'a> {
+    pub(crate) column: &'a Column,
+    pub(crate) what: &'static str,
+    pub(crate) types: &'static [&'static str],
+    pub(crate) how: Use,
+    /// As the migration makes it. `None` where only you know what it means for the rows that are there.
+    pub(crate) made: Option<String>,
+}
+
+impl Inner {
+    /// Every column but that of the state. `attempts` is how many a row has by default.
+    pub(crate) fn parts(&self, attempts: Option<u32>) -> Vec<Part<'_>> {
+        let mut all = Vec::new();
+        let mut want = |column, what, types, how, made: Option<&str>| {
+            all.push(Part { column, what, types, how, made: made.map(str::to_owned) });
+        };
+        let id = match self.id_type {
+            IdType::Int => INTS,
+            IdType::Uuid => UUID,
+            IdType::Text => TEXTS,
+        };
+        want(&self.id, "the id", id, Use::Reads, None);
+        for by in &self.order {
+            let types = match by.kind {
+                OrderType::Int => INTS,
+                OrderType::Text => TEXTS,
+                OrderType::Time => TIME,
+                OrderType::Uuid => UUID,
+            };
+            want(&by.column, "the order", types, Use::Reads, None);
+        }
+        if let Tracking::Columns { owner, epoch, until } = &self.tracking {
+            let owners = if self.owner_sequence.is_some() { BIG } else { UUID };
+            want(owner, "the owner", owners, Use::Empties, Some(self.owner_sql()));
+            want(epoch, "the epoch", BIG, Use::Writes, Some("bigint NOT NULL DEFAULT 0"));
+            want(until, "the end of the lease", TIME, Use::Empties, Some("timestamptz"));
+        }
+        let left = attempts.map_or("integer".to_owned(), |count| format!("integer NOT NULL DEFAULT {count}"));
+        let (time, now) = (Some("timestamptz"), Some("timestamptz NOT NULL DEFAULT pg_catalog.now()"));
+        let queue = Some("text NOT NULL DEFAULT 'default'");
+        let options = [
+            (&self.queue, "the queue", TEXTS, Use::Reads, queue),
+            (&self.group, "the group", ANY, Use::Reads, None),
+            (&self.kind, "the kind", TEXTS, Use::Reads, None),
+            (&self.attempts, "attempts", SMALL, Use::Writes, Some(left.as_str())),
+            (&self.taken_at, "the time of the claim", TIME, Use::Empties, time),
+            (&self.settled_at, "the time of settling", TIME, Use::Writes, time),
+            (&self.ready_at, "the time of the next try", TIME, Use::Writes, now),
+            (&self.timeout, "the lease in seconds", SMALL, Use::Reads, Some("integer")),
+            (&self.error, "the message of a failure", TEXTS, Use::Writes, Some("text")),
+        ];
+        for (column, what, types, how, made) in options {
+            if let Some(column) = column {
+                want(column, what, types, how, made);
+            }
+        }
+        for column in &self.work {
+            want(column, "work", ANY, Use::Reads, None);
+        }
+        all
+    }
+}
