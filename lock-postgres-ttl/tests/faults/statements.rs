@@ -19,15 +19,17 @@ async fn after_waiting<F: Future + Send + 'static>(renewing: fn(PgConnection) ->
 where
     F::Output: Send,
 {
+    // The renewal has to begin before it has ended, also on a busy machine.
+    const LEASE: Duration = Duration::from_secs(3);
     let database = installed().await;
     let (mut store, mut user) = (connection(&database).await, connection(&database).await);
     store.execute("SET lock_timeout = 0").await.unwrap();
-    assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(1), SHORT).await, Came::Rows(1));
+    assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(1), LEASE).await, Came::Rows(1));
     // Locked, not changed: that is what a plain UPDATE does not look at again.
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT 1 FROM leasehold.lease WHERE key = 'k' FOR UPDATE").await.unwrap();
     let renewing = tokio::spawn(renewing(store));
-    tokio::time::sleep(SHORT + Duration::from_millis(100)).await;
+    tokio::time::sleep(LEASE + Duration::from_millis(100)).await;
     assert!(!renewing.is_finished());
     tx.commit().await.unwrap();
     let answer = renewing.await.unwrap();
