@@ -60,12 +60,6 @@ impl Pass {
         }
     }
 
-    /// How many claims it has found so far.
-    #[must_use]
-    pub fn found(&self) -> u64 {
-        self.found
-    }
-
     /// Whether the store has to be asked, before the end, if rows are pending: only after a pass that found
     /// nothing and knows of nothing that it passed over.
     #[must_use]
@@ -88,11 +82,6 @@ impl Pass {
     /// Takes note of rows that were claimed and put back, or found locked.
     pub fn skipped(&mut self, rows: u64) {
         self.skipped += rows;
-    }
-
-    /// Moves the line past rows that were seen in another way.
-    pub fn advance(&mut self, line: Line) {
-        self.line = Some(line);
     }
 
     /// Ends the pass, whose last call found nothing behind the line, and begins the next at the start.
