@@ -127,7 +127,7 @@ pub enum Need {
 }
 
 /// What to do with a case.
-pub(crate) enum Verdict {
+pub(crate) enum Course {
     Run,
     Refusal(Need),
     NotApplicable(String),
@@ -141,19 +141,19 @@ impl Need {
         harness: &dyn Harness,
         time: Time,
         child_test: bool,
-    ) -> Verdict {
+    ) -> Course {
         // A missing capability counts first: refusing it is a duty that needs no faults.
         for need in needs {
             if need.undeclared(has) {
-                return Verdict::Refusal(*need);
+                return Course::Refusal(*need);
             }
         }
         for need in needs {
             if let Some(reason) = need.hindrance(has, harness, time, child_test) {
-                return Verdict::NotApplicable(reason);
+                return Course::NotApplicable(reason);
             }
         }
-        Verdict::Run
+        Course::Run
     }
 
     fn undeclared(self, has: &Capabilities) -> bool {

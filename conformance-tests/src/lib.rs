@@ -18,9 +18,11 @@ pub mod model;
 #[cfg(feature = "self-test")]
 pub mod mutants;
 mod pace;
+mod program;
 #[cfg(feature = "simulation")]
 mod recorder;
 mod report;
+mod run;
 mod runner;
 #[cfg(feature = "simulation")]
 pub mod simulation;
@@ -36,8 +38,11 @@ pub use disturbed::Disturbed;
 pub use harness::{
     ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Skew, Time,
 };
+pub use program::main;
 pub use report::{CaseReport, Report};
-pub use runner::{Mount, run_all, run_case};
+pub use run::{Run, run_all};
+pub use runner::{Mount, run_case};
+pub use verdict::{Claim, Verdict};
 
 // Store authors write `#[async_trait]` impls of the traits above.
 pub use leasehold_api::async_trait;

@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::case::{Case, Outcome};
+use crate::cases::all_cases;
+use crate::verdict::{Claim, Verdict};
 
 /// The rules of the contract.
 const RULES: [&str; 18] = [
@@ -15,14 +17,34 @@ const RULES: [&str; 18] = [
     "C17", "C18",
 ];
 
+/// The version of the suite.
+const SUITE: &str = env!("CARGO_PKG_VERSION");
+
 /// What a run of the suite has shown of one store.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
     /// One entry per case, in the order of the suite.
     pub cases: Vec<CaseReport>,
-    /// What the store declares and could not be tried, each with the reason. Neither shown nor refuted.
-    pub unproven: Vec<String>,
+    /// What the store declares.
+    pub claims: Vec<Claim>,
+    pub(crate) about: About,
+}
+
+/// What was tried, and how.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct About {
+    /// The store's name for itself.
+    pub(crate) store: String,
+    /// The package that ran it, with its version, if cargo has started it.
+    pub(crate) package: Option<String>,
+    pub(crate) time: &'static str,
+    pub(crate) threads: usize,
+    pub(crate) pace: u32,
+    /// What the machine was asked to do on average in the minute before and in the last one, where it says so.
+    pub(crate) load: [Option<f64>; 2],
+    /// Words that chose the cases; none: all.
+    pub(crate) filter: Vec<String>,
 }
 
 /// What one case has shown.
@@ -47,6 +69,51 @@ impl Report {
     /// The cases that failed.
     pub fn failures(&self) -> impl Iterator<Item = &CaseReport> {
         self.cases.iter().filter(|c| matches!(c.outcome, Outcome::Failed { .. }))
+    }
+
+    /// What the store declares and could not be tried, each with the reason. Neither shown nor refuted.
+    #[must_use]
+    pub fn unproven(&self) -> Vec<String> {
+        let reason = |claim: &Claim| Some(format!("{} ({})", claim.claim, claim.hindrance.as_ref()?));
+        self.claims.iter().filter_map(reason).collect()
+    }
+
+    /// What is known of the store. A store of which not every case was run is unproven.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        let is_all = self.cases.len() == all_cases().len();
+        let hindered = self.claims.iter().any(|claim| claim.hindrance.is_some());
+        let least = if is_all && !hindered { Verdict::Proven } else { Verdict::Unproven };
+        least.max(Verdict::of(self.cases.iter()))
+    }
+
+    /// What is known of a rule, such as `"C8"`.
+    #[must_use]
+    pub fn verdict_of_rule(&self, rule: &str) -> Verdict {
+        let hindered = self.claims.iter().any(|claim| claim.is_of_rule(rule) && claim.hindrance.is_some());
+        let least = if hindered { Verdict::Unproven } else { Verdict::Proven };
+        least.max(Verdict::of(self.cases.iter().filter(|entry| entry.case.rules.contains(&rule))))
+    }
+
+    /// What is known of something that the store declares.
+    #[must_use]
+    pub fn verdict_of(&self, claim: &Claim) -> Verdict {
+        let least = if claim.hindrance.is_some() { Verdict::Unproven } else { Verdict::Proven };
+        least.max(Verdict::of(self.cases.iter().filter(|entry| claim.concerns(&entry.case))))
+    }
+
+    /// The verdict as shields.io's endpoint badge wants it: a file that is served somewhere, for
+    /// `https://img.shields.io/endpoint?url=...`.
+    #[must_use]
+    pub fn badge(&self) -> String {
+        let verdict = self.verdict();
+        let badge = serde_json::json!({
+            "schemaVersion": 1,
+            "label": format!("leasehold contract {SUITE}"),
+            "message": verdict.to_string(),
+            "color": verdict.colour(),
+        });
+        badge.to_string()
     }
 
     /// For each rule, how many cases passed, were refused, could not run, failed, and were inconclusive, in this order.
@@ -77,7 +144,7 @@ impl Report {
         RULES.into_iter().filter(|r| rules[r][0] > 0 && rules[r][3] == 0).collect()
     }
 
-    /// The report as JSON lines: one object per case, then one with the rules.
+    /// The report as JSON lines: one object per case, then one with the verdict, by what is declared and by rule.
     #[must_use]
     pub fn to_json_lines(&self) -> String {
         let mut text: String = self.cases.iter().map(|c| c.to_json() + "\n").collect();
@@ -85,10 +152,25 @@ impl Report {
             .rules()
             .into_iter()
             .map(|(rule, [passed, refused, not_applicable, failed, inconclusive])| {
-                (rule, RuleLine { passed, refused, not_applicable, failed, inconclusive })
+                let verdict = self.verdict_of_rule(rule).to_string();
+                (rule, RuleLine { verdict, passed, refused, not_applicable, failed, inconclusive })
             })
             .collect();
-        let end = serde_json::json!({ "rules": rules, "shown": self.shown(), "unproven": self.unproven });
+        let claim = |claim: &Claim| {
+            let verdict = self.verdict_of(claim).to_string();
+            serde_json::json!({ "claim": claim.claim, "verdict": verdict, "hindrance": claim.hindrance })
+        };
+        let end = serde_json::json!({
+            "verdict": self.verdict().to_string(),
+            "suite": SUITE,
+            // What cases decide at random is drawn from numbers in the suite.
+            "seed": "fixed by the suite's version",
+            "about": self.about,
+            "claims": self.claims.iter().map(claim).collect::<Vec<_>>(),
+            "rules": rules,
+            "shown": self.shown(),
+            "unproven": self.unproven(),
+        });
         text.push_str(&end.to_string());
         text.push('\n');
         text
@@ -96,17 +178,48 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// A summary for people: counts, then every case that did not simply pass.
+    /// For people: counts, every case that did not simply pass, and the verdict by what is declared and by rule.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let passed = self.cases.iter().filter(|c| c.outcome == Outcome::Passed).count();
         writeln!(f, "{passed} of {} cases passed", self.cases.len())?;
         for entry in self.cases.iter().filter(|c| c.outcome != Outcome::Passed) {
             writeln!(f, "{entry}")?;
         }
-        for claim in &self.unproven {
+        for claim in self.unproven() {
             writeln!(f, "UNPROVEN: {claim}")?;
         }
-        write!(f, "rules shown: {}", self.shown().join(" "))
+        writeln!(f, "{}", self.about)?;
+        for claim in &self.claims {
+            writeln!(f, "{:12}  {}", self.verdict_of(claim), claim.claim)?;
+        }
+        let rules = self.rules();
+        for rule in RULES {
+            let [passed, refused, not_applicable, failed, inconclusive] = rules[rule];
+            write!(f, "{:12}  {rule:3}  {passed} passed", self.verdict_of_rule(rule))?;
+            let others = [(refused, "refused"), (not_applicable, "not applicable"), (failed, "failed")];
+            for (count, what) in others.into_iter().chain([(inconclusive, "inconclusive")]) {
+                if count > 0 {
+                    write!(f, ", {count} {what}")?;
+                }
+            }
+            writeln!(f)?;
+        }
+        write!(f, "verdict: {}", self.verdict())
+    }
+}
+
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, package, time, threads, pace, load, filter } = self;
+        write!(f, "store {store}")?;
+        if let Some(package) = package {
+            write!(f, ", {package}")?;
+        }
+        write!(f, "; leasehold-conformance {SUITE}; {time} time, {threads} threads, pace {pace}")?;
+        if let [Some(before), Some(after)] = load {
+            write!(f, ", load {before} to {after}")?;
+        }
+        if filter.is_empty() { Ok(()) } else { write!(f, "; only {}", filter.join(" ")) }
     }
 }
 
@@ -177,6 +290,7 @@ struct CaseLine<'a> {
 
 #[derive(Serialize)]
 struct RuleLine {
+    verdict: String,
     passed: usize,
     refused: usize,
     not_applicable: usize,

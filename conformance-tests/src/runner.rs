@@ -14,14 +14,14 @@ use futures_util::FutureExt as _;
 use leasehold_api::Capabilities;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::case::{Case, Need, Outcome, Verdict};
+use crate::case::{Case, Course, Need, Outcome};
 use crate::cases::all_cases;
 use crate::context::{Context, Doubt};
 use crate::harness::{Factory, Time};
 use crate::pace::pace;
 use crate::report::{CaseReport, Report};
 use crate::stall::{Stall, Watch};
-use crate::verdict::unproven;
+use crate::verdict::declared;
 
 /// The longest that one case may take: of virtual time.
 const VIRTUAL_LIMIT: Duration = Duration::from_secs(27 * 3600);
@@ -35,16 +35,6 @@ const ATTEMPTS: u32 = 3;
 /// [inconclusive](Outcome::Inconclusive), three times at most; each is said on stdout.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
     run(case, factory, None)
-}
-
-/// Runs all cases. Those that need a child process are not applicable: only mounted tests can be
-/// started again as one.
-pub fn run_all(factory: &dyn Factory) -> Report {
-    Report {
-        cases: all_cases().iter().map(|case| run_case(case, factory)).collect(),
-        // What cannot even be opened fails every case.
-        unproven: unproven(factory, false).unwrap_or_default(),
-    }
 }
 
 /// A store whose cases are tests, made by [`suite!`](crate::suite).
@@ -87,11 +77,13 @@ impl Mount {
     ///
     /// When something of it cannot; it says what, and what is missing.
     pub fn judge(&self) {
-        match unproven(&*self.factory, true) {
-            Ok(none) if none.is_empty() => {}
-            Ok(found) => panic!("UNPROVEN: {}", found.join("; ")),
+        let mut report = Report::default();
+        match declared(&*self.factory, true) {
+            Ok(declared) => report.claims = declared.claims,
             Err(error) => panic!("the harness has no client: {error}"),
         }
+        let unproven = report.unproven();
+        assert!(unproven.is_empty(), "UNPROVEN: {}", unproven.join("; "));
     }
 
     /// The test that acts as the child process when the suite starts it as one.
@@ -117,7 +109,7 @@ impl fmt::Debug for Mount {
     }
 }
 
-fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseReport {
+pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseReport {
     let mut attempt = 1;
     loop {
         let report = run_once(case, factory, child_test.clone());
@@ -187,12 +179,12 @@ async fn judge_and_run(
             limit.extend(declared_bounds(cx.capabilities()));
         }
         let outcome = match Need::judge(case.needs, cx.capabilities(), cx.harness(), time, has_child_test) {
-            Verdict::NotApplicable(reason) => Outcome::NotApplicable { reason },
-            Verdict::Refusal(need) => {
+            Course::NotApplicable(reason) => Outcome::NotApplicable { reason },
+            Course::Refusal(need) => {
                 need.assert_refused(&cx).await;
                 Outcome::Refused { capability: need.capability() }
             }
-            Verdict::Run => {
+            Course::Run => {
                 (case.body)(&cx).await;
                 Outcome::Passed
             }

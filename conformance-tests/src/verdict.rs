@@ -1,42 +1,180 @@
-//! What a store declares and the harness cannot try.
+//! What is known in the end: of a store, of a rule, of each thing that the store declares.
+
+use std::fmt;
 
 use leasehold_api::{Capabilities, Error, Fencing, Scope};
 
-use crate::case::Need;
+use crate::case::{Case, Need, Outcome};
 use crate::harness::{Factory, Harness, Time};
+use crate::report::CaseReport;
 use crate::runner::runtime;
 
-/// What the store of `factory` declares, and no case can show, each with the reason.
-pub(crate) fn unproven(factory: &dyn Factory, child_test: bool) -> Result<Vec<String>, Error> {
+/// What is known in the end; the worst of several counts.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It was tried and holds.
+    Proven,
+    /// It was not tried, or not all of it.
+    Unproven,
+    /// It failed, and that may be the fault of the machine.
+    Inconclusive,
+    /// It does not hold.
+    Failed,
+}
+
+impl Verdict {
+    /// Of these cases, which are all that there are of something.
+    pub(crate) fn of<'a>(cases: impl Iterator<Item = &'a CaseReport>) -> Self {
+        let (mut worst, mut tried) = (Self::Proven, false);
+        for entry in cases {
+            let one = match entry.outcome {
+                Outcome::Failed { .. } => Self::Failed,
+                Outcome::Inconclusive { .. } => Self::Inconclusive,
+                // What is not declared was seen to be refused.
+                Outcome::Passed | Outcome::Refused { .. } => {
+                    tried = true;
+                    Self::Proven
+                }
+                Outcome::NotApplicable { .. } => Self::Proven,
+            };
+            worst = worst.max(one);
+        }
+        if tried { worst } else { worst.max(Self::Unproven) }
+    }
+
+    /// What a program says with its exit code.
+    pub(crate) const fn exit_code(self) -> u8 {
+        match self {
+            Self::Proven => 0,
+            Self::Failed => 1,
+            Self::Inconclusive => 2,
+            Self::Unproven => 3,
+        }
+    }
+
+    pub(crate) const fn colour(self) -> &'static str {
+        match self {
+            Self::Proven => "brightgreen",
+            Self::Unproven => "yellow",
+            Self::Inconclusive => "lightgrey",
+            Self::Failed => "red",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Proven => "proven",
+            Self::Unproven => "unproven",
+            Self::Inconclusive => "inconclusive",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+/// Something that a store declares.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// In words, with its bound.
+    pub claim: String,
+    /// Why it cannot be tried, or not all of it.
+    pub hindrance: Option<String>,
+    concerns: Concerns,
+}
+
+/// Which cases try it.
+#[derive(Clone, Copy, Debug)]
+enum Concerns {
+    Rule(&'static str),
+    Group(&'static str),
+    Need(Need),
+}
+
+impl Claim {
+    pub(crate) fn concerns(&self, case: &Case) -> bool {
+        match self.concerns {
+            Concerns::Rule(rule) => case.rules.contains(&rule),
+            Concerns::Group(group) => case.group() == group,
+            Concerns::Need(need) => case.needs.contains(&need),
+        }
+    }
+
+    pub(crate) fn is_of_rule(&self, rule: &str) -> bool {
+        matches!(self.concerns, Concerns::Rule(own) if own == rule)
+    }
+}
+
+/// What is known of a store before any case is run.
+#[derive(Clone, Debug)]
+pub(crate) struct Declared {
+    pub(crate) store: String,
+    pub(crate) claims: Vec<Claim>,
+}
+
+/// What the store of `factory` declares.
+pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<Declared, Error> {
     let runtime = runtime(factory.time())
         .map_err(|error| Error::new(leasehold_api::ErrorKind::Unavailable, error.to_string()))?;
     let found = runtime.block_on(async {
         let harness = factory.open().await?;
         let client = harness.client().await?;
-        let found = list(client.capabilities(), &*harness, factory.time(), child_test);
-        client.close().await.map(|()| found)
+        let claims = list(client.capabilities(), &*harness, factory.time(), child_test);
+        let store = client.to_string();
+        client.close().await.map(|()| Declared { store, claims })
     });
     runtime.shutdown_background();
     found
 }
 
-fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<String> {
+fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<Claim> {
+    use Concerns::{Group, Need as Needs, Rule};
+    let elsewhere = (has.scope != Scope::Process).then_some(Need::Child);
+    let durable = (has.fencing == Fencing::Durable).then_some(Need::Child);
     let mut claims = vec![
-        (format!("loss_detection = {:?}", has.loss_detection), Need::Silence),
-        (format!("undo = {:?}", has.undo), Need::Script),
+        (format!("scope = {:?}", has.scope), Rule("C1"), elsewhere),
+        (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), Some(Need::Silence)),
+        (format!("undo = {:?}", has.undo), Group("cancellation"), Some(Need::Script)),
+        (format!("handover = {:?}", has.handover), Rule("C11"), None),
+        (format!("fairness = {:?}", has.fairness), Rule("C12"), None),
     ];
-    if has.lease.is_some() {
-        claims.push(("lease, by the store's clock".to_owned(), Need::Skew));
+    if let Some(lease) = has.lease {
+        let claim = format!("lease = {:?} to {:?}, by the store's clock", lease.min, lease.max);
+        claims.push((claim, Needs(Need::Lease), Some(Need::Skew)));
     }
-    if has.fencing == Fencing::Durable {
-        claims.push((format!("fencing = {:?}", has.fencing), Need::Child));
+    if has.fencing != Fencing::None {
+        claims.push((format!("fencing = {:?}", has.fencing), Rule("C8"), durable));
     }
-    if has.scope != Scope::Process {
-        claims.push((format!("scope = {:?}", has.scope), Need::Child));
-        if let Some(bound) = has.crash_release {
-            claims.push((format!("crash_release = {bound:?}"), Need::Child));
+    if let (Some(bound), Some(need)) = (has.crash_release, elsewhere) {
+        claims.push((format!("crash_release = {bound:?}"), Group("crash"), Some(need)));
+    }
+    for (has, need) in [
+        (has.cooldown, Need::Cooldown),
+        (has.admin.inspect, Need::Inspect),
+        (has.admin.list, Need::List),
+        (has.admin.force_release, Need::ForceRelease),
+    ] {
+        if has {
+            claims.push((need.capability().to_owned(), Needs(need), None));
         }
     }
     let reason = |need: Need| need.hindrance(has, harness, time, child_test);
-    claims.into_iter().filter_map(|(claim, need)| Some(format!("{claim} ({})", reason(need)?))).collect()
+    claims
+        .into_iter()
+        .map(|(claim, concerns, need)| Claim { claim, hindrance: need.and_then(reason), concerns })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_verdict_has_an_exit_code_of_its_own_and_the_worst_counts() {
+        use Verdict::{Failed, Inconclusive, Proven, Unproven};
+        assert_eq!([Proven, Failed, Inconclusive, Unproven].map(Verdict::exit_code), [0, 1, 2, 3]);
+        assert!(Proven < Unproven && Unproven < Inconclusive && Inconclusive < Failed);
+    }
 }

@@ -6,13 +6,16 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use leasehold_api::{Capabilities, Error, ErrorKind, Fencing, Scope};
 use leasehold_conformance::{
-    Case, Disturbed, Factory, Harness, Mount, Outcome, Report, Time, all_cases, async_trait, run_all,
-    run_case,
+    Case, Disturbed, Factory, Harness, Mount, Outcome, Report, Run, Time, Verdict, all_cases, async_trait,
+    run_all, run_case,
 };
 use leasehold_engine::{Attempt, Engine, Freed, HoldRef, Renewed, Request, Single, SingleKey};
+use serde_json::json;
 
 fn case(name: &str) -> &'static Case {
     all_cases().iter().find(|c| c.name == name).expect("a case of this name")
@@ -75,10 +78,18 @@ fn what_is_declared_and_cannot_be_tried_is_unproven() {
         assert!(claims.iter().any(|found| found.starts_with(claim)), "{claim}: {claims:?}");
     }
     assert_eq!(claims.len(), 5, "{claims:?}");
-    let mut report = Report::default();
-    report.unproven = claims;
+    let report = Run::new(&Odd::Boasts).only("exclusion::free_key_is_granted").run();
+    assert_eq!(report.unproven(), claims);
     assert!(report.to_string().contains("UNPROVEN: fencing = Durable"), "{report}");
-    assert!(report.to_json_lines().contains(r#""unproven":["loss_detection"#));
+    assert!(report.to_string().contains("unproven      C8 "), "{report}");
+    let end = last_line(&report);
+    assert_eq!(
+        (end["unproven"].as_array().map(Vec::len), &end["rules"]["C8"]["verdict"]),
+        (Some(5), &json!("unproven"))
+    );
+    let fencing =
+        end["claims"].as_array().expect("claims").iter().find(|claim| claim["claim"] == "fencing = Durable");
+    assert_eq!(fencing.expect("what is declared")["verdict"], "unproven");
     Mount::new(common::Memory::new(), module_path!()).judge();
 }
 
@@ -103,6 +114,82 @@ fn a_store_that_does_not_open_fails_every_case() {
     let last = &lines[lines.len() - 1];
     assert!(last["rules"]["C1"]["failed"].as_u64() > Some(10), "{last}");
     assert!(report.to_string().contains("0 of"), "{report}");
+}
+
+fn last_line(report: &Report) -> serde_json::Value {
+    let lines = report.to_json_lines();
+    serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON")
+}
+
+#[test]
+fn a_run_takes_what_is_wanted_in_the_order_of_the_suite() {
+    let memory = common::Memory::new();
+    let report = Run::new(&memory).only("C8").only("free_key_is_granted").threads(3).run();
+    let names: Vec<_> = report.cases.iter().map(|entry| entry.case.name).collect();
+    let wanted = |case: &&Case| case.rules.contains(&"C8") || case.name == "exclusion::free_key_is_granted";
+    assert_eq!(names, all_cases().iter().filter(wanted).map(|case| case.name).collect::<Vec<_>>());
+    let about = &last_line(&report)["about"];
+    assert_eq!((&about["filter"], &about["threads"]), (&json!(["C8", "free_key_is_granted"]), &json!(3)));
+    assert!(about["store"].as_str().is_some_and(|store| store.starts_with("memory")), "{about}");
+}
+
+#[test]
+fn a_run_has_so_many_cases_at_a_time() {
+    let crowd = Crowd::default();
+    let report = Run::new(&crowd).only("exclusion").threads(4).run();
+    assert!(report.cases.len() > 4);
+    assert_eq!(crowd.most.load(SeqCst), 4);
+}
+
+/// Opens no store, and counts how many are opened at a time: each waits for others, but not for ever.
+#[derive(Default)]
+struct Crowd {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[async_trait]
+impl Factory for Crowd {
+    fn time(&self) -> Time {
+        Time::Virtual
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
+        let patience = Instant::now() + Duration::from_secs(2);
+        while self.most.load(SeqCst) < 4 && Instant::now() < patience {
+            std::thread::yield_now();
+        }
+        self.now.fetch_sub(1, SeqCst);
+        Err(Error::closed())
+    }
+}
+
+#[test]
+fn the_verdict_is_one_word_on_the_report_and_on_the_badge() {
+    let memory = common::Memory::new();
+    let said = |report: &Report| {
+        let badge: serde_json::Value = serde_json::from_str(&report.badge()).expect("a badge");
+        assert_eq!((&badge["schemaVersion"], &last_line(report)["verdict"]), (&json!(1), &badge["message"]));
+        assert!(report.to_string().ends_with(&format!("verdict: {}", report.verdict())), "{report}");
+        (
+            badge["message"].as_str().unwrap_or_default().to_owned(),
+            badge["color"].as_str().unwrap_or_default().to_owned(),
+        )
+    };
+    let words = |message: &str, colour: &str| (message.to_owned(), colour.to_owned());
+    let mut report = Run::new(&memory).threads(4).run();
+    assert_eq!(said(&report), words("proven", "brightgreen"), "{report}");
+    report.cases[0].outcome = Outcome::Inconclusive { message: "slow".to_owned() };
+    assert_eq!(said(&report), words("inconclusive", "lightgrey"));
+    assert_eq!(
+        (report.verdict_of_rule("C1"), report.verdict_of_rule("C17")),
+        (Verdict::Inconclusive, Verdict::Proven)
+    );
+    report.cases[1].outcome = Outcome::Failed { message: "wrong".to_owned() };
+    assert_eq!(said(&report), words("failed", "red"));
+    let part = Run::new(&memory).only("exclusion").run();
+    assert_eq!(said(&part), words("unproven", "yellow"));
 }
 
 /// Factories of stores that nobody wants.
@@ -130,7 +217,7 @@ impl Factory for Odd {
             Self::Boasts => {
                 let mut declared = Capabilities::new(Scope::Machine);
                 declared.fencing = Fencing::Durable;
-                declared.crash_release = Some(std::time::Duration::from_secs(30));
+                declared.crash_release = Some(Duration::from_secs(30));
                 Ok(Box::new(OpenHarness(declared)))
             }
             Self::Hangs => std::future::pending().await,

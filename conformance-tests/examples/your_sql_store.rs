@@ -1,0 +1,299 @@
+//! The verdict on a store in real time, from beginning to end: shared by processes, with a table, a child process, faults,
+//! and bounds for its tests. `cargo run --example your_sql_store -- --threads 16` prints it; words choose cases.
+//!
+//! The database here is a directory: a file of rows, and a lock on it that is a transaction. With a real one each
+//! closure below is one transaction, and the statements beside them are what it would run.
+
+#![allow(clippy::incompatible_msrv)] // Locks on files are of Rust 1.89; this is no part of the library.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, SystemTime};
+use std::{fmt, io, thread};
+
+use leasehold_api::{Capabilities, Error, ErrorKind, Fencing, LeaseBounds, Lock, LockKey, LossReason, Scope};
+use leasehold_conformance::{
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
+};
+use leasehold_engine::{
+    Attempt, Backend, Contended, Engine, Events, Freed, Granted, HoldRef, Renewed, Request, SystemClock,
+    Timing, token,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+/// In tests short: crash cases wait for the end of a default lease. In production 30 s and more.
+const DEFAULT_TTL: Duration = Duration::from_secs(2);
+const MAX_TTL: Duration = Duration::from_secs(10);
+
+/// `CREATE TABLE locks (key text PRIMARY KEY, holder text, token bigint, ends bigint, awaited boolean)`, and a sequence.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Database {
+    locks: BTreeMap<String, Row>,
+    /// Never goes back, also where rows are deleted: tokens come from it.
+    sequence: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    holder: String,
+    token: u64,
+    /// By the database's clock, in milliseconds.
+    ends: u64,
+    /// Whether somebody who waits was turned away since.
+    awaited: bool,
+}
+
+impl Database {
+    /// One transaction: nobody else's is between its begin and its commit, and one that is killed has changed nothing.
+    fn transaction<T>(directory: &Path, work: impl FnOnce(&mut Self, u64) -> T) -> io::Result<T> {
+        let lock = File::create(directory.join("lock"))?;
+        lock.lock()?;
+        let mut database = match fs::read(directory.join("rows")) {
+            Ok(rows) => serde_json::from_slice(&rows)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::default(),
+            Err(error) => return Err(error),
+        };
+        let done = work(&mut database, clock());
+        fs::write(directory.join("rows.new"), serde_json::to_vec(&database)?)?;
+        fs::rename(directory.join("rows.new"), directory.join("rows"))?;
+        Ok(done)
+    }
+
+    fn acquire(&mut self, now: u64, request: Request) -> Attempt {
+        let (holder, ttl) = (request.holder.to_string(), milliseconds(request.ttl));
+        // SELECT ... FOR UPDATE
+        let row = self.locks.get_mut(request.key.as_str()).filter(|row| row.ends > now);
+        if let Some(row) = row {
+            if row.holder != holder {
+                row.awaited |= request.waits;
+                let mut contended = Contended::new();
+                contended.retry_after = Some(Duration::from_millis(row.ends - now));
+                return Attempt::Contended(contended);
+            }
+            // The same attempt sent twice is one grant, whose lease begins anew and is never shortened.
+            row.ends = row.ends.max(now + ttl);
+            return Attempt::Granted(Granted::with_token(token::from_store_number(row.token)));
+        }
+        // INSERT ... ON CONFLICT DO UPDATE ... RETURNING nextval(...)
+        self.sequence += 1;
+        let token = self.sequence;
+        let row = Row { holder, token, ends: now + ttl, awaited: false };
+        self.locks.insert(request.key.as_str().to_owned(), row);
+        Attempt::Granted(Granted::with_token(token::from_store_number(token)))
+    }
+
+    /// UPDATE ... WHERE key = $1 AND holder = $2 AND ends > now: what has ended stays ended.
+    fn renew(&mut self, now: u64, hold: HoldRef) -> Renewed {
+        let holder = hold.holder.to_string();
+        let row = self.locks.get_mut(hold.key.as_str());
+        match row.filter(|row| row.holder == holder && row.ends > now) {
+            Some(row) => {
+                row.ends = now + milliseconds(hold.ttl);
+                Renewed::Extended
+            }
+            None => Renewed::Gone(LossReason::Gone),
+        }
+    }
+
+    /// DELETE ... WHERE key = $1 AND holder = $2 RETURNING ends > now, awaited
+    fn release(&mut self, now: u64, hold: HoldRef) -> Freed {
+        let (key, holder) = (hold.key.as_str(), hold.holder.to_string());
+        if self.locks.get(key).is_none_or(|row| row.holder != holder) {
+            return Freed::new(false);
+        }
+        let row = self.locks.remove(key);
+        row.map_or(Freed::new(false), |row| Freed::new(row.ends > now).waiters(row.awaited))
+    }
+}
+
+/// The database's clock: one for all clients. A real one is asked in the statement, and never a client's.
+fn clock() -> u64 {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn milliseconds(ttl: Option<Duration>) -> u64 {
+    u64::try_from(ttl.unwrap_or(DEFAULT_TTL).as_millis()).unwrap_or(u64::MAX)
+}
+
+type Job = Box<dyn FnOnce(&Path) + Send>;
+
+/// One connection. Its calls block, so they have a thread of their own, which keeps their order: a release must not
+/// overtake the acquire that was given up before it.
+#[derive(Debug)]
+struct Client {
+    directory: PathBuf,
+    jobs: mpsc::Sender<Job>,
+    capabilities: Capabilities,
+}
+
+impl Client {
+    fn connect(directory: &Path) -> Self {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let place = directory.to_owned();
+        thread::spawn(move || queue.iter().for_each(|job| job(&place)));
+        // What the store has and no more. The bounds include the engine's part: a lease is renewed after a third of its
+        // TTL and lost after nine tenths, waiters ask every 100 ms.
+        let mut capabilities = Capabilities::new(Scope::Machine);
+        capabilities.lease = Some(LeaseBounds::new(Some(DEFAULT_TTL), Duration::from_secs(1), MAX_TTL));
+        capabilities.fencing = Fencing::Durable;
+        capabilities.loss_detection = MAX_TTL;
+        capabilities.undo = Duration::from_secs(2);
+        capabilities.handover = Duration::from_secs(1);
+        capabilities.crash_release = Some(MAX_TTL + Duration::from_secs(1));
+        Self { directory: directory.to_owned(), jobs, capabilities }
+    }
+
+    /// One transaction for all that is asked at once: ten thousand leases are renewed by one statement, and not one by one.
+    /// An error says that the outcome is not known: the engine releases by holder id.
+    async fn each<A: Send + 'static, T: Send + 'static>(
+        &self,
+        asked: Vec<A>,
+        work: fn(&mut Database, u64, A) -> T,
+    ) -> Vec<Result<T, Error>> {
+        let (reply, answer) = oneshot::channel();
+        let count = asked.len();
+        let all = move |database: &mut Database, now| -> Vec<_> {
+            asked.into_iter().map(|one| work(database, now, one)).collect()
+        };
+        let job = move |directory: &Path| drop(reply.send(Database::transaction(directory, all)));
+        let failed = |error: Error| (0..count).map(|_| Err(error.clone())).collect();
+        if self.jobs.send(Box::new(job)).is_err() {
+            return failed(Error::closed());
+        }
+        match answer.await {
+            Ok(Ok(answers)) => answers.into_iter().map(Ok).collect(),
+            Ok(Err(error)) => {
+                failed(Error::new(ErrorKind::OutcomeUnknown, "the transaction failed").with_source(error))
+            }
+            Err(_) => failed(Error::closed()),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for Client {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// In tests short: a case whose store falls silent waits for it.
+    fn timing(&self) -> Timing {
+        let mut timing = Timing::default();
+        timing.request_timeout = Duration::from_secs(2);
+        timing
+    }
+
+    /// For a store that tells of keys that are free, or of holds that ended. This one is asked again.
+    fn attach(&self, _: Events) {}
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        self.each(requests, Database::acquire).await
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        self.each(holds, Database::renew).await
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        self.each(holds, Database::release).await
+    }
+
+    /// The connection ends with its thread, when this is dropped.
+    async fn close(&self) {}
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sql:{}", self.directory.display())
+    }
+}
+
+/// Stores in new directories.
+#[derive(Debug)]
+pub struct SqlFactory;
+
+#[async_trait]
+impl Factory for SqlFactory {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("your-sql-store-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let unavailable = |error| Error::new(ErrorKind::Unavailable, "no directory").with_source(error);
+        fs::create_dir_all(&directory).map_err(unavailable)?;
+        Ok(Box::new(SqlHarness { directory }))
+    }
+
+    /// What [`Harness::child`] says: a connection string in practice.
+    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
+        Ok(Arc::new(Engine::start(Client::connect(Path::new(spec)))?))
+    }
+}
+
+#[derive(Debug)]
+struct SqlHarness {
+    directory: PathBuf,
+}
+
+impl Drop for SqlHarness {
+    fn drop(&mut self) {
+        // What is left lies in the system's directory for such.
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+#[async_trait]
+impl Harness for SqlHarness {
+    async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+        Ok(Arc::new(Engine::start(Client::connect(&self.directory))?))
+    }
+
+    fn child(&self) -> Option<String> {
+        Some(self.directory.display().to_string())
+    }
+
+    fn faults(&self) -> Option<&dyn Faults> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Faults for SqlHarness {
+    fn supports(&self) -> FaultSet {
+        let mut set = Disturbed::<Client>::supports();
+        set.skew = true;
+        set.purge = true;
+        set
+    }
+
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
+        let backend = Disturbed::new(Client::connect(&self.directory));
+        let faults = backend.faults();
+        let clock = SkewedClock::new(SystemClock, setup.skew);
+        let lock = Engine::builder(backend).clock(Arc::new(clock)).start()?;
+        Ok(FaultyClient::new(Arc::new(lock), faults))
+    }
+
+    /// `DELETE FROM locks WHERE key = $1`, by hand.
+    async fn purge(&self, key: &LockKey) -> bool {
+        let deleted = Database::transaction(&self.directory, |database, now| {
+            database.locks.remove(key.as_str()).is_some_and(|row| row.ends > now)
+        });
+        deleted.unwrap_or(false)
+    }
+}
+
+#[allow(dead_code)] // The tests include this file for its store.
+fn main() -> ExitCode {
+    leasehold_conformance::main(SqlFactory)
+}
