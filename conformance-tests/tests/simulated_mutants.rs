@@ -1,7 +1,8 @@
 //! The mutants under simulation: which of them the simulator kills alone.
 //!
 //! A mutant dies by a schedule in which the judge finds something wrong, or because it never does what its sound version
-//! does often. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, and prints the schedules.
+//! does often. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, or is it where it is out of reach, and
+//! prints the schedules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -15,7 +16,7 @@ use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
 use leasehold_conformance::simulation::{Disturbances, Seen, Sometimes};
 
 /// How many schedules each of them gets.
-const SCHEDULES: u64 = 800;
+const SCHEDULES: u64 = 1_000;
 
 /// What is seen this often of a sound version is not missed by chance.
 const OFTEN: u64 = 50;
@@ -32,7 +33,6 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
             "backend:fifo-is-polled",
             "lock:try-barges",
             "lock:lifo",
-            "lock:not-due-queues",
         ],
     ),
     (
@@ -111,12 +111,11 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
         ],
     ),
     (
-        "the runtime does not end under a client, no wait lasts a minute, and nobody closes twice or with a guard in hand for long",
+        "the runtime does not end under a client, no wait lasts a minute, and nobody closes with a guard in hand for long",
         &[
             "lock:drop-needs-runtime",
             "lock:runtime-end-is-silent",
             "lock:forever-ends",
-            "lock:close-twice-fails",
             "lock:close-leaves-holds",
             "lock:ended-never-fires",
         ],
@@ -138,7 +137,8 @@ fn every_mutant_in_reach_dies() {
     });
     let wanted: Vec<_> = mutants
         .into_iter()
-        .filter(|mutant| !out_of_reach.contains(mutant.name()) && mutant.name().contains(&only))
+        .filter(|mutant| !out_of_reach.contains(mutant.name()) || mutant.name() == only)
+        .filter(|mutant| mutant.name().contains(&only))
         .collect();
     assert!(!wanted.is_empty(), "no mutant is named like {only}");
     let outcomes = in_parallel(&wanted, |mutant| {

@@ -4,8 +4,10 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use common::{Plain, PlainNet, plain, start};
@@ -270,6 +272,64 @@ fn closing_from_two_threads_leaves_nothing() {
         }
         assert!(net.is_free());
     }
+}
+
+/// Two close at once, and the first is held up by its log in the middle: what it has begun must not be left by the second.
+#[test]
+fn a_close_that_is_held_up_leaves_nothing() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let net = Arc::new(PlainNet::default());
+    let lock = Arc::new(runtime.block_on(async { Engine::start(plain(&net)) }).unwrap());
+    let _guards = runtime.block_on(lock.keys((0..8).map(|i| format!("k{i}"))).acquire()).unwrap();
+    let ((begun, has_begun), (ended, has_ended)) = (channel(), channel());
+    let (slow, handle) = (Arc::clone(&lock), runtime.handle().clone());
+    let first = std::thread::spawn(move || {
+        let log = SlowLog { begun: begun.clone(), ended: Mutex::new(has_ended), events: AtomicUsize::new(0) };
+        tracing::subscriber::with_default(log, || {
+            let mut closing = slow.close();
+            let polled = closing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            // Where it was not held up.
+            let _ = begun.send(());
+            if let Poll::Ready(outcome) = polled { outcome } else { handle.block_on(closing) }
+        })
+    });
+    has_begun.recv().unwrap();
+    runtime.block_on(lock.close()).unwrap();
+    let _ = ended.send(());
+    first.join().unwrap().unwrap();
+    assert!(net.is_free(), "both closings were Ok");
+}
+
+/// Stands still at the second thing it is told on its thread, until the other closing has ended.
+struct SlowLog {
+    begun: Sender<()>,
+    ended: Mutex<Receiver<()>>,
+    events: AtomicUsize,
+}
+
+impl tracing::Subscriber for SlowLog {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        if self.events.fetch_add(1, SeqCst) == 1 {
+            let _ = self.begun.send(());
+            let _ = self.ended.lock().unwrap().recv();
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 /// A body that blocks its worker right after the grant: the others are there to renew.

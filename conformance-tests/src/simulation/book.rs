@@ -60,6 +60,8 @@ pub(super) struct Call {
     pub(super) at: Instant,
     pub(super) stood_still: Duration,
     pub(super) turns: Arc<ClientTurns>,
+    /// Whether its client knows that it is not due.
+    pub(super) is_known: bool,
 }
 
 /// What a caller asked for.
@@ -68,6 +70,8 @@ pub(crate) struct Asked {
     /// `None` waits for ever, zero is a try.
     pub(crate) budget: Option<Duration>,
     pub(crate) cooldown: bool,
+    /// Whether it is told of a cooldown instead of waiting for it.
+    pub(crate) not_due: bool,
     pub(crate) gives_up: bool,
     pub(crate) max_hold: Option<Duration>,
     /// Whether it only tries.
@@ -86,6 +90,8 @@ pub(super) struct Guard {
     pub(super) granted_at: Instant,
     pub(super) stood_still: Duration,
     pub(super) max_hold: Option<Duration>,
+    /// Until when its client knows of the cooldown that it has begun.
+    pub(super) cools_until: Option<Instant>,
     /// Before this it is not over, if its lease stays as long as it was.
     pub(super) lasts_until: Option<Instant>,
     pub(super) ttl: Option<Duration>,
@@ -138,6 +144,7 @@ impl Book {
         let call = state.next_call;
         state.next_call += 1;
         let budget = asked.budget;
+        let is_known = asked.not_due && state.cools(client, key);
         state.calls.insert(
             call,
             Call {
@@ -147,6 +154,7 @@ impl Book {
                 at: Instant::now(),
                 stood_still: turns.stood_still(),
                 turns: Arc::clone(turns),
+                is_known,
             },
         );
         state.write(self.start, client, key, What::Asked { call, budget });
@@ -159,6 +167,7 @@ impl Book {
         let Some(of) = state.calls.remove(&call) else { return };
         let (holder, token) = (guard.holder(), guard.token());
         self.answered_in_time(&mut state, &of);
+        self.was_due(&mut state, &of, "a grant");
         if let Some(truth) = &self.truth {
             let drawn = truth.stays(|stays| stays.iter().rev().find(|s| s.holder == holder).map(|s| s.token));
             if drawn.and_then(token::from_store_number) != token {
@@ -197,6 +206,7 @@ impl Book {
             stood_still: of.turns.stood_still(),
             turns: of.turns,
             max_hold: of.asked.max_hold,
+            cools_until: of.asked.cooldown.then(|| of.at + self.cooldown.div_f64(1.0 + DRIFT)),
             lasts_until: of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT))),
             ttl: of.asked.ttl,
             lost: None,
@@ -212,15 +222,22 @@ impl Book {
         let Some(of) = state.calls.remove(&call) else { return };
         self.note(Sometimes::TryRefused);
         self.answered_in_time(&mut state, &of);
+        self.was_due(&mut state, &of, "held");
         self.was_hindered(&mut state, call, &of, "C3");
         state.write(self.start, of.client, &of.key, What::Refused { call });
     }
 
     pub(crate) fn failed(&self, call: u64, error: &Error) {
         let mut state = self.lock();
-        let Some(of) = state.calls.remove(&call) else { return };
+        let Some(mut of) = state.calls.remove(&call) else { return };
         let kind = error.kind();
+        // Who gives up on a failure may hear of one first.
+        of.is_known &=
+            !matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity);
         self.answered_in_time(&mut state, &of);
+        if !matches!(kind, ErrorKind::NotDue | ErrorKind::Closed) {
+            self.was_due(&mut state, &of, kind);
+        }
         let waited = of.at.elapsed();
         let over = of.asked.budget.is_some_and(|budget| waited >= budget);
         match kind {
@@ -458,6 +475,14 @@ impl State {
                 self.events.len()
             ));
         }
+    }
+
+    /// Whether a hold of the client has begun a cooldown of the key that goes on for a while.
+    fn cools(&self, client: u64, key: &LockKey) -> bool {
+        let goes_on = |at: Instant| at > Instant::now() + Duration::from_millis(10);
+        let cools =
+            |guard: &Guard| guard.cools_until.is_some_and(goes_on) && guard.handle.validity().is_held();
+        self.guards.iter().any(|guard| guard.client == client && guard.key == *key && cools(guard))
     }
 
     fn guard(&self, holder: HolderId) -> Option<&Guard> {

@@ -129,9 +129,10 @@ impl Caller {
             options = options.max_hold(most);
         }
         let cools = !several && !self.book.cooldown.is_zero() && self.dice.u8(..3) == 0;
+        let not_due = cools && self.dice.bool();
         if cools {
             options = options.cooldown(self.book.cooldown);
-            if self.dice.bool() {
+            if not_due {
                 options = options.on_cooldown(OnCooldown::NotDue);
             }
         }
@@ -142,6 +143,7 @@ impl Caller {
         let asked = Asked {
             budget,
             cooldown: cools,
+            not_due,
             gives_up: gives_up || budget == Some(Duration::ZERO),
             max_hold,
             tries,

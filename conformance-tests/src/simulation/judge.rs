@@ -19,6 +19,9 @@ const LATE: Duration = Duration::from_millis(250);
 /// How long a try may take where every call is quick: what its client has just released is left to others first.
 const QUICK: Duration = Duration::from_millis(700);
 
+/// How long an answer may take that a client knows by itself.
+const KNOWN: Duration = Duration::from_millis(10);
+
 impl Book {
     /// Looks at every guard that somebody could look at now.
     pub(crate) fn look(&self) {
@@ -130,6 +133,7 @@ impl Book {
     pub(super) fn answered_in_time(&self, state: &mut State, of: &Call) {
         let stood_still = of.turns.stood_still().saturating_sub(of.stood_still);
         let most = match of.asked.budget {
+            _ if self.knows(of) => KNOWN,
             None => return,
             // A call of the store, another one behind a release that is under way, and the yield.
             Some(Duration::ZERO) if !self.weather.disturbs_calls() && of.asked.keys == 1 => QUICK,
@@ -141,6 +145,20 @@ impl Book {
             let what =
                 format!("a call for {} with {:?} was answered after {waited:?}", of.key, of.asked.budget);
             state.wrong(self.start, "C4", &what);
+        }
+    }
+
+    /// Whether its client knew that the call is not due. Another lock than the engine may have to ask its store.
+    fn knows(&self, of: &Call) -> bool {
+        of.is_known && (self.truth.is_some() || !self.weather.disturbs_calls())
+    }
+
+    /// A call that its client knew not to be due was answered with something else.
+    pub(super) fn was_due(&self, state: &mut State, of: &Call, what: impl std::fmt::Debug) {
+        if self.knows(of) {
+            let what =
+                format!("a call for {} ended with {what:?} in a cooldown that its own client began", of.key);
+            state.wrong(self.start, "C13", &what);
         }
     }
 

@@ -14,6 +14,7 @@ use super::book::Book;
 use super::caller::Caller;
 use super::client::{ClientClock, ClientTurns, InTurn};
 use super::disturbance::{Disturbance as D, Disturbances};
+use super::ends::{Client, close, drop_client, forget};
 use super::sometimes::{Seen, Sometimes};
 use super::table::{EndedBy, Kind, Stay, Table};
 use super::wire::{Weather, Wire, stream};
@@ -79,19 +80,15 @@ struct Play {
     probe: u64,
 }
 
-/// A client, until it is closed, dropped or dies.
-struct Client {
-    number: u64,
-    seat: Seat,
-    connection: Connection,
-    callers: Vec<JoinHandle<()>>,
-}
-
 impl Play {
     fn new(subject: &dyn Subject, seed: u64, without: Disturbances) -> Self {
         let mut dice = stream(seed, 1, 0);
         let kind = [Kind::Lease, Kind::Lease, Kind::Session, Kind::Latch][dice.usize(..4)];
-        let may = Disturbances::draw(&mut dice).and(without.others());
+        let mut may = Disturbances::draw(&mut dice);
+        if stream(seed, 4, 0).u8(..4) == 0 {
+            may = may.with(D::Away);
+        }
+        let may = may.and(without.others());
         let one_of = [3, 8, 30][dice.usize(..3)];
         let mut names = ["a", "b", "c"];
         if dice.u8(..4) == 0 {
@@ -104,7 +101,7 @@ impl Play {
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
         let world = subject.open(kind);
-        let weather = Weather::new(seed, may, one_of, world.bounds().capabilities.lease.is_some());
+        let weather = Weather::new(seed, may, one_of, &world.bounds());
         Self { seed, dice, world, weather, keys, cooldown, probe: u64::MAX }
     }
 
@@ -132,6 +129,11 @@ impl Play {
     async fn play(&mut self, book: &Arc<Book>) -> Result<(), Error> {
         let begun = Instant::now();
         let end = begun + BUSY;
+        if self.weather.happens(D::Away) {
+            let mut dice = stream(self.seed, 5, 0);
+            let from = begun + Duration::from_millis(dice.u64(..4_000));
+            self.weather.goes_away(from, from + Duration::from_millis(dice.u64(500..9_500)));
+        }
         let places = self.dice.usize(2..=4);
         let mut clients = Vec::new();
         let mut next = 0;
@@ -183,11 +185,10 @@ impl Play {
             let Some(client) = clients[place].take() else { continue };
             // Whoever is to be closed or dropped can act.
             client.seat.turns.resume();
-            book.goes(client.number);
             match what {
                 D::Crash => self.crash(client, book, &mut ends),
                 D::Close => ends.push(tokio::spawn(close(client, Arc::clone(book)))),
-                _ => ends.push(tokio::spawn(drop_client(client))),
+                _ => ends.push(tokio::spawn(drop_client(client, Arc::clone(book)))),
             }
             sleep(restart).await;
             clients[place] = Some(self.client(next, end, book)?);
@@ -299,7 +300,7 @@ impl Play {
             if self.dice.bool() {
                 close(client, Arc::clone(book)).await;
             } else {
-                drop_client(client).await;
+                drop_client(client, Arc::clone(book)).await;
             }
         }
         sleep(Duration::from_secs(8)).await;
@@ -370,6 +371,7 @@ impl Play {
         book.look();
         let history = book.history();
         let mut violations = book.violations();
+        violations.extend(self.weather.violations(book.start));
         // Where an operator ends holds, the live look has what the store knows and the history has not; and nobody sees
         // what a client that stands still has lost.
         let happened = self.weather.happened();
@@ -418,39 +420,6 @@ fn operate(table: &Table, such: impl Fn(leasehold_api::HolderId, bool) -> bool) 
             table.force(&key);
         }
     }
-}
-
-/// What died stays where it is: nothing of it is dropped before the schedule ends.
-fn forget(client: Client) {
-    let Client { callers, connection, .. } = client;
-    drop(callers);
-    std::mem::forget(connection.lock);
-    std::mem::forget(connection.engine);
-}
-
-async fn close(client: Client, book: Arc<Book>) {
-    let Client { number, seat, connection, callers } = client;
-    let turns = Arc::clone(&seat.turns);
-    let closing = InTurn::new(&turns, async move {
-        let (begun, most) = (Instant::now(), book.bounds.close);
-        match timeout(most, connection.lock.close()).await {
-            Ok(_) => book.closed(number),
-            Err(_) => book.wrong("C17", format!("closing takes longer than {:?}", begun.elapsed())),
-        }
-        drop(connection);
-    });
-    closing.await;
-    for caller in callers {
-        let _ = caller.await;
-    }
-}
-
-async fn drop_client(client: Client) {
-    for caller in client.callers {
-        caller.abort();
-        let _ = caller.await;
-    }
-    drop(client.connection);
 }
 
 /// Looks at all guards every now and then.

@@ -194,24 +194,36 @@ impl Backend for Remote {
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let (inner, asked) = (Arc::clone(&self.inner), requests.len());
+        self.wire.asks(&requests, self.inner.timing().waiting);
+        let (inner, asked) = (Arc::clone(&self.inner), requests.clone());
         let work = move || {
             let (inner, requests) = (Arc::clone(&inner), requests.clone());
             async move { inner.acquire(requests).await }
         };
         match self.wire.carry(Op::Acquire, work).await {
             Ok(answers) => answers,
-            Err(failed) => (0..asked).map(|_| attempt_failed(&failed)).collect(),
+            Err(failed) => {
+                if failed.refused {
+                    self.wire.turned_down(&asked);
+                }
+                asked.iter().map(|_| attempt_failed(&failed)).collect()
+            }
         }
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        let inner = Arc::clone(&self.inner);
+        let (inner, asked) = (Arc::clone(&self.inner), [request.clone()]);
+        self.wire.asks(&asked, self.inner.timing().waiting);
         let work = move || {
             let (inner, request, stop) = (Arc::clone(&inner), request.clone(), stop.clone());
             async move { inner.wait(request, stop).await }
         };
-        self.wire.carry(Op::Wait, work).await.unwrap_or_else(|failed| attempt_failed(&failed))
+        self.wire.carry(Op::Wait, work).await.unwrap_or_else(|failed| {
+            if failed.refused {
+                self.wire.turned_down(&asked);
+            }
+            attempt_failed(&failed)
+        })
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
@@ -225,13 +237,17 @@ impl Backend for Remote {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        let (inner, asked) = (Arc::clone(&self.inner), holds.len());
+        self.wire.releases(&holds);
+        let (inner, asked) = (Arc::clone(&self.inner), holds.clone());
         let work = move || {
             let (inner, holds) = (Arc::clone(&inner), holds.clone());
             async move { inner.release(holds).await }
         };
         let answers = self.wire.carry(Op::Release, work).await;
-        answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
+        let answers: Vec<_> =
+            answers.unwrap_or_else(|failed| asked.iter().map(|_| Err(failed.error())).collect());
+        self.wire.has_released(&asked, &answers);
+        answers
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

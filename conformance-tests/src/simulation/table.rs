@@ -295,6 +295,14 @@ impl Table {
         held
     }
 
+    /// What a client holds now that does not end by itself.
+    pub(crate) fn held_by(&self, client: u64) -> Vec<(LockKey, HolderId)> {
+        let state = self.lock();
+        let holds = state.slots.iter().filter_map(|(key, slot)| Some((key, slot.hold.as_ref()?)));
+        let theirs = holds.filter(|(_, hold)| hold.client == client && hold.ends.is_none());
+        theirs.map(|(key, hold)| (key.clone(), hold.holder)).collect()
+    }
+
     /// Every hold so far, up to date.
     pub(crate) fn stays<R>(&self, look: impl FnOnce(&[Stay]) -> R) -> R {
         let mut state = self.lock();

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold_api::{Error, ErrorKind};
-use leasehold_engine::Op;
+use leasehold_engine::{Freed, HoldRef, Op, Request, Waiting};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
+use super::book::Bounds;
 use super::client::{ClientTurns, InTurn};
 use super::disturbance::{Disturbance as D, Disturbances};
+use super::requests::Requests;
 use super::sometimes::{Seen, Sometimes};
 
 /// More calls than this in one schedule are not work but a loop.
@@ -30,11 +32,15 @@ pub(crate) struct Weather {
     /// Whether the second copy of a request may come when the first was answered: a store whose holds do not end by
     /// themselves has to tell the two apart.
     pub(crate) late_copies: bool,
+    /// The longest that one call may take.
+    pub(crate) call: Duration,
     pub(crate) seen: Seen,
     state: Mutex<State>,
     calls: AtomicU64,
     /// There were too many calls.
     pub(crate) loops: Notify,
+    /// What was wrong with requests, and when.
+    violations: Mutex<Vec<(Instant, &'static str, String)>>,
 }
 
 #[derive(Debug, Default)]
@@ -43,19 +49,23 @@ struct State {
     calm: Option<Instant>,
     /// What did happen.
     happened: Disturbances,
+    /// From when to when no client can reach the store.
+    away: Option<(Instant, Instant)>,
 }
 
 impl Weather {
-    pub(crate) fn new(seed: u64, may: Disturbances, one_of: u64, late_copies: bool) -> Arc<Self> {
+    pub(crate) fn new(seed: u64, may: Disturbances, one_of: u64, bounds: &Bounds) -> Arc<Self> {
         Arc::new(Self {
             seed,
             may,
             one_of,
-            late_copies,
+            late_copies: bounds.capabilities.lease.is_some(),
+            call: bounds.call,
             seen: Seen::default(),
             state: Mutex::default(),
             calls: AtomicU64::new(0),
             loops: Notify::new(),
+            violations: Mutex::default(),
         })
     }
 
@@ -73,10 +83,21 @@ impl Weather {
         self.lock().calm.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// The store cannot be reached by anybody for a while.
+    pub(crate) fn goes_away(&self, from: Instant, until: Instant) {
+        self.lock().away = Some((from, until));
+    }
+
+    fn is_away(&self) -> bool {
+        let now = Instant::now();
+        let state = self.lock();
+        state.calm.is_none() && state.away.is_some_and(|(from, until)| from <= now && now < until)
+    }
+
     /// Whether any call could be other than quick and carried out.
     pub(crate) fn disturbs_calls(&self) -> bool {
         let happened = self.happened();
-        D::OF_CALLS.into_iter().chain([D::Cut, D::Pause]).any(|one| happened.has(one))
+        D::OF_CALLS.into_iter().chain([D::Cut, D::Pause, D::Away]).any(|one| happened.has(one))
     }
 
     /// Whether `one` may happen now. Then it is taken to happen.
@@ -91,6 +112,21 @@ impl Weather {
 
     pub(crate) fn happened(&self) -> Disturbances {
         self.lock().happened
+    }
+
+    fn wrong(&self, found: Option<(&'static str, String)>) {
+        let Some((rule, what)) = found else { return };
+        let mut violations = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
+        violations.push((Instant::now(), rule, what));
+    }
+
+    /// What was wrong with requests, each with the rule that says so, with times since `start`.
+    pub(crate) fn violations(&self, start: Instant) -> Vec<String> {
+        let violations = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = |(at, rule, what): &(Instant, &str, String)| {
+            format!("{rule}, {:.3?}: {what}", at.duration_since(start))
+        };
+        violations.iter().map(said).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,6 +165,9 @@ pub(crate) struct Wire {
     turns: Arc<ClientTurns>,
     /// Until then nothing arrives.
     cut_until: Mutex<Option<Instant>>,
+    /// Until then calls may not be what they should be.
+    troubled_until: Mutex<Instant>,
+    requests: Requests,
     dead: std::sync::atomic::AtomicBool,
 }
 
@@ -171,6 +210,8 @@ impl Wire {
             calls: AtomicU64::new(0),
             turns: Arc::clone(turns),
             cut_until: Mutex::new(None),
+            troubled_until: Mutex::new(Instant::now()),
+            requests: Requests::default(),
             dead: std::sync::atomic::AtomicBool::new(false),
         })
     }
@@ -182,6 +223,39 @@ impl Wire {
     /// Nothing arrives until `end`.
     pub(crate) fn cut(&self, end: Instant) {
         *self.cut_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        self.is_troubled(end);
+    }
+
+    fn is_troubled(&self, until: Instant) {
+        let mut known = self.troubled_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = until.max(*known);
+    }
+
+    /// From when on every call was what it should be.
+    pub(crate) fn untroubled_since(&self) -> Instant {
+        let away = self.weather.lock().away.filter(|(from, _)| *from <= Instant::now());
+        let known = *self.troubled_until.lock().unwrap_or_else(PoisonError::into_inner);
+        away.map_or(known, |(_, until)| until.max(known))
+    }
+
+    /// The engine asks for these.
+    pub(crate) fn asks(&self, requests: &[Request], waiting: Waiting) {
+        self.weather.wrong(self.requests.asked(requests, waiting));
+    }
+
+    /// It was told that these were turned down.
+    pub(crate) fn turned_down(&self, requests: &[Request]) {
+        self.requests.refused(requests);
+    }
+
+    /// The engine releases these.
+    pub(crate) fn releases(&self, holds: &[HoldRef]) {
+        self.weather.wrong(self.requests.releases(holds));
+    }
+
+    /// It was told what came of that.
+    pub(crate) fn has_released(&self, holds: &[HoldRef], answers: &[Result<Freed, Error>]) {
+        self.requests.released(holds, answers);
     }
 
     /// The client has died: nothing more comes from it, and nothing arrives at it.
@@ -195,7 +269,9 @@ impl Wire {
 
     fn is_cut(&self) -> bool {
         let until = *self.cut_until.lock().unwrap_or_else(PoisonError::into_inner);
-        self.is_dead() || (!self.weather.is_calm() && until.is_some_and(|until| Instant::now() < until))
+        self.is_dead()
+            || self.weather.is_away()
+            || (!self.weather.is_calm() && until.is_some_and(|until| Instant::now() < until))
     }
 
     fn plan(&self, op: Op) -> Plan {
@@ -233,6 +309,8 @@ impl Wire {
             D::Refusal if matches!(op, Op::Acquire | Op::Wait) => plan.fate = Fate::Refused(kind),
             _ => plan.fate = Fate::Failed(kind),
         }
+        // Whoever has no answer waits for as long as a call may take.
+        self.is_troubled(Instant::now() + self.weather.call + plan.before + plan.after);
         plan
     }
 

@@ -7,6 +7,7 @@ mod documents;
 mod fuzz;
 mod licence;
 mod metadata;
+mod reverted;
 mod servers;
 mod simulate;
 mod size;
@@ -33,6 +34,9 @@ usage: cargo xtask JOB
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
+  reverted [NAME ..]
+              bugs of the engine that were mended, brought back in a copy of the workspace: each has to be found
+              again, by the simulator where it can be; prints the table of docs/testing.md
   fuzz [--minutes N] [--seed S] [--target NAME]
               inputs near to valid ones: for that long on each target from a new seed or from S on, or that of S
               alone
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
         ["test", "--tls"] => test_tls(),
         ["simulate", ..] => simulate::run(&arguments[1..]),
+        ["reverted", ..] => reverted::run(&arguments[1..]),
         ["fuzz", ..] => fuzz::run(&arguments[1..]),
         ["torture", ..] => torture::run(&arguments[1..]),
         ["lint"] => lint(),
