@@ -44,6 +44,10 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
             "backend:look-lengthens",
             "backend:list-takes",
             "backend:list-shows-expired",
+            "backend:list-limits-first",
+            "backend:label-of-the-one-before",
+            "backend:label-lost-in-queue",
+            "backend:force-ends-expired",
             "backend:admin-missing",
             "backend:password-shown",
             "backend:errors-alike",
@@ -66,6 +70,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
             "backend:key-colons-dropped",
             "backend:key-cut",
             "backend:key-hashed",
+            "backend:token-restarts-after-many-keys",
         ],
     ),
     (
@@ -74,7 +79,12 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
     ),
     (
         "the store of the mutants always tells of a hold that it ended, so nobody asks for one that has gone",
-        &["backend:release-always-held", "backend:renew-recreates", "backend:neighbour-lost"],
+        &[
+            "backend:release-always-held",
+            "backend:renew-recreates",
+            "backend:neighbour-lost",
+            "backend:release-stops-at-gone",
+        ],
     ),
     (
         "keys are kept longer than need be, which is within the bounds",
@@ -83,6 +93,8 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
             "backend:ttl-rounded-up",
             "backend:cooldown-from-release",
             "backend:held-hides-cooldown",
+            "backend:cooldown-from-renewal",
+            "backend:queue-sleeps-to-the-old-end",
         ],
     ),
     (

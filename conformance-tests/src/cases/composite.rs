@@ -304,3 +304,21 @@ pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
         cx.give(cx.free_within(&b, key, cx.capabilities().undo).await).await;
     }
 }
+
+/// As above, where nobody was told: the release itself finds out, wherever in the order of the keys.
+pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Context) {
+    for purged in 0..3 {
+        let (a, b) = (cx.faulty().await, cx.client().await);
+        let keys = cx.some_keys(3);
+        let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
+        assert!(cx.faults().purge(&keys[purged]).await, "there was no hold of {} to purge", keys[purged]);
+        // A store that could answer without I/O has to make calls as long as its next ones are scripted.
+        for _ in &keys {
+            a.faults.script(Op::Release, Fault::Pass);
+        }
+        fails(guards.release().await, &[ErrorKind::Lost]);
+        for key in &keys {
+            cx.give(cx.take(&b, key).await).await;
+        }
+    }
+}

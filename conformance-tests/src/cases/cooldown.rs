@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, OnCooldown, Once};
+use leasehold_api::{
+    AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, LossReason, OnCooldown, Once,
+};
 use tokio::time::Instant;
 
 use crate::context::{Context, acquire_for, fails, joined};
@@ -204,4 +206,42 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
         }
     }
     cx.give(job).await;
+}
+
+pub(crate) async fn outlives_a_forced_release(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let window = window(cx) * 20;
+    let guard = a.key(&key).cooldown(window).acquire().await.expect("a free key");
+    let admin = b.admin().expect("a store that declares forced release has an operator's view");
+    assert!(admin.force_release(&key, guard.holder()).await.expect("the store answers"));
+    cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
+    for lock in [&b, &a] {
+        assert!(due_in(lock, &key, window).await.is_some(), "a second run in one window");
+    }
+}
+
+pub(crate) async fn outlives_a_loss(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let window = window(cx) * 20;
+    let guard = a.key(&key).cooldown(window).acquire().await.expect("a free key");
+    cx.lose(&key, LossReason::SessionLost).await;
+    cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
+    for lock in [&b, &a] {
+        assert!(due_in(lock, &key, window).await.is_some(), "a second run in one window");
+    }
+}
+
+pub(crate) async fn is_moved_by_no_renewal(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = a.key(&key).cooldown(window(cx)).ttl(cx.ttl()).acquire().await.expect("a free key");
+    let granted = Instant::now();
+    while granted.elapsed() < window(cx) {
+        cx.sleep(window(cx) / 10).await;
+        guard.renew().await.expect("held until now");
+    }
+    cx.give(guard).await;
+    cx.give(cx.take(&b, &key).await).await;
 }

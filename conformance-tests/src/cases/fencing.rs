@@ -119,6 +119,27 @@ pub(crate) async fn grows_across_a_purge(cx: &Context) {
     }
 }
 
+/// A store may forget a key that nobody uses, but not which number it gave.
+pub(crate) async fn grows_across_many_other_keys(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let mut seen = Watermark::default();
+    for _ in 0..2 {
+        // So many that a number of their own does not reach that of all keys together, nor the other way around.
+        for _ in 0..3 {
+            let guard = cx.take(&lock, &key).await;
+            seen.pass(&guard, "taken after many other keys");
+            cx.give(guard).await;
+        }
+        for other in cx.some_keys(cx.many(2_500, 100)) {
+            cx.give(cx.take(&lock, &other).await).await;
+        }
+    }
+    let guard = cx.take(&lock, &key).await;
+    seen.pass(&guard, "taken after many other keys");
+    cx.give(guard).await;
+}
+
 pub(crate) async fn grows_across_a_day_of_idleness(cx: &Context) {
     let lock = cx.client().await;
     let key = cx.key();

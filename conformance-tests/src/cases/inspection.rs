@@ -301,6 +301,83 @@ pub(crate) async fn an_ended_lease_is_not_listed(cx: &Context) {
     cx.give(cx.take(&b, &key).await).await;
 }
 
+/// A page is full if there is enough to fill it, whatever lies between.
+pub(crate) async fn a_limit_counts_what_is_listed(cx: &Context) {
+    let (a, b) = (cx.faulty().await, cx.client().await);
+    let keys = ["page:1", "page:2", "page:3", "page:4"].map(|n| LockKey::new(n).expect("a valid key"));
+    let mut ended = Vec::new();
+    for key in [&keys[0], &keys[2]] {
+        ended.push(cx.take_with(&a.lock, key, &cx.leased()).await);
+    }
+    let free = cx.take(&b, &LockKey::new("page:0").expect("a valid key")).await;
+    cx.give(free).await;
+    a.faults.silence(true);
+    cx.sleep(cx.ttl() + cx.slack()).await;
+    let mut guards = Vec::new();
+    for key in [&keys[1], &keys[3]] {
+        guards.push(cx.take(&b, key).await);
+    }
+    for limit in [1, 2, 3] {
+        let query = ListQuery::new().prefix("page:").limit(limit);
+        let expected: Vec<_> = guards.iter().map(|guard| guard.key().clone()).take(limit).collect();
+        assert_eq!(keys_listed(cx, &b, &query, &expected).await, expected, "a page of {limit}");
+    }
+    for guard in guards {
+        cx.give(guard).await;
+    }
+}
+
+/// What the label of the guard's grant is to others.
+async fn shown_label(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> Option<String> {
+    look_at(cx, lock, guard).await.label.map(|label| label.to_string())
+}
+
+/// Granted at once or from a queue, with a label or without one.
+pub(crate) async fn shows_the_label_of_each_grant(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    for label in [Some("one"), None, Some("two")] {
+        let labelled = |options: AcquireOptions| match label {
+            Some(label) => options.label(label),
+            None => options,
+        };
+        let guard = cx.take_with(&a, &key, &labelled(AcquireOptions::new())).await;
+        assert_eq!(shown_label(cx, &b, &guard).await.as_deref(), label, "granted at once");
+        for lock in [&a, &b] {
+            let other = cx.key();
+            let first = cx.take_with(&a, &other, &AcquireOptions::new().label("first")).await;
+            let waiter = cx.queue_with(lock, &other, labelled(cx.patient())).await;
+            cx.give(first).await;
+            let next = waiter.granted(cx, cx.handover()).await;
+            assert_eq!(shown_label(cx, &b, &next).await.as_deref(), label, "granted after a wait");
+            cx.give(next).await;
+        }
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn a_label_ends_with_its_lease(cx: &Context) {
+    let (a, b) = (cx.faulty().await, cx.client().await);
+    let key = cx.key();
+    let _guard = cx.take_with(&a.lock, &key, &cx.leased().label("ended")).await;
+    a.faults.silence(true);
+    cx.sleep(cx.ttl() + cx.slack()).await;
+    let next = cx.take(&b, &key).await;
+    assert_eq!(shown_label(cx, &b, &next).await, None, "that of a grant without a label");
+    cx.give(next).await;
+}
+
+/// Nobody has it any more, also where the store still knows who had it.
+pub(crate) async fn force_ends_no_lease_that_has_ended(cx: &Context) {
+    let (a, b) = (cx.faulty().await, cx.client().await);
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    a.faults.silence(true);
+    cx.sleep(cx.ttl() + cx.slack()).await;
+    assert!(!admin(&b).force_release(&key, guard.holder()).await.expect("the store answers"));
+    cx.give(cx.take(&b, &key).await).await;
+}
+
 pub(crate) async fn a_forced_release_frees(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(2);

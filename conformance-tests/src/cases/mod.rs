@@ -126,6 +126,8 @@ macro_rules! for_each_case {
                 begins_the_whole_ttl_anew [C9 C10] [Lease Silence];
                 may_ask_for_a_longer_ttl [C10] [Lease Silence];
                 may_ask_for_a_shorter_ttl [C9 C10] [Lease Silence];
+                counts_to_the_millisecond [C1 C9 C10] [Lease Silence];
+                for_a_shorter_ttl_serves_a_waiter_in_time [C10 C11] [Lease Silence];
                 another_ttl_stays_in_force [C10] [Lease];
                 refuses_a_ttl_out_of_bounds [C15 C16] [Lease];
                 keeps_the_token_and_the_id [C2 C8] [Lease];
@@ -177,6 +179,7 @@ macro_rules! for_each_case {
                 grows_across_a_loss [C8] [Tokens Lose];
                 grows_across_a_purge [C8] [Tokens Purge];
                 grows_across_a_day_of_idleness [C8] [Tokens Virtual];
+                grows_across_many_other_keys [C8] [Tokens];
                 grows_across_a_forced_release [C8] [Tokens ForceRelease];
                 grows_across_failed_attempts [C8] [Tokens];
                 grows_across_lost_replies [C8] [Tokens Script];
@@ -238,6 +241,10 @@ macro_rules! for_each_case {
                 looking_disturbs_no_waiter [C18] [Inspect];
                 lists_what_is_held [C18] [List];
                 an_ended_lease_is_not_listed [C18] [List Lease Silence];
+                a_limit_counts_what_is_listed [C18] [List Lease Silence];
+                shows_the_label_of_each_grant [C18] [Inspect];
+                a_label_ends_with_its_lease [C18] [Inspect Lease Silence];
+                force_ends_no_lease_that_has_ended [C2 C18] [ForceRelease Lease Silence];
                 a_forced_release_frees [C2 C18] [ForceRelease];
                 force_names_whom_it_breaks [C2 C18] [ForceRelease];
                 a_forced_release_serves_a_waiter [C8 C11] [ForceRelease];
@@ -253,6 +260,9 @@ macro_rules! for_each_case {
                 is_told_while_the_job_still_runs [C13 C16] [Cooldown];
                 holds_up_all_of_several_keys [C4 C16] [Cooldown];
                 an_absurd_one_is_refused_or_kept [C15] [Cooldown];
+                outlives_a_forced_release [C4 C16] [Cooldown ForceRelease];
+                outlives_a_loss [C4 C16] [Cooldown Lose];
+                is_moved_by_no_renewal [C4 C16] [Cooldown Lease];
             }
             composite {
                 takes_all [C1 C4] [];
@@ -270,6 +280,7 @@ macro_rules! for_each_case {
                 each_can_be_released_alone [C2 C6] [];
                 is_released_in_one_call [C6] [Script Calls];
                 a_release_tells_of_the_one_that_was_lost [C6 C9] [Lose Alone];
+                a_release_frees_the_others_of_one_that_was_purged [C6] [Purge Script];
             }
             scoped {
                 gives_the_bodys_value [C6] [];

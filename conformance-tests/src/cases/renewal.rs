@@ -88,6 +88,32 @@ pub(crate) async fn may_ask_for_a_shorter_ttl(cx: &Context) {
     renewed_then_silent(cx, Some(shorter), shorter).await;
 }
 
+/// A part of a second counts in a renewal as well.
+pub(crate) async fn counts_to_the_millisecond(cx: &Context) {
+    let ttl = cx.ttl() + Duration::from_millis(900);
+    let bounds = cx.lease();
+    if ttl <= bounds.max {
+        renewed_then_silent(cx, Some(ttl), ttl).await;
+    }
+    // Where the bounds leave no room above.
+    let ttl = (cx.ttl() * 9 / 10).saturating_sub(Duration::from_millis(100)).max(bounds.min);
+    renewed_then_silent(cx, Some(ttl), ttl).await;
+}
+
+/// Whoever waits for the end of a lease learns that it has come nearer.
+pub(crate) async fn for_a_shorter_ttl_serves_a_waiter_in_time(cx: &Context) {
+    let (a, b) = (cx.faulty().await, cx.client().await);
+    let key = cx.key();
+    let shorter = (cx.ttl() / 2).max(cx.lease().min);
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    let waiter = cx.queue(&b, &key).await;
+    guard.renew_for(shorter).await.expect("held until now");
+    a.faults.silence(true);
+    let next = waiter.granted(cx, shorter + cx.handover()).await;
+    assert_eq!(guard.validity(), Validity::Lost);
+    cx.give(next).await;
+}
+
 /// Renews by hand, falls silent, and sees the lease last `ttl` from then on, no less and not much more.
 async fn renewed_then_silent(cx: &Context, asked: Option<Duration>, ttl: Duration) {
     let a = cx.faulty().await;

@@ -20,6 +20,7 @@ pub(crate) enum BackendFault {
     ReleaseAddsPermit,
     ReleaseAlwaysHeld,
     ReleaseNeverHeld,
+    ReleaseStopsAtGone,
     NoPollNoWake,
     NoPollAtExpiry,
     HidesWaiters,
@@ -33,6 +34,7 @@ pub(crate) enum BackendFault {
     RenewFromOldDeadline,
     RenewRecreates,
     RenewFailureIsExtended,
+    RenewInWholeSeconds,
     TtlInWholeSeconds,
     TtlRoundedUp,
     TokenConstant,
@@ -43,6 +45,7 @@ pub(crate) enum BackendFault {
     TokenChangesOnRenew,
     TokenRestartsAfterDay,
     TokenRestartsAfterPurge,
+    TokenRestartsAfterManyKeys,
     TokenMissing,
     KeyColonsDropped,
     KeyLowerCased,
@@ -53,16 +56,22 @@ pub(crate) enum BackendFault {
     CooldownIgnored,
     CooldownEndsWithRelease,
     CooldownFromRelease,
+    CooldownEndsWithLoss,
+    CooldownFromRenewal,
     HeldHidesCooldown,
     ForceIgnoresHolder,
     ForceIsSilent,
     ForceDoesNothing,
+    ForceEndsExpired,
     ForceUndeclared,
     LossIsSilent,
     LookTakes,
     LookLengthens,
     ListTakes,
     ListShowsExpired,
+    ListLimitsFirst,
+    LabelOfTheOneBefore,
+    LabelLostInQueue,
     AdminMissing,
     NeighbourLost,
     AnswersReversed,
@@ -71,6 +80,7 @@ pub(crate) enum BackendFault {
     PasswordShown,
     QueueIgnoresStop,
     QueueIsLifo,
+    QueueSleepsToTheOldEnd,
     FifoIsPolled,
 }
 
@@ -94,6 +104,7 @@ impl BackendFault {
         (F::ReleaseAddsPermit, "release-adds-permit", &["C1", "C2"]),
         (F::ReleaseAlwaysHeld, "release-always-held", &["C6"]),
         (F::ReleaseNeverHeld, "release-never-held", &["C6"]),
+        (F::ReleaseStopsAtGone, "release-stops-at-gone", &["C6"]),
         (F::NoPollNoWake, "no-poll-no-wake", &["C11"]),
         (F::NoPollAtExpiry, "no-poll-at-expiry", &["C11"]),
         (F::HidesWaiters, "hides-waiters", &["C12"]),
@@ -107,6 +118,7 @@ impl BackendFault {
         (F::RenewFromOldDeadline, "renew-from-old-deadline", &["C10", "C11"]),
         (F::RenewRecreates, "renew-recreates", &["C10"]),
         (F::RenewFailureIsExtended, "renew-failure-is-extended", &["C9", "C10"]),
+        (F::RenewInWholeSeconds, "renew-in-whole-seconds", &["C1", "C9", "C10"]),
         (F::TtlInWholeSeconds, "ttl-in-whole-seconds", &["C1", "C9"]),
         (F::TtlRoundedUp, "ttl-rounded-up", &["C11"]),
         (F::TokenConstant, "token-constant", &["C8"]),
@@ -117,6 +129,7 @@ impl BackendFault {
         (F::TokenChangesOnRenew, "token-changes-on-renew", &["C8"]),
         (F::TokenRestartsAfterDay, "token-restarts-after-a-day", &["C8"]),
         (F::TokenRestartsAfterPurge, "token-restarts-after-a-purge", &["C8"]),
+        (F::TokenRestartsAfterManyKeys, "token-restarts-after-many-keys", &["C8"]),
         (F::TokenMissing, "token-missing", &["C8", "C16"]),
         (F::KeyColonsDropped, "key-colons-dropped", &["C14"]),
         (F::KeyLowerCased, "key-lower-cased", &["C14"]),
@@ -127,16 +140,22 @@ impl BackendFault {
         (F::CooldownIgnored, "cooldown-ignored", &["C16"]),
         (F::CooldownEndsWithRelease, "cooldown-ends-with-release", &["C6", "C16"]),
         (F::CooldownFromRelease, "cooldown-from-release", &["C6", "C16"]),
+        (F::CooldownEndsWithLoss, "cooldown-ends-with-a-loss", &["C4", "C16"]),
+        (F::CooldownFromRenewal, "cooldown-from-renewal", &["C16"]),
         (F::HeldHidesCooldown, "held-hides-cooldown", &["C16"]),
         (F::ForceIgnoresHolder, "force-ignores-holder", &["C2"]),
         (F::ForceIsSilent, "force-is-silent", &["C1", "C9"]),
         (F::ForceDoesNothing, "force-does-nothing", &["C11", "C16"]),
+        (F::ForceEndsExpired, "force-ends-expired", &["C18"]),
         (F::ForceUndeclared, "force-undeclared", &["C16"]),
         (F::LossIsSilent, "loss-is-silent", &["C1", "C9"]),
         (F::LookTakes, "look-takes", &["C18"]),
         (F::LookLengthens, "look-lengthens", &["C18"]),
         (F::ListTakes, "list-takes", &["C18"]),
         (F::ListShowsExpired, "list-shows-expired", &["C18"]),
+        (F::ListLimitsFirst, "list-limits-first", &["C18"]),
+        (F::LabelOfTheOneBefore, "label-of-the-one-before", &["C18"]),
+        (F::LabelLostInQueue, "label-lost-in-queue", &["C18"]),
         (F::AdminMissing, "admin-missing", &["C16", "C18"]),
         (F::NeighbourLost, "neighbour-lost", &["C9", "C10"]),
         (F::AnswersReversed, "answers-reversed", &["C1", "C2", "C4"]),
@@ -145,11 +164,18 @@ impl BackendFault {
         (F::PasswordShown, "password-shown", &["C15"]),
         (F::QueueIgnoresStop, "queue-ignores-stop", &["C5"]),
         (F::QueueIsLifo, "queue-is-lifo", &["C12"]),
+        (F::QueueSleepsToTheOldEnd, "queue-sleeps-to-the-old-end", &["C11"]),
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
     ];
 
     /// Whether the store has a queue of its own rather than being polled.
     pub(crate) fn queues(self) -> bool {
-        matches!(self, Self::QueueIgnoresStop | Self::QueueIsLifo)
+        matches!(
+            self,
+            Self::QueueIgnoresStop
+                | Self::QueueIsLifo
+                | Self::QueueSleepsToTheOldEnd
+                | Self::LabelLostInQueue
+        )
     }
 }

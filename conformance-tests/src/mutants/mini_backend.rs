@@ -1,6 +1,7 @@
 //! A small correct backend over the small store, with one fault at a time.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -161,6 +162,11 @@ impl Backend for MiniBackend {
         loop {
             // The server grants after this, however long the wait has been.
             let asked_at = self.events.get().map(Events::now);
+            let ends = server.inspect(&request.key).holder().and_then(|hold| hold.expires_in);
+            let pause = match self.fault {
+                Fault::QueueSleepsToTheOldEnd => ends.unwrap_or(POLL),
+                _ => POLL,
+            };
             tokio::select! {
                 biased;
                 granted = &mut answer => {
@@ -179,7 +185,7 @@ impl Backend for MiniBackend {
                     return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new())));
                 }
                 // A lease's end is no event: the server looks when it is asked to.
-                () = tokio::time::sleep(POLL) => {
+                () = tokio::time::sleep(pause) => {
                     server.serve(self.link.client(), &request.key);
                     if let Some(held) = server.cooling(self.link.asker(), &request.key) {
                         // The engine knows whether its caller waits for the end of a cooldown.
@@ -222,7 +228,16 @@ impl Backend for MiniBackend {
             });
             return holds.iter().map(|_| Ok(Freed::new(true))).collect();
         }
-        self.each(Op::Release, &holds, |server, asker, hold| Ok(server.release(asker, hold))).await
+        let stopped = AtomicBool::new(false);
+        let release = |server: &Server, asker, hold: &HoldRef| {
+            if stopped.load(Ordering::Relaxed) {
+                return Ok(Freed::new(false));
+            }
+            let freed = server.release(asker, hold);
+            stopped.store(!freed.was_held && self.fault == Fault::ReleaseStopsAtGone, Ordering::Relaxed);
+            Ok(freed)
+        };
+        self.each(Op::Release, &holds, release).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

@@ -160,3 +160,26 @@ pub(super) fn ends(fault: Fault, now: Instant, ttl: Duration) -> Option<Instant>
         _ => ttl,
     })
 }
+
+/// For how long a renewal for `ttl` is.
+pub(super) fn renewed_for(fault: Fault, ttl: Duration) -> Duration {
+    let whole = Duration::from_secs(ttl.as_secs());
+    if fault == Fault::RenewInWholeSeconds && !whole.is_zero() { whole } else { ttl }
+}
+
+/// Under which name the store keeps a key.
+pub(super) fn name_of(fault: Fault, client: u64, text: &str) -> String {
+    match fault {
+        Fault::ExcludesPerClient if client != 0 => format!("{client}/{text}"),
+        Fault::KeyColonsDropped => text.replace(':', ""),
+        Fault::KeyLowerCased => text.to_lowercase(),
+        Fault::KeyTrimmed => text.trim_end_matches([' ', '.']).to_owned(),
+        Fault::KeyCut => text.chars().take(63).collect(),
+        Fault::KeyNormalised => text.replace("e\u{301}", "é"),
+        Fault::KeyHashed => {
+            let hash = text.bytes().fold(0u8, |hash, b| hash.wrapping_mul(31).wrapping_add(b));
+            hash.to_string()
+        }
+        _ => text.to_owned(),
+    }
+}

@@ -14,10 +14,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::backend_fault::BackendFault as Fault;
-use super::record::{Record, Stored, Ticket, ends};
+use super::record::{Record, Stored, Ticket, ends, name_of, renewed_for};
 
 /// How many holds the store takes under [`Fault::CapacityIsContended`].
 const FEW: usize = 50;
+
+/// How many keys the store knows of before it forgets under [`Fault::TokenRestartsAfterManyKeys`].
+const MANY: usize = 1_500;
 
 /// What counts as for ever.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
@@ -178,7 +181,7 @@ impl Server {
         }
         if let Some(stored) = &mut record.hold {
             stored.token = token.unwrap_or(stored.token);
-            let fresh = hold.ttl.and_then(|ttl| ends(fault, asker.now, ttl));
+            let fresh = hold.ttl.and_then(|ttl| ends(fault, asker.now, renewed_for(fault, ttl)));
             stored.ends = match fault {
                 Fault::RenewDoesNotExtend => stored.ends,
                 Fault::RenewFromOldDeadline => {
@@ -186,6 +189,9 @@ impl Server {
                 }
                 _ => fresh,
             };
+            if let (Fault::CooldownFromRenewal, Some(cooldown)) = (fault, stored.request.cooldown) {
+                record.not_before = asker.now.checked_add(cooldown.min(LONGEST));
+            }
         }
         Renewed::Extended
     }
@@ -252,7 +258,10 @@ impl Server {
         let now = Instant::now();
         let Some(record) = state.records.get_mut(&name) else { return false };
         let Some(stored) = record.hold.take_if(|h| any || holder == Some(h.holder)) else { return false };
-        let live = stored.is_live(self.fault, now);
+        let live = stored.is_live(self.fault, now) || self.fault == Fault::ForceEndsExpired;
+        if self.fault == Fault::CooldownEndsWithLoss {
+            record.not_before = None;
+        }
         if self.fault == Fault::TokenRestartsAfterPurge && !tell {
             state.drawn = 0;
         }
@@ -336,13 +345,15 @@ impl Server {
             }
         }
         let ended = query.include_ended || self.fault == Fault::ListShowsExpired;
-        let known = state.records.values().filter_map(|r| Some((r.key.as_ref()?, r)));
+        let limit = query.limit.unwrap_or(usize::MAX);
+        let looked_at = if self.fault == Fault::ListLimitsFirst { limit } else { usize::MAX };
+        let known = state.records.values().filter_map(|r| Some((r.key.as_ref()?, r))).take(looked_at);
         let infos = known.map(|(key, record)| record.info(key, self.fault, now, ended));
         let shown = |i: &KeyInfo| !i.holders.is_empty() || (ended && i.cooldown.is_some());
         let mut infos: Vec<_> =
             infos.filter(|i| shown(i) && i.key.as_str().starts_with(&query.prefix)).collect();
         infos.sort_by(|a, b| a.key.cmp(&b.key));
-        infos.truncate(query.limit.unwrap_or(usize::MAX));
+        infos.truncate(limit);
         infos
     }
 
@@ -361,22 +372,8 @@ impl Server {
         }
     }
 
-    /// Under which name the store keeps a key.
     fn name(&self, client: u64, key: &LockKey) -> String {
-        let text = key.as_str();
-        match self.fault {
-            Fault::ExcludesPerClient if client != 0 => format!("{client}/{text}"),
-            Fault::KeyColonsDropped => text.replace(':', ""),
-            Fault::KeyLowerCased => text.to_lowercase(),
-            Fault::KeyTrimmed => text.trim_end_matches([' ', '.']).to_owned(),
-            Fault::KeyCut => text.chars().take(63).collect(),
-            Fault::KeyNormalised => text.replace("e\u{301}", "é"),
-            Fault::KeyHashed => {
-                let hash = text.bytes().fold(0u8, |hash, b| hash.wrapping_mul(31).wrapping_add(b));
-                hash.to_string()
-            }
-            _ => text.to_owned(),
-        }
+        name_of(self.fault, client, key.as_str())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -407,7 +404,10 @@ impl State {
         let number = token.map_or(0, FencingToken::as_u64);
         record.last_token = number;
         record.key = Some(request.key.clone());
-        record.hold = Some(Stored::new(fault, asker, request, number));
+        let before = record.hold.replace(Stored::new(fault, asker, request, number));
+        if let (Fault::LabelOfTheOneBefore, Some(now), Some(before)) = (fault, &mut record.hold, before) {
+            now.request.label = now.request.label.take().or(before.request.label);
+        }
         if let Some(cooldown) = request.cooldown.filter(|_| fault != Fault::CooldownIgnored) {
             record.not_before = asker.now.checked_add(cooldown.min(LONGEST));
         }
@@ -437,6 +437,7 @@ impl State {
             // Milliseconds: two grants within one have the same.
             Fault::TokenFromClock => EPOCH_MILLIS + millis(asker.now),
             Fault::TokenPerClient => *own,
+            Fault::TokenRestartsAfterManyKeys if self.records.len() > MANY => 1,
             Fault::TokenRestartsWhenFree => (last >> token::LOCAL_BITS) % 3 + 1,
             _ => self.drawn,
         };
@@ -452,6 +453,9 @@ impl State {
             };
             let Some(mut ticket) = ticket else { return };
             ticket.asker.now = Instant::now();
+            if fault == Fault::LabelLostInQueue {
+                ticket.request.label = None;
+            }
             if record.hindrance(fault, ticket.asker).is_some() {
                 match fault {
                     Fault::QueueIsLifo => record.queue.push_back(ticket),
