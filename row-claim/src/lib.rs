@@ -16,6 +16,7 @@ mod name;
 mod outcome;
 mod pass;
 mod postgres;
+mod published;
 mod report;
 mod spec;
 mod sql;

@@ -54,6 +54,13 @@ pub(crate) enum Tracking {
     Side(Table),
 }
 
+/// The most rows that are worked on at a time, of each value of a column.
+#[derive(Clone, Debug)]
+pub(crate) struct Limit {
+    pub(crate) column: Column,
+    pub(crate) most: u32,
+}
+
 /// What a row of one kind waits for.
 #[derive(Clone, Debug)]
 pub(crate) struct Precondition {
@@ -111,6 +118,7 @@ pub(crate) struct Inner {
     pub(crate) grouped: bool,
     /// The most rows of a group in one claim.
     pub(crate) group_limit: u32,
+    pub(crate) limit: Option<Limit>,
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,

@@ -41,6 +41,8 @@ async fn a_migrated_table_fits_at_any_size() {
             full("request"),
             full("request").queue("queue_id"),
             full("request").expire_on_read(),
+            full("request").limit("document", 5),
+            full("request").queue("queue_id").limit("queue_id", 5),
             full("request").order_by_descending("id", OrderType::Int),
             full("request").epoch_sequence(Table::new("e").unwrap()).retention(Retention::DeleteOnSettle),
         ] {
@@ -291,6 +293,25 @@ async fn a_table_without_history_misleads_nobody() {
             assert!(found.is_empty(), "{rows} rows with {good}: {found:#?}");
         }
     }
+}
+
+#[tokio::test]
+async fn each_index_of_a_limit_is_asked_for() {
+    let (_db, pool) = database().await;
+    let spec = migrated(&pool, full("request").limit("document", 5), 10).await;
+    for (name, missing) in [("limit", ["in their order", "document"]), ("at_work", ["worked on", "document"])]
+    {
+        let sql = format!(
+            "DO $$ BEGIN EXECUTE (SELECT 'DROP INDEX ' || indexrelid::regclass FROM pg_index \
+             WHERE indexrelid::regclass::text LIKE '%claim_{name}%'); END $$"
+        );
+        run(&pool, &sql).await;
+        assert_finding(&spec.check(&pool).await.unwrap(), Finding::Warning, &missing);
+        spec.migration().attempts(3).apply(&pool).await.unwrap();
+        assert!(spec.check(&pool).await.unwrap().is_empty());
+    }
+    let found = findings(&pool, full("request").limit("tenant", 5)).await;
+    assert_finding(&found, Finding::Error, &["no column tenant", "the limit"]);
 }
 
 /// The planner is asked, and a small table misleads nobody.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, RowKey, Sql, States, Table,
-    Take,
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, PgHeld, Renewal, RowKey, Sql,
+    States, Table, Take,
 };
 use pg_common::*;
 use sqlx::Executor as _;
@@ -69,6 +69,48 @@ async fn row_11_each_row_once_and_nobody_waits() {
             i64::from(rows)
         );
     }
+}
+
+/// row 11 in open transactions: each keeps its rows while it works, and those behind it never wait for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn row_11_held_claims_wait_for_nobody() {
+    const ROWS: u32 = 1_000;
+    let world = World::new(REQUEST).await;
+    world.insert(ROWS).await;
+    world.run("ANALYZE request").await;
+    let held = PgHeld::new(world.pool.clone(), request().build().unwrap());
+    let done = Arc::new(AtomicBool::new(false));
+    // On a connection of its own, which the workers cannot keep it from.
+    let sampler = tokio::spawn(sample_waits(pool(world.database.url(), 1).await, Arc::clone(&done)));
+    let mut workers = JoinSet::new();
+    for worker in 0..WORKERS {
+        let held = held.clone();
+        workers.spawn(async move {
+            let (take, mut mine) = (Take::up_to([1, 7, 20, 50][worker as usize % 4]), Vec::new());
+            while let Some(mut hold) = held.begin(&take).await.unwrap() {
+                // As work would, in the same transaction.
+                sqlx::query("SELECT pg_sleep(0.001)").execute(hold.connection()).await.unwrap();
+                for claimed in hold.taken().claims.clone() {
+                    hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
+                    mine.push(claimed.rows[0].key.id.to_string());
+                }
+                hold.commit().await.unwrap();
+            }
+            mine
+        });
+    }
+    let mut seen = Vec::new();
+    while let Some(mine) = bounded(workers.join_next()).await {
+        seen.extend(mine.unwrap());
+    }
+    done.store(true, Ordering::Relaxed);
+    let (samples, waits) = sampler.await.unwrap();
+    assert!(samples > 0, "the waits were looked at");
+    let looks = samples * WORKERS;
+    assert!(waits.len() * 5 <= looks as usize, "{} waits in {looks} looks: {waits:?}", waits.len());
+    assert_eq!(seen.len(), ROWS as usize, "some were worked on twice or not at all");
+    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), ROWS as usize);
+    assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, i64::from(ROWS));
 }
 
 /// trap 6: a claim that began before another was committed, and comes to its row after that, does not take it

@@ -1,8 +1,8 @@
 //! A claim while it is out, and until when it may be worked on.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_api::{LossReason, LossSignal, Lost};
@@ -25,6 +25,8 @@ pub(crate) struct Hold {
     pub(crate) claimed: Claimed,
     pub(crate) signal: Arc<LossSignal>,
     stage: AtomicU8,
+    /// When a worker began with it.
+    pub(crate) begun_at: OnceLock<Moment>,
     /// From here on somebody else may have it.
     deadline: AtomicU64,
     /// When it is renewed next.
@@ -41,6 +43,7 @@ impl Hold {
             claimed,
             signal: LossSignal::new(),
             stage: AtomicU8::new(READY),
+            begun_at: OnceLock::new(),
             deadline: AtomicU64::new(0),
             due: AtomicU64::new(0),
             renewing: AtomicBool::new(false),

@@ -33,7 +33,9 @@ async fn prune(shared: &Shared) -> Result<(), ClaimError> {
         let Ok(deleted) = timeout(shared.config.call_limit(), shared.store.purge(BATCH)).await else {
             return Ok(());
         };
-        if deleted? < u64::from(BATCH) || !shared.rest(PAUSE).await {
+        let deleted = deleted?;
+        shared.published.purged(deleted);
+        if deleted < u64::from(BATCH) || !shared.rest(PAUSE).await {
             return Ok(());
         }
     }

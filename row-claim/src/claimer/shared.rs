@@ -17,6 +17,7 @@ use super::hold::Hold;
 use crate::error::ClaimError;
 use crate::held::HeldStore;
 use crate::id::RowKey;
+use crate::published::Published;
 use crate::store::{ClaimStore, Claimed, Outcome, Settled};
 
 /// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) held: Option<Arc<HeldStore>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
+    pub(crate) published: Published,
     /// Everything that is out, ready or begun, until its end is written.
     holds: Mutex<HashMap<u64, Arc<Hold>>>,
     serial: AtomicU64,
@@ -89,6 +91,7 @@ impl Shared {
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Settle>) {
         let (settlements, to_settle) = mpsc::unbounded_channel();
         let shared = Self {
+            published: Published::new(&store),
             store,
             held,
             clock,
@@ -127,6 +130,7 @@ impl Shared {
         };
         let holds: Vec<_> = claims.into_iter().filter(|claim| !claim.rows.is_empty()).map(hold).collect();
         lock(&self.holds).extend(holds.iter().map(|hold| (hold.serial, Arc::clone(hold))));
+        self.published.taken(holds.len());
         let now = Instant::now();
         let mut ready = lock(&self.ready);
         let served = self.waiting.load(Ordering::Acquire).min(holds.len());
@@ -153,6 +157,8 @@ impl Shared {
             }
             if hold.remaining(&*self.clock) > Duration::ZERO {
                 hold.begin();
+                let _ = hold.begun_at.set(self.clock.now());
+                self.published.begun();
                 break Some(hold);
             }
             spoiled.push(hold);
@@ -234,12 +240,16 @@ impl Shared {
         hold.end();
         // What was not committed is rolled back.
         drop(self.held.as_ref().and_then(|held| held.lend(hold.claimed.claim.owner)));
-        lock(&self.holds).remove(&hold.serial);
+        if lock(&self.holds).remove(&hold.serial).is_some() {
+            let worked = hold.begun_at.get().map(|begun| self.clock.now().since(*begun));
+            self.published.gone(worked, hold.signal.reason());
+        }
         self.calm.notify_waiters();
     }
 
     /// The end of a claim was written: what else may be ready now?
     pub(crate) fn after(&self, outcome: &Outcome) {
+        self.published.ended(outcome);
         let inner = &self.store.spec().inner;
         match outcome {
             Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) if !pause.is_zero() => {
@@ -250,7 +260,7 @@ impl Shared {
                 self.wake.notify_one();
             }
             // Another row may have waited for this one.
-            _ if inner.grouped || !inner.preconditions.is_empty() => self.wake_now(),
+            _ if inner.grouped || inner.limit.is_some() || !inner.preconditions.is_empty() => self.wake_now(),
             // A state that may be taken again.
             Outcome::To(state) if inner.states.takeable.contains(state) => self.wake_now(),
             _ => {}
@@ -353,6 +363,7 @@ impl Shared {
     // ---- news for the application ----
 
     pub(crate) fn report(&self, error: &ClaimError) {
+        self.published.failed();
         tracing::warn!(store = %self.store, %error, "the claimer goes on after an error");
         if let Some(tell) = &self.config.on_error {
             // A callback that panics must not end a task that leases depend upon.

@@ -55,6 +55,7 @@ async fn look(shared: &Shared) -> Result<Upkeep, ClaimError> {
         };
         let upkeep = upkeep?;
         let swept = &upkeep.swept;
+        shared.published.swept(swept);
         if !swept.returned.is_empty() {
             tracing::info!(store = %shared.store, rows = swept.returned.len(), "leases have ended");
             shared.wake_now();

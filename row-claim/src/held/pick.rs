@@ -49,7 +49,7 @@ impl PgHeld {
         let asked = Asked::new(self.words(), take)?;
         self.inside(connection).await?;
         let inner = self.words().inner();
-        if inner.preconditions.is_empty() && !inner.grouped {
+        if inner.preconditions.is_empty() && !inner.grouped && inner.limit.is_none() {
             let order = self.order(connection).await?;
             let taken = self.pick(connection, order, &asked, &take.after, take.limit).await?;
             return Ok(Taking { taken, busy: None });
@@ -139,6 +139,8 @@ impl PgHeld {
         let mut reached = None;
         let taken = if self.words().inner().grouped {
             self.pick_groups(connection, order, asked, line, limit, &mut reached).await
+        } else if self.words().inner().limit.is_some() {
+            self.pick_limited(connection, order, asked, line, limit, &mut reached).await
         } else {
             self.pick(connection, order, asked, line, limit).await
         };

@@ -6,7 +6,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use super::end::{end, lost};
-use super::pick::{claim, pick};
+use super::pick::{claim, pick, tenant};
 use super::row::MemoryRow;
 use super::table::Siblings;
 use super::{MemoryClaims, Open};
@@ -49,6 +49,9 @@ impl HoldStore for MemoryClaims {
                 table.locks.lock(key, transaction);
                 if let Some(group) = table.row(key)?.group().filter(|_| spec.grouped) {
                     table.locks.lock_group(group, transaction);
+                }
+                if let Some(tenant) = tenant(spec, table.row(key)?) {
+                    table.locks.take_place(tenant, transaction);
                 }
             }
             let (claimed_rows, claimed) = claim(spec, &mut table, keys, take.lease, now)?;

@@ -1,6 +1,6 @@
 //! Which rows a claim takes.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,14 +41,25 @@ pub(super) fn pick(
     places.sort_unstable();
     let mut picked = Picked::default();
     let (mut seen, mut groups, mut last) = (HashSet::new(), HashSet::new(), None);
+    let mut at_work = at_work(spec, table, now);
     for place in places.iter().filter(|place| line.as_ref().is_none_or(|line| *place > line)) {
         if picked.claims.len() >= usize::try_from(take.limit).unwrap_or(usize::MAX) {
             break;
         }
         let group = table.row(&place.key)?.group().filter(|_| spec.grouped);
         let Some(group) = group else {
+            let tenant = tenant(spec, table.row(&place.key)?);
+            if let (Some(tenant), Some(limit)) = (&tenant, &spec.limit)
+                && at_work.get(tenant).is_some_and(|count| *count >= limit.most)
+            {
+                seen.insert(tenant.clone());
+                continue;
+            }
             // What is locked is not seen at all, as with SKIP LOCKED.
             if table.locks.is_free(&place.key) {
+                if let Some(tenant) = tenant {
+                    *at_work.entry(tenant).or_default() += 1;
+                }
                 picked.claims.push(vec![place.key.clone()]);
                 last = Some(place);
             }
@@ -68,6 +79,25 @@ pub(super) fn pick(
     picked.skipped = seen.len() as u64;
     picked.line = last.map(|place| place.line(spec));
     Ok(picked)
+}
+
+/// What of the row has a limit.
+pub(super) fn tenant(spec: &Inner, row: &MemoryRow) -> Option<Arc<str>> {
+    match row.get(spec, &spec.limit.as_ref()?.column) {
+        Value::Null => None,
+        Value::String(text) => Some(text.into()),
+        other => Some(other.to_string().into()),
+    }
+}
+
+/// How many rows of each tenant are worked on, under leases and in open transactions.
+fn at_work(spec: &Inner, table: &Table, now: Micros) -> HashMap<Arc<str>, u32> {
+    let taken = table.rows.values().filter(|row| spec.is_taken(row) && spec.takeable(row, now).is_none());
+    let mut counts = HashMap::new();
+    for tenant in taken.filter_map(|row| tenant(spec, row)).chain(table.locks.places().cloned()) {
+        *counts.entry(tenant).or_default() += 1;
+    }
+    counts
 }
 
 /// Whether a claim could take the row but for others who are at it.

@@ -12,6 +12,7 @@ use super::wake::MemoryWake;
 use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
 use crate::error::ClaimError;
 use crate::id::RowKey;
+use crate::published::depth;
 use crate::spec::ClaimSpec;
 use crate::state::State;
 use crate::store::{
@@ -107,7 +108,9 @@ impl ClaimStore for MemoryClaims {
 
     async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
         take.check(self.inner())?;
-        upkeep::stats(self.inner(), &self.table(), take, self.shared.clock.micros())
+        let stats = upkeep::stats(self.inner(), &self.table(), take, self.shared.clock.micros())?;
+        depth(self, take, &stats);
+        Ok(stats)
     }
 
     async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {

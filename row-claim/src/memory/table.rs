@@ -57,6 +57,8 @@ impl Table {
 pub(super) struct Locks {
     rows: HashMap<RowKey, Lock>,
     groups: HashMap<Arc<str>, Transaction>,
+    /// One for each row of a tenant that has a limit.
+    places: Vec<(Arc<str>, Transaction)>,
     transactions: Transaction,
 }
 
@@ -100,9 +102,19 @@ impl Locks {
         self.groups.insert(group, by);
     }
 
+    pub(super) fn take_place(&mut self, tenant: Arc<str>, by: Transaction) {
+        self.places.push((tenant, by));
+    }
+
+    /// The tenants of all places that are taken.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.places.iter().map(|(tenant, _)| tenant)
+    }
+
     /// Ends the transaction.
     pub(super) fn end(&mut self, of: Transaction) {
         self.groups.retain(|_, by| *by != of);
+        self.places.retain(|(_, by)| *by != of);
         self.rows.retain(|_, lock| {
             lock.exclusive = lock.exclusive.filter(|by| *by != of);
             lock.shared.retain(|by| *by != of);

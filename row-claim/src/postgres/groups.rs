@@ -1,4 +1,4 @@
-//! Taking the outstanding rows of an entity at once.
+//! Taking the outstanding rows of an entity at once, and rows of tenants that have a limit.
 
 use sqlx::postgres::PgRow;
 
@@ -8,6 +8,7 @@ use super::tail::Tail;
 use super::take::Trouble;
 use crate::name::Column;
 use crate::sql::groups::{Locked, Run, Search, members};
+use crate::sql::limit::chosen;
 use crate::sql::order::Sequence;
 use crate::sql::pick::Asked;
 use crate::sql::query::Query;
@@ -45,6 +46,43 @@ impl PgClaims {
         session.rollback().await?;
         Ok(Taken { claims: Vec::new(), skipped, line: search.line.filter(|_| skipped > 0) })
     }
+}
+
+impl PgClaims {
+    pub(super) async fn take_limited(&self, asked: &Asked<'_>, order: &Sequence) -> Result<Taken, Trouble> {
+        let (words, line) = (self.words(), asked.take.after.clone());
+        let mut search = Search::new(words, order, asked, line, asked.take.limit)?;
+        let (mut session, mut skipped) = (self.server().begin().await?, 0);
+        for _ in 0..LOOKS {
+            let found = search.look_for_room(&mut session).await?;
+            if found.is_empty() {
+                break;
+            }
+            let tried = found.len() as u64;
+            let locked = search.lock_tenants(&mut session, found).await?;
+            let mut taken = Vec::new();
+            if !locked.is_empty() {
+                let sql = take_chosen(words, order, asked, &search);
+                let rows = session.rows(&search.bind_chosen(sql, &locked)?).await?;
+                taken.extend(claims(words, &rows, asked)?.into_values());
+            }
+            skipped += tried.saturating_sub(taken.len() as u64);
+            if !taken.is_empty() {
+                session.commit().await?;
+                return Ok(Taken { claims: taken, skipped: skipped + search.passed(), line: search.line });
+            }
+        }
+        session.rollback().await?;
+        skipped += search.passed();
+        Ok(Taken { claims: Vec::new(), skipped, line: search.line.filter(|_| skipped > 0) })
+    }
+}
+
+/// The statement that takes rows of tenants that are locked.
+pub(super) fn take_chosen(words: &Words, order: &Sequence, asked: &Asked<'_>, search: &Search<'_>) -> String {
+    let sequence = words.inner().owner_sequence.as_ref().map(|_| "p.owner");
+    let tail = Tail { words, order, single: false, claim: "p.claim", sequence };
+    tail.statement(&format!("WITH {}", chosen(words, order, asked, search)), asked.from)
 }
 
 impl Run for Session {

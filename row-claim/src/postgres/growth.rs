@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth};
 
-use super::groups::take_members;
+use super::groups::{take_chosen, take_members};
 use super::renew::renew;
 use super::requeue::{cancel, given_up, in_state, requeue};
 use super::server::BEGIN;
@@ -15,6 +15,8 @@ use super::upkeep::next_end;
 use crate::held::hold;
 use crate::name::{Column, Table};
 use crate::spec::{ClaimSpec, OrderType, Retention};
+use crate::sql::groups::Search;
+use crate::sql::limit::{by_tenant, in_order};
 use crate::sql::order::Sequence;
 use crate::sql::pick::{Asked, alone, pending};
 use crate::sql::stats::stats;
@@ -174,6 +176,87 @@ fn of_groups(name: &str, count: u32) -> Vec<Probe> {
         Probe::new(format!("members of {entity}"), members.clone(), &values)
     };
     vec![probe("wide", 3 * count + TAKEN + 1), probe("next-1", 4 * count + TAKEN + 1)]
+}
+
+fn limited(name: &str) -> ClaimSpec {
+    let table = Table::new("work").unwrap().in_schema(name).unwrap();
+    let states = States::text(["new"], "done").taken("running");
+    let spec =
+        ClaimSpec::builder(table).state("state", states).lease_columns("owner", "epoch", "lease_until");
+    spec.limit("tenant", 5).build().unwrap()
+}
+
+/// A tenant that has no room and all rows in front, twenty behind it, and rows of none.
+async fn fill_limited(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
+    run(
+        conn,
+        format!(
+            "CREATE TABLE {name}.work (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text, \
+        payload text, state text NOT NULL DEFAULT 'new') WITH (autovacuum_enabled = false)"
+        ),
+    )
+    .await;
+    limited(name).migration().apply(pool).await.unwrap();
+    run(
+        conn,
+        format!("CREATE INDEX ON {name}.work (payload); CREATE INDEX ON {name}.work (tenant, payload)"),
+    )
+    .await;
+    let rows = [
+        (5, "'full'", "'running'"),
+        (count, "'full'", "'new'"),
+        (count, "'full'", "'done'"),
+        (TAKEN, "'taken-' || n", "'running'"),
+        (TAKEN, "'next-' || n % 20", "'new'"),
+        (TAKEN, "NULL", "'new'"),
+    ];
+    for (count, tenant, state) in rows {
+        run(conn, format!("INSERT INTO {name}.work (tenant, state, payload) SELECT {tenant}, {state}, 'p' || n FROM generate_series(1, {count}) n")).await;
+    }
+    run(conn, format!("VACUUM ANALYZE {name}.work")).await;
+}
+
+/// The statements that take rows of tenants.
+fn of_tenants(name: &str, count: u32) -> Vec<Probe> {
+    let spec = limited(name);
+    let words = Words::leased(&spec);
+    let order = Sequence::new(&words, |_| false);
+    let take = Take::up_to(20);
+    let asked = Asked { take: &take, from: &spec.inner.states.takeable, batch: uuid::Uuid::nil() };
+    let search = Search::new(&words, &order, &asked, None, 20).unwrap();
+    let batch = "'00000000-0000-0000-0000-000000000000'";
+    let looking = |name: &str, sql: String| {
+        let given = "given AS (SELECT $1::bigint, $2::text, $3::bigint, $4::text, $6::text[]), ";
+        let sql = sql.replacen("found AS", &format!("{given}found AS"), 1).replace("LIMIT $5", "LIMIT 84");
+        let sql = sql.replace("LIMIT $1)", "LIMIT 20)").replace("$6::text[])", "$5::text[])");
+        Probe::new(name, sql, &["20", batch, "30000", "NULL", "ARRAY[]::text[]"])
+    };
+    let first = |at: u32| format!("ARRAY['{at}']");
+    let chosen = |name: &str, tenant: &str, at: u32| {
+        let sql = taking(take_chosen(&words, &order, &asked, &search));
+        let (at, tenant) = (first(at), format!("ARRAY['{tenant}']"));
+        let none = "ARRAY[NULL]::text[]";
+        let values = ["20", batch, "30000", "NULL", &at, none, &tenant, "ARRAY[1]", "ARRAY[7]"];
+        Probe::new(name, sql, &values)
+    };
+    vec![
+        looking("rows in order", in_order(&search, None)),
+        looking("rows by tenant", by_tenant(&search, None)),
+        chosen("chosen of a full tenant", "full", 6),
+        chosen("chosen of another", "next-1", 5 + 2 * count + TAKEN + 1),
+    ]
+}
+
+#[tokio::test]
+async fn nor_does_one_of_tenants_with_a_limit() {
+    let database = fresh_database().await;
+    let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
+    let mut conn = database.connect().await;
+    run(&mut conn, "SET synchronous_commit = off; CREATE SCHEMA small; CREATE SCHEMA large").await;
+    fill_limited(&mut conn, &pool, "small", FEW).await;
+    fill_limited(&mut conn, &pool, "large", MANY).await;
+    run(&mut conn, BEGIN.replace("SET LOCAL", "SET").split_once(';').unwrap().1).await;
+    assert_no_growth(&mut conn, &of_tenants("small", FEW), &of_tenants("large", MANY)).await;
 }
 
 #[tokio::test]

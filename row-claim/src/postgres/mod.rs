@@ -26,6 +26,7 @@ use tokio::sync::OnceCell;
 use self::server::Server;
 use crate::error::ClaimError;
 use crate::id::RowKey;
+use crate::published::depth;
 use crate::spec::ClaimSpec;
 use crate::sql::order::Sequence;
 use crate::sql::words::Words;
@@ -167,7 +168,9 @@ impl ClaimStore for PgClaims {
     }
 
     async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
-        self.count(take).await
+        let stats = self.count(take).await?;
+        depth(self, take, &stats);
+        Ok(stats)
     }
 
     async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {

@@ -19,6 +19,8 @@ impl PgClaims {
         let order = self.order().await?;
         let taken = if self.words().inner().grouped {
             self.take_groups(&asked, order).await
+        } else if self.words().inner().limit.is_some() {
+            self.take_limited(&asked, order).await
         } else {
             self.take_alone(&asked, order).await
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::migration::names::hash;
-use super::{ClaimSpec, Inner, Order, OrderType, Precondition, Retention, Tracking, Unmet};
+use super::{ClaimSpec, Inner, Limit, Order, OrderType, Precondition, Retention, Tracking, Unmet};
 use crate::error::ClaimError;
 use crate::id::IdType;
 use crate::name::{Column, Sql, Table};
@@ -11,6 +11,9 @@ use crate::state::{StateType, States};
 
 /// The most rows of a group that one claim takes by default.
 const GROUP_LIMIT: u32 = 10_000;
+
+/// The highest limit.
+const MOST_AT_WORK: u32 = 10_000;
 
 /// The most bytes of a channel's name.
 const LONGEST_CHANNEL: usize = 63;
@@ -38,6 +41,7 @@ impl ClaimSpecBuilder {
                 group: None,
                 grouped: false,
                 group_limit: GROUP_LIMIT,
+                limit: None,
                 kind: None,
                 preconditions: Vec::new(),
                 attempts: None,
@@ -123,6 +127,33 @@ impl ClaimSpecBuilder {
     /// taken when these are settled.
     pub fn group_limit(mut self, rows: u32) -> Self {
         self.inner.group_limit = rows;
+        self
+    }
+
+    /// At most `most` rows with the same value in `column` are worked on at a time, across all processes: of a tenant, or of a
+    /// queue. Rows without a value (NULL) have no limit. The rows of a tenant that has no room stop nobody behind them.
+    ///
+    /// What counts is what is held in an open transaction, and each lease until it is settled: one that has ended too, until
+    /// a sweep returns its row, or until it is read with [`expire_on_read`](Self::expire_on_read). All processes have
+    /// to name table, column and number alike; while two numbers are in use, the greater one holds. Not for rows that are
+    /// [`grouped`](Self::grouped).
+    ///
+    /// Whoever takes locks the tenants for a moment; who finds them locked passes over them, and comes back after a
+    /// pause. A table with this has two further indexes, which the migration makes.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimSpec, States, Table};
+    ///
+    /// let spec = ClaimSpec::builder(Table::new("job")?)
+    ///     .state("status", States::text(["new"], "done").taken("working").failed("failed"))
+    ///     .lease_columns("owner", "epoch", "lease_until")
+    ///     .limit("tenant", 5)
+    ///     .build()?;
+    /// assert!(spec.migration().sql().contains(r#"("tenant", "id")"#));
+    /// # Ok::<(), leasehold_claim::ClaimError>(())
+    /// ```
+    pub fn limit(mut self, column: &str, most: u32) -> Self {
+        self.inner.limit = Some(Limit { column: self.column(column), most });
         self
     }
 
@@ -303,6 +334,14 @@ impl ClaimSpecBuilder {
         let attempts = 1..=i32::MAX.unsigned_abs();
         let mistakes = [
             (!self.has_state, "name the column of the state"),
+            (
+                inner.limit.is_some() && inner.grouped,
+                "a limit counts rows, and groups are taken whole; leave out one of them",
+            ),
+            (
+                inner.limit.as_ref().is_some_and(|limit| !(1..=MOST_AT_WORK).contains(&limit.most)),
+                "a limit is 1 to 10,000 rows; give another number",
+            ),
             (inner.group_limit == 0, "a claim takes at least one row of a group; give a limit of 1 or more"),
             (inner.grouped && inner.group.is_none(), "rows are to be grouped; name the column of the group"),
             (
@@ -347,7 +386,8 @@ impl ClaimSpecBuilder {
             return wrong(message);
         }
         // What rows are ordered by, and bring along, may have another meaning as well.
-        let is_free = |what: &str| matches!(what, "the order" | "work" | "the time of the next try");
+        let is_free =
+            |what: &str| matches!(what, "the order" | "the limit" | "work" | "the time of the next try");
         let parts = inner.parts(None).into_iter().filter(|part| !is_free(part.what));
         let columns: Vec<&Column> = parts.map(|part| part.column).chain([&inner.state]).collect();
         if let Some((_, column)) =

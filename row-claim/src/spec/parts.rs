@@ -80,6 +80,9 @@ impl Inner {
                 want(column, what, types, how, made);
             }
         }
+        if let Some(limit) = &self.limit {
+            want(&limit.column, "the limit", ANY, Use::Reads, None);
+        }
         for column in &self.work {
             want(column, "work", ANY, Use::Reads, None);
         }

@@ -36,12 +36,23 @@ pub(crate) trait Run: Send {
 }
 
 /// A row of no entity, or the first of one.
+#[derive(Clone, Debug)]
 pub(crate) struct Candidate {
-    id: String,
-    queue: Option<String>,
+    pub(super) id: String,
+    pub(super) queue: Option<String>,
     pub(crate) group: Option<String>,
     /// Which claim it will be.
     pub(crate) number: i64,
+    /// The number of its group's lock, or its tenant's.
+    lock: Option<i64>,
+}
+
+impl Candidate {
+    /// The half of the numbers of its tenant's places. Two tenants that meet have fewer.
+    pub(super) fn class(&self) -> i32 {
+        let [a, b, c, d, ..] = self.lock.unwrap_or_default().to_le_bytes();
+        i32::from_le_bytes([a, b, c, d])
+    }
 }
 
 /// What becomes of rows that somebody else has locked.
@@ -59,14 +70,15 @@ pub(crate) struct Search<'a> {
     pub(crate) order: &'a Sequence,
     pub(crate) asked: &'a Asked<'a>,
     group: &'a Column,
-    limit: u32,
+    pub(super) limit: u32,
     /// How far it has got.
     pub(crate) line: Option<Line>,
-    seen: HashSet<String>,
+    /// Entities that were found, or tenants that have no room.
+    pub(super) seen: HashSet<String>,
 }
 
 impl<'a> Search<'a> {
-    /// For at most `limit` entities behind `line`.
+    /// For at most `limit` entities behind `line`, or rows where tenants have a limit.
     pub(crate) fn new(
         words: &'a Words,
         order: &'a Sequence,
@@ -74,7 +86,8 @@ impl<'a> Search<'a> {
         line: Option<Line>,
         limit: u32,
     ) -> Result<Self, ClaimError> {
-        let Some(group) = &words.inner().group else {
+        let limited = words.inner().limit.as_ref().map(|limit| &limit.column);
+        let Some(group) = limited.or(words.inner().group.as_ref()) else {
             return Err(ClaimError::spec("rows are to be grouped; name the column of the group"));
         };
         Ok(Self { words, order, asked, group, limit, line, seen: HashSet::new() })
@@ -82,7 +95,7 @@ impl<'a> Search<'a> {
 
     /// The first rows of entities that were not seen yet, without any lock, and whether there are no more.
     pub(crate) async fn look<R: Run>(&mut self, run: &mut R) -> Result<(Vec<Candidate>, bool), R::Error> {
-        let (most, window) = (self.limit as usize, self.limit.saturating_add(WINDOW));
+        let (most, window) = (self.limit as usize, self.window());
         let line = self.line.clone();
         let values = line.as_ref().map(|line| self.order.values(line)).transpose()?;
         let nulls: Option<Vec<bool>> =
@@ -104,11 +117,46 @@ impl<'a> Search<'a> {
             if is_new && !get::<bool>(row, "passed", TAKE)? {
                 let (id, queue) = (get(row, "id", TAKE)?, get(row, "queue", TAKE)?);
                 self.line = Some(line_of(row, self.order)?);
-                let number = i64::try_from(found.len() + 1).unwrap_or(i64::MAX);
-                found.push(Candidate { id, queue, group, number });
+                found.push(self.candidate(id, queue, group, found.len() + 1));
             }
         }
         Ok((found, rows.len() < window as usize))
+    }
+
+    pub(super) fn window(&self) -> u32 {
+        self.limit.saturating_add(WINDOW)
+    }
+
+    pub(super) fn candidate(
+        &self,
+        id: String,
+        queue: Option<String>,
+        group: Option<String>,
+        number: usize,
+    ) -> Candidate {
+        let inner = self.words.inner();
+        let lock = group.as_ref().map(|group| match &inner.limit {
+            // Never the number of a group, which is locked for as long as a claim of it is held.
+            Some(limit) => group_number(&inner.table, &format!("limit of {}\0{group}", limit.column)),
+            None => group_number(&inner.table, group),
+        });
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        Candidate { id, queue, group, number, lock }
+    }
+
+    /// Rows of its tenant are not looked for any more.
+    pub(crate) fn pass_over(&mut self, one: &Candidate) {
+        self.seen.extend(one.group.clone());
+    }
+
+    /// Whether its tenant was passed over.
+    pub(crate) fn passed_over(&self, one: &Candidate) -> bool {
+        one.group.as_ref().is_some_and(|tenant| self.seen.contains(tenant))
+    }
+
+    /// How many tenants were passed over.
+    pub(crate) fn passed(&self) -> u64 {
+        self.seen.len() as u64
     }
 
     /// Those whose locks are granted, until the transaction ends.
@@ -120,9 +168,8 @@ impl<'a> Search<'a> {
         if found.is_empty() {
             return Ok(found);
         }
-        let table = &self.words.inner().table;
-        let numbers = found.iter().map(|one| Some(group_number(table, one.group.as_deref()?)));
-        let answers = run.rows(&Query::new(LOCK).bind(numbers.collect::<Vec<_>>())?).await?;
+        let numbers: Vec<Option<i64>> = found.iter().map(|one| one.lock).collect();
+        let answers = run.rows(&Query::new(LOCK).bind(numbers)?).await?;
         let mut locked = Vec::new();
         for (one, answer) in found.into_iter().zip(&answers) {
             if get(answer, "locked", TAKE)? {

@@ -4,6 +4,7 @@
 pub(crate) mod ending;
 mod group_key;
 pub(crate) mod groups;
+pub(crate) mod limit;
 pub(crate) mod order;
 pub(crate) mod pick;
 pub(crate) mod query;

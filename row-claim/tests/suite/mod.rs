@@ -8,6 +8,7 @@ pub mod bench;
 pub mod groups;
 pub mod held;
 pub mod leases;
+pub mod limits;
 pub mod lists;
 pub mod memory;
 pub mod mutant;
@@ -104,6 +105,11 @@ macro_rules! for_each_case {
                 groups_in_order_of_their_first_row, null_is_no_group, row_23_one_hot_group_and_many_workers,
                 row_22_attempts_of_each_row, row_23_the_line_passes_a_group_that_is_taken,
                 row_23_a_group_after_a_sweep, row_22_only_ready_rows_of_the_group,
+            }
+            limits {
+                no_more_of_a_tenant_than_its_limit, a_tenant_without_room_stops_nobody,
+                row_13_the_line_passes_a_tenant_without_room, row_40_what_a_crash_leaves_counts_until_the_sweep,
+                a_locked_row_takes_no_room, row_44_queues_have_limits, row_16_held_and_leased_count_together,
             }
             preconditions {
                 row_20_waits_until_it_is_done, row_20_a_failure_blocks, row_20_a_failure_may_be_passed_over,

@@ -37,7 +37,8 @@ impl Look<'_> {
         };
         let plan: Value = serde_json::from_str(&answer).unwrap_or_default();
         let plan = Plan::read(&plan[0]["Plan"]);
-        let own = self.fitting().await?;
+        self.limit().await?;
+        let own = self.fitting(None).await?;
         if self.is_good(&plan).await? || facts.is_partitioned() && !plan.sorts && !plan.scans_all {
             return Ok(());
         }
@@ -141,8 +142,36 @@ impl Look<'_> {
         })
     }
 
-    /// An index that has the rows to be taken, no settled ones, and in their order.
-    async fn fitting(&mut self) -> Result<Option<String>, ClaimError> {
+    /// What a limit needs beside.
+    async fn limit(&mut self) -> Result<(), ClaimError> {
+        let (spec, facts) = (self.spec, self.facts);
+        let Some(limit) = &spec.inner.limit else { return Ok(()) };
+        let tenant = facts.number(&limit.column);
+        if self.fitting(Some(tenant)).await?.is_none() {
+            self.warning(format!(
+                "no index has the rows that may be taken of each {}, in their order, so that a claim may look at all \
+                 rows of those that have no room; run the migration",
+                limit.column
+            ));
+        }
+        let Some(taken) = &spec.inner.states.taken else { return Ok(()) };
+        for index in facts.indexes.iter().filter(|index| index.keys.first() == Some(&tenant)) {
+            let Some(predicate) = &index.predicate else { continue };
+            if self.holds(predicate, taken).await? == Some(true)
+                && self.holds(predicate, &spec.inner.states.done).await? == Some(false)
+            {
+                return Ok(());
+            }
+        }
+        self.warning(format!(
+            "no index has the rows of each {} that are worked on, by which each claim counts them; run the migration",
+            limit.column
+        ));
+        Ok(())
+    }
+
+    /// An index that has the rows to be taken, no settled ones, and in their order, behind the column `first`.
+    async fn fitting(&mut self, first: Option<i64>) -> Result<Option<String>, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let inner = &spec.inner;
         let state = facts.number(&inner.state);
@@ -156,6 +185,14 @@ impl Look<'_> {
         for index in &facts.indexes {
             let keys: Vec<(i64, i64)> =
                 index.keys.iter().zip(&index.options).map(|(key, option)| (*key, option & 1)).collect();
+            if let Some(first) = first {
+                let rest = order.iter().filter(|(column, _)| *column != first).copied();
+                let wanted: Vec<(i64, i64)> = std::iter::once((first, 0)).chain(rest).collect();
+                if keys.starts_with(&wanted) && self.has_those_alone(index).await? {
+                    return Ok(Some(index.name.clone()));
+                }
+                continue;
+            }
             // One state in front of the order does as well as a condition.
             let by_state = keys.first() == Some(&(state, 0)) && keys[1..].starts_with(&order);
             let is_plain =

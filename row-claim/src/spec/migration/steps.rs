@@ -176,6 +176,19 @@ impl Writer<'_> {
                 }
             }
         }
+        if let Some(limit) = &inner.limit {
+            let tenant = limit.column.quoted();
+            let within: Vec<&str> =
+                order.iter().filter(|column| **column != tenant).map(String::as_str).collect();
+            // The rows of a queue are found as it is.
+            if inner.queue.as_ref() != Some(&limit.column) {
+                let what = "Rows of each value that has a limit are found by this one, in their order.";
+                add(what, "limit", format!("({tenant}, {}) {wanted}", within.join(", ")));
+            }
+            if let Some(taken) = self.taken_rows() {
+                add("They are counted by this one.", "at_work", format!("({tenant}) WHERE {taken}"));
+            }
+        }
         if let Some(attempts) = &inner.attempts {
             let home = state_list(&inner.states.takeable);
             let definition =

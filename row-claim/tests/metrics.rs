@@ -1,0 +1,83 @@
+//! What a scrape sees of claims: the metrics that `docs/metrics.md` describes.
+#![allow(clippy::unwrap_used)]
+
+mod claimer;
+
+use std::time::Duration;
+
+use claimer::{Probe, builder, insert, paused, within};
+use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, Outcome, Take};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::time::sleep;
+
+#[tokio::test(start_paused = true)]
+async fn what_becomes_of_claims_is_counted() {
+    let recorder = PrometheusBuilder::new().with_recommended_naming(true).build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).unwrap();
+    let claims = MemoryClaims::with_clock(builder().build().unwrap(), MemoryClock::stopped()).unwrap();
+    insert(&claims, 1..=6);
+    let store = Probe::of(claims.clone());
+    let claimer: Claimer = paused(&store).start().unwrap();
+    let label = store.to_string();
+    let see = |series: &str, more: &str, value: &str| {
+        let line = format!("leasehold_claim_{series}{{store=\"{label}\"{more}}} {value}\n");
+        let all = handle.render();
+        assert!(all.contains(&line), "no {line}in {all}");
+    };
+    for outcome in ["done", "failed", "retry", "put back", "snooze", "other state"] {
+        see("ended_total", &format!(",outcome=\"{outcome}\""), "0");
+    }
+    see("lost_total", ",reason=\"expired\"", "0");
+    see("purged_total", "", "0");
+
+    let one = within("a claim", claimer.next()).await.unwrap();
+    let two = within("a claim", claimer.next()).await.unwrap();
+    see("taken_total", "", "2");
+    see("at_work", "", "2");
+    see("ahead", "", "0");
+    sleep(Duration::from_secs(3)).await;
+    one.done().await.unwrap();
+    see("ended_total", ",outcome=\"done\"", "1");
+    see("work_time_seconds_count", "", "1");
+    let sum = format!("leasehold_claim_work_time_seconds_sum{{store=\"{label}\"}} 3");
+    assert!(handle.render().contains(&sum), "{}", handle.render());
+    two.settle(Outcome::Failed("no".into())).await.unwrap();
+    see("ended_total", ",outcome=\"failed\"", "1");
+    see("at_work", "", "0");
+
+    // Somebody else settles what a worker has.
+    let three = within("a claim", claimer.next()).await.unwrap();
+    let key = three.row().key.clone();
+    claims.update(&key, "status", "complete".into()).unwrap();
+    three.done().await.unwrap_err();
+    see("lost_total", ",reason=\"gone\"", "1");
+    see("ended_total", ",outcome=\"done\"", "1");
+    within("the end", claimer.close()).await.unwrap();
+    see("at_work", "", "0");
+    see("ahead", "", "0");
+
+    // Of whoever asks.
+    claims.stats(&Take::up_to(100)).await.unwrap();
+    let rows = |condition: &str, value: &str| {
+        let line = format!(
+            "leasehold_claim_rows{{store=\"{claims}\",queue=\"all\",condition=\"{condition}\"}} {value}\n"
+        );
+        assert!(handle.render().contains(&line), "no {line}in {}", handle.render());
+    };
+    rows("ready", "3");
+    rows("failed", "1");
+}
+
+/// The page describes each metric that is exported, with its labels.
+#[test]
+fn the_page_describes_them() {
+    let page = include_str!("../../docs/metrics.md");
+    let code = include_str!("../src/published.rs");
+    let named: Vec<&str> = code.split('"').filter(|text| text.starts_with("leasehold.claim.")).collect();
+    assert!(named.len() >= 11, "{named:?}");
+    for name in named {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+        assert!(row.is_some_and(|row| row.contains("`store`")), "{name} is not on the page");
+    }
+}
