@@ -424,6 +424,16 @@ impl Waiter {
         }
     }
 
+    /// Drops the acquire where it is; the guard, if it was granted first.
+    pub(crate) async fn leave(self) -> Option<LockGuard> {
+        self.0.abort();
+        match self.0.await {
+            Ok(outcome) => Some(outcome.expect("granted, or still waiting")),
+            Err(join) if join.is_cancelled() => None,
+            Err(join) => std::panic::resume_unwind(join.into_panic()),
+        }
+    }
+
     pub(crate) async fn outcome(self) -> Result<LockGuard, Error> {
         joined(self.0).await
     }

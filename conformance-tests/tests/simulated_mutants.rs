@@ -110,6 +110,8 @@ const OUT_OF_REACH: [(&str, &[&str]); 12] = [
             "lock:give-up-ignored",
             "lock:try-asks-again",
             "lock:outage-is-contended",
+            "lock:outage-blames-store",
+            "lock:outage-is-remembered",
             "lock:retries-into-cooldown",
             "lock:retries-without-pause",
             "lock:renew-stops-on-failure",

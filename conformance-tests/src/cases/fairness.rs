@@ -146,6 +146,59 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_tiny_windows(cx: &Context) {
     starves(cx, &a, &a, Ask::TinyWindow).await;
 }
 
+/// One of the keys that it takes together again and again is what another waits for, whichever.
+pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
+    let (a, b) = cx.two().await;
+    for (waiting, wanted) in [(&b, 0), (&b, 1), (&a, 1)] {
+        let keys = cx.some_keys(2);
+        let stop = Arc::new(AtomicBool::new(false));
+        let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+        let waiter = cx.queue(waiting, &keys[wanted]).await;
+        let looping = {
+            let (lock, keys, options, stop) = (a.clone(), keys.clone(), cx.patient(), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut held = Some(guards);
+                while !stop.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    if let Some(guards) = held.take() {
+                        guards.release().await.expect("held until now");
+                    }
+                    held = lock.try_acquire_all(&keys, &options).await.expect("the store answers");
+                }
+                if let Some(guards) = held {
+                    guards.release().await.expect("held until now");
+                }
+            })
+        };
+        let guard = waiter.granted(cx, cx.handover() * 20).await;
+        stop.store(true, Ordering::SeqCst);
+        cx.give(guard).await;
+        cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
+    }
+}
+
+/// A caller that is next and leaves before it has noticed.
+pub(crate) async fn one_that_leaves_as_its_turn_comes_changes_no_order(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    let leaver = cx.queue(&lock, &key).await;
+    let mut waiters = Vec::new();
+    for _ in 0..3 {
+        waiters.push(cx.queue(&lock, &key).await);
+    }
+    cx.give(guard).await;
+    if let Some(guard) = leaver.leave().await {
+        cx.give(guard).await;
+    }
+    while !waiters.is_empty() {
+        let guard = waiters.remove(0).granted(cx, cx.capabilities().undo + cx.handover()).await;
+        cx.settle().await;
+        assert!(waiters.iter().all(|waiter| !waiter.is_done()), "two granted at once");
+        cx.give(guard).await;
+    }
+}
+
 /// One re-acquires in a loop as fast as it can while the other waits once.
 async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask: Ask) {
     let key = cx.key();

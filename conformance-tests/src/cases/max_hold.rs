@@ -6,7 +6,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, LockExt as _, LossReason, RunErro
 use tokio::time::Instant;
 
 use crate::context::{Context, fails};
-use crate::harness::Op;
+use crate::harness::{Fault, Op};
 
 /// A limit that no lease of the store's default length explains.
 fn limit(cx: &Context) -> Duration {
@@ -149,6 +149,20 @@ pub(crate) async fn concerns_its_own_grant_alone(cx: &Context) {
         assert_eq!(guard.validity(), Validity::Valid);
         cx.held(&b, guard.key()).await;
         cx.give(guard).await;
+    }
+}
+
+/// The attempt that is granted counts, and has the limit of the first one.
+pub(crate) async fn outlives_a_failed_attempt(cx: &Context) {
+    let a = cx.faulty().await;
+    let limit = limit(cx);
+    for fault in [Fault::Refuse(ErrorKind::Unavailable), Fault::Error(ErrorKind::Unavailable), Fault::LoseReply] {
+        let key = cx.key();
+        a.faults.script(Op::Acquire, fault);
+        let guard = a.lock.acquire(&key, &cx.patient().max_hold(limit)).await.expect("it is asked again");
+        assert!(guard.remaining().is_some_and(|left| left <= limit), "{:?}", guard.remaining());
+        let reason = cx.within("the loss", limit, guard.lost()).await;
+        assert_eq!(reason, LossReason::HeldTooLong, "after {fault:?}");
     }
 }
 

@@ -169,6 +169,7 @@ macro_rules! for_each_case {
                 stops_the_body [C9] [];
                 concerns_each_of_several_keys [C9] [];
                 concerns_its_own_grant_alone [C2 C9] [];
+                outlives_a_failed_attempt [C9] [Script];
                 of_zero_is_refused [C15] [];
             }
             fencing {
@@ -192,12 +193,14 @@ macro_rules! for_each_case {
             fairness {
                 first_come_first_served_in_one_client [C12] [];
                 first_come_first_served_across_clients [C12] [Fifo];
+                one_that_leaves_as_its_turn_comes_changes_no_order [C5 C12] [];
                 all_of_fifty_waiters_are_served [C11 C12] [];
                 a_remote_waiter_does_not_starve [C12] [];
                 a_local_waiter_does_not_starve [C12] [];
                 nobody_starves_behind_a_loop_of_tries [C3 C12] [];
                 nobody_starves_behind_a_loop_of_zero_waits [C4 C12] [];
                 nobody_starves_behind_a_loop_of_tiny_windows [C12] [Cooldown];
+                nobody_starves_behind_a_loop_of_several_keys [C12] [];
                 every_looping_contender_gets_its_share [C11 C12] [];
                 the_death_of_the_next_in_line_holds_up_nobody [C11 C17] [];
                 a_crowd_makes_no_herd [C11 C16] [Calls];
@@ -330,6 +333,8 @@ macro_rules! for_each_case {
                 a_waiter_outlives_failures [C4 C12] [Script];
                 a_waiter_outlives_a_silence [C4] [Silence Virtual];
                 the_budget_ends_in_an_outage [C4] [Script Calls];
+                a_budget_that_met_a_holder_ends_with_a_timeout [C4 C15] [Script];
+                a_failure_that_is_over_is_forgotten [C3 C4] [Script];
                 those_who_give_up_ask_once [C3 C4] [Script Calls];
                 those_who_give_up_wait_for_no_outage_of_others [C3 C4] [Script];
                 a_window_that_may_have_begun_ends_the_wait [C4 C16] [Cooldown Script];

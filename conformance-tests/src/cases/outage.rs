@@ -103,6 +103,46 @@ pub(crate) async fn the_budget_ends_in_an_outage(cx: &Context) {
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
 }
 
+/// Somebody had the key when the store last said anything of it.
+pub(crate) async fn a_budget_that_met_a_holder_ends_with_a_timeout(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&b, &key).await;
+    a.faults.script(Op::Acquire, Fault::Pass);
+    for op in [Op::Acquire, Op::Wait] {
+        for _ in 0..10_000 {
+            a.faults.script(op, Fault::Refuse(ErrorKind::Unavailable));
+        }
+    }
+    let budget = cx.short_wait();
+    let waiting = acquire_for(&a.lock, &key, budget);
+    fails(cx.within("a budgeted wait", budget, waiting).await, cx.budget_ended());
+    cx.give(guard).await;
+}
+
+/// The store answers again, and what it says counts for all callers.
+pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&b, &key).await;
+    for _ in 0..3 {
+        a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
+    }
+    let patient = cx.queue(&a.lock, &key).await;
+    // Three pauses that grow, and a poll.
+    cx.sleep(Duration::from_secs(2) + cx.handover()).await;
+    cx.held(&a.lock, &key).await;
+    let gives_up = cx.queue_with(&a.lock, &key, cx.patient().give_up_on_failure()).await;
+    cx.sleep(cx.handover()).await;
+    assert!(!gives_up.is_done(), "it waits for a holder, not for an outage");
+    cx.give(guard).await;
+    for waiter in [patient, gives_up] {
+        cx.give(waiter.granted(cx, cx.handover()).await).await;
+    }
+}
+
 /// A try, a budget of zero, and an acquire that says so.
 pub(crate) async fn those_who_give_up_ask_once(cx: &Context) {
     let a = cx.faulty().await;

@@ -223,14 +223,18 @@ impl Client {
                     continue;
                 }
             }
-            outage.ends();
+            if self.fault != Fault::OutageIsRemembered {
+                outage.ends();
+            }
             let held = match answer.map_err(|e| Refusal::Failed(self.named(e, key)))? {
                 Answer::Granted(fresh) => {
                     let waited = match self.fault {
                         Fault::MaxHoldFromRequest => asked.elapsed(),
                         _ => Duration::ZERO,
                     };
-                    let max_hold = options.max_hold.map(|limit| limit.saturating_sub(waited));
+                    let forgotten = self.fault == Fault::MaxHoldOfFirstAttempt && failed.is_some();
+                    let max_hold =
+                        options.max_hold.filter(|_| !forgotten).map(|limit| limit.saturating_sub(waited));
                     return Ok(self.grant(fresh, permit, max_hold));
                 }
                 Answer::Contended(held) => {
@@ -270,6 +274,7 @@ impl Client {
 
     /// What a budget that ends means: only a store that has said so is one whose key somebody has.
     fn at_end(&self, refusal: Refusal, failed: Option<Error>, was_contended: bool, key: &LockKey) -> Refusal {
+        let was_contended = was_contended && (self.fault != Fault::OutageBlamesStore || failed.is_none());
         match refusal {
             Refusal::Contended if !was_contended && self.fault != Fault::TimeoutBlamesHolder => {
                 Refusal::Failed(failed.unwrap_or_else(|| self.named(no_answer(), key)))
