@@ -31,7 +31,7 @@ async fn world() -> World {
 const AT_WORK: &str = "SELECT count(*) FROM request WHERE status = 'in-progress'";
 
 async fn race(world: &World, spec: fn() -> ClaimSpecBuilder, held: usize) {
-    for round in 0..6 {
+    for round in 0..3 {
         let barrier = Arc::new(Barrier::new(TAKERS));
         let mut takers = Vec::new();
         for taker in 0..TAKERS {
