@@ -88,9 +88,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lint works beside the tests, which wait for servers and clocks a good part of their time.
+/// Lint works beside the tests once they are built: they wait for servers and clocks a good part of their time.
 fn ci() -> Outcome {
     dependencies::check()?;
+    let features = Metadata::read()?.all_features();
+    let build = ["test", "--profile", "tests", "--no-run"];
+    cargo("build of the tests", &[&build[..], &all_tests(&features)].concat())?;
     let lint = Beside::start("lint")?;
     let tested = test().and_then(|()| core_on_the_newest_postgres()).and_then(|()| test_tls());
     let linted = lint.finish();
@@ -102,8 +105,7 @@ fn test() -> Outcome {
     let features = Metadata::read()?.all_features();
     let all = step::tests(
         "unit, integration, conformance, mutant and command tests, and the examples in the documentation",
-        // Its tests belong to `lint`, and what it depends on would be built for them alone.
-        &["--workspace", "--exclude", "api-snapshots", "--features", &features, "--no-fail-fast"],
+        &[&all_tests(&features)[..], &["--no-fail-fast"]].concat(),
         &[],
     )?;
     // Some errors exist only where a feature is missing.
@@ -114,6 +116,11 @@ fn test() -> Outcome {
     )?;
     println!("\n{} tests passed", all + bare);
     Ok(())
+}
+
+/// The tests of `api-snapshots` belong to `lint`, and what it depends on would be built for them alone.
+fn all_tests(features: &str) -> [&str; 5] {
+    ["--workspace", "--exclude", "api-snapshots", "--features", features]
 }
 
 /// Families of tests that are enough to see that a server keeps the promises: of the suite of the stores, and the suite
@@ -142,8 +149,7 @@ fn test_on(version: &str, families: &[&str]) -> Outcome {
     let programs = versions::programs(version, Path::new(metadata.target_directory()))?;
     let programs = programs.to_str().ok_or("the target directory's name is not UTF-8")?;
     let features = metadata.all_features();
-    let mut arguments =
-        vec!["--workspace", "--exclude", "api-snapshots", "--features", &features, "--no-fail-fast"];
+    let mut arguments = [&all_tests(&features)[..], &["--no-fail-fast"]].concat();
     let targets = metadata.tests_with_servers();
     if families.is_empty() {
         arguments.push("--lib");
@@ -165,7 +171,7 @@ fn test_on(version: &str, families: &[&str]) -> Outcome {
 fn test_tls() -> Outcome {
     servers::ensure()?;
     let features = Metadata::read()?.all_features() + ",leasehold-cli/tls-rustls-ring-webpki";
-    let arguments = ["--workspace", "--exclude", "api-snapshots", "--features", &features, "--test", "tls"];
+    let arguments = [&all_tests(&features)[..], &["--test", "tls"]].concat();
     let passed = step::tests("encrypted connections", &arguments, &[])?;
     if passed == 0 {
         return Err("failed: there are no tests of encrypted connections".to_owned());
