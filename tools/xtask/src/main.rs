@@ -1,6 +1,5 @@
 //! One obvious command for each job: `cargo xtask` lists them.
 
-mod beside;
 mod campaign;
 mod dependencies;
 mod documents;
@@ -18,7 +17,6 @@ mod versions;
 use std::path::Path;
 use std::process::ExitCode;
 
-use beside::Beside;
 use metadata::Metadata;
 use step::{Outcome, cargo};
 
@@ -76,7 +74,11 @@ fn main() -> ExitCode {
         ["size"] => size::report(),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
-        ["ci"] => ci(),
+        ["ci"] => lint()
+            .and_then(|()| dependencies::check())
+            .and_then(|()| test())
+            .and_then(|()| core_on_the_newest_postgres())
+            .and_then(|()| test_tls()),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
@@ -86,18 +88,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Lint works beside the tests once they are built: they wait for servers and clocks a good part of their time.
-fn ci() -> Outcome {
-    dependencies::check()?;
-    let features = Metadata::read()?.all_features();
-    let build = ["test", "--profile", "tests", "--no-run"];
-    cargo("build of the tests", &[&build[..], &all_tests(&features)].concat())?;
-    let lint = Beside::start("lint")?;
-    let tested = test().and_then(|()| core_on_the_newest_postgres()).and_then(|()| test_tls());
-    let linted = lint.finish();
-    tested.and(linted)
 }
 
 fn test() -> Outcome {
