@@ -10,11 +10,12 @@ use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::spec::Tracking;
 use crate::sql::TAKE;
+use crate::sql::expression::{next, owner_of_batch};
 use crate::sql::order::Sequence;
 use crate::sql::pick::{Asked, alone, last_waiting};
 use crate::sql::query::{Query, failed, get};
 use crate::sql::row::{key_of, line_of, names, taken};
-use crate::sql::words::{Words, next, owner_of_batch};
+use crate::sql::words::Words;
 use crate::store::{Line, Take, Taken};
 
 /// That the isolation is one at which a lock means that what is read then is what is there.

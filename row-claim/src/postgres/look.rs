@@ -6,12 +6,13 @@ use std::time::Duration;
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::id::RowKey;
+use crate::sql::expression::column;
 use crate::sql::order::{LOOK, Sequence};
 use crate::sql::pick::{Asked, pending};
 use crate::sql::query::{Query, failed, get};
 use crate::sql::row::{key_of, owner_of};
 use crate::sql::stats::stats;
-use crate::sql::words::{LeaseWords, NOW, column};
+use crate::sql::words::{LeaseWords, NOW};
 use crate::state::State;
 use crate::store::{Stats, Take, TakenRow};
 

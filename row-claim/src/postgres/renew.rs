@@ -6,10 +6,11 @@ use super::PgClaims;
 use crate::error::ClaimError;
 use crate::spec::Tracking;
 use crate::sql::ending::{owned, want};
+use crate::sql::expression::{checked, column};
 use crate::sql::query::{get, millis};
 use crate::sql::row::key_of;
 use crate::sql::settled::Wanted;
-use crate::sql::words::{NOW, Words, checked, column};
+use crate::sql::words::{NOW, Words};
 use crate::state::State;
 use crate::store::{ClaimRef, Renewal, check_lease};
 

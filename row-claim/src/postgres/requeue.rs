@@ -7,9 +7,10 @@ use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::Tracking;
+use crate::sql::expression::{checked, column, list};
 use crate::sql::query::Query;
 use crate::sql::settled::storable;
-use crate::sql::words::{NOW, Words, checked, column, list};
+use crate::sql::words::{NOW, Words};
 use crate::state::State;
 
 const REQUEUE: &str = "requeue rows";

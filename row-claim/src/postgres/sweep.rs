@@ -8,9 +8,10 @@ use super::PgClaims;
 use crate::error::ClaimError;
 use crate::name::literal;
 use crate::spec::{Retention, Tracking};
+use crate::sql::expression::{checked, column, list};
 use crate::sql::query::{Query, get, millis};
 use crate::sql::row::key_of;
-use crate::sql::words::{ASKED, LeaseWords, NOW, Words, checked, column, list};
+use crate::sql::words::{ASKED, LeaseWords, NOW, Words};
 use crate::store::Swept;
 
 const SWEEP: &str = "return rows whose lease has ended";

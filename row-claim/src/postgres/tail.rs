@@ -2,9 +2,10 @@
 
 use crate::name::{Column, literal};
 use crate::spec::Tracking;
+use crate::sql::expression::{checked, column, next, owner_of_batch};
 use crate::sql::order::Sequence;
 use crate::sql::row::{answers, names};
-use crate::sql::words::{NOW, Words, checked, column, next, owner_of_batch};
+use crate::sql::words::{NOW, Words};
 use crate::state::State;
 
 /// The second half of a claim, after `picked`, which has locked rows of `t`: writes who has them.

@@ -5,11 +5,12 @@ use super::server::Fault;
 use super::tail::Tail;
 use crate::error::ClaimError;
 use crate::sql::TAKE;
+use crate::sql::expression::{column, owner_of_batch};
 use crate::sql::order::Sequence;
 use crate::sql::pick::{Asked, alone};
 use crate::sql::query::Query;
 use crate::sql::row::taken;
-use crate::sql::words::{Words, column, owner_of_batch};
+use crate::sql::words::Words;
 use crate::store::{Take, Taken};
 
 impl PgClaims {

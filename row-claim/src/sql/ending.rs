@@ -1,6 +1,7 @@
 //! The statements that end claims.
 
-use super::words::{Mode, NOW, Words, checked, column, list};
+use super::expression::{checked, column, list};
+use super::words::{Mode, NOW, Words};
 use crate::error::ClaimError;
 use crate::name::literal;
 use crate::spec::{Retention, Tracking};

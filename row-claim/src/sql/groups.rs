@@ -11,11 +11,12 @@ use std::collections::HashSet;
 
 use sqlx::postgres::PgRow;
 
+use super::expression::{checked, column, list, next};
 use super::order::Sequence;
 use super::pick::{Asked, FREE};
 use super::query::{Query, get};
 use super::row::{carried, line_of};
-use super::words::{Mode, Words, checked, column, list, next};
+use super::words::{Mode, Words};
 use super::{TAKE, group_number};
 use crate::error::ClaimError;
 use crate::name::Column;

@@ -11,12 +11,13 @@ use std::collections::HashMap;
 use sqlx::postgres::PgRow;
 
 use super::TAKE;
+use super::expression::{checked, column, list, next};
 use super::groups::{Candidate, Run, Search};
 use super::order::Sequence;
 use super::pick::{Asked, FREE};
 use super::query::{Query, get};
 use super::row::{carried, line_of};
-use super::words::{Mode, Words, checked, column, list, next};
+use super::words::{Mode, Words};
 use crate::error::ClaimError;
 use crate::spec::Limit;
 

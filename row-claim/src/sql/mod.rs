@@ -2,6 +2,7 @@
 //! for claims that an open transaction holds.
 
 pub(crate) mod ending;
+pub(crate) mod expression;
 mod group_key;
 pub(crate) mod groups;
 pub(crate) mod limit;

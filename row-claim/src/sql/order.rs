@@ -3,8 +3,9 @@
 use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::PgRow;
 
+use super::expression::column;
 use super::query::{Query, get};
-use super::words::{Words, column};
+use super::words::Words;
 use crate::error::ClaimError;
 use crate::name::{Column, literal};
 use crate::spec::OrderType;

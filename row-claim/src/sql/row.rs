@@ -7,10 +7,11 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 
 use super::TAKE;
+use super::expression::column;
 use super::order::Sequence;
 use super::pick::Asked;
 use super::query::get;
-use super::words::{Mode, Words, column};
+use super::words::{Mode, Words};
 use crate::error::ClaimError;
 use crate::id::{OwnerToken, RowId, RowKey};
 use crate::name::Column;

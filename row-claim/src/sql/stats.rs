@@ -1,8 +1,9 @@
 //! Counting rows, up to a limit.
 
+use super::expression::{column, list};
 use super::order::Sequence;
 use super::pick::Asked;
-use super::words::{ASKED, Words, column, list};
+use super::words::{ASKED, Words};
 use crate::spec::Tracking;
 use crate::state::State;
 

@@ -1,6 +1,7 @@
 //! What rows wait for: rows of another kind in their group.
 
-use super::words::{Words, column, list};
+use super::expression::{column, list};
+use super::words::Words;
 use crate::name::literal;
 use crate::spec::{Precondition, Unmet};
 use crate::state::State;
