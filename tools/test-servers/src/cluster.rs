@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::process::{Pid, Signal};
 
 use crate::guarded::{Guarded, send};
+use crate::user::Medium;
 use crate::{Outcome, admin, binaries, observe, or_panic, port};
 
 /// How a server is stopped.
@@ -136,7 +137,8 @@ impl Cluster {
 
     fn try_start(options: &ClusterOptions) -> Outcome<Self> {
         let binaries = binaries::postgres()?;
-        let process = Guarded::new("leasehold-pg-", "data/postmaster.pid")?
+        let medium = if options.durable { Medium::Disk } else { Medium::Memory };
+        let process = Guarded::new("leasehold-pg-", "data/postmaster.pid", medium)?
             .with_environment(options.environment.clone());
         if let Some(password) = &options.password {
             process.write("password", password)?;

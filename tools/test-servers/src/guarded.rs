@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Outcome;
-use crate::user::User;
+use crate::user::{Medium, User};
 
 /// How long a server may take to start or to end. A crash recovery is in there.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -76,9 +76,9 @@ struct Running {
 
 impl Guarded {
     /// `lock_file` is the file in the directory that the server removes when it ends.
-    pub(crate) fn new(prefix: &str, lock_file: &str) -> Outcome<Self> {
+    pub(crate) fn new(prefix: &str, lock_file: &str, medium: Medium) -> Outcome<Self> {
         let user = User::for_servers();
-        let directory = user.directory(prefix)?;
+        let directory = user.directory(prefix, medium)?;
         let mut guard = user
             .command("sh", &directory)
             .args(["-c", GUARD, "guard"])

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::guarded::Guarded;
+use crate::user::Medium;
 use crate::{Cluster, Outcome, admin, binaries, or_panic};
 
 /// How long the standby may need to see something.
@@ -128,7 +129,8 @@ fn start(
     environment: Vec<(String, String)>,
 ) -> Outcome<Cluster> {
     let binaries = binaries::postgres()?;
-    let process = Guarded::new("leasehold-pg-standby-", "data/postmaster.pid")?.with_environment(environment);
+    let process = Guarded::new("leasehold-pg-standby-", "data/postmaster.pid", Medium::Memory)?
+        .with_environment(environment);
     let copy = |from: &str, is_wanted: fn(&str, &str) -> bool| {
         let to = process.directory().join("data").join(from);
         copy_tree(&primary.join(from), &to, &process, is_wanted)

@@ -1,4 +1,5 @@
-//! What the documentation says is shown by a test: is there such a test? And are the bugs that were found counted right?
+//! What the documentation says is shown by a test: is there such a test? Are the bugs that were found counted right, and is each
+//! file short enough?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,6 +13,9 @@ const PAGES: [(&str, &str); 2] = [("docs/coverage.md", "Shown by"), (BUGS, "Test
 /// The page of all bugs. It also names functions as `file.rs::function`, and counts its rows by who found them.
 const BUGS: &str = "docs/bugs.md";
 
+/// The most lines of a file (CONTRIBUTING.md).
+const MOST_LINES: usize = 500;
+
 /// The files in which there is a function of a name.
 type Functions = BTreeMap<String, BTreeSet<String>>;
 
@@ -19,9 +23,8 @@ type Functions = BTreeMap<String, BTreeSet<String>>;
 pub(crate) fn check() -> Outcome {
     // This package is `tools/xtask`.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
-    let mut functions = Functions::new();
-    collect(root, &mut functions)?;
-    let mut wrong = Vec::new();
+    let (mut functions, mut wrong) = (Functions::new(), Vec::new());
+    collect(root, &mut functions, &mut wrong)?;
     let mut named = 0;
     for (page, column) in PAGES {
         for (line, test) in named_in(&cells(&read(&root.join(page))?, column)) {
@@ -100,8 +103,8 @@ fn miscounted(text: &str) -> Vec<String> {
     counted.iter().filter(is_wrong).map(say).collect()
 }
 
-/// The functions in the Rust files below `folder`.
-fn collect(folder: &Path, functions: &mut Functions) -> Outcome {
+/// The functions in the Rust files below `folder`, and which of these files are too long.
+fn collect(folder: &Path, functions: &mut Functions, wrong: &mut Vec<String>) -> Outcome {
     let entries =
         fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
     for entry in entries.flatten() {
@@ -110,10 +113,14 @@ fn collect(folder: &Path, functions: &mut Functions) -> Outcome {
         let name = name.to_string_lossy();
         if path.is_dir() {
             if name != "target" && !name.starts_with('.') {
-                collect(&path, functions)?;
+                collect(&path, functions, wrong)?;
             }
         } else if name.ends_with(".rs") {
-            for function in read(&path)?.lines().filter_map(function_of) {
+            let text = read(&path)?;
+            if text.lines().count() > MOST_LINES {
+                wrong.push(format!("{}: more than {MOST_LINES} lines", path.display()));
+            }
+            for function in text.lines().filter_map(function_of) {
                 functions.entry(function).or_default().insert(name.clone().into_owned());
             }
         }

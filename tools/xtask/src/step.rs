@@ -5,6 +5,9 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+/// How many tests of a program run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
+
 /// What went wrong, for people.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
@@ -44,6 +47,7 @@ pub(crate) fn tests_seen(
     let start = Instant::now();
     let arguments = &[&["test", "--profile", "tests"], arguments].concat();
     let mut child = command(arguments)
+        .env(THREADS, env::var(THREADS).unwrap_or_else(|_| threads().to_string()))
         .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .spawn()
@@ -79,6 +83,11 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
+}
+
+/// More than there are processors: most tests wait for servers, processes and leases, and not for a processor.
+fn threads() -> usize {
+    3 * std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn announce(what: &str) {
