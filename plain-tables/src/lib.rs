@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod fit;
 #[cfg(feature = "test-util")]
 mod memory;
 mod mutex;
@@ -14,13 +15,14 @@ use async_trait::async_trait;
 use sqlx::PgPool;
 use uuid::Uuid;
 
+pub use fit::PlainMigration;
 #[cfg(feature = "test-util")]
 pub use memory::{MemoryMutexes, MemoryTimeouts};
 pub use mutex::MutexTable;
 pub use timeout::TimeoutTable;
 
 pub use leasehold_claim::support::Column;
-pub use leasehold_claim::{ClaimError, IdType, RowId, RowKey, Table};
+pub use leasehold_claim::{ClaimError, Finding, IdType, RowId, RowKey, Table};
 
 /// A lock of a plain table that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_claim::support::Column;
-use leasehold_claim::{ClaimError, IdType, RowKey, State, Table};
+use leasehold_claim::{ClaimError, Finding, IdType, RowKey, State, Table};
 use sqlx::{PgExecutor, PgPool};
 use uuid::Uuid;
 
+use crate::fit::{BOOLEAN, Part, PlainMigration, check};
 use crate::rows::{Rows, ask};
 use crate::statement::{Statement, column};
 use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
@@ -45,7 +46,7 @@ impl MutexTable {
 }
 
 impl<N: Naming> MutexTable<N> {
-    /// The `uuid` column of the owner: then only the owner releases it.
+    /// The column of the owner, a `uuid` or `text`: then only the owner releases it.
     #[must_use]
     pub fn owner(mut self, column: Column) -> Self {
         self.rows.owner = Some(column);
@@ -64,6 +65,25 @@ impl<N: Naming> MutexTable<N> {
     pub fn attempts(mut self, column: Column) -> Self {
         self.rows.attempts = Some(column);
         self
+    }
+
+    /// Looks whether the table fits, best at start-up, and says what to change. Empty: it does.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the server from answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks; its connection is closed.
+    pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
+        check(pool, &self.rows, self.parts()).await
+    }
+
+    /// The columns that the table lacks, as SQL.
+    #[must_use]
+    pub fn migration(&self) -> PlainMigration {
+        PlainMigration::new(&self.rows, &self.parts())
     }
 
     /// With the pool, as [`Mutexes`].
@@ -323,6 +343,11 @@ impl<N: Naming> MutexTable<N> {
             return Ok(());
         }
         Err(ClaimError::Unsupported(format!("table {} keeps owners; use {instead}", self.rows.table)))
+    }
+
+    fn parts(&self) -> Vec<Part<'_>> {
+        let made = Some("boolean NOT NULL DEFAULT false");
+        vec![Part { column: &self.flag, what: "whether it is taken", types: BOOLEAN, is_itself: false, made }]
     }
 
     fn free(&self) -> String {

@@ -5,16 +5,23 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_claim::support::Column;
-use leasehold_claim::{ClaimError, IdType, RowKey, Table};
+use leasehold_claim::{ClaimError, Finding, IdType, RowKey, Table};
 use sqlx::{PgExecutor, PgPool};
 
+use crate::fit::{BIG, NUMBERS, Part, PlainMigration, TIME, check};
 use crate::rows::{Rows, ask};
 use crate::statement::{Statement, column};
 use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 
-/// A table of locks that nobody releases: an id, since when the lock is taken (`timestamptz`, NULL: never), and
-/// for how many seconds. It is granted at most once in each window, whoever asks, by the server's clock alone;
-/// at the end of the window to the instant it is free. Change a row's seconds by UPDATE at any time.
+const NOW: &str = "pg_catalog.clock_timestamp()";
+
+/// In seconds since 1970, with all digits.
+const UNIX_NOW: &str = "EXTRACT(EPOCH FROM pg_catalog.clock_timestamp())";
+
+/// A table of locks that nobody releases: an id, since when the lock is taken (`timestamptz`, or a `bigint` with
+/// [`unix_time`](Self::unix_time); NULL: never), and for how many seconds. It is granted at most once in each window,
+/// whoever asks, by the server's clock alone; at the end of the window to the instant it is free. Change a row's seconds
+/// by UPDATE at any time.
 ///
 /// It says that a run *began*, not that it ended: a run that takes longer than its window overlaps with the next.
 /// With a column for the epoch the late one is told, if it asks: [`extend`](Self::extend) while it works,
@@ -24,6 +31,8 @@ use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 pub struct TimeoutTable<N: Naming = Unqueued> {
     rows: Rows,
     since: Column,
+    /// The time is a number of seconds since 1970.
+    is_unix: bool,
     seconds: Column,
     naming: PhantomData<N>,
 }
@@ -32,18 +41,27 @@ impl TimeoutTable {
     /// The locks of `table`: its id, the `timestamptz` of the last grant, the seconds that it lasts.
     #[must_use]
     pub fn new(table: Table, id: Column, id_type: IdType, since: Column, seconds: Column) -> Self {
-        Self { rows: Rows::new(table, id, id_type), since, seconds, naming: PhantomData }
+        Self { rows: Rows::new(table, id, id_type), since, is_unix: false, seconds, naming: PhantomData }
     }
 
     /// The `text` column of the queue: the same id may be in two queues.
     #[must_use]
     pub fn queue(mut self, column: Column) -> TimeoutTable<Queued> {
         self.rows.queue = Some(column);
-        TimeoutTable { rows: self.rows, since: self.since, seconds: self.seconds, naming: PhantomData }
+        let Self { rows, since, is_unix, seconds, .. } = self;
+        TimeoutTable { rows, since, is_unix, seconds, naming: PhantomData }
     }
 }
 
 impl<N: Naming> TimeoutTable<N> {
+    /// The time is a `bigint`: whole seconds since 1970, by the server's clock all the same. A grant counts from the
+    /// next whole second, so that no window is shorter than it says.
+    #[must_use]
+    pub fn unix_time(mut self) -> Self {
+        self.is_unix = true;
+        self
+    }
+
     /// The `bigint` column that counts grants.
     #[must_use]
     pub fn epoch(mut self, column: Column) -> Self {
@@ -56,6 +74,25 @@ impl<N: Naming> TimeoutTable<N> {
     pub fn attempts(mut self, column: Column) -> Self {
         self.rows.attempts = Some(column);
         self
+    }
+
+    /// Looks whether the table fits, best at start-up, and says what to change. Empty: it does.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the server from answering.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks; its connection is closed.
+    pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
+        check(pool, &self.rows, self.parts()).await
+    }
+
+    /// The columns that the table lacks, as SQL.
+    #[must_use]
+    pub fn migration(&self) -> PlainMigration {
+        PlainMigration::new(&self.rows, &self.parts())
     }
 
     /// With the pool, as [`Timeouts`].
@@ -88,7 +125,8 @@ impl<N: Naming> TimeoutTable<N> {
     ///
     /// [`NotFound`](ClaimError::NotFound) when there is no such lock; [`Exhausted`](ClaimError::Exhausted)
     /// when its window has ended and it has no attempts left; [`InvalidSpec`](ClaimError::InvalidSpec) when the
-    /// column is no `timestamptz`, or the row has no seconds. What the server answers.
+    /// time is of another type, or the row has no seconds. What the server answers; it refuses types that it cannot
+    /// calculate with, which [`check`](Self::check) names.
     ///
     /// # Cancel safety
     ///
@@ -174,9 +212,10 @@ impl<N: Naming> TimeoutTable<N> {
         key: &RowKey,
     ) -> Result<Option<PlainGrant>, ClaimError> {
         let (since, seconds) = (self.since.quoted(), self.seconds.quoted());
+        let (kind, why) = self.time();
         let misfit = format!(
-            "CASE WHEN pg_catalog.pg_typeof(t.{since}) <> 'timestamptz'::regtype \
-             THEN 'the time of the grant is no timestamptz, so that it means another instant in every session; change its type' \
+            "CASE WHEN pg_catalog.pg_typeof(t.{since}) <> '{kind}'::regtype \
+             THEN 'the time of the grant is no {kind}, {why}; change its type' \
              WHEN t.{seconds} IS NULL THEN 'it has no seconds; set them' END"
         );
         self.rows.grant(executor, key, &self.free(), &misfit, &self.begin()).await
@@ -214,24 +253,61 @@ impl<N: Naming> TimeoutTable<N> {
         Err(ClaimError::superseded(grant.key.clone(), epoch, column(row, 1, DOING)?, Some(state)))
     }
 
+    /// The type of the time, and what is wrong with others.
+    fn time(&self) -> (&'static str, &'static str) {
+        if self.is_unix {
+            ("bigint", "so that it ends in 2038 or is not of whole seconds")
+        } else {
+            ("timestamptz", "so that it means another instant in every session")
+        }
+    }
+
     /// At the end of the window to the instant, a lock is free.
     fn free(&self) -> String {
         let (since, seconds) = (self.since.quoted(), self.seconds.quoted());
+        let (kind, _) = self.time();
+        let ended = if self.is_unix {
+            // As numerics, of which no sum is too large.
+            format!("t.{since}::numeric + t.{seconds}::numeric <= {UNIX_NOW}")
+        } else {
+            format!("t.{since} + pg_catalog.make_interval(secs => t.{seconds}::float8) <= {NOW}")
+        };
         format!(
-            "(t.{seconds} IS NOT NULL AND pg_catalog.pg_typeof(t.{since}) = 'timestamptz'::regtype AND (t.{since} IS NULL \
-             OR t.{since} + pg_catalog.make_interval(secs => t.{seconds}::float8) <= pg_catalog.clock_timestamp()))"
+            "(t.{seconds} IS NOT NULL AND pg_catalog.pg_typeof(t.{since}) = '{kind}'::regtype AND (t.{since} IS NULL \
+             OR {ended}))"
         )
     }
 
     fn begin(&self) -> String {
-        format!("{} = pg_catalog.clock_timestamp()", self.since.quoted())
+        let since = self.since.quoted();
+        if self.is_unix {
+            format!("{since} = pg_catalog.ceil({UNIX_NOW})::bigint")
+        } else {
+            format!("{since} = {NOW}")
+        }
+    }
+
+    fn parts(&self) -> Vec<Part<'_>> {
+        let types = if self.is_unix { BIG } else { TIME };
+        let (column, made) = (&self.since, Some(self.time().0));
+        vec![
+            // What is asked for each row looks at the type, and no further.
+            Part { column, what: "the time of the grant", types, is_itself: true, made },
+            Part {
+                column: &self.seconds,
+                what: "the seconds",
+                types: NUMBERS,
+                is_itself: false,
+                made: Some("integer"),
+            },
+        ]
     }
 }
 
 impl<N: Naming> Clone for TimeoutTable<N> {
     fn clone(&self) -> Self {
-        let Self { rows, since, seconds, .. } = self;
-        Self { rows: rows.clone(), since: since.clone(), seconds: seconds.clone(), naming: PhantomData }
+        let (rows, since, seconds) = (self.rows.clone(), self.since.clone(), self.seconds.clone());
+        Self { rows, since, is_unix: self.is_unix, seconds, naming: PhantomData }
     }
 }
 

@@ -316,6 +316,57 @@ async fn row_35_trap_18_once_in_each_window_by_the_server_s_clock() {
     assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
 }
 
+/// Row 87: a time in whole seconds since 1970, as it is; by the server's clock, free at the end of the window to the
+/// instant and never before; trap 20 too.
+#[tokio::test]
+async fn row_87_a_time_in_seconds_since_1970_is_used_as_it_is() {
+    let (_db, pool, mut observer) = database(
+        "CREATE TABLE job (id text PRIMARY KEY, at bigint, timeout int, epoch bigint);
+        INSERT INTO job VALUES ('hourly', NULL, 3600), ('far', 9223372036854775807, 2147483647), ('none', NULL, NULL)",
+    )
+    .await;
+    let id = column("id");
+    let jobs =
+        TimeoutTable::new(Table::new("job").unwrap(), id, IdType::Text, column("at"), column("timeout"));
+    let jobs = jobs.unix_time().epoch(column("epoch"));
+    assert!(jobs.check(&pool).await.unwrap().is_empty());
+    const NOW: &str = "EXTRACT(EPOCH FROM clock_timestamp())";
+    for _ in 0..2 {
+        let before = text(&mut observer, &format!("SELECT {NOW}")).await;
+        let first = jobs.grant(&pool, "hourly").await.unwrap().unwrap();
+        // It counts from the next whole second: no window is shorter than its seconds.
+        let counts = format!("SELECT at BETWEEN {before} AND {NOW} + 1 FROM job WHERE id = 'hourly'");
+        assert_eq!(text(&mut observer, &counts).await, "true");
+        assert!(!jobs.acquire(&pool, "hourly").await.unwrap());
+        assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
+        // Ended for an instant: the end of the window itself is free, to whoever names it and to a batch.
+        let ended = format!("UPDATE job SET at = floor({NOW}) - 3600 WHERE id = 'hourly'");
+        run(&mut observer, &ended).await;
+        let second = jobs.capture(&pool, (), 5).await.unwrap().remove(0);
+        assert!(matches!(jobs.extend(&pool, &first).await.unwrap_err(), ClaimError::Superseded { .. }));
+        jobs.extend(&pool, &second).await.unwrap();
+        assert!(!jobs.acquire(&pool, "hourly").await.unwrap(), "its window has begun anew");
+        // And before the end it is not, be it for less than a second, until that is here.
+        run(&mut observer, &format!("UPDATE job SET at = floor({NOW}) - 3599 WHERE id = 'hourly'")).await;
+        let was_free = jobs.acquire(&pool, "hourly").await.unwrap();
+        let ends = format!("SELECT at + 3600 <= {NOW} FROM job WHERE id = 'hourly'");
+        if text(&mut observer, &ends).await == "false" {
+            assert!(!was_free, "before its end");
+            until(&mut observer, &ends).await;
+            assert!(jobs.acquire(&pool, "hourly").await.unwrap(), "at its end");
+        }
+        run(&mut observer, "UPDATE job SET at = NULL WHERE id = 'hourly'").await;
+    }
+    assert!(!jobs.acquire(&pool, "far").await.unwrap(), "no sum is too large");
+    let error = jobs.acquire(&pool, "none").await.unwrap_err();
+    assert!(error.to_string().contains("no seconds"), "{error}");
+    // A number that ends in 2038 is named where it is used.
+    run(&mut observer, "DELETE FROM job WHERE id = 'far'; ALTER TABLE job ALTER at TYPE int").await;
+    let error = jobs.acquire(&pool, "hourly").await.unwrap_err();
+    assert!(error.to_string().contains("no bigint"), "{error}");
+    assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
+}
+
 /// Rows 44 and 38, trap 21 and 5: in order, disjoint, never more than the limit under any plan.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_44_38_captures_are_disjoint() {

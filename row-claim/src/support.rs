@@ -2,7 +2,9 @@
 
 pub use crate::name::{Column, literal};
 pub use crate::pass::{Pass, PassEnd};
-pub use crate::spec::migration_tools::{Session, Step, block, derived, dollar_tag, quote, regclass};
+pub use crate::spec::migration_tools::{
+    Session, Step, block, derived, dollar_tag, identity, quote, regclass,
+};
 pub use crate::spec::{Reader, Texts};
 pub use crate::sql::group_number;
 pub use crate::store::{Line, Sealed, Upkeep, Wake};

@@ -142,6 +142,36 @@ async fn types_that_do_not_fit_are_named_with_what_to_do() {
     assert_finding(&findings(&pool, spec).await, Finding::Error, &["short", "States::text"]);
 }
 
+/// Owners are UUIDs, or numbers of a sequence: as text they are named like any other type.
+#[tokio::test]
+async fn an_owner_that_is_text_is_named() {
+    let (_db, pool) = database().await;
+    let spec = migrated(&pool, full("request"), 0).await;
+    run(&pool, "ALTER TABLE request ALTER owner TYPE text").await;
+    let found = spec.check(&pool).await.unwrap();
+    assert_finding(&found, Finding::Error, &["column owner for the owner", "type text, not uuid"]);
+    assert_eq!(found.len(), 1, "{found:#?}");
+}
+
+/// trap 22: rows that nobody could ever take.
+#[tokio::test]
+async fn trap_22_attempts_that_are_0_by_default_are_named() {
+    let (_db, pool) = database().await;
+    let spec = migrated(&pool, full("request"), 0).await;
+    for (kind, default) in [("integer", "0"), ("smallint", "0"), ("integer", "3"), ("integer", "10")] {
+        let sql = format!(
+            "ALTER TABLE request ALTER attempts_left TYPE {kind}, ALTER attempts_left SET DEFAULT {default}"
+        );
+        run(&pool, &sql).await;
+        let found = spec.check(&pool).await.unwrap();
+        if default == "0" {
+            let words = ["attempts_left", "0 by default", "exhausted", "SET DEFAULT 3"];
+            assert_finding(&found, Finding::Warning, &words);
+        }
+        assert_eq!(found.len(), usize::from(default == "0"), "{kind} {default}: {found:#?}");
+    }
+}
+
 /// trap 23: what NULL means.
 #[tokio::test]
 async fn trap_23_null_is_named_and_counted() {

@@ -102,6 +102,39 @@ async fn row_26_two_processes_step_by_step() {
     assert_eq!(text(&db, transactions).await, "1");
 }
 
+/// rows 13, 20, 21, 22, 23 and 26, in open transactions: a sheet that was created before is done while another is still
+/// being created, and what waits for that is refused at once and rolled back.
+#[tokio::test]
+async fn row_26_two_processes_step_by_step_in_open_transactions() {
+    let db = fresh_database().await;
+    let told = spreadsheet::replay_held(db.url(), another).await.unwrap();
+    let schedule = [
+        "recorded create 10 as row 1",
+        "recorded update 10 as row 2",
+        "recorded update 10 as row 3",
+        "recorded create 20 as row 4",
+        "recorded update 20 as row 5",
+        "A took create 10 as row 1",
+        "B was refused row 1 at once, and rolled back",
+        "B took update 20 as row 5",
+        "B settled update 20 as row 5",
+        "B took nothing",
+        "B took nothing: what is left waits for another, rolled back",
+        "A settled create 10 as row 1",
+        "B took update 10 as row 2+3",
+        "A took nothing",
+        "B settled update 10 as row 2+3",
+        "A took nothing",
+    ];
+    assert_eq!(told, schedule);
+    // No attempt was counted for what was rolled back, and the group is one transaction.
+    let rows = "SELECT string_agg(id || ' ' || status || ' ' || attempts_left, ', ' ORDER BY id) FROM leasehold_spreadsheet.request";
+    assert_eq!(text(&db, rows).await, "1 complete 2, 2 complete 2, 3 complete 2, 4 complete 3, 5 complete 2");
+    let transactions =
+        "SELECT count(DISTINCT xmin::text)::text FROM leasehold_spreadsheet.request WHERE id IN (2, 3)";
+    assert_eq!(text(&db, transactions).await, "1");
+}
+
 /// rows 16, 17, 64 and 68
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_64_each_payment_is_booked_once_and_no_column_is_added() {

@@ -1,14 +1,62 @@
-//! The indexes of a migration are those that claims use.
+//! The indexes of a migration are those that claims use, and rows that were there are told from new ones.
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
 mod spec_common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use leasehold_claim::sqlx::postgres::PgPoolOptions;
 use leasehold_claim::{ClaimStore as _, PgClaims, Take};
 use spec_common::*;
 use tokio::time::{Instant, sleep};
+
+/// row 93: rows that were there have other attempts than new ones, whenever those come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_93_rows_that_were_there_are_told_from_new_ones() {
+    let (_db, pool) = database().await;
+    legacy_table(&pool).await;
+    run(&pool, "INSERT INTO request (document) SELECT 'old' FROM generate_series(1, 5000)").await;
+    let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI64::new(0)));
+    let writer = tokio::spawn({
+        let (pool, stop, written) = (pool.clone(), Arc::clone(&stop), Arc::clone(&written));
+        async move {
+            while !stop.load(Ordering::SeqCst) {
+                run(&pool, "INSERT INTO request (document) VALUES ('live')").await;
+                written.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    });
+    let goes_on = async || {
+        let (before, until) = (written.load(Ordering::SeqCst), Instant::now() + LONG);
+        while written.load(Ordering::SeqCst) <= before {
+            assert!(Instant::now() < until, "the writer goes on");
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    goes_on().await;
+    // As the documentation of the migration has it.
+    run(&pool, "ALTER TABLE request ADD COLUMN attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5")
+        .await;
+    let spec = full("request").max_attempts(5).build().unwrap();
+    spec.migration().apply(&pool).await.unwrap();
+    goes_on().await;
+    stop.store(true, Ordering::SeqCst);
+    writer.await.expect("no insert failed meanwhile");
+    let told = "SELECT string_agg(DISTINCT document || ' ' || attempts_left, ', ') FROM request";
+    assert_eq!(text(&pool, told).await, "live 1, live 5, old 1");
+    let apart = "SELECT (max(id) FILTER (WHERE attempts_left = 1) < min(id) FILTER (WHERE attempts_left = 5))::text FROM request";
+    assert_eq!(
+        text(&pool, apart).await,
+        "true",
+        "of one writer, the first were there and the others are new"
+    );
+    assert!(spec.check(&pool).await.unwrap().is_empty());
+    let claims = PgClaims::new(pool.clone(), spec);
+    let first = claims.take(&Take::up_to(1)).await.unwrap().claims.remove(0);
+    assert_eq!(first.rows[0].attempts_left, Some(0), "its last");
+}
 
 /// row 46
 #[tokio::test]

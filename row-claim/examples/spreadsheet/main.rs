@@ -3,8 +3,8 @@
 //! First a recorder writes down what changed in some spreadsheets while no worker runs, and a worker that is
 //! started later does all of it: each sheet's creation first, its updates after that, in one claim. Then two
 //! processes, A and B, go through a schedule step by step: B passes over the updates of a sheet that A is
-//! still creating, takes another sheet instead, and gets the updates in one claim when A is done. Everything
-//! is in a schema of its own, which is made anew each time.
+//! still creating, takes another sheet instead, and gets the updates in one claim when A is done; once under
+//! leases, once in open transactions. Everything is in a schema of its own, which is made anew each time.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example spreadsheet
@@ -22,7 +22,8 @@ use std::time::Duration;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::{PgPool, raw_sql};
 use leasehold_claim::{
-    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, Outcome, PgClaims, Take,
+    Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimed, ClaimedRow, Claimer, LockWait, Outcome, PgClaims,
+    PgHeld, PgHold, RowKey, Take,
 };
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -52,6 +53,8 @@ async fn main() -> Result<()> {
     hand_over(&url, start).await?.iter().for_each(|line| println!("  {line}"));
     println!("Two processes, step by step:");
     replay(&url, start).await?.iter().for_each(|line| println!("  {line}"));
+    println!("In open transactions, with a sheet that was created before:");
+    replay_held(&url, start).await?.iter().for_each(|line| println!("  {line}"));
     Ok(())
 }
 
@@ -81,14 +84,8 @@ pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec
 /// Two processes at one table. Whatever they do, they are told to, so that it is the same each time.
 pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
     prepare(url).await?;
-    let mut told = Vec::new();
-    let mut recorder = Process::start(start("recorder"), url)?;
-    for change in ["create 10", "update 10", "update 10", "create 20", "update 10"] {
-        told.push(recorder.ask(change).await?);
-    }
-    recorder.end().await?;
-
-    let (mut a, mut b) = (Process::start(start("stepper"), url)?, Process::start(start("stepper"), url)?);
+    let changes = ["create 10", "update 10", "update 10", "create 20", "update 10"];
+    let mut told = recorded(url, &start, &changes).await?;
     let schedule = [
         ("A", "take"),   // Row 1, the creation of 10, and is at work from now on.
         ("B", "take"),   // Not rows 2 and 3, which wait for row 1, but row 4.
@@ -101,8 +98,57 @@ pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<St
         ("B", "settle"), // All three at once.
         ("A", "take"),   // Nothing is left.
     ];
+    told.extend(steps(url, start, "stepper", &schedule).await?);
+    Ok(told)
+}
+
+/// Two processes whose claims are open transactions. Sheet 20 was created before, and is not waited for.
+pub async fn replay_held(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
+    prepare(url).await?;
+    let changes = ["create 10", "update 10", "update 10", "create 20", "update 20"];
+    let mut told = recorded(url, &start, &changes).await?;
+    let pool = connect(url).await?;
+    raw_sql("UPDATE request SET status = 'complete' WHERE id = 4").execute(&pool).await?;
+    pool.close().await;
+    let schedule = [
+        ("A", "take"),   // Row 1, the creation of 10, and is at work from now on.
+        ("B", "try"),    // Row 1 is locked: refused without waiting, and rolled back.
+        ("B", "take"),   // Not rows 2 and 3, which wait for row 1, but the group of sheet 20: row 5.
+        ("B", "settle"), // Row 5, while A is still at work.
+        ("B", "take"),   // Nothing is left in this pass,
+        ("B", "take"),   // and in the next one rows 2 and 3 wait for row 1: rolled back.
+        ("A", "settle"), // Row 1.
+        ("B", "take"),   // Rows 2 and 3 together.
+        ("A", "take"),   // Nothing: no two processes are at one sheet.
+        ("B", "settle"), // Both at once.
+        ("A", "take"),   // Nothing is left.
+    ];
+    told.extend(steps(url, start, "holder", &schedule).await?);
+    Ok(told)
+}
+
+/// What a recorder that was told of `changes` has answered.
+async fn recorded(url: &str, start: impl Fn(&str) -> Command, changes: &[&str]) -> Result<Vec<String>> {
+    let mut told = Vec::new();
+    let mut recorder = Process::start(start("recorder"), url)?;
+    for change in changes {
+        told.push(recorder.ask(change).await?);
+    }
+    recorder.end().await?;
+    Ok(told)
+}
+
+/// What two processes in this role have answered to the orders of `schedule`.
+async fn steps(
+    url: &str,
+    start: impl Fn(&str) -> Command,
+    role: &str,
+    schedule: &[(&str, &str)],
+) -> Result<Vec<String>> {
+    let mut told = Vec::new();
+    let (mut a, mut b) = (Process::start(start(role), url)?, Process::start(start(role), url)?);
     for (name, order) in schedule {
-        let process = if name == "A" { &mut a } else { &mut b };
+        let process = if *name == "A" { &mut a } else { &mut b };
         told.push(format!("{name} {}", process.ask(order).await?));
     }
     a.end().await?;
@@ -131,6 +177,7 @@ pub async fn process(role: &str, url: &str) -> Result<()> {
         "recorder" => record(&pool).await,
         "worker" => work(pool, &requests).await,
         "stepper" => step(pool, &requests).await,
+        "holder" => hold(pool, &requests).await,
         other => Err(format!("there is no role {other}").into()),
     }
 }
@@ -191,6 +238,46 @@ async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
                 settled?;
             }
             say(&format!("settled {what}"));
+        }
+    }
+    Ok(())
+}
+
+/// The same in open transactions.
+async fn hold(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
+    let held = PgHeld::new(pool, requests.clone());
+    let (mut line, mut at_work) = (None, None::<PgHold>);
+    for order in io::stdin().lines() {
+        match order?.as_str() {
+            "take" => match held.begin(&Take::up_to(1).after(line.take())).await {
+                Ok(Some(hold)) => {
+                    let claim = hold.taken().claims.first().ok_or("nothing was taken")?;
+                    say(&format!("took {}", describe(&claim.rows, claim.group.as_deref())));
+                    line.clone_from(&hold.taken().line);
+                    at_work = Some(hold);
+                }
+                Ok(None) => say("took nothing"),
+                Err(ClaimError::Busy { .. }) => {
+                    say("took nothing: what is left waits for another, rolled back");
+                }
+                Err(error) => return Err(error.into()),
+            },
+            "try" => {
+                let mut transaction = held.pool().begin().await?;
+                let row = held.lock_row(&mut transaction, &RowKey::new(1), LockWait::NoWait).await;
+                transaction.rollback().await?;
+                match row {
+                    Err(ClaimError::Busy { .. }) => say("was refused row 1 at once, and rolled back"),
+                    other => return Err(format!("{other:?}").into()),
+                }
+            }
+            _ => {
+                let mut hold = at_work.take().ok_or("nothing was taken")?;
+                let claimed = hold.taken().claims.first().cloned().ok_or("nothing was taken")?;
+                hold.settle(&claimed.claim, &Outcome::Done).await?;
+                hold.commit().await?;
+                say(&format!("settled {}", describe(&claimed.rows, claimed.group.as_deref())));
+            }
         }
     }
     Ok(())

@@ -15,8 +15,8 @@ use super::upkeep::next_end;
 use crate::held::hold;
 use crate::name::{Column, Table};
 use crate::spec::{ClaimSpec, OrderType, Retention};
-use crate::sql::groups::Search;
-use crate::sql::limit::{by_tenant, in_order};
+use crate::sql::groups::{Locked, Search, members};
+use crate::sql::limit::{self, by_tenant, in_order};
 use crate::sql::order::Sequence;
 use crate::sql::pick::{Asked, alone, pending};
 use crate::sql::stats::stats;
@@ -159,7 +159,7 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
     ]
 }
 
-/// The statement that takes the rows of a group, of a small and of a large one.
+/// The statements that take the rows of a group, of a small and of a large one: under leases, and in an open transaction.
 fn of_groups(name: &str, count: u32) -> Vec<Probe> {
     let spec = spec(name, true);
     let words = Words::leased(&spec);
@@ -168,14 +168,22 @@ fn of_groups(name: &str, count: u32) -> Vec<Probe> {
     let take = Take::up_to(20);
     let from = &spec.inner.states.takeable;
     let asked = Asked { take: &take, from, batch: uuid::Uuid::nil() };
-    let members = taking(take_members(&words, &order, &asked, &Column::known("entity")));
-    let probe = |entity: &str, first: u32| {
+    let group = Column::known("entity");
+    let leased = taking(take_members(&words, &order, &asked, &group));
+    let words = Words::held(&spec);
+    words.ready_is_given.set(true).unwrap();
+    let order = Sequence::new(&words, |_| false);
+    let members = members(&words, &order, &asked, &group, Locked::Refuse);
+    let held = taking(hold(&words, &order, &asked, &members, "n.claim"));
+    let probe = |how: &str, sql: &str, entity: &str, first: u32| {
         let (first, entity) = (format!("ARRAY['{first}']"), format!("ARRAY['{entity}']"));
         let batch = "'00000000-0000-0000-0000-000000000000'";
         let values = ["20", batch, "30000", "NULL", &first, "ARRAY[NULL]::text[]", &entity, "ARRAY[1]"];
-        Probe::new(format!("members of {entity}"), members.clone(), &values)
+        Probe::new(format!("{how} members of {entity}"), sql.to_owned(), &values)
     };
-    vec![probe("wide", 3 * count + TAKEN + 1), probe("next-1", 4 * count + TAKEN + 1)]
+    let (wide, next) = (("wide", 3 * count + TAKEN + 1), ("next-1", 4 * count + TAKEN + 1));
+    let both = [("leased", &leased), ("held", &held)];
+    both.iter().flat_map(|(how, sql)| [wide, next].map(|(entity, at)| probe(how, sql, entity, at))).collect()
 }
 
 fn limited(name: &str) -> ClaimSpec {
@@ -232,18 +240,29 @@ fn of_tenants(name: &str, count: u32) -> Vec<Probe> {
         Probe::new(name, sql, &["20", batch, "30000", "NULL", "ARRAY[]::text[]"])
     };
     let first = |at: u32| format!("ARRAY['{at}']");
-    let chosen = |name: &str, tenant: &str, at: u32| {
-        let sql = taking(take_chosen(&words, &order, &asked, &search));
-        let (at, tenant) = (first(at), format!("ARRAY['{tenant}']"));
-        let none = "ARRAY[NULL]::text[]";
+    let chosen = |name: &str, sql: String, tenant: &str, at: u32| {
+        let (at, tenant, none) = (first(at), format!("ARRAY['{tenant}']"), "ARRAY[NULL]::text[]");
         let values = ["20", batch, "30000", "NULL", &at, none, &tenant, "ARRAY[1]", "ARRAY[7]"];
-        Probe::new(name, sql, &values)
+        Probe::new(name, taking(sql), &values)
     };
+    let leased = || take_chosen(&words, &order, &asked, &search);
+    let words_of_held = Words::held(&spec);
+    let order_of_held = Sequence::new(&words_of_held, |_| false);
+    let held = || {
+        let (words, order) = (&words_of_held, &order_of_held);
+        let search = Search::new(words, order, &asked, None, 20).unwrap();
+        let sql = hold(words, order, &asked, &limit::chosen(words, order, &asked, &search), "n.claim");
+        // Places were taken before.
+        sql.replacen("WITH ", "WITH places AS (SELECT $9::int4[]), ", 1)
+    };
+    let (full, next) = (6, 5 + 2 * count + TAKEN + 1);
     vec![
         looking("rows in order", in_order(&search, None)),
         looking("rows by tenant", by_tenant(&search, None)),
-        chosen("chosen of a full tenant", "full", 6),
-        chosen("chosen of another", "next-1", 5 + 2 * count + TAKEN + 1),
+        chosen("leased of a full tenant", leased(), "full", full),
+        chosen("leased of another", leased(), "next-1", next),
+        chosen("held of a full tenant", held(), "full", full),
+        chosen("held of another", held(), "next-1", next),
     ]
 }
 

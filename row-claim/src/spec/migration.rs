@@ -13,6 +13,7 @@ pub(crate) mod tools {
     pub(crate) use super::names::{side_epochs, state_function};
     pub use super::session::Session;
     pub use super::step::{Step, quote};
+    pub use super::steps::identity;
 }
 
 use std::fmt;
@@ -44,6 +45,10 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// One thing is taken away: with a column of the queue, the unique constraint on the id gives way to one on
 /// queue and id, unless [`keep_unique_id`](Self::keep_unique_id) says otherwise. Statements with
 /// `ON CONFLICT (id)` then no longer find their constraint; deploy those that name queue and id first.
+///
+/// Rows that are there get the default of a column, as new ones do. Where they are to have something else, add the column
+/// yourself, in one statement, so that no row comes in between; the migration does the rest:
+/// `ALTER TABLE job ADD COLUMN attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5`.
 ///
 /// The column of the state is not added, because its default decides whether old rows are work.
 ///

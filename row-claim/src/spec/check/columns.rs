@@ -36,6 +36,15 @@ impl Look<'_> {
             }
         }
         self.nulls();
+        if let Some(column) = spec.inner.attempts.as_ref()
+            && facts.column(column).is_some_and(|fact| fact.is_zero)
+        {
+            let name = column.quoted();
+            self.warning(format!(
+                "column {column} for attempts is 0 by default, so that a new row is exhausted before it was ever taken: \
+                 ALTER TABLE {table} ALTER COLUMN {name} SET DEFAULT 3, and requeue the rows that are there"
+            ));
+        }
     }
 }
 

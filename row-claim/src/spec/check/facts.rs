@@ -31,6 +31,8 @@ pub(super) struct ColumnFact {
     pub(super) longest: Option<i64>,
     pub(super) is_required: bool,
     pub(super) is_generated: bool,
+    /// A row that does not name it has 0 in it.
+    pub(super) is_zero: bool,
 }
 
 /// An index that was finished.
@@ -76,8 +78,10 @@ impl Facts {
              pg_catalog.format_type(b.oid, NULL), (b.typtype = 'e')::text, \
              CASE WHEN b.oid = 'pg_catalog.varchar'::pg_catalog.regtype AND a.atttypmod > 4 \
                THEN (a.atttypmod - 4)::text END, \
-             a.attnotnull::text, (a.attgenerated <> '')::text \
-             FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid \
+             a.attnotnull::text, (a.attgenerated <> '')::text, \
+             (pg_catalog.pg_get_expr(d.adbin, d.adrelid) IN ('0', '''0''::smallint'))::text \
+             FROM pg_catalog.pg_attribute AS a LEFT JOIN pg_catalog.pg_attrdef AS d \
+             ON d.adrelid = a.attrelid AND d.adnum = a.attnum JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid \
              JOIN pg_catalog.pg_type AS b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END \
              WHERE a.attrelid = {here} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
         );
@@ -91,6 +95,7 @@ impl Facts {
             longest: row.option(5).and_then(|text| text.parse().ok()),
             is_required: row.is(6),
             is_generated: row.is(7),
+            is_zero: row.is(8),
         };
         Ok(rows.iter().map(column).collect())
     }

@@ -30,6 +30,14 @@ pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
     steps
 }
 
+/// Those of what identifies a row alone: a queue that was there, and what is unique.
+#[must_use]
+pub fn identity(spec: &ClaimSpec) -> Vec<Step> {
+    let choices = &Choices::default();
+    let writer = Writer { spec, inner: &spec.inner, choices, table: spec.table().quoted() };
+    writer.queue().into_iter().chain(writer.identity()).collect()
+}
+
 pub(super) struct Writer<'a> {
     pub(super) spec: &'a ClaimSpec,
     pub(super) inner: &'a Inner,

@@ -152,7 +152,7 @@ impl AtSize {
 
     /// Renewals on a table with four indexes of its own.
     async fn renewals(&self, rows: &mut Vec<Row>) {
-        println!("renewals: 2,000 rows, 20 times, four other indexes");
+        println!("renewals: 2,000 rows, 35 times, four other indexes");
         let build = |table: Table| spec(table).build().unwrap();
         let claims = self.table("renewed", build, "a int, b int, c int, d int").await;
         self.run(
@@ -163,29 +163,24 @@ impl AtSize {
         self.run("VACUUM ANALYZE renewed").await;
         let taken = claims.take(&Take::up_to(2_000)).await.unwrap();
         let held: Vec<ClaimRef> = taken.claims.into_iter().map(|taken| taken.claim).collect();
-        // All rows of a page at once need as much room in it as they have; the first renewals move some elsewhere.
-        self.renew(&claims, &held, 5).await;
-        let before = self.updates("renewed").await;
-        self.renew(&claims, &held, 20).await;
-        let after = self.updates("renewed").await;
-        let (all, hot) = (after.0 - before.0, after.1 - before.1);
-        let share = 100.0 * hot as f64 / all as f64;
-        rows.push(Row {
-            work: "renewals that change no index (HOT)".to_owned(),
-            measured: format!("{hot} of {all}"),
-            floor: "-".to_owned(),
-            ratio: format!("{share:.1} %"),
-            goal: "at least 95 %".to_owned(),
-            met: Some(share >= 95.0),
-        });
+        // All rows of a page at once need as much room in it as they have: the first renewals move some elsewhere, until
+        // each page has that room.
+        let first = self.in_place(&claims, &held, 15).await;
+        rows.push(share("the first 15 renewals of 2,000 rows that change no index (HOT)", first, None));
+        let later = self.in_place(&claims, &held, 20).await;
+        rows.push(share("later renewals that change no index (HOT)", later, Some(95.0)));
         let done = held.into_iter().map(|claim| (claim, Outcome::Done)).collect::<Vec<_>>();
         claims.settle(&done).await.unwrap();
     }
 
-    async fn renew(&self, claims: &PgClaims, held: &[ClaimRef], rounds: usize) {
+    /// Renews them so many times: the updates of rows, and those among them that changed no index.
+    async fn in_place(&self, claims: &PgClaims, held: &[ClaimRef], rounds: usize) -> (i64, i64) {
+        let before = self.updates("renewed").await;
         for _ in 0..rounds {
             claims.renew(held, Take::DEFAULT_LEASE).await.unwrap();
         }
+        let after = self.updates("renewed").await;
+        (after.0 - before.0, after.1 - before.1)
     }
 
     /// Claimers that have nothing to do, with settings by default.
@@ -294,6 +289,19 @@ fn times(work: &str, ours: &[Duration], floor: Option<&[Duration]>, goal: Goal) 
         ratio: ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
         goal,
         met: Some(met),
+    }
+}
+
+/// How many of all did, with the share that is to be reached.
+fn share(work: &str, (all, such): (i64, i64), least: Option<f64>) -> Row {
+    let share = 100.0 * such as f64 / all as f64;
+    Row {
+        work: work.to_owned(),
+        measured: format!("{such} of {all}"),
+        floor: "-".to_owned(),
+        ratio: format!("{share:.1} %"),
+        goal: least.map_or_else(|| "-".to_owned(), |least| format!("at least {least} %")),
+        met: least.map(|least| share >= least),
     }
 }
 

@@ -1,0 +1,250 @@
+//! Whether a table fits, and what it lacks.
+
+use std::time::Duration;
+
+use leasehold_claim::support::{Column, Reader, Session, Step, identity, literal, regclass};
+use leasehold_claim::{ClaimError, ClaimSpec, Finding, IdType, States};
+use sqlx::PgPool;
+
+use crate::rows::Rows;
+
+type Types = &'static [&'static str];
+
+pub(crate) const BIG: Types = &["bigint"];
+pub(crate) const BOOLEAN: Types = &["boolean"];
+pub(crate) const TIME: Types = &["timestamp with time zone"];
+pub(crate) const NUMBERS: Types = &["smallint", "integer", "bigint", "numeric", "real", "double precision"];
+const INTS: Types = &["smallint", "integer", "bigint"];
+const SMALL: Types = &["smallint", "integer"];
+const TEXTS: Types = &["text", "character varying"];
+const UUID: Types = &["uuid"];
+const OWNERS: Types = &["uuid", "text", "character varying"];
+
+/// How long a look at the table takes at most.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// How long [`PlainMigration::apply`] takes at most unless told otherwise.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A column as it has to be.
+pub(crate) struct Part<'a> {
+    pub(crate) column: &'a Column,
+    pub(crate) what: &'static str,
+    pub(crate) types: Types,
+    /// A domain over such a type does not do.
+    pub(crate) is_itself: bool,
+    /// As the migration makes it.
+    pub(crate) made: Option<&'static str>,
+}
+
+impl Rows {
+    /// The columns that both kinds of tables have.
+    fn parts(&self) -> Vec<Part<'_>> {
+        let id = match self.kind {
+            IdType::Int => INTS,
+            IdType::Uuid => UUID,
+            _ => TEXTS,
+        };
+        let mut parts =
+            vec![Part { column: &self.id, what: "the id", types: id, is_itself: false, made: None }];
+        let options = [
+            (&self.queue, "the queue", TEXTS, "text NOT NULL DEFAULT 'default'"),
+            (&self.owner, "the owner", OWNERS, "uuid"),
+            (&self.epoch, "the epoch", BIG, "bigint"),
+            (&self.attempts, "attempts", SMALL, "integer"),
+        ];
+        for (column, what, types, made) in options {
+            parts.extend(column.as_ref().map(|column| Part {
+                column,
+                what,
+                types,
+                is_itself: false,
+                made: Some(made),
+            }));
+        }
+        parts
+    }
+}
+
+/// What does not fit.
+pub(crate) async fn check(
+    pool: &PgPool,
+    rows: &Rows,
+    more: Vec<Part<'_>>,
+) -> Result<Vec<Finding>, ClaimError> {
+    let mut reader = Reader::open(pool, LOOK, "check a table of locks").await?;
+    let findings = look(&mut reader, rows, more).await?;
+    reader.close().await?;
+    Ok(findings)
+}
+
+async fn look(reader: &mut Reader, rows: &Rows, more: Vec<Part<'_>>) -> Result<Vec<Finding>, ClaimError> {
+    let (table, name) = (&rows.table, rows.table.quoted());
+    if !reader.ask(&format!("pg_catalog.to_regclass({}) IS NOT NULL", literal(&name))).await? {
+        return Ok(vec![Finding::Error(format!("there is no table {table}; create it, or name its schema"))]);
+    }
+    let sql = format!(
+        "SELECT a.attname::text, pg_catalog.format_type(b.oid, NULL), \
+         (pg_catalog.pg_get_expr(d.adbin, d.adrelid) IN ('0', '''0''::smallint'))::text, \
+         pg_catalog.format_type(a.atttypid, NULL) \
+         FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid \
+         JOIN pg_catalog.pg_type AS b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END \
+         LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+         WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped",
+        regclass(table)
+    );
+    let (facts, mut findings) = (reader.rows(&sql).await?, Vec::new());
+    for part in rows.parts().into_iter().chain(more) {
+        let (column, what) = (part.column, part.what);
+        let Some(fact) = facts.iter().find(|fact| fact.text(0) == column.as_str()) else {
+            let fix = if part.made.is_some() { "run the migration" } else { "add it, or name another" };
+            findings.push(Finding::Error(format!("table {table} has no column {column} for {what}; {fix}")));
+            continue;
+        };
+        let is = fact.text(if part.is_itself { 3 } else { 1 });
+        if !part.types.contains(&is) {
+            let wanted = part.types.join(" or ");
+            findings.push(Finding::Error(format!(
+                "column {column} of table {table} for {what} is of type {is}, not {wanted}; change its type, or name \
+                 another column"
+            )));
+        } else if rows.attempts.as_ref() == Some(column) && fact.is(2) {
+            findings.push(Finding::Warning(format!(
+                "column {column} of table {table} is 0 by default, so that a new lock is exhausted before it was ever \
+                 taken: ALTER TABLE {name} ALTER COLUMN {} SET DEFAULT 3, and top up the locks that are there",
+                column.quoted()
+            )));
+        }
+    }
+    let names: Vec<&Column> = rows.queue.iter().chain([&rows.id]).collect();
+    let literals: Vec<String> = names.iter().map(|column| literal(column.as_str())).collect();
+    let unique = format!(
+        "EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = {} AND i.indisunique AND i.indisvalid \
+         AND i.indpred IS NULL AND i.indexprs IS NULL AND (SELECT pg_catalog.array_agg(a.attname::text ORDER BY a.attname::text) \
+         FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k(number, n) \
+         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number WHERE k.n <= i.indnkeyatts) \
+         = (SELECT pg_catalog.array_agg(c ORDER BY c) FROM pg_catalog.unnest(ARRAY[{}]::text[]) AS c))",
+        regclass(table),
+        literals.join(", ")
+    );
+    if !reader.ask(&unique).await? {
+        let columns = names.iter().map(|column| column.quoted()).collect::<Vec<_>>().join(", ");
+        findings.push(Finding::Error(format!(
+            "nothing makes {columns} of table {table} unique, so that a lock could be two rows: \
+             CREATE UNIQUE INDEX CONCURRENTLY ON {name} ({columns})"
+        )));
+    }
+    Ok(findings)
+}
+
+/// SQL that gives a table of locks the columns that it lacks. It may be run again at any time, and while the table is in
+/// use: no row is rewritten, and statements that others have to wait behind give up after a second and are tried again.
+///
+/// A table that gets queues has its locks in the queue `default`; the unique constraint on the id gives way to one on
+/// queue and id. Locks of a table that gets a time and seconds are granted to nobody until they have seconds.
+#[derive(Clone, Debug)]
+pub struct PlainMigration {
+    rows: Rows,
+    wanted: Vec<(Column, &'static str)>,
+    attempts: Option<u32>,
+    attempts_of_present: Option<u32>,
+    within: Duration,
+}
+
+impl PlainMigration {
+    pub(crate) fn new(rows: &Rows, more: &[Part<'_>]) -> Self {
+        let own = rows.parts();
+        let made = own.iter().chain(more).filter_map(|part| Some((part.column.clone(), part.made?)));
+        let wanted = made.collect();
+        Self { rows: rows.clone(), wanted, attempts: None, attempts_of_present: None, within: LONGEST }
+    }
+
+    /// Locks that are made from now on can be granted this many times. Without it, a column of attempts is added without a
+    /// default, and locks that name none can be granted any number of times.
+    #[must_use]
+    pub fn attempts(mut self, count: u32) -> Self {
+        self.attempts = Some(count);
+        self
+    }
+
+    /// Locks that are there when the column is added can be granted this many times, instead of as often as new ones.
+    #[must_use]
+    pub fn attempts_of_present(mut self, count: u32) -> Self {
+        self.attempts_of_present = Some(count);
+        self
+    }
+
+    /// [`apply`](Self::apply) gives up after this time; by default an hour.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = time;
+        self
+    }
+
+    /// Its statements, in order, to be read or run by hand. Each is to be run outside of a transaction.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) when one column is to be two things.
+    pub fn statements(&self) -> Result<Vec<String>, ClaimError> {
+        Ok(self.steps()?.into_iter().map(|step| step.sql).collect())
+    }
+
+    /// Carries it out. Any number of processes may do so at once. It takes a connection of its own, straight to the
+    /// server: not one through a pooler in transaction mode.
+    ///
+    /// # Errors
+    ///
+    /// As [`statements`](Self::statements), what the server answers, and a timeout when somebody keeps the table locked.
+    /// What was done until then stays, and is not done again by the next call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Its connection is closed. What was done stays, and the next call goes on from there.
+    pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
+        let steps = self.steps()?;
+        let mut session = Session::open(pool, self.within, "migrate a table of locks").await?;
+        for step in &steps {
+            session.step(step).await?;
+        }
+        session.close().await
+    }
+
+    fn steps(&self) -> Result<Vec<Step>, ClaimError> {
+        let rows = &self.rows;
+        let mut steps: Vec<Step> = self.wanted.iter().map(|(column, made)| self.add(column, made)).collect();
+        if let (Some(queue), Some((other, _))) = (&rows.queue, self.wanted.last()) {
+            // What makes the rows of queues unique is the same for claims; the state does not matter to it.
+            let spec = ClaimSpec::builder(rows.table.clone())
+                .id(rows.id.as_str(), rows.kind)
+                .queue(queue.as_str())
+                .state(other.as_str(), States::boolean())
+                .build()?;
+            steps.extend(identity(&spec));
+        }
+        Ok(steps)
+    }
+
+    fn add(&self, column: &Column, made: &str) -> Step {
+        let (table, name) = (&self.rows.table, column.quoted());
+        let mut change = format!("ALTER TABLE {} ADD COLUMN {name} {made}", table.quoted());
+        if self.rows.attempts.as_ref() == Some(column)
+            && let Some(present) = self.attempts_of_present.or(self.attempts)
+        {
+            // In one statement, so that each lock is there before it or made after it.
+            let later =
+                self.attempts.map_or("DROP DEFAULT".to_owned(), |count| format!("SET DEFAULT {count}"));
+            change += &format!(" DEFAULT {present}, ALTER COLUMN {name} {later}");
+        }
+        let missing = format!(
+            "NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {} AND NOT attisdropped)",
+            regclass(table),
+            literal(column.as_str())
+        );
+        Step::only_if(
+            "Its default is the same for all locks there are: none is rewritten.",
+            &missing,
+            &change,
+        )
+    }
+}
