@@ -69,7 +69,8 @@ pub struct AcquireOptions {
     /// go, so that faulty code cannot hold a lock for ever. On every store.
     pub max_hold: Option<Duration>,
     /// No new grant of the key before this long after this grant, whoever asks, released or not, and even if
-    /// this holder crashes. [`ErrorKind::Unsupported`] on a store without cooldowns.
+    /// this holder crashes. An attempt that is undone, since no caller was given its guard, leaves none.
+    /// [`ErrorKind::Unsupported`] on a store without cooldowns.
     pub cooldown: Option<Duration>,
     /// What to do about the cooldown of an earlier grant.
     pub on_cooldown: OnCooldown,

@@ -16,6 +16,7 @@
 //! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any point
 //! undoes each according to its stage.
 
+mod finish;
 mod outage;
 mod undo;
 
@@ -27,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, LossReason, OnCooldown, Validity};
+use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +42,7 @@ use crate::hold::{Hold, Owner};
 use crate::metrics::Event;
 use crate::queue::{Closed, Entered};
 use crate::shared::Shared;
+use crate::undoing::Met;
 use crate::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
 
 use self::outage::Outage;
@@ -65,8 +67,8 @@ pub(crate) struct Acquisition {
     polled: bool,
     /// Whether that call has had its time. Then the next in line asks the store itself.
     timed_out: bool,
-    /// Whether the store has ever answered that a key is contended.
-    was_contended: bool,
+    /// Of whom the store has ever said that he has a key.
+    met: Met,
     /// Whether a failure of the store ends it.
     gives_up: bool,
     /// The store fails, and is asked again.
@@ -87,7 +89,7 @@ impl Acquisition {
             stop: None,
             polled: false,
             timed_out: false,
-            was_contended: false,
+            met: Met::default(),
         }
     }
 
@@ -101,7 +103,9 @@ impl Acquisition {
         let mut contended = None;
         if let Some(Asking { hold, permit, contended: said }) = begun {
             contended = said;
-            self.was_contended = contended.is_some();
+            if contended.is_some() {
+                self.met.note(self.shared.undoing.is_any(&hold.request.key));
+            }
             self.entries.push(Entry { hold, permit: Some(permit), stage: Stage::Idle });
         }
         self.entries.extend(holds.into_iter().map(|hold| Entry { hold, permit: None, stage: Stage::Idle }));
@@ -306,7 +310,7 @@ impl Acquisition {
                 }
                 Ok(Attempt::Contended(contended)) => {
                     shared.metrics.count(Event::Contended);
-                    self.was_contended = true;
+                    self.met.note(shared.undoing.is_any(&entry.hold.request.key));
                     entry.stage = Stage::Idle;
                     entry.hold.sent.store(false, Ordering::Release);
                     entry.hold.met(&contended);
@@ -371,6 +375,10 @@ impl Acquisition {
         let mut asked_again = false;
         loop {
             if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
+                // Perhaps that of an attempt which is being undone.
+                if self.shared.undoing.is_any(&key) {
+                    return Err(self.own_attempt(&key));
+                }
                 return Err(self.shared.name_error(Error::not_due(retry_after), Some(&key)).into());
             }
             if self.budget == Budget::Once {
@@ -416,29 +424,6 @@ impl Acquisition {
         Ok(())
     }
 
-    /// The guards, if every one of them is still good.
-    fn finish(mut self) -> Result<Vec<LockGuard>, Refusal> {
-        // A hold that came into its slot while the engine closed was not seen by the closing.
-        if self.shared.closing.is_cancelled() {
-            return Err(self.shared.name_error(Error::closed(), self.first_key(0)).into());
-        }
-        for entry in &self.entries {
-            if entry.hold.current_validity() == Validity::Lost {
-                let error = match entry.hold.loss_reason() {
-                    Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
-                    Some(reason) => Error::lost(reason),
-                };
-                return Err(entry.hold.named(error).into());
-            }
-        }
-        let entries = std::mem::take(&mut self.entries).into_iter();
-        let guard = |entry: Entry| match entry.stage {
-            Stage::Taken(guard) => Some(guard),
-            _ => None,
-        };
-        Ok(entries.filter_map(guard).collect())
-    }
-
     fn out_of_time(&mut self, limit: Limit, at: usize) -> Refusal {
         match limit {
             Limit::Budget(_) | Limit::None => self.out_of_budget(),
@@ -456,19 +441,20 @@ impl Acquisition {
     }
 
     fn out_of_budget(&self) -> Refusal {
-        match &self.outage {
-            _ if self.was_contended => Refusal::Contended,
-            Some(outage) => Refusal::Failed(outage.error.clone()),
-            None => {
+        match (&self.outage, self.first_key(self.first_left())) {
+            _ if self.met.others => Refusal::Contended,
+            (Some(outage), _) => Refusal::Failed(outage.error.clone()),
+            (None, Some(key)) if self.met.own => self.own_attempt(key),
+            (None, key) => {
                 let message = "the wait budget ended before the store answered, so it is not known whether anybody holds the lock; wait longer, or see whether the store can be reached";
-                self.shared
-                    .name_error(
-                        Error::new(ErrorKind::Unavailable, message),
-                        self.first_key(self.first_left()),
-                    )
-                    .into()
+                self.shared.name_error(Error::new(ErrorKind::Unavailable, message), key).into()
             }
         }
+    }
+
+    fn own_attempt(&self, key: &LockKey) -> Refusal {
+        let message = "an earlier attempt of this client was not answered, and the store has not confirmed that it is undone, so it is not known whether anybody else holds the lock; try again, and see whether the store, or its commits, are slow";
+        self.shared.name_error(Error::new(ErrorKind::Unavailable, message), Some(key)).into()
     }
 
     fn first_key(&self, at: usize) -> Option<&LockKey> {

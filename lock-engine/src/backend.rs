@@ -79,14 +79,15 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// that holder; where there is no lease, confirms that it is still held.
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>>;
 
-    /// Answers a release without I/O, if the store can. Must not block. It is also called from `Drop`.
+    /// Answers a release without I/O, if the store can. Must not block. It is also called from `Drop`. Not asked where a
+    /// cooldown would have to end with the hold ([`HoldRef::unused`]): that goes through [`release`](Self::release).
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
         let _ = (key, holder);
         None
     }
 
     /// Frees each hold if it is still that holder's, and takes that holder out of any queue of the
-    /// store. Repeating it does no harm.
+    /// store. With one that is [`unused`](HoldRef::unused) its cooldown ends. Repeating it does no harm.
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>>;
 
     /// The operator's view, if there is one.
@@ -155,6 +156,7 @@ impl Request {
             mode: self.mode,
             token: None,
             ttl: self.ttl,
+            unused: false,
             state: None,
         }
     }
@@ -233,6 +235,9 @@ pub struct HoldRef {
     pub token: Option<FencingToken>,
     /// The lease's TTL, for renewal.
     pub ttl: Option<Duration>,
+    /// No caller has ever had its guard: the release undoes an attempt, and a cooldown that this grant has begun ends
+    /// with it, also where its lease has ended and nobody has taken the key since. What another grant has begun stays.
+    pub unused: bool,
     /// What the grant said in [`Granted::state`]; `None` also when the outcome of the attempt is not known.
     pub state: Option<OpaqueState>,
 }

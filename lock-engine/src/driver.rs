@@ -306,8 +306,10 @@ impl Driver {
                 let mut holds = Vec::new();
                 self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
                 for hold in holds.iter().filter(|hold| !hold.is_unsent()) {
-                    let freeing = if hold.was_granted() { Freeing::held } else { Freeing::attempted };
-                    self.outbox.add(freeing(hold, None), last_call);
+                    let was_granted = hold.was_granted();
+                    let freeing =
+                        if was_granted { Freeing::lost(hold) } else { Freeing::attempted(hold, None) };
+                    self.outbox.add(freeing, last_call);
                 }
                 continue;
             }

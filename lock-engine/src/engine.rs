@@ -34,6 +34,7 @@ use crate::schedule::Schedule;
 use crate::shared::Shared;
 use crate::state::Phase;
 use crate::tasks::Tasks;
+use crate::undoing::Undoing;
 use crate::waiting::{failure_of, is_ending};
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
@@ -359,6 +360,7 @@ impl EngineBuilder {
             queues: Queues::new(),
             schedule: Arc::new(Schedule::new()),
             inbox: Arc::new(Inbox::default()),
+            undoing: Undoing::default(),
             closing: CancellationToken::new(),
             runtime_gone: CancellationToken::new(),
             closed,

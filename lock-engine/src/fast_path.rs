@@ -68,7 +68,10 @@ pub(crate) fn attempt(
     match answer {
         None => begun.ask(None),
         Some(Ok(Attempt::Granted(granted))) => match begun.hold.take() {
-            Some(hold) => hold.granted(granted, sent, None).map(FastPath::Granted),
+            Some(hold) => {
+                hold.hand_out(true);
+                hold.granted(granted, sent, None).map(FastPath::Granted)
+            }
             None => Ok(FastPath::Contended),
         },
         Some(Ok(Attempt::Contended(contended))) => {
@@ -87,7 +90,9 @@ pub(crate) fn attempt(
             shared.metrics.count(Event::Failure);
             let hold = Arc::clone(hold);
             let cools = hold.request.cooldown.is_some();
-            shared.free(Freeing::attempted(&hold, begun.give_up()));
+            let mut freeing = Freeing::attempted(&hold, begun.give_up());
+            freeing.unknown(shared.undoing.begin(key));
+            shared.free(freeing);
             // In the queue, behind the release of what may have been granted.
             if asks_again(&error) && !cools {
                 return Ok(FastPath::Contended);

@@ -94,7 +94,8 @@ impl Grant for Hold {
         }
         let release = || self.shared.backend.release_now(&self.request.key, self.request.holder);
         // A guard is dropped without a panic, whatever its store does.
-        match catch_unwind(AssertUnwindSafe(release)).unwrap_or(None) {
+        let answer = if self.ends_cooldown() { Ok(None) } else { catch_unwind(AssertUnwindSafe(release)) };
+        match answer.unwrap_or(None) {
             // Nobody is there to be told; a failure is retried in the background.
             Some(answer) => drop(self.released(answer)),
             None => self.release_later(),

@@ -38,6 +38,8 @@ pub(crate) struct Hold {
     pub(crate) times: Times,
     /// Whether a call that asks for it has been polled, and was not answered with "contended" or "nothing begun".
     pub(crate) sent: AtomicBool,
+    /// Whether a caller has its guard, or had it.
+    handed_out: AtomicBool,
 }
 
 /// What a store gave along with the grant.
@@ -67,6 +69,7 @@ impl Hold {
             extras: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
             sent: AtomicBool::new(false),
+            handed_out: AtomicBool::new(false),
         })
     }
 
@@ -82,9 +85,6 @@ impl Hold {
         if granted.extension.is_some() || granted.state.is_some() {
             let _ = self.extras.set(Box::new(Extras { extension: granted.extension, state: granted.state }));
         }
-        if let Some(cooldown) = self.request.cooldown {
-            self.cools_until(sent.after(cooldown));
-        }
         self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
         if let Some(lease) = &self.lease {
             let now = self.shared.clock.now();
@@ -98,6 +98,9 @@ impl Hold {
             // Whoever ended it did not know that it would be granted after all.
             self.shared.free(Freeing::held(&self, permit));
             return Err(self.ended_before(phase));
+        }
+        if let Some(cooldown) = self.request.cooldown {
+            self.cools_until(sent.after(cooldown));
         }
         if let Some(permit) = permit {
             permit.leave_to_hold();
@@ -146,8 +149,25 @@ impl Hold {
             mode: self.request.mode,
             token: self.token(),
             ttl: self.lease.as_ref().and_then(|lease| lease.ttl()),
+            unused: !self.is_handed_out(),
             state: self.extras.get().and_then(|extras| extras.state.clone()),
         }
+    }
+
+    /// Sets whether the caller gets its guard. To be set before it is looked whether the hold has ended: then whoever ends
+    /// it sees this, or the end is seen here.
+    pub(crate) fn hand_out(&self, handed_out: bool) {
+        self.handed_out.swap(handed_out, Ordering::AcqRel);
+    }
+
+    /// A read-modify-write and no load: only that has a place in the order of the writes of [`hand_out`](Self::hand_out).
+    fn is_handed_out(&self) -> bool {
+        self.handed_out.fetch_or(false, Ordering::AcqRel)
+    }
+
+    /// Whether its end is that of a cooldown as well: an attempt that is undone leaves none.
+    pub(crate) fn ends_cooldown(&self) -> bool {
+        self.request.cooldown.is_some() && !self.is_handed_out()
     }
 
     pub(crate) fn is_live(&self) -> bool {

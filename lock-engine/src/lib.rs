@@ -32,6 +32,7 @@ mod state;
 mod sync;
 mod tasks;
 pub mod token;
+mod undoing;
 mod waiting;
 
 pub use backend::{

@@ -23,6 +23,7 @@ use crate::hold::Hold;
 use crate::queue::Outcome;
 use crate::retries::{FRESH_PAUSE, PARTS, Retries, Settled, Unanswered};
 use crate::shared::Permit;
+use crate::undoing::Undone;
 
 /// How many holds one call frees at the most.
 const BATCH: usize = 500;
@@ -42,14 +43,23 @@ pub(crate) struct Freeing {
     held: bool,
     /// Whether it is a guard that was released or dropped, and counts as released once the store confirms it.
     let_go: bool,
+    /// It is an attempt whose outcome is not known.
+    undone: Option<Undone>,
     reply: Option<oneshot::Sender<Result<Freed, Error>>>,
 }
 
 impl Freeing {
     /// A hold that the store may have, since it was asked for it.
     pub(crate) fn attempted(hold: &Hold, permit: Option<Permit>) -> Self {
+        Self::of(hold, HoldRef { unused: true, ..hold.reference() }, permit)
+    }
+
+    fn of(hold: &Hold, reference: HoldRef, permit: Option<Permit>) -> Self {
         let lasts = hold.lease.as_ref().and_then(|lease| lease.longest());
-        Self { hold: hold.reference(), lasts, permit, held: false, let_go: false, reply: None }
+        // A cooldown that is to end with it may outlast the lease.
+        let cooldown = hold.request.cooldown.filter(|_| reference.unused).unwrap_or_default();
+        let lasts = lasts.map(|lasts| lasts.max(cooldown));
+        Self { hold: reference, lasts, permit, held: false, let_go: false, undone: None, reply: None }
     }
 
     /// A hold that the store has granted and whose guard was not handed out, or whose caller has not been polled
@@ -60,12 +70,12 @@ impl Freeing {
 
     /// A hold that was lost here and that the store may still have.
     pub(crate) fn lost(hold: &Hold) -> Self {
-        Self::held(hold, None)
+        Self { held: true, ..Self::of(hold, hold.reference(), None) }
     }
 
     /// A hold whose guard was released or dropped.
     pub(crate) fn let_go(hold: &Hold, permit: Permit) -> Self {
-        Self { held: true, let_go: true, ..Self::attempted(hold, Some(permit)) }
+        Self { held: true, let_go: true, ..Self::of(hold, hold.reference(), Some(permit)) }
     }
 
     /// The store has granted it, and gave this along.
@@ -73,6 +83,11 @@ impl Freeing {
         self.held = true;
         self.hold.token = granted.token;
         self.hold.state = granted.state;
+    }
+
+    /// Nobody knows whether the store has granted it.
+    pub(crate) fn unknown(&mut self, undone: Undone) {
+        self.undone = Some(undone);
     }
 
     /// The next in line asks the store itself.
@@ -170,9 +185,11 @@ impl Outbox {
                 // Known already. A permit and a reply that come later go the way of those that came first.
                 known.freeing.held |= freeing.held;
                 known.freeing.let_go |= freeing.let_go;
+                known.freeing.hold.unused &= freeing.hold.unused;
                 known.again |= known.in_flight;
                 known.freeing.permit = known.freeing.permit.take().or(freeing.permit);
                 known.freeing.reply = known.freeing.reply.take().or(freeing.reply);
+                known.freeing.undone = known.freeing.undone.take().or(freeing.undone);
             }
             None => {
                 let over = freeing.lasts.and_then(|lasts| now.checked_add(lasts.saturating_mul(2)));

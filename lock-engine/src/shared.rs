@@ -17,6 +17,7 @@ use crate::outbox::Freeing;
 use crate::queue::{self, Queues};
 use crate::schedule::Schedule;
 use crate::tasks::Tasks;
+use crate::undoing::Undoing;
 
 /// How the closing ended, once it has.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) queues: Arc<Queues<Owner>>,
     pub(crate) schedule: Arc<Schedule<Hold>>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) undoing: Undoing,
     pub(crate) inbox: Arc<Inbox>,
     /// Fires when the engine closes: every wait ends.
     pub(crate) closing: CancellationToken,

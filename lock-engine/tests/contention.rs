@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::{PlainNet, plain, start};
-use leasehold_api::{ErrorKind, LockExt as _, Once};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Once};
 use leasehold_engine::{Engine, Waiting};
-use leasehold_memory::MemoryStore;
+use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
 
 fn seconds(n: u64) -> Duration {
@@ -176,4 +176,43 @@ async fn a_try_right_after_a_drop_waits_for_the_release_only() {
     assert_eq!((guard.is_some(), begun.elapsed()), (true, ms(20)));
     // Held, and somebody waits for it: no try waits for that.
     assert!(lock.key("k").try_acquire().await.unwrap().is_none());
+}
+
+/// The window of a grant that nobody heard of may be longer than its lease: it is undone also when that is over.
+#[tokio::test(start_paused = true)]
+async fn a_window_that_nobody_used_is_undone_also_after_its_lease() {
+    let store = MemoryStore::new().default_ttl(seconds(2));
+    let Client { lock, faults } = store.client_with(ClientSetup::new()).unwrap();
+    let hour = seconds(3600);
+    faults.script(Op::Acquire, Fault::LoseReply);
+    faults.script(Op::Release, Fault::Hang);
+    let error = lock.key("k").at_most_once_per(hour).try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+    sleep(seconds(30)).await;
+    assert_eq!(
+        due_in(&store.client().unwrap(), hour).await.0,
+        None,
+        "{} releases",
+        faults.calls(Op::Release)
+    );
+}
+
+/// A guard that was handed out has spent its window, however it ends and however often its release is tried.
+#[tokio::test(start_paused = true)]
+async fn a_window_that_was_used_stays_spent() {
+    let hour = seconds(3600);
+    for (closes, fault) in [false, true].into_iter().flat_map(|c| [(c, Fault::Pass), (c, Fault::LoseReply)]) {
+        let store = MemoryStore::new().default_ttl(seconds(2));
+        let Client { lock, faults } = store.client_with(ClientSetup::new()).unwrap();
+        let granted = lock.key("k").at_most_once_per(hour).acquire().await.unwrap();
+        assert!(matches!(granted, Once::Due(_)), "{granted:?}");
+        faults.script(Op::Release, fault);
+        if closes {
+            lock.close().await.unwrap();
+        }
+        drop(granted);
+        sleep(seconds(30)).await;
+        let (left, _) = due_in(&store.client().unwrap(), hour).await;
+        assert!(left.is_some(), "closes: {closes}, {fault:?}");
+    }
 }

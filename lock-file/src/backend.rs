@@ -160,7 +160,7 @@ impl FileBackend {
         let job = {
             let slot = Arc::clone(&slot);
             move || {
-                let freed = ending.free();
+                let freed = ending.free(hold.unused);
                 registry.remove(&slot);
                 drop(operation);
                 freed

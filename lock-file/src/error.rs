@@ -20,6 +20,17 @@ pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Er
     Error::new(kind, format!("cannot {doing} {}: {error}; {advice}", path.display())).with_source(error)
 }
 
+/// Whether `error` says that the file system has no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Whether `error` is [`io_error`] of a file system that has no room.
+pub(crate) fn wants_room(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    source.is_some_and(is_full)
+}
+
 /// A file that is not what this store writes.
 pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> Error {
     Error::new(ErrorKind::Corrupt, format!("{} {why}; {advice}", path.display()))

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use leasehold_api::{Error, ErrorKind};
 
 use crate::directory::{look_into, marker};
-use crate::error::io_error;
+use crate::error::{io_error, is_full, wants_room};
 use crate::files::{FileMode, open_to_look};
 use crate::hold::{Locked, lock_at};
 use crate::layout::KeyFiles;
@@ -32,27 +32,54 @@ pub struct Collected {
 /// Removes the files of the keys in `dir` that nobody holds or awaits and that were last granted `unused_for` ago.
 pub(crate) fn collect(dir: &Path, unused_for: Duration) -> Result<Collected, Error> {
     let (dir, mode) = look_into(dir)?;
-    let keys = match keys(&dir, mode) {
+    collect_below(&dir, mode, unused_for, &|least| token::raise_floor(&dir, mode, least))
+}
+
+/// What [`collect`] does, with `raise_floor` for what remembers a number for all keys.
+fn collect_below(
+    dir: &Path,
+    mode: FileMode,
+    unused_for: Duration,
+    raise_floor: &dyn Fn(u64) -> Result<u64, Error>,
+) -> Result<Collected, Error> {
+    let keys = match keys(dir, mode) {
         Ok(keys) => keys,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Collected::default()),
-        Err(e) => return Err(io_error(e, "list", &dir)),
+        Err(e) => return Err(io_error(e, "list", dir)),
     };
-    let Some(_collecting) = begin(&dir)? else { return Ok(Collected { removed: 0, kept: keys.len() }) };
+    let Some(_collecting) = begin(dir)? else { return Ok(Collected { removed: 0, kept: keys.len() }) };
     // What is remembered of all keys in place of their ceilings, on disk before the first of those is removed.
     let candidates: Vec<_> =
         keys.iter().filter_map(|files| Some((files, last_number(files, unused_for)?))).collect();
     let floor = candidates.iter().map(|(_, last)| *last).max().unwrap_or(0);
-    let floor = token::raise_floor(&dir, mode, floor)?;
-    let mut removed = 0;
-    for (files, _) in candidates {
-        match remove(files, floor) {
-            Ok(is_removed) => removed += usize::from(is_removed),
-            // Another user's, in a directory where only the owner of a file may remove it; or no plain file.
-            Err(e) if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidData].contains(&e.kind()) => {}
-            Err(e) => return Err(io_error(e, "remove the files of an unused key beside", &files.main())),
+    let mut raised = raise_floor(floor);
+    // On a full disk there is no room for it, though perhaps these files have filled it.
+    for (files, _) in &candidates {
+        if !raised.as_ref().is_err_and(wants_room) {
+            break;
+        }
+        if unless_foreign(make_room(files), files)? {
+            raised = raise_floor(floor);
         }
     }
+    let floor = raised?;
+    let mut removed = 0;
+    for (files, _) in candidates {
+        removed += usize::from(unless_foreign(remove(files, floor), files)?);
+    }
     Ok(Collected { removed, kept: keys.len() - removed })
+}
+
+/// Whether files were removed. Those that cannot be are left alone: another user's, in a directory where only the owner of a
+/// file may remove it; what is no plain file; and those of which the lock is missing and has no room.
+fn unless_foreign(removed: io::Result<bool>, files: &KeyFiles) -> Result<bool, Error> {
+    match removed {
+        Err(e) if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidData].contains(&e.kind()) => {
+            Ok(false)
+        }
+        Err(e) if is_full(&e) => Ok(false),
+        answer => answer.map_err(|e| io_error(e, "remove the files of an unused key beside", &files.main())),
+    }
 }
 
 /// Whether files are being removed just now, so that a lock that is taken may be held by that.
@@ -110,21 +137,199 @@ fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
     Some(token::ceiling(files).ok()?.unwrap_or(0).max(drawn))
 }
 
+/// Both locks of a key that nobody uses.
+struct Locks {
+    next: Option<Locked>,
+    _main: Locked,
+}
+
+impl Locks {
+    /// `None` when somebody uses the key by now. No waiter lock is made where there is none, because the disk may be full:
+    /// whoever makes one from here on waits for the lock, and finds it gone.
+    fn of(files: &KeyFiles) -> io::Result<Option<Self>> {
+        let Some(main) = lock_at(&files.main(), files.mode())? else { return Ok(None) };
+        let path = files.next();
+        let next = match open_to_look(&path).and_then(Locked::exclusive) {
+            Ok(Some(next)) => Some(next).filter(|next| next.is_at(&path).unwrap_or(false)),
+            Ok(None) => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        Ok(Some(Self { next, _main: main }))
+    }
+}
+
+/// Removes of an unused key's files those that its fencing tokens can do without, and says whether there were any. The ceiling
+/// stays, and the lock, without which the ceiling could not be removed on a full disk.
+fn make_room(files: &KeyFiles) -> io::Result<bool> {
+    let Some(locks) = Locks::of(files)? else { return Ok(false) };
+    if last_number(files, Duration::ZERO).is_none() {
+        return Ok(false);
+    }
+    // Without its record the next grant draws from above the ceiling.
+    let drawn = Record::read_any(files).ok().and_then(|found| found.record().map(|record| record.next));
+    let ceiling = token::ceiling(files).ok().flatten();
+    let is_covered =
+        drawn.is_none_or(|next| ceiling.is_some_and(|ceiling| next <= ceiling.saturating_add(1)));
+    let spare =
+        [is_covered.then(|| files.record()), Some(files.status()), locks.next.as_ref().map(|_| files.next())];
+    let mut is_removed = false;
+    for path in spare.into_iter().flatten() {
+        is_removed |= remove_file(&path)?;
+    }
+    Ok(is_removed)
+}
+
 /// Removes the files unless somebody uses them by now. Under both locks of the key, and the lock last: whoever takes
 /// that at its path afterwards has all the others to himself, and whoever has opened it before finds it gone from there.
 fn remove(files: &KeyFiles, floor: u64) -> io::Result<bool> {
-    let Some(_main) = lock_at(&files.main(), files.mode())? else { return Ok(false) };
-    let Some(_next) = lock_at(&files.next(), files.mode())? else { return Ok(false) };
+    let Some(locks) = Locks::of(files)? else { return Ok(false) };
     // Once more, as nobody changes it now.
     let last = last_number(files, Duration::ZERO);
     if last.is_none_or(|last| last > floor) {
         return Ok(false);
     }
-    for path in [files.record(), files.token(), files.status(), files.next(), files.main()] {
-        match fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
+    let next = locks.next.as_ref().map(|_| files.next());
+    for path in [files.record(), files.token(), files.status()].into_iter().chain(next).chain([files.main()])
+    {
+        remove_file(&path)?;
     }
     Ok(true)
+}
+
+/// Whether there was such a file.
+fn remove_file(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::PathBuf;
+
+    use leasehold_api::LockKey;
+
+    use super::*;
+    use crate::files::open_lock;
+    use crate::record::boot_id;
+
+    const KEYS: [&str; 3] = ["a", "b", "c"];
+
+    /// A directory whose three keys were used once each, by tries alone: nobody has made a waiter lock.
+    fn used() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(marker(dir.path()), "").unwrap();
+        for key in KEYS {
+            let (files, key) = files(dir.path(), key);
+            let numbers = token::draw(&files, &key, None, boot_id(), now_ms(), 0).unwrap();
+            Record::for_tests(key.as_str(), numbers.next, boot_id()).write(&files).unwrap();
+            for path in [files.main(), files.status()] {
+                open_lock(&path, FileMode::PRIVATE).unwrap();
+            }
+        }
+        dir
+    }
+
+    fn files(dir: &Path, key: &str) -> (KeyFiles, LockKey) {
+        let key = LockKey::new(key).unwrap();
+        (KeyFiles::new(dir, FileMode::PRIVATE, &key), key)
+    }
+
+    /// The next token of the key, and what was drawn with it.
+    fn draw(dir: &Path, key: &str) -> u64 {
+        let (files, key) = files(dir, key);
+        let found = Record::read(&files, &key).unwrap();
+        token::draw(&files, &key, found.record(), boot_id(), 0, 0).unwrap().token.as_u64()
+    }
+
+    fn names(dir: &Path) -> Vec<PathBuf> {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        names
+    }
+
+    /// Collects on a disk with room for the floor once the directory has no more than `room` files; how often that was tried.
+    fn collect_with_room(dir: &Path, room: usize) -> (Result<Collected, Error>, usize) {
+        let tries = Cell::new(0);
+        let collected = collect_below(dir, FileMode::PRIVATE, Duration::ZERO, &|least| {
+            tries.set(tries.get() + 1);
+            if names(dir).len() <= room {
+                return token::raise_floor(dir, FileMode::PRIVATE, least);
+            }
+            Err(io_error(io::ErrorKind::StorageFull.into(), "write", dir))
+        });
+        (collected, tries.get())
+    }
+
+    #[test]
+    fn unused_files_are_removed_from_a_full_disk() {
+        let dir = used();
+        let before =
+            KEYS.map(|key| files(dir.path(), key)).map(|(files, _)| token::ceiling(&files).unwrap().unwrap());
+        let all = names(dir.path()).len();
+        // The record and the status file of each of the first two.
+        let (collected, tries) = collect_with_room(dir.path(), all - 4);
+        assert_eq!((collected.unwrap().removed, tries), (KEYS.len(), 3));
+        assert_eq!(names(dir.path()).len(), 2, "{:?}", names(dir.path()));
+        for (key, before) in KEYS.iter().zip(before) {
+            assert!(draw(dir.path(), key) >> leasehold_engine::token::LOCAL_BITS > before, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_removal_that_found_no_room_at_last_leaves_tokens_that_grow() {
+        let dir = used();
+        let before = KEYS.map(|key| draw(dir.path(), key));
+        let (collected, tries) = collect_with_room(dir.path(), 0);
+        assert_eq!((collected.unwrap_err().kind(), tries), (ErrorKind::Capacity, KEYS.len() + 1));
+        let mut left: Vec<_> = KEYS
+            .iter()
+            .map(|key| files(dir.path(), key).0)
+            .flat_map(|files| [files.main(), files.token()])
+            .collect();
+        left.push(marker(dir.path()));
+        left.sort();
+        assert_eq!(names(dir.path()), left);
+        for (key, before) in KEYS.iter().zip(before) {
+            assert!(draw(dir.path(), key) > before, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_record_above_its_ceiling_is_not_removed_to_make_room() {
+        let dir = used();
+        let (ahead, key) = files(dir.path(), "b");
+        let last = token::ceiling(&ahead).unwrap().unwrap() + 10;
+        Record::for_tests(key.as_str(), last, boot_id()).write(&ahead).unwrap();
+        let (cooling, key) = files(dir.path(), "c");
+        let record = Record {
+            since_ms: now_ms(),
+            cooldown_ms: Some(60_000),
+            ..Record::for_tests(key.as_str(), 1, "b")
+        };
+        record.write(&cooling).unwrap();
+        assert!(!make_room(&cooling).unwrap(), "a cooldown lasts");
+        collect_with_room(dir.path(), 0).0.unwrap_err();
+        assert!(ahead.record().exists() && !ahead.status().exists());
+        assert!(cooling.record().exists() && cooling.status().exists(), "a cooldown lasts");
+        assert!(draw(dir.path(), "b") >> leasehold_engine::token::LOCAL_BITS >= last);
+    }
+
+    #[test]
+    fn a_key_that_is_locked_or_awaited_makes_no_room() {
+        let dir = used();
+        let (held, awaited) = (files(dir.path(), "a").0, files(dir.path(), "b").0);
+        let locked =
+            [held.main(), awaited.next()].map(|path| lock_at(&path, FileMode::PRIVATE).unwrap().unwrap());
+        collect_with_room(dir.path(), 0).0.unwrap_err();
+        for files in [&held, &awaited] {
+            assert!(files.record().exists() && files.status().exists());
+        }
+        drop(locked);
+        assert!(!files(dir.path(), "c").0.record().exists());
+    }
 }

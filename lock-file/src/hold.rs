@@ -15,6 +15,7 @@ use crate::error::io_error;
 use crate::files::{FileMode, open_lock, open_to_look};
 use crate::kernel_wait::{Claim, KernelWaits};
 use crate::layout::KeyFiles;
+use crate::record::Record;
 use crate::waiter::WaiterLock;
 
 /// Those of this process who wait for holders, one for each key: whoever is next.
@@ -231,6 +232,19 @@ impl Hold {
             self.lock_status();
         }
         Ok(is_there)
+    }
+
+    /// Ends the cooldown that this grant has begun: nobody has had it. While the lock is still ours.
+    pub(crate) fn end_cooldown(&self) {
+        // Not while the lock is another file's: its record is another holder's by now.
+        let ended = match self.main.is_at(&self.files.main()) {
+            Ok(true) => Record::end_cooldown(&self.files, self.token),
+            Ok(false) => Ok(()),
+            Err(error) => Err(io_error(error, "look at", &self.files.main())),
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "an attempt is undone, but its cooldown stays");
+        }
     }
 
     /// Unlocks. Says whether it was held until now, and whether others wait.

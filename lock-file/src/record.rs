@@ -96,6 +96,22 @@ impl Record {
         replace(&path, &text, files.mode(), durable).map_err(|e| io_error(e, "write", &path))
     }
 
+    /// The same grant, which keeps nobody out after its end.
+    pub(crate) fn without_cooldown(self) -> Self {
+        Self { cooldown_ms: None, ..self }
+    }
+
+    /// Ends the cooldown that the grant with this token has begun, if the record is still that grant's. Only for whoever
+    /// has the key's lock.
+    pub(crate) fn end_cooldown(files: &KeyFiles, token: FencingToken) -> Result<(), Error> {
+        match Self::read_any(files)? {
+            Found::Record(record) if record.token == token.as_u64() && record.cooldown_ms.is_some() => {
+                record.without_cooldown().write(files)
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn cooldown(&self, now_ms: u64) -> Cooldown {
         let Some(window) = self.cooldown_ms else {
             return Cooldown::Over;

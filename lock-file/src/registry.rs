@@ -146,14 +146,20 @@ impl Registration {
             Taken::Contended(contended) => return Ok(Attempt::Contended(contended)),
             Taken::Refused(error) => return Ok(Attempt::Refused(error)),
         };
+        Ok(self.keep(hold))
+    }
+
+    /// What was just taken stays in the slot, unless that was ended meanwhile: then it is undone.
+    fn keep(&self, hold: Arc<Hold>) -> Attempt {
         let answer = granted(&hold);
-        let mut state = lock(&self.slot.state);
-        // Ended meanwhile, the hold is dropped and so unlocked.
-        if matches!(*state, State::Ended) {
-            return Ok(self.ended());
+        match self.slot.keep(hold) {
+            Ok(()) => answer,
+            Err(hold) => {
+                hold.end_cooldown();
+                // Dropped, it is unlocked.
+                self.ended()
+            }
         }
-        *state = State::Held(hold);
-        Ok(answer)
     }
 
     fn ended(&self) -> Attempt {
@@ -203,6 +209,16 @@ impl Slot {
         }
     }
 
+    /// Given back if the slot was ended meanwhile.
+    fn keep(&self, hold: Arc<Hold>) -> Result<(), Arc<Hold>> {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Ended) {
+            return Err(hold);
+        }
+        *state = State::Held(hold);
+        Ok(())
+    }
+
     fn held(&self) -> Option<Arc<Hold>> {
         match &*lock(&self.state) {
             State::Held(hold) => Some(Arc::clone(hold)),
@@ -212,8 +228,12 @@ impl Slot {
 }
 
 impl Ending {
-    /// Unlocks, and looks whether it was held until now and whether others wait.
-    pub(crate) fn free(self) -> Freed {
+    /// Unlocks, and looks whether it was held until now and whether others wait. `unused`: the cooldown that it has
+    /// begun ends with it.
+    pub(crate) fn free(self, unused: bool) -> Freed {
+        if unused {
+            self.0.end_cooldown();
+        }
         let (was_held, waiters) = self.0.free();
         Freed::new(was_held).waiters(waiters)
     }
@@ -261,7 +281,7 @@ mod tests {
             let slot = self.registry.find(&request.hold())?;
             let ending = slot.end();
             self.registry.remove(&slot);
-            ending.map(Ending::free)
+            ending.map(|ending| ending.free(false))
         }
 
         fn is_free(&self) -> bool {
@@ -281,6 +301,20 @@ mod tests {
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Contended(_)));
         assert!(case.is_free());
         assert_eq!(case.registry.len(), 0);
+    }
+
+    #[test]
+    fn an_attempt_that_was_overtaken_half_way_leaves_no_cooldown() {
+        let case = case();
+        let mut request = request(1);
+        request.cooldown = Some(std::time::Duration::from_secs(3_600));
+        let registration = case.registry.register(&request).unwrap();
+        let Taken::Hold(hold) = case.store.take(&request, Caller::Newcomer).unwrap() else {
+            panic!("not free")
+        };
+        assert_eq!(case.release(&request), None);
+        assert!(matches!(registration.keep(Arc::new(hold)), Attempt::Contended(_)));
+        assert!(case.is_free());
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Store {
     }
 
     /// One attempt at the lock of the request's key. An error means that nobody holds the key by it, but its
-    /// cooldown may have begun.
+    /// cooldown may have begun, and could not be taken back.
     pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<Taken, Error> {
         let files = self.files(&request.key);
         let ready = match self.lock(&files, request, caller) {
@@ -93,7 +93,10 @@ impl Store {
         match ready.record.write(&files) {
             Ok(()) => Ok(Taken::Hold(Hold::new(ready.main, files, ready.token))),
             // A record with a cooldown is flushed after the rename: if that failed, the record is there all the same.
-            Err(error) if request.cooldown.is_some() => Err(error),
+            Err(error) if request.cooldown.is_some() => {
+                let undone = ready.record.without_cooldown().write(&files);
+                if undone.is_ok() { Ok(Taken::Refused(error)) } else { Err(error) }
+            }
             Err(error) => Ok(Taken::Refused(error)),
         }
     }

@@ -442,3 +442,23 @@ async fn any_key_has_a_file() {
     let listed = backend.admin().unwrap().list(&ListQuery::new()).await.unwrap();
     assert_eq!(listed.len(), odd.len());
 }
+
+#[tokio::test]
+async fn a_release_ends_the_cooldown_of_what_was_unused_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (open(dir.path()), open(dir.path()));
+    for unused in [false, true] {
+        let mut first = request(if unused { "unused" } else { "used" });
+        first.cooldown = Some(Duration::from_secs(3_600));
+        granted(&a, &first).await;
+        let mut hold = first.hold();
+        hold.unused = unused;
+        assert!(a.release(vec![hold]).await.remove(0).unwrap().was_held);
+        let next = request(first.key.as_str());
+        match b.acquire(vec![next]).await.remove(0).unwrap() {
+            Attempt::Granted(_) => assert!(unused, "a second run in one window"),
+            Attempt::Contended(contended) => assert!(!unused && contended.cooling_for.is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -202,7 +202,7 @@ impl Backend for MemoryBackend {
     }
 
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
-        self.peer.faults.is_clear(Op::Release).then(|| Ok(self.store.release(key, holder)))
+        self.peer.faults.is_clear(Op::Release).then(|| Ok(self.store.release(key, holder, false)))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
@@ -210,7 +210,8 @@ impl Backend for MemoryBackend {
             Ok(reply) => reply,
             Err(unsent) => return holds.iter().map(|_| Err(unsent.error())).collect(),
         };
-        let mut answers: Vec<_> = holds.iter().map(|h| Ok(self.store.release(&h.key, h.holder))).collect();
+        let release = |h: &HoldRef| Ok(self.store.release(&h.key, h.holder, h.unused));
+        let mut answers: Vec<_> = holds.iter().map(release).collect();
         self.after(reply, &mut answers).await;
         answers
     }

@@ -149,6 +149,6 @@ impl Occupied {
 
 impl Drop for Occupied {
     fn drop(&mut self) {
-        self.backend.store.release(&self.request.key, self.request.holder);
+        self.backend.store.release(&self.request.key, self.request.holder, false);
     }
 }

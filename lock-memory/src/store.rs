@@ -132,7 +132,8 @@ impl Store {
         Renewed::Extended
     }
 
-    pub(crate) fn release(&self, key: &LockKey, holder: HolderId) -> Freed {
+    /// `unused`: the cooldown that this grant has begun ends with it.
+    pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> Freed {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         // Most releases: nobody else is concerned with the key.
@@ -148,6 +149,9 @@ impl Store {
         }
         if let Some(hold) = entry.hold.as_ref().filter(|h| h.holder == holder) {
             freed = Freed::new(hold.is_live(now));
+            if unused {
+                entry.cooling_until = None;
+            }
             freed = freed.waiters(entry.end_hold(&mut after));
         }
         if entry.has_queue() {

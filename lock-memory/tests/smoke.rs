@@ -114,3 +114,24 @@ async fn asking_again_begins_the_lease_anew() {
     let Attempt::Contended(contended) = attempt else { panic!("{attempt:?}") };
     assert_eq!(contended.retry_after, Some(Duration::from_secs(1)));
 }
+
+/// A store whose clock was set forward ends leases that still read valid (C1): their release must not say that they were held.
+#[tokio::test(start_paused = true)]
+async fn a_release_of_a_lease_that_has_ended_at_the_store_alone_is_lost() {
+    let store = MemoryStore::new().default_ttl(Duration::from_secs(10));
+    let a = store.client_with(ClientSetup::new()).unwrap();
+    let minute = Duration::from_secs(60);
+    for cooldown in [None, Some(Duration::from_secs(1))] {
+        let mut request = a.lock.key("k");
+        if let Some(cooldown) = cooldown {
+            request = request.cooldown(cooldown);
+        }
+        let guard = request.acquire().await.unwrap();
+        a.faults.skew_behind(minute);
+        store.advance(minute);
+        assert_eq!(guard.validity(), Validity::Valid);
+        let error = guard.release().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{cooldown:?}: {error}");
+        a.faults.skew_behind(Duration::ZERO);
+    }
+}

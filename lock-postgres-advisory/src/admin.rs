@@ -19,7 +19,7 @@ use crate::names::space_of;
 use crate::registry::Entry;
 use crate::sessions::Sessions;
 
-/// Of the locks that are taken for a moment when the schema is installed, and when a session makes sure
+/// Of the locks that are taken for a moment when the schema is installed, and by older versions when a session made sure
 /// that tokens grow.
 const OURS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_411 << 32) | 2)];
 
@@ -51,7 +51,7 @@ impl LockAdmin for AdvisoryBackend {
     async fn force_release(&self, key: &LockKey, _holder: HolderId) -> Result<bool, Error> {
         Err(Error::new(
             ErrorKind::Unsupported,
-            "the server ends advisory locks with their session only, and all others that it keeps with it; look at them with Sessions::session_of and end it with Sessions::end_session (`leasehold release --force --session KEY`)",
+            "the server ends advisory locks with their session only, and all others that it keeps with it: `leasehold release KEY --force --session` shows them and ends it (in a program, `Sessions`)",
         )
         .with_key(key))
     }

@@ -1,6 +1,7 @@
 //! The session for what only looks or is written for people: names, lists, whether a wait is still there. It is opened
 //! when there is something to do, and nothing on it can delay or end a session that keeps locks.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -22,11 +23,23 @@ type Call = Box<dyn for<'c> FnOnce(Result<&'c mut PgConnection, Error>) -> BoxFu
 
 pub(crate) enum HelperJob {
     Call(Call),
-    /// Whether a session waits for an advisory lock in that process of the server.
+    /// How a session waits for an advisory lock in that process of the server.
     Waits {
         pid: i32,
-        answer: Answer<bool>,
+        answer: Answer<Seen>,
     },
+}
+
+/// What was seen of a wait in the server's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It may have been granted this moment, or not begun.
+    NotThere,
+    Waits,
+    /// It waits, and nobody else does for the same.
+    WaitsAlone,
+    /// It waits, and others wait for its snapshot to go.
+    IsInTheWay,
 }
 
 impl Job for HelperJob {
@@ -87,13 +100,21 @@ impl Helper {
 }
 
 /// All of them in one message, however many there are.
-async fn answer_waits(connection: &mut PgConnection, waits: Vec<(i32, Answer<bool>)>) -> Result<(), Error> {
+async fn answer_waits(connection: &mut PgConnection, waits: Vec<(i32, Answer<Seen>)>) -> Result<(), Error> {
     let text = sql::waits(waits.iter().map(|(pid, _)| *pid));
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await;
-    let pids =
-        rows.and_then(|rows| rows.iter().map(|row: &PgRow| row.try_get(0)).collect::<Result<Vec<i32>, _>>());
-    match pids {
-        Ok(pids) => waits.into_iter().for_each(|(pid, answer)| drop(answer.send(Ok(pids.contains(&pid))))),
+    let read = |row: &PgRow| {
+        let seen = match (row.try_get(1)?, row.try_get(2)?) {
+            (true, _) => Seen::IsInTheWay,
+            (false, true) => Seen::Waits,
+            (false, false) => Seen::WaitsAlone,
+        };
+        Ok((row.try_get(0)?, seen))
+    };
+    match rows.and_then(|rows| rows.iter().map(read).collect::<Result<HashMap<i32, Seen>, _>>()) {
+        Ok(found) => waits.into_iter().for_each(|(pid, answer)| {
+            drop(answer.send(Ok(found.get(&pid).copied().unwrap_or(Seen::NotThere))));
+        }),
         Err(error) => {
             let is_refused = error.as_database_error().is_some();
             let error = store_error(error, "look at a wait");
@@ -105,8 +126,8 @@ async fn answer_waits(connection: &mut PgConnection, waits: Vec<(i32, Answer<boo
 }
 
 impl Common {
-    /// Whether a session waits for an advisory lock in that process of the server.
-    pub(crate) async fn waits(&self, pid: i32) -> Result<bool, Error> {
+    /// How a session waits for an advisory lock in that process of the server.
+    pub(crate) async fn waits(&self, pid: i32) -> Result<Seen, Error> {
         ask(&self.helper, |answer| HelperJob::Waits { pid, answer }).await
     }
 

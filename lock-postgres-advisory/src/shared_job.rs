@@ -67,6 +67,11 @@ pub(crate) async fn ask<J: Job, T>(
     answered.await.unwrap_or_else(|_| Err(interrupted()))
 }
 
+pub(crate) fn unanswered() -> Error {
+    let message = "the server did not answer the release, so its session was given up, with all that it held";
+    Error::new(ErrorKind::OutcomeUnknown, message)
+}
+
 /// A session ended while a request was under way.
 pub(crate) fn interrupted() -> Error {
     Error::new(

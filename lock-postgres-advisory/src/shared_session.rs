@@ -1,6 +1,7 @@
 //! The session that keeps many locks: what was asked of it meanwhile travels in one statement.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tokio::time::timeout;
 use crate::common::Common;
 use crate::names::space_of;
 use crate::registry::Location;
-use crate::shared_job::{Answer, SharedJob, interrupted, not_sent};
+use crate::shared_job::{Answer, SharedJob, interrupted, not_sent, unanswered};
 use crate::sql::{self, Process};
 use crate::tried::Tried;
 use crate::wait_session_work::is_cancelled;
@@ -198,10 +199,11 @@ impl SharedSession {
                 Err(failure) => failure,
             };
             if ends_session(&failure) {
-                return Err(give_up(parts, steps, ended(failure, "keep the session")));
+                let silent = matches!(&failure, sqlx::Error::Io(io) if io.kind() == io::ErrorKind::TimedOut);
+                return Err(give_up(parts, steps, ended(failure, "keep the session"), silent));
             }
             if let Err(error) = self.clean_up(connection, tried(&steps)).await {
-                return Err(give_up(parts, steps, error));
+                return Err(give_up(parts, steps, error, false));
             }
             failures += 1;
             // It may have freed the number before it failed: only another one can tell.
@@ -345,7 +347,8 @@ impl SharedSession {
         work: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, sqlx::Error> {
         timeout(limit, work).await.unwrap_or_else(|_| {
-            Err(sqlx::Error::Protocol(format!("the server did not answer within {limit:?}")))
+            let message = format!("the server did not answer within {limit:?}");
+            Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, message)))
         })
     }
 
@@ -446,15 +449,17 @@ fn tried(steps: &[Step]) -> Vec<i64> {
 }
 
 /// The session ends: `error` for the steps that were under way and for those that were still to come.
-fn give_up(parts: Vec<(Vec<Step>, bool)>, steps: Vec<Step>, error: Error) -> Error {
-    parts.into_iter().map(|(steps, _)| steps).chain([steps]).for_each(|steps| broken(steps, &error));
+fn give_up(parts: Vec<(Vec<Step>, bool)>, steps: Vec<Step>, error: Error, silent: bool) -> Error {
+    parts.into_iter().map(|(steps, _)| steps).chain([steps]).for_each(|steps| broken(steps, &error, silent));
     error
 }
 
-/// The session ended under these steps, and all that it held with it: who wanted to release has lost.
-fn broken(steps: Vec<Step>, error: &Error) {
+/// The session ended under these steps, and all that it held with it: who wanted to release has lost. Of one that is given
+/// up because the server is `silent`, nobody knows when the server ended it: it may have been held until now.
+fn broken(steps: Vec<Step>, error: &Error, silent: bool) {
     for step in steps {
         match step.kind {
+            Kind::Unlock(answer) if silent => drop(answer.send(Err(unanswered()))),
             Kind::Unlock(answer) => drop(answer.send(Ok(Freed::new(false)))),
             Kind::Try(_, answer) => drop(answer.send(Err(error.clone()))),
         }

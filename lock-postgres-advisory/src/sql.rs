@@ -114,10 +114,20 @@ WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint 
     WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = {space}
       AND (l.classid::bigint << 32) | l.objid::bigint = ANY ('{{numbers}}'::bigint[]))";
 
-/// Which of these processes are there and wait for an advisory lock. As in [`PROCESS`].
+/// Which of these processes are there and wait for an advisory lock; whether somebody waits for the end of their transaction,
+/// as `CREATE INDEX CONCURRENTLY` does for every old snapshot; and whether anybody else waits for the same lock. As in
+/// [`PROCESS`].
 const WAITS: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
-SELECT a.pid FROM pg_stat_activity AS a
+WITH waiting AS MATERIALIZED (
+    SELECT l.pid, l.virtualtransaction, l.virtualxid, l.locktype, (l.database, l.classid, l.objid, l.objsubid) AS what
+    FROM pg_locks AS l WHERE NOT l.granted AND l.locktype IN ('advisory', 'virtualxid'))
+SELECT a.pid,
+    EXISTS (SELECT FROM waiting AS w JOIN waiting AS o ON o.virtualxid = w.virtualtransaction
+        WHERE w.pid = a.pid AND w.locktype = 'advisory' AND o.locktype = 'virtualxid'),
+    EXISTS (SELECT FROM waiting AS w JOIN waiting AS o ON o.what = w.what
+        WHERE w.pid = a.pid AND o.pid <> a.pid AND w.locktype = 'advisory' AND o.locktype = 'advisory')
+FROM pg_stat_activity AS a
 WHERE a.pid = ANY ('{pids}'::integer[]) AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
 
 /// Numbers only, see [`cancel`].

@@ -1,5 +1,6 @@
 //! Waiting for a number that somebody else holds.
 
+use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::Client;
 use crate::common::Common;
+use crate::helper::Seen;
 use crate::registry::{Claim, Location};
 use crate::shared_job::{SharedJob, ask, interrupted, not_sent};
 use crate::tried::{Tried, contended, dated, granted};
@@ -17,6 +19,10 @@ use crate::wait_session::WaitSession;
 
 /// How often a waiter without a wait session tries.
 const POLL: Duration = Duration::from_millis(100);
+
+/// After how many looks a wait begins anew if nobody else waits for the same: ten minutes, if they are 3 s apart. Each time
+/// the server writes into its log that a statement was cancelled.
+const LOOKS: u32 = 200;
 
 /// How long a wait that is cancelled may take to end before the server is asked again to end it, and how often the
 /// server is asked.
@@ -98,26 +104,23 @@ async fn wait_in_queue(
 ) -> Result<Attempt, Error> {
     let begun = Instant::now();
     let mut asked_at = client.now();
-    let outcome = {
+    let outcome = loop {
         let mut waiting = std::pin::pin!(session.acquire(number, true));
-        tokio::select! {
+        let is_over = tokio::select! {
             biased;
-            outcome = &mut waiting => outcome,
-            error = seen_dead(client, &session) => return Err(error),
-            () = stop.cancelled() => {
-                let mut told = 0;
-                loop {
-                    // The server may not have begun to wait when it is told first.
-                    session.cancel();
-                    told += 1;
-                    match timeout(LEAVING.0, &mut waiting).await {
-                        Ok(outcome) => break outcome,
-                        // Dropped, the wait session is ended by the server, and the wait with it.
-                        Err(_) if told == LEAVING.1 => return Ok(contended()),
-                        Err(_) => {}
-                    }
-                }
-            }
+            outcome = &mut waiting => break outcome,
+            end = watch(client, &session) => match end {
+                Watched::Dead(error) => return Err(error),
+                Watched::IsInTheWay => false,
+            },
+            () = stop.cancelled() => true,
+        };
+        match leave(&session, waiting).await {
+            // At the end of the queue, with a fresh snapshot.
+            Some(Ok(Tried::Contended)) if !is_over && !stop.is_cancelled() => {}
+            Some(outcome) => break outcome,
+            None if is_over => return Ok(contended()),
+            None => return Err(interrupted()),
         }
     };
     match outcome? {
@@ -138,22 +141,52 @@ async fn wait_in_queue(
     }
 }
 
-/// Resolves when the server does not know of the wait any more, though its answer has not come: the
-/// connection is dead, which a wait alone would not notice.
-async fn seen_dead(client: &Client, session: &WaitSession) -> Error {
+/// Has the server end a wait, and waits for what came of it. `None` if that takes too long: dropped, the wait session is
+/// ended by the server, and the wait with it.
+async fn leave(
+    session: &WaitSession,
+    mut waiting: Pin<&mut impl Future<Output = Result<Tried, Error>>>,
+) -> Option<Result<Tried, Error>> {
+    for _ in 0..LEAVING.1 {
+        // The server may not have begun to wait when it is told first.
+        session.cancel();
+        if let Ok(outcome) = timeout(LEAVING.0, &mut waiting).await {
+            return Some(outcome);
+        }
+    }
+    None
+}
+
+/// Why a wait is not to go on.
+enum Watched {
+    /// The server does not know of it any more, though its answer has not come: the connection is dead, which a wait
+    /// alone would not notice.
+    Dead(Error),
+    /// A statement that waits keeps a snapshot. `CREATE INDEX CONCURRENTLY` and its like wait for that, for ever if the
+    /// lock is kept by whoever awaits them, and vacuum keeps what it may see. Whoever waits alone has no place in the queue
+    /// to lose, and is in the way of nobody but vacuum: after [`LOOKS`].
+    IsInTheWay,
+}
+
+/// Looks at a wait until it is not to go on.
+async fn watch(client: &Client, session: &WaitSession) -> Watched {
     let liveness = client.common.config.liveness_settings();
     let mut missed = 0;
-    let mut last = Instant::now();
+    let begun = Instant::now();
+    let mut last = begun;
     loop {
         sleep_until(client.common.next_look(liveness.confirm_every)).await;
         match client.common.waits(session.pid()).await {
-            Ok(true) => (missed, last) = (0, Instant::now()),
-            // It may have been granted this moment, or not begun to wait.
-            Ok(false) if missed < 2 => missed += 1,
-            Ok(false) => return interrupted(),
+            Ok(Seen::IsInTheWay) => return Watched::IsInTheWay,
+            Ok(Seen::WaitsAlone) if begun.elapsed() > liveness.confirm_every * LOOKS => {
+                return Watched::IsInTheWay;
+            }
+            Ok(Seen::Waits | Seen::WaitsAlone) => (missed, last) = (0, Instant::now()),
+            Ok(Seen::NotThere) if missed < 2 => missed += 1,
+            Ok(Seen::NotThere) => return Watched::Dead(interrupted()),
             // That nobody can look says nothing of the wait while the server answers another session.
             Err(_) if server_answers(client).await => last = Instant::now(),
-            Err(error) if last.elapsed() > liveness.lost_after => return error,
+            Err(error) if last.elapsed() > liveness.lost_after => return Watched::Dead(error),
             Err(_) => {}
         }
     }

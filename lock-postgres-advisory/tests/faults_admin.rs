@@ -150,7 +150,7 @@ async fn ending_a_session_says_what_else_goes_with_it() {
     // One hold alone cannot be ended: said, and nothing done.
     let error = admin.force_release(&key("a"), a.holder()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.message().contains("end_session"), "{error}");
+    assert!(error.message().contains("--force --session"), "{error}");
     assert_eq!(a.validity(), Validity::Valid);
 
     assert!(sessions.end_session(&session).await.unwrap());

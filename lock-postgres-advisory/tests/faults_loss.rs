@@ -253,7 +253,7 @@ async fn what_a_session_on_a_dead_path_kept_is_free_once_there_is_another() {
         take(&other, "7").await.release().await.unwrap();
     };
     let (released, ()) = tokio::join!(freed.release(), cut);
-    assert_eq!(released.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(released.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
     lock.close().await.unwrap();
 }
 
@@ -341,6 +341,24 @@ async fn a_stopped_process_keeps_its_lock() {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     drop(holding);
     take(&lock, "7").await.release().await.unwrap();
+}
+
+// The session was there when the release began: whether it was there until then is not known, and not that it was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_a_frozen_server_does_not_answer_is_no_loss() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let [lock, _] = both(&cluster.url("postgres")).await;
+    // Its confirmations are further apart than what follows.
+    let guard = take(&lock, "1").await;
+    cluster.pause();
+    let error = guard.release().await.unwrap_err();
+    cluster.resume();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    until("free again", async || match lock.key("1").try_acquire().await {
+        Ok(Some(guard)) => guard.release().await.is_ok(),
+        _ => false,
+    })
+    .await;
 }
 
 // Every call ends within its bound while the server is frozen, and all works when it goes on.

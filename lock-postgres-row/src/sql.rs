@@ -186,17 +186,20 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
 /// If it waited for the row, which was changed by then, all is looked at again.
 /// `ONLY`, since what it wrote is counted: rows of a table that inherits from this one are not ours.
 const RELEASE_UNAWAITED: &str = "\
-UPDATE ONLY {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+UPDATE ONLY {schema}.mutex l SET acquired = false, released_at = clock_timestamp(),
+    cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END
 WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired AND l.wake_until IS NULL";
 
 const RELEASE_ONE: &str = "\
-UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp(),
+    cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END
 WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
 RETURNING 1
     + CASE WHEN l.wake_until > clock_timestamp() THEN 2 + length(pg_notify({channel}, 'f' || l.key)::text) ELSE 0 END";
 
 const RELEASE: &str = "\
-UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp(),
+    cooldown_us = CASE WHEN (l.holder IN (SELECT unnest($3::text[]))) IS NOT TRUE THEN l.cooldown_us END
 WHERE l.key = ANY ($1::text[])
     AND (l.holder IN (SELECT unnest($2::text[]))) IS TRUE
     AND l.acquired
@@ -214,7 +217,8 @@ WITH g AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) f
 )
-UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
+UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp(),
+    cooldown_us = CASE WHEN (l.holder IN (SELECT unnest($3::text[]))) IS NOT TRUE THEN l.cooldown_us END
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.holder, 1
     + CASE WHEN l.wake_until > clock_timestamp() THEN 2 + length(pg_notify({channel}, 'f' || l.key)::text) ELSE 0 END";

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../lock-postgres/tests/common/windows.rs"]
+mod windows;
+
 use std::time::{Duration, Instant};
 
 use leasehold_api::{
@@ -321,4 +324,13 @@ async fn closing_opens_what_this_client_holds() {
         panic!("nothing was sent");
     };
     assert_eq!(error.kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
+async fn a_release_ends_the_window_of_what_was_unused_and_no_other() {
+    let database = fresh_database().await;
+    let backend = config(&database).backend().await.unwrap();
+    let table = "leasehold.mutex";
+    windows::a_release_ends_the_window_of_what_was_unused_and_no_other(&backend, &database, table, request)
+        .await;
 }

@@ -19,6 +19,18 @@ fn request(name: &str, serial: u64) -> Request {
     Request::new(LockKey::new(name).unwrap(), HolderId::from_parts(0xfeed, serial))
 }
 
+/// A request that begins a window.
+fn windowed(name: &str, serial: u64) -> Request {
+    let mut request = request(name, serial);
+    request.cooldown = Some(Duration::from_secs(3_600));
+    request
+}
+
+async fn is_cooling(user: &mut PgConnection, name: &str) -> bool {
+    let cooling = sqlx::query_scalar("SELECT cooldown_us IS NOT NULL FROM leasehold.mutex WHERE key = $1");
+    cooling.bind(name).fetch_one(user).await.unwrap()
+}
+
 async fn granted(backend: &RowBackend, request: Request) -> HoldRef {
     let hold = request.hold();
     assert!(matches!(backend.acquire(vec![request]).await.remove(0).unwrap(), Attempt::Granted(_)));
@@ -95,8 +107,14 @@ async fn stalled(cluster: &Cluster, database: &Database, login: &str) {
     let postgres = PgConfig::from_options(options.username(login)).liveness(liveness);
     let backend = RowConfig::new(postgres.statement_timeout(Duration::from_secs(2))).backend().await.unwrap();
     stall_commits(cluster).await;
-    let error = backend.acquire(vec![request("k", 1)]).await.remove(0).unwrap_err();
+    let request = windowed("k", 1);
+    let mut hold = request.hold();
+    hold.unused = true;
+    let error = backend.acquire(vec![request]).await.remove(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
+    // Not there, or there and released by a commit that stalls: nothing is decided.
+    let error = backend.release(vec![hold]).await.remove(0).unwrap_err();
+    assert!(error.kind().is_transient(), "{error}");
     // Longer than any statement may take.
     tokio::time::sleep(Duration::from_secs(4)).await;
     set_standbys(cluster, "").await;
@@ -104,6 +122,45 @@ async fn stalled(cluster: &Cluster, database: &Database, login: &str) {
     let lock = config_of(database.url()).connect().await.unwrap();
     let guard = lock.key("k").wait(bound).acquire().await.unwrap();
     guard.release().await.unwrap();
+}
+
+/// A session that was given up keeps its rows locked for as long as its commit stalls, and keeps later releases out.
+#[tokio::test]
+async fn a_release_whose_commit_stalls_is_ended() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+    let postgres = postgres.statement_timeout(Duration::from_secs(2));
+    let backend = RowConfig::new(postgres).backend().await.unwrap();
+    let hold = granted(&backend, request("k", 1)).await;
+    let mut user = PgConnection::connect(database.url()).await.unwrap();
+    stall_commits(&cluster).await;
+    backend.release(vec![hold]).await.remove(0).unwrap_err();
+    let begun = Instant::now();
+    while is_shut(&mut user, "k").await {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the session that released is still there");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What somebody is told who waited in vain while commits stalled, and closed: nobody else had the key, and where closing
+/// says that all is released, it is.
+#[tokio::test]
+async fn who_waits_while_commits_stall_is_told_of_no_holder() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+    let postgres = postgres.statement_timeout(Duration::from_secs(2));
+    let lock = RowConfig::new(postgres).connect().await.unwrap();
+    let mut user = PgConnection::connect(database.url()).await.unwrap();
+    stall_commits(&cluster).await;
+    let error = lock.key("k").wait(Duration::from_secs(7)).acquire().await.unwrap_err();
+    assert!([ErrorKind::Unavailable, ErrorKind::OutcomeUnknown].contains(&error.kind()), "{error}");
+    let closed = lock.close().await;
+    set_standbys(&cluster, "").await;
+    if closed.is_ok() {
+        assert!(!is_shut(&mut user, "k").await, "closing said that nothing is left");
+    }
 }
 
 /// A client behind a proxy, whose first statements were prepared, and a connection beside it.
@@ -115,6 +172,14 @@ async fn behind_a_proxy() -> (Database, Proxy, RowBackend, PgConnection) {
     backend.release(vec![warm]).await.remove(0).unwrap();
     let user = database.connect().await;
     (database, proxy, backend, user)
+}
+
+/// Answers get through again while it closes.
+async fn close_before_the_answers(backend: &RowBackend, proxy: &Proxy) {
+    tokio::join!(backend.close(), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.restore();
+    });
 }
 
 #[tokio::test]
@@ -129,10 +194,7 @@ async fn closing_undoes_a_grant_that_is_under_way() {
     until_shut(&mut user, "k").await;
     asking.abort();
     assert!(asking.await.unwrap_err().is_cancelled());
-    tokio::join!(backend.close(), async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        proxy.restore();
-    });
+    close_before_the_answers(&backend, &proxy).await;
     assert!(!is_shut(&mut user, "k").await);
 }
 
@@ -140,15 +202,22 @@ async fn closing_undoes_a_grant_that_is_under_way() {
 async fn closing_takes_back_a_grant_that_is_heard_of_too_late_to_release_it() {
     let (_database, proxy, backend, mut user) = behind_a_proxy().await;
     proxy.stall_replies();
-    let (answers, ..) = tokio::join!(backend.acquire(vec![request("k", 1)]), async {
+    let (answers, ..) = tokio::join!(backend.acquire(vec![windowed("k", 1)]), async {
         until_shut(&mut user, "k").await;
-        tokio::join!(backend.close(), async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            proxy.restore();
-        })
+        close_before_the_answers(&backend, &proxy).await;
     });
     assert_eq!(answers.into_iter().next().unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert!(!is_shut(&mut user, "k").await);
+    assert!(!is_cooling(&mut user, "k").await, "nothing ran in that window");
+}
+
+#[tokio::test]
+async fn closing_leaves_the_window_of_what_was_used() {
+    let (_database, _proxy, backend, mut user) = behind_a_proxy().await;
+    granted(&backend, windowed("k", 1)).await;
+    backend.close().await;
+    assert!(!is_shut(&mut user, "k").await);
+    assert!(is_cooling(&mut user, "k").await, "a second run in one window");
 }
 
 #[tokio::test]

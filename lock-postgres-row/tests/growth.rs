@@ -14,8 +14,8 @@ use test_servers::growth::{Probe, assert_no_growth, values_of_table_statement};
 
 const FEW: u32 = 1_000;
 
-/// Of each kind of row, of which there are four. A million would take over a minute to make.
-const MANY: u32 = 300_000;
+/// Of each kind of row, of which there are four.
+const MANY: u32 = 1_000_000;
 
 async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
     let sql = sql.into();

@@ -247,18 +247,21 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
 /// since it was looked at.
 /// `ONLY`, since what it wrote is counted: rows of a table that inherits from this one are not ours.
 const RELEASE_UNAWAITED: &str = "\
-UPDATE ONLY {schema}.lease l SET released = true
+UPDATE ONLY {schema}.lease l SET released = true,
+    cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released
     AND l.expires_at > clock_timestamp() AND l.wake_until IS NULL";
 
 const RELEASE_ONE: &str = "\
-UPDATE {schema}.lease l SET released = true
+UPDATE {schema}.lease l SET released = true,
+    cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released
 RETURNING (l.expires_at > clock_timestamp())::integer
     + CASE WHEN l.wake_until > clock_timestamp() THEN 2 + length(pg_notify({channel}, 'f' || l.key)::text) ELSE 0 END";
 
 const RELEASE: &str = "\
-UPDATE {schema}.lease l SET released = true
+UPDATE {schema}.lease l SET released = true,
+    cooldown_us = CASE WHEN (l.holder IN (SELECT unnest($3::text[]))) IS NOT TRUE THEN l.cooldown_us END
 WHERE l.key = ANY ($1::text[])
     AND (l.holder IN (SELECT unnest($2::text[]))) IS TRUE
     AND NOT l.released
@@ -276,7 +279,9 @@ WITH g AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) f
 )
-UPDATE {schema}.lease l SET released = true WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
+UPDATE {schema}.lease l SET released = true,
+    cooldown_us = CASE WHEN (l.holder IN (SELECT unnest($3::text[]))) IS NOT TRUE THEN l.cooldown_us END
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.holder, (l.expires_at > clock_timestamp())::integer
     + CASE WHEN l.wake_until > clock_timestamp() THEN 2 + length(pg_notify({channel}, 'f' || l.key)::text) ELSE 0 END";
 

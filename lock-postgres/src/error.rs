@@ -7,8 +7,12 @@ use std::fmt;
 use leasehold_api::{Error, ErrorKind};
 
 use ErrorKind::{
-    Capacity, Deadlock, InvalidOption, OutcomeUnknown, PermissionDenied, SchemaMissing, Timeout, Unavailable,
+    Capacity, Deadlock, InvalidOption, OutcomeUnknown, PermissionDenied, SchemaMissing, Unavailable,
 };
+
+/// A lock on what we read and write. Where the server answers so of an advisory lock, that is *contended*, and no error.
+pub(crate) const LOCKED: &str =
+    "another transaction keeps a row of ours, or its table, locked; look for it in pg_locks, or try again";
 
 /// What the server's codes mean here. The first row that the code begins with counts.
 const STATES: &[(&str, ErrorKind, &str)] = &[
@@ -36,7 +40,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     (
         "42501",
         PermissionDenied,
-        "the role lacks a privilege; grant it (of our own objects `leasehold schema print --grant-to ROLE` shows them all)",
+        "the role lacks a privilege: grant it (of our own objects `leasehold schema print --grant-to ROLE` shows them all); or row-level security is on for the table and no policy lets this role write the row: our own tables are to have none",
     ),
     (
         "42P10",
@@ -58,7 +62,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("57P03", Unavailable, "the server does not take connections yet; try again"),
     ("57P05", Unavailable, "the session was idle for too long; raise idle_session_timeout for this role"),
     ("57014", Unavailable, "the statement was cancelled or exceeded statement_timeout; try again"),
-    ("55P03", Timeout, "somebody else held the lock until lock_timeout had passed; try again"),
+    ("55P03", Unavailable, LOCKED),
     ("25006", Unavailable, "the server is a standby or read-only; connect to the primary"),
     ("25P02", Unavailable, "the transaction has failed before; roll it back and start again"),
     (
@@ -256,7 +260,7 @@ mod tests {
             ("57P02", Unavailable),
             ("57P03", Unavailable),
             ("57014", Unavailable),
-            ("55P03", Timeout),
+            ("55P03", Unavailable),
             ("25006", Unavailable),
             ("08006", Unavailable),
             ("08P01", Unavailable),
@@ -270,6 +274,9 @@ mod tests {
             let text = error.message();
             assert!(text.starts_with("could not take the lock: because"), "{text}");
         }
+        // The server has one code for both.
+        let refused = state_error("42501", "because", "take the lock").to_string();
+        assert!(refused.contains("--grant-to ROLE") && refused.contains("row-level security"), "{refused}");
     }
 
     #[test]

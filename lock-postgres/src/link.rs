@@ -212,6 +212,8 @@ fn settings(config: &PgConfig) -> Vec<(&'static str, String)> {
     vec![
         // Nothing that a user put into another schema is called by name.
         ("search_path", "pg_catalog".to_owned()),
+        // Rows that a policy hides would read as free: with this it is an error.
+        ("row_security", "off".to_owned()),
         // A backslash in the name of a schema is a backslash.
         ("standard_conforming_strings", "on".to_owned()),
         // Statements look at what is committed when they run, not when a transaction began (H29).

@@ -110,11 +110,16 @@ const OWN_PATH: &str = "SET LOCAL search_path = pg_catalog; ";
 /// The facts that the catalogs tell, each as one column; `{name}` is the schema's name as a literal.
 /// The simple protocol, without bound values, so that it also works behind a transaction pooler.
 const FACTS: &str = "\
-WITH wanted(object, persistence) AS (VALUES
-    ('version', 'p'), ('token', 'p'), ('incarnation', 'u'), ('mutex', 'p'), ('lease', 'p'), ('advisory_name', 'p'),
-    ('upkeep', 'p')),
+WITH wanted(object, persistence, columns) AS (VALUES
+    ('version', 'p', '{version,oldest_library}'::text[]),
+    ('token', 'p', '{}'),
+    ('incarnation', 'u', '{sequence,system}'),
+    ('mutex', 'p', '{key,acquired,holder,token,acquired_at,released_at,cooldown_us,window_us,label,owner,wake_until}'),
+    ('lease', 'p', '{key,holder,token,acquired_at,ttl_us,expires_at,released,cooldown_us,window_us,label,owner,wake_until}'),
+    ('advisory_name', 'p', '{space,number,key,pid,holder,token,granted_at,label}'),
+    ('upkeep', 'p', '{task,after,begun_at,next_at}')),
 found AS (
-    SELECT w.object, w.persistence AS wanted, c.oid, c.relpersistence, c.relkind
+    SELECT w.object, w.persistence AS wanted, w.columns, c.oid, c.relpersistence, c.relkind
     FROM wanted w LEFT JOIN pg_catalog.pg_class c ON c.relname = w.object
         AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {name})),
 needs(object, privilege) AS (VALUES {needs}),
@@ -136,9 +141,11 @@ SELECT
         FROM pg_catalog.pg_namespace n WHERE n.nspname = {name}), false) AS schema_usage,
     coalesce((SELECT pg_catalog.string_agg(object, ',' ORDER BY object) FROM found WHERE oid IS NULL), '') AS missing,
     coalesce((SELECT pg_catalog.string_agg(object, ',' ORDER BY object) FROM found f WHERE oid IS NOT NULL AND (
-        relpersistence <> wanted OR relkind <> CASE object WHEN 'token' THEN 'S' ELSE 'r' END OR EXISTS (
+        relpersistence <> wanted OR pg_catalog.row_security_active(oid) OR relkind <> CASE object WHEN 'token' THEN 'S' ELSE 'r' END OR EXISTS (
             SELECT FROM pg_catalog.pg_sequence s WHERE s.seqrelid = f.oid
             AND (s.seqincrement <> 1 OR s.seqcache <> 1 OR s.seqcycle))
+        OR EXISTS (SELECT FROM pg_catalog.unnest(f.columns) AS w(name) WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = f.oid AND a.attname = w.name AND NOT a.attisdropped))
         OR (object <> 'token' AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
             WHERE i.indrelid = f.oid AND i.indisprimary AND i.indisvalid)))), '') AS altered,
     coalesce((SELECT pg_catalog.string_agg(object || ' ' || privilege, ',' ORDER BY object, privilege)

@@ -235,7 +235,7 @@ impl<W: Work> Actor<W> {
             Err(_) => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
-                    "the server did not open a session within {limit:?}; check the network and the server's load"
+                    "the server did not open a session within {limit:?}; check the network and the server's load, and whether a pooler in between has a connection left"
                 ),
             )),
         };

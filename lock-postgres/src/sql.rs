@@ -105,13 +105,44 @@ END
 $leasehold$;
 ";
 
+/// Remembers which of our tables are there, for [`TAKE_BACK`].
+const REMEMBER: &str = "\
+SELECT set_config('leasehold.tables', coalesce((
+    SELECT string_agg(c.relname, ',') FROM pg_class c
+    WHERE c.relnamespace = to_regnamespace(current_setting('leasehold.schema')) AND c.relname IN ({ours})), ''), true);
+";
+
+/// Takes back, of the tables that were made since [`REMEMBER`], what default privileges (`ALTER DEFAULT PRIVILEGES`) have let
+/// others do with the rights of whoever uses them. Of the other tables it is refused: somebody may have granted it on purpose.
+const TAKE_BACK: &str = "\
+DO $leasehold$
+DECLARE
+    made record;
+BEGIN
+    FOR made IN
+        SELECT DISTINCT c.oid::regclass AS place,
+            coalesce((SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = a.grantee), 'PUBLIC') AS grantee
+        FROM pg_class c, LATERAL aclexplode(c.relacl) a
+        WHERE c.relnamespace = to_regnamespace(current_setting('leasehold.schema')) AND c.relname IN ({ours})
+            AND c.relkind = 'r' AND c.relname <> ALL (string_to_array(current_setting('leasehold.tables'), ','))
+            AND pg_get_userbyid(c.relowner) = current_user
+            AND a.privilege_type IN ('TRIGGER', 'REFERENCES') AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE format('REVOKE TRIGGER, REFERENCES ON TABLE %s FROM %s', made.place, made.grantee);
+    END LOOP;
+END
+$leasehold$;
+";
+
 /// The statements that create the schema if it is missing, `objects` in it, and then `content`, which is the first to use
 /// them. Whose they are is asked before anything is done, and once their names are taken.
 #[must_use]
 pub fn installation(schema: &Identifier, objects: &str, content: &str) -> Arc<str> {
     let kept = "to_regnamespace(current_setting('leasehold.schema'))";
     let refuse = REFUSE_FOREIGN.replace("{foreign_owner}", &foreign_owner(kept));
-    render(&[CREATE_SCHEMA, &refuse, "\n", objects, "\n", &refuse, "\n", content].concat(), schema)
+    let (remember, take_back) = (REMEMBER.replace("{ours}", OURS), TAKE_BACK.replace("{ours}", OURS));
+    let parts = [CREATE_SCHEMA, &refuse, &remember, "\n", objects, "\n", &take_back, &refuse, "\n", content];
+    render(&parts.concat(), schema)
 }
 
 /// Refuses a role that does not own the schema and all of `{objects}`: the server only warns who may not grant what is to

@@ -30,26 +30,26 @@ const MARKED: &str = "EXISTS (SELECT FROM {schema}.incarnation i
 /// The jump goes to the clock, in microseconds: as long as fewer than a million numbers a second are
 /// drawn, no number that anybody was told is larger, also not on a server that this one has lost
 /// sight of and that has jumped itself. A clock that was set back leaves a margin instead, more than any
-/// server draws in the time that it may lose. It is on disk before anybody sees the marker. The last
-/// statement sees what was done while the one before it waited for the lock. One
-/// message without BEGIN and COMMIT is one transaction, which ends with it, also when nobody waits for
-/// the answer.
+/// server draws in the time that it may lose. It is on disk before anybody sees the marker.
+///
+/// Whoever inserts the marker jumps; all others wait for the end of that transaction, and insert nothing unless it has failed.
+/// No advisory lock is used for it: everybody who may connect could take that, and so keep all sessions from being opened. The
+/// last statement sees the sequence as it is after that wait. One message without BEGIN and COMMIT is one transaction, which
+/// ends with it, also when nobody waits for the answer.
 const JUMP: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
 SET LOCAL synchronous_commit = on;
 SET LOCAL statement_timeout = '10s';
 SET LOCAL lock_timeout = '8s';
-SELECT pg_catalog.pg_advisory_xact_lock(1818583411, 2);
-WITH mark AS (
-    INSERT INTO {schema}.incarnation (sequence, system)
-    SELECT t.tableoid, {system} FROM {schema}.token t
-    ON CONFLICT DO NOTHING RETURNING sequence)
-SELECT pg_catalog.setval(m.sequence::regclass,
+INSERT INTO {schema}.incarnation (sequence, system)
+SELECT t.tableoid, {system} FROM {schema}.token t ON CONFLICT DO NOTHING;
+SELECT pg_catalog.setval(i.sequence::regclass,
     CASE WHEN t.last_value < c.micros THEN c.micros ELSE t.last_value + 4294967296 END)
-FROM mark m, {schema}.token t,
+FROM {schema}.incarnation i JOIN {schema}.token t ON t.tableoid = i.sequence,
     (SELECT pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint
-        AS micros) c";
+        AS micros) c
+WHERE i.system = {system} AND i.xmin = pg_catalog.pg_current_xact_id()::xid";
 
 /// Makes sure that numbers drawn from now on are larger than any drawn before, also if the server has
 /// crashed since or was a standby that did not have all of them. Every session calls it once, before
@@ -79,8 +79,11 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
     })
 }
 
+/// Whoever keeps the table locked is told of before the session takes too long to open.
+const SETTINGS: &str = "SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '2s'";
+
 async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::Error> {
-    let look = format!("SET LOCAL search_path = pg_catalog; {}", look(schema));
+    let look = format!("{SETTINGS}; {}", look(schema));
     let row = raw_sql(AssertSqlSafe(look)).fetch_one(&mut *conn).await?;
     if row.try_get("marked")? {
         return Ok(());

@@ -99,6 +99,45 @@ async fn a_superuser_installs_into_nobody_else_s_schema() {
     drop_role(&mut admin, &other).await;
 }
 
+/// `ALTER DEFAULT PRIVILEGES` grants with each table that is made what nobody has asked for.
+#[tokio::test]
+async fn default_privileges_keep_no_superuser_from_installing() {
+    let database = fresh_database().await;
+    let mut admin = database.connect().await;
+    let other = role(&mut admin, &database).await;
+    run(&mut admin, format!("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {}, PUBLIC", other.quoted()))
+        .await;
+    let (installed, printed) = (name("by install"), name("by \"script'"));
+    schema::install(&mut admin, &installed).await.unwrap();
+    run(&mut admin, schema::script(&printed, "")).await;
+    let may = |schema: &Identifier, privilege: &str| {
+        format!(
+            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_roles r
+             WHERE n.nspname = $x${}$x$ AND c.relkind = 'r' AND r.rolname = $x${}$x$
+               AND has_table_privilege(r.oid, c.oid, '{privilege}')",
+            schema.as_str(),
+            other.as_str()
+        )
+    };
+    for schema in [&installed, &printed] {
+        schema::check(&mut admin, schema).await.unwrap();
+        for (privilege, tables) in [("TRIGGER", 0), ("REFERENCES", 0), ("SELECT", 6)] {
+            assert_eq!(number(&mut admin, may(schema, privilege)).await, tables, "{schema:?} {privilege}");
+        }
+    }
+    // Of a table that was there, it may have been granted on purpose; whoever is no superuser is not refused because of it.
+    let owner = format!("GRANT CREATE ON DATABASE {} TO {1}; SET ROLE {1}", database.name(), other.quoted());
+    run(&mut admin, owner).await;
+    schema::install(&mut admin, &name("theirs")).await.unwrap();
+    run(&mut admin, "GRANT TRIGGER ON theirs.mutex TO PUBLIC; DROP TABLE theirs.upkeep").await;
+    schema::install(&mut admin, &name("theirs")).await.unwrap();
+    let kept = "SELECT count(*) FROM pg_class c, aclexplode(c.relacl) a
+        WHERE c.relnamespace = 'theirs'::regnamespace AND a.grantee = 0 AND a.privilege_type = 'TRIGGER'";
+    assert_eq!(number(&mut admin, kept).await, 1);
+    run(&mut admin, "RESET ROLE").await;
+    drop_role(&mut admin, &other).await;
+}
+
 /// Whoever may create in the schema can do so between the look at who owns what and the first use.
 #[tokio::test]
 async fn what_another_role_creates_during_an_installation_is_not_used() {
@@ -145,4 +184,27 @@ async fn a_lost_version_is_written_again_and_grants_may_meet() {
     assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
     assert!(refused.message().contains("as its owner postgres"), "{refused}");
     drop_role(&mut admin, &app).await;
+}
+
+/// Rows that a policy hides would read as free; from whoever owns the table it hides none.
+#[tokio::test]
+async fn policies_that_may_hide_rows_are_refused() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    let schema = name("leasehold");
+    schema::install(&mut conn, &schema).await.unwrap();
+    let role = role(&mut conn, &database).await;
+    run(&mut conn, schema::grants_to_read(&schema, &role)).await;
+    run(&mut conn, "ALTER TABLE leasehold.lease ENABLE ROW LEVEL SECURITY").await;
+    schema::check(&mut conn, &schema).await.unwrap();
+    run(&mut conn, format!("SET ROLE {}", role.quoted())).await;
+    let error = schema::access(&mut conn, &schema, Stores::All).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(
+        error.message().contains("altered lease") && error.message().contains("row-level security"),
+        "{error}"
+    );
+    let access = schema::access(&mut conn, &schema, Stores::Row).await.unwrap();
+    assert_eq!(access, schema::Access::ReadOnly, "rows of another store");
+    drop_role(&mut conn, &role).await;
 }

@@ -302,6 +302,27 @@ async fn what_was_removed_is_completed_and_what_was_altered_is_named() {
 }
 
 #[tokio::test]
+async fn a_column_that_has_another_name_is_noticed() {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    let schema = name("leasehold");
+    schema::install(&mut conn, &schema).await.unwrap();
+    let columns = "SELECT table_name::text, column_name::text FROM information_schema.columns
+        WHERE table_schema = 'leasehold' AND column_name <> 'singleton'";
+    let columns: Vec<(String, String)> = sqlx::query_as(columns).fetch_all(&mut conn).await.unwrap();
+    assert!(columns.len() > 30, "{columns:?}");
+    for (table, column) in columns {
+        run(&mut conn, format!("ALTER TABLE leasehold.{table} RENAME {column} TO other")).await;
+        let error = refused(&mut conn, &schema).await;
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{table}.{column}: {error}");
+        assert!(error.message().contains(&format!("altered {table}")), "{table}.{column}: {error}");
+        assert_eq!(schema::install(&mut conn, &schema).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        run(&mut conn, format!("ALTER TABLE leasehold.{table} RENAME other TO {column}")).await;
+    }
+    schema::check(&mut conn, &schema).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_sequence_made_again_goes_on_above_what_was_given_out() {
     let database = fresh_database().await;
     let mut conn = database.connect().await;

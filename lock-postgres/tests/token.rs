@@ -47,6 +47,14 @@ fn lazy() -> Cluster {
     )
 }
 
+/// With the schema alone.
+async fn fresh() -> (Database, PgConnection) {
+    let database = fresh_database().await;
+    let mut conn = database.connect().await;
+    schema::install(&mut conn, &name()).await.unwrap();
+    (database, conn)
+}
+
 async fn installed(database: &Database) -> PgConnection {
     let mut conn = database.connect().await;
     schema::install(&mut conn, &name()).await.unwrap();
@@ -251,12 +259,51 @@ async fn many_sessions_jump_once() {
     assert_eq!(number(&mut conn, "SELECT count(*) FROM leasehold.incarnation").await, 1);
 }
 
+/// Whoever may connect can take any advisory lock, also the one that older versions of this library took here.
+#[tokio::test]
+async fn an_advisory_lock_of_somebody_else_keeps_no_session_from_its_tokens() {
+    let (database, mut conn) = fresh().await;
+    let mut other = database.connect().await;
+    raw_sql("SELECT pg_advisory_lock(1818583411, 2)").execute(&mut other).await.unwrap();
+    let before = ahead_of_the_clock(&mut conn).await;
+    mark(&mut conn).await;
+    assert_eq!(last(&mut conn).await, before + JUMP);
+}
+
+/// As beside another session that jumps: it has inserted the marker, and may yet fail.
+#[tokio::test]
+async fn a_jump_waits_for_the_end_of_another_and_is_made_if_that_has_failed() {
+    let (database, mut conn) = fresh().await;
+    mark(&mut conn).await;
+    for (end, jumps) in [("COMMIT", 0), ("ROLLBACK", 1)] {
+        let before = ahead_of_the_clock(&mut conn).await;
+        let copy = "CREATE TABLE public.copy AS SELECT * FROM leasehold.incarnation; DELETE FROM leasehold.incarnation";
+        raw_sql(copy).execute(&mut conn).await.unwrap();
+        raw_sql("BEGIN; INSERT INTO leasehold.incarnation SELECT * FROM public.copy")
+            .execute(&mut conn)
+            .await
+            .unwrap();
+        let mut other = database.connect().await;
+        let pid = number(&mut other, "SELECT pg_backend_pid()::bigint").await;
+        let marking = tokio::spawn(async move { mark_incarnation(&mut other, &name()).await });
+        let waits = format!("SELECT cardinality(pg_blocking_pids({pid}))::bigint");
+        let waiting = async {
+            while number(&mut conn, &waits).await == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(8), waiting).await.expect("it waits");
+        raw_sql(end).execute(&mut conn).await.unwrap();
+        marking.await.unwrap().unwrap();
+        assert_eq!(last(&mut conn).await, before + jumps * JUMP, "{end}");
+        raw_sql("DROP TABLE public.copy").execute(&mut conn).await.unwrap();
+    }
+}
+
 /// A dump brings the marker along; it must not count for the sequence it is restored beside.
 #[tokio::test]
 async fn a_marker_of_another_server_or_sequence_does_not_count() {
-    let database = fresh_database().await;
-    let mut conn = database.connect().await;
-    schema::install(&mut conn, &name()).await.unwrap();
+    let (_database, mut conn) = fresh().await;
     mark(&mut conn).await;
     ahead_of_the_clock(&mut conn).await;
     for foreign in ["system = system + 1", "sequence = 1"] {
@@ -272,9 +319,7 @@ async fn a_marker_of_another_server_or_sequence_does_not_count() {
 
 #[tokio::test]
 async fn a_sequence_that_is_used_up_is_an_error_and_never_begins_again() {
-    let database = fresh_database().await;
-    let mut conn = database.connect().await;
-    schema::install(&mut conn, &name()).await.unwrap();
+    let (_database, mut conn) = fresh().await;
     let most = (1_i64 << 53) - 1;
     raw_sql(AssertSqlSafe(format!("SELECT setval('leasehold.token', {})", most - 5)))
         .execute(&mut conn)
@@ -291,9 +336,7 @@ async fn a_sequence_that_is_used_up_is_an_error_and_never_begins_again() {
 
 #[tokio::test]
 async fn a_dropped_call_can_be_repeated() {
-    let database = fresh_database().await;
-    let mut conn = database.connect().await;
-    schema::install(&mut conn, &name()).await.unwrap();
+    let (_database, mut conn) = fresh().await;
     ahead_of_the_clock(&mut conn).await;
     let mut polls = 0;
     loop {

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, LossReason, OnCooldown, Once,
+    AcquireOptions, ErrorKind, ListQuery, Lock, LockExt as _, LockKey, LossReason, OnCooldown, Once,
 };
 use tokio::time::Instant;
 
-use crate::context::{Context, acquire_for, fails, joined};
+use crate::context::{Context, NO_ANSWER, acquire_for, fails, joined};
+use crate::harness::{Fault, Op};
 
 fn window(cx: &Context) -> Duration {
     if cx.is_virtual() { Duration::from_secs(90) } else { Duration::from_millis(1_500) }
@@ -51,6 +52,33 @@ pub(crate) async fn runs_at_most_once_per_window(cx: &Context) {
         }
     }
     assert_eq!(due_in(&b, &key, window).await, None, "the window has passed");
+}
+
+pub(crate) async fn outlives_many_other_keys(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let (key, hour) = (cx.key(), Duration::from_secs(3_600));
+    assert_eq!(due_in(&a, &key, hour).await, None, "due, and did not run");
+    // So many that a store which forgets keys that nobody holds does so, though their windows last as well.
+    for other in cx.some_keys(cx.many(2_500, 100)) {
+        assert_eq!(due_in(&b, &other, hour).await, None, "due, and did not run");
+    }
+    for lock in [&b, &a] {
+        assert!(due_in(lock, &key, hour).await.is_some(), "ran twice in one window");
+    }
+}
+
+pub(crate) async fn outlives_those_who_look(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let (key, hour) = (cx.key(), Duration::from_secs(3_600));
+    assert_eq!(due_in(&a, &key, hour).await, None, "due, and did not run");
+    for lock in [&b, &a] {
+        let admin = lock.admin().expect("inspection is declared");
+        assert!(!admin.inspect(&key).await.expect("the store answers").is_held());
+        if cx.capabilities().admin.list {
+            admin.list(&ListQuery::new()).await.expect("the store answers");
+        }
+        assert!(due_in(lock, &key, hour).await.is_some(), "ran twice in one window, since somebody looked");
+    }
 }
 
 pub(crate) async fn one_of_many_callers_runs(cx: &Context) {
@@ -244,4 +272,82 @@ pub(crate) async fn is_moved_by_no_renewal(cx: &Context) {
     }
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
+}
+
+/// A grant that no caller had was nobody's run: its answer was lost, it came too late, or the caller had gone. The next
+/// attempt that asks for the window is granted, by whichever client.
+pub(crate) async fn goes_with_an_attempt_that_is_undone(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let hour = Duration::from_secs(3_600);
+    let mut options = cx.patient().cooldown(hour).on_cooldown(OnCooldown::NotDue);
+    let slow = Duration::from_secs(1);
+    let mut faults = vec![(Fault::LoseReply, false), (Fault::DelayReply(slow), true)];
+    if let Some(bounds) = cx.capabilities().lease.filter(|_| cx.is_virtual()) {
+        options.ttl = Some(Duration::from_secs(4).clamp(bounds.min, bounds.max));
+        faults.push((Fault::DelayReply(Duration::from_secs(6)), false));
+    }
+    for (fault, leaves) in faults {
+        for lock in [&b, &a.lock] {
+            let key = cx.key();
+            a.faults.script(Op::Acquire, fault);
+            let acquiring = a.lock.acquire(&key, &options);
+            if leaves {
+                tokio::select! {
+                    biased;
+                    () = cx.sleep(slow / 10) => {}
+                    answer = acquiring => panic!("{fault:?}: answered at once: {answer:?}"),
+                }
+            } else {
+                fails(cx.within("an acquire that fails", cx.call_limit(), acquiring).await, &NO_ANSWER);
+            }
+            let due = async {
+                while due_in(lock, &key, hour).await.is_some() {
+                    cx.sleep(cx.interval()).await;
+                }
+            };
+            cx.within("the end of a window in which nothing ran", cx.capabilities().undo + slow, due).await;
+            assert!(due_in(&b, &key, hour).await.is_some(), "{fault:?}: a second run in one window");
+        }
+    }
+}
+
+/// An attempt whose answer is lost, on a key whose window somebody else has begun: what it has begun ends, which is nothing.
+pub(crate) async fn is_ended_by_no_undone_attempt_of_others(cx: &Context) {
+    let (a, b) = (cx.client().await, cx.faulty().await);
+    let hour = Duration::from_secs(3_600);
+    for is_held in [false, true] {
+        let key = cx.key();
+        let mut guard = Some(cx.take_with(&a, &key, &AcquireOptions::new().cooldown(hour)).await);
+        if !is_held {
+            cx.give(guard.take().expect("just taken")).await;
+        }
+        for options in [AcquireOptions::new().cooldown(hour), AcquireOptions::new()] {
+            b.faults.script(Op::Acquire, Fault::LoseReply);
+            fails(b.lock.try_acquire(&key, &options).await, &NO_ANSWER);
+        }
+        cx.sleep(cx.capabilities().undo.min(cx.handover())).await;
+        if let Some(guard) = guard {
+            cx.give(guard).await;
+        }
+        for lock in [&b.lock, &a] {
+            assert!(due_in(lock, &key, hour).await.is_some(), "held: {is_held}: a second run in one window");
+        }
+    }
+}
+
+/// Whoever asks for several keys and gets some of them has had none.
+pub(crate) async fn goes_with_keys_that_are_given_back(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let keys = cx.some_keys(3);
+    let options = AcquireOptions::new().cooldown(Duration::from_secs(3_600));
+    let held = cx.take(&b, &keys[1]).await;
+    for wait in [Duration::ZERO, cx.short_wait()] {
+        let acquired = a.acquire_all(&keys, &options.clone().wait(wait)).await;
+        fails(acquired, &[ErrorKind::Timeout]);
+        for key in [&keys[0], &keys[2]] {
+            cx.undone(&b, key).await;
+        }
+    }
+    cx.give(held).await;
 }

@@ -1,5 +1,6 @@
 //! A lease that nobody renews ends when its TTL has passed, not before and not much later.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -262,6 +263,29 @@ pub(crate) async fn a_holder_whose_clock_is_off_knows_in_time(cx: &Context) {
         let old = abandoned(cx, client, &key).await;
         cx.give(old.taken_over(cx, &b, &key).await).await;
     }
+}
+
+/// What a store grants to a waiter that does not look for so long that the lease ends.
+pub(crate) async fn a_grant_that_is_noticed_late_claims_no_more_than_the_truth(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    let (key, options) = (cx.key(), cx.leased());
+    let held = cx.take(&a, &key).await;
+    let mut waiting = pin!(b.acquire(&key, &options));
+    let early = tokio::time::timeout(cx.settling(), &mut waiting).await;
+    assert!(early.is_err(), "granted while another holds: {early:?}");
+    cx.give(held).await;
+    let taking = c.acquire(&key, &options);
+    let taken = cx.within("the end of a lease that nobody noticed", cx.ttl() + cx.handover(), taking).await;
+    let taken = taken.expect("nobody else asks");
+    if let Ok(late) = tokio::time::timeout(cx.settling(), &mut waiting).await {
+        let guards = (late.expect("granted, or still waiting"), &taken);
+        panic!("granted while another holds: {guards:?}");
+    }
+    assert_eq!(taken.validity(), Validity::Valid);
+    cx.give(taken).await;
+    let guard = cx.within("the waiter's grant", cx.capabilities().undo + cx.handover(), waiting).await;
+    cx.give(guard.expect("it has waited")).await;
 }
 
 pub(crate) async fn bounds_are_enforced(cx: &Context) {

@@ -1,5 +1,6 @@
 //! First come, first served inside one client; across clients as declared; nobody starves.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -343,4 +344,34 @@ pub(crate) async fn a_loss_reaches_a_waiter_within_the_bound(cx: &Context) {
     let free = a.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
     assert!(free.is_none(), "the drop of a lost guard freed its successor");
     cx.give(next).await;
+}
+
+pub(crate) async fn the_queue_comes_before_newcomers_as_a_lease_ends(cx: &Context) {
+    let holder = cx.faulty().await;
+    let key = cx.key();
+    let lost = cx.take_with(&holder.lock, &key, &cx.leased()).await;
+    holder.faults.silence(true);
+    newcomers_come_after_the_queue(cx, &key, cx.ttl()).await;
+    drop(lost);
+}
+
+pub(crate) async fn the_queue_comes_before_newcomers_as_a_cooldown_ends(cx: &Context) {
+    let (holder, key, window) = (cx.client().await, cx.key(), cx.ttl());
+    cx.give(cx.take_with(&holder, &key, &AcquireOptions::new().cooldown(window)).await).await;
+    newcomers_come_after_the_queue(cx, &key, window).await;
+}
+
+/// One queues for a key that becomes free by itself within `time`, and does not look when it does.
+async fn newcomers_come_after_the_queue(cx: &Context, key: &LockKey, time: Duration) {
+    let (queued, newcomer) = cx.two().await;
+    let (begun, options) = (Instant::now(), cx.leased());
+    let mut waiting = pin!(queued.acquire(key, &options));
+    let early = tokio::time::timeout(cx.settling(), &mut waiting).await;
+    assert!(early.is_err(), "nobody else has the key yet: {early:?}");
+    while begun.elapsed() < time + cx.ttl() / 2 {
+        cx.sleep(cx.interval()).await;
+        cx.held(&newcomer, key).await;
+    }
+    let guard = cx.within("the grant of the first in the queue", cx.handover(), waiting).await;
+    cx.give(guard.expect("it is the first")).await;
 }

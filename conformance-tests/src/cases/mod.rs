@@ -114,6 +114,7 @@ macro_rules! for_each_case {
                 a_clock_that_is_off_takes_nothing_early [C1 C9] [Lease Silence Skew];
                 a_holder_whose_clock_is_off_knows_in_time [C9 C10] [Lease Silence Skew];
                 a_late_answer_claims_no_more_than_the_truth [C9] [Lease Silence Script];
+                a_grant_that_is_noticed_late_claims_no_more_than_the_truth [C1 C9] [Lease];
                 bounds_are_enforced [C15 C16] [Lease];
                 the_longest_ttl_does_not_overflow [C9 C16] [Lease];
                 a_ttl_counts_to_the_millisecond [C1 C9 C11] [Lease Silence];
@@ -193,6 +194,8 @@ macro_rules! for_each_case {
             fairness {
                 first_come_first_served_in_one_client [C12] [];
                 first_come_first_served_across_clients [C12] [Fifo];
+                the_queue_comes_before_newcomers_as_a_lease_ends [C12] [Fifo Lease Silence];
+                the_queue_comes_before_newcomers_as_a_cooldown_ends [C12] [Fifo Cooldown];
                 one_that_leaves_as_its_turn_comes_changes_no_order [C5 C12] [];
                 all_of_fifty_waiters_are_served [C11 C12] [];
                 a_remote_waiter_does_not_starve [C12] [];
@@ -254,6 +257,8 @@ macro_rules! for_each_case {
             }
             cooldown {
                 runs_at_most_once_per_window [C16] [Cooldown];
+                outlives_many_other_keys [C16] [Cooldown];
+                outlives_those_who_look [C16 C18] [Cooldown Inspect];
                 one_of_many_callers_runs [C1 C16] [Cooldown];
                 a_try_reads_held [C3 C16] [Cooldown];
                 a_waiter_waits_for_its_end [C4 C16] [Cooldown];
@@ -266,6 +271,9 @@ macro_rules! for_each_case {
                 outlives_a_forced_release [C4 C16] [Cooldown ForceRelease];
                 outlives_a_loss [C4 C16] [Cooldown Lose];
                 is_moved_by_no_renewal [C4 C16] [Cooldown Lease];
+                goes_with_an_attempt_that_is_undone [C5 C16] [Cooldown Script];
+                is_ended_by_no_undone_attempt_of_others [C2 C5 C16] [Cooldown Script];
+                goes_with_keys_that_are_given_back [C5 C16] [Cooldown];
             }
             composite {
                 takes_all [C1 C4] [];
@@ -304,6 +312,7 @@ macro_rules! for_each_case {
                 waiters_end_with_closed [C17] [];
                 everything_after_is_refused [C15 C17] [];
                 may_be_called_twice [C17] [];
+                a_second_call_waits_for_the_first [C17] [Script];
                 leaves_other_clients_alone [C17] [];
                 has_a_deadline_of_its_own [C17] [Silence];
                 a_lost_runtime_is_told [C9 C17] [];
@@ -334,6 +343,7 @@ macro_rules! for_each_case {
                 a_waiter_outlives_a_silence [C4] [Silence Virtual];
                 the_budget_ends_in_an_outage [C4] [Script Calls];
                 a_budget_that_met_a_holder_ends_with_a_timeout [C4 C15] [Script];
+                an_attempt_of_ones_own_is_nobody_else [C4 C15] [Script];
                 a_failure_that_is_over_is_forgotten [C3 C4] [Script];
                 those_who_give_up_ask_once [C3 C4] [Script Calls];
                 those_who_give_up_wait_for_no_outage_of_others [C3 C4] [Script];

@@ -121,6 +121,19 @@ pub(crate) async fn a_budget_that_met_a_holder_ends_with_a_timeout(cx: &Context)
     cx.give(guard).await;
 }
 
+/// Its first attempt was granted and not answered, and cannot be undone yet: what it meets is that, and nobody else.
+pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let budget = cx.short_wait();
+    a.faults.script(Op::Acquire, Fault::LoseReply);
+    a.faults.script(Op::Release, Fault::Delay(budget * 2));
+    let waiting = acquire_for(&a.lock, &key, budget);
+    fails(cx.within("a budgeted wait", budget, waiting).await, &NO_ANSWER);
+    cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 2).await).await;
+}
+
 /// The store answers again, and what it says counts for all callers.
 pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
     let a = cx.faulty().await;

@@ -6,6 +6,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, LossReason, Validity};
 use tokio::time::Instant;
 
 use crate::context::{Context, attempt_at, fails};
+use crate::harness::{Fault, Op};
 
 pub(crate) async fn close_frees_every_hold(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -113,6 +114,22 @@ pub(crate) async fn may_be_called_twice(cx: &Context) {
     first.and(second).expect("the store answers");
     cx.soon("a third close", a.close()).await.expect("the store answers");
     cx.give(cx.take(&b, &key).await).await;
+    drop(guard);
+}
+
+/// Whoever closes has all released, also if somebody else began with it.
+pub(crate) async fn a_second_call_waits_for_the_first(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&a.lock, &key).await;
+    a.faults.script(Op::Release, Fault::Delay(cx.short_wait()));
+    let second = async {
+        cx.within("a second close", cx.call_limit(), a.lock.close()).await.expect("the store answers");
+        cx.give(cx.take(&b, &key).await).await;
+    };
+    let (first, ()) = tokio::join!(a.lock.close(), second);
+    first.expect("the store answers");
     drop(guard);
 }
 

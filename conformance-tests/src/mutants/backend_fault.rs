@@ -57,7 +57,10 @@ pub(crate) enum BackendFault {
     CooldownEndsWithRelease,
     CooldownFromRelease,
     CooldownEndsWithLoss,
+    CooldownOutlivesUndo,
+    CooldownEndsWithAnyUndo,
     CooldownFromRenewal,
+    CooldownForgottenAfterManyKeys,
     HeldHidesCooldown,
     ForceIgnoresHolder,
     ForceIsSilent,
@@ -67,6 +70,7 @@ pub(crate) enum BackendFault {
     LossIsSilent,
     LookTakes,
     LookLengthens,
+    LookEndsCooldown,
     ListTakes,
     ListShowsExpired,
     ListLimitsFirst,
@@ -81,6 +85,8 @@ pub(crate) enum BackendFault {
     QueueIgnoresStop,
     QueueIsLifo,
     QueueSleepsToTheOldEnd,
+    QueueCountsFromPickUp,
+    QueueIsPassedAtALapse,
     FifoIsPolled,
 }
 
@@ -141,7 +147,10 @@ impl BackendFault {
         (F::CooldownEndsWithRelease, "cooldown-ends-with-release", &["C6", "C16"]),
         (F::CooldownFromRelease, "cooldown-from-release", &["C6", "C16"]),
         (F::CooldownEndsWithLoss, "cooldown-ends-with-a-loss", &["C4", "C16"]),
+        (F::CooldownOutlivesUndo, "cooldown-outlives-its-undo", &["C5", "C16"]),
+        (F::CooldownEndsWithAnyUndo, "cooldown-ends-with-any-undo", &["C2", "C5", "C16"]),
         (F::CooldownFromRenewal, "cooldown-from-renewal", &["C16"]),
+        (F::CooldownForgottenAfterManyKeys, "cooldown-forgotten-after-many-keys", &["C16"]),
         (F::HeldHidesCooldown, "held-hides-cooldown", &["C16"]),
         (F::ForceIgnoresHolder, "force-ignores-holder", &["C2"]),
         (F::ForceIsSilent, "force-is-silent", &["C1", "C9"]),
@@ -151,6 +160,7 @@ impl BackendFault {
         (F::LossIsSilent, "loss-is-silent", &["C1", "C9"]),
         (F::LookTakes, "look-takes", &["C18"]),
         (F::LookLengthens, "look-lengthens", &["C18"]),
+        (F::LookEndsCooldown, "look-ends-cooldown", &["C16", "C18"]),
         (F::ListTakes, "list-takes", &["C18"]),
         (F::ListShowsExpired, "list-shows-expired", &["C18"]),
         (F::ListLimitsFirst, "list-limits-first", &["C18"]),
@@ -165,6 +175,8 @@ impl BackendFault {
         (F::QueueIgnoresStop, "queue-ignores-stop", &["C5"]),
         (F::QueueIsLifo, "queue-is-lifo", &["C12"]),
         (F::QueueSleepsToTheOldEnd, "queue-sleeps-to-the-old-end", &["C11"]),
+        (F::QueueCountsFromPickUp, "queue-counts-from-pick-up", &["C1", "C9"]),
+        (F::QueueIsPassedAtALapse, "queue-is-passed-at-a-lapse", &["C12"]),
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
     ];
 
@@ -175,6 +187,8 @@ impl BackendFault {
             Self::QueueIgnoresStop
                 | Self::QueueIsLifo
                 | Self::QueueSleepsToTheOldEnd
+                | Self::QueueCountsFromPickUp
+                | Self::QueueIsPassedAtALapse
                 | Self::LabelLostInQueue
         )
     }

@@ -172,7 +172,10 @@ impl Backend for MiniBackend {
                 granted = &mut answer => {
                     let mut attempt = granted.map_err(|_| self.error(ErrorKind::Unavailable))?;
                     if let Attempt::Granted(granted) = &mut attempt {
-                        granted.asked_at = asked_at;
+                        granted.asked_at = match self.fault {
+                            Fault::QueueCountsFromPickUp => self.events.get().map(Events::now),
+                            _ => asked_at,
+                        };
                     }
                     return Ok(attempt);
                 }

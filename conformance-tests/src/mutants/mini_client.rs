@@ -18,8 +18,9 @@ use super::link::Link;
 use super::lock_fault::LockFault as Fault;
 use super::mini_batch::Batch;
 use super::mini_grant::{Hold, MiniGrant};
-use super::mini_outage::{Outage, Outages, is_passing};
+use super::mini_outage::{Outage, Outages, is_passing, no_answer};
 use super::mini_permits::{Permit, Permits, Waiter};
+use super::mini_undo::Fresh;
 use crate::harness::Op;
 
 /// How often a waiter asks again.
@@ -39,6 +40,7 @@ pub(super) struct Client {
     pub(super) wakeups: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
     pub(super) closing: watch::Sender<bool>,
     pub(super) closed_once: AtomicBool,
+    pub(super) leaving: watch::Sender<Vec<HoldRef>>,
     pub(super) instance: u128,
     pub(super) serial: AtomicU64,
 }
@@ -56,15 +58,6 @@ enum Answer {
     Contended(Contended),
     /// Nothing was begun.
     Refused(Error),
-}
-
-/// A grant on its way to the caller. Dropped on the way, it is undone.
-pub(super) struct Fresh {
-    client: Arc<Client>,
-    pub(super) request: Request,
-    pub(super) granted: leasehold_engine::Granted,
-    pub(super) sent: Instant,
-    taken: bool,
 }
 
 impl Client {
@@ -238,7 +231,8 @@ impl Client {
                     return Ok(self.grant(fresh, permit, max_hold));
                 }
                 Answer::Contended(held) => {
-                    was_contended = true;
+                    let is_own = self.leaving.borrow().iter().any(|left| left.key == *key);
+                    was_contended |= !is_own || self.fault == Fault::OwnAttemptBlamesHolder;
                     held
                 }
                 Answer::Refused(error) => return Err(Refusal::Failed(self.named(error, key))),
@@ -379,7 +373,8 @@ impl Client {
         let (client, request) = (Arc::clone(self), request.clone());
         self.handle.spawn(async move {
             let sent = Instant::now();
-            let hold = request.hold();
+            let mut hold = request.hold();
+            hold.unused = true;
             if let Some(kind) = client.link.refusal(Op::Acquire).await {
                 let _ = reply.send(Ok(Answer::Refused(client.store_error(kind))));
                 if client.fault == Fault::RefusalIsUndone {
@@ -426,27 +421,6 @@ impl Client {
         self.fault != Fault::LateGrantIsValid && fresh.ttl().mul_f64(0.9) <= fresh.sent.elapsed()
     }
 
-    /// Frees what may be held, again and again until the store has confirmed it or the lease is over.
-    pub(super) async fn undo(&self, hold: HoldRef) {
-        if self.fault == Fault::WaiterLeaksGrant {
-            return;
-        }
-        let start = Instant::now();
-        let mut pause = Duration::from_millis(50);
-        loop {
-            let call = self.link.call(Op::Release, |server, asker| server.release(asker, &hold));
-            if let Ok(Ok(_)) = timeout(CALL, call).await {
-                return;
-            }
-            let over = hold.ttl.is_some_and(|ttl| start.elapsed() > ttl) && self.fault != Fault::UndoForEver;
-            if over || self.fault == Fault::UndoOnlyOnce {
-                return;
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(5));
-        }
-    }
-
     pub(super) fn live_hold(&self, key: &LockKey) -> Option<Arc<Hold>> {
         lock(&self.holds).get(key).and_then(Weak::upgrade).filter(|h| h.is_live())
     }
@@ -460,26 +434,6 @@ impl Client {
             Refusal::Contended => self.named(Error::new(ErrorKind::Timeout, "the wait budget ended"), key),
             Refusal::NotDue(retry_after) => self.named(Error::not_due(retry_after), key),
             Refusal::Failed(error) => error,
-        }
-    }
-}
-
-impl Fresh {
-    /// The store has a default, so every hold here is a lease.
-    pub(super) fn ttl(&self) -> Duration {
-        self.request.ttl.unwrap_or(Duration::from_secs(10))
-    }
-}
-
-fn no_answer() -> Error {
-    Error::new(ErrorKind::Unavailable, "the store did not answer in time")
-}
-
-impl Drop for Fresh {
-    fn drop(&mut self) {
-        if !self.taken {
-            let (client, hold) = (Arc::clone(&self.client), self.request.hold());
-            self.client.handle.spawn(async move { client.undo(hold).await });
         }
     }
 }

@@ -17,8 +17,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::lock_fault::LockFault as Fault;
 use super::mini_batch::Batch;
-use super::mini_client::{CALL, Client, Fresh, lock};
+use super::mini_client::{CALL, Client, lock};
 use super::mini_permits::Permit;
+use super::mini_undo::Fresh;
 use crate::harness::Op;
 
 /// One hold of one client.
@@ -40,6 +41,8 @@ pub(crate) struct Hold {
 
 struct Life {
     phase: Phase,
+    /// No caller has had it.
+    unused: bool,
     ttl: Duration,
     deadline: Instant,
     doubt: Instant,
@@ -61,12 +64,14 @@ impl Hold {
     ) -> Arc<Self> {
         let ttl = fresh.ttl();
         let max_hold = max_hold.filter(|_| client.fault != Fault::MaxHoldIgnored);
+        let (deadline, doubt) = (fresh.sent, fresh.sent);
+        let life = Life { phase: Phase::Live, unused: false, ttl, deadline, doubt };
         let hold = Arc::new(Self {
             client: Arc::clone(client),
             key: fresh.request.key.clone(),
             holder: fresh.request.holder,
             token: AtomicU64::new(fresh.granted.token.map_or(0, FencingToken::as_u64)),
-            life: Mutex::new(Life { phase: Phase::Live, ttl, deadline: fresh.sent, doubt: fresh.sent }),
+            life: Mutex::new(life),
             signal: LossSignal::new(),
             permit: Mutex::new(permit),
             ends: max_hold.and_then(|limit| Instant::now().checked_add(limit)),
@@ -89,10 +94,16 @@ impl Hold {
         lock(&self.life).phase == Phase::Live
     }
 
+    /// It is given back before its caller had it.
+    pub(super) fn mark_unused(&self) {
+        lock(&self.life).unused = true;
+    }
+
     pub(super) fn reference(&self) -> HoldRef {
         let mut reference = self.request.hold();
         reference.mode = Mode::Exclusive;
-        reference.ttl = Some(lock(&self.life).ttl);
+        let life = lock(&self.life);
+        (reference.ttl, reference.unused) = (Some(life.ttl), life.unused);
         reference.token = Some(FencingToken::from_u64(self.token.load(Ordering::Relaxed)));
         reference
     }

@@ -22,6 +22,7 @@ use super::mini_backend::capabilities;
 use super::mini_batch::Batch;
 use super::mini_client::{CALL, Client, Refusal};
 use super::mini_events::{Listener, RuntimeEnd};
+use super::mini_grant::Hold;
 use super::mini_outage::Outages;
 use super::mini_permits::Permits;
 
@@ -44,6 +45,7 @@ impl MiniLock {
             wakeups: Mutex::default(),
             closing: watch::Sender::new(false),
             closed_once: AtomicBool::new(false),
+            leaving: watch::Sender::default(),
             instance: u128::from(fastrand::u64(..)) << 64 | u128::from(fastrand::u64(..)),
             serial: AtomicU64::new(0),
         });
@@ -61,7 +63,8 @@ impl MiniLock {
 
 impl MiniLock {
     /// Releases in the background: what the store answers changes nothing, the caller has no lock.
-    fn give_back(&self, guards: Vec<(usize, LockGuard)>) {
+    fn give_back(&self, guards: Vec<(usize, LockGuard)>, holds: &[Arc<Hold>]) {
+        holds.iter().for_each(|hold| hold.mark_unused());
         let guards: MultiGuard = guards.into_iter().map(|(_, guard)| guard).collect();
         self.0.handle.spawn(guards.release());
     }
@@ -129,18 +132,21 @@ impl Lock for MiniLock {
         let mut end = client.deadline(options.wait);
         let once = options.wait == Wait::For(Duration::ZERO);
         let holder = (client.fault == Fault::AllInOneHolder).then(|| client.mint());
-        let mut guards = Vec::new();
+        let (mut guards, mut holds) = (Vec::new(), Vec::new());
         for i in order {
             if client.fault == Fault::BudgetPerKey {
                 end = client.deadline(options.wait);
             }
             match client.obtain(&keys[i], options, end, once, holder).await {
-                Ok(grant) => guards.push((i, LockGuard::new(Arc::new(grant)))),
+                Ok(grant) => {
+                    holds.push(Arc::clone(&grant.0));
+                    guards.push((i, LockGuard::new(Arc::new(grant))));
+                }
                 Err(refusal) => {
                     if client.fault == Fault::AllNotUndone {
                         guards.into_iter().for_each(std::mem::forget);
                     } else {
-                        self.give_back(guards);
+                        self.give_back(guards, &holds);
                     }
                     return Err(client.refused(refusal, &keys[i]));
                 }
@@ -149,7 +155,7 @@ impl Lock for MiniLock {
         // Some may have been lost while others were waited for.
         let lost = guards.iter().find_map(|(i, g)| Some((keys[*i].clone(), g.lost().reason()?)));
         if let Some((key, reason)) = lost {
-            self.give_back(guards);
+            self.give_back(guards, &holds);
             return Err(client.named(Error::lost(reason), &key));
         }
         if client.fault != Fault::AllWrongOrder {
@@ -178,13 +184,20 @@ impl Lock for MiniLock {
                 freeing.push(self.0.handle.spawn(async move { client.undo(reference).await }));
             }
         }
-        let work = async {
+        if twice && client.fault == Fault::CloseTwiceEarly {
+            return Ok(());
+        }
+        let mut left = client.leaving.subscribe();
+        let all_left = async {
             for task in freeing {
                 let _ = task.await;
             }
+            // Also what another call has begun, once its tasks have.
+            tokio::task::yield_now().await;
+            left.wait_for(Vec::is_empty).await.is_ok()
         };
-        match timeout(CALL, work).await {
-            Ok(()) => Ok(()),
+        match timeout(CALL, all_left).await {
+            Ok(_) => Ok(()),
             Err(_) if client.fault == Fault::CloseHangs => std::future::pending().await,
             Err(_) => Err(Error::new(ErrorKind::OutcomeUnknown, "the store did not confirm every release")),
         }

@@ -57,3 +57,7 @@ impl Drop for Outage<'_> {
 pub(super) fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
 }
+
+pub(super) fn no_answer() -> Error {
+    Error::new(ErrorKind::Unavailable, "the store did not answer in time")
+}

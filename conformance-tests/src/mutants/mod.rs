@@ -15,6 +15,7 @@ mod mini_grant;
 mod mini_lock;
 mod mini_outage;
 mod mini_permits;
+mod mini_undo;
 mod record;
 mod server;
 mod simulated;

@@ -82,7 +82,9 @@ impl Record {
 
     /// Whether somebody else is before `request`: in the store's own queue, or by asking for longer.
     pub(super) fn is_awaited(&mut self, fault: Fault, asker: Asker, request: &Request) -> bool {
-        if self.queue.front().is_some_and(|t| t.request.holder != request.holder) {
+        let is_lapsed = self.hold.as_ref().is_none_or(|h| !h.is_live(fault, asker.now));
+        let is_passed = fault == Fault::QueueIsPassedAtALapse && is_lapsed;
+        if !is_passed && self.queue.front().is_some_and(|t| t.request.holder != request.holder) {
             return true;
         }
         let hidden = match fault {

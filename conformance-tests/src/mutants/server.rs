@@ -3,12 +3,14 @@
 //! Everything happens under one mutex and on tokio's clock, so that paused time is virtual. What is
 //! to be told to clients is told after the mutex was let go.
 
+mod looking;
+
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, KeyInfo, ListQuery, LockKey, LossReason};
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockKey, LossReason};
 use leasehold_engine::{Attempt, Contended, Freed, Granted, HoldRef, Renewed, Request, token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -19,7 +21,7 @@ use super::record::{Record, Stored, Ticket, ends, name_of, renewed_for};
 /// How many holds the store takes under [`Fault::CapacityIsContended`].
 const FEW: usize = 50;
 
-/// How many keys the store knows of before it forgets under [`Fault::TokenRestartsAfterManyKeys`].
+/// How many keys the store knows of before it forgets under faults that name many keys.
 const MANY: usize = 1_500;
 
 /// What counts as for ever.
@@ -211,14 +213,17 @@ impl Server {
             (None, _) => false,
         };
         if !mine {
-            if self.fault == Fault::ReleaseAddsPermit {
-                record.permits += 1;
+            match self.fault {
+                Fault::ReleaseAddsPermit => record.permits += 1,
+                Fault::CooldownEndsWithAnyUndo if hold.unused => record.not_before = None,
+                _ => {}
             }
             return self.freed(false);
         }
         let live = record.hold.take().is_some_and(|h| h.is_live(self.fault, asker.now));
         match (self.fault, record.not_before) {
             (Fault::CooldownEndsWithRelease, _) => record.not_before = None,
+            (fault, _) if hold.unused && fault != Fault::CooldownOutlivesUndo => record.not_before = None,
             (Fault::CooldownFromRelease, Some(_)) => {
                 let cooldown = record.not_before.map(|at| at.saturating_duration_since(asker.now));
                 record.not_before = cooldown.and_then(|d| asker.now.checked_add(d * 2));
@@ -319,59 +324,6 @@ impl Server {
         news.into_iter().for_each(News::tell);
     }
 
-    pub(crate) fn inspect(&self, key: &LockKey) -> KeyInfo {
-        let mut state = self.lock();
-        let name = self.name(0, key);
-        let now = Instant::now();
-        self.disturb_by_look(&mut state, &name, key, now);
-        let mut info = state
-            .records
-            .get(&name)
-            .map_or_else(|| KeyInfo::free(key.clone()), |r| r.info(key, self.fault, now, false));
-        info.key = key.clone();
-        info
-    }
-
-    pub(crate) fn list(&self, query: &ListQuery) -> Vec<KeyInfo> {
-        let mut state = self.lock();
-        let now = Instant::now();
-        let keys: Vec<_> = state.records.iter().map(|(n, r)| (n.clone(), r.key.clone())).collect();
-        for (name, key) in keys {
-            if let Some(key) = key {
-                self.disturb_by_look(&mut state, &name, &key, now);
-                if self.fault == Fault::ListTakes {
-                    state.take_for_a_look(self.fault, &name, &key, now);
-                }
-            }
-        }
-        let ended = query.include_ended || self.fault == Fault::ListShowsExpired;
-        let limit = query.limit.unwrap_or(usize::MAX);
-        let looked_at = if self.fault == Fault::ListLimitsFirst { limit } else { usize::MAX };
-        let known = state.records.values().filter_map(|r| Some((r.key.as_ref()?, r))).take(looked_at);
-        let infos = known.map(|(key, record)| record.info(key, self.fault, now, ended));
-        let shown = |i: &KeyInfo| !i.holders.is_empty() || (ended && i.cooldown.is_some());
-        let mut infos: Vec<_> =
-            infos.filter(|i| shown(i) && i.key.as_str().starts_with(&query.prefix)).collect();
-        infos.sort_by(|a, b| a.key.cmp(&b.key));
-        infos.truncate(limit);
-        infos
-    }
-
-    fn disturb_by_look(&self, state: &mut State, name: &str, key: &LockKey, now: Instant) {
-        match self.fault {
-            Fault::LookTakes => {
-                state.take_for_a_look(self.fault, name, key, now);
-            }
-            Fault::LookLengthens => {
-                let hold = state.records.get_mut(name).and_then(|r| r.hold.as_mut());
-                if let Some(hold) = hold.filter(|h| h.is_live(self.fault, now)) {
-                    hold.ends = hold.request.ttl.and_then(|ttl| ends(self.fault, now, ttl));
-                }
-            }
-            _ => {}
-        }
-    }
-
     fn name(&self, client: u64, key: &LockKey) -> String {
         name_of(self.fault, client, key.as_str())
     }
@@ -383,6 +335,9 @@ impl Server {
 
 impl State {
     fn attempt(&mut self, fault: Fault, name: String, asker: Asker, request: &Request) -> Attempt {
+        if fault == Fault::CooldownForgottenAfterManyKeys && self.records.len() > MANY {
+            self.records.retain(|_, record| record.hold.is_some());
+        }
         let record = self.records.entry(name.clone()).or_default();
         if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
             if stored.holder == request.holder && fault != Fault::SameIdIsContended {
@@ -412,15 +367,6 @@ impl State {
             record.not_before = asker.now.checked_add(cooldown.min(LONGEST));
         }
         Attempt::Granted(Granted::with_token(token))
-    }
-
-    fn take_for_a_look(&mut self, fault: Fault, name: &str, key: &LockKey, now: Instant) {
-        let record = self.records.entry(name.to_owned()).or_default();
-        if record.hold.as_ref().is_none_or(|h| !h.is_live(fault, now)) {
-            let mut request = Request::new(key.clone(), HolderId::from_parts(0, 0));
-            request.ttl = Some(Duration::from_millis(100));
-            record.hold = Some(Stored::new(fault, Asker { client: 0, now }, &request, 0));
-        }
     }
 
     fn draw(&mut self, fault: Fault, asker: Asker, last: u64) -> Option<FencingToken> {

@@ -227,6 +227,9 @@ impl Table {
             }
             return Freed::new(false);
         }
+        if hold.unused {
+            slot.cools_until = None;
+        }
         let waiters = slot.awaited.keys().any(|other| *other != client);
         state.end(&hold.key, now, EndedBy::Release);
         drop(state);

@@ -29,8 +29,9 @@ impl Acquisition {
             }
             let old = self.begin_hold(at);
             let mut freeing = Freeing::attempted(&old, None);
-            if let Stage::Granted(granted, _) = stage {
-                freeing.granted(granted);
+            match stage {
+                Stage::Granted(granted, _) => freeing.granted(granted),
+                _ => freeing.unknown(self.shared.undoing.begin(&old.request.key)),
             }
             undone.push(freeing);
         }
@@ -79,14 +80,16 @@ impl Drop for Acquisition {
             let request = &hold.request;
             let now = AssertUnwindSafe(|| self.shared.backend.release_now(&request.key, request.holder));
             // One that panics is released with I/O, as the others are.
-            let freed = if call.is_some() { None } else { catch_unwind(now).unwrap_or(None) };
+            let needs_io = call.is_some() || hold.ends_cooldown();
+            let freed = if needs_io { None } else { catch_unwind(now).unwrap_or(None) };
             if let Some(Ok(freed)) = freed {
                 self.shared.settle_freed(&request.key, freed);
                 continue;
             }
             let mut freeing = Freeing::attempted(&hold, permit);
-            if let Stage::Granted(granted, _) = stage {
-                freeing.granted(granted);
+            match stage {
+                Stage::Granted(granted, _) => freeing.granted(granted),
+                _ => freeing.unknown(self.shared.undoing.begin(&hold.request.key)),
             }
             left.push(freeing);
         }

@@ -269,8 +269,8 @@ async fn a_request_without_an_answer_is_undone_also_if_it_is_carried_out_late() 
     // The grant waits for a row that is being inserted, and its session ends meanwhile. That row then
     // turns out to be what the server has made of the request.
     let mut tx = user.begin().await.unwrap();
-    let row = "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at)
-        VALUES ('k', $1, nextval('leasehold.token'), now(), 3600000000, now() + interval '1 hour')";
+    let row = "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at, cooldown_us)
+        VALUES ('k', $1, nextval('leasehold.token'), now(), 3600000000, now() + interval '1 hour', 3600000000)";
     sqlx::query(row).bind(holder(1).to_string()).execute(&mut *tx).await.unwrap();
     let mut request = Request::new(key("k"), holder(1));
     request.ttl = Some(Duration::from_secs(3_600));

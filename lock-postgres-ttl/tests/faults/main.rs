@@ -15,3 +15,5 @@ mod support;
 #[allow(dead_code)]
 #[path = "../../src/sql.rs"]
 mod sql;
+#[path = "../../../lock-postgres/tests/common/windows.rs"]
+mod windows;

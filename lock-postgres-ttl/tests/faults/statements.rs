@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use leasehold_api::LockExt as _;
+use leasehold_engine::Backend as _;
 use sqlx::{Connection, Executor, PgConnection};
 use test_servers::{Cluster, ClusterOptions};
 
 use crate::sql::LEASES;
 use crate::support::{
-    Came, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many, take,
-    token_of,
+    Came, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many,
+    request, take, token_of,
 };
+use crate::windows;
 
 const SHORT: Duration = Duration::from_millis(400);
 
@@ -242,4 +244,28 @@ async fn a_listing_and_a_purge_go_over_many_pages() {
     assert_eq!(admin.inspect(&key("k0150")).await.unwrap().holders.len(), 0);
     assert_eq!(backend.purge(Duration::from_secs(3600)).await.unwrap(), 3000 - 6);
     assert_eq!(keys("", None).await, all);
+}
+
+#[tokio::test]
+async fn a_release_ends_the_window_of_what_was_unused_and_no_other() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let table = "leasehold.lease";
+    windows::a_release_ends_the_window_of_what_was_unused_and_no_other(&backend, &database, table, request)
+        .await;
+}
+
+/// As long as nobody has taken it since.
+#[tokio::test]
+async fn a_release_ends_the_window_of_what_was_unused_also_after_its_lease() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = connection(&database).await;
+    let ended = windows::windowed(&backend, request("k", 1), true).await;
+    expire(&mut user, "k", "1 minute").await;
+    let freed = backend.release(vec![ended]).await.remove(0).unwrap();
+    assert!(!freed.was_held);
+    let cooling = "SELECT count(*) FROM leasehold.lease WHERE cooldown_us IS NOT NULL";
+    let cooling: i64 = sqlx::query_scalar(cooling).fetch_one(&mut user).await.unwrap();
+    assert_eq!(cooling, 0);
 }

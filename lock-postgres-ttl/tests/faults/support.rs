@@ -161,7 +161,7 @@ pub(crate) async fn renew_many(
 }
 
 pub(crate) async fn release(on: &mut PgConnection, key: &str, by: HolderId) -> Came {
-    let query = sqlx::query(text(LEASES.release_one)).bind(key).bind(by.to_string());
+    let query = sqlx::query(text(LEASES.release_one)).bind(key).bind(by.to_string()).bind(false);
     came(query.fetch_all(on).await)
 }
 

@@ -27,7 +27,7 @@ pub struct ServerReport {
     pub schema: SchemaState,
     /// Objects of the schema that are not there.
     pub missing_objects: Vec<String>,
-    /// Objects that are not as they were installed: another kind, persistence, or sequence options.
+    /// Objects that are not as they were installed: another kind, persistence, primary key or sequence options, a column that is not there, row-level security.
     pub altered_objects: Vec<String>,
     /// Privileges that the role lacks.
     pub missing_privileges: Vec<MissingPrivilege>,
@@ -114,12 +114,13 @@ impl ServerReport {
         })
     }
 
-    /// The same, without the privileges that only other stores need.
+    /// The same, without what only other stores need: their privileges, and that their objects are as they were made.
     #[must_use]
     pub fn for_stores(mut self, stores: Stores) -> Self {
         let is_needed =
             |lacks: &MissingPrivilege| lacks.object.as_deref().is_none_or(|object| stores.use_object(object));
         self.missing_privileges.retain(is_needed);
+        self.altered_objects.retain(|object| stores.use_object(object));
         self.stores = stores;
         self
     }
@@ -201,7 +202,7 @@ impl ServerReport {
             return Err(Error::new(
                 ErrorKind::Corrupt,
                 format!(
-                    "in the schema {:?} somebody altered {}: the kind, the primary key, LOGGED or UNLOGGED, or the sequence's INCREMENT, CACHE or CYCLE; alter it back to what `leasehold schema print` prints",
+                    "in the schema {:?} somebody altered {}: the kind, a column, the primary key, row-level security, LOGGED or UNLOGGED, or the sequence's INCREMENT, CACHE or CYCLE; alter it back to what `leasehold schema print` prints",
                     schema.as_str(),
                     self.altered_objects.join(", ")
                 ),

@@ -15,7 +15,7 @@ use super::awaited::Awaited;
 use super::dialect::{Dialect, Extension, Statements};
 use super::grants::micros;
 use super::job::{Answer, Call, TableJob};
-use super::registry::{DoubtPeriod, Named, Registry};
+use super::registry::{Ending, Named, Registry};
 use super::seen::Seen;
 use super::upkeep::{Upkeep, free};
 use super::work::{Common, TableWork};
@@ -155,7 +155,7 @@ impl TableBackend {
         let registry = &self.common.registry;
         let freed = async {
             while !self.lane.is_closed() {
-                registry.doubt(registry.held(), DoubtPeriod::default());
+                registry.end_all();
                 if registry.has_doubts() && !free(&self.common, &self.lane).await || registry.is_quiet() {
                     return;
                 }
@@ -245,7 +245,8 @@ impl Backend for TableBackend {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        self.ask(TableJob::Release, holds.into_iter().map(named).collect()).await
+        let ending = |hold: HoldRef| Ending { unused: hold.unused, hold: named(hold) };
+        self.ask(TableJob::Release, holds.into_iter().map(ending).collect()).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

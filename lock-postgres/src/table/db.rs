@@ -10,7 +10,7 @@ use sqlx::{Arguments as _, AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use super::sql;
-use crate::error::{ends_session, outcome_unknown, sqlstate, store_error};
+use crate::error::{LOCKED, ends_session, outcome_unknown, sqlstate, store_error};
 use crate::ident::Identifier;
 use crate::token::mark_incarnation;
 
@@ -250,10 +250,7 @@ impl Trouble {
 
 /// Another transaction has the row.
 pub(super) fn locked() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "another transaction keeps the row of this key, or the table, locked; look for it in pg_locks, or try again",
-    )
+    Error::new(ErrorKind::Unavailable, LOCKED)
 }
 
 fn restless() -> Error {

@@ -59,15 +59,15 @@ pub struct Dialect {
     /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers `(key, holder)` of those that
     /// are.
     pub confirm: &'static str,
-    /// One release that nobody waits for. `$1` key, `$2` holder. Frees nothing unless that holder has it and there is
-    /// no mark. Answers no row, which costs the server less: rows written are counted. May read the clock before the
-    /// row is locked.
+    /// One release that nobody waits for. `$1` key, `$2` holder, `$3` whether its cooldown ends with it. Frees nothing
+    /// unless that holder has it and there is no mark. Answers no row, which costs the server less: rows written are
+    /// counted. May read the clock before the row is locked.
     pub release_unawaited: &'static str,
-    /// One release. `$1` key, `$2` holder. Answers no row if that holder had nothing, else a number: 1 if it was
-    /// still held, and 2 more if somebody waits, who is notified.
+    /// One release. `$1` key, `$2` holder, `$3` whether its cooldown ends with it. Answers no row if that holder had
+    /// nothing, else a number: 1 if it was still held, and 2 more if somebody waits, who is notified.
     pub release_one: &'static str,
-    /// Several releases: `$1` keys, `$2` holders, each of which belongs to one key. Answers the holder and the
-    /// number of those that were there.
+    /// Several releases: `$1` keys, `$2` holders, each of which belongs to one key, `$3` those holders whose cooldown
+    /// ends with it. Answers the holder and the number of those that were there.
     pub release: &'static str,
     /// The same, which leaves out rows that somebody else has locked.
     pub release_unlocked: &'static str,

@@ -5,7 +5,7 @@ use leasehold_api::{Error, HolderId, KeyInfo};
 use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
 
-use super::registry::{Named, Process};
+use super::registry::{Ending, Named, Process};
 use crate::lane::Job;
 use crate::upkeep::{Note, Progress};
 
@@ -13,7 +13,7 @@ use crate::upkeep::{Note, Progress};
 pub(super) enum TableJob {
     Acquire(Call<Request, Attempt>),
     Renew(Call<(Named, i64), Renewed>),
-    Release(Call<Named, Freed>),
+    Release(Call<Ending, Freed>),
     /// Which of these are still held.
     Confirm(Call<Named, bool>),
     Look(Call<Look, Page>),
@@ -151,7 +151,7 @@ impl Job for TableJob {
             .collect();
         let kind = |job: &&Self| match job {
             Self::Acquire(_) => Some(Kind::Asks),
-            Self::Release(call) if call.items.iter().any(|hold| asked.contains(&hold.holder)) => {
+            Self::Release(call) if call.items.iter().any(|ending| asked.contains(&ending.hold.holder)) => {
                 Some(Kind::Asks)
             }
             Self::Release(_) => Some(Kind::Frees),
@@ -195,13 +195,13 @@ mod tests {
 
     fn release(name: &str, serial: u64) -> TableJob {
         let hold = Named { key: LockKey::new(name).unwrap(), holder: HolderId::from_parts(1, serial) };
-        TableJob::Release(Call::new(vec![hold]).0)
+        TableJob::Release(Call::new(vec![Ending { hold, unused: false }]).0)
     }
 
     fn names(jobs: &[TableJob]) -> Vec<String> {
         let name = |job: &TableJob| match job {
             TableJob::Acquire(call) => format!("acquire {}", call.items[0].key),
-            TableJob::Release(call) => format!("release {}", call.items[0].key),
+            TableJob::Release(call) => format!("release {}", call.items[0].hold.key),
             _ => "other".to_owned(),
         };
         jobs.iter().map(name).collect()

@@ -15,6 +15,14 @@ pub(super) struct Named {
     pub(super) holder: HolderId,
 }
 
+/// A hold that is to be released.
+#[derive(Clone, Debug)]
+pub(super) struct Ending {
+    pub(super) hold: Named,
+    /// No caller has ever had it: the cooldown that it has begun ends with it.
+    pub(super) unused: bool,
+}
+
 /// A session as the server knows it: process numbers are used again, start times are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
@@ -39,6 +47,8 @@ struct State {
     held: FnvHashMap<HolderId, Held>,
     doubts: Vec<Doubt>,
     suspects: Vec<Named>,
+    /// Sessions that were given up, and what they may still do: a commit that waits for a standby keeps its rows locked.
+    given_up: Vec<Process>,
     /// How many batches of requests have been sent and not answered.
     in_flight: usize,
 }
@@ -53,7 +63,7 @@ struct Held {
 /// A request that may have been granted although its answer never came.
 #[derive(Clone, Debug)]
 pub(super) struct Doubt {
-    pub(super) hold: Named,
+    pub(super) ending: Ending,
     /// As long as the server has this session, it may carry the request out, or be about to commit it.
     pub(super) session: Option<Process>,
     /// Until then the server may still carry it out.
@@ -105,12 +115,22 @@ impl Registry {
 
     /// Nobody knows whether these were granted, or nobody was told: they are to be released.
     pub(super) fn doubt(&self, holds: impl IntoIterator<Item = Named>, period: DoubtPeriod) {
+        self.end_later(holds.into_iter().map(|hold| Ending { hold, unused: true }), period);
+    }
+
+    /// Releases what is still held here, whoever has it.
+    pub(super) fn end_all(&self) {
+        let held = self.held().into_iter().map(|hold| Ending { hold, unused: false });
+        self.end_later(held, DoubtPeriod::default());
+    }
+
+    fn end_later(&self, endings: impl Iterator<Item = Ending>, period: DoubtPeriod) {
         let DoubtPeriod { session, time } = period;
         let until = Instant::now() + time;
         let mut state = self.state();
-        for hold in holds {
-            state.held.remove(&hold.holder);
-            state.doubts.push(Doubt { hold, session, until });
+        for ending in endings {
+            state.held.remove(&ending.hold.holder);
+            state.doubts.push(Doubt { ending, session, until });
         }
         drop(state);
         self.changed.notify_one();
@@ -121,16 +141,53 @@ impl Registry {
         self.state().doubts.clone()
     }
 
-    /// `freed` were released by requests sent at `asked` or later, when the sessions `gone` were gone.
-    pub(super) fn settle(&self, freed: &[Named], asked: Instant, gone: &[Process]) {
-        self.state().doubts.retain_mut(|doubt| {
-            doubt.session = doubt.session.filter(|session| !gone.contains(session));
-            doubt.session.is_some() || doubt.until > asked || !freed.contains(&doubt.hold)
+    /// Whether the server may still be at the request for this hold: that it is not there means nothing then.
+    pub(super) fn is_undecided(&self, hold: &Named) -> bool {
+        self.state().doubts.iter().any(|doubt| doubt.session.is_some() && doubt.ending.hold == *hold)
+    }
+
+    /// This session is to be ended: its connection broke, or took too long.
+    pub(super) fn give_up(&self, session: Process) {
+        let mut state = self.state();
+        if !state.given_up.contains(&session) {
+            state.given_up.push(session);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The sessions that are to be ended.
+    pub(super) fn sessions(&self) -> Vec<Process> {
+        let state = self.state();
+        let mut sessions = state.given_up.clone();
+        for session in state.doubts.iter().filter_map(|doubt| doubt.session) {
+            if !sessions.contains(&session) {
+                sessions.push(session);
+            }
+        }
+        sessions
+    }
+
+    /// These sessions are gone, and their transactions with them.
+    pub(super) fn gone(&self, sessions: &[Process]) {
+        let mut state = self.state();
+        state.given_up.retain(|session| !sessions.contains(session));
+        for doubt in &mut state.doubts {
+            doubt.session = doubt.session.filter(|session| !sessions.contains(session));
+        }
+    }
+
+    /// `freed` were released by requests sent at `asked` or later.
+    pub(super) fn settle(&self, freed: &[Named], asked: Instant) {
+        self.state().doubts.retain(|doubt| {
+            doubt.session.is_some() || doubt.until > asked || !freed.contains(&doubt.ending.hold)
         });
     }
 
+    /// Whether there is something to free, or a session to end.
     pub(super) fn has_doubts(&self) -> bool {
-        !self.state().doubts.is_empty()
+        let state = self.state();
+        !state.doubts.is_empty() || !state.given_up.is_empty()
     }
 
     /// Whether every request was answered, except some that only a hidden session may still carry out.

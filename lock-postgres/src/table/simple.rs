@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::db::{Bind, Db, Statement, Trouble, locked};
 use super::dialect::Patient;
 use super::job::{Call, hand_out};
-use super::registry::Named;
+use super::registry::{Ending, Named};
 use super::values::HolderText;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
@@ -107,17 +107,17 @@ pub(super) async fn confirm(
 pub(super) async fn release(
     db: &mut Db<'_>,
     common: &Common,
-    calls: Vec<Call<Named, Freed>>,
+    calls: Vec<Call<Ending, Freed>>,
 ) -> Result<(), Error> {
-    let items: Vec<&Named> = calls.iter().flat_map(|call| &call.items).collect();
-    if let [hold] = items[..] {
-        let answer = release_one(db, common, hold).await?;
+    let items: Vec<&Ending> = calls.iter().flat_map(|call| &call.items).collect();
+    if let [ending] = items[..] {
+        let answer = release_one(db, common, ending).await?;
         hand_out(calls, [answer], |_, _| ());
         return Ok(());
     }
-    let (once, which) = each_hold_once(items.iter().copied());
-    let holds: Vec<&Named> = once.iter().map(|at| items[*at]).collect();
-    let answers: Vec<_> = free(db, common, &holds).await?.into_iter().map(Some).collect();
+    let (once, which) = each_hold_once(items.iter().map(|ending| &ending.hold));
+    let endings: Vec<&Ending> = once.iter().map(|at| items[*at]).collect();
+    let answers: Vec<_> = free(db, common, &endings).await?.into_iter().map(Some).collect();
     hand_out(calls, copies(&which, &answers), |_, _| ());
     Ok(())
 }
@@ -125,9 +125,10 @@ pub(super) async fn release(
 /// Releases grants that nobody heard of.
 pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[Named]) -> Result<(), Error> {
     let asked = Instant::now();
-    let answers = free(db, common, &holds.iter().collect::<Vec<_>>()).await?;
+    let endings: Vec<_> = holds.iter().map(|hold| Ending { hold: hold.clone(), unused: true }).collect();
+    let answers = free(db, common, &endings.iter().collect::<Vec<_>>()).await?;
     let freed = holds.iter().zip(answers).filter(|(_, answer)| answer.is_ok());
-    common.registry.settle(&freed.map(|(hold, _)| hold.clone()).collect::<Vec<_>>(), asked, &[]);
+    common.registry.settle(&freed.map(|(hold, _)| hold.clone()).collect::<Vec<_>>(), asked);
     Ok(())
 }
 
@@ -135,12 +136,12 @@ pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[Named]) -> R
 async fn free(
     db: &mut Db<'_>,
     common: &Common,
-    holds: &[&Named],
+    endings: &[&Ending],
 ) -> Result<Vec<Result<Freed, Error>>, Error> {
-    let mut answers = Vec::with_capacity(holds.len());
-    for part in holds.chunks(MOST_ROWS) {
+    let mut answers = Vec::with_capacity(endings.len());
+    for part in endings.chunks(MOST_ROWS) {
         match part {
-            [hold] => answers.push(release_one(db, common, hold).await?),
+            [ending] => answers.push(release_one(db, common, ending).await?),
             _ => answers.extend(release_many(db, common, part).await?),
         }
     }
@@ -148,16 +149,21 @@ async fn free(
 }
 
 /// One statement, or two if somebody has begun to wait since it was known that nobody did, or it is not held.
-async fn release_one(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Result<Freed, Error>, Error> {
-    match release_alone(db, common, hold).await {
+async fn release_one(
+    db: &mut Db<'_>,
+    common: &Common,
+    ending: &Ending,
+) -> Result<Result<Freed, Error>, Error> {
+    match release_alone(db, common, ending).await {
         Ok(freed) => Ok(Ok(freed)),
         Err(Trouble::Dead(error)) => Err(error),
-        Err(trouble) => Ok(Err(trouble.into_error().with_key(&hold.key))),
+        Err(trouble) => Ok(Err(trouble.into_error().with_key(&ending.hold.key))),
     }
 }
 
-async fn release_alone(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result<Freed, Trouble> {
-    let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder));
+async fn release_alone(db: &mut Db<'_>, common: &Common, ending: &Ending) -> Result<Freed, Trouble> {
+    let Ending { hold, unused } = ending;
+    let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder)).bind(*unused);
     if !common.awaited.has(&hold.key)
         && db.written("release", &common.statements.release_unawaited, &bind).await? > 0
     {
@@ -171,10 +177,14 @@ async fn release_alone(db: &mut Db<'_>, common: &Common, hold: &Named) -> Result
 async fn release_many(
     db: &mut Db<'_>,
     common: &Common,
-    part: &[&Named],
+    part: &[&Ending],
 ) -> Result<Vec<Result<Freed, Error>>, Error> {
     let text = &common.statements.release;
-    let bind = |query| bind_holds(query, part);
+    let holds: Vec<&Named> = part.iter().map(|ending| &ending.hold).collect();
+    let bind = |query| {
+        let unused = part.iter().filter(|ending| ending.unused);
+        bind_holds(query, &holds).bind(unused.map(|e| HolderText(e.hold.holder)).collect::<Vec<_>>())
+    };
     let (rows, skipped) = match patiently(db, part.len(), "release", text, true, &bind).await? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
@@ -185,11 +195,16 @@ async fn release_many(
         None if skipped => Err(locked().with_key(&hold.key)),
         row => freed(common, hold, row.copied(), 1),
     };
-    Ok(part.iter().map(answer).collect())
+    Ok(holds.iter().map(answer).collect())
 }
 
-/// What the number says that is at column `at` of a release's row; no row: it was not held.
+/// What the number says that is at column `at` of a release's row; no row: it was not held, unless its request may still
+/// be carried out.
 fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Result<Freed, Error> {
+    if row.is_none() && common.registry.is_undecided(hold) {
+        let message = "the session that was asked for this hold did not answer, and has not ended yet: it may still be granted, so the release is repeated";
+        return Err(Error::new(ErrorKind::Unavailable, message).with_key(&hold.key));
+    }
     let number: Result<i32, _> = row.map_or(Ok(0), |row| row.try_get(at));
     common.registry.ended(hold.holder);
     let number = number.map_err(|error| store_error(error, "release"))?;

@@ -25,6 +25,7 @@ SET jit = off";
 pub(super) const BEGIN_POOLED: &str = "\
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
+SET LOCAL row_security = off;
 SET LOCAL synchronous_commit = on;
 SET LOCAL statement_timeout = {timeout};
 SET LOCAL idle_in_transaction_session_timeout = {timeout};

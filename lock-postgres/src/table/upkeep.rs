@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::backend::{ask, only};
 use super::grants::micros;
 use super::job::{Purge, Purged, TableJob};
-use super::registry::{Named, Process};
+use super::registry::{Ending, Named};
 use super::work::Common;
 use crate::lane::Lane;
 use crate::upkeep::{Note, Watch};
@@ -143,30 +143,24 @@ impl Upkeep {
     }
 }
 
-/// Releases what is in doubt, and ends the sessions that may still acquire it: only a release after their
-/// end decides. What could not be decided stays in doubt. `false` if the store did not answer all of it.
+/// Ends the sessions that were given up, and releases what is in doubt: only a release after their end decides. What
+/// could not be decided stays in doubt. `false` if the store did not answer all of it.
 pub(super) async fn free(common: &Common, lane: &Lane<TableJob>) -> bool {
-    let doubts = common.registry.doubts();
-    let mut sessions: Vec<Process> = Vec::new();
-    for doubt in &doubts {
-        if let Some(process) = doubt.session
-            && !sessions.contains(&process)
-        {
-            sessions.push(process);
-        }
-    }
-    let mut gone = Vec::new();
+    let sessions = common.registry.sessions();
     if !sessions.is_empty() {
         let answers = ask(lane, TableJob::End, sessions.clone()).await;
         let ended = sessions.into_iter().zip(answers).filter(|(_, answer)| matches!(answer, Ok(true)));
-        gone = ended.map(|(process, _)| process).collect();
+        common.registry.gone(&ended.map(|(session, _)| session).collect::<Vec<_>>());
     }
     let asked = Instant::now();
-    let holds: Vec<Named> = doubts.into_iter().map(|doubt| doubt.hold).collect();
-    let answers = ask(lane, TableJob::Release, holds.clone()).await;
+    let endings: Vec<Ending> = common.registry.doubts().into_iter().map(|doubt| doubt.ending).collect();
+    if endings.is_empty() {
+        return true;
+    }
+    let answers = ask(lane, TableJob::Release, endings.clone()).await;
     let all = answers.iter().all(Result::is_ok);
-    let freed = holds.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
-    common.registry.settle(&freed.map(|(hold, _)| hold).collect::<Vec<_>>(), asked, &gone);
+    let freed = endings.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
+    common.registry.settle(&freed.map(|(ending, _)| ending.hold).collect::<Vec<_>>(), asked);
     all
 }
 

@@ -17,7 +17,7 @@ use super::db::{Db, Pooled, Trouble};
 use super::dialect::{Extension, Statements};
 use super::grants::Asker;
 use super::job::{Call, TableJob};
-use super::registry::{DoubtPeriod, Named, Process, Registry};
+use super::registry::{DoubtPeriod, Ending, Named, Process, Registry};
 use super::seen::Seen;
 use super::{beside, grants, simple, sql};
 use crate::config::PgConfig;
@@ -191,7 +191,7 @@ impl TableWork {
 struct Batch {
     acquires: Vec<Call<Request, leasehold_engine::Attempt>>,
     renewals: Vec<Call<(Named, i64), leasehold_engine::Renewed>>,
-    releases: Vec<Call<Named, leasehold_engine::Freed>>,
+    releases: Vec<Call<Ending, leasehold_engine::Freed>>,
     confirms: Vec<Call<Named, bool>>,
     others: Vec<TableJob>,
 }
@@ -250,13 +250,14 @@ impl Batch {
     }
 
     /// Releases of what is asked for in the same batch.
-    fn take_late_releases(&mut self) -> Vec<Call<Named, leasehold_engine::Freed>> {
+    fn take_late_releases(&mut self) -> Vec<Call<Ending, leasehold_engine::Freed>> {
         if self.acquires.is_empty() || self.releases.is_empty() {
             return Vec::new();
         }
         let asked = self.acquires.iter().flat_map(|call| &call.items);
         let asked: FnvHashSet<HolderId> = asked.map(|request| request.holder).collect();
-        let is_late = |call: &mut Call<Named, _>| call.items.iter().any(|hold| asked.contains(&hold.holder));
+        let is_late =
+            |call: &mut Call<Ending, _>| call.items.iter().any(|item| asked.contains(&item.hold.holder));
         self.releases.extract_if(.., is_late).collect()
     }
 
@@ -297,6 +298,9 @@ impl Work for TableWork {
     }
 
     fn ended(&mut self, _: &Error) {
+        if let Some(session) = self.asker.doubt_period.session.take() {
+            self.common.registry.give_up(session);
+        }
         if std::mem::take(&mut self.listens) {
             self.common.listening.store(false, Ordering::Release);
         }

@@ -121,8 +121,10 @@ pub fn values_of_table_statement(name: &str) -> Vec<&'static str> {
             vec![FREE, "ARRAY['a', 'b', 'c']", "ARRAY[1, 1, 1]", THREE, labels, "'owner'", "1"]
         }
         "renew_early" | "renew" | "renew skipping" => vec![KEYS, HOLDERS, "1000000"],
-        "confirm" | "release" | "release_unlocked" => vec![KEYS, HOLDERS],
-        "release_unawaited" | "release_one" | "force" => vec!["'held-1'", "'holder-1'"],
+        "confirm" => vec![KEYS, HOLDERS],
+        "release" | "release_unlocked" => vec![KEYS, HOLDERS, "ARRAY['holder-2']"],
+        "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
+        "force" => vec!["'held-1'", "'holder-1'"],
         "mark" | "mark skipping" => vec![KEYS, "1000000"],
         // From where nothing is found for long.
         "list" => vec!["'free'", "'z'", "false", "1000"],

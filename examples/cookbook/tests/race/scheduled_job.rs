@@ -11,10 +11,11 @@ use leasehold_api::{
 use leasehold_postgres::PgConfig;
 use leasehold_postgres_ttl::TtlConfig;
 use test_servers::Database;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_cron_scheduler::JobScheduler;
 
-use crate::support::{LONG, database, text};
+use crate::support::{LONG, database};
 
 const REPLICAS: usize = 5;
 
@@ -175,19 +176,15 @@ async fn scheduled_a_crashed_run_is_not_repeated() {
     let db = database("").await;
     let (a, b) = (replica(&db).await, replica(&db).await);
     // The first replica's future is dropped in the middle of the work.
-    let mut crashing =
-        Box::pin(once_per_fire_time(&*a, "report", 60, async |_| std::future::pending::<()>().await));
-    let mut observer = db.connect().await;
-    let held = async {
-        let held = "SELECT count(*) FROM leasehold.lease WHERE NOT released";
-        while text(&mut observer, held).await != "1" {
-            tokio::task::yield_now().await;
-        }
+    let begun = Notify::new();
+    let work = async |_: &LockGuard| {
+        begun.notify_one();
+        std::future::pending::<()>().await;
     };
+    let mut crashing = Box::pin(once_per_fire_time(&*a, "report", 60, work));
     tokio::select! {
-        biased;
         _ = &mut crashing => panic!("it does not end"),
-        held = timeout(LONG, held) => held.unwrap(),
+        begun = timeout(LONG, begun.notified()) => begun.unwrap(),
     }
     drop(crashing);
     assert_eq!(once_per_fire_time(&*b, "report", 60, async |_| 1).await.unwrap(), None);

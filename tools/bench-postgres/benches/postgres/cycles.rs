@@ -73,11 +73,11 @@ impl Store {
 }
 
 pub(crate) async fn rows(url: &str, store: Store, rows: &mut Vec<Row>) {
-    let (what, by_hand) = match store {
-        Store::Lease => ("lease row", &LEASES_BY_HAND),
-        Store::Mutex => ("mutex row", &MUTEXES_BY_HAND),
+    let (what, by_hand, alone) = match store {
+        Store::Lease => ("lease row", &LEASES_BY_HAND, 0.9),
+        Store::Mutex => ("mutex row", &MUTEXES_BY_HAND, 0.85),
     };
-    for (tasks, rounds, goal) in [(64, LONG, 3.0), (1, SHORT, 0.85)] {
+    for (tasks, rounds, goal) in [(64, LONG, 3.0), (1, SHORT, alone)] {
         let plural = if tasks == 1 { "task" } else { "tasks" };
         println!("{what}, {tasks} {plural}");
         let lock = store.connect(url).await;

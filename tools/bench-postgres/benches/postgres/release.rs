@@ -113,7 +113,9 @@ impl Releaser {
             for (index, text) in texts.iter().enumerate() {
                 let take = sqlx::query(AssertSqlSafe(Arc::clone(&self.take)));
                 take.bind(&self.key).execute(&mut self.connection).await.unwrap();
-                let free = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(&self.key).bind(&holder);
+                // Of a lock that was used, so that its window stays.
+                let free = sqlx::query(AssertSqlSafe(Arc::clone(text)));
+                let free = free.bind(&self.key).bind(&holder).bind(false);
                 let begun = Instant::now();
                 let freed = free.execute(&mut self.connection).await.unwrap();
                 spent[index] += begun.elapsed().as_secs_f64();

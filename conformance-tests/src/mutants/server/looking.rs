@@ -1,0 +1,80 @@
+//! The operator's view of the server, and what a look may do to it.
+
+use std::time::Duration;
+
+use leasehold_api::{HolderId, KeyInfo, ListQuery, LockKey};
+use leasehold_engine::Request;
+use tokio::time::Instant;
+
+use super::{Asker, Fault, Server, State, Stored, ends};
+
+impl Server {
+    pub(crate) fn inspect(&self, key: &LockKey) -> KeyInfo {
+        let mut state = self.lock();
+        let name = self.name(0, key);
+        let now = Instant::now();
+        self.disturb_by_look(&mut state, &name, key, now);
+        let mut info = state
+            .records
+            .get(&name)
+            .map_or_else(|| KeyInfo::free(key.clone()), |r| r.info(key, self.fault, now, false));
+        info.key = key.clone();
+        info
+    }
+
+    pub(crate) fn list(&self, query: &ListQuery) -> Vec<KeyInfo> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let keys: Vec<_> = state.records.iter().map(|(n, r)| (n.clone(), r.key.clone())).collect();
+        for (name, key) in keys {
+            if let Some(key) = key {
+                self.disturb_by_look(&mut state, &name, &key, now);
+                if self.fault == Fault::ListTakes {
+                    state.take_for_a_look(self.fault, &name, &key, now);
+                }
+            }
+        }
+        let ended = query.include_ended || self.fault == Fault::ListShowsExpired;
+        let limit = query.limit.unwrap_or(usize::MAX);
+        let looked_at = if self.fault == Fault::ListLimitsFirst { limit } else { usize::MAX };
+        let known = state.records.values().filter_map(|r| Some((r.key.as_ref()?, r))).take(looked_at);
+        let infos = known.map(|(key, record)| record.info(key, self.fault, now, ended));
+        let shown = |i: &KeyInfo| !i.holders.is_empty() || (ended && i.cooldown.is_some());
+        let mut infos: Vec<_> =
+            infos.filter(|i| shown(i) && i.key.as_str().starts_with(&query.prefix)).collect();
+        infos.sort_by(|a, b| a.key.cmp(&b.key));
+        infos.truncate(limit);
+        infos
+    }
+
+    fn disturb_by_look(&self, state: &mut State, name: &str, key: &LockKey, now: Instant) {
+        match self.fault {
+            Fault::LookTakes => {
+                state.take_for_a_look(self.fault, name, key, now);
+            }
+            Fault::LookEndsCooldown => {
+                if let Some(record) = state.records.get_mut(name).filter(|record| record.hold.is_none()) {
+                    record.not_before = None;
+                }
+            }
+            Fault::LookLengthens => {
+                let hold = state.records.get_mut(name).and_then(|r| r.hold.as_mut());
+                if let Some(hold) = hold.filter(|h| h.is_live(self.fault, now)) {
+                    hold.ends = hold.request.ttl.and_then(|ttl| ends(self.fault, now, ttl));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl State {
+    fn take_for_a_look(&mut self, fault: Fault, name: &str, key: &LockKey, now: Instant) {
+        let record = self.records.entry(name.to_owned()).or_default();
+        if record.hold.as_ref().is_none_or(|h| !h.is_live(fault, now)) {
+            let mut request = Request::new(key.clone(), HolderId::from_parts(0, 0));
+            request.ttl = Some(Duration::from_millis(100));
+            record.hold = Some(Stored::new(fault, Asker { client: 0, now }, &request, 0));
+        }
+    }
+}

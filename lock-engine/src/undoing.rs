@@ -1,0 +1,67 @@
+//! Attempts whose outcome is not known, and that the store has not confirmed to be undone. While there is one of a key,
+//! "contended" may mean that attempt, and says nothing of anybody else.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leasehold_api::LockKey;
+
+/// How many of these attempts there are, by key.
+#[derive(Clone, Default)]
+pub(crate) struct Undoing(Arc<Mutex<BTreeMap<LockKey, usize>>>);
+
+impl Undoing {
+    pub(crate) fn begin(&self, key: &LockKey) -> Undone {
+        *self.lock().entry(key.clone()).or_default() += 1;
+        Undone { keys: self.clone(), key: key.clone() }
+    }
+
+    pub(crate) fn is_any(&self, key: &LockKey) -> bool {
+        self.lock().contains_key(key)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LockKey, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Undoing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.lock().iter()).finish()
+    }
+}
+
+/// Of whom a store spoke that said "contended".
+#[derive(Debug, Default)]
+pub(crate) struct Met {
+    pub(crate) others: bool,
+    /// Perhaps of an attempt of this client that is not undone yet.
+    pub(crate) own: bool,
+}
+
+impl Met {
+    pub(crate) fn note(&mut self, is_own: bool) {
+        self.own |= is_own;
+        self.others |= !is_own;
+    }
+}
+
+/// One attempt. Dropped once the store has confirmed that it is undone, or will not be asked again.
+#[derive(Debug)]
+pub(crate) struct Undone {
+    keys: Undoing,
+    key: LockKey,
+}
+
+impl Drop for Undone {
+    fn drop(&mut self) {
+        let mut keys = self.keys.lock();
+        if let Some(count) = keys.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                keys.remove(&self.key);
+            }
+        }
+    }
+}
