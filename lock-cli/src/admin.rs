@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use leasehold::postgres_advisory::{SessionInfo, Sessions};
-use leasehold::{Error, HoldInfo, HoldState, HolderId, KeyInfo, ListQuery, Lock, LockAdmin, Mode};
+use leasehold::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, ListQuery, Lock, LockAdmin, Mode};
 use serde_json::{Value, json};
 
 use crate::args::{Inspect, List, Release};
@@ -100,6 +100,9 @@ async fn release_hold(args: &Release, admin: &dyn LockAdmin, holder: HolderId) -
     Ok(if released { 0 } else { exit::NOT_HELD })
 }
 
+/// Who may end a session.
+const MAY_END: &str = "use the role of that session, or one with pg_read_all_stats and pg_signal_backend; a session of a superuser is ended by a superuser alone";
+
 async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessions) -> Result<u8, Error> {
     let session = sessions.session_of(args.key.get()).await?;
     // The hold that was looked at before, if one was named. What keeps the key may not show its name yet.
@@ -108,20 +111,18 @@ async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessi
         args.holder.is_none_or(|holder| session.holds.iter().any(|seen| is_of(seen, holder)))
     };
     let Some(session) = session.filter(is_meant) else {
+        let seen = admin.inspect(args.key.get()).await?;
+        if seen.is_held() && args.holder.is_none_or(|holder| is_of(&seen, holder)) {
+            let message = format!(
+                "it is held{}, but by no session that this role may see; nothing was released: {MAY_END}. A prepared transaction has no session; ROLLBACK PREPARED ends it",
+                in_words(&seen),
+            );
+            return Err(Error::new(ErrorKind::PermissionDenied, message).with_key(args.key.get()));
+        }
         if args.json {
             output::json(&json!({ "key": args.key.get().as_str(), "session": null, "released": false }));
         } else {
-            let seen = admin.inspect(args.key.get()).await?;
-            let is_held = seen.is_held() && args.holder.is_none_or(|holder| is_of(&seen, holder));
-            output::line(&if is_held {
-                format!(
-                    "\"{}\" is held{}, but by no session that can be ended from here: that takes the privileges pg_read_all_stats and pg_signal_backend, and a prepared transaction has none; nothing was released",
-                    args.key.get(),
-                    in_words(&seen),
-                )
-            } else {
-                format!("nobody has this hold of \"{}\"; nothing was released", args.key.get())
-            });
+            output::line(&format!("nobody has this hold of \"{}\"; nothing was released", args.key.get()));
         }
         return Ok(exit::NOT_HELD);
     };
@@ -142,7 +143,16 @@ async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessi
         }
         return Ok(exit::USAGE);
     }
-    let ended = sessions.end_session(&session).await?;
+    let ended = sessions.end_session(&session).await.map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => {
+            let message = format!(
+                "the session {} may not be ended by this role; nothing was released: {MAY_END}",
+                session.id
+            );
+            Error::new(ErrorKind::PermissionDenied, message).with_key(args.key.get()).with_source(error)
+        }
+        _ => error,
+    })?;
     if args.json {
         output::json(&describe_session(args, &session, ended));
     } else if ended {

@@ -2,6 +2,7 @@
 #![allow(clippy::doc_markdown)]
 
 mod acquire;
+pub(crate) mod flock;
 mod run;
 
 use std::time::Duration;
@@ -338,14 +339,4 @@ fn key(text: &str) -> Result<LockKey, String> {
 
 fn duration(text: &str) -> Result<Duration, String> {
     leasehold::parse_duration(text).map_err(|error| error.message().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        <Args as clap::CommandFactory>::command().debug_assert();
-    }
 }

@@ -150,9 +150,30 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
 }
 
 fn cannot_run(program: &OsStr, error: &io::Error) -> u8 {
-    let is_missing = error.kind() == io::ErrorKind::NotFound;
-    let is_line = is_missing && program.as_encoded_bytes().contains(&b' ');
-    let tip = if is_line { "; a line for the shell goes behind -c: leasehold run KEY -c STRING" } else { "" };
-    output::problem(&format!("cannot run {}: {error}{tip}", program.display()));
-    if is_missing { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE }
+    output::problem(&format!("cannot run {}: {error}{}", program.display(), tip(program, error)));
+    if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE }
+}
+
+fn tip(program: &OsStr, error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT) if program.as_encoded_bytes().contains(&b' ') => {
+            "; a line for the shell goes behind -c: leasehold run KEY -c STRING"
+        }
+        // Where the C library does not hand such a file to the shell.
+        Some(Errno::NOEXEC) => "; a script needs a first line that names its interpreter, such as #!/bin/sh",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_cannot_be_run_gets_a_tip() {
+        let tip = |program: &str, errno: Errno| tip(program.as_ref(), &errno.into());
+        assert!(tip("./script", Errno::NOEXEC).contains("#!/bin/sh"));
+        assert!(tip("echo a | cat", Errno::NOENT).contains("-c STRING"));
+        assert_eq!((tip("./script", Errno::ACCESS), tip("cat", Errno::NOENT)), ("", ""));
+    }
 }

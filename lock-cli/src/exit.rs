@@ -25,7 +25,8 @@ Exit codes:
   0      done; `run --once-per`: also when it was not due
   1      `inspect`: nobody holds the key; `release`: not held by that holder
   64     bad arguments, key or URL, or what the store does not have
-  69     the store is down or cannot be used, also for as long as was waited
+  69     the store is down or cannot be used, also for as long as was waited; or it has not
+         confirmed that an attempt without an answer is undone
   74     the output could not be written: it is not complete
   75     `run`, `lock`: not granted within --wait, usually because somebody else holds it
          (another number with --conflict-exit-code)

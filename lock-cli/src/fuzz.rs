@@ -3,11 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 
-use clap::Parser as _;
 use fuzzing::{Fuzz, parts};
 
-use crate::args::{Args, Command};
-use crate::{claims, lacks_dashes, output, place, redacted};
+use crate::args::{Args, Command, flock};
+use crate::{claims, output, place, redacted};
 
 const PASSWORD: &str = "Hunter2x";
 
@@ -63,14 +62,14 @@ fn fuzz_arguments() {
         let given: Vec<OsString> =
             parts(input).into_iter().map(|part| OsStr::from_bytes(part).to_owned()).collect();
         let name = [OsString::from("leasehold")];
-        match Args::try_parse_from(name.iter().chain(&given)) {
+        match flock::parse(name.iter().chain(&given).cloned()) {
             Err(error) => {
                 let text = redacted(&error, &given).unwrap_or_else(|| error.to_string());
                 let texts: Vec<_> = given.iter().map(|argument| argument.to_string_lossy()).collect();
                 let times = texts.iter().map(|text| text.matches(PASSWORD).count()).sum::<usize>();
                 let is_secret = times == 1 && texts.iter().any(|text| has_password(text));
                 assert!(!is_secret || !text.contains(PASSWORD), "the password is shown: {text}");
-                let _ = lacks_dashes(&error, &given);
+                let _ = (flock::instead_of(&error, &given), flock::tip(&error, &given));
                 let _ = output::printable(&text);
             }
             Ok(args) => read(&args, &given),

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::pin::pin;
 
-use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, OnCooldown, Scope, Validity};
+use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, LossReason, OnCooldown, Scope, Validity};
 use rustix::process::Signal;
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ pub(crate) struct Request<'a> {
 /// Does `body` under the lock that is asked for, and answers its exit code.
 pub(crate) async fn under<F>(request: Request<'_>, body: F) -> Result<u8, Error>
 where
-    F: AsyncFnOnce(LockGuard, &mut Signals) -> Result<u8, Error>,
+    F: AsyncFnOnce(LockGuard, &dyn Lock, &mut Signals) -> Result<u8, Error>,
 {
     let Request { args, place, notes, .. } = request;
     let mut signals =
@@ -48,47 +48,98 @@ where
     for caution in look::cautions(&*lock) {
         notes.say(&caution);
     }
-    let mut held = false;
-    let code = match acquire(&*lock, request, patience, &mut signals, &mut outage).await {
+    match acquire(&*lock, request, patience, &mut signals, &mut outage).await {
         Ok(Acquired::Granted(guard)) => {
-            held = true;
-            body(guard, &mut signals).await
+            let code = body(guard, &*lock, &mut signals).await;
+            if let Err(reason) = close(&*lock, request, &mut signals).await {
+                // Also where notes are not wanted: what is left behind concerns whoever comes next.
+                let later = stays_shut(&*lock).unwrap_or("it is free later, as after a crash of its holder");
+                let key = args.key.get();
+                output::problem(&format!(
+                    "the store has not confirmed that \"{key}\" is free; {later} ({reason})"
+                ));
+            }
+            code
         }
-        Ok(Acquired::Ended(code)) => Ok(code),
-        Err(error) => Err(error),
-    };
-    close(&*lock, request, &mut signals, held).await;
-    code
+        Ok(Acquired::Not(refused)) => without(&*lock, request, &mut signals, Ok(refused)).await,
+        Err(error) => without(&*lock, request, &mut signals, Err(error)).await,
+    }
 }
 
-/// Closes the lock, which also takes back what a signal left unfinished, and says what the store has not confirmed.
-async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals, held: bool) {
-    let key = request.args.key.get();
+/// The end of an attempt that was not granted.
+async fn without(
+    lock: &dyn Lock,
+    request: Request<'_>,
+    signals: &mut Signals,
+    refused: Result<Refused, Error>,
+) -> Result<u8, Error> {
+    let Err(reason) = close(lock, request, signals).await else {
+        let Refused { code, note, .. } = refused?;
+        note.iter().for_each(|note| request.notes.say(note));
+        return Ok(code);
+    };
+    let text = left_behind(lock, request.args, &reason);
+    match refused {
+        Ok(Refused { code, is_signal: true, .. }) => {
+            output::problem(&text);
+            Ok(code)
+        }
+        // Not what is answered where somebody else has it: it may be this attempt that others meet from now on.
+        Ok(_) => Err(Error::new(ErrorKind::OutcomeUnknown, text)),
+        Err(cause) => Err(Error::new(cause.kind(), text).with_source(cause)),
+    }
+}
+
+/// Closes the lock, which also takes back what was left unfinished; an error says why the store has not confirmed that.
+async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals) -> Result<(), String> {
     let closed = tokio::select! {
         biased;
         closed = lock.close() => closed.map_err(|error| error.to_string()),
         () = signals.impatience() => Err("ended by a signal before it was answered".to_owned()),
     };
-    let Err(reason) = closed else { return request.notes.detail("the lock is closed") };
-    if !held {
-        request.notes.say(&format!(
-            "whether the attempt for \"{key}\" was granted is not known: `leasehold inspect` shows who holds it ({reason})"
-        ));
-        return;
+    if closed.is_ok() {
+        request.notes.detail("the lock is closed");
     }
-    // Also where notes are not wanted: what is left behind concerns whoever comes next.
-    let later = if lock.capabilities().crash_release.is_none() {
-        "it may stay shut: `leasehold inspect` shows whether, and whose ID `leasehold release KEY --force --holder ID` wants to open it"
-    } else {
-        "it is free later, as after a crash of its holder"
+    closed
+}
+
+/// What an attempt may have left that nobody heard of, and that the store has not confirmed to be undone.
+fn left_behind(lock: &dyn Lock, args: &Acquire, reason: &str) -> String {
+    let (key, process) = (args.key.get(), std::process::id());
+    let window = args.once_per.or(args.cooldown).map_or("", |_| ", and its window has begun");
+    let later = match lock.capabilities().crash_release {
+        Some(_) => format!("if it was, it ends by itself, as after a crash of its holder{window}"),
+        None => format!(
+            "if `leasehold inspect` shows process {process} as its holder, it stays shut until `leasehold release` opens it, with the ID that is shown there{window}"
+        ),
     };
-    output::problem(&format!("the store has not confirmed that \"{key}\" is free; {later} ({reason})"));
+    format!(
+        "whether \"{key}\" was granted to this attempt is not known, and the store has not confirmed that it is undone; {later} ({reason})"
+    )
+}
+
+/// What is to be done about a key whose hold nobody has ended, where that lasts until an operator ends it.
+fn stays_shut(lock: &dyn Lock) -> Option<&'static str> {
+    let advice = "it may stay shut: `leasehold inspect` shows whether, and whose ID `leasehold release KEY --force --holder ID` wants to open it";
+    lock.capabilities().crash_release.is_none().then_some(advice)
 }
 
 enum Acquired {
     Granted(LockGuard),
-    /// Not granted; the exit code.
-    Ended(u8),
+    Not(Refused),
+}
+
+/// Why it was not granted: the exit code, and what is said once it is certain that nothing is left of the attempt.
+struct Refused {
+    code: u8,
+    note: Option<String>,
+    is_signal: bool,
+}
+
+impl Refused {
+    fn with(code: u8, note: impl Into<Option<String>>) -> Acquired {
+        Acquired::Not(Self { code, note: note.into(), is_signal: false })
+    }
 }
 
 async fn acquire(
@@ -115,7 +166,7 @@ async fn acquire(
                 output::problem(&format!(
                     "you hold \"{key}\" already: a `leasehold` that runs this one does (LEASEHOLD_HOLDERS), and would be waited for without an end"
                 ));
-                return Ok(Acquired::Ended(args.conflict_exit_code));
+                return Ok(Refused::with(args.conflict_exit_code, None));
             }
         }
     };
@@ -131,22 +182,21 @@ async fn acquire(
         }
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.retry_after().map(output::left).unwrap_or_default();
-            notes.say(&format!("not due: \"{key}\" ran less than its --once-per ago; again in {again}"));
-            Ok(Acquired::Ended(args.not_due_exit_code))
+            let note = format!("not due: \"{key}\" ran less than its --once-per ago; again in {again}");
+            Ok(Refused::with(args.not_due_exit_code, note))
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
             // Also of a store that was too slow: then nobody is seen.
             let holder = waiting::holder_of(lock, key).await;
             let why = if holder.is_empty() { "was not granted in time" } else { "is locked" };
-            notes.say(&format!("\"{key}\" {why}{holder}; nothing was done"));
-            Ok(Acquired::Ended(args.conflict_exit_code))
+            Ok(Refused::with(args.conflict_exit_code, format!("\"{key}\" {why}{holder}; nothing was done")))
         }
         Err(error) => Err(error),
     }
 }
 
 fn interrupted(signal: Signal) -> Acquired {
-    Acquired::Ended(exit::of_signal(signal.as_raw()))
+    Acquired::Not(Refused { code: exit::of_signal(signal.as_raw()), note: None, is_signal: true })
 }
 
 fn options(request: Request<'_>, patience: Patience) -> AcquireOptions {
@@ -170,6 +220,7 @@ fn options(request: Request<'_>, patience: Patience) -> AcquireOptions {
 /// Releases, and says how it all ended: with `code`, if the lock was held until then.
 pub(crate) async fn finish(
     guard: LockGuard,
+    lock: &dyn Lock,
     code: u8,
     what_ended: &str,
     signals: &mut Signals,
@@ -200,10 +251,11 @@ pub(crate) async fn finish(
             return Ok(code);
         }
     };
+    let unconfirmed = reason == Some(LossReason::Expired);
+    let after = stays_shut(lock).filter(|_| unconfirmed);
+    let after = after.unwrap_or("somebody else may have run at the same time");
     // The note of the loss may not be wanted, and there is none if the end came first.
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    output::problem(&format!(
-        "the lock \"{key}\" was lost before {what_ended} ended{reason}; somebody else may have run at the same time"
-    ));
+    output::problem(&format!("the lock \"{key}\" was lost before {what_ended} ended{reason}; {after}"));
     Ok(exit::LOST)
 }

@@ -26,11 +26,11 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
         ));
     }
     let request = Request { args: &args.acquire, place, notes, program: "leasehold lock" };
-    grant::under(request, async |guard, signals| {
+    grant::under(request, async |guard, lock, signals| {
         print(&guard, args.json);
         if output::is_over() {
             notes.say("nobody can read that the lock was granted, so it is released");
-            return grant::finish(guard, exit::OUTPUT_LOST, "the hold", signals, notes).await;
+            return grant::finish(guard, lock, exit::OUTPUT_LOST, "the hold", signals, notes).await;
         }
         let mut lost = pin!(guard.lost());
         tokio::select! {
@@ -38,7 +38,7 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
             () = end_of_input() => notes.detail("standard input is closed"),
             () = end_by_signal(signals) => notes.detail("ended by a signal"),
         }
-        grant::finish(guard, 0, "the hold", signals, notes).await
+        grant::finish(guard, lock, 0, "the hold", signals, notes).await
     })
     .await
 }

@@ -34,10 +34,9 @@ mod who;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use leasehold::Error;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, flock};
 use crate::output::Notes;
 use crate::place::Place;
 
@@ -51,20 +50,24 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == child::EXEC) {
         return child::become_command(std::env::args_os().skip(2));
     }
-    let args = match Args::try_parse() {
+    let args = match flock::parse(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
             let given: Vec<_> = std::env::args_os().skip(1).collect();
             // Help and version are errors to clap, but they were asked for.
             let mut code = if error.use_stderr() { exit::USAGE } else { 0 };
+            if let Some(text) = flock::instead_of(&error, &given) {
+                output::problem(text);
+                return code.into();
+            }
             match redacted(&error, &given) {
                 Some(text) => output::problem(&text),
                 None if error.use_stderr() => drop(error.print()),
                 None if output::is_written(error.print()) => {}
                 None => code = exit::OUTPUT_LOST,
             }
-            if lacks_dashes(&error, &given) {
-                output::problem("put -- before the command: leasehold run KEY -- COMMAND");
+            if let Some(tip) = flock::tip(&error, &given) {
+                output::problem(tip);
             }
             return code.into();
         }
@@ -120,14 +123,6 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
         text = format!("{}\n\nA URL is named by --url or LEASEHOLD_URL.", text.trim_end());
     }
     Some(text.trim_end().to_owned())
-}
-
-/// Whether a command was given to `run` as to flock(1), without `--`.
-fn lacks_dashes(error: &clap::Error, given: &[OsString]) -> bool {
-    let mut arguments = given.iter();
-    error.kind() == clap::error::ErrorKind::UnknownArgument
-        && arguments.any(|argument| argument == "run")
-        && !arguments.any(|argument| argument == "--")
 }
 
 fn start(args: Args) -> Result<u8, Error> {

@@ -145,7 +145,7 @@ impl Facts {
         let state = match report.schema {
             SchemaState::Installed(version) => format!("version {}", version.version),
             SchemaState::Missing => "not installed".to_owned(),
-            _ => "unreadable".to_owned(),
+            _ => "version unknown".to_owned(),
         };
         [
             ("server", format!("PostgreSQL {}", report.version)),

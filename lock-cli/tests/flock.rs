@@ -20,9 +20,23 @@ fn short_options_are_those_of_flock() {
     let store = Store::new();
     let mut holder = Beside::start(&mut store.run("k", "echo begun; read line"));
     holder.line();
-    for (options, expected) in
-        [("-n", 75), ("-w 0", 75), ("-w 0.05", 75), ("-w 50ms", 75), ("-n -E 1", 1), ("-nE0", 0)]
-    {
+    for (options, expected) in [
+        ("-n", 75),
+        ("-w 0", 75),
+        ("-w 0.05", 75),
+        ("-w 50ms", 75),
+        ("-n -E 1", 1),
+        ("-nE0", 0),
+        ("--nonblock", 75),
+        ("--nb", 75),
+        ("--timeout 0", 75),
+        ("--timeout=0.05", 75),
+        ("-nx", 75),
+        ("-xn", 75),
+        ("-e -n", 75),
+        ("--exclusive -x --nb", 75),
+        ("-xw0", 75),
+    ] {
         let (code, stdout, stderr) = finish(&mut store.run(&format!("k {options}"), "echo ran"));
         assert_eq!((code, stdout.as_str()), (expected, ""), "{options}: {stderr}");
     }
@@ -45,6 +59,52 @@ fn only_w_takes_a_number_without_a_unit() {
         assert_eq!((code, stdout.as_str()), (64, ""), "{options}: {stderr}");
         assert!(stderr.contains(hint), "{options}: {stderr}");
     }
+}
+
+#[test]
+fn what_flock_has_and_this_has_not_is_refused_with_what_to_do_instead() {
+    let store = Store::new();
+    for (options, instead) in [
+        ("-s", "no shared locks"),
+        ("--shared", "no shared locks"),
+        ("-ns", "no shared locks"),
+        ("-u", "released when the command"),
+        ("--unlock", "released when the command"),
+        ("-o", "whatever it leaves behind"),
+        ("--close", "whatever it leaves behind"),
+        ("-F", "outlive its command"),
+        ("--no-fork", "outlive its command"),
+    ] {
+        for mut tool in
+            [store.run(&format!("k {options}"), "echo ran"), store.tool(&format!("lock {options} k"))]
+        {
+            let (code, stdout, stderr) = finish(&mut tool);
+            assert_eq!((code, stdout.as_str(), stderr.lines().count()), (64, "", 1), "{options}: {stderr}");
+            assert!(stderr.contains(instead), "{options}: {stderr}");
+        }
+    }
+    // What stands behind the dashes is the command's, as is the string of -c; other commands have options of their own.
+    let (code, stdout, stderr) =
+        finish(&mut with(store.tool("run k -- echo"), ["-s", "-x", "-u", "--timeout"]));
+    assert_eq!((code, stdout.as_str()), (0, "-s -x -u --timeout\n"), "{stderr}");
+    let (code, _, stderr) = finish(&mut store.tool("list -s"));
+    assert!(code == 64 && stderr.contains("unexpected argument '-s'"), "{stderr}");
+    assert_eq!(finish(&mut store.tool("list -x")).0, 64);
+}
+
+#[test]
+fn a_string_with_arguments_is_told_how_to_have_them() {
+    for arguments in [
+        &["run", "a", "-c", r#"echo "$1""#, "x", "y"][..],
+        &["run", "-nc", r#"echo "$1""#, "a", "--", "x", "y"],
+    ] {
+        let (code, _, stderr) = finish(&mut with(Store::new().tool(""), arguments));
+        assert!(code == 64 && stderr.contains("-- sh -c STRING sh ARGUMENT"), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("put -- before"), "{stderr}");
+    }
+    let (code, stdout, stderr) =
+        finish(&mut with(Store::new().tool("run a -- sh -c"), [r#"echo "$1""#, "sh", "x"]));
+    assert_eq!((code, stdout.as_str()), (0, "x\n"), "{stderr}");
 }
 
 #[test]

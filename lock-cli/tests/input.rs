@@ -123,6 +123,16 @@ fn output_that_cannot_be_written_is_a_failure() {
     assert_eq!(free.status.code(), Some(74), "that it is free was not told");
 }
 
+/// Nor is one that is thrown away, as other languages do it (`subprocess.DEVNULL`): opened for reading as well.
+#[test]
+fn output_that_is_not_wanted_is_no_failure() {
+    let store = Store::new();
+    for (command, wanted) in [("inspect k", 1), ("list", 0), ("schema print", 0)] {
+        let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+        assert_eq!(store.tool(command).stdout(nowhere).status().unwrap().code(), Some(wanted), "{command}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn too_few_descriptors_are_said_and_no_panic() {
@@ -253,9 +263,14 @@ fn completions_and_manual() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let (code, stdout, stderr) = finish(tool().args(["completions", shell]));
         assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
-        for (word, is_there) in
-            [("max-hold", true), ("cooldown", true), ("min-hold", false), ("__exec", false)]
-        {
+        for (word, is_there) in [
+            ("max-hold", true),
+            ("cooldown", true),
+            ("min-hold", false),
+            ("__exec", false),
+            ("nonblock", false),
+            ("exclusive", false),
+        ] {
             assert_eq!(stdout.contains(word), is_there, "{word}, {shell}: {stdout}");
         }
     }

@@ -1,6 +1,8 @@
 //! How long a holder that gets no answer counts as holding, as the URL says it, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod support;
+
 use std::time::Duration;
 
 use leasehold::{LockExt as _, Validity};
@@ -55,5 +57,33 @@ async fn a_silent_server_costs_the_impatient_their_locks_in_order_and_not_the_pa
         timeout(LONG, confirmed).await.unwrap();
         guard.release().await.unwrap();
         lock.close().await.unwrap();
+    }
+}
+
+/// Nobody but an operator opens a mutex row whose holder was not confirmed, so nobody else has run; a lease ends by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_loses_a_row_unconfirmed_is_told_that_it_may_stay_shut() {
+    let database = fresh_database().await;
+    for (scheme, parameters, told, not_told) in [
+        ("postgres+row", "lost_after=3s", "release KEY --force --holder ID", "somebody else may have run"),
+        ("postgres+ttl", "ttl=3s", "somebody else may have run", "--force"),
+    ] {
+        let proxy = Proxy::start(Cluster::shared().address()).await;
+        let url = proxy.url(database.url());
+        let (_, rest) = url.split_once("://").unwrap();
+        let mut tool = support::tool();
+        tool.env("LEASEHOLD_URL", format!("{scheme}://{rest}?install=true&{parameters}"));
+        tool.args(["run", "k", "--", "sh", "-c", "echo begun; read line"]);
+        let said = tokio::task::spawn_blocking(move || {
+            let mut tool = support::Beside::start(&mut tool);
+            assert_eq!(tool.line(), "begun");
+            proxy.stall();
+            let said = tool.rest_of_stderr();
+            (tool.code(), said)
+        });
+        let (code, said) = timeout(2 * LONG, said).await.unwrap().unwrap();
+        let error = said.lines().find(|line| line.contains("was lost before")).unwrap_or_default();
+        assert!(code == 76 && error.contains(told), "{scheme}: {code} {said}");
+        assert!(!error.contains(not_told), "{scheme}: {said}");
     }
 }

@@ -4,13 +4,19 @@
 mod support;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use leasehold::postgres::sqlx::{Row as _, raw_sql};
 use rustix::process::Signal;
 use support::{Beside, finish};
-use test_servers::{Cluster, ClusterOptions, StopMode};
+use test_servers::{Cluster, ClusterOptions, Proxy, StopMode, fresh_database};
 
 fn run(cluster: &Cluster, scheme: &str, arguments: &str, script: &str) -> Command {
-    let (_, rest) = cluster.admin_url().split_once("://").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    with_store(&cluster.admin_url(), scheme, arguments, script)
+}
+
+fn with_store(url: &str, scheme: &str, arguments: &str, script: &str) -> Command {
+    let (_, rest) = url.split_once("://").unwrap();
     let mut command = support::tool();
     command.env("LEASEHOLD_URL", format!("{scheme}://{rest}?install=true"));
     command.arg("run").args(arguments.split_whitespace()).args(["--", "sh", "-c", script]);
@@ -65,6 +71,75 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
     let error = tool.note();
     assert!(error.contains("error:") && error.contains("release KEY --force --holder"), "{error}");
     assert_eq!(tool.code(), 3);
+}
+
+/// A waiter whose grant is not heard of, since the network has fallen silent, and that gives up or is told to end.
+#[test]
+fn an_attempt_that_may_have_shut_a_row_is_told_of_and_is_nobody_elses_lock() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let database = runtime.block_on(fresh_database());
+    let mut user = runtime.block_on(database.connect());
+    let mut sql =
+        |text: &'static str| -> bool { runtime.block_on(raw_sql(text).fetch_one(&mut user)).unwrap().get(0) };
+    for (options, signal, expected) in
+        [("--wait 20s -q -E 0", None, 69), ("--wait 1h -q --cooldown 1h", Some(Signal::TERM), 143)]
+    {
+        let proxy = Proxy::start(Cluster::shared().address());
+        let proxy = runtime.block_on(proxy);
+        let mut holder =
+            Beside::start(&mut with_store(database.url(), "postgres+row", "k", "echo begun; read line"));
+        assert_eq!(holder.line(), "begun");
+        let mut waiter = Beside::start(&mut with_store(
+            &proxy.url(database.url()),
+            "postgres+row",
+            &format!("k {options}"),
+            "echo ran",
+        ));
+        let end = Instant::now() + Duration::from_secs(16);
+        while !sql("SELECT coalesce(bool_or(wake_until > clock_timestamp()), false) FROM leasehold.mutex") {
+            assert!(Instant::now() < end, "nobody waits");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Opened under it while no question of it is on its way, and no answer gets through; once more if there was one.
+        let pause = || std::thread::sleep(Duration::from_millis(5));
+        loop {
+            assert!(Instant::now() < end, "it is not granted");
+            let (mut seen, mut since) = (proxy.traffic().bytes_to_client, Instant::now());
+            while since.elapsed() < Duration::from_millis(200) && Instant::now() < end {
+                pause();
+                let now = proxy.traffic().bytes_to_client;
+                if now != seen {
+                    (seen, since) = (now, Instant::now());
+                }
+            }
+            proxy.stall_replies();
+            sql("UPDATE leasehold.mutex SET acquired = false RETURNING true");
+            let opened = Instant::now();
+            while opened.elapsed() < Duration::from_secs(3) && !sql("SELECT acquired FROM leasehold.mutex") {
+                pause();
+            }
+            // Shut again, unless the waiter was granted it.
+            if sql(
+                "WITH shut AS (UPDATE leasehold.mutex SET acquired = true WHERE NOT acquired RETURNING true)
+                SELECT NOT EXISTS (SELECT FROM shut)",
+            ) {
+                break;
+            }
+            proxy.restore();
+        }
+        if let Some(signal) = signal {
+            waiter.signal(signal);
+        }
+        let (code, said) = (waiter.code(), waiter.rest_of_stderr());
+        assert_eq!(code, expected, "{said}");
+        let process = format!("shows process {} as its holder", waiter.id());
+        assert!(said.contains("error:") && said.contains(&process), "{options}: {said}");
+        assert!(!said.contains("nothing was done"), "{options}: {said}");
+        assert_eq!(said.contains("its window has begun"), options.contains("--cooldown"), "{said}");
+        assert_eq!(waiter.rest_of_stdout(), "");
+        sql("UPDATE leasehold.mutex SET acquired = false, cooldown_us = NULL RETURNING true");
+        assert_eq!(holder.code(), 76, "its row was opened");
+    }
 }
 
 /// timeout(1) sends its signal twice, and others more often: to the process, and to its group.
@@ -140,6 +215,39 @@ fn what_cannot_be_reached_is_said_without_the_password() {
                 assert!(shown.len() > 40, "{command}: {shown}");
             }
         }
+    }
+}
+
+/// As `VACUUM (FULL)` does for as long as it takes. That nobody can look says nothing of the key.
+#[test]
+fn a_table_that_somebody_keeps_locked_is_named() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let database = runtime.block_on(fresh_database());
+    let mut user = runtime.block_on(database.connect());
+    let mut sql = |text: &'static str| {
+        runtime.block_on(raw_sql(text).execute(&mut user)).unwrap();
+    };
+    assert_eq!(finish(&mut at(database.url(), "schema apply")).0, 0);
+    let schemes = ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"];
+    let looks = ["inspect k", "list", "release k --force --session"];
+    for (lock, commands, schemes) in [
+        ("BEGIN; LOCK TABLE leasehold.advisory_name IN ACCESS EXCLUSIVE MODE", &looks[..], &schemes[..2]),
+        // What sessions read when they open.
+        ("BEGIN; LOCK TABLE leasehold.incarnation IN ACCESS EXCLUSIVE MODE", &["run k -n -- true"], &schemes),
+    ] {
+        sql(lock);
+        let tools = schemes.iter().flat_map(|scheme| {
+            let url = database.url().replacen("postgres", scheme, 1);
+            commands.iter().map(move |command| (*scheme, *command, Beside::start(&mut at(&url, command))))
+        });
+        for (scheme, command, mut tool) in tools.collect::<Vec<_>>() {
+            let (code, said) = (tool.code(), tool.rest_of_stderr());
+            assert!(
+                code == 69 && said.contains("look for it in pg_locks"),
+                "{scheme} {command}: {code} {said}"
+            );
+        }
+        sql("ROLLBACK");
     }
 }
 

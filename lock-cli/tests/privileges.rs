@@ -312,3 +312,44 @@ async fn a_role_that_may_only_look_is_told_so() {
     ]));
     assert!(code == 64 && stderr.contains("no such role") && stderr.contains("nosuch"), "{code} {stderr}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_the_role_may_not_end_is_an_error_and_no_missing_hold() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut admin = database.connect().await;
+    let role = Identifier::new(format!("ends_{}", &database.name()[5..])).unwrap();
+    let locks = Identifier::new(DEFAULT_SCHEMA).unwrap();
+    schema::install(&mut admin, &locks).await.unwrap();
+    let grants = schema::grants(&locks, &role, Stores::Advisory);
+    let setup = format!("CREATE ROLE {0} LOGIN; {grants}", role.quoted());
+    raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
+    let lock = leasehold::connect(database.url()).await.unwrap();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let url = database.url().replacen("//postgres@", &format!("//{}@", role.as_str()), 1);
+    let release = |arguments: &[&str]| {
+        let mut tool = support::tool();
+        tool.env("LEASEHOLD_URL", &url).args(["release", "k", "--force", "--session"]).args(arguments);
+        support::finish(&mut tool)
+    };
+    for grant in ["", "GRANT pg_read_all_stats TO"] {
+        if !grant.is_empty() {
+            let grant = format!("{grant} {}", role.quoted());
+            raw_sql(AssertSqlSafe(grant)).execute(&mut admin).await.unwrap();
+        }
+        let (code, _, stderr) = release(&[]);
+        assert!(code == 69 && stderr.contains("pg_signal_backend"), "{grant}: {code} {stderr}");
+        assert!(stderr.contains("by a superuser alone") && stderr.contains("\"k\""), "{grant}: {stderr}");
+        let (code, stdout, _) = release(&["--json"]);
+        let told: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(
+            (code, &told["ok"], &told["kind"]),
+            (69, &false.into(), &"permission denied".into()),
+            "{grant}"
+        );
+    }
+    assert_eq!(guard.validity(), leasehold::Validity::Valid);
+    guard.release().await.unwrap();
+    let (code, stdout, stderr) = release(&[]);
+    assert!(code == 1 && stdout.contains("nobody has this hold"), "{code} {stdout}{stderr}");
+    lock.close().await.unwrap();
+}

@@ -18,11 +18,11 @@ pub(crate) struct Acquire {
     pub(crate) wait: Option<Duration>,
 
     /// The same in seconds, as with flock(1).
-    #[arg(short = 'w', value_name = "SECONDS", value_parser = seconds, conflicts_with = "wait")]
+    #[arg(short = 'w', alias = "timeout", value_name = "SECONDS", value_parser = seconds, conflicts_with = "wait")]
     pub(crate) wait_seconds: Option<Duration>,
 
     /// Make one attempt and do not wait.
-    #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
+    #[arg(short = 'n', long, aliases = ["nb", "nonblock"], conflicts_with_all = ["wait", "wait_seconds"])]
     pub(crate) no_wait: bool,
 
     /// Take a lease of this length, renewed while the lock is held [default: the store's].
@@ -33,7 +33,7 @@ pub(crate) struct Acquire {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// At most once in this window, whoever asks; else say that it is not due and exit.
+    /// Let nobody else in for this long after the grant; in the window of an earlier grant, say that it is not due and exit.
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "cooldown")]
     pub(crate) once_per: Option<Duration>,
 

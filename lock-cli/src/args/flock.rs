@@ -1,0 +1,85 @@
+//! What people who come from flock(1) type, and what they are told where this command has none of it.
+
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, Command, CommandFactory as _, FromArgMatches as _};
+
+use super::Args;
+
+/// The command line as it is read: with options that say what is done anyway, and that help, manual and completions leave out.
+fn command() -> Command {
+    let exclusive = Arg::new("exclusive").short('x').short_alias('e').long("exclusive");
+    let exclusive = exclusive.action(ArgAction::Count).hide(true);
+    let mut command = Args::command();
+    for name in ["run", "lock"] {
+        command = command.mut_subcommand(name, |command| command.arg(exclusive.clone()));
+    }
+    command
+}
+
+/// Reads the arguments, the first of which is the name of the program.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Args, clap::Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    Args::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// What to do instead of an option of flock(1) that `run` and `lock` do not have.
+pub(crate) fn instead_of(error: &clap::Error, given: &[OsString]) -> Option<&'static str> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    if error.kind() != ErrorKind::UnknownArgument || !given.iter().any(|word| word == "run" || word == "lock")
+    {
+        return None;
+    }
+    match option.as_str() {
+        "-s" | "--shared" => Some(
+            "there are no shared locks (-s, --shared): leave it out, and readers exclude each other too, or give each reader a key of its own",
+        ),
+        "-u" | "--unlock" => Some(
+            "there is nothing to unlock by hand (-u, --unlock): the lock is released when the command of `run` ends, or the input of `lock` is closed",
+        ),
+        "-o" | "--close" => Some(
+            "the lock is released when the command ends, whatever it leaves behind (-o, --close): leave it out",
+        ),
+        "-F" | "--no-fork" => Some(
+            "`run` has to outlive its command to release the lock (-F, --no-fork): leave it out; signals and the exit code are passed on",
+        ),
+        _ => None,
+    }
+}
+
+/// What to write instead of a command of `run` that has no `--` before it, or that follows -c.
+pub(crate) fn tip(error: &clap::Error, given: &[OsString]) -> Option<&'static str> {
+    let mut options = given.iter().skip_while(|word| *word != "run").skip(1).take_while(|word| *word != "--");
+    if !given.iter().any(|word| word == "run") {
+        return None;
+    }
+    let has_shell = options.any(is_shell);
+    let has_dashes = given.iter().any(|word| word == "--");
+    match error.kind() {
+        ErrorKind::UnknownArgument | ErrorKind::ArgumentConflict if has_shell => Some(
+            "-c takes one string and nothing behind it; with arguments: leasehold run KEY -- sh -c STRING sh ARGUMENT..",
+        ),
+        ErrorKind::UnknownArgument if !has_dashes => {
+            Some("put -- before the command: leasehold run KEY -- COMMAND")
+        }
+        _ => None,
+    }
+}
+
+/// Whether this is -c, alone or behind other letters, or with its string.
+fn is_shell(word: &OsString) -> bool {
+    let letters = word.as_encoded_bytes().strip_prefix(b"-").unwrap_or_default();
+    letters.iter().find(|letter| !b"nxeqv".contains(letter)) == Some(&b'c')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+}
