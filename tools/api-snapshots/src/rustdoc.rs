@@ -39,12 +39,13 @@ pub(crate) fn why_not() -> Option<String> {
     })
 }
 
-/// Documents the libraries of the workspace as JSON, with the features that they are checked with elsewhere, so
-/// that what they depend on is not built again.
+/// Documents the libraries of the workspace as JSON, with the features and the profile that they are checked with elsewhere,
+/// so that what they depend on is not built again.
 pub(crate) fn write_json(features: &str) -> Result<(), String> {
     let this = env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["doc", "--quiet", "--workspace", "--lib", "--no-deps", "--locked", "--features", features])
+        .args(["doc", "--quiet", "--locked", "--profile", "tests", "--workspace", "--lib", "--no-deps"])
+        .args(["--features", features])
         .env("RUSTDOC", this)
         .env(REAL, real())
         .env("RUSTDOCFLAGS", JSON.join(" "))

@@ -6,6 +6,7 @@ mod documents;
 mod fuzz;
 mod licence;
 mod metadata;
+mod programs;
 mod reverted;
 mod servers;
 mod simulate;
@@ -93,11 +94,16 @@ fn main() -> ExitCode {
 fn test() -> Outcome {
     servers::ensure()?;
     let features = Metadata::read()?.all_features();
-    let all = step::tests(
-        "unit, integration, conformance, mutant and command tests, and the examples in the documentation",
-        &[&all_tests(&features)[..], &["--no-fail-fast"]].concat(),
+    let all = programs::run(
+        "unit, integration, conformance, mutant and command tests",
+        &all_tests(&features),
         &[],
-    )?;
+        &[],
+    );
+    // Also after something else has failed: one run tells all.
+    let documented =
+        step::tests("examples in the documentation", &[&all_tests(&features)[..], &["--doc"]].concat(), &[]);
+    let all = all? + documented?;
     // Some errors exist only where a feature is missing.
     let bare = step::tests(
         "the facade without its features",
@@ -139,20 +145,18 @@ fn test_on(version: &str, families: &[&str]) -> Outcome {
     let programs = versions::programs(version, Path::new(metadata.target_directory()))?;
     let programs = programs.to_str().ok_or("the target directory's name is not UTF-8")?;
     let features = metadata.all_features();
-    let mut arguments = [&all_tests(&features)[..], &["--no-fail-fast"]].concat();
+    let mut arguments = all_tests(&features).to_vec();
     let targets = metadata.tests_with_servers();
     if families.is_empty() {
         arguments.push("--lib");
         arguments.extend(targets.iter().flat_map(|target| ["--test", target]));
     } else {
         arguments.extend(CORE_TARGETS.iter().flat_map(|target| ["--test", target]));
-        arguments.push("--");
-        arguments.extend(families);
     }
     let what = format!("tests on PostgreSQL {version}");
     // A database on a server that is given would be of that server's version.
     let variables = [("LEASEHOLD_PG_BIN", programs), ("DATABASE_URL", "")];
-    let passed = step::tests(&what, &arguments, &variables)?;
+    let passed = programs::run(&what, &arguments, families, &variables)?;
     println!("\n{passed} tests passed on PostgreSQL {version}");
     Ok(())
 }
@@ -177,34 +181,25 @@ fn lint() -> Outcome {
     cargo("formatting", &["fmt", "--all", "--check"])?;
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
-    let workspace = ["clippy", "--workspace", "--all-targets", "--locked"];
-    clippy("clippy, all features", &[&workspace[..], &["--features", &features]].concat())?;
-    clippy("clippy, default features", &workspace)?;
+    clippy("clippy, all features", &["--workspace", "--all-targets", "--features", &features])?;
+    // Tests and benchmarks are never built without the features that they need.
+    clippy("clippy, default features", &["--workspace", "--lib", "--bins"])?;
     for (package, features) in metadata.feature_combinations() {
         let what =
             format!("clippy, {package} with {}", if features.is_empty() { "no features" } else { &features });
-        let arguments = [
-            "clippy",
-            "--package",
-            &package,
-            "--lib",
-            "--locked",
-            "--no-default-features",
-            "--features",
-            &features,
-        ];
-        clippy(&what, &arguments)?;
+        let one = ["--package", &package, "--lib", "--no-default-features", "--features", &features];
+        clippy(&what, &one)?;
     }
     // One for all ways to speak TLS: the one that needs no more than a C compiler.
-    let tls =
-        ["--package", "leasehold-postgres", "--lib", "--locked", "--features", "tls-rustls-ring-webpki"];
-    clippy("clippy, leasehold-postgres with TLS", &[&["clippy"], &tls[..]].concat())?;
+    let tls = ["--package", "leasehold-postgres", "--lib", "--features", "tls-rustls-ring-webpki"];
+    clippy("clippy, leasehold-postgres with TLS", &tls)?;
     step::cargo_with(
         "documentation",
-        &["doc", "--workspace", "--no-deps", "--features", &features, "--locked"],
+        &[&["doc"], &AS_TESTS[..], &["--workspace", "--no-deps", "--features", &features]].concat(),
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
-    cargo("tests of api-snapshots", &["test", "--quiet", "--locked", "--package", "api-snapshots"])?;
+    let tests = [&["test", "--quiet"], &AS_TESTS[..], &["--package", "api-snapshots"]].concat();
+    cargo("tests of api-snapshots", &tests)?;
     api("check")
 }
 
@@ -212,14 +207,16 @@ fn lint() -> Outcome {
 fn api(job: &str) -> Outcome {
     let metadata = Metadata::read()?;
     let (features, target) = (metadata.all_features(), metadata.target_directory());
-    let arguments =
-        ["run", "--quiet", "--locked", "--package", "api-snapshots", "--", job, &features, target];
-    cargo("public interface", &arguments)
+    let program = ["--package", "api-snapshots", "--", job, &features, target];
+    cargo("public interface", &[&["run", "--quiet"], &AS_TESTS[..], &program].concat())
 }
+
+/// With the profile of the tests: macros and what else runs while compiling is then built once for both.
+const AS_TESTS: [&str; 3] = ["--locked", "--profile", "tests"];
 
 /// Warnings are denied after the `--`, not in RUSTFLAGS: those would build all dependencies once more.
 fn clippy(what: &str, arguments: &[&str]) -> Outcome {
-    cargo(what, &[arguments, &["--", "-D", "warnings"]].concat())
+    cargo(what, &[&["clippy"], &AS_TESTS[..], arguments, &["--", "-D", "warnings"]].concat())
 }
 
 fn bench(name: &str) -> Outcome {

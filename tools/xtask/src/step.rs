@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// How many tests of a program run at a time.
+/// What tells a program how many of its tests run at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
 
 /// What went wrong, for people.
@@ -47,7 +47,7 @@ pub(crate) fn tests_seen(
     let start = Instant::now();
     let arguments = &[&["test", "--profile", "tests"], arguments].concat();
     let mut child = command(arguments)
-        .env(THREADS, env::var(THREADS).unwrap_or_else(|_| threads().to_string()))
+        .envs(threads())
         .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .spawn()
@@ -85,12 +85,17 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// More than there are processors: most tests wait for servers, processes and leases, and not for a processor.
-fn threads() -> usize {
-    3 * std::thread::available_parallelism().map_or(1, usize::from)
+/// How many tests of a program run at a time, unless somebody has said it: more than there are processors, since most wait
+/// for servers, processes and leases, and not for a processor.
+pub(crate) fn threads() -> Option<(&'static str, String)> {
+    env::var_os(THREADS).is_none().then(|| (THREADS, (3 * processors()).to_string()))
 }
 
-fn announce(what: &str) {
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+pub(crate) fn announce(what: &str) {
     println!("\n== {what}");
 }
 
@@ -100,7 +105,7 @@ fn failed(what: &str, arguments: &[&str], variables: &[(&str, &str)]) -> String 
 }
 
 /// The number in `test result: ok. 12 passed; ...`.
-fn passed_in(line: &str) -> u64 {
+pub(crate) fn passed_in(line: &str) -> u64 {
     line.strip_prefix("test result: ")
         .and_then(|rest| rest.split_once(". ")?.1.split_once(" passed"))
         .and_then(|(count, _)| count.parse().ok())

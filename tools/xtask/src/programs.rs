@@ -1,0 +1,191 @@
+//! Running test programs, several at a time: most of them wait for servers and clocks now and then, and the last test of
+//! a program leaves the other processors idle. `cargo test` runs one after the other.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::step::{self, Outcome};
+
+/// An executable with tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Program {
+    /// What cargo calls it, such as `lock-file/tests/backend.rs`.
+    name: String,
+    executable: PathBuf,
+    /// The folder of its package, in which its tests expect to be.
+    folder: PathBuf,
+}
+
+/// What a program has said, and how it ended.
+struct Ended {
+    program: Program,
+    outcome: Outcome<Said>,
+}
+
+struct Said {
+    text: String,
+    succeeded: bool,
+}
+
+/// Builds the tests that `cargo test` would run with these arguments, those in the documentation excepted, and runs all of
+/// them, also after one has failed, with `options` for each. Answers how many have passed.
+pub(crate) fn run(
+    what: &str,
+    arguments: &[&str],
+    options: &[&str],
+    variables: &[(&str, &str)],
+) -> Outcome<u64> {
+    step::announce(what);
+    let start = Instant::now();
+    let programs = build(arguments)?;
+    if programs.is_empty() {
+        return Err(format!("failed: {what}: there are no tests"));
+    }
+    println!("-- {what}: {} programs built in {:.0?}", programs.len(), start.elapsed());
+    let queue = Mutex::new(VecDeque::from(programs));
+    let (tell, told) = mpsc::channel();
+    let (mut passed, mut failed) = (0, Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..step::processors() {
+            let (queue, tell) = (&queue, tell.clone());
+            scope.spawn(move || {
+                let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                while let Some(program) = next() {
+                    // Who does not end can be told by this.
+                    println!("     Running {} ({})", program.name, program.executable.display());
+                    let outcome = said(&program, options, variables);
+                    if tell.send(Ended { program, outcome }).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell);
+        for Ended { program, outcome } in told {
+            println!("\n-- {}", program.name);
+            match outcome {
+                Ok(said) => {
+                    print!("{}", said.text);
+                    passed += said.text.lines().map(step::passed_in).sum::<u64>();
+                    if !said.succeeded {
+                        failed.push(program);
+                    }
+                }
+                Err(message) => {
+                    println!("{message}");
+                    failed.push(program);
+                }
+            }
+        }
+    });
+    if !failed.is_empty() {
+        return Err(repeat(what, &failed, options, variables));
+    }
+    println!("-- {what}: {passed} passed in {:.0?}", start.elapsed());
+    Ok(passed)
+}
+
+fn build(arguments: &[&str]) -> Outcome<Vec<Program>> {
+    let build = ["test", "--profile", "tests", "--no-run", "--message-format", "json-render-diagnostics"];
+    let output = step::command(&[&build[..], arguments].concat())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "\nfailed: building\nrepeat it with: cargo test --profile tests --no-run {}",
+            arguments.join(" ")
+        ));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect())
+}
+
+/// The program of which a line of cargo's tells that it was built.
+fn program_in(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let executable = message["executable"].as_str()?;
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
+    let source = Path::new(message["target"]["src_path"].as_str()?);
+    let package = folder.file_name().unwrap_or_default();
+    let name = Path::new(package).join(source.strip_prefix(folder).unwrap_or(source));
+    Some(Program { name: name.display().to_string(), executable: executable.into(), folder: folder.into() })
+}
+
+fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outcome<Said> {
+    // Both in one, in the order in which they were written.
+    let (mut read, write) = std::io::pipe().map_err(|error| format!("cannot open a pipe: {error}"))?;
+    let copy = write.try_clone().map_err(|error| format!("cannot open a pipe: {error}"))?;
+    let mut command = Command::new(&program.executable);
+    command
+        .args(options)
+        .current_dir(&program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .envs(step::threads())
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(write)
+        .stderr(copy);
+    let mut child = command.spawn().map_err(|error| format!("cannot start it: {error}"))?;
+    // Its ends of the pipe.
+    drop(command);
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut read, &mut text)
+        .map_err(|error| format!("cannot read what it prints: {error}"))?;
+    let status = child.wait().map_err(|error| format!("cannot wait for it: {error}"))?;
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    if !status.success() {
+        text += &format!("ended with {status}\n");
+    }
+    Ok(Said { text, succeeded: status.success() })
+}
+
+fn repeat(what: &str, failed: &[Program], options: &[&str], variables: &[(&str, &str)]) -> String {
+    let variables: String = variables.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
+    let commands: String = failed
+        .iter()
+        .map(|program| {
+            let (folder, executable) = (program.folder.display(), program.executable.display());
+            format!("\n  (cd {folder} && {variables}{executable} {})", options.join(" "))
+        })
+        .collect();
+    format!("\nfailed: {what}: {} programs\nrepeat them with:{commands}", failed.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_what_has_tests_and_was_built() {
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/lock-file/Cargo.toml","target":{"kind":["test"],"src_path":"/a/lock-file/tests/backend.rs"},"profile":{"test":true},"executable":"/a/target/tests/deps/backend-1"}"#;
+        let program = Program {
+            name: "lock-file/tests/backend.rs".to_owned(),
+            executable: "/a/target/tests/deps/backend-1".into(),
+            folder: "/a/lock-file".into(),
+        };
+        assert_eq!(program_in(line), Some(program));
+        assert_eq!(program_in(&line.replace("\"test\":true", "\"test\":false")), None, "an example");
+        assert_eq!(program_in(r#"{"reason":"build-finished","success":true}"#), None);
+    }
+
+    #[test]
+    fn what_a_program_says_and_how_it_ends_is_known() {
+        let shell = Program { name: "sh".to_owned(), executable: "/bin/sh".into(), folder: "/".into() };
+        let of = |script: &str| said(&shell, &["-c", script], &[("WORD", "b")]).unwrap();
+        let good = of("echo a; echo $WORD >&2; pwd");
+        assert_eq!((good.text.as_str(), good.succeeded), ("a\nb\n/\n", true));
+        let bad = of("echo a; exit 3");
+        assert!(!bad.succeeded && bad.text.starts_with("a\nended with exit status: 3"), "{}", bad.text);
+        let missing = Program { executable: "/nowhere".into(), ..shell };
+        assert!(said(&missing, &[], &[]).is_err());
+    }
+}
