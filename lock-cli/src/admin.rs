@@ -37,7 +37,12 @@ pub(crate) async fn list(args: &List, place: &Place) -> Result<u8, Error> {
                 output::line(&format!("{lock} at {now}\n\n{}\n", listing(&keys, &*lock)));
             }
             // The next look may have an answer.
-            Err(error) if error.is_retryable() => output::error(&error),
+            Err(error) if error.is_retryable() => {
+                output::error(&error);
+                if args.json {
+                    output::line(&output::described(&error).to_string());
+                }
+            }
             Err(error) => return Err(error),
         }
         tokio::time::sleep(every.max(SHORTEST)).await;
@@ -114,7 +119,7 @@ async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessi
         let seen = admin.inspect(args.key.get()).await?;
         if seen.is_held() && args.holder.is_none_or(|holder| is_of(&seen, holder)) {
             let message = format!(
-                "it is held{}, but by no session that this role may see; nothing was released: {MAY_END}. A prepared transaction has no session; ROLLBACK PREPARED ends it",
+                "no session that this role may see keeps it{}; nothing was released: {MAY_END}",
                 in_words(&seen),
             );
             return Err(Error::new(ErrorKind::PermissionDenied, message).with_key(args.key.get()));

@@ -305,8 +305,8 @@ pub(crate) struct Claims {
     #[arg(long, value_name = "STATE")]
     pub(crate) exhausted_state: Option<String>,
 
-    /// List at most so many rows of each sort.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    /// List at most so many rows of each sort; a note says when there are more.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
 
     /// Print a JSON object.

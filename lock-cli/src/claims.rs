@@ -7,11 +7,11 @@ use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use crate::args::Claims;
-use crate::output::{self, printable};
+use crate::output::{self, Notes, printable};
 use crate::schema::{close, database, open};
 use crate::survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
 
-pub(crate) async fn claims(args: &Claims, url: Option<&str>) -> Result<u8, Error> {
+pub(crate) async fn claims(args: &Claims, url: Option<&str>, notes: Notes) -> Result<u8, Error> {
     let config = database(url)?;
     let named = |error: Error| error.with_store(config.to_string());
     let survey = survey(args).map_err(|error| named(plain(error)))?;
@@ -22,6 +22,9 @@ pub(crate) async fn claims(args: &Claims, url: Option<&str>) -> Result<u8, Error
         output::json(&describe(&report));
     } else {
         output::bytes(written(&args.table, &report).as_bytes());
+    }
+    if report.more {
+        notes.say(&format!("there are more than {} of a sort; --limit lists more", args.limit));
     }
     Ok(0)
 }
@@ -77,6 +80,7 @@ fn describe(report: &SurveyReport) -> Value {
         "taken": report.taken.iter().map(row_in_json).collect::<Value>(),
         "exhausted": report.exhausted.iter().map(row_in_json).collect::<Value>(),
         "transactions": report.transactions.iter().map(transaction_in_json).collect::<Value>(),
+        "more": report.more,
     })
 }
 
@@ -98,6 +102,7 @@ fn row_in_json(row: &SurveyedRow) -> Value {
 fn transaction_in_json(open: &OpenTransaction) -> Value {
     json!({
         "pid": open.pid,
+        "prepared": open.prepared,
         "application": open.application,
         "client": open.client,
         "activity": open.activity,
@@ -162,11 +167,12 @@ fn cells(row: &SurveyedRow) -> [Option<String>; 10] {
 
 fn transactions(open: &[OpenTransaction]) -> String {
     let lines = open.iter().map(|open| {
+        let prepared = || open.prepared.as_deref().map(|name| format!("prepared as {}", printable(name)));
         [
-            open.pid.to_string(),
+            output::or_dash(open.pid.map(|pid| pid.to_string())),
             output::or_dash(open.application.as_deref().map(printable)),
             output::or_dash(open.client.clone()),
-            output::or_dash(open.activity.clone()),
+            output::or_dash(open.activity.clone().or_else(prepared)),
             output::or_dash(open.open_for.map(output::duration)),
         ]
     });

@@ -29,7 +29,7 @@ Exit codes:
          confirmed that an attempt without an answer is undone
   74     the output could not be written: it is not complete
   75     `run`, `lock`: not granted within --wait, usually because somebody else holds it
-         (another number with --conflict-exit-code)
+         (another number with --conflict-exit-code); `lock --once-per`: not due
   76     `run`, `lock`: the lock was lost before the end, also by --max-hold
   126    `run`: the command cannot be executed
   127    `run`: there is no such command

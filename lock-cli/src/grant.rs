@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::pin::pin;
 
-use leasehold::{AcquireOptions, Error, ErrorKind, Lock, LockGuard, LossReason, OnCooldown, Scope, Validity};
+use leasehold::{
+    AcquireOptions, Error, ErrorKind, KeyInfo, Lock, LockGuard, LossReason, OnCooldown, Scope, Validity,
+};
 use rustix::process::Signal;
 use tokio::time::Instant;
 
@@ -13,7 +15,7 @@ use crate::patience::{Outage, Patience};
 use crate::place::Place;
 use crate::signals::Signals;
 use crate::waiting::{self, Around};
-use crate::{exit, look, who};
+use crate::{admin, exit, look, who};
 
 /// How a lock is asked for, and by whom.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +25,8 @@ pub(crate) struct Request<'a> {
     pub(crate) notes: Notes,
     /// The program that the lock is for.
     pub(crate) program: &'a str,
+    /// The exit code when it is not due, unless another one was asked for.
+    pub(crate) not_due: u8,
 }
 
 /// Does `body` under the lock that is asked for, and answers its exit code.
@@ -182,12 +186,17 @@ async fn acquire(
         }
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.retry_after().map(output::left).unwrap_or_default();
-            let note = format!("not due: \"{key}\" ran less than its --once-per ago; again in {again}");
-            Ok(Refused::with(args.not_due_exit_code, note))
+            // A row that a crash has left shut is not due either, and nobody waits who would be told of it.
+            let held = waiting::seen(lock, key).await.filter(KeyInfo::is_held);
+            let holder = held.as_ref().map(admin::in_words).unwrap_or_default();
+            let note =
+                format!("not due: \"{key}\" ran less than its --once-per ago; again in {again}{holder}");
+            Ok(Refused::with(args.not_due_exit_code.unwrap_or(request.not_due), note))
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
             // Also of a store that was too slow: then nobody is seen.
-            let holder = waiting::holder_of(lock, key).await;
+            let seen = waiting::seen(lock, key).await;
+            let holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             let why = if holder.is_empty() { "was not granted in time" } else { "is locked" };
             Ok(Refused::with(args.conflict_exit_code, format!("\"{key}\" {why}{holder}; nothing was done")))
         }

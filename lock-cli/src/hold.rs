@@ -25,7 +25,8 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
             "the standard input is /dev/null, as of a command with & in a script, or is closed, so that the lock would be released at once; keep a pipe open there (see `leasehold lock --help`), or use `leasehold run`",
         ));
     }
-    let request = Request { args: &args.acquire, place, notes, program: "leasehold lock" };
+    let not_due = exit::CONFLICT;
+    let request = Request { args: &args.acquire, place, notes, program: "leasehold lock", not_due };
     grant::under(request, async |guard, lock, signals| {
         print(&guard, args.json);
         if output::is_over() {

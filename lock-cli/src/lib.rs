@@ -148,7 +148,8 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
     let wants_json = args.command.wants_json();
     let done = carry_out(args, notes).await;
     if let (Err(error), true) = (&done, wants_json) {
-        output::json(&output::described(error));
+        // One line, as of all that is listed again and again.
+        output::line(&output::described(error).to_string());
     }
     done
 }
@@ -163,7 +164,7 @@ async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
         Command::Release(release) => admin::release(&release, &place()?).await,
         Command::Check(check) => check::check(&check, &place()?).await,
         Command::Gc(gc) => gc::gc(&gc, &place()?).await,
-        Command::Claims(claims) => claims::claims(&claims, place()?.url()).await,
+        Command::Claims(claims) => claims::claims(&claims, place()?.url(), notes).await,
         Command::Schema(schema) => schema::schema(&schema, place()?.url()).await,
         Command::Completions(completions) => {
             completions::print(completions.shell);

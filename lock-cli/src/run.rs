@@ -18,7 +18,7 @@ pub(crate) async fn run(args: &Run, place: &Place, notes: Notes) -> Result<u8, E
     }
     // Its arguments may be secrets, and others read labels.
     let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy();
-    let request = Request { args: &args.acquire, place, notes, program: &program };
+    let request = Request { args: &args.acquire, place, notes, program: &program, not_due: 0 };
     grant::under(request, async |guard, lock, signals| {
         let mut running = match child::start(&command, &guard, place)? {
             Ok(running) => running,

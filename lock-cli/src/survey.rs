@@ -82,6 +82,8 @@ pub(crate) struct SurveyReport {
     /// Whether the table, or a side table, keeps who has a row. Otherwise there are only held claims, and
     /// `taken` is empty.
     pub(crate) keeps_leases: bool,
+    /// Whether more rows are taken, or exhausted, than were asked for.
+    pub(crate) more: bool,
 }
 
 /// A row as an operator sees it.
@@ -112,8 +114,10 @@ pub(crate) struct SurveyedRow {
 /// A transaction that has a lock on the table under which rows are locked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenTransaction {
-    /// The process on the server.
-    pub(crate) pid: i32,
+    /// The process on the server; none of a prepared transaction.
+    pub(crate) pid: Option<i32>,
+    /// The name of a prepared transaction, by which `ROLLBACK PREPARED` ends it.
+    pub(crate) prepared: Option<String>,
     /// What the client calls itself.
     pub(crate) application: Option<String>,
     /// Where the client is.
@@ -204,15 +208,30 @@ impl Survey {
             self.side.is_some() || columns.of(Part::Owner).or(columns.of(Part::Until)).is_some();
         let mut report = SurveyReport { keeps_leases, ..SurveyReport::default() };
         if keeps_leases {
-            report.taken = rows(connection, self.taken_sql(&columns), self.limit).await?;
+            report.taken = self.rows(connection, self.taken_sql(&columns), &mut report.more).await?;
         }
         if let Some(sql) = self.exhausted_sql(&columns) {
-            report.exhausted = rows(connection, sql, self.limit).await?;
+            report.exhausted = self.rows(connection, sql, &mut report.more).await?;
         }
         let query = sqlx::query(TRANSACTIONS).bind(&self.places[0]).persistent(false);
         let open = answered(query.fetch_all(&mut *connection)).await?;
         report.transactions = open.iter().map(transaction).collect::<Result<_, _>>().map_err(of)?;
         Ok(report)
+    }
+
+    /// The first rows that `sql` finds; `more` becomes true where there are others behind them.
+    async fn rows(
+        &self,
+        connection: &mut PgConnection,
+        sql: String,
+        more: &mut bool,
+    ) -> Result<Vec<SurveyedRow>, ClaimError> {
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(i64::from(self.limit) + 1).persistent(false);
+        let mut rows = answered(query.fetch_all(connection)).await?;
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        *more |= rows.len() > limit;
+        rows.truncate(limit);
+        rows.iter().map(surveyed).collect::<Result<_, _>>().map_err(of)
     }
 
     /// What there is, by name and by habit.
@@ -370,25 +389,18 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum";
 
-/// Who else has a table (`$1`, quoted) locked as `SELECT ... FOR UPDATE` and `UPDATE` do.
+/// Who else has a table (`$1`, quoted) locked as `SELECT ... FOR UPDATE` and `UPDATE` do. A prepared transaction has no
+/// process: it is known by the transaction id that it keeps locked as well.
 const TRANSACTIONS: &str = "\
-SELECT DISTINCT ON (l.pid) l.pid, nullif(a.application_name, ''), a.client_addr::text, a.state,
-       extract(epoch FROM pg_catalog.clock_timestamp() - a.xact_start)::float8
+SELECT DISTINCT ON (l.pid, l.virtualtransaction) l.pid, p.gid, nullif(a.application_name, ''), a.client_addr::text, a.state,
+       extract(epoch FROM pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8
 FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+  LEFT JOIN (pg_catalog.pg_locks x JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = x.transactionid)
+    ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' AND x.virtualtransaction = l.virtualtransaction
 WHERE l.locktype = 'relation' AND l.relation = pg_catalog.to_regclass($1) AND l.granted
   AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
-  AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.pid <> pg_catalog.pg_backend_pid()
-ORDER BY l.pid";
-
-async fn rows(
-    connection: &mut PgConnection,
-    sql: String,
-    limit: u32,
-) -> Result<Vec<SurveyedRow>, ClaimError> {
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(i64::from(limit)).persistent(false);
-    let rows = answered(query.fetch_all(connection)).await?;
-    rows.iter().map(surveyed).collect::<Result<_, _>>().map_err(of)
-}
+  AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+ORDER BY l.pid, l.virtualtransaction";
 
 async fn answered<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, ClaimError> {
     match timeout(ANSWER, work).await {
@@ -422,10 +434,11 @@ fn surveyed(row: &PgRow) -> Result<SurveyedRow, sqlx::Error> {
 fn transaction(row: &PgRow) -> Result<OpenTransaction, sqlx::Error> {
     Ok(OpenTransaction {
         pid: row.try_get(0)?,
-        application: row.try_get(1)?,
-        client: row.try_get(2)?,
-        activity: row.try_get(3)?,
-        open_for: row.try_get::<Option<f64>, _>(4)?.map(seconds),
+        prepared: row.try_get(1)?,
+        application: row.try_get(2)?,
+        client: row.try_get(3)?,
+        activity: row.try_get(4)?,
+        open_for: row.try_get::<Option<f64>, _>(5)?.map(seconds),
     })
 }
 

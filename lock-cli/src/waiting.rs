@@ -111,11 +111,11 @@ pub(crate) async fn tell(
     }
 }
 
-/// `, held by ...`, as far as the store tells soon enough.
-pub(crate) async fn holder_of(lock: &dyn Lock, key: &LockKey) -> String {
+/// The key, if the store tells soon enough.
+pub(crate) async fn seen(lock: &dyn Lock, key: &LockKey) -> Option<KeyInfo> {
     match look(lock, key).await {
-        Seen::Answer(seen) => admin::in_words(&seen),
-        _ => String::new(),
+        Seen::Answer(seen) => Some(seen),
+        Seen::Failed(_) | Seen::Nothing => None,
     }
 }
 

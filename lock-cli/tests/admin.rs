@@ -322,6 +322,15 @@ fn a_watched_list_shows_what_has_changed() {
     assert!(page[0].starts_with("file:") && page[0].ends_with('Z'), "{page:?}");
     assert!(page[1].is_empty() && page[2].starts_with("nothing is locked"), "{page:?}");
     assert_eq!(finish(&mut store.tool("list --watch=x")).0, 64);
+    // One that ends without an answer says so in a line.
+    let mut watch = Beside::start(&mut store.tool("list --watch=0.1 --json"));
+    assert_eq!(next(&mut watch), serde_json::json!([]));
+    std::fs::rename(store.locks(), store.path("away")).unwrap();
+    std::fs::write(store.locks(), "").unwrap();
+    let failed = std::iter::from_fn(|| Some(next(&mut watch))).find(|line| !line.is_array()).unwrap();
+    assert_eq!((&failed["ok"], &failed["retryable"]), (&false.into(), &false.into()), "{failed}");
+    assert_eq!(watch.code(), 64, "{}", watch.rest_of_stderr());
+    std::fs::remove_file(store.locks()).unwrap();
     // It ends with its reader.
     let script = format!("{} list --watch=0.1 | head -n 1", env!("CARGO_BIN_EXE_leasehold"));
     let mut command = std::process::Command::new("sh");

@@ -28,6 +28,20 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
+/// What has no end is told as such, and nothing is said of what is complete.
+#[test]
+fn a_list_that_is_cut_says_so() {
+    let (_runtime, database, _connection) = database(REQUESTS);
+    for (limit, taken, more) in [(1, 1, true), (2, 2, false), (1000, 2, false)] {
+        let found = json(&database, &format!("request --limit {limit} --json"));
+        assert_eq!((ids(&found["taken"]).len(), &found["more"]), (taken, &more.into()), "{limit}: {found}");
+        let (_, _, stderr) = finish(&mut tool(&database, &format!("request --limit {limit}")));
+        assert_eq!(stderr.contains("--limit"), more, "{limit}: {stderr}");
+    }
+    let (code, _, stderr) = finish(&mut tool(&database, "request --limit 0"));
+    assert!(code == 64 && stderr.contains("--limit"), "{code}: {stderr}");
+}
+
 fn database(sql: &str) -> (tokio::runtime::Runtime, Database, PgConnection) {
     let runtime = runtime();
     let (database, connection) = runtime.block_on(async {
@@ -156,4 +170,21 @@ fn bad_input_is_named() {
     nowhere.args(["claims", "request"]);
     let (code, _, stderr) = finish(&mut nowhere);
     assert!(code == 64 && stderr.contains("LEASEHOLD_URL"), "{code}: {stderr}");
+}
+
+#[test]
+fn a_prepared_transaction_shows_by_its_name() {
+    let (runtime, database, mut connection) = database(REQUESTS);
+    let name = format!("'it''s {}'", database.name());
+    let prepare = format!("BEGIN; SELECT 1 FROM request WHERE id = 1 FOR UPDATE; PREPARE TRANSACTION {name}");
+    runtime.block_on(raw_sql(AssertSqlSafe(prepare)).execute(&mut connection)).unwrap();
+    let found = json(&database, "request --json");
+    let open = found["transactions"].as_array().unwrap();
+    let expected = format!("it's {}", database.name());
+    assert_eq!((open.len(), &open[0]["prepared"]), (1, &expected.as_str().into()), "{found}");
+    assert!(open[0]["pid"].is_null() && open[0]["open_for_ms"].is_u64(), "{found}");
+    let (_, stdout, _) = finish(&mut tool(&database, "request"));
+    assert!(stdout.contains(&format!("prepared as {expected}")), "{stdout}");
+    let rollback = format!("ROLLBACK PREPARED {name}");
+    runtime.block_on(raw_sql(AssertSqlSafe(rollback)).execute(&mut connection)).unwrap();
 }

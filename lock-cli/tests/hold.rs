@@ -84,8 +84,11 @@ fn it_is_asked_for_as_by_run() {
     }
     let (code, stdout, _) = finish(&mut store.tool("lock other --once-per 1h"));
     assert!(code == 0 && !stdout.is_empty(), "closed input releases at once");
-    let (code, stdout, stderr) = finish(&mut store.tool("lock other --once-per 1h --not-due-exit-code 9"));
-    assert_eq!((code, stdout.as_str()), (9, ""), "{stderr}");
+    for (code_for_it, expected) in [("", 75), ("--not-due-exit-code 9", 9)] {
+        let not_due = format!("lock other --once-per 1h {code_for_it}");
+        let (code, stdout, stderr) = finish(&mut store.tool(&not_due));
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
+    }
 }
 
 /// Nobody would learn that it is granted, nor its token.

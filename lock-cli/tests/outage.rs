@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::postgres::sqlx::{Row as _, raw_sql};
 use rustix::process::Signal;
+use serde_json::Value;
 use support::{Beside, finish};
 use test_servers::{Cluster, ClusterOptions, Proxy, StopMode, fresh_database};
 
@@ -249,6 +250,24 @@ fn a_table_that_somebody_keeps_locked_is_named() {
         }
         sql("ROLLBACK");
     }
+}
+
+#[test]
+fn a_watched_list_says_in_a_line_that_the_server_is_away() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cluster = Cluster::start(ClusterOptions::new());
+    assert_eq!(finish(&mut at(&cluster.admin_url(), "schema apply")).0, 0);
+    let mut watch = Beside::start(&mut at(&cluster.admin_url(), "list --watch=0.1 --json"));
+    let mut next = |is_wanted: fn(&Value) -> bool| {
+        let lines = std::iter::from_fn(|| Some(serde_json::from_str(&watch.line()).unwrap()));
+        lines.take(1_000).find(is_wanted).unwrap()
+    };
+    next(Value::is_array);
+    runtime.block_on(cluster.stop(StopMode::Fast));
+    let failed = next(Value::is_object);
+    assert_eq!((&failed["ok"], &failed["retryable"]), (&false.into(), &true.into()), "{failed}");
+    runtime.block_on(cluster.start_again());
+    next(Value::is_array);
 }
 
 fn at(url: &str, arguments: &str) -> Command {

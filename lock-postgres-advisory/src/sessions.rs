@@ -54,11 +54,12 @@ impl Sessions {
         Self { common: Arc::clone(common) }
     }
 
-    /// The session that holds `key`, with all else that it holds; `None` if none holds it, or if it cannot be ended:
-    /// a prepared transaction, or one that the role may not see (`pg_read_all_stats` shows all).
+    /// The session that holds `key`, with all else that it holds; `None` if none holds it, or one that the role may not
+    /// see (`pg_read_all_stats` shows all).
     ///
     /// # Errors
     ///
+    /// [`Unsupported`](ErrorKind::Unsupported) if a prepared transaction holds it, which has no session;
     /// [`Closed`](ErrorKind::Closed) after `close`; [`InvalidKey`](ErrorKind::InvalidKey) for a key that the hasher
     /// does not take; else what the server answers.
     ///
@@ -71,6 +72,9 @@ impl Sessions {
         let locks = common.look(None).await?;
         let space = space_of(common.space());
         let of_key = locks.iter().find(|lock| (lock.space, lock.number) == (space, number));
+        if of_key.is_some_and(|lock| lock.pid.is_none()) {
+            return Err(Error::new(ErrorKind::Unsupported, PREPARED).with_key(key));
+        }
         let Some((pid, started, owner)) =
             of_key.and_then(|lock| Some((lock.pid?, lock.started?, lock.owner())))
         else {
@@ -115,6 +119,9 @@ impl Sessions {
             .await
     }
 }
+
+/// What holds a key that no session holds.
+const PREPARED: &str = "a prepared transaction holds it, which has no session that could be ended; end it by its name in pg_prepared_xacts, with COMMIT PREPARED or ROLLBACK PREPARED";
 
 impl fmt::Debug for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

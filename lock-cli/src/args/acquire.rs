@@ -50,9 +50,9 @@ pub(crate) struct Acquire {
     #[arg(short = 'E', long, value_name = "N", default_value_t = exit::CONFLICT)]
     pub(crate) conflict_exit_code: u8,
 
-    /// Exit with this code when --once-per says that it is not due.
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "once_per")]
-    pub(crate) not_due_exit_code: u8,
+    /// Exit with this code when --once-per says that it is not due [default: 0 of `run`, 75 of `lock`].
+    #[arg(long, value_name = "N", requires = "once_per")]
+    pub(crate) not_due_exit_code: Option<u8>,
 }
 
 impl Acquire {

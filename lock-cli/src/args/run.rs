@@ -17,7 +17,7 @@ const HOLD_HELP: &str = "\
 Example:
   coproc LOCK { leasehold lock deploy; }; read -r token holder key <&\"${LOCK[0]}\"
 
-Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost.";
+Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not granted in time or not due, 76 lost.";
 
 /// Wait for the lock, run a command while holding it, pass on its exit code.
 ///
