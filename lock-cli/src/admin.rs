@@ -7,8 +7,9 @@ use leasehold::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, ListQu
 use serde_json::{Value, json};
 
 use crate::args::{Inspect, List, Release};
+use crate::output::Notes;
 use crate::place::Place;
-use crate::{exit, look, output};
+use crate::{exit, look, output, unnamed};
 
 pub(crate) async fn list(args: &List, place: &Place) -> Result<u8, Error> {
     let lock = look::connect(place).await?;
@@ -60,9 +61,13 @@ fn listing(keys: &[KeyInfo], lock: &dyn Lock) -> String {
     listed(keys)
 }
 
-pub(crate) async fn inspect(args: &Inspect, place: &Place) -> Result<u8, Error> {
+pub(crate) async fn inspect(args: &Inspect, place: &Place, notes: Notes) -> Result<u8, Error> {
     let lock = look::connect(place).await?;
-    let seen = admin(&*lock)?.inspect(args.key.get()).await?;
+    let admin = admin(&*lock)?;
+    let seen = admin.inspect(args.key.get()).await?;
+    if seen.is_free() {
+        unnamed::tell(admin, args.key.get(), notes).await;
+    }
     if args.json {
         output::json(&describe(&seen));
     } else if seen.is_free() && seen.holders.is_empty() {
@@ -73,7 +78,7 @@ pub(crate) async fn inspect(args: &Inspect, place: &Place) -> Result<u8, Error> 
     Ok(if seen.is_held() { 0 } else { exit::NOT_HELD })
 }
 
-pub(crate) async fn release(args: &Release, place: &Place) -> Result<u8, Error> {
+pub(crate) async fn release(args: &Release, place: &Place, notes: Notes) -> Result<u8, Error> {
     let lock = place.connect().await?;
     let admin = admin(&*lock)?;
     match args.holder {
@@ -84,7 +89,12 @@ pub(crate) async fn release(args: &Release, place: &Place) -> Result<u8, Error> 
                     .with_key(args.key.get())
                     .with_store(lock.to_string())
             })?;
-            release_session(args, admin, sessions).await.map_err(|error| error.with_store(lock.to_string()))
+            let released = release_session(args, admin, sessions).await;
+            let code = released.map_err(|error| error.with_store(lock.to_string()))?;
+            if code == exit::NOT_HELD {
+                unnamed::tell(admin, args.key.get(), notes).await;
+            }
+            Ok(code)
         }
     }
 }
@@ -269,7 +279,7 @@ fn rows(seen: &KeyInfo) -> Vec<[String; 10]> {
 fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 10] {
     let label = hold.and_then(|hold| hold.label.as_deref());
     [
-        output::printable(&seen.key.to_string()),
+        unnamed::shown(seen),
         hold.filter(|hold| hold.state == HoldState::Held).map_or(state(seen), |_| "held").to_owned(),
         output::or_dash(hold.map(|hold| mode(hold.mode))),
         output::or_dash(hold.map(who)),

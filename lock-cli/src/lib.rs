@@ -28,6 +28,7 @@ mod signals;
 mod supervise;
 mod survey;
 mod tree;
+mod unnamed;
 mod waiting;
 mod who;
 
@@ -160,8 +161,8 @@ async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
         Command::Run(run) => run::run(&run, &place()?, notes).await,
         Command::Hold(hold) => hold::hold(&hold, &place()?, notes).await,
         Command::List(list) => admin::list(&list, &place()?).await,
-        Command::Inspect(inspect) => admin::inspect(&inspect, &place()?).await,
-        Command::Release(release) => admin::release(&release, &place()?).await,
+        Command::Inspect(inspect) => admin::inspect(&inspect, &place()?, notes).await,
+        Command::Release(release) => admin::release(&release, &place()?, notes).await,
         Command::Check(check) => check::check(&check, &place()?).await,
         Command::Gc(gc) => gc::gc(&gc, &place()?).await,
         Command::Claims(claims) => claims::claims(&claims, place()?.url(), notes).await,

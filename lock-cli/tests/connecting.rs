@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use support::{Beside, finish};
-use test_servers::{Cluster, ClusterOptions, StopMode};
+use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, StopMode};
 
 /// What is said, once, while the store cannot be reached.
 const RETRYING: &str = "store unavailable, retrying: ";
@@ -48,6 +48,24 @@ fn a_run_waits_for_a_server_that_starts_late() {
             let rest = tool.rest_of_stderr();
             assert!(!rest.contains(RETRYING), "said once: {rest}");
         }
+    }
+}
+
+/// Trying again is of no use, and what refuses is not what is to be mended.
+#[test]
+fn options_that_a_pooler_refuses_end_the_wait() {
+    let cluster = Cluster::shared();
+    let database = runtime().block_on(cluster.fresh_database());
+    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new());
+    let url = bouncer.url(database.name()).replacen("postgres", "postgres+ttl", 1);
+    assert_eq!(finish(&mut tool(&(url.clone() + "?install=true"), "run k -- true")).0, 0);
+    let given = url.clone() + "?options=-cgeqo%3Doff";
+    // The driver sends an empty one, too.
+    for (url, environment) in [(&url, Some("")), (&given, None)] {
+        let mut tool = tool(url, "run k -- echo ran");
+        environment.map(|options| tool.env("PGOPTIONS", options));
+        let (code, _, stderr) = finish(&mut tool);
+        assert!(code == 64 && stderr.contains("unset PGOPTIONS"), "{code}: {stderr}");
     }
 }
 

@@ -88,6 +88,11 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
 ];
 
+/// How PgBouncer refuses what a client says when it connects; its code is that of everything that it does not like.
+const REFUSED_PARAMETER: &str = "unsupported startup parameter";
+
+const NO_OPTIONS: &str = "the pooler refuses options of the connection: leave `options` out of the URL and unset PGOPTIONS, also an empty one, or have the pooler ignore them (ignore_startup_parameters)";
+
 /// The error of a statement or connection that was to `doing` ("take the lock").
 ///
 /// Kind and advice follow from the server's code where there is one. The driver's error is kept as the
@@ -193,6 +198,9 @@ fn advice_of(kind: std::io::ErrorKind) -> &'static str {
 /// `doing`.
 #[must_use]
 pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
+    if message.starts_with(REFUSED_PARAMETER) {
+        return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {NO_OPTIONS}"));
+    }
     let row = STATES.iter().find(|(code, ..)| state.starts_with(code));
     let (kind, advice) =
         row.map_or((Unavailable, "see the server's log"), |(_, kind, advice)| (*kind, *advice));
@@ -274,6 +282,9 @@ mod tests {
             let text = error.message();
             assert!(text.starts_with("could not take the lock: because"), "{text}");
         }
+        let refused = state_error("08P01", "unsupported startup parameter: options", "connect");
+        assert_eq!(refused.kind(), InvalidOption, "trying again is of no use");
+        assert!(refused.message().contains("PGOPTIONS"), "{refused}");
         // The server has one code for both.
         let refused = state_error("42501", "because", "take the lock").to_string();
         assert!(refused.contains("--grant-to ROLE") && refused.contains("row-level security"), "{refused}");
