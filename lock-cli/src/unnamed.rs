@@ -1,5 +1,6 @@
 //! Locks of which the store knows the number alone: those of other programs and of other schemas.
 
+use leasehold::postgres_advisory::Sessions;
 use leasehold::{KeyInfo, ListQuery, LockAdmin, LockKey};
 
 use crate::admin;
@@ -14,7 +15,8 @@ pub(crate) fn shown(seen: &KeyInfo) -> String {
 /// Says so if `key`, which nobody holds, is spelled like a number that somebody holds: a list shows that one, too.
 pub(crate) async fn tell(admin: &dyn LockAdmin, key: &LockKey, notes: Notes) {
     let is_number = key.as_str().chars().all(|c| c.is_ascii_digit() || "-,".contains(c));
-    if !is_number || notes.quiet {
+    // Other stores know each key by its name, and their lists are of all that was ever locked.
+    if !is_number || notes.quiet || admin.extension::<Sessions>().is_none() {
         return;
     }
     // It is a note beside an answer: without it that is as true.

@@ -77,7 +77,7 @@ fn it_is_asked_for_as_by_run() {
     let store = Store::new();
     let mut holder = Beside::start(&mut store.tool("lock k --label mine"));
     holder.line();
-    for (options, expected) in [("--no-wait", 75), ("-n -E 3", 3), ("-w 0.05", 75), ("--wait 50ms", 75)] {
+    for (options, expected) in [("--no-wait", 75), ("-n -E 3", 3), ("-w 1.5", 75), ("--wait 1500ms", 75)] {
         let (code, stdout, stderr) = finish(&mut store.tool(&format!("lock k {options}")));
         assert_eq!((code, stdout.as_str()), (expected, ""), "{options}: {stderr}");
         assert!(stderr.contains("(mine)"), "{stderr}");

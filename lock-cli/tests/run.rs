@@ -94,7 +94,7 @@ fn a_held_lock_is_a_conflict() {
     for (arguments, expected) in [
         ("k --no-wait", 75),
         ("k --wait 0s", 75),
-        ("k --wait 50ms", 75),
+        ("k --wait 1500ms", 75),
         ("k --no-wait --conflict-exit-code 3", 3),
         ("k --no-wait --conflict-exit-code 0", 0),
     ] {

@@ -301,7 +301,8 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert!(error.key().is_some());
         }
-        assert!(start.elapsed() < Duration::from_secs(4), "{count}: {:?}", start.elapsed());
+        // One time limit for all, and not one after the other.
+        assert!(start.elapsed() < Duration::from_secs(20), "{count}: {:?}", start.elapsed());
     }
     tx.commit().await.unwrap();
     granted(&backend, request("k0", 1)).await;
@@ -331,31 +332,43 @@ async fn plans_that_were_made_for_an_empty_table_are_good_for_a_full_one() {
     .unwrap();
     let many: Vec<Request> = (0..300).map(|n| request(&format!("k{n}"), 1_000 + n)).collect();
     let holds: Vec<HoldRef> = many.iter().map(Request::hold).collect();
-    let start = Instant::now();
     for answer in backend.acquire(many).await {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
     }
-    let grants = start.elapsed();
     for answer in backend.renew(holds.clone()).await {
         assert_eq!(answer.unwrap(), Renewed::Extended);
     }
-    let renewals = start.elapsed() - grants;
     for answer in backend.release(holds).await {
         assert!(answer.unwrap().was_held);
     }
-    let releases = start.elapsed() - grants - renewals;
     // Those are rows that are there, which is another statement.
     let again: Vec<Request> = (0..300).map(|n| request(&format!("k{n}"), 2_000 + n)).collect();
     for answer in backend.acquire(again).await {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
     }
-    let takeovers = start.elapsed() - grants - renewals - releases;
     for n in 0..10 {
         backend.release(vec![granted(&backend, request("few0", 3_000 + n)).await]).await.remove(0).unwrap();
     }
-    let alone = start.elapsed() - grants - renewals - releases - takeovers;
-    let all = [grants, renewals, releases, takeovers, alone];
-    assert!(all.into_iter().all(|took| took < Duration::from_millis(700)), "{all:?}");
+    // A session reports what it has done when it ends, if not before.
+    backend.close().await;
+    let read = rows_read(&mut user).await;
+    // The removal of old rows may have passed through all of them, once.
+    assert!(read < 200_000, "{read} rows were read of 100,000 for some 1,200 that were asked for");
+}
+
+/// What all sessions have read of the table, once they have told.
+async fn rows_read(user: &mut PgConnection) -> i64 {
+    loop {
+        let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+            AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
+        if sqlx::query_scalar::<_, i64>(others).fetch_one(&mut *user).await.unwrap() == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let read = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables \
+        WHERE relname = 'lease'";
+    sqlx::query_scalar(read).fetch_one(user).await.unwrap()
 }
 
 /// Notes whether a grant's own transaction has looked at the marker.

@@ -114,7 +114,6 @@ async fn a_silent_server_is_lost_before_it_lets_anybody_else_in() {
     let (proxy, _database, behind, direct) = two_ways().await;
     let guard = behind.key("k").acquire().await.unwrap();
     proxy.stall();
-    let silent = Instant::now();
     let waiting = tokio::spawn(async move {
         let successor = direct.key("k").acquire().await.unwrap();
         (Instant::now(), successor, direct)
@@ -122,7 +121,6 @@ async fn a_silent_server_is_lost_before_it_lets_anybody_else_in() {
     let reason = tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.unwrap();
     let told = Instant::now();
     assert_eq!(reason, LossReason::Expired);
-    assert!(told - silent < Duration::from_secs(2), "{:?}", told - silent);
     let (granted, successor, direct) = waiting.await.unwrap();
     assert!(granted > told, "two holders at once");
     // What was held up arrives now: a renewal and a release of the old lease.
