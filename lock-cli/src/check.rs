@@ -17,10 +17,15 @@ const PROBE: &str = "leasehold:check";
 /// How long to wait for another check, or for a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// Within this time a server has answered, if only that it cannot be used.
+const SOON: Duration = Duration::from_secs(2);
+
 pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
+    let begun = Instant::now();
     let connected = look::connect(place).await;
-    // After that, since connecting may install the schema; and not of a server that does not answer.
-    let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable;
+    // After that, since connecting may install the schema; and not of a server that does not answer, which would be waited
+    // for once more.
+    let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable && begun.elapsed() > SOON;
     let facts = match &connected {
         Err(error) if is_away(error) => None,
         _ => Facts::of(place.url()).await,
@@ -103,6 +108,7 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>, facts: Option<&Facts>)
             ErrorKind::PermissionDenied => {
                 "see that user and password are right and that this user may read and write there, or choose another store with --url"
             }
+            ErrorKind::Unavailable if facts.is_some_and(Facts::is_standby) => "name the primary in the URL",
             ErrorKind::Timeout => "another check may be running; try again",
             ErrorKind::InvalidKey => {
                 "keys are numbers with this `hash`, so that there is no key to try with; use `leasehold list`, or `run` with a number that nobody else takes"

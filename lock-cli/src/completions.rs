@@ -18,10 +18,15 @@ _leasehold_with_keys() {
     local typed=${COMP_LINE:0:COMP_POINT}
     typed=${typed##*[[:space:]]}
     [[ $is_wanted && $typed != -* ]] || return 0
-    local before=${typed%"${typed##*:}"}
+    local before=${typed%"${typed##*:}"} url=
+    if [[ $COMP_LINE =~ [[:space:]]--url[[:space:]=]+([^[:space:]]+) ]]; then
+        url=${BASH_REMATCH[1]}
+        # What the shell would still change is not known here.
+        [[ $url != *[\'\"\`\$\\]* ]] || return 0
+    fi
     while IFS= read -r key; do
         [[ $key == "$typed"* ]] && COMPREPLY+=("$(printf %q "${key#"$before"}")")
-    done < <(leasehold list --json 2> /dev/null | sed -n 's/^    "key": "\([^"\\]*\)",$/\1/p')
+    done < <(leasehold ${url:+--url "$url"} list --json 2> /dev/null | sed -n 's/^    "key": "\([^"\\]*\)",$/\1/p')
     return 0
 }
 complete -F _leasehold_with_keys -o nosort -o bashdefault -o default leasehold

@@ -162,6 +162,10 @@ impl Facts {
         .into()
     }
 
+    pub(crate) fn is_standby(&self) -> bool {
+        self.report.in_recovery
+    }
+
     pub(crate) fn describe(&self) -> Value {
         let report = &self.report;
         let version = match report.schema {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use support::{Beside, finish};
-use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, StopMode};
+use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Standby, StopMode};
 
 /// What is said, once, while the store cannot be reached.
 const RETRYING: &str = "store unavailable, retrying: ";
@@ -67,6 +67,37 @@ fn options_that_a_pooler_refuses_end_the_wait() {
         let (code, _, stderr) = finish(&mut tool);
         assert!(code == 64 && stderr.contains("unset PGOPTIONS"), "{code}: {stderr}");
     }
+}
+
+/// There are no transactions behind it, in which anything could be locked.
+#[test]
+fn a_pooler_in_statement_mode_ends_the_wait() {
+    let cluster = Cluster::shared();
+    let database = runtime().block_on(cluster.fresh_database());
+    assert_eq!(finish(&mut tool(database.url(), "schema apply")).0, 0);
+    let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().setting("pool_mode", "statement"));
+    for scheme in ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"] {
+        for pooler in ["detect", "transaction"] {
+            let url = bouncer.url(database.name()).replacen("postgres", scheme, 1) + "?pooler=" + pooler;
+            let (code, _, stderr) = finish(&mut tool(&url, "run k -- echo ran"));
+            // Session locks are refused behind any pooler.
+            let is_told = stderr.contains("statement mode") || scheme == "postgres";
+            assert!(code == 64 && is_told, "{url}: {code}: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn a_check_of_a_standby_says_what_it_is() {
+    let runtime = runtime();
+    let primary = Cluster::start(ClusterOptions::new());
+    assert_eq!(finish(&mut tool(&primary.admin_url(), "schema apply")).0, 0);
+    let standby = runtime.block_on(Standby::of(&primary));
+    runtime.block_on(standby.wait_for_replay(&primary));
+    let (code, stdout, stderr) = finish(&mut tool(&standby.url("postgres"), "check --json"));
+    let told: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &told["server"]["standby"]), (69, &true.into()), "{told}{stderr}");
+    assert!(told["advice"][0].as_str().unwrap().contains("primary"), "{told}");
 }
 
 #[test]

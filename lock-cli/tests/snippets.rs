@@ -210,6 +210,18 @@ fn bash_completes_keys() {
     assert!(all.contains(&"report".to_owned()) && all.contains(&"--json".to_owned()), "{all:?}");
     assert_eq!(completed("leasehold insp"), ["inspect"]);
     assert_eq!(completed("leasehold inspect --js"), ["--json"]);
+    // Of the store that the line names.
+    let elsewhere = Store::new();
+    let mut holder = Beside::start(&mut elsewhere.tool("lock reported"));
+    holder.line();
+    let url = elsewhere.url();
+    for named in [format!("--url {url}"), format!("--url={url}")] {
+        assert_eq!(completed(&format!("leasehold {named} release rep")), ["reported"]);
+    }
+    assert!(
+        !completed("leasehold --url $URL release rep").contains(&"report".to_owned()),
+        "nobody knows which"
+    );
 }
 
 #[test]

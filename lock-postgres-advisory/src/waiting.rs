@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, FencingToken};
+use leasehold_api::{Error, ErrorKind, FencingToken};
 use leasehold_engine::{Attempt, CancellationToken, Request};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -184,12 +184,18 @@ async fn watch(client: &Client, session: &WaitSession) -> Watched {
             Ok(Seen::Waits | Seen::WaitsAlone) => (missed, last) = (0, Instant::now()),
             Ok(Seen::NotThere) if missed < 2 => missed += 1,
             Ok(Seen::NotThere) => return Watched::Dead(interrupted()),
-            // That nobody can look says nothing of the wait while the server answers another session.
-            Err(_) if server_answers(client).await => last = Instant::now(),
+            // That nobody can look says nothing of the wait while the server answers: with a refusal, or another session.
+            Err(error) if is_refusal(&error) || server_answers(client).await => last = Instant::now(),
             Err(error) if last.elapsed() > liveness.lost_after => return Watched::Dead(error),
             Err(_) => {}
         }
     }
+}
+
+/// Whether it is the server that lets no further session in: a changed password, a role that may not log in, no connection
+/// left. Sessions that are open go on.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Capacity)
 }
 
 async fn server_answers(client: &Client) -> bool {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::*;
 use leasehold_api::{ErrorKind, Fencing, Lock as _, Validity};
+use leasehold_postgres::schema::{self, Stores};
 use leasehold_postgres::{Identifier, RawBigint};
 use leasehold_postgres_advisory::XactLocks;
 use test_servers::Cluster;
@@ -147,4 +148,37 @@ async fn numbers_that_schemas_share_have_tokens_in_one_of_them() {
     let error = XactLocks::new(schema.clone()).numbers(RawBigint).token(&mut user).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(XactLocks::new(schema).token(&mut user).await.is_ok(), "numbers of that schema alone");
+}
+
+/// A password that is changed, or a role that may not log in any more, concerns sessions to come: a wait in the server's
+/// queue goes on, however long nobody can look at it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_outlives_that_the_server_lets_no_look_in() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let mut user = database.connect().await;
+    let role = Identifier::new(format!("waits_{}", &database.name()[5..])).unwrap();
+    let grants = schema::grants(&Identifier::new("leasehold").unwrap(), &role, Stores::Advisory);
+    run(&mut user, &format!("CREATE ROLE {} LOGIN; {grants}", role.quoted())).await;
+    let url = database.url().replacen("//postgres@", &format!("//{}@", role.as_str()), 1);
+    let lock = Arc::new(transaction(&url).await);
+    let guard = take(&holder, "7").await;
+    let waiting = waiter(&lock, "7");
+    until_queued(cluster, database.name(), 1).await;
+    run(&mut user, &format!("ALTER ROLE {} NOLOGIN", role.quoted())).await;
+    let others = format!(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{}' AND pid NOT IN
+            (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)",
+        role.as_str()
+    );
+    text(&mut user, &others).await;
+    // So many looks that those for which it may be silent are over.
+    let refused = format!("role \"{}\" is not permitted to log in", role.as_str());
+    let looks =
+        2 * usize::try_from(LIVENESS.lost_after.as_millis() / LIVENESS.confirm_every.as_millis()).unwrap();
+    until("many looks were refused", async || cluster.log().matches(&refused).count() >= looks).await;
+    assert!(!waiting.is_finished(), "{:?}", waiting.await);
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
 }

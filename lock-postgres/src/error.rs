@@ -78,7 +78,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     (
         "42P05",
         InvalidOption,
-        "a pooler in transaction mode is in between; connect to the server directly or say so in the configuration",
+        "a pooler is in between, in transaction mode, or in session mode without server_reset_query = DISCARD ALL; connect to the server directly or say so in the configuration",
     ),
     ("2200H", Capacity, "the sequence of fencing tokens is used up; install a new schema"),
     ("08P01", Unavailable, "server or pooler broke the protocol; see its log, then try again"),
@@ -88,10 +88,17 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
 ];
 
-/// How PgBouncer refuses what a client says when it connects; its code is that of everything that it does not like.
-const REFUSED_PARAMETER: &str = "unsupported startup parameter";
-
-const NO_OPTIONS: &str = "the pooler refuses options of the connection: leave `options` out of the URL and unset PGOPTIONS, also an empty one, or have the pooler ignore them (ignore_startup_parameters)";
+/// What PgBouncer refuses for good, by its words: its code is that of everything that it does not like.
+const OF_POOLERS: [(&str, &str); 2] = [
+    (
+        "unsupported startup parameter",
+        "the pooler refuses options of the connection: leave `options` out of the URL and unset PGOPTIONS, also an empty one, or have the pooler ignore them (ignore_startup_parameters)",
+    ),
+    (
+        "not allowed in statement pooling mode",
+        "a pooler in statement mode is in between, behind which nothing can be locked; connect to the server directly",
+    ),
+];
 
 /// The error of a statement or connection that was to `doing` ("take the lock").
 ///
@@ -198,8 +205,8 @@ fn advice_of(kind: std::io::ErrorKind) -> &'static str {
 /// `doing`.
 #[must_use]
 pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
-    if message.starts_with(REFUSED_PARAMETER) {
-        return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {NO_OPTIONS}"));
+    if let Some((_, advice)) = OF_POOLERS.iter().find(|(part, _)| message.contains(part)) {
+        return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {advice}"));
     }
     let row = STATES.iter().find(|(code, ..)| state.starts_with(code));
     let (kind, advice) =
@@ -285,6 +292,9 @@ mod tests {
         let refused = state_error("08P01", "unsupported startup parameter: options", "connect");
         assert_eq!(refused.kind(), InvalidOption, "trying again is of no use");
         assert!(refused.message().contains("PGOPTIONS"), "{refused}");
+        let refused =
+            state_error("08P01", "transaction blocks not allowed in statement pooling mode", "look");
+        assert!(refused.kind() == InvalidOption && refused.message().contains("statement mode"), "{refused}");
         // The server has one code for both.
         let refused = state_error("42501", "because", "take the lock").to_string();
         assert!(refused.contains("--grant-to ROLE") && refused.contains("row-level security"), "{refused}");

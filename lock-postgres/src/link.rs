@@ -62,7 +62,9 @@ impl Link {
                 link.pid = pid.map_err(|error| store_error(error, "connect"))?;
             }
         }
-        if !link.pooled {
+        if link.pooled {
+            has_transactions(link.connection().await?).await?;
+        } else {
             configure(link.connection().await?, config).await?;
         }
         Ok(link)
@@ -174,6 +176,15 @@ async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<(i32, bool
     let outcome = compared.await;
     let _ = timeout(CLOSE, b.close()).await;
     outcome.map_err(|error| store_error(error, "find out whether a pooler is in between"))
+}
+
+/// Whether there are transactions: a pooler in statement mode ends the connection of whoever begins one.
+async fn has_transactions(connection: &mut PgConnection) -> Result<(), Error> {
+    let begun = async {
+        connection.execute(sql::BEGIN).await?;
+        connection.execute(sql::ROLLBACK).await
+    };
+    begun.await.map(drop).map_err(|error| store_error(error, "begin a transaction"))
 }
 
 async fn backend_pid(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
