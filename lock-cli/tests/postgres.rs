@@ -233,28 +233,6 @@ fn a_forced_release_of_a_row_ends_the_command_of_its_holder() {
     }
 }
 
-/// Whoever types what a list shows is told that it is another lock.
-#[test]
-fn a_number_without_a_name_is_told_from_the_key_that_is_spelled_like_it() {
-    let store = Store::new("postgres", "install=true");
-    let runtime = runtime();
-    let mut other = runtime.block_on(store.database.connect());
-    runtime.block_on(raw_sql("SELECT pg_advisory_lock(77, 88)").execute(&mut other)).unwrap();
-    let (code, stdout, stderr) = finish(&mut store.tool("list"));
-    assert!(code == 0 && stdout.contains("number 77,88 "), "{code}: {stdout}{stderr}");
-    for (command, is_told) in [
-        ("inspect 77,88", true),
-        ("release 77,88 --force --session", true),
-        ("inspect 77,88 -q", false),
-        ("inspect 77,89", false),
-    ] {
-        let (code, _, stderr) = finish(&mut store.tool(command));
-        let told = stderr.contains("the lock with the number 77,88 is another one, held by ");
-        assert!(code == 1 && told == is_told, "{command}: {code}: {stderr}");
-    }
-    runtime.block_on(other.close()).unwrap();
-}
-
 #[test]
 fn an_advisory_lock_goes_with_its_session_which_has_to_be_meant() {
     let store = Store::new("postgres", "install=true");

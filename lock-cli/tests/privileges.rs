@@ -314,25 +314,6 @@ async fn a_role_that_may_only_look_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prepared_transaction_has_no_session_to_be_ended() {
-    let database = Cluster::shared().fresh_database().await;
-    let (mut admin, mut user) = (database.connect().await, database.connect().await);
-    schema::install(&mut admin, &Identifier::new(DEFAULT_SCHEMA).unwrap()).await.unwrap();
-    let locks = leasehold::postgres_advisory::XactLocks::new(Identifier::new(DEFAULT_SCHEMA).unwrap());
-    let mut tx = leasehold::postgres::sqlx::Connection::begin(&mut user).await.unwrap();
-    locks.lock_in(&mut tx, &"k".parse().unwrap(), PATIENCE).await.unwrap();
-    let prepare = format!("PREPARE TRANSACTION '{}'", database.name());
-    raw_sql(AssertSqlSafe(prepare)).execute(&mut *tx).await.unwrap();
-    let mut release = support::tool();
-    release.env("LEASEHOLD_URL", database.url()).args(["release", "k", "--force", "--session"]);
-    let (code, _, stderr) = support::finish(&mut release);
-    assert!(code == 64 && stderr.contains("ROLLBACK PREPARED"), "{code} {stderr}");
-    assert!(!stderr.contains("pg_signal_backend"), "no privilege helps: {stderr}");
-    let rollback = format!("ROLLBACK PREPARED '{}'", database.name());
-    raw_sql(AssertSqlSafe(rollback)).execute(&mut admin).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_the_role_may_not_end_is_an_error_and_no_missing_hold() {
     let database = Cluster::shared().fresh_database().await;
     let mut admin = database.connect().await;
