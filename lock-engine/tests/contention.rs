@@ -216,3 +216,17 @@ async fn a_window_that_was_used_stays_spent() {
         assert!(left.is_some(), "closes: {closes}, {fault:?}");
     }
 }
+
+/// The engine closes after the store has granted, and before the caller has the guard.
+#[tokio::test(start_paused = true)]
+async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
+    let net = Arc::new(PlainNet::default());
+    let mut store = plain(&net);
+    store.caps.cooldown = true;
+    let lock = Arc::new(start(store));
+    *net.closes.lock().unwrap() = Some(Arc::clone(&lock));
+    let error = lock.key("k").cooldown(seconds(3600)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    lock.close().await.unwrap();
+    assert_eq!(*net.unused.lock().unwrap(), [true]);
+}

@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LeaseBounds, LockKey, LossReason, Scope};
+use futures_util::FutureExt as _;
+use leasehold_api::{
+    Capabilities, Error, ErrorKind, HolderId, LeaseBounds, Lock as _, LockKey, LossReason, Scope,
+};
 use leasehold_engine::{
     Attempt, Backend, Contended, Engine, Events, Freed, Granted, HoldRef, Renewed, Request, Timing,
     TokioClock,
@@ -32,6 +35,8 @@ pub struct PlainNet {
     pub release_replies_take: Mutex<Duration>,
     /// Acquires arrive whoever drops them.
     pub travels: AtomicBool,
+    /// The next grant meets the closing of this engine.
+    pub closes: Mutex<Option<Arc<Engine>>>,
     /// Releases and renewals of this key, and what comes with them, are not answered.
     pub stuck: Mutex<Option<&'static str>>,
     pub hang: AtomicBool,
@@ -43,6 +48,8 @@ pub struct PlainNet {
     pub panic_renew: AtomicBool,
     /// How many holds each release was for.
     pub releases: Mutex<Vec<usize>>,
+    /// Of each hold that was released, whether no caller had had it.
+    pub unused: Mutex<Vec<bool>>,
     /// How many holds each renewal was for, and how long its shortest TTL was.
     pub renewals: Mutex<Vec<(usize, Option<Duration>)>>,
     pub rows: Mutex<HashMap<LockKey, HolderId>>,
@@ -153,7 +160,11 @@ impl Backend for Plain {
             if !takes.is_zero() {
                 sleep(takes).await;
             }
-            requests.into_iter().map(|request| Ok(net.attempt(request))).collect()
+            let answers = requests.into_iter().map(|request| Ok(net.attempt(request))).collect();
+            if let Some(engine) = net.closes.lock().unwrap().take() {
+                assert!(engine.close().now_or_never().is_none(), "it waits for what is held");
+            }
+            answers
         };
         if self.net.travels.load(SeqCst) { tokio::spawn(arriving).await.unwrap() } else { arriving.await }
     }
@@ -217,6 +228,7 @@ impl PlainNet {
         let mut free = |hold: &HoldRef| {
             let state = hold.state.as_ref().and_then(|state| state.downcast_ref::<HolderId>());
             self.states.fetch_add(u64::from(state == Some(&hold.holder)), SeqCst);
+            self.unused.lock().unwrap().push(hold.unused);
             let was_held = rows.get(&hold.key) == Some(&hold.holder);
             if was_held {
                 rows.remove(&hold.key);
