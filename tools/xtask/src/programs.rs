@@ -2,6 +2,7 @@
 //! a program leaves the other processors idle. `cargo test` runs one after the other.
 
 use std::collections::VecDeque;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -20,6 +21,13 @@ struct Program {
     executable: PathBuf,
     /// The folder of its package, in which its tests expect to be.
     folder: PathBuf,
+}
+
+impl Program {
+    /// The file with what it prints.
+    fn output(&self) -> PathBuf {
+        self.executable.with_extension("txt")
+    }
 }
 
 /// What a program has said, and how it ended.
@@ -121,9 +129,12 @@ fn program_in(line: &str) -> Option<Program> {
 }
 
 fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outcome<Said> {
-    // Both in one, in the order in which they were written.
-    let (mut read, write) = std::io::pipe().map_err(|error| format!("cannot open a pipe: {error}"))?;
-    let copy = write.try_clone().map_err(|error| format!("cannot open a pipe: {error}"))?;
+    // Both in one file, in the order in which they were written. Not a pipe: that has no end while something is left behind
+    // that has it open.
+    let path = program.output();
+    let failed = |error| format!("cannot write {}: {error}", path.display());
+    let output = File::create(&path).map_err(failed)?;
+    let copy = output.try_clone().map_err(failed)?;
     let mut command = Command::new(&program.executable);
     command
         .args(options)
@@ -132,15 +143,10 @@ fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outc
         .envs(step::threads())
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
-        .stdout(write)
+        .stdout(output)
         .stderr(copy);
-    let mut child = command.spawn().map_err(|error| format!("cannot start it: {error}"))?;
-    // Its ends of the pipe.
-    drop(command);
-    let mut text = Vec::new();
-    std::io::Read::read_to_end(&mut read, &mut text)
-        .map_err(|error| format!("cannot read what it prints: {error}"))?;
-    let status = child.wait().map_err(|error| format!("cannot wait for it: {error}"))?;
+    let status = command.status().map_err(|error| format!("cannot start it: {error}"))?;
+    let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let mut text = String::from_utf8_lossy(&text).into_owned();
     if !status.success() {
         text += &format!("ended with {status}\n");
@@ -179,13 +185,21 @@ mod tests {
 
     #[test]
     fn what_a_program_says_and_how_it_ends_is_known() {
-        let shell = Program { name: "sh".to_owned(), executable: "/bin/sh".into(), folder: "/".into() };
+        let folder = std::env::temp_dir().join(format!("xtask-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let executable = folder.join("sh");
+        std::os::unix::fs::symlink("/bin/sh", &executable).unwrap();
+        let shell = Program { name: "sh".to_owned(), executable, folder: "/".into() };
         let of = |script: &str| said(&shell, &["-c", script], &[("WORD", "b")]).unwrap();
         let good = of("echo a; echo $WORD >&2; pwd");
         assert_eq!((good.text.as_str(), good.succeeded), ("a\nb\n/\n", true));
         let bad = of("echo a; exit 3");
         assert!(!bad.succeeded && bad.text.starts_with("a\nended with exit status: 3"), "{}", bad.text);
-        let missing = Program { executable: "/nowhere".into(), ..shell };
+        let left_behind = of("sleep 60 & echo $!");
+        assert!(left_behind.succeeded);
+        of(&format!("kill {}", left_behind.text));
+        let missing = Program { executable: folder.join("nothing"), ..shell };
         assert!(said(&missing, &[], &[]).is_err());
+        fs::remove_dir_all(folder).unwrap();
     }
 }
