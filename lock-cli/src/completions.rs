@@ -20,7 +20,8 @@ _leasehold_with_keys() {
     [[ $is_wanted && $typed != -* ]] || return 0
     local before=${typed%"${typed##*:}"} url=
     if [[ $COMP_LINE =~ [[:space:]]--url[[:space:]=]+([^[:space:]]+) ]]; then
-        url=${BASH_REMATCH[1]}
+        url=${BASH_REMATCH[1]#[\'\"]}
+        url=${url%[\'\"]}
         # What the shell would still change is not known here.
         [[ $url != *[\'\"\`\$\\]* ]] || return 0
     fi

@@ -215,7 +215,7 @@ fn bash_completes_keys() {
     let mut holder = Beside::start(&mut elsewhere.tool("lock reported"));
     holder.line();
     let url = elsewhere.url();
-    for named in [format!("--url {url}"), format!("--url={url}")] {
+    for named in [format!("--url {url}"), format!("--url={url}"), format!("--url \"{url}\"")] {
         assert_eq!(completed(&format!("leasehold {named} release rep")), ["reported"]);
     }
     assert!(
