@@ -31,6 +31,9 @@ const WALL_LIMIT: Duration = Duration::from_secs(120);
 /// How often a case is run whose outcome may be the machine's.
 const ATTEMPTS: u32 = 3;
 
+/// Before it is run again, times the attempts so far: for the machine, and for what the last attempt has left at the store.
+const PAUSE: Duration = Duration::from_secs(2);
+
 /// Runs one case against a fresh store of `factory`, in real time again if it was
 /// [inconclusive](Outcome::Inconclusive), three times at most; each is said on stdout.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
@@ -118,6 +121,7 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
         }
         // Past the capture of the test harness, as every outcome.
         let _ = writeln!(std::io::stdout().lock(), "{report} (attempt {attempt} of {ATTEMPTS})");
+        std::thread::sleep(PAUSE * attempt);
         attempt += 1;
     }
 }

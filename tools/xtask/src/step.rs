@@ -86,9 +86,10 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 }
 
 /// How many tests of a program run at a time, unless somebody has said it: more than there are processors, since most wait
-/// for servers, processes and leases, and not for a processor.
+/// for servers, processes and leases, and not for a processor. Not many more: a machine that has no time for what is
+/// tested in real time brings no verdict.
 pub(crate) fn threads() -> Option<(&'static str, String)> {
-    env::var_os(THREADS).is_none().then(|| (THREADS, (3 * processors()).to_string()))
+    env::var_os(THREADS).is_none().then(|| (THREADS, (2 * processors()).to_string()))
 }
 
 pub(crate) fn processors() -> usize {
