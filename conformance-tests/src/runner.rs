@@ -121,7 +121,7 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
         }
         // Past the capture of the test harness, as every outcome.
         let _ = writeln!(std::io::stdout().lock(), "{report} (attempt {attempt} of {ATTEMPTS})");
-        std::thread::sleep(PAUSE * attempt);
+        thread::sleep(PAUSE * attempt);
         attempt += 1;
     }
 }
