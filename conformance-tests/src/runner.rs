@@ -31,7 +31,7 @@ const WALL_LIMIT: Duration = Duration::from_secs(120);
 /// How often a case is run whose outcome may be the machine's.
 const ATTEMPTS: u32 = 3;
 
-/// Before it is run again, times the attempts so far: for the machine, and for what the last attempt has left at the store.
+/// The pause before a case is run again, times the attempts so far: what the last one has left at the store goes meanwhile.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Runs one case against a fresh store of `factory`, in real time again if it was

@@ -186,7 +186,7 @@ async fn acquire(
         }
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.retry_after().map(output::left).unwrap_or_default();
-            // A row that a crash has left shut is not due either, and nobody waits who would be told of it.
+            // A mutex row that a crash has left shut reads as not due, too: say who holds it.
             let held = waiting::seen(lock, key).await.filter(KeyInfo::is_held);
             let holder = held.as_ref().map(admin::in_words).unwrap_or_default();
             let note =

@@ -149,7 +149,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
     let wants_json = args.command.wants_json();
     let done = carry_out(args, notes).await;
     if let (Err(error), true) = (&done, wants_json) {
-        // One line, as of all that is listed again and again.
+        // In one line, since `list --watch` is read line by line.
         output::line(&output::described(error).to_string());
     }
     done

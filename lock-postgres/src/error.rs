@@ -205,7 +205,9 @@ fn advice_of(kind: std::io::ErrorKind) -> &'static str {
 /// `doing`.
 #[must_use]
 pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
-    if let Some((_, advice)) = OF_POOLERS.iter().find(|(part, _)| message.contains(part)) {
+    // Other messages may repeat a key, which may say anything.
+    let refused = OF_POOLERS.iter().find(|(part, _)| state == "08P01" && message.contains(part));
+    if let Some((_, advice)) = refused {
         return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {advice}"));
     }
     let row = STATES.iter().find(|(code, ..)| state.starts_with(code));
@@ -289,6 +291,8 @@ mod tests {
             let text = error.message();
             assert!(text.starts_with("could not take the lock: because"), "{text}");
         }
+        let other = state_error("22P02", "unsupported startup parameter", "renew");
+        assert_eq!(other.kind(), Unavailable, "a key that is spelled so");
         let refused = state_error("08P01", "unsupported startup parameter: options", "connect");
         assert_eq!(refused.kind(), InvalidOption, "trying again is of no use");
         assert!(refused.message().contains("PGOPTIONS"), "{refused}");
