@@ -1,5 +1,5 @@
 //! Encrypted connections, with certificates made here: what each `sslmode` accepts, and what it says when it does not.
-//! `cargo xtask test --tls` runs these, which need a build of the driver with TLS.
+//! They need a build of the driver with TLS.
 #![cfg(feature = "tls-rustls-ring-webpki")]
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -29,7 +29,6 @@ usage: cargo xtask JOB
   test --postgres VERSION [--core]
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
               --core those of exclusion, fencing, release and crashes alone, and one suite of claims
-  test --tls  encrypted connections, which need a build of the driver of their own
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
@@ -51,8 +50,8 @@ usage: cargo xtask JOB
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
               `bench postgres`, `bench claims`, `bench companions` (middleware and idempotency keys) or
               `bench files` (crowds of processes, beside flock)
-  ci          lint, deps, test and test --tls, and the core of the stores' tests on the newest Postgres: what
-              has to pass before a change goes in";
+  ci          lint, deps, test, and the core of the stores' tests on the newest Postgres: what has to pass before a
+              change goes in";
 
 /// What is in the names of the packages whose benchmarks start servers.
 const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
@@ -64,7 +63,6 @@ fn main() -> ExitCode {
         ["test"] => test(),
         ["test", "--postgres", version] => test_on(version, &[]),
         ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
-        ["test", "--tls"] => test_tls(),
         ["simulate", ..] => simulate::run(&arguments[1..]),
         ["reverted", ..] => reverted::run(&arguments[1..]),
         ["fuzz", ..] => fuzz::run(&arguments[1..]),
@@ -78,8 +76,7 @@ fn main() -> ExitCode {
         ["ci"] => lint()
             .and_then(|()| dependencies::check())
             .and_then(|()| test())
-            .and_then(|()| core_on_the_newest_postgres())
-            .and_then(|()| test_tls()),
+            .and_then(|()| core_on_the_newest_postgres()),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
@@ -161,18 +158,6 @@ fn test_on(version: &str, families: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// A feature of the driver for all, so that what does not depend on the driver is not compiled once more.
-fn test_tls() -> Outcome {
-    servers::ensure()?;
-    let features = Metadata::read()?.all_features() + ",leasehold-cli/tls-rustls-ring-webpki";
-    let arguments = [&all_tests(&features)[..], &["--test", "tls"]].concat();
-    let passed = step::tests("encrypted connections", &arguments, &[])?;
-    if passed == 0 {
-        return Err("failed: there are no tests of encrypted connections".to_owned());
-    }
-    Ok(())
-}
-
 fn lint() -> Outcome {
     documents::check()?;
     size::report()?;
@@ -182,17 +167,12 @@ fn lint() -> Outcome {
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
     clippy("clippy, all features", &["--workspace", "--all-targets", "--features", &features])?;
-    // Tests and benchmarks are never built without the features that they need.
-    clippy("clippy, default features", &["--workspace", "--lib", "--bins"])?;
     for (package, features) in metadata.feature_combinations() {
         let what =
             format!("clippy, {package} with {}", if features.is_empty() { "no features" } else { &features });
         let one = ["--package", &package, "--lib", "--no-default-features", "--features", &features];
         clippy(&what, &one)?;
     }
-    // One for all ways to speak TLS: the one that needs no more than a C compiler.
-    let tls = ["--package", "leasehold-postgres", "--lib", "--features", "tls-rustls-ring-webpki"];
-    clippy("clippy, leasehold-postgres with TLS", &tls)?;
     step::cargo_with(
         "documentation",
         &[&["doc"], &AS_TESTS[..], &["--workspace", "--no-deps", "--features", &features]].concat(),

@@ -8,6 +8,10 @@ use crate::step::{Outcome, command};
 
 pub(crate) struct Metadata(Value);
 
+/// The way to speak TLS that is tested: it needs no more than a C compiler. They are features of the driver, and differ by
+/// the library.
+const TLS: &str = "tls-rustls-ring-webpki";
+
 impl Metadata {
     /// The workspace's own packages; needs nothing that is not here.
     pub(crate) fn read() -> Outcome<Self> {
@@ -34,19 +38,20 @@ impl Metadata {
         self.0["target_directory"].as_str().unwrap_or("target")
     }
 
-    /// All features of all our packages, as cargo wants them listed, without those that [`needs_system`] names.
+    /// All features of all our packages, as cargo wants them listed; of the ways to speak TLS, [`TLS`].
     pub(crate) fn all_features(&self) -> String {
         let of_package =
             |package| features(package).map(move |feature| format!("{}/{feature}", name(package)));
         self.packages().flat_map(of_package).collect::<Vec<_>>().join(",")
     }
 
-    /// Every library with features, with none of them and with each alone. Default and all features
-    /// are checked for the whole workspace.
+    /// Every library with features, with none of them and with each alone. All together are checked
+    /// for the whole workspace.
     pub(crate) fn feature_combinations(&self) -> Vec<(String, String)> {
         let mut combinations = Vec::new();
         for package in self.packages() {
-            let features: Vec<_> = features(package).filter(|name| *name != "default").cloned().collect();
+            let is_code = |name: &&String| *name != "default" && *name != TLS;
+            let features: Vec<_> = features(package).filter(is_code).cloned().collect();
             if !features.is_empty() {
                 let all = std::iter::once(String::new()).chain(features);
                 combinations.extend(all.map(|feature| (name(package), feature)));
@@ -109,12 +114,7 @@ pub(crate) fn name(package: &Value) -> String {
 
 fn features(package: &Value) -> impl Iterator<Item = &String> {
     let all = package["features"].as_object().into_iter().flatten().map(|(name, _)| name);
-    all.filter(|name| !needs_system(name))
-}
-
-/// Whether a feature needs libraries or tools that a machine may lack: the ways to speak TLS do.
-fn needs_system(feature: &str) -> bool {
-    feature.starts_with("tls-")
+    all.filter(|name| !name.starts_with("tls-") || *name == TLS)
 }
 
 fn host() -> Outcome<String> {
@@ -129,12 +129,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_that_need_the_system_are_left_out() {
+    fn of_the_ways_to_speak_tls_there_is_one() {
         let metadata = Metadata(serde_json::json!({"packages": [
             {"name": "a", "features": {"default": ["x"], "x": [], "tls-openssl": []}},
-            {"name": "b", "features": {"tls-openssl": []}},
+            {"name": "b", "features": {"tls-openssl": [], "tls-rustls-ring-webpki": []}},
         ]}));
-        assert_eq!(metadata.all_features(), "a/default,a/x");
+        assert_eq!(metadata.all_features(), "a/default,a/x,b/tls-rustls-ring-webpki");
         let combinations = [("a".to_owned(), String::new()), ("a".to_owned(), "x".to_owned())];
         assert_eq!(metadata.feature_combinations(), combinations);
     }
