@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::guarded::{Guarded, send};
 use crate::user::Medium;
-use crate::{Outcome, admin, binaries, observe, or_panic, port};
+use crate::{Outcome, admin, binaries, fresh, observe, or_panic, port};
 
 /// How a server is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,13 +143,7 @@ impl Cluster {
         if let Some(password) = &options.password {
             process.write("password", password)?;
         }
-        process.run(&binaries.join("initdb"), |command| {
-            command.args(["-D", "data", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]);
-            command.args(["-A", if options.password.is_some() { "scram-sha-256" } else { "trust" }]);
-            if options.password.is_some() {
-                command.arg("--pwfile=password");
-            }
-        })?;
+        fresh::data(&process, &binaries, options.password.is_some())?;
         if let Some((certificate, key)) = &options.tls {
             process.write("data/server.crt", certificate)?;
             process.write_secret("data/server.key", key)?;

@@ -10,6 +10,7 @@ mod admin;
 mod binaries;
 mod cluster;
 mod database;
+mod fresh;
 pub mod growth;
 mod guarded;
 mod observe;
@@ -17,6 +18,7 @@ mod pgbouncer;
 mod port;
 mod proxy;
 mod standby;
+mod tree;
 mod user;
 
 pub use cluster::{Cluster, ClusterOptions, StopMode};

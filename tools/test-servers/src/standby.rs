@@ -1,14 +1,13 @@
 //! A streaming standby.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::guarded::Guarded;
 use crate::user::Medium;
-use crate::{Cluster, Outcome, admin, binaries, or_panic};
+use crate::{Cluster, Outcome, admin, binaries, or_panic, tree};
 
 /// How long the standby may need to see something.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -133,14 +132,13 @@ fn start(
         .with_environment(environment);
     let copy = |from: &str, is_wanted: fn(&str, &str) -> bool| {
         let to = process.directory().join("data").join(from);
-        copy_tree(&primary.join(from), &to, &process, is_wanted)
+        tree::copy(&primary.join(from), &to, |path| process.give(path), is_wanted)
     };
     // What is written meanwhile is in the log, which is therefore copied last.
     let label = admin::during_backup(url, || copy("", belongs_to_a_copy))?;
     copy("pg_wal", |_, _| true)?;
     let data = process.directory().join("data");
-    fs::set_permissions(&data, fs::Permissions::from_mode(0o700))
-        .map_err(|error| format!("cannot change the mode of {}: {error}", data.display()))?;
+    tree::close(&data)?;
     process.write("data/backup_label", &label)?;
     process.write("data/standby.signal", "")?;
     // The last line of a name counts.
@@ -160,38 +158,4 @@ fn belongs_to_a_copy(folder: &str, name: &str) -> bool {
     let is_temporary = name.starts_with("pgsql_tmp") || name.starts_with("pg_internal.init");
     let is_of_the_process = folder.is_empty() && OF_THE_PROCESS.contains(&name);
     !(is_temporary || is_of_the_process || EMPTIED.contains(&folder))
-}
-
-/// Copies what is wanted of `from`, for the user of the server. `is_wanted` is asked with the name of the topmost
-/// folder. What the server removes meanwhile is left out.
-fn copy_tree(from: &Path, to: &Path, process: &Guarded, is_wanted: fn(&str, &str) -> bool) -> Outcome {
-    let mut folders = vec![std::path::PathBuf::new()];
-    while let Some(folder) = folders.pop() {
-        let failed = |error: std::io::Error| format!("cannot copy {}: {error}", from.join(&folder).display());
-        let top = folder.iter().next().map(|top| top.to_string_lossy().into_owned()).unwrap_or_default();
-        let entries = match fs::read_dir(from.join(&folder)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            entries => entries.map_err(failed)?,
-        };
-        let target = to.join(&folder);
-        fs::create_dir_all(&target).map_err(failed)?;
-        process.give(&target)?;
-        for entry in entries {
-            let entry = entry.map_err(failed)?;
-            let path = folder.join(entry.file_name());
-            if !is_wanted(&top, &entry.file_name().to_string_lossy()) {
-                continue;
-            }
-            if entry.file_type().map_err(failed)?.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            match fs::copy(from.join(&path), to.join(&path)) {
-                Ok(_) => process.give(&to.join(&path))?,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-    }
-    Ok(())
 }
