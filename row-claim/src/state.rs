@@ -140,8 +140,8 @@ impl States {
         self
     }
 
-    /// The state of a row that has no attempts left. Without one it keeps a state that may be taken, is not
-    /// taken, and is listed as exhausted.
+    /// The state of a row that has no attempts left, also after [`OnFailure::Retry`](crate::OnFailure::Retry). Without one it
+    /// keeps the state that it had, is not taken again, and is listed as exhausted.
     #[must_use]
     pub fn exhausted(mut self, state: impl Into<State>) -> Self {
         self.exhausted = Some(state.into());
@@ -208,7 +208,8 @@ impl States {
         for (at, state) in special.iter().enumerate() {
             if special[..at].contains(state) {
                 return Err(ClaimError::spec(format!(
-                    "the state {state} has two meanings; give each of taken, done, failed and exhausted its own"
+                    "the state {state} has two meanings; give each of taken, done, failed and exhausted its own, or leave \
+                     one out: with retries, exhausted alone is enough"
                 )));
             }
         }

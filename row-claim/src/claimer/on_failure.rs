@@ -10,7 +10,8 @@ use crate::spec::ClaimSpec;
 pub enum OnFailure {
     /// It is settled as failed, with the message. Needs a state for that.
     Fail,
-    /// It is tried again after a pause, if attempts are left. A pause above zero needs the column `ready_at`. A
+    /// It is tried again after a pause, if attempts are left; otherwise it is exhausted
+    /// ([`States::exhausted`](crate::States::exhausted)), not failed. A pause above zero needs the column `ready_at`. A
     /// handler that panics is tried again after the same pause.
     Retry(Backoff),
 }
