@@ -293,15 +293,25 @@ async fn a_request_without_an_answer_is_undone_also_if_it_is_carried_out_late() 
 
 #[tokio::test]
 async fn leases_outlive_their_sessions() {
+    const TTL: Duration = Duration::from_secs(9);
     let database = installed().await;
-    let lock = config(&database).ttl(Duration::from_secs(3)).connect().await.unwrap();
+    let lock = config(&database).ttl(TTL).connect().await.unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
     let mut user = connection(&database).await;
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'leasehold' AND datname = current_database()";
-    for _ in 0..4 {
+    let until =
+        "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM leasehold.lease WHERE key = 'k'";
+    let granted = Instant::now();
+    let mut last: i64 = sqlx::query_scalar(until).fetch_one(&mut user).await.unwrap();
+    while granted.elapsed() <= TTL {
         user.execute(end).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(1_100)).await;
-        assert_ne!(guard.validity(), Validity::Lost);
+        // Until it is renewed, by a session that was opened since.
+        let ended = last;
+        while last == ended {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            assert_ne!(guard.validity(), Validity::Lost);
+            last = sqlx::query_scalar(until).fetch_one(&mut user).await.unwrap();
+        }
     }
     guard.release().await.unwrap();
 }
