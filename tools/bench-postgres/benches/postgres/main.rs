@@ -1,5 +1,6 @@
 //! What the Postgres stores cost, beside the floor: the same work by hand, on the same durable server, in
-//! the same rounds. Absolute figures belong to the machine and to what else it does; the ratios do not.
+//! the same rounds. Absolute figures belong to the machine and to what else it does, the ratios much less: those of a lone
+//! task do (`docs/decisions/postgres-lone-task.md`).
 //!
 //! Measured tasks run on the runtime's threads, those of the floor as well.
 
