@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -26,19 +27,23 @@ pub(crate) fn data(process: &Guarded, binaries: &Path, has_password: bool) -> Ou
     Ok(())
 }
 
+/// What a server is made with.
+const ARGUMENTS: [&str; 8] = ["-D", "data", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"];
+
 fn initdb(process: &Guarded, binaries: &Path, login: &[&str]) -> Outcome {
     process.run(&binaries.join("initdb"), |command| {
-        command.args(["-D", "data", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]).args(login);
+        command.args(ARGUMENTS).args(login);
     })
 }
 
 /// Where a copy is kept for the next: beside the program that runs, so that it goes away with what was built. Another
-/// `initdb` and another user have another one.
+/// `initdb`, other arguments and another user have another one.
 fn kept(binaries: &Path) -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     let made_by = fs::metadata(binaries.join("initdb")).ok()?;
-    let user = rustix::process::geteuid().as_raw();
-    Some(program.parent()?.join(format!("initdb-{}-{}-{user}", made_by.ino(), made_by.mtime())))
+    let mut made_with = DefaultHasher::new();
+    (made_by.ino(), made_by.mtime(), ARGUMENTS, rustix::process::geteuid().as_raw()).hash(&mut made_with);
+    Some(program.parent()?.join(format!("initdb-{:016x}", made_with.finish())))
 }
 
 /// Whole or not at all, whoever else does the same. Where it cannot be written, each server has its own `initdb`.
