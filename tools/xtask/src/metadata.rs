@@ -139,6 +139,13 @@ mod tests {
         assert_eq!(metadata.feature_combinations(), combinations);
     }
 
+    /// Tests that need it would be left out in silence.
+    #[test]
+    fn the_command_has_the_way_to_speak_tls_that_is_tested() {
+        let features = Metadata::read().unwrap_or_else(|error| panic!("{error}")).all_features();
+        assert!(features.split(',').any(|feature| feature == format!("leasehold-cli/{TLS}")), "{features}");
+    }
+
     #[test]
     fn tests_of_packages_that_start_servers() {
         let targets =
