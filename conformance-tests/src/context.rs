@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leasehold_api::{
     AcquireOptions, Capabilities, Error, ErrorKind, GrantHandle, LeaseBounds, Lock, LockGuard, LockKey,
-    LossReason, MultiGuard, Validity,
+    LossReason, MultiGuard,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -29,10 +29,6 @@ pub struct Context {
     /// The latest grant of a key, in real time.
     grants: Mutex<HashMap<LockKey, GrantHandle>>,
 }
-
-/// As a panic: what the case stands on has ended for a reason that is not the store's fault as far as can be told.
-#[derive(Debug)]
-pub(crate) struct Doubt(pub(crate) String);
 
 impl Context {
     pub(crate) async fn new(
@@ -92,9 +88,13 @@ impl Context {
     ///
     /// Dropping it drops what the case has taken; a case that is dropped is over.
     pub async fn client(&self) -> Arc<dyn Lock> {
-        let lock = self.harness.client().await.expect("one more client of the store");
-        self.remember(&lock);
-        lock
+        match self.harness.client().await {
+            Ok(lock) => {
+                self.remember(&lock);
+                lock
+            }
+            Err(error) => self.refused("one more client of the store", &error),
+        }
     }
 
     /// Two independent clients.
@@ -116,9 +116,13 @@ impl Context {
     }
 
     pub(crate) async fn faulty_with(&self, setup: ClientSetup) -> FaultyClient {
-        let client = self.faults().client(setup).await.expect("one more client that can be disturbed");
-        self.remember(&client.lock);
-        client
+        match self.faults().client(setup).await {
+            Ok(client) => {
+                self.remember(&client.lock);
+                client
+            }
+            Err(error) => self.refused("one more client that can be disturbed", &error),
+        }
     }
 
     /// The faults; only for cases that need some.
@@ -303,11 +307,11 @@ impl Context {
                 guard
             }
             Ok(None) => panic!("{key:?} must be free, but reads held"),
-            Err(error) => panic!("a try at {key:?} must be granted: {error}"),
+            Err(error) => self.refused(&format!("a try at {key:?} must be granted"), &error),
         }
     }
 
-    fn grants(&self) -> MutexGuard<'_, HashMap<LockKey, GrantHandle>> {
+    pub(crate) fn grants(&self) -> MutexGuard<'_, HashMap<LockKey, GrantHandle>> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -320,23 +324,7 @@ impl Context {
         match lock.try_acquire(key, &AcquireOptions::new()).await {
             Ok(None) => {}
             Ok(Some(guard)) => self.granted_again(&guard),
-            Err(error) => panic!("a held key is no error: {error}"),
-        }
-    }
-
-    /// In real time a hold can have ended because its renewals came too late, and its holder knows. That it was granted to
-    /// another then is no breach; only a holder that reads valid after the grant shows one.
-    fn granted_again(&self, guard: &LockGuard) -> ! {
-        let key = guard.key();
-        let before = self.grants().get(key).cloned();
-        match before.map(|before| (before.validity(), before.lost().reason())) {
-            Some((Validity::Lost, reason)) => std::panic::panic_any(Doubt(format!(
-                "the hold of {key:?} was lost, so that another got it as it should: {reason:?}"
-            ))),
-            Some((validity, _)) if validity.is_held() => {
-                panic!("{key:?} is held, its holder reads {validity:?}, yet it was granted again: {guard:?}")
-            }
-            _ => panic!("{key:?} is held, yet it was granted again: {guard:?}"),
+            Err(error) => self.refused(&format!("that {key:?} is held is no error"), &error),
         }
     }
 
@@ -351,7 +339,7 @@ impl Context {
             match lock.try_acquire(key, &AcquireOptions::new()).await {
                 Ok(Some(guard)) => return guard,
                 Ok(None) => assert!(Instant::now() < end, "{key:?} is not free after {bound:?}"),
-                Err(error) => panic!("a try at {key:?}: {error}"),
+                Err(error) => self.refused(&format!("a try at {key:?}"), &error),
             }
             self.sleep(self.interval()).await;
         }

@@ -10,6 +10,7 @@ mod clock;
 #[allow(clippy::expect_used)]
 mod context;
 mod disturbed;
+mod doubt;
 mod harness;
 #[cfg(feature = "simulation")]
 pub mod history;

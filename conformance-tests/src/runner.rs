@@ -16,7 +16,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::case::{Case, Course, Need, Outcome};
 use crate::cases::all_cases;
-use crate::context::{Context, Doubt};
+use crate::context::Context;
+use crate::doubt::Doubt;
 use crate::harness::{Factory, Time};
 use crate::pace::pace;
 use crate::report::{CaseReport, Report};

@@ -1,0 +1,83 @@
+//! What a case has seen, and what does not show that the store is at fault.
+
+use std::panic::panic_any;
+
+use leasehold_api::{Error, ErrorKind, LockGuard, Validity};
+
+use crate::context::Context;
+
+/// As a panic: what the case stands on has ended for a reason that is not the store's fault as far as can be told.
+#[derive(Debug)]
+pub(crate) struct Doubt(pub(crate) String);
+
+impl Context {
+    /// In real time a hold can have ended because its renewals came too late, and its holder knows. That it was granted to
+    /// another then is no breach; only a holder that reads valid after the grant shows one.
+    pub(crate) fn granted_again(&self, guard: &LockGuard) -> ! {
+        let key = guard.key();
+        let before = self.grants().get(key).cloned();
+        match before.map(|before| (before.validity(), before.lost().reason())) {
+            Some((Validity::Lost, reason)) => panic_any(Doubt(format!(
+                "the hold of {key:?} was lost, so that another got it as it should: {reason:?}"
+            ))),
+            Some((validity, _)) if validity.is_held() => {
+                panic!("{key:?} is held, its holder reads {validity:?}, yet it was granted again: {guard:?}")
+            }
+            _ => panic!("{key:?} is held, yet it was granted again: {guard:?}"),
+        }
+    }
+
+    /// A call that nothing disturbed has failed. In real time a store that does not answer breaks no rule: its server may
+    /// have no time for it, which a process that stands still for none of its own does not see.
+    pub(crate) fn refused(&self, what: &str, error: &Error) -> ! {
+        if !self.is_virtual() && error.kind() == ErrorKind::Unavailable {
+            panic_any(Doubt(format!("{what}, and the store did not answer: {error}")))
+        }
+        panic!("{what}: {error}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::AssertUnwindSafe;
+    use std::sync::Arc;
+
+    use futures_util::FutureExt as _;
+    use leasehold_api::Lock;
+    use leasehold_engine::Engine;
+    use leasehold_memory::MemoryStore;
+
+    use super::*;
+    use crate::{Disturbed, Fault, Harness, Op, Time, async_trait};
+
+    #[derive(Debug)]
+    struct Fails(ErrorKind);
+
+    #[async_trait]
+    impl Harness for Fails {
+        async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+            let backend = Disturbed::new(MemoryStore::new().backend());
+            backend.faults().script(Op::Acquire, Fault::Error(self.0));
+            Ok(Arc::new(Engine::start(backend)?))
+        }
+    }
+
+    /// Whether each way to ask for a key doubts a call that ends with this error.
+    async fn doubted(time: Time, kind: ErrorKind) -> [bool; 3] {
+        let cx = Context::new(Box::new(Fails(kind)), time, None).await.unwrap();
+        let (a, b, c, key) = (cx.client().await, cx.client().await, cx.client().await, cx.key());
+        let asked = [
+            AssertUnwindSafe(cx.take(&a, &key)).catch_unwind().await.unwrap_err(),
+            AssertUnwindSafe(cx.free_within(&b, &key, cx.slack())).catch_unwind().await.unwrap_err(),
+            AssertUnwindSafe(cx.held(&c, &key)).catch_unwind().await.unwrap_err(),
+        ];
+        asked.map(|panic| panic.is::<Doubt>())
+    }
+
+    #[tokio::test]
+    async fn a_store_that_does_not_answer_in_real_time_is_not_accused() {
+        assert_eq!(doubted(Time::Real, ErrorKind::Unavailable).await, [true; 3]);
+        assert_eq!(doubted(Time::Real, ErrorKind::Corrupt).await, [false; 3]);
+        assert_eq!(doubted(Time::Virtual, ErrorKind::Unavailable).await, [false; 3]);
+    }
+}
