@@ -1,15 +1,14 @@
-//! Every mutant against every case: each must be caught, and the versions without a fault by none.
+//! Every mutant against the cases of the rules that it breaks, until one catches it; the versions without a fault against
+//! every case, and caught by none.
 //!
-//! Prints the matrix and writes it as JSON to `kill-matrix.json` in the target directory.
-//! `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, and prints why each case
-//! failed.
+//! Prints which case caught which. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, all if it is empty,
+//! and prints every case that fails with them, and why.
 
 // What fails here fails the test.
 #![allow(clippy::expect_used)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -17,21 +16,6 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
 use leasehold_conformance::{Case, CaseReport, Outcome, all_cases, run_case};
-
-/// Cases that take long: against mutants they run only where they show a rule that the mutant breaks,
-/// or all if `LEASEHOLD_FULL_MATRIX` is set.
-const LONG: [&str; 10] = [
-    "exclusion::no_try_of_thousands_gets_a_held_key",
-    "exclusion::the_section_never_holds_two",
-    "fairness::every_looping_contender_gets_its_share",
-    "fencing::grows_across_an_expiry",
-    "fencing::is_unique_and_in_order_for_many",
-    "keys::ten_thousand_at_once",
-    "renewal::may_ask_for_a_longer_ttl",
-    "stress::a_thousand_on_one_key",
-    "stress::uneven_sections_on_two_keys",
-    "timeouts::for_ever_is_long",
-];
 
 /// By the wall clock: a case that has not ended by then is taken for one that never does.
 const CASE_LIMIT: Duration = Duration::from_secs(20);
@@ -64,12 +48,7 @@ fn every_mutant_is_caught() {
     let rows = run_matrix(mutants);
     print!("{}", show(&rows, !only.is_empty()));
     println!("the slowest cases: {}", slowest(&rows));
-    println!("{} mutants against {} cases in {:.1?}", rows.len(), all_cases().len(), start.elapsed());
-    if only.is_empty() {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kill-matrix.json");
-        std::fs::write(&path, json(&rows)).expect("the target directory can be written");
-        println!("written to {}", path.display());
-    }
+    println!("{} mutants in {:.1?}", rows.len(), start.elapsed());
     let survivors: Vec<_> = rows.iter().filter(|r| r.killed_by.is_empty()).map(|r| r.mutant.name()).collect();
     assert!(survivors.is_empty(), "no case catches {}: {}", survivors.len(), survivors.join(", "));
     let strays: Vec<_> = rows
@@ -93,13 +72,6 @@ fn every_rule_has_a_case_and_a_mutant() {
 }
 
 #[test]
-fn long_cases_are_cases() {
-    for long in LONG {
-        assert!(all_cases().iter().any(|c| c.name == long), "there is no case {long}");
-    }
-}
-
-#[test]
 fn names_are_unique() {
     let names: BTreeSet<_> = all_mutants().iter().map(|m| m.name().to_owned()).collect();
     assert_eq!(names.len(), all_mutants().len());
@@ -107,7 +79,11 @@ fn names_are_unique() {
 
 fn shows_rule_of(case: &str, mutant: &Mutant) -> bool {
     let case = all_cases().iter().find(|c| c.name == case);
-    case.is_some_and(|c| c.rules.iter().any(|rule| mutant.rules().contains(rule)))
+    case.is_some_and(|c| shows(c, mutant))
+}
+
+fn shows(case: &Case, mutant: &Mutant) -> bool {
+    case.rules.iter().any(|rule| mutant.rules().contains(rule))
 }
 
 /// What the suite says of one mutant.
@@ -146,34 +122,45 @@ fn run_matrix(mutants: Vec<Mutant>) -> Vec<Row> {
 fn run_row(mutant: &Mutant) -> Row {
     let mut row =
         Row { mutant: mutant.clone(), passed: 0, killed_by: BTreeMap::new(), took: BTreeMap::new() };
-    // One thread does the cases; only one that hangs is left behind.
-    let full = mutant.rules().is_empty() || std::env::var_os("LEASEHOLD_FULL_MATRIX").is_some();
-    let wanted = |case: &&Case| full || !LONG.contains(&case.name) || shows_rule_of(case.name, mutant);
-    let mut cases: VecDeque<&'static Case> = all_cases().iter().filter(wanted).collect();
-    while !cases.is_empty() {
-        let outcomes = start(mutant, cases.iter().copied().collect());
-        loop {
-            match outcomes.recv_timeout(CASE_LIMIT) {
-                Ok(report) => {
-                    cases.pop_front();
-                    row.took.insert(report.case.name, report.took);
-                    row.passed += usize::from(report.outcome == Outcome::Passed);
-                    if let Outcome::Failed { message } = report.outcome {
-                        row.killed_by.insert(report.case.name, message);
-                    }
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    if let Some(hung) = cases.pop_front() {
-                        row.killed_by.insert(hung.name, format!("still busy after {CASE_LIMIT:?}"));
-                        row.took.insert(hung.name, CASE_LIMIT);
-                    }
-                    break;
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            }
+    // Without a fault it breaks no rule, and every case is run.
+    let all = mutant.rules().is_empty() || std::env::var_os("LEASEHOLD_MUTANT").is_some();
+    let (first, others): (VecDeque<&Case>, _) =
+        all_cases().iter().partition(|case| all || shows(case, mutant));
+    for mut cases in [first, others] {
+        while !cases.is_empty() && (all || row.killed_by.is_empty()) {
+            run_cases(&mut row, &mut cases, !all);
         }
     }
     row
+}
+
+/// Runs cases on one thread, until all are done, until one has caught the mutant if that is enough, or until one hangs,
+/// which is left behind.
+fn run_cases(row: &mut Row, cases: &mut VecDeque<&'static Case>, one_is_enough: bool) {
+    let outcomes = start(&row.mutant, cases.iter().copied().collect());
+    loop {
+        match outcomes.recv_timeout(CASE_LIMIT) {
+            Ok(report) => {
+                cases.pop_front();
+                row.took.insert(report.case.name, report.took);
+                row.passed += usize::from(report.outcome == Outcome::Passed);
+                if let Outcome::Failed { message } = report.outcome {
+                    row.killed_by.insert(report.case.name, message);
+                    if one_is_enough {
+                        return;
+                    }
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                if let Some(hung) = cases.pop_front() {
+                    row.killed_by.insert(hung.name, format!("still busy after {CASE_LIMIT:?}"));
+                    row.took.insert(hung.name, CASE_LIMIT);
+                }
+                return;
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+    }
 }
 
 fn start(mutant: &Mutant, cases: Vec<&'static Case>) -> mpsc::Receiver<CaseReport> {
@@ -223,20 +210,4 @@ fn slowest(rows: &[Row]) -> String {
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
     sums.iter().take(8).map(|(case, took)| format!("{case} {took:.1?}")).collect::<Vec<_>>().join(", ")
-}
-
-fn json(rows: &[Row]) -> String {
-    let cases: Vec<_> =
-        all_cases().iter().map(|c| serde_json::json!({ "name": c.name, "rules": c.rules })).collect();
-    let mutants: Vec<_> = rows
-        .iter()
-        .map(|row| {
-            serde_json::json!({
-                "name": row.mutant.name(),
-                "rules": row.mutant.rules(),
-                "killed_by": row.killed_by.keys().collect::<Vec<_>>(),
-            })
-        })
-        .collect();
-    format!("{:#}\n", serde_json::json!({ "cases": cases, "mutants": mutants }))
 }
