@@ -32,7 +32,8 @@ async fn defaults_of_database_and_role_do_not_matter() {
         "synchronous_commit = off",
         "statement_timeout = '300ms'",
         "lock_timeout = '1ms'",
-        "idle_session_timeout = '500ms'",
+        // Long enough for a busy machine to open a session.
+        "idle_session_timeout = '3s'",
         "search_path = 'public'",
     ] {
         let alter = format!("ALTER DATABASE {name} SET {setting}");
@@ -51,7 +52,7 @@ async fn defaults_of_database_and_role_do_not_matter() {
         }
         let lock = leasehold_postgres_ttl::TtlConfig::new(postgres).connect().await.unwrap();
         let guard = lock.key("k").acquire().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(700)).await;
+        tokio::time::sleep(Duration::from_millis(3_300)).await;
         guard.renew().await.unwrap();
         guard.release().await.unwrap();
         let guards = lock.keys(["a", "b", "c"]).acquire().await.unwrap();

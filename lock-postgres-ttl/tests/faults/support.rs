@@ -23,7 +23,9 @@ pub(crate) fn config(database: &Database) -> TtlConfig {
 }
 
 pub(crate) fn config_of(url: &str) -> TtlConfig {
-    TtlConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
+    let server = PgConfig::from_url(url).unwrap().install_schema(true);
+    // A busy machine may need more than the usual 5 s.
+    TtlConfig::new(server.connect_timeout(Duration::from_secs(30)))
 }
 
 /// A connection that waits for locks as long as those of the store.
