@@ -31,8 +31,8 @@ struct Advisory {
 impl Advisory {
     async fn backend(self, url: &str) -> Result<AdvisoryBackend, Error> {
         let millis = Duration::from_millis;
-        // Shorter than in production, to spare the tests the wait.
-        let liveness = Liveness::new(millis(300), millis(2_000), millis(4_000));
+        // Shorter than in production, to spare the tests the wait; a busy machine keeps a session waiting for seconds.
+        let liveness = Liveness::new(millis(300), millis(4_000), millis(6_000));
         let server = PgConfig::from_url(url)?
             .install_schema(true)
             .liveness(liveness)

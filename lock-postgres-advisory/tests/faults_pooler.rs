@@ -180,9 +180,9 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
     for setting in [
         "default_transaction_isolation = 'serializable'",
         "default_transaction_read_only = on",
-        "statement_timeout = '200ms'",
-        "lock_timeout = '200ms'",
-        "idle_in_transaction_session_timeout = '200ms'",
+        "statement_timeout = '1s'",
+        "lock_timeout = '1s'",
+        "idle_in_transaction_session_timeout = '1s'",
         "search_path = 'nowhere'",
     ] {
         let name = database.name();
@@ -197,11 +197,11 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
         let waiting = waiter(&pooled, "7");
         until_queued(cluster, name, 1).await;
         // Not for anything to happen: for longer than every limit.
-        tokio::time::sleep(ms(450)).await;
+        tokio::time::sleep(ms(1_300)).await;
         assert_eq!(queued(cluster, name).await, 1, "{setting}: the wait was ended");
         theirs.release().await.unwrap();
         let mine = waiting.await.unwrap().unwrap_or_else(|error| panic!("{setting}: {error}"));
-        tokio::time::sleep(ms(450)).await;
+        tokio::time::sleep(ms(1_300)).await;
         assert_eq!(held(cluster, name).await, [7], "{setting}: the hold was ended");
         until(&format!("the name is written under {setting}"), async || {
             let info = direct.admin().unwrap().inspect(&key("7")).await.unwrap();
