@@ -3,10 +3,11 @@
 
 mod claimer;
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use claimer::{Probe, builder, insert, paused, within};
-use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, Outcome, Take};
+use claimer::{Probe, builder, insert, paused, with_attempts, within};
+use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, Outcome, Retention, Take};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::time::sleep;
 
@@ -67,6 +68,58 @@ async fn what_becomes_of_claims_is_counted() {
     };
     rows("ready", "3");
     rows("failed", "1");
+}
+
+/// The other ends of a claim, and what happens in the background.
+#[tokio::test(start_paused = true)]
+async fn what_nobody_waits_for_is_counted_too() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let recorder = PrometheusBuilder::new().with_recommended_naming(true).build_recorder();
+    let handle = recorder.handle();
+    // Everything runs on this thread.
+    let _recorder = metrics::set_default_local_recorder(&recorder);
+    let spec = builder().settled_at("settled_at").retention(Retention::KeepFor(DAY)).build().unwrap();
+    let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
+    insert(&claims, 1..=3);
+    let store = Probe::of(claims.clone());
+    let claimer: Claimer = paused(&store).start().unwrap();
+    let see = |series: &str, more: &str, value: &str| {
+        let line = format!("leasehold_claim_{series}{{store=\"{store}\"{more}}} {value}\n");
+        let all = handle.render();
+        assert!(all.contains(&line), "no {line}in {all}");
+    };
+    let hour = Duration::from_secs(3_600);
+    within("a claim", claimer.next()).await.unwrap().retry("again", hour).await.unwrap();
+    see("ended_total", ",outcome=\"retry\"", "1");
+    within("a claim", claimer.next()).await.unwrap().snooze(hour).await.unwrap();
+    see("ended_total", ",outcome=\"snooze\"", "1");
+    within("a claim", claimer.next()).await.unwrap().put_back().await.unwrap();
+    see("ended_total", ",outcome=\"put back\"", "1");
+    within("a claim", claimer.next()).await.unwrap().done().await.unwrap();
+    see("taken_total", "", "4");
+
+    // Two leases of somebody else end, of whose rows one has no attempt left.
+    insert(&claims, [7]);
+    with_attempts(&claims, 8, 1);
+    let lease = Duration::from_secs(10);
+    assert_eq!(claims.take(&Take::up_to(2).lease(lease)).await.unwrap().claims.len(), 2);
+    claims.clock().advance(lease);
+    sleep(hour).await;
+    see("swept_total", ",outcome=\"returned\"", "1");
+    see("swept_total", ",outcome=\"exhausted\"", "1");
+
+    see("purged_total", "", "0");
+    claims.clock().advance(DAY);
+    sleep(hour * 2).await;
+    see("purged_total", "", "1");
+
+    see("failures_total", "", "0");
+    store.down.store(true, Ordering::SeqCst);
+    sleep(hour).await;
+    let none = format!("leasehold_claim_failures_total{{store=\"{store}\"}} 0\n");
+    assert!(!handle.render().contains(&none), "{}", handle.render());
+    store.down.store(false, Ordering::SeqCst);
+    within("the end", claimer.close()).await.unwrap();
 }
 
 /// The page describes each metric that is exported, with its labels.
