@@ -18,13 +18,17 @@ use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simul
 const SCHEDULES: u64 = 3_000;
 
 /// Schedules that have shown a fault of the engine or of the simulator, with what it was.
-const KEPT: [(u64, &str); 4] = [
+const KEPT: [(u64, &str); 5] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
     (
         1_795_424_161_309_775,
         "a late copy was granted, and the lease not begun anew when its caller asked again",
+    ),
+    (
+        1_795_574_538_607_596,
+        "an answer that came after an operator had ended its hold, and a late copy was granted with the next token",
     ),
 ];
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use leasehold_api::{
     Capabilities, Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity,
 };
-use leasehold_engine::token;
 use tokio::time::Instant;
 
 use super::client::{ClientTurns, DRIFT};
@@ -168,12 +167,7 @@ impl Book {
         let (holder, token) = (guard.holder(), guard.token());
         self.answered_in_time(&mut state, &of);
         self.was_due(&mut state, &of, "a grant");
-        if let Some(truth) = &self.truth {
-            let drawn = truth.stays(|stays| stays.iter().rev().find(|s| s.holder == holder).map(|s| s.token));
-            if drawn.and_then(token::from_store_number) != token {
-                state.wrong(self.start, "C8", &format!("{holder} has {token:?}, the store drew {drawn:?}"));
-            }
-        }
+        self.is_of_the_store(&mut state, holder, token);
         state.seen.insert(holder);
         state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
         let now = Instant::now();

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold_api::{HolderId, LockKey, LossReason, Validity};
+use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Validity};
+use leasehold_engine::token;
 use tokio::time::Instant;
 
 use super::book::{Book, Call, State};
@@ -107,10 +108,22 @@ impl Book {
     }
 
     fn was_forced(&self, holder: HolderId) -> bool {
-        let forced = |stays: &[Stay]| {
-            stays.iter().rev().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Force))))
-        };
+        let forced = |stays: &[Stay]| stays.iter().any(|stay| stay.holder == holder && stay.is_forced());
         self.truth.as_ref().is_some_and(|truth| truth.stays(forced))
+    }
+
+    /// Whether the store drew the token for this holder.
+    pub(super) fn is_of_the_store(&self, state: &mut State, holder: HolderId, token: Option<FencingToken>) {
+        let Some(truth) = &self.truth else { return };
+        // An answer may come after an operator has ended that hold, and a late copy of the request was granted.
+        let drawn: Vec<u64> = truth.stays(|stays| {
+            let own = stays.iter().rev().filter(|stay| stay.holder == holder).enumerate();
+            let count = own.filter(|(at, stay)| *at == 0 || stay.is_forced());
+            count.map(|(_, stay)| stay.token).collect()
+        });
+        if !drawn.iter().any(|drawn| token::from_store_number(*drawn) == token) {
+            state.wrong(self.start, "C8", &format!("{holder} has {token:?}, the store drew {drawn:?}"));
+        }
     }
 
     /// Whether a release that was Ok was one.

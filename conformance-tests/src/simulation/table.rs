@@ -53,6 +53,11 @@ pub(crate) struct Stay {
 }
 
 impl Stay {
+    /// Whether an operator ended it.
+    pub(crate) fn is_forced(&self) -> bool {
+        matches!(self.ended, Some((_, EndedBy::Force)))
+    }
+
     /// In words, with times since `start`.
     pub(crate) fn describe(&self, start: Instant) -> String {
         let Self { key, holder, client, token, from, ended } = self;
