@@ -232,8 +232,8 @@ impl PgConfig {
     ///
     /// A dropped call may have installed the schema.
     pub async fn prepare(&self, connection: &mut PgConnection, stores: Stores) -> Result<Access, Error> {
-        if self.install {
-            schema::install_for(connection, &self.schema, stores).await?;
+        if self.install && !schema::install_for(connection, &self.schema, stores).await? {
+            return Ok(Access::Full);
         }
         schema::access(connection, &self.schema, stores).await
     }

@@ -220,15 +220,16 @@ fn objects() -> BTreeSet<&'static str> {
 /// The schema is installed as a whole or not at all; a drop may leave either. The connection can still be
 /// used.
 pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
-    install_for(conn, schema, Stores::All).await
+    install_for(conn, schema, Stores::All).await.map(drop)
 }
 
-/// As [`install`]; where everything is there, what these stores need is enough.
+/// As [`install`]; where everything is there, what these stores need is enough. Whether something was changed: if not, they
+/// can do everything.
 pub(crate) async fn install_for(
     conn: &mut PgConnection,
     schema: &Identifier,
     stores: Stores,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     const ATTEMPTS: u32 = 4;
     let mut attempt = 1;
     loop {
@@ -247,13 +248,13 @@ pub(crate) async fn install_for(
         let is_complete = report.missing_objects.is_empty()
             && (report.schema != SchemaState::Unreadable || !report.altered_objects.is_empty());
         if is_there && !is_old && (is_complete || !report.missing_privileges.is_empty()) {
-            return report.ready(schema);
+            return report.ready(schema).map(|()| false);
         }
         // Without BEGIN and COMMIT: several statements in one message are one transaction, which ends
         // with the message, also after an error and when nobody waits for the answer.
         let message = [SETTINGS, &installation(schema, OBJECTS, CONTENT)].concat();
         match raw_sql(AssertSqlSafe(message)).execute(&mut *conn).await {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(true),
             // Somebody did something at the same time, and not behind our lock. Look again.
             Err(error) if attempt < ATTEMPTS && collided(&error) => attempt += 1,
             // Those who were held up by our waiting go on now.

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use leasehold_api::{Error, ErrorKind};
-use leasehold_postgres::Identifier;
-use leasehold_postgres::schema::{self, SchemaState};
+use leasehold_postgres::schema::{self, Access, SchemaState, Stores};
+use leasehold_postgres::{Identifier, PgConfig};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
-use test_servers::{Cluster, Database, Standby, fresh_database};
+use test_servers::{Cluster, ClusterOptions, Database, Standby, fresh_database};
 
 fn name(text: &str) -> Identifier {
     Identifier::new(text).unwrap()
@@ -107,7 +107,7 @@ fn every_table_names_its_access_method() {
 
 #[tokio::test]
 async fn installing_leaves_no_error_in_the_server_s_log() {
-    let cluster = Cluster::start(test_servers::ClusterOptions::new());
+    let cluster = Cluster::start(ClusterOptions::new());
     let database = cluster.fresh_database().await;
     let mut conn = database.connect().await;
     run(
@@ -126,6 +126,18 @@ async fn installing_leaves_no_error_in_the_server_s_log() {
     let log = cluster.log();
     let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR:")).collect();
     assert!(errors.len() == 1 && errors[0].contains("division by zero"), "{log}");
+}
+
+#[tokio::test]
+async fn a_schema_that_is_there_is_looked_at_once() {
+    let cluster = Cluster::start(ClusterOptions::new().setting("log_statement", "all"));
+    let database = cluster.fresh_database().await;
+    let config = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+    let mut conn = database.connect().await;
+    for looks in [2, 3] {
+        assert_eq!(config.prepare(&mut conn, Stores::Row).await.unwrap(), Access::Full);
+        assert_eq!(cluster.log().matches("WITH wanted(object").count(), looks);
+    }
 }
 
 #[tokio::test]
