@@ -10,9 +10,10 @@ use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait,
 };
 use leasehold_engine::{Backend as _, Engine};
-use leasehold_postgres::{Liveness, PgConfig};
+use leasehold_postgres::schema::script;
+use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, Liveness, PgConfig};
 use leasehold_postgres_advisory::{AdvisoryBackend, AdvisoryConfig, Sessions, XactConfig};
-use test_servers::Database;
+use test_servers::{Database, prepared_database};
 
 mod session {
     leasehold_conformance::suite!(super::Advisory { transactions: false });
@@ -52,7 +53,8 @@ impl Factory for Advisory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        Ok(Box::new(Server { kind: *self, database: test_servers::fresh_database().await }))
+        let installed = script(&Identifier::new(DEFAULT_SCHEMA)?, "");
+        Ok(Box::new(Server { kind: *self, database: prepared_database(&installed).await }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {

@@ -10,9 +10,11 @@ use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
 };
 use leasehold_engine::{Backend, Engine};
+use leasehold_postgres::schema::script;
+use leasehold_postgres::{DEFAULT_SCHEMA, Identifier};
 use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
 use sqlx::{Connection, PgConnection};
-use test_servers::{Database, fresh_database};
+use test_servers::{Database, prepared_database};
 
 suite!(RowFactory);
 
@@ -25,7 +27,8 @@ impl Factory for RowFactory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        Ok(Box::new(Server { database: fresh_database().await }))
+        let installed = script(&Identifier::new(DEFAULT_SCHEMA)?, "");
+        Ok(Box::new(Server { database: prepared_database(&installed).await }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {

@@ -11,9 +11,11 @@ use leasehold_conformance::{
     suite,
 };
 use leasehold_engine::{Backend, Engine, SystemClock};
+use leasehold_postgres::schema::script;
+use leasehold_postgres::{DEFAULT_SCHEMA, Identifier};
 use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
 use sqlx::{Connection, PgConnection};
-use test_servers::{Database, fresh_database};
+use test_servers::{Database, prepared_database};
 
 suite!(LeaseFactory);
 
@@ -26,7 +28,8 @@ impl Factory for LeaseFactory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        Ok(Box::new(Server { database: fresh_database().await }))
+        let installed = script(&Identifier::new(DEFAULT_SCHEMA)?, "");
+        Ok(Box::new(Server { database: prepared_database(&installed).await }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
@@ -34,7 +37,7 @@ impl Factory for LeaseFactory {
     }
 }
 
-/// A database of its own for each case.
+/// A database of its own for each case, which has the schema: to install it is a third of the work of a case.
 #[derive(Debug)]
 struct Server {
     database: Database,

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::process::{Pid, Signal};
 
+use crate::database::EMPTY;
 use crate::guarded::{Guarded, send};
 use crate::user::Medium;
-use crate::{Outcome, admin, binaries, fresh, observe, or_panic, port};
+use crate::{Database, Outcome, admin, binaries, fresh, observe, or_panic, port};
 
 /// How a server is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,8 +227,22 @@ impl Cluster {
     /// # Cancel safety
     ///
     /// Dropping it leaves the servers as they are at that moment; they end with their values.
-    pub async fn fresh_database(&self) -> crate::Database {
-        crate::Database::create(&self.admin_url(), false).await
+    pub async fn fresh_database(&self) -> Database {
+        self.database_like(EMPTY).await
+    }
+
+    /// A copy of a database of this cluster that nobody is connected to.
+    pub(crate) async fn copy_of(&self, template: &str) -> Database {
+        self.database_like(&format!("TEMPLATE {template}")).await
+    }
+
+    async fn database_like(&self, like: &str) -> Database {
+        let version = self.lock().process.directory().join("data/PG_VERSION");
+        let major: Option<u32> = fs::read_to_string(version).ok().and_then(|text| text.trim().parse().ok());
+        // Half of the work, where nothing waits for the disk; the default since the server has the choice is to write all
+        // of it to the log.
+        let strategy = if major >= Some(15) { " STRATEGY file_copy" } else { "" };
+        Database::create(&self.admin_url(), &format!("{like}{strategy}"), false).await
     }
 
     /// Runs an SQL script as superuser.

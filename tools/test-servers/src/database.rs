@@ -3,8 +3,12 @@
 use std::env;
 
 use sqlx::{Connection as _, PgConnection};
+use tokio::sync::Mutex;
 
 use crate::{Cluster, admin, or_panic};
+
+/// Unlike `template1`, nobody can be connected to this one, which would be an error (55006).
+pub(crate) const EMPTY: &str = "TEMPLATE template0";
 
 /// A new, empty database, which no other test uses.
 #[derive(Debug)]
@@ -27,19 +31,50 @@ pub struct Database {
 /// Dropping it leaves the servers as they are at that moment; they end with their values.
 pub async fn fresh_database() -> Database {
     match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => Database::create(&url, true).await,
+        Ok(url) if !url.is_empty() => Database::create(&url, EMPTY, true).await,
         _ => Cluster::shared().fresh_database().await,
     }
 }
 
+/// As [`fresh_database`], with what `script` makes in it: run once for a process on a cluster of its own, and copied.
+///
+/// # Panics
+///
+/// As [`fresh_database`].
+///
+/// # Cancel safety
+///
+/// As [`fresh_database`].
+pub async fn prepared_database(script: &str) -> Database {
+    /// The last script, and the database that it was run in.
+    static PREPARED: Mutex<Option<(String, String)>> = Mutex::const_new(None);
+    if env::var("DATABASE_URL").is_ok_and(|url| !url.is_empty()) {
+        let database = fresh_database().await;
+        or_panic(admin::script(database.url.clone(), script.to_owned()).await);
+        return database;
+    }
+    let cluster = Cluster::shared();
+    let mut prepared = PREPARED.lock().await;
+    let template = match &*prepared {
+        Some((known, template)) if known == script => template.clone(),
+        _ => {
+            let template = cluster.fresh_database().await;
+            or_panic(admin::script(template.url.clone(), script.to_owned()).await);
+            prepared.insert((script.to_owned(), template.name.clone())).1.clone()
+        }
+    };
+    drop(prepared);
+    cluster.copy_of(&template).await
+}
+
 impl Database {
-    pub(crate) async fn create(admin_url: &str, is_dropped: bool) -> Self {
+    /// `like`: what it is made of, and how.
+    pub(crate) async fn create(admin_url: &str, like: &str, is_dropped: bool) -> Self {
         let mut url = or_panic(
             url::Url::parse(admin_url).map_err(|error| format!("the server's URL does not parse: {error}")),
         );
         let name = format!("test_{}", uuid::Uuid::new_v4().simple());
-        // Unlike `template1`, nobody can be connected to this one, which would be an error (55006).
-        let sql = format!("CREATE DATABASE {name} TEMPLATE template0");
+        let sql = format!("CREATE DATABASE {name} {like}");
         or_panic(admin::rows(admin_url.to_owned(), sql, Vec::new()).await);
         url.set_path(&name);
         Self { url: url.into(), name, dropped_by: is_dropped.then(|| admin_url.to_owned()) }

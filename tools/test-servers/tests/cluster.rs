@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
-use test_servers::{Cluster, ClusterOptions, Signal, StopMode, fresh_database};
+use test_servers::{Cluster, ClusterOptions, Signal, StopMode, fresh_database, prepared_database};
 
 async fn number(connection: &mut PgConnection, sql: &'static str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
@@ -39,6 +39,25 @@ async fn concurrent_tests_get_databases_of_their_own() {
     for other in [second, third] {
         let mut connection = other.connect().await;
         assert_eq!(number(&mut connection, "SELECT count(*) FROM pg_class WHERE relname = 'thing'").await, 0);
+    }
+}
+
+#[tokio::test]
+async fn prepared_databases_have_what_the_script_makes_and_nothing_else() {
+    let rows = |table: &str| format!("CREATE TABLE {table} (a int); INSERT INTO {table} VALUES (1)");
+    for table in ["one", "other", "one"] {
+        let script = rows(table);
+        let (first, second) = tokio::join!(prepared_database(&script), prepared_database(&script));
+        for database in [&first, &second] {
+            let mut connection = database.connect().await;
+            let insert = format!("INSERT INTO {table} VALUES (2)");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(insert)).execute(&mut connection).await.unwrap();
+            let count = format!("SELECT count(*) FROM {table}");
+            let count = sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(count));
+            assert_eq!(count.fetch_one(&mut connection).await.unwrap(), 2);
+            let tables = "SELECT count(*) FROM pg_class WHERE relname IN ('one', 'other')";
+            assert_eq!(number(&mut connection, tables).await, 1);
+        }
     }
 }
 
