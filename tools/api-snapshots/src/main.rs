@@ -37,11 +37,12 @@ fn main() -> ExitCode {
 }
 
 fn run(features: &str, target: &Path, job: fn(&[Snapshot]) -> Result<(), String>) -> Result<(), String> {
-    if let Some(reason) = rustdoc::why_not() {
+    let why_not = rustdoc::why_not();
+    rustdoc::document(features, why_not.is_none())?;
+    if let Some(reason) = why_not {
         println!("-- public interface: not compared, {reason}");
         return Ok(());
     }
-    rustdoc::write_json(features)?;
     let snapshots: Result<Vec<_>, _> = PACKAGES
         .iter()
         .map(|package| {

@@ -39,19 +39,25 @@ pub(crate) fn why_not() -> Option<String> {
     })
 }
 
-/// Documents the libraries of the workspace as JSON, with the features and the profile that they are checked with elsewhere,
-/// so that what they depend on is not built again.
-pub(crate) fn write_json(features: &str) -> Result<(), String> {
+/// Documents the workspace, and denies warnings: as JSON with `in_json`, with the features and the profile that it is checked
+/// with elsewhere, so that what it depends on is not built again.
+pub(crate) fn document(features: &str, in_json: bool) -> Result<(), String> {
     let this = env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["doc", "--quiet", "--locked", "--profile", "tests", "--workspace", "--lib", "--no-deps"])
-        .args(["--features", features])
-        .env("RUSTDOC", this)
-        .env(REAL, real())
-        .env("RUSTDOCFLAGS", JSON.join(" "))
-        .status()
-        .map_err(|error| format!("cannot start cargo: {error}"))?;
-    if status.success() { Ok(()) } else { Err("failed: rustdoc's JSON of the workspace".to_owned()) }
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(["doc", "--locked", "--profile", "tests", "--workspace", "--no-deps"])
+        .args(["--features", features]);
+    let deny = "-D warnings";
+    if in_json {
+        command
+            .env("RUSTDOC", this)
+            .env(REAL, real())
+            .env("RUSTDOCFLAGS", [&JSON[..], &[deny]].concat().join(" "));
+    } else {
+        command.env("RUSTDOCFLAGS", deny);
+    }
+    let status = command.status().map_err(|error| format!("cannot start cargo: {error}"))?;
+    if status.success() { Ok(()) } else { Err("failed: the documentation of the workspace".to_owned()) }
 }
 
 fn real() -> OsString {

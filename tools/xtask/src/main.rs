@@ -44,7 +44,7 @@ usage: cargo xtask JOB
               the faults with those names, as in --faults kill,lose-reply
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
-  api         the public interface alone; with --update, docs/public-api becomes what it is now
+  api         the last two alone; with --update, docs/public-api becomes what the interface is now
   size        how many lines of claims a user compiles, and how many public names there are
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
@@ -173,22 +173,18 @@ fn lint() -> Outcome {
         let one = ["--package", &package, "--lib", "--no-default-features", "--features", &features];
         clippy(&what, &one)?;
     }
-    step::cargo_with(
-        "documentation",
-        &[&["doc"], &AS_TESTS[..], &["--workspace", "--no-deps", "--features", &features]].concat(),
-        &[("RUSTDOCFLAGS", "-D warnings")],
-    )?;
     let tests = [&["test", "--quiet"], &AS_TESTS[..], &["--package", "api-snapshots"]].concat();
     cargo("tests of api-snapshots", &tests)?;
     api("check")
 }
 
-/// A program of its own, because what it depends on is of no use to the other jobs.
+/// The documentation, without warnings, and the public interface that is in it. A program of its own, because what it depends
+/// on is of no use to the other jobs.
 fn api(job: &str) -> Outcome {
     let metadata = Metadata::read()?;
     let (features, target) = (metadata.all_features(), metadata.target_directory());
     let program = ["--package", "api-snapshots", "--", job, &features, target];
-    cargo("public interface", &[&["run", "--quiet"], &AS_TESTS[..], &program].concat())
+    cargo("documentation and public interface", &[&["run", "--quiet"], &AS_TESTS[..], &program].concat())
 }
 
 /// With the profile of the tests: macros and what else runs while compiling is then built once for both.
