@@ -140,7 +140,6 @@ fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outc
         .args(options)
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
-        .envs(step::threads())
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(output)

@@ -5,28 +5,20 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// What tells a program how many of its tests run at a time.
-const THREADS: &str = "RUST_TEST_THREADS";
-
 /// What went wrong, for people.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 /// Runs cargo with its output shown.
 pub(crate) fn cargo(what: &str, arguments: &[&str]) -> Outcome {
-    cargo_with(what, arguments, &[])
-}
-
-/// Runs cargo with variables added to its environment.
-pub(crate) fn cargo_with(what: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Outcome {
     announce(what);
     let start = Instant::now();
-    let status = command(arguments).envs(variables.iter().copied()).status();
+    let status = command(arguments).status();
     match status {
         Ok(status) if status.success() => {
             println!("-- {what}: passed in {:.0?}", start.elapsed());
             Ok(())
         }
-        Ok(_) => Err(failed(what, arguments, variables)),
+        Ok(_) => Err(failed(what, arguments, &[])),
         Err(error) => Err(format!("cannot start cargo: {error}")),
     }
 }
@@ -47,7 +39,6 @@ pub(crate) fn tests_seen(
     let start = Instant::now();
     let arguments = &[&["test", "--profile", "tests"], arguments].concat();
     let mut child = command(arguments)
-        .envs(threads())
         .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .spawn()
@@ -83,13 +74,6 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
-}
-
-/// How many tests of a program run at a time, unless somebody has said it: more than there are processors, since most wait
-/// for servers, processes and leases, and not for a processor. Not many more: a machine that has no time for what is
-/// tested in real time brings no verdict.
-pub(crate) fn threads() -> Option<(&'static str, String)> {
-    env::var_os(THREADS).is_none().then(|| (THREADS, (2 * processors()).to_string()))
 }
 
 pub(crate) fn processors() -> usize {
