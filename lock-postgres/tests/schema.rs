@@ -367,7 +367,7 @@ async fn least_privileges_are_enough_and_each_that_is_missing_is_named() {
     let schema = name("Locks\"");
     let role = role(&mut conn, &database).await;
     schema::install(&mut conn, &schema).await.unwrap();
-    let grants = schema::grants(&schema, &role, schema::Stores::All);
+    let grants = schema::grants(&schema, &role, Stores::All);
     let as_role = format!("SET ROLE {}", role.quoted());
 
     run(&mut conn, as_role.clone()).await;

@@ -1,12 +1,13 @@
 //! What a scrape sees of claims: the metrics that `docs/metrics.md` describes.
 #![allow(clippy::unwrap_used)]
 
-mod claimer;
+#[path = "claimer/common/mod.rs"]
+mod common;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use claimer::{Probe, builder, insert, paused, with_attempts, within};
+use common::{Probe, builder, insert, paused, with_attempts, within};
 use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, Outcome, Retention, Take};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::time::sleep;

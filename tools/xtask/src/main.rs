@@ -118,10 +118,10 @@ fn all_tests(features: &str) -> [&str; 5] {
 
 /// Families of tests that are enough to see that a server keeps the promises: of the suite of the stores, and the suite
 /// of claims on one kind of table.
-const CORE: [&str; 5] = ["exclusion::", "fencing::", "release::", "crash::", "text::"];
+const CORE: [&str; 5] = ["exclusion::", "fencing::", "release::", "crash::", "postgres::text::"];
 
 /// Where the families of [`CORE`] are.
-const CORE_TARGETS: [&str; 2] = ["conformance", "postgres"];
+const CORE_TARGETS: [&str; 2] = ["conformance", "stores"];
 
 fn core_on_the_newest_postgres() -> Outcome {
     if versions::has_npm() {

@@ -1,0 +1,172 @@
+//! What a claimer asks the store for while there is nothing to do, in memory.
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::{Probe, builder, insert, paused, state, still_memory, within};
+use leasehold_claim::{ClaimStore as _, Claimer, MemoryClaims, MemoryClock, Retention, RowKey, Take};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A worker that does whatever there is.
+fn worker(claimer: &Claimer) -> JoinHandle<()> {
+    let claimer = claimer.clone();
+    tokio::spawn(async move {
+        while let Some(claim) = claimer.next().await {
+            claim.done().await.unwrap();
+        }
+    })
+}
+
+/// Once new work was heard of, an idle process makes at most one statement in ten seconds.
+#[tokio::test(start_paused = true)]
+async fn row_07_an_idle_process_asks_next_to_nothing() {
+    let claims = still_memory();
+    let store = Probe::of(claims.clone());
+    let claimer = paused(&store).start().unwrap();
+    let worker = worker(&claimer);
+    sleep(Duration::from_secs(1)).await;
+    insert(&claims, [1]);
+    sleep(MINUTE).await;
+    assert_eq!(state(&claims, 1), "complete");
+    let before = store.calls();
+    sleep(MINUTE * 60).await;
+    let calls = store.calls() - before;
+    assert!((200..=360).contains(&calls), "{calls} calls in an hour");
+    worker.abort();
+}
+
+/// Where nobody announces new work it is found soon all the same.
+#[tokio::test(start_paused = true)]
+async fn row_08_it_polls_often_until_new_work_was_heard_of() {
+    let claims = still_memory();
+    let store = Probe::of(claims.clone());
+    claims.lose_wake_ups(true);
+    let claimer = paused(&store).start().unwrap();
+    let worker = worker(&claimer);
+    sleep(Duration::from_secs(5)).await;
+    for id in 1..=10 {
+        insert(&claims, [id]);
+        sleep(Duration::from_millis(2_100)).await;
+        assert_eq!(state(&claims, id), "complete", "found by the next poll");
+    }
+    let before = store.claim_queries();
+    sleep(MINUTE).await;
+    let polls = store.claim_queries() - before;
+    assert!((29..=38).contains(&polls), "{polls} polls in a minute: each is one question");
+
+    claims.lose_wake_ups(false);
+    insert(&claims, [11]);
+    sleep(MINUTE).await;
+    let before = store.claim_queries();
+    sleep(MINUTE * 10).await;
+    let polls = store.claim_queries() - before;
+    assert!((19..=26).contains(&polls), "{polls} polls in ten minutes");
+    worker.abort();
+}
+
+/// Where a listener knows from the start that new work is announced, it polls rarely at once; and often while nobody
+/// listens, and where the next listener does not know it.
+#[tokio::test(start_paused = true)]
+async fn row_07_it_polls_rarely_while_a_listener_knows_that_work_is_announced() {
+    let store = Probe::of(still_memory());
+    let claimer = paused(&store).start().unwrap();
+    let worker = worker(&claimer);
+    let polls = async |what: &str, minutes: u32, expected: RangeInclusive<usize>| {
+        sleep(MINUTE).await;
+        let before = store.claim_queries();
+        sleep(MINUTE * minutes).await;
+        let polls = store.claim_queries() - before;
+        assert!(expected.contains(&polls), "{what}: {polls} polls in {minutes} minutes");
+    };
+    let set = |flag: &AtomicBool, value: bool| {
+        flag.store(value, Ordering::SeqCst);
+        store.break_listeners();
+    };
+    polls("nobody knows", 1, 29..=38).await;
+    set(&store.proven, true);
+    polls("proven", 10, 19..=26).await;
+    set(&store.deaf, true);
+    polls("nobody listens", 1, 29..=38).await;
+    set(&store.deaf, false);
+    polls("proven again", 10, 19..=26).await;
+    set(&store.proven, false);
+    polls("the next listener knows nothing", 1, 29..=38).await;
+    worker.abort();
+}
+
+/// It sleeps until the first lease ends, however often it would look otherwise.
+#[tokio::test(start_paused = true)]
+async fn row_40_it_sleeps_until_the_first_lease_ends() {
+    let claims = MemoryClaims::with_clock(builder().build().unwrap(), MemoryClock::stopped()).unwrap();
+    insert(&claims, [1]);
+    let lease = Duration::from_secs(20);
+    assert_eq!(claims.take(&Take::up_to(1).lease(lease)).await.unwrap().claims.len(), 1);
+    let store = Probe::of(claims.clone());
+    store.dumb.store(true, Ordering::SeqCst);
+    let claimer = paused(&store).poll(MINUTE * 60).start().unwrap();
+    let waiting = tokio::spawn(async move { (claimer.next().await.unwrap(), claimer) });
+    sleep(Duration::from_secs(19)).await;
+    assert_eq!(store.sweeps.load(Ordering::SeqCst), 1, "one look has told when it ends");
+    claims.clock().advance(lease);
+    let (claim, _claimer) =
+        tokio::time::timeout(Duration::from_secs(2), waiting).await.expect("a second after its end").unwrap();
+    assert_eq!(claim.epoch(), Some(3));
+}
+
+/// What cannot be returned for now is tried again, less and less often.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_swept_is_tried_again_with_growing_pauses() {
+    let claims = still_memory();
+    insert(&claims, [1]);
+    claims.take(&Take::up_to(1)).await.unwrap();
+    claims.expire(&RowKey::new(1)).unwrap();
+    let locked = claims.lock(&RowKey::new(1)).unwrap();
+    let store = Probe::of(claims.clone());
+    let claimer = paused(&store).start().unwrap();
+    let waiting = tokio::spawn(async move { (claimer.next().await.unwrap(), claimer) });
+    sleep(MINUTE).await;
+    let looks = store.sweeps.load(Ordering::SeqCst);
+    assert!((15..=40).contains(&looks), "{looks} looks in a minute");
+    drop(locked);
+    let swept = tokio::time::timeout(Duration::from_secs(5), waiting).await;
+    assert_eq!(swept.expect("soon after it was let go").unwrap().0.epoch(), Some(3));
+}
+
+/// Rows that were settled long enough ago are deleted in the background, as long as the claimer lives.
+#[tokio::test(start_paused = true)]
+async fn row_29_settled_rows_are_purged_in_the_background() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let spec = builder().settled_at("settled_at").retention(Retention::KeepFor(DAY)).build().unwrap();
+    let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
+    insert(&claims, 1..=1200);
+    let store = Probe::of(claims.clone());
+    let claimer = paused(&store).start().unwrap();
+    let worker = worker(&claimer);
+    sleep(MINUTE).await;
+    claims.clock().advance(DAY / 2);
+    insert(&claims, [5000]);
+    sleep(MINUTE * 120).await;
+    assert_eq!(claims.rows().len(), 1201, "all are kept for a day");
+    claims.clock().advance(DAY / 2);
+    sleep(MINUTE * 120).await;
+    assert_eq!(claims.rows().len(), 1, "but for the one that was settled later");
+    let purges = store.purges.load(Ordering::SeqCst);
+    assert!(purges <= 15, "about one an hour, and three for all of them: {purges}");
+    within("closing", claimer.close()).await.unwrap();
+    worker.await.unwrap();
+    sleep(MINUTE * 120).await;
+    assert_eq!(store.purges.load(Ordering::SeqCst), purges);
+}
+
+/// Where settled rows are kept, nobody asks to delete any.
+#[tokio::test(start_paused = true)]
+async fn without_a_retention_nothing_is_purged() {
+    let store = Probe::of(still_memory());
+    let claimer = paused(&store).start().unwrap();
+    sleep(MINUTE * 300).await;
+    assert_eq!(store.purges.load(Ordering::SeqCst), 0);
+    drop(claimer);
+}

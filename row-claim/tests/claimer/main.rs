@@ -1,0 +1,14 @@
+//! Tests of the claimer: one program, so that they share a server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+
+mod claims;
+mod close;
+mod common;
+mod idle;
+mod keep;
+mod passes;
+mod postgres;
+mod processes;
+mod run;
+mod wake;

@@ -1,0 +1,11 @@
+//! Tests of held claims: one program, so that they share a server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+
+mod beside_leases;
+mod claims;
+mod common;
+mod dependent;
+mod faults;
+mod run;
+mod second_run;

@@ -1,0 +1,266 @@
+//! What a second run of a row is handed, what it makes of what the first has left, and who is known to have settled it.
+use std::time::Duration;
+
+use crate::common::*;
+use leasehold_claim::{
+    Backoff, Claim, ClaimSpec, ClaimStore as _, ClaimedRow, Claimer, ClaimerBuilder, OnFailure, Outcome,
+    PgClaims, PgHeld, States, Table, Take,
+};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, raw_sql};
+use test_servers::{Database, fresh_database};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+const AGAIN: OnFailure = OnFailure::Retry(Backoff::constant(Duration::ZERO));
+
+/// How a row is claimed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    Held,
+    Leased,
+}
+
+/// A table that is claimed in either way, with the row 7 in it.
+struct Jobs {
+    pool: PgPool,
+    spec: ClaimSpec,
+    mode: Mode,
+}
+
+impl Jobs {
+    async fn new(mode: Mode) -> (Database, Self, PgConnection) {
+        let db = fresh_database().await;
+        let mut observer = db.connect().await;
+        run(
+            &mut observer,
+            "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', parts jsonb, settled_by text);
+            INSERT INTO job (id, parts) VALUES (7, '[\"a\", \"b\", \"c\", \"d\"]')",
+        )
+        .await;
+        let states = States::text(["new"], "done").taken("taken").failed("failed").exhausted("exhausted");
+        let spec = ClaimSpec::builder(Table::new("job").unwrap())
+            .state("status", states)
+            .lease_columns("owner", "epoch", "lease_until")
+            .epoch_sequence(Table::new("job_epochs").unwrap())
+            .attempts("attempts_left")
+            .max_attempts(5)
+            .work(["parts"])
+            .build()
+            .unwrap();
+        let pool = pool(db.url(), 8).await;
+        spec.migration().apply(&pool).await.unwrap();
+        (db, Self { pool, spec, mode }, observer)
+    }
+
+    fn leases(&self) -> PgClaims {
+        PgClaims::new(self.pool.clone(), self.spec.clone())
+    }
+
+    fn held(&self) -> PgHeld {
+        PgHeld::new(self.pool.clone(), self.spec.clone())
+    }
+
+    fn claimer(&self) -> ClaimerBuilder {
+        let builder = match self.mode {
+            Mode::Held => self.held().claimer(),
+            Mode::Leased => Claimer::builder(std::sync::Arc::new(self.leases())),
+        };
+        builder.on_failure(AGAIN)
+    }
+
+    /// Somebody takes the row, is at `work`, and dies.
+    async fn crash<T>(&self, work: impl AsyncFnOnce(&ClaimedRow) -> T) -> T {
+        match self.mode {
+            Mode::Held => {
+                let mut hold = self.held().begin(&Take::up_to(1)).await.unwrap().unwrap();
+                let answer = work(&hold.taken().claims[0].rows[0]).await;
+                let die = raw_sql("SELECT pg_terminate_backend(pg_backend_pid())");
+                die.execute(hold.connection()).await.unwrap_err();
+                answer
+            }
+            Mode::Leased => {
+                let claims = self.leases();
+                let taken = claims.take(&Take::up_to(1).lease(ms(1))).await.unwrap();
+                let answer = work(&taken.claims[0].rows[0]).await;
+                let swept = async {
+                    while claims.sweep(10).await.unwrap().returned.is_empty() {
+                        tokio::time::sleep(ms(1)).await;
+                    }
+                };
+                timeout(LONG, swept).await.unwrap();
+                answer
+            }
+        }
+    }
+}
+
+async fn next(claimer: &Claimer) -> Claim {
+    timeout(LONG, claimer.next()).await.unwrap().unwrap()
+}
+
+/// Row 19: each run of a row is handed the same key, a greater epoch, and the number of its attempt. A crash is an attempt
+/// under a lease; in a held claim it was rolled back, and the epoch, of a sequence, is greater all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_19_each_run_is_handed_its_attempt_the_same_key_and_a_greater_epoch() {
+    for (mode, attempts) in [(Mode::Held, [1, 2, 3]), (Mode::Leased, [2, 3, 4])] {
+        let (_db, jobs, mut observer) = Jobs::new(mode).await;
+        let (key, mut epoch) = jobs.crash(async |row| (row.dedupe_key(&jobs.spec), row.epoch)).await;
+        let claimer = jobs.claimer().start().unwrap();
+        let (ran, mut runs) = mpsc::unbounded_channel();
+        let (spec, running) = (jobs.spec.clone(), claimer.clone());
+        let running = tokio::spawn(async move {
+            let handler = move |claim: Claim| {
+                let seen = (claim.attempt(), claim.row().dedupe_key(&spec), claim.epoch().unwrap());
+                let attempt = seen.0;
+                ran.send(seen).unwrap();
+                async move {
+                    assert_ne!(attempt, Some(attempts[1]), "the one in the middle panics");
+                    if attempt == Some(attempts[2]) { Ok(()) } else { Err("not yet") }
+                }
+            };
+            running.run(1, handler).await.unwrap();
+        });
+        for attempt in attempts {
+            let run = timeout(LONG, runs.recv()).await.unwrap().unwrap();
+            assert_eq!((run.0, &run.1), (Some(attempt), &key), "{mode:?}");
+            assert!(run.2 > epoch, "{mode:?}: epoch {} after {epoch}", run.2);
+            epoch = run.2;
+        }
+        until(&mut observer, "SELECT status = 'done' FROM job").await;
+        timeout(LONG, claimer.close()).await.unwrap().unwrap();
+        timeout(LONG, running).await.unwrap().unwrap();
+    }
+}
+
+/// Row 88: who settled a row is in a column of the table's own, written in the transaction of the end. Whoever was
+/// overtaken, or was cut off before the commit, is not in it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_88_who_settled_a_row_stays_known() {
+    async fn sign(on: &mut PgConnection, who: &str, claim: &str) {
+        run(on, &format!("UPDATE job SET settled_by = '{who} {claim}' WHERE id = 7")).await;
+    }
+    for mode in [Mode::Held, Mode::Leased] {
+        let (_db, jobs, mut observer) = Jobs::new(mode).await;
+        let (claimer, claims) = (jobs.claimer().start().unwrap(), jobs.leases());
+        let mut late = next(&claimer).await;
+        let first = late.owner().to_string();
+        if mode == Mode::Held {
+            sign(late.connection().unwrap(), "late", &first).await;
+            let die = raw_sql("SELECT pg_terminate_backend(pg_backend_pid())");
+            die.execute(late.connection().unwrap()).await.unwrap_err();
+        } else {
+            run(&mut observer, "UPDATE job SET lease_until = now() - interval '1 s'").await;
+            claims.sweep(10).await.unwrap();
+        }
+        let mut second = next(&claimer).await;
+        let owner = second.owner().to_string();
+        match mode {
+            Mode::Held => {
+                sign(second.connection().unwrap(), "second", &owner).await;
+                second.done().await.unwrap();
+                late.done().await.unwrap_err();
+            }
+            Mode::Leased => {
+                let mut work = jobs.pool.begin().await.unwrap();
+                sign(&mut work, "second", &owner).await;
+                second.settle_with(&claims, work, Outcome::Done).await.unwrap();
+                let mut work = jobs.pool.begin().await.unwrap();
+                sign(&mut work, "late", &first).await;
+                late.settle_with(&claims, work, Outcome::Done).await.unwrap_err();
+                drop(late);
+            }
+        }
+        assert_ne!(owner, first);
+        let settled = text(&mut observer, "SELECT status || ' ' || settled_by FROM job").await;
+        assert_eq!(settled, format!("done second {owner}"), "{mode:?}");
+        timeout(LONG, claimer.close()).await.unwrap().unwrap();
+    }
+}
+
+/// What is not in the database of the claims, so that nothing rolls it back: for each row, the run that is at it by its
+/// epoch, and what it has done.
+struct Elsewhere(PgConnection);
+
+impl Elsewhere {
+    async fn new(db: &Database) -> Self {
+        let mut on = db.connect().await;
+        run(
+            &mut on,
+            "CREATE TABLE run (key text PRIMARY KEY, epoch bigint NOT NULL);
+            CREATE TABLE effect (key text, part text, PRIMARY KEY (key, part))",
+        )
+        .await;
+        Self(on)
+    }
+
+    /// A run begins: what one before it has left is taken back. Not where a later one has begun.
+    async fn begin(&mut self, key: &str, epoch: i64) -> bool {
+        self.changes(&format!(
+            "WITH begun AS (INSERT INTO run (key, epoch) VALUES ('{key}', {epoch}) ON CONFLICT (key) \
+             DO UPDATE SET epoch = EXCLUDED.epoch WHERE run.epoch < EXCLUDED.epoch RETURNING key), \
+             taken_back AS (DELETE FROM effect USING begun WHERE effect.key = begun.key) SELECT 1 FROM begun"
+        ))
+        .await
+    }
+
+    /// One effect of the run that is the latest; of any other, none.
+    async fn put(&mut self, key: &str, epoch: i64, part: &str) -> bool {
+        self.changes(&format!(
+            "INSERT INTO effect SELECT key, '{part}' FROM run WHERE key = '{key}' AND epoch = {epoch} RETURNING 1"
+        ))
+        .await
+    }
+
+    async fn changes(&mut self, sql: &str) -> bool {
+        !raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut self.0).await.unwrap().is_empty()
+    }
+
+    async fn parts(&mut self, key: &str) -> String {
+        text(
+            &mut self.0,
+            &format!("SELECT string_agg(part, ' ' ORDER BY part) FROM effect WHERE key = '{key}'"),
+        )
+        .await
+    }
+}
+
+/// Row 89: a run dies after half of its effects, and what it was to do changes before the next. That corrects what the
+/// first has left: in the end there is what one whole run would have made, and the first changes nothing any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_89_a_second_run_corrects_what_the_first_has_left() {
+    let parts = |row: &ClaimedRow| serde_json::from_value::<Vec<String>>(row.work["parts"].clone()).unwrap();
+    for mode in [Mode::Held, Mode::Leased] {
+        let (_db, jobs, mut observer) = Jobs::new(mode).await;
+        let other = fresh_database().await;
+        let mut elsewhere = Elsewhere::new(&other).await;
+        let (key, first) = jobs
+            .crash(async |row| {
+                let (key, epoch) = (row.dedupe_key(&jobs.spec), row.epoch);
+                assert!(elsewhere.begin(&key, epoch).await);
+                for part in &parts(row)[..2] {
+                    assert!(elsewhere.put(&key, epoch, part).await);
+                }
+                (key, epoch)
+            })
+            .await;
+        assert_eq!(elsewhere.parts(&key).await, "a b", "{mode:?}: half of it, which nothing has rolled back");
+        run(&mut observer, "UPDATE job SET parts = '[\"b\", \"c\", \"x\"]' WHERE id = 7").await;
+
+        let claimer = jobs.claimer().start().unwrap();
+        let claim = next(&claimer).await;
+        let (again, second) = (claim.row().dedupe_key(&jobs.spec), claim.epoch().unwrap());
+        assert_eq!(again, key);
+        assert!(elsewhere.begin(&again, second).await);
+        // The first was only slow, and goes on where it was; nor does it begin again.
+        assert!(!elsewhere.put(&key, first, "d").await);
+        assert!(!elsewhere.begin(&key, first).await);
+        for part in parts(claim.row()) {
+            assert!(elsewhere.put(&again, second, &part).await);
+        }
+        claim.done().await.unwrap();
+        assert!(!elsewhere.put(&key, first, "d").await);
+        assert_eq!(elsewhere.parts(&key).await, "b c x", "{mode:?}: as of one whole run");
+        assert_eq!(text(&mut observer, "SELECT status FROM job").await, "done");
+        timeout(LONG, claimer.close()).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,293 @@
+//! Many workers at once on one table in Postgres.
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use leasehold_claim::support::{Pass, PassEnd};
+use leasehold_claim::{
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, PgHeld, Renewal, RowKey, Sql,
+    States, Table, Take,
+};
+use sqlx::Executor as _;
+use tokio::task::JoinSet;
+
+const WORKERS: u32 = 16;
+
+/// rows 11 and 38: sixteen workers and ten thousand rows, each taken exactly once, and nobody waits for a lock of
+/// somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn row_11_each_row_once_and_nobody_waits() {
+    for (spec, rows) in [(request(), 10_000), (beside(), 4_000)] {
+        let world = World::new(&[REQUEST, SIDE].concat()).await;
+        world.insert(rows).await;
+        world.run("ANALYZE request").await;
+        let claims = world.claims(spec);
+        let done = Arc::new(AtomicBool::new(false));
+        let sampler = tokio::spawn(sample_waits(world.pool.clone(), Arc::clone(&done)));
+        let mut workers = JoinSet::new();
+        for worker in 0..WORKERS {
+            let claims = claims.clone();
+            workers.spawn(async move {
+                let mut mine = Vec::new();
+                // Some one by one, some in batches.
+                let limit = [1, 7, 20, 50][worker as usize % 4];
+                loop {
+                    let taken = claims.take(&Take::up_to(limit)).await.unwrap();
+                    assert!(taken.claims.len() <= limit as usize);
+                    if taken.claims.is_empty() && !claims.pending(&Take::up_to(1)).await.unwrap() {
+                        return mine;
+                    }
+                    mine.extend(flat(&taken));
+                }
+            });
+        }
+        let mut seen = HashSet::new();
+        let mut total = 0;
+        while let Some(mine) = bounded(workers.join_next()).await {
+            let mine = mine.unwrap();
+            total += mine.len();
+            seen.extend(mine);
+        }
+        done.store(true, Ordering::Relaxed);
+        let (samples, waits) = sampler.await.unwrap();
+        assert_eq!(total, rows as usize, "some were taken twice or not at all");
+        assert_eq!(seen.len(), rows as usize);
+        assert!(samples > 0, "the waits were looked at");
+        // A claim that comes to a row in the instant in which the claim of another commits looks at the row's new
+        // version, and may meet a third there: the server lets it wait for the end of that statement, whatever
+        // SKIP LOCKED says. On a busy machine that is a few in a hundred looks; without SKIP LOCKED every second.
+        let looks = samples * WORKERS;
+        assert!(waits.len() * 5 <= looks as usize, "{} waits in {looks} looks: {waits:?}", waits.len());
+        assert_eq!(
+            world.number("SELECT count(*) FROM request WHERE status = 'in-progress'").await,
+            i64::from(rows)
+        );
+    }
+}
+
+/// row 11 in open transactions: each keeps its rows while it works, and those behind it never wait for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn row_11_held_claims_wait_for_nobody() {
+    const ROWS: u32 = 1_000;
+    let world = World::new(REQUEST).await;
+    world.insert(ROWS).await;
+    world.run("ANALYZE request").await;
+    let held = PgHeld::new(world.pool.clone(), request().build().unwrap());
+    let done = Arc::new(AtomicBool::new(false));
+    // On a connection of its own, which the workers cannot keep it from.
+    let sampler = tokio::spawn(sample_waits(pool(world.database.url(), 1).await, Arc::clone(&done)));
+    let mut workers = JoinSet::new();
+    for worker in 0..WORKERS {
+        let held = held.clone();
+        workers.spawn(async move {
+            let (take, mut mine) = (Take::up_to([1, 7, 20, 50][worker as usize % 4]), Vec::new());
+            while let Some(mut hold) = held.begin(&take).await.unwrap() {
+                // As work would, in the same transaction.
+                sqlx::query("SELECT pg_sleep(0.001)").execute(hold.connection()).await.unwrap();
+                for claimed in hold.taken().claims.clone() {
+                    hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
+                    mine.push(claimed.rows[0].key.id.to_string());
+                }
+                hold.commit().await.unwrap();
+            }
+            mine
+        });
+    }
+    let mut seen = Vec::new();
+    while let Some(mine) = bounded(workers.join_next()).await {
+        seen.extend(mine.unwrap());
+    }
+    done.store(true, Ordering::Relaxed);
+    let (samples, waits) = sampler.await.unwrap();
+    assert!(samples > 0, "the waits were looked at");
+    let looks = samples * WORKERS;
+    assert!(waits.len() * 5 <= looks as usize, "{} waits in {looks} looks: {waits:?}", waits.len());
+    assert_eq!(seen.len(), ROWS as usize, "some were worked on twice or not at all");
+    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), ROWS as usize);
+    assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, i64::from(ROWS));
+}
+
+/// trap 6: a claim that began before another was committed, and comes to its row after that, does not take it
+/// again: it asks for the state again, or finds the lease. The server looks at a table as it was when the statement
+/// began, so where taking changes nothing in the row itself, only the key of the side table says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn trap_6_a_claim_with_an_old_view() {
+    let plain = "CREATE TABLE plain (id bigint PRIMARY KEY, done boolean NOT NULL DEFAULT false, owner uuid, epoch bigint,
+            lease_until timestamptz);
+        INSERT INTO plain VALUES (1), (2);";
+    let slow = || Sql::trusted("pg_catalog.pg_advisory_xact_lock_shared(7) IS NOT NULL");
+    let spec = || ClaimSpec::builder(Table::new("plain").unwrap()).state("done", States::boolean());
+    let columns = || spec().lease_columns("owner", "epoch", "lease_until");
+    let side = || spec().side_table(Table::new("lease").unwrap());
+    for is_side in [false, true] {
+        for limit in [1, 2] {
+            let world = World::new(&[plain, SIDE].concat()).await;
+            let spec = || if is_side { side() } else { columns() };
+            let (quick, slow) = (world.claims(spec()), world.claims(spec().filter(slow())));
+            let mut gate = world.pool.begin().await.unwrap();
+            gate.execute("SELECT pg_advisory_xact_lock(7)").await.unwrap();
+            let late = tokio::spawn(async move { take(&slow, limit).await });
+            until_waiting(&world, 1).await;
+            let first = take_one(&quick).await;
+            assert_eq!(first.rows[0].key, RowKey::new(1));
+            gate.rollback().await.unwrap();
+            let late = bounded(late).await.unwrap();
+            assert!(!flat(&late).contains(&1), "taken twice: {late:?}");
+            settle(&quick, &first.claim, Outcome::Done).await.unwrap();
+        }
+    }
+}
+
+/// How often it looked, and which statements it saw waiting for a row or for whoever has it.
+async fn sample_waits(pool: sqlx::PgPool, done: Arc<AtomicBool>) -> (u32, Vec<String>) {
+    let sql = "SELECT wait_event || ': ' || left(query, 60) FROM pg_stat_activity WHERE datname = current_database()
+        AND wait_event_type = 'Lock' AND wait_event IN ('transactionid', 'tuple', 'advisory')";
+    let (mut samples, mut waits) = (0, Vec::new());
+    while !done.load(Ordering::Relaxed) {
+        waits.extend(sqlx::query_scalar::<_, String>(sql).fetch_all(&pool).await.unwrap());
+        samples += 1;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    (samples, waits)
+}
+
+/// row 23: sixteen workers on one hot entity: never two at it, every round makes progress, and all of it is done
+/// within a bound although each only ever tries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn row_23_a_hot_group() {
+    const ROUNDS: u32 = 40;
+    for spec in [request().group("hot"), beside().group("hot")] {
+        let world =
+            World::new(&[REQUEST, SIDE, "ALTER TABLE request ADD hot text DEFAULT 'one';"].concat()).await;
+        world.insert(1).await;
+        let claims = world.claims(spec.grouped());
+        let inside = Arc::new(AtomicU32::new(0));
+        let rounds = Arc::new(AtomicU32::new(0));
+        let began = Instant::now();
+        let mut workers = JoinSet::new();
+        for _ in 0..WORKERS {
+            let (claims, inside, rounds) = (claims.clone(), Arc::clone(&inside), Arc::clone(&rounds));
+            workers.spawn(async move {
+                let mut pass = Pass::new();
+                let mut skipped = 0;
+                loop {
+                    let taken = claims.take(&Take::up_to(2).after(pass.line())).await.unwrap();
+                    pass.saw(&taken);
+                    for claim in &taken.claims {
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at one entity");
+                        if rounds.fetch_add(1, Ordering::SeqCst) < ROUNDS {
+                            // More work for the same entity while somebody is at it.
+                            sqlx::query("INSERT INTO request (document) VALUES ('more'), ('and more')")
+                                .execute(claims.pool())
+                                .await
+                                .unwrap();
+                        }
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
+                    }
+                    if taken.claims.is_empty() && taken.line.is_none() {
+                        let pending = claims.pending(&Take::up_to(1)).await.unwrap();
+                        match pass.end(pending) {
+                            PassEnd::Clean => return skipped,
+                            PassEnd::Found => {}
+                            PassEnd::Skipped => {
+                                skipped += 1;
+                                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
+                            }
+                        }
+                    }
+                }
+            });
+        }
+        let mut skipped = 0;
+        while let Some(of_one) = bounded(workers.join_next()).await {
+            skipped += of_one.unwrap();
+        }
+        assert_eq!(
+            world.number("SELECT count(*) FROM request WHERE status <> 'complete'").await,
+            0,
+            "stranded"
+        );
+        assert_eq!(world.number("SELECT count(*) FROM request").await, i64::from(2 * ROUNDS) + 1);
+        let all = rounds.load(Ordering::SeqCst);
+        assert!(all > ROUNDS && skipped > 0, "{all} rounds, {skipped} skipped: nobody met anybody");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?} for {all} rounds", began.elapsed());
+    }
+}
+
+/// Batches that cross: settling, renewing, sweeping and topping up the same rows in opposite orders. Everybody
+/// locks rows in one order or does not wait, so there is no deadlock, and each claim ends once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn crossing_batches_do_not_deadlock() {
+    for spec in [request(), beside()] {
+        let world = World::new(&[REQUEST, SIDE].concat()).await;
+        world.insert(120).await;
+        let claims = world.claims(spec);
+        let mut ended: BTreeMap<&str, u32> = BTreeMap::new();
+        for _ in 0..6 {
+            let taken = take(&claims, 120).await;
+            let all: Vec<ClaimRef> = taken.claims.iter().map(|claim| claim.claim.clone()).collect();
+            world
+                .run(
+                    "UPDATE request SET lease_until = '-infinity' WHERE id % 2 = 0;
+                UPDATE lease SET lease_until = '-infinity' WHERE id::int % 2 = 0",
+                )
+                .await;
+            let mut work: JoinSet<(&str, u32)> = JoinSet::new();
+            for turn in 0..4 {
+                let (claims, mut all) = (claims.clone(), all.clone());
+                if turn % 2 == 1 {
+                    all.reverse();
+                }
+                work.spawn(async move { ("settled", put_back(&claims, &all).await) });
+            }
+            for turn in 0..2 {
+                let (renewing, mut all) = (claims.clone(), all.clone());
+                if turn % 2 == 1 {
+                    all.reverse();
+                }
+                work.spawn(async move {
+                    let renewals = renewing.renew(&all, LONG).await.unwrap();
+                    ("renewed", renewals.iter().filter(|one| **one == Renewal::Renewed).count() as u32)
+                });
+                let claims = claims.clone();
+                work.spawn(async move { ("swept", claims.sweep(120).await.unwrap().returned.len() as u32) });
+            }
+            let mut this: BTreeMap<&str, u32> = BTreeMap::new();
+            while let Some(done) = bounded(work.join_next()).await {
+                let (what, count) = done.unwrap();
+                *this.entry(what).or_default() += count;
+            }
+            assert_eq!(this["settled"] + this["swept"], 120, "{this:?}");
+            for (what, count) in this {
+                *ended.entry(what).or_default() += count;
+            }
+        }
+        assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'new'").await, 120);
+        let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+        world.run("SELECT pg_stat_clear_snapshot()").await;
+        assert_eq!(world.number(deadlocks).await, 0, "{ended:?}");
+    }
+}
+
+/// Rows that another batch is at are busy: they are come back to.
+async fn put_back(claims: &PgClaims, all: &[ClaimRef]) -> u32 {
+    let mut left: Vec<_> = all.iter().map(|claim| (claim.clone(), Outcome::PutBack)).collect();
+    let mut count = 0;
+    while !left.is_empty() {
+        let answers = bounded(claims.settle(&left)).await.unwrap();
+        let mut busy = Vec::new();
+        for (one, answer) in left.into_iter().zip(answers) {
+            match answer {
+                Ok(_) => count += 1,
+                Err(ClaimError::Superseded { .. }) => {}
+                Err(ClaimError::Busy { .. }) => busy.push(one),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        left = busy;
+    }
+    count
+}

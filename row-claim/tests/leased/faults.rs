@@ -1,0 +1,345 @@
+//! Servers, poolers and settings that do not make it easy.
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use crate::common::*;
+use leasehold_api::ErrorKind;
+use leasehold_claim::{
+    ClaimError, ClaimSpec, ClaimStore as _, Outcome, PgClaims, Renewal, States, Table, Take,
+};
+use sqlx::Executor as _;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Proxy, StopMode};
+
+/// Everything once, on a table with the rows 1 to 6 that are all new.
+async fn everything(world: &World, claims: &PgClaims) {
+    let taken = take(claims, 4).await;
+    let all: Vec<_> = taken.claims.iter().map(|claim| claim.claim.clone()).collect();
+    assert_eq!(all.len(), 4);
+    assert_eq!(claims.renew(&all, LONG).await.unwrap(), vec![Renewal::Renewed; 4]);
+    assert_eq!(claims.taken(9).await.unwrap().len(), 4);
+    let ends = [Outcome::Done, Outcome::Failed("x".into()), Outcome::PutBack, Outcome::PutBack];
+    let ends: Vec<_> = all.iter().zip(ends).map(|(claim, end)| (claim.clone(), end)).collect();
+    for answer in claims.settle(&ends).await.unwrap() {
+        answer.unwrap();
+    }
+    let one = take_one(claims).await;
+    world.run("UPDATE request SET lease_until = '-infinity' WHERE lease_until IS NOT NULL").await;
+    assert_eq!(claims.sweep(9).await.unwrap().returned, [one.rows[0].key.clone()]);
+    assert!(claims.pending(&Take::up_to(1)).await.unwrap());
+    assert!(claims.exhausted(9).await.unwrap().is_empty());
+    let mut transaction = claims.pool().begin().await.unwrap();
+    let one = take_one(claims).await;
+    claims.settle_in(&mut transaction, &one.claim, &Outcome::Done).await.unwrap();
+    claims.notify(&mut transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, 2);
+}
+
+/// PgBouncer in transaction mode: lease mode works, announcing falls back to polling, and says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_pooler_in_transaction_mode() {
+    let world = World::private(REQUEST).await;
+    world.insert(6).await;
+    let options = PgBouncerOptions::new().pool_size(4).round_robin();
+    // The driver sends it with every connection.
+    let options = options.setting("ignore_startup_parameters", "extra_float_digits");
+    let bouncer = PgBouncer::start(Cluster::shared(), &options);
+    let url = bouncer.url(world.database.name());
+    let claims = PgClaims::new(pool(&url, 4).await, request().build().unwrap()).behind_pooler();
+    everything(&world, &claims).await;
+    let error = claims.listen().await.unwrap_err();
+    assert!(matches!(&error, ClaimError::Unsupported(text) if text.contains("polls")), "{error}");
+    // Groups are claimed in one transaction, so their locks are too.
+    world.run("INSERT INTO request (entity) VALUES ('a'), ('a')").await;
+    let groups = PgClaims::new(claims.pool().clone(), request().group("kind").grouped().build().unwrap())
+        .behind_pooler();
+    let taken = take(&groups, 9).await;
+    assert_eq!(taken.claims.len(), 1, "{taken:?}");
+    assert!(Cluster::shared().advisory_locks(world.database.name()).await.is_empty());
+    // Many at once, from fewer connections than clients.
+    world.insert(200).await;
+    let mut workers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let claims = claims.clone();
+        workers.spawn(async move {
+            let mut count = 0;
+            while let Some(claim) = claims.take(&Take::up_to(1)).await.unwrap().claims.pop() {
+                settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
+                count += 1;
+            }
+            count
+        });
+    }
+    let mut count = 0;
+    while let Some(of_one) = bounded(workers.join_next()).await {
+        count += of_one.unwrap();
+    }
+    assert_eq!(count, 200);
+}
+
+/// Sessions that are SERIALIZABLE, REPEATABLE READ or read only unless told otherwise, with other formats.
+#[tokio::test(flavor = "multi_thread")]
+async fn defaults_of_the_session_do_not_matter() {
+    for (name, value) in [
+        ("default_transaction_isolation", "serializable"),
+        ("default_transaction_isolation", "repeatable read"),
+        ("default_transaction_read_only", "on"),
+        ("DateStyle", "German"),
+        ("IntervalStyle", "iso_8601"),
+        ("TimeZone", "America/St_Johns"),
+        ("standard_conforming_strings", "off"),
+        ("bytea_output", "escape"),
+        ("plan_cache_mode", "force_generic_plan"),
+    ] {
+        let world = World::new(REQUEST).await;
+        world.insert(6).await;
+        let options = PgConnectOptions::from_str(world.database.url()).unwrap().options([(name, value)]);
+        let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await.unwrap();
+        let claims = PgClaims::new(pool, request().build().unwrap());
+        if name.ends_with("read_only") {
+            // The caller's own transactions are the caller's.
+            assert_eq!(take(&claims, 6).await.claims.len(), 6);
+            continue;
+        }
+        everything(&world, &claims).await;
+        world.insert(300).await;
+        let mut workers = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let claims = claims.clone();
+            workers.spawn(async move {
+                let mut count = 0;
+                loop {
+                    let taken = claims.take(&Take::up_to(3)).await.unwrap();
+                    if taken.claims.is_empty() {
+                        return count;
+                    }
+                    for claim in taken.claims {
+                        settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
+                        count += 1;
+                    }
+                }
+            });
+        }
+        let mut count = 0;
+        while let Some(of_one) = bounded(workers.join_next()).await {
+            count += of_one.unwrap();
+        }
+        // Those that `everything` has left, too.
+        assert_eq!(count, 303, "{name} = {value}");
+        assert_eq!(
+            world.number("SELECT count(*) FROM request WHERE status IN ('new', 'in-progress')").await,
+            0
+        );
+    }
+}
+
+/// The server restarts while rows are claimed: the claims are as good as before, or nobody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_restarts_during_a_claim() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let world = World { pool: pool(database.url(), 5).await, database };
+    world.run(REQUEST).await;
+    world.insert(3).await;
+    let claims = world.claims(request());
+    let taken = take(&claims, 2).await;
+    let mut open = world.pool.begin().await.unwrap();
+    claims.settle_in(&mut open, &taken.claims[1].claim, &Outcome::Done).await.unwrap();
+    cluster.restart(StopMode::Immediate).await;
+    let error = settle_open(&claims, open, &taken.claims[1].claim).await;
+    assert!(error.is_retryable(), "{error}");
+    // Connections of the pool that are gone are found out one by one.
+    let mut tries = 0;
+    let answer = loop {
+        let one = (taken.claims[0].claim.clone(), Outcome::Done);
+        match claims.settle(&[one]).await {
+            Ok(mut answers) => break answers.remove(0),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        tries += 1;
+        assert!(tries < 10, "never again");
+    };
+    answer.unwrap();
+    assert_eq!(
+        world.text("SELECT string_agg(status, ' ' ORDER BY id) FROM request").await,
+        "complete in-progress new"
+    );
+    world.expire().await;
+    assert_eq!(claims.sweep(9).await.unwrap().returned.len(), 1);
+    assert_eq!(flat(&take(&claims, 9).await), [2, 3]);
+}
+
+async fn settle_open(
+    claims: &PgClaims,
+    mut open: sqlx::Transaction<'static, sqlx::Postgres>,
+    claim: &leasehold_claim::ClaimRef,
+) -> ClaimError {
+    claims.settle_in(&mut open, claim, &Outcome::Done).await.unwrap_err()
+}
+
+/// The reply to a take is lost, so nobody knows what was taken: it is put back at once, attempts and all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_with_an_unknown_outcome_is_put_back() {
+    let grouped = request().group("entity").grouped();
+    for (spec, limit) in [(request(), 1), (request(), 3), (beside(), 3), (grouped, 3)] {
+        let world = World::private(&[REQUEST, SIDE].concat()).await;
+        world.run("INSERT INTO request (document, entity, attempts_left) VALUES ('first', 'a', 5), ('x', 'b', 5), ('x', 'a', 5)").await;
+        let proxy = Proxy::start(Cluster::shared().address()).await;
+        let pool = pool(&proxy.url(world.database.url()), 3).await;
+        let claims = PgClaims::new(pool, spec.build().unwrap());
+        // The first knows of the table, then one is lost.
+        let known = take_one(&claims).await;
+        settle(&claims, &known.claim, Outcome::PutBack).await.unwrap();
+        proxy.drop_next_reply_with("first");
+        let error = claims.take(&Take::up_to(limit)).await.unwrap_err();
+        assert_eq!(proxy.traffic().dropped_replies, 1, "{error}");
+        assert!(
+            matches!(&error, ClaimError::Store(error) if error.kind() == ErrorKind::OutcomeUnknown),
+            "{error}"
+        );
+        assert!(error.is_retryable());
+        let rest =
+            "SELECT count(*) FROM request WHERE status = 'new' AND owner IS NULL AND attempts_left = 5";
+        assert_eq!(world.number(rest).await, 3, "limit {limit}");
+        assert_eq!(world.number("SELECT count(*) FROM lease").await, 0);
+        assert!(!take(&claims, 1).await.claims.is_empty());
+    }
+}
+
+/// A call that was given up, by its bound or by its caller, leaves no connection of the pool in doubt.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_doubtful_returns_to_the_pool() {
+    let world = World::new(REQUEST).await;
+    world.insert(2).await;
+    let one = pool(world.database.url(), 1).await;
+    let claims = PgClaims::new(one, request().build().unwrap()).timeout(Duration::from_millis(300));
+    let claim = take_one(&claims).await.claim;
+    let mut other = world.pool.begin().await.unwrap();
+    other.execute("SELECT FROM request WHERE id = 1 FOR UPDATE").await.unwrap();
+    // It waits for the row until its bound.
+    let error = claims.settle(&[(claim.clone(), Outcome::PutBack)]).await.unwrap_err();
+    assert!(error.to_string().contains("300ms"), "{error}");
+    // And here the caller goes.
+    let patient = claims.clone().timeout(LONG);
+    let dropped = tokio::spawn({
+        let claim = claim.clone();
+        async move { patient.settle(&[(claim, Outcome::PutBack)]).await.map(|_| ()) }
+    });
+    until_waiting(&world, 2).await;
+    dropped.abort();
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    // The pool of one connection serves the next at once.
+    assert_eq!(flat(&bounded(take(&claims, 9)).await), [2]);
+    other.rollback().await.unwrap();
+    until_waiting(&world, 0).await;
+    assert_eq!(claims.pool().size(), 1);
+}
+
+/// Two versions of the spec at once: one knows of attempts and errors, the other does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_versions_of_the_spec_at_once() {
+    let world = World::new(REQUEST).await;
+    world.run("INSERT INTO request (attempts_left) SELECT 2 FROM generate_series(1, 40)").await;
+    let old = world.claims(
+        ClaimSpec::builder(Table::new("request").unwrap())
+            .state("status", States::text(["new"], "complete").taken("in-progress"))
+            .lease_columns("owner", "epoch", "lease_until"),
+    );
+    let new = world.claims(request());
+    let [mine, theirs] = [take_one(&old).await, take_one(&new).await];
+    // Each respects what the other has, sweeps what it left, and settles only its own.
+    assert_ne!(mine.rows[0].key, theirs.rows[0].key);
+    assert_eq!(new.renew(std::slice::from_ref(&mine.claim), LONG).await.unwrap(), [Renewal::Renewed]);
+    world.expire().await;
+    assert_eq!(old.sweep(1).await.unwrap().returned.len() + new.sweep(1).await.unwrap().returned.len(), 2);
+    for late in [&mine, &theirs] {
+        for claims in [&old, &new] {
+            let answer = settle(claims, &late.claim, Outcome::Done).await;
+            assert!(matches!(answer, Err(ClaimError::Superseded { .. })), "{answer:?}");
+        }
+    }
+    let mut workers = tokio::task::JoinSet::new();
+    for claims in [old.clone(), new.clone(), old, new] {
+        workers.spawn(async move {
+            let mut mine = Vec::new();
+            while let Some(claim) = claims.take(&Take::up_to(1)).await.unwrap().claims.pop() {
+                mine.push(claim.rows[0].key.clone());
+                settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
+            }
+            mine
+        });
+    }
+    let mut all = Vec::new();
+    while let Some(mine) = bounded(workers.join_next()).await {
+        all.extend(mine.unwrap());
+    }
+    let count = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!((count, all.len()), (40, 40));
+    assert_eq!(
+        world.number("SELECT count(*) FROM request WHERE status = 'complete' AND attempts_left >= 0").await,
+        40
+    );
+}
+
+/// row 6: the row and the wake-up come with the commit or not at all. row 9: whoever listens is told of what comes
+/// from then on, and that its connection has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_6_insert_and_wake_in_one_transaction() {
+    let world = World::private(REQUEST).await;
+    let proxy = Proxy::start(Cluster::shared().address()).await;
+    // A pool of one: the listener has a connection of its own.
+    let through = pool(&proxy.url(world.database.url()), 1).await;
+    let claims = PgClaims::new(through, request().build().unwrap());
+    let mut wake = claims.listen().await.unwrap();
+    assert!(take(&claims, 1).await.claims.is_empty());
+    let insert = async |commits: bool| {
+        let mut work = world.pool.begin().await.unwrap();
+        work.execute("INSERT INTO request (document) VALUES ('x')").await.unwrap();
+        claims.notify(&mut work).await.unwrap();
+        if commits { work.commit().await } else { work.rollback().await }.unwrap();
+    };
+    // Rolled back: neither a row nor a wake-up. What comes in order shows that nothing was in front of it.
+    insert(false).await;
+    insert(true).await;
+    insert(true).await;
+    bounded(wake.woken()).await.unwrap();
+    assert_eq!(take(&claims, 9).await.claims.len(), 2);
+    // Waits that are dropped lose nothing.
+    for _ in 0..3 {
+        let _ = tokio::time::timeout(Duration::from_millis(5), wake.woken()).await;
+    }
+    insert(true).await;
+    bounded(wake.woken()).await.unwrap();
+    assert_eq!(take(&claims, 9).await.claims.len(), 1);
+    // The connection breaks, and something comes in meanwhile that nobody hears of.
+    proxy.cut();
+    insert(true).await;
+    proxy.restore();
+    let error = bounded(wake.woken()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let mut wake = bounded(claims.listen()).await.unwrap();
+    let mut tries = 0;
+    while bounded(claims.take(&Take::up_to(9))).await.map_or(true, |taken| taken.claims.is_empty()) {
+        tries += 1;
+        assert!(tries < 10, "the pool does not recover");
+    }
+    // What comes from now on is heard.
+    insert(true).await;
+    bounded(wake.woken()).await.unwrap();
+}
+
+/// A server that accepts connections and says nothing is given up within the bound.
+#[tokio::test(flavor = "multi_thread")]
+async fn listening_has_a_bound() {
+    let world = World::private(REQUEST).await;
+    let proxy = Proxy::start(Cluster::shared().address()).await;
+    let through = pool(&proxy.url(world.database.url()), 1).await;
+    let claims = PgClaims::new(through, request().build().unwrap()).timeout(Duration::from_millis(200));
+    proxy.stall();
+    let error = bounded(claims.listen()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    proxy.restore();
+}

@@ -1,0 +1,15 @@
+//! Tests of claims under leases in Postgres: one program, so that they share a server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+
+mod common;
+mod contention;
+mod crowd;
+mod faults;
+mod groups;
+mod lease;
+mod limits;
+mod real_size;
+mod settle;
+mod stats;
+mod take;

@@ -1,0 +1,11 @@
+//! Tests of specs and migrations: one program, so that they share a server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+
+mod check;
+mod common;
+mod cyclic;
+mod hand_off;
+mod migration;
+mod migration_claims;
+mod notify_trigger;
