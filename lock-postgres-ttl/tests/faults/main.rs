@@ -5,6 +5,7 @@
 
 mod batches;
 mod bloat;
+mod cells;
 mod engine;
 mod fence;
 mod network;

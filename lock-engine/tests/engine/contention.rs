@@ -1,0 +1,228 @@
+//! Who comes first: cooldowns within one client, clients that re-acquire in a loop, stores that say nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use crate::common::{PlainNet, plain, start};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Once};
+use leasehold_engine::{Engine, Waiting};
+use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+async fn due_in(lock: &Engine, window: Duration) -> (Option<Duration>, Duration) {
+    let begun = Instant::now();
+    let outcome = lock.key("k").at_most_once_per(window).acquire().await.unwrap();
+    match outcome {
+        Once::Due(_) => (None, begun.elapsed()),
+        Once::NotDue { retry_after } => (Some(retry_after), begun.elapsed()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_is_not_due_for_the_client_that_began_it_while_its_job_runs() {
+    let store = MemoryStore::new();
+    let (a, b) = (store.client().unwrap(), store.client().unwrap());
+    let hour = seconds(3600);
+    let Once::Due(_job) = a.key("k").at_most_once_per(hour).acquire().await.unwrap() else {
+        panic!("not due")
+    };
+    sleep(seconds(60)).await;
+    for lock in [&a, &b] {
+        let (left, took) = due_in(lock, hour).await;
+        assert_eq!((left, took), (Some(hour - seconds(60)), Duration::ZERO));
+    }
+    let tried = a.key("k").at_most_once_per(hour).try_acquire().await.unwrap();
+    assert!(matches!(tried, Some(Once::NotDue { .. })), "{tried:?}");
+    // A job that runs for longer than its window holds the key like any other.
+    sleep(hour).await;
+    let waiting = a.key("k").at_most_once_per(hour).wait(seconds(1)).acquire().await.unwrap_err();
+    assert_eq!(waiting.kind(), ErrorKind::Timeout);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_is_not_due_behind_a_waiter_of_the_same_client() {
+    let store = MemoryStore::new();
+    let lock = Arc::new(store.client().unwrap());
+    let hour = seconds(3600);
+    lock.key("k").cooldown(hour).acquire().await.unwrap().release().await.unwrap();
+    let waiting = {
+        let lock = Arc::clone(&lock);
+        tokio::spawn(async move { lock.key("k").wait(seconds(60)).acquire().await.map(drop) })
+    };
+    sleep(ms(10)).await;
+    let (left, took) = due_in(&lock, hour).await;
+    assert!(left.is_some_and(|left| left <= hour) && took.is_zero(), "{left:?} after {took:?}");
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+}
+
+/// Whoever is queued when the window begins is told then.
+#[tokio::test(start_paused = true)]
+async fn those_who_queued_before_the_window_began_are_told_when_it_does() {
+    let net = Arc::new(PlainNet::default());
+    *net.acquire_takes.lock().unwrap() = seconds(2);
+    let mut store = plain(&net);
+    store.caps.cooldown = true;
+    let lock = Arc::new(start(store));
+    let hour = seconds(3600);
+    let first = {
+        let lock = Arc::clone(&lock);
+        tokio::spawn(async move { lock.key("k").at_most_once_per(hour).acquire().await })
+    };
+    sleep(ms(10)).await;
+    let (left, took) = due_in(&lock, hour).await;
+    assert_eq!((left.is_some(), took), (true, ms(1990)));
+    assert!(matches!(first.await.unwrap().unwrap(), Once::Due(_)));
+}
+
+/// How a client that never goes away asks for the key again.
+#[derive(Clone, Copy, Debug)]
+enum Loop {
+    Try,
+    ZeroWait,
+    Window,
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_starves_behind_a_client_that_takes_the_key_again_and_again() {
+    for hints in [true, false] {
+        for how in [Loop::Try, Loop::ZeroWait, Loop::Window] {
+            let store = MemoryStore::new().waiting(Waiting::Poll { every: ms(100) }).hints(hints);
+            let (hot, patient) = (store.client().unwrap(), store.client().unwrap());
+            let first = hot.key("k").acquire().await.unwrap();
+            let waiting =
+                tokio::spawn(async move { patient.key("k").wait(seconds(30)).acquire().await.map(drop) });
+            sleep(ms(10)).await;
+            first.release().await.unwrap();
+            let mut grants = 0;
+            while !waiting.is_finished() {
+                let guard = match how {
+                    Loop::Try => hot.key("k").try_acquire().await.unwrap(),
+                    Loop::ZeroWait => hot.key("k").wait(Duration::ZERO).acquire().await.ok(),
+                    Loop::Window => match hot.key("k").at_most_once_per(ms(1)).acquire().await.unwrap() {
+                        Once::Due(guard) => Some(guard),
+                        Once::NotDue { .. } => None,
+                    },
+                };
+                match guard {
+                    Some(guard) => {
+                        grants += 1;
+                        sleep(ms(10)).await;
+                        guard.release().await.unwrap();
+                    }
+                    None => sleep(ms(1)).await,
+                }
+            }
+            waiting.await.unwrap().unwrap();
+            assert!(grants <= 3, "{how:?}, hints {hints}: {grants} grants before the one who waited");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_on_a_silent_store_blames_nobody() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    net.hang.store(true, SeqCst);
+    let error = lock.key("k").wait(seconds(1)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("before the store answered"), "{error}");
+    assert!(!error.message().contains("somebody else held"), "{error}");
+    // Held by somebody, and said so.
+    net.hang.store(false, SeqCst);
+    sleep(seconds(20)).await;
+    let _held = lock.key("k").acquire().await.unwrap();
+    let error = lock.key("k").wait(seconds(1)).acquire().await.unwrap_err();
+    assert!(error.message().contains("somebody else held"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_after_a_drop_on_a_silent_store_is_an_error() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guard = lock.key("k").acquire().await.unwrap();
+    net.hang.store(true, SeqCst);
+    drop(guard);
+    let tried = timeout(seconds(25), lock.key("k").try_acquire()).await.unwrap();
+    assert_eq!(tried.unwrap_err().kind(), ErrorKind::Unavailable);
+    let several = timeout(seconds(25), lock.keys(["k", "l"]).try_acquire()).await.unwrap();
+    assert_eq!(several.unwrap_err().kind(), ErrorKind::Unavailable);
+    // Back again, nobody holds it, and a try gets it.
+    net.hang.store(false, SeqCst);
+    sleep(seconds(60)).await;
+    assert!(lock.key("k").try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_right_after_a_drop_waits_for_the_release_only() {
+    let net = Arc::new(PlainNet::default());
+    *net.release_takes.lock().unwrap() = ms(20);
+    let lock = start(plain(&net));
+    drop(lock.key("k").acquire().await.unwrap());
+    let begun = Instant::now();
+    let guard = lock.key("k").try_acquire().await.unwrap();
+    assert_eq!((guard.is_some(), begun.elapsed()), (true, ms(20)));
+    // Held, and somebody waits for it: no try waits for that.
+    assert!(lock.key("k").try_acquire().await.unwrap().is_none());
+}
+
+/// The window of a grant that nobody heard of may be longer than its lease: it is undone also when that is over.
+#[tokio::test(start_paused = true)]
+async fn a_window_that_nobody_used_is_undone_also_after_its_lease() {
+    let store = MemoryStore::new().default_ttl(seconds(2));
+    let Client { lock, faults } = store.client_with(ClientSetup::new()).unwrap();
+    let hour = seconds(3600);
+    faults.script(Op::Acquire, Fault::LoseReply);
+    faults.script(Op::Release, Fault::Hang);
+    let error = lock.key("k").at_most_once_per(hour).try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+    sleep(seconds(30)).await;
+    assert_eq!(
+        due_in(&store.client().unwrap(), hour).await.0,
+        None,
+        "{} releases",
+        faults.calls(Op::Release)
+    );
+}
+
+/// A guard that was handed out has spent its window, however it ends and however often its release is tried.
+#[tokio::test(start_paused = true)]
+async fn a_window_that_was_used_stays_spent() {
+    let hour = seconds(3600);
+    for (closes, fault) in [false, true].into_iter().flat_map(|c| [(c, Fault::Pass), (c, Fault::LoseReply)]) {
+        let store = MemoryStore::new().default_ttl(seconds(2));
+        let Client { lock, faults } = store.client_with(ClientSetup::new()).unwrap();
+        let granted = lock.key("k").at_most_once_per(hour).acquire().await.unwrap();
+        assert!(matches!(granted, Once::Due(_)), "{granted:?}");
+        faults.script(Op::Release, fault);
+        if closes {
+            lock.close().await.unwrap();
+        }
+        drop(granted);
+        sleep(seconds(30)).await;
+        let (left, _) = due_in(&store.client().unwrap(), hour).await;
+        assert!(left.is_some(), "closes: {closes}, {fault:?}");
+    }
+}
+
+/// The engine closes after the store has granted, and before the caller has the guard.
+#[tokio::test(start_paused = true)]
+async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
+    let net = Arc::new(PlainNet::default());
+    let mut store = plain(&net);
+    store.caps.cooldown = true;
+    let lock = Arc::new(start(store));
+    *net.closes.lock().unwrap() = Some(Arc::clone(&lock));
+    let error = lock.key("k").cooldown(seconds(3600)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    lock.close().await.unwrap();
+    assert_eq!(*net.unused.lock().unwrap(), [true]);
+}

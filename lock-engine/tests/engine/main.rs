@@ -1,0 +1,12 @@
+//! The engine on a store in memory: one program, so that what its parts share is built once.
+
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
+
+mod cancellation;
+mod common;
+mod contention;
+mod interleavings;
+mod life;
+mod outbox;
+mod runtime;
+mod trouble;

@@ -1,0 +1,332 @@
+//! What the store must still let go of: as few calls as can be, never a task for each, and nothing is forgotten.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use crate::common::{PlainNet, plain, start};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, MultiGuard, Validity};
+use leasehold_engine::Confirm;
+use tokio::time::{Instant, sleep};
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_requests_leave_no_task_and_no_call() {
+    let net = Arc::new(PlainNet::default());
+    *net.refuse.lock().unwrap() = Some(ErrorKind::PermissionDenied);
+    let lock = start(plain(&net));
+    sleep(ms(1)).await;
+    let before = tasks();
+    for _ in 0..1000 {
+        let error = lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+    sleep(seconds(60)).await;
+    assert_eq!((tasks(), net.calls(), lock.active_keys()), (before, 0, 0));
+    let begun = Instant::now();
+    lock.close().await.unwrap();
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_may_have_arrived_at_a_store_that_refuses_everything_are_given_up_slowly() {
+    for kind in [ErrorKind::PermissionDenied, ErrorKind::SchemaMissing] {
+        let net = Arc::new(PlainNet::default());
+        *net.fail_acquire.lock().unwrap() = Some(kind);
+        *net.fail_release.lock().unwrap() = Some(kind);
+        let lock = start(plain(&net));
+        sleep(ms(1)).await;
+        let before = tasks();
+        for _ in 0..1000 {
+            lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+        }
+        sleep(seconds(3600)).await;
+        assert_eq!(tasks(), before);
+        let calls = net.calls();
+        sleep(seconds(600)).await;
+        // Two holds of batches each, every five minutes.
+        assert!(net.calls() - calls <= 6, "{kind}: {} calls in ten minutes", net.calls() - calls);
+        // Nothing was ever granted: closing neither waits nor says that something is left.
+        let begun = Instant::now();
+        lock.close().await.unwrap();
+        assert!(begun.elapsed() < seconds(1), "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_costs_a_few_calls_and_no_tasks_whatever_is_tried_meanwhile() {
+    let net = Arc::new(PlainNet::default());
+    *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::Unavailable);
+    let lock = start(plain(&net).leases(seconds(30)));
+    sleep(ms(1)).await;
+    let before = tasks();
+    for i in 0..6_000 {
+        lock.key(format!("k{}", i % 500)).give_up_on_failure().acquire().await.unwrap_err();
+        sleep(ms(10)).await;
+    }
+    assert!(tasks() <= before + 5, "{} tasks", tasks());
+    let calls = net.calls();
+    lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+    sleep(seconds(1)).await;
+    // One for what has just failed, the others every few seconds, 500 in a call.
+    assert!(net.calls() - calls <= 5, "{} calls in one second", net.calls() - calls);
+    // The store is back: everything is freed, and then nothing goes on.
+    *net.fail_release.lock().unwrap() = None;
+    sleep(seconds(30)).await;
+    let calls = net.calls();
+    sleep(seconds(600)).await;
+    assert_eq!((net.calls() - calls, tasks()), (0, before));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_cannot_be_freed_does_not_keep_others() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let (stuck, other) =
+        (lock.key("stuck").acquire().await.unwrap(), lock.key("other").acquire().await.unwrap());
+    net.hang.store(true, SeqCst);
+    drop(stuck);
+    sleep(ms(1)).await;
+    net.hang.store(false, SeqCst);
+    // The first call hangs until its limit; this one is not behind it.
+    drop(other);
+    sleep(ms(1)).await;
+    let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+    assert_eq!(left, ["stuck"]);
+    sleep(seconds(11)).await;
+    assert!(net.is_free());
+}
+
+/// A closing engine and one that is dropped go on for as long as a closing may last.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_away_for_a_while_leaves_nothing_held_whether_closed_or_dropped() {
+    for closes in [true, false] {
+        let net = Arc::new(PlainNet::default());
+        let lock = start(plain(&net));
+        let guard = lock.key("k").acquire().await.unwrap();
+        *net.fail_release.lock().unwrap() = Some(ErrorKind::Unavailable);
+        drop(guard);
+        let back = {
+            let net = Arc::clone(&net);
+            async move {
+                // Late enough that a pause of several seconds would miss it.
+                sleep(ms(8500)).await;
+                *net.fail_release.lock().unwrap() = None;
+            }
+        };
+        let back = tokio::spawn(back);
+        if closes {
+            lock.close().await.unwrap();
+        } else {
+            drop(lock);
+            sleep(seconds(9)).await;
+        }
+        back.await.unwrap();
+        assert!(net.is_free(), "closed: {closes}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_guards_are_released_in_one_call() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let keys: Vec<_> = (0..64).map(|i| format!("k{i:02}")).collect();
+    *net.release_takes.lock().unwrap() = ms(10);
+    let guards = lock.keys(&keys).acquire().await.unwrap();
+    let begun = Instant::now();
+    guards.release().await.unwrap();
+    assert_eq!((begun.elapsed(), net.releases.lock().unwrap().clone()), (ms(10), vec![64]));
+    assert_eq!(net.states.load(SeqCst), 64, "what the store gave along comes back");
+    assert_eq!((net.is_free(), lock.counters().released, lock.active_keys()), (true, 64, 0));
+
+    // On a silent store it is one limit for all of them, and each says that it is not known.
+    let guards = lock.keys(&keys).acquire().await.unwrap();
+    net.hang.store(true, SeqCst);
+    let begun = Instant::now();
+    assert_eq!(guards.release().await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+    assert_eq!(begun.elapsed(), ms(10_000));
+    net.hang.store(false, SeqCst);
+    sleep(seconds(6)).await;
+    assert!(net.is_free(), "it goes on in the background");
+}
+
+#[tokio::test(start_paused = true)]
+async fn guards_that_are_dropped_together_are_freed_together() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guards = lock.keys((0..64).map(|i| format!("k{i:02}"))).acquire().await.unwrap();
+    drop(guards);
+    sleep(ms(1)).await;
+    assert_eq!(net.releases.lock().unwrap().clone(), vec![64]);
+    assert!(net.is_free());
+    // Also those of a batch whose answer nobody waits for.
+    let guards: MultiGuard = lock.keys(["a", "b"]).acquire().await.unwrap();
+    let mut releasing = Box::pin(guards.release());
+    assert!(futures_util::poll!(&mut releasing).is_pending());
+    drop(releasing);
+    sleep(ms(1)).await;
+    assert!(net.is_free() && lock.active_keys() == 0);
+}
+
+/// A store whose lost holds stay until an operator ends them.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
+    let net = Arc::new(PlainNet::default());
+    *net.acquire_takes.lock().unwrap() = seconds(3);
+    let mut store = plain(&net);
+    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
+    let lock = start(store);
+    let error = lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!error.to_string().contains("TTL"), "there is none: {error}");
+    sleep(ms(1)).await;
+    assert_eq!((net.is_free(), net.calls()), (true, 1));
+    *net.acquire_takes.lock().unwrap() = Duration::ZERO;
+    // One that a caller had stays when it is lost: what it was protecting is for a person to look at.
+    let guard = lock.key("k").acquire().await.unwrap();
+    net.hang.store(true, SeqCst);
+    sleep(seconds(3)).await;
+    net.hang.store(false, SeqCst);
+    sleep(seconds(60)).await;
+    assert_eq!((guard.validity(), net.is_free(), net.calls()), (Validity::Lost, false, 1));
+}
+
+/// Of several keys the first is taken while the next is waited for: lost meanwhile, it was in nobody's hands.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_store() {
+    let net = Arc::new(PlainNet::default());
+    let sticky = || {
+        let mut store = plain(&net);
+        store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
+        start(store)
+    };
+    let (lock, other) = (sticky(), sticky());
+    let held = other.key("b").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { lock.keys(["a", "b"]).acquire().await.unwrap_err().kind() });
+    sleep(seconds(1)).await;
+    net.hang.store(true, SeqCst);
+    sleep(seconds(4)).await;
+    net.hang.store(false, SeqCst);
+    assert_eq!(waiting.await.unwrap(), ErrorKind::Lost);
+    sleep(seconds(60)).await;
+    // The other's guard was in its hands: that row stays for a person to look at.
+    assert_eq!(held.validity(), Validity::Lost);
+    let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+    assert_eq!(left, ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_is_dropped_while_the_server_is_away_ends() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guards = lock.keys(["a", "b"]).acquire().await.unwrap();
+    net.hang.store(true, SeqCst);
+    drop(guards);
+    drop(lock);
+    // One limit for the first try, and one for closing.
+    sleep(seconds(21)).await;
+    assert_eq!((tasks(), Arc::strong_count(&net)), (0, 1));
+}
+
+/// What leases have ended is dropped without a call, and nothing waits behind it.
+#[tokio::test(start_paused = true)]
+async fn what_is_over_costs_no_call_and_keeps_nobody() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net).leases(seconds(2)));
+    let live = lock.key("live").ttl(seconds(300)).acquire().await.unwrap();
+    *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::Unavailable);
+    for i in 0..20_000 {
+        lock.key(format!("k{i}")).give_up_on_failure().acquire().await.unwrap_err();
+        sleep(ms(2)).await;
+    }
+    drop(live);
+    sleep(seconds(10)).await;
+    *net.fail_release.lock().unwrap() = None;
+    // The longest pause between two tries, with its jitter.
+    sleep(seconds(11)).await;
+    assert!(net.is_free(), "the live one is behind 20,000 that are over");
+    assert!(!net.releases.lock().unwrap().contains(&0), "a call for nothing");
+    let calls = net.calls();
+    sleep(seconds(600)).await;
+    assert_eq!(net.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_release_that_hangs_keeps_its_neighbours_for_two_calls() {
+    for closes in [false, true] {
+        let net = Arc::new(PlainNet::default());
+        let lock = start(plain(&net));
+        let mut guards = Vec::new();
+        for i in 0..500 {
+            guards.push(lock.key(format!("k{i}")).acquire().await.unwrap());
+        }
+        *net.stuck.lock().unwrap() = Some("k250");
+        if closes {
+            lock.close().await.unwrap_err();
+        } else {
+            drop(guards);
+            // A limit for all of them, one for a part, and pauses.
+            sleep(seconds(21)).await;
+            assert!(net.rows.lock().unwrap().len() < 20, "{}", net.rows.lock().unwrap().len());
+            sleep(seconds(11)).await;
+        }
+        let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+        assert_eq!(left, ["k250"], "closed: {closes}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_is_asked_with_few_calls_at_a_time() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let mut guards = Vec::new();
+    for i in 0..5_000 {
+        guards.push(lock.key(format!("k{i}")).acquire().await.unwrap());
+    }
+    net.hang.store(true, SeqCst);
+    drop(guards);
+    sleep(seconds(300)).await;
+    // Ten for the first try, then 32 each ten seconds.
+    assert!(net.calls() < 10 + 32 * 31, "{}", net.calls());
+    assert!(tasks() < 40, "{}", tasks());
+    net.hang.store(false, SeqCst);
+    sleep(seconds(21)).await;
+    assert!(net.is_free(), "{} left", net.rows.lock().unwrap().len());
+}
+
+/// C17: what the store has granted and refuses to release is left, whatever became of the guard.
+#[tokio::test(start_paused = true)]
+async fn closing_says_what_it_leaves_also_of_what_nobody_had_or_polls() {
+    let net = Arc::new(PlainNet::default());
+    *net.acquire_takes.lock().unwrap() = seconds(3);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::PermissionDenied);
+    let mut store = plain(&net);
+    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)));
+    let lock = start(store);
+    lock.key("too late").give_up_on_failure().acquire().await.unwrap_err();
+    assert!(!net.is_free());
+    lock.close().await.unwrap_err();
+
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guard = lock.key("unpolled").acquire().await.unwrap();
+    *net.release_takes.lock().unwrap() = seconds(1);
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::PermissionDenied);
+    let mut releasing = Box::pin(guard.release());
+    assert!(futures_util::poll!(&mut releasing).is_pending());
+    lock.close().await.unwrap_err();
+    drop(releasing);
+}

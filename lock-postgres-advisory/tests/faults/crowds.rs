@@ -1,0 +1,123 @@
+//! Many who wait, and one whose path to the server is dead: what waiting costs those who hold.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::common::*;
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
+use leasehold_engine::Engine;
+use test_servers::{Cluster, Proxy, Signal};
+
+/// How many show that they poll.
+async fn marked(cluster: &Cluster, database: &str) -> usize {
+    cluster.advisory_locks(database).await.iter().filter(|lock| lock.mode == "ShareLock").count()
+}
+
+// docs/hazards.md H07: a connection that only reads is never told that its path is dead, so that nobody must wait
+// for it, and go on asking the server to end it, for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let lock = numbers(seldom(&proxy.url(database.url()))).waiting(1).connect().await.unwrap();
+    let mut holder = database.connect().await;
+    run(&mut holder, "SELECT pg_advisory_lock(7)").await;
+    let sessions = proxy.traffic().open;
+    let mut waiting = std::pin::pin!(lock.key("7").wait(ms(1_500)).acquire());
+    let pid = tokio::select! {
+        outcome = &mut waiting => panic!("it does not wait: {outcome:?}"),
+        pid = async {
+            until_queued(cluster, database.name(), 1).await;
+            let locks = cluster.advisory_locks(database.name()).await;
+            locks.iter().find(|lock| !lock.granted).unwrap().pid
+        } => pid,
+    };
+    cluster.kill_backend(pid, Signal::STOP);
+    let outcome = waiting.await.unwrap_err();
+    assert_eq!(outcome.kind(), ErrorKind::Timeout, "{outcome}");
+    // While it is not, the server is asked ten times a second.
+    until("it is given up", async || {
+        let before = proxy.traffic().round_trips;
+        tokio::time::sleep(ms(1_000)).await;
+        proxy.traffic().round_trips == before
+    })
+    .await;
+    cluster.kill_backend(pid, Signal::CONT);
+    until("nobody is queued", async || queued(cluster, database.name()).await == 0).await;
+    until("its connection is closed", async || proxy.traffic().open == sessions).await;
+    // There is a session to wait on again.
+    let released = async {
+        until_queued(cluster, database.name(), 1).await;
+        run(&mut holder, "SELECT pg_advisory_unlock(7)").await;
+    };
+    let (guard, ()) = tokio::join!(take(&lock, "7"), released);
+    guard.release().await.unwrap();
+    lock.close().await.unwrap();
+}
+
+// Those who poll say so, all of a moment in one statement: confirmations wait behind it, and too late is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_of_many_waiters_are_a_few_statements() {
+    const KEYS: usize = 64;
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let mut guards = Vec::new();
+    for n in 0..KEYS {
+        guards.push(take(&holder, &n.to_string()).await);
+    }
+    let proxy = Proxy::start(cluster.address()).await;
+    let config = numbers(seldom(&proxy.url(database.url()))).waiting(1);
+    let lock = Arc::new(config.connect().await.unwrap());
+    proxy.delay(ms(30));
+    let before = proxy.traffic().round_trips;
+    let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
+    until("all but one poll", async || marked(cluster, database.name()).await == KEYS - 1).await;
+    let taken = proxy.traffic().round_trips - before;
+    // Opening the session that waits in the queue is among them.
+    assert!(taken < KEYS as u64 * 3 / 4, "{taken} round trips");
+    waiters.iter().for_each(tokio::task::JoinHandle::abort);
+    until("no mark is left", async || marked(cluster, database.name()).await == 0).await;
+    proxy.delay(ms(0));
+    lock.close().await.unwrap();
+}
+
+/// Takes the key, works under it and frees it, again and again.
+async fn hog(lock: Arc<Engine>, grants: Arc<AtomicU64>, enough: Arc<AtomicBool>) {
+    while !enough.load(Ordering::Acquire) {
+        let guard = take(&lock, "7").await;
+        grants.fetch_add(1, Ordering::AcqRel);
+        tokio::time::sleep(ms(20)).await;
+        guard.release().await.unwrap();
+    }
+}
+
+// C12: who polls because all sessions for waiting are taken comes next, though its way to the server is longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_take_a_key_in_a_loop_leave_it_to_one_that_polls() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let near = Arc::new(session(database.url()).await);
+    let mut observer = database.connect().await;
+    run(&mut observer, "SELECT pg_advisory_lock(1)").await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let far = Arc::new(numbers(server(&proxy.url(database.url()))).waiting(1).connect().await.unwrap());
+    let queued = waiter(&far, "1");
+    until_queued(cluster, database.name(), 1).await;
+
+    let (grants, enough) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let hogs =
+        [(); 2].map(|()| tokio::spawn(hog(Arc::clone(&near), Arc::clone(&grants), Arc::clone(&enough))));
+    proxy.delay(ms(5));
+    let before = grants.load(Ordering::Acquire);
+    let guard = take(&far, "7").await;
+    let overtaken = grants.load(Ordering::Acquire) - before;
+    assert!(overtaken < 40, "{overtaken} came before it");
+    enough.store(true, Ordering::Release);
+    guard.release().await.unwrap();
+    for hog in hogs {
+        hog.await.unwrap();
+    }
+    run(&mut observer, "SELECT pg_advisory_unlock(1)").await;
+    queued.await.unwrap().unwrap().release().await.unwrap();
+}

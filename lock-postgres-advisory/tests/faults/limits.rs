@@ -1,0 +1,337 @@
+//! What a server has little of: locks, connections, statements, notifications.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use futures_util::future::{join_all, try_join_all};
+use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, MultiGuard, Validity};
+use leasehold_engine::{Attempt, Backend as _, Request};
+use leasehold_postgres::RawBigint;
+use leasehold_postgres_advisory::XactConfig;
+use sqlx::{Connection as _, PgConnection};
+use test_servers::{Cluster, ClusterOptions, Proxy};
+use tokio::time::timeout;
+
+// docs/hazards.md H19: at its limit the server refuses; what was refused leaves nothing behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_lock_table_is_an_error_of_its_own() {
+    let options =
+        ClusterOptions::new().setting("max_locks_per_transaction", "10").setting("max_connections", "10");
+    let cluster = Cluster::start(options);
+    let lock = session(&cluster.url("postgres")).await;
+    let limit = lock.capabilities().max_holds.unwrap();
+    assert!((50..1_000).contains(&limit), "{limit}");
+    // Sessions that are open have what they need; a new one would find no room.
+    let mut observer = admin(&cluster).await;
+    let count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted";
+    let mut guards = Vec::new();
+    let refused = loop {
+        let keys = (0..40).map(|n| (guards.len() + n).to_string());
+        // As many at once: they travel in one statement, and one that fails is not its neighbours' failure.
+        let tries = join_all(keys.map(|key| {
+            let lock = &lock;
+            async move { lock.key(key.as_str()).try_acquire().await }
+        }));
+        let (granted, refused): (Vec<_>, Vec<_>) = tries.await.into_iter().partition(Result::is_ok);
+        guards.extend(granted.into_iter().map(|guard| guard.unwrap().unwrap()));
+        if !refused.is_empty() {
+            break refused;
+        }
+        assert!(guards.len() < 20_000, "the lock table is never full");
+    };
+    for error in refused.into_iter().map(Result::unwrap_err) {
+        assert_error(&error, ErrorKind::Capacity, "max_locks_per_transaction");
+        assert!(error.is_retryable() && error.key().is_some());
+    }
+    assert_eq!(text(&mut observer, count).await, guards.len().to_string(), "what was refused is held");
+    for guard in &guards {
+        assert_eq!(guard.validity(), Validity::Valid, "a neighbour of the refused");
+    }
+    let some = guards.split_off(guards.len() / 2);
+    for released in join_all(some.into_iter().map(leasehold_api::LockGuard::release)).await {
+        released.unwrap();
+    }
+    assert_eq!(text(&mut observer, count).await, guards.len().to_string());
+    take(&lock, "1000000").await.release().await.unwrap();
+    drop(guards);
+    lock.close().await.unwrap();
+    until("all is free", async || held(&cluster, "postgres").await.is_empty()).await;
+}
+
+// The server has no connection for us: said so at the start, and when one more is needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_connection_left_is_an_error_of_its_own() {
+    let options =
+        ClusterOptions::new().setting("max_connections", "12").setting("superuser_reserved_connections", "0");
+    let cluster = Cluster::start(options);
+    let url = cluster.url("postgres");
+    let lock = session(&url).await;
+    let in_transaction = transaction(&url).await;
+    let guard = take(&lock, "7").await;
+    let mut others = Vec::new();
+    while let Ok(connection) = PgConnection::connect(&url).await {
+        others.push(connection);
+    }
+    let refused = Instant::now();
+    let errors = [
+        numbers(server(&url)).connect().await.map(drop).unwrap_err(),
+        XactConfig::new(server(&url)).connect().await.map(drop).unwrap_err(),
+        in_transaction.key("8").try_acquire().await.map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        assert_error(&error, ErrorKind::Capacity, "max_connections");
+    }
+    assert!(refused.elapsed() < ms(5_000), "the server had said so at once");
+    // What needs no connection goes on.
+    take(&lock, "8").await.release().await.unwrap();
+    guard.release().await.unwrap();
+    others.clear();
+    until("a connection is free", async || in_transaction.key("8").try_acquire().await.is_ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_keeps_a_client_from_connecting_is_said_in_time_and_without_the_password() {
+    const SECRET: &str = "correct-horse";
+    let cluster = Cluster::start(ClusterOptions::new().password(SECRET));
+    let good = cluster.url("postgres");
+    session(&good).await.close().await.unwrap();
+    let with = |from: &str, to: &str| good.replace(from, to);
+    let port = format!(":{}/", cluster.port());
+    let silent = Proxy::start(cluster.address()).await;
+    silent.stall();
+    let closed = Proxy::start(cluster.address()).await;
+    closed.cut();
+    for (url, kind, says) in [
+        (with(SECRET, "wrong-horse"), ErrorKind::PermissionDenied, "password"),
+        (with("//postgres:", "//nobody-here:"), ErrorKind::PermissionDenied, "pg_hba.conf"),
+        (cluster.url("no_such_database"), ErrorKind::InvalidOption, "database"),
+        (closed.url(&good), ErrorKind::Unavailable, "check that the server runs"),
+        (with(&port, ":1/"), ErrorKind::Unavailable, "check that the server runs"),
+        (with("127.0.0.1", "no-such-host.invalid"), ErrorKind::Unavailable, "host"),
+        (silent.url(&good), ErrorKind::Unavailable, "did not open a session within"),
+    ] {
+        let config = server(&url).connect_timeout(ms(2_000));
+        let begun = Instant::now();
+        let errors = [
+            numbers(config.clone()).connect().await.map(drop).unwrap_err(),
+            XactConfig::new(config.clone()).connect().await.map(drop).unwrap_err(),
+        ];
+        assert!(begun.elapsed() < ms(8_000), "{says}: {:?}", begun.elapsed());
+        for error in errors {
+            assert_error(&error, kind, says);
+            let shown = format!("{} {config:?} {config}", everything(&error));
+            assert!(!shown.contains("horse"), "{shown}");
+            assert!(error.store().unwrap().contains("127.0.0.1") || says == "host", "{error}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_locks_need_two_connections_at_most() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    for connections in [1, 2] {
+        let lock = numbers(server(database.url())).connections(connections).connect().await.unwrap();
+        let tries = (0..1_000).map(|n: i32| {
+            let lock = &lock;
+            async move { lock.key(n.to_string()).acquire().await }
+        });
+        let guards = try_join_all(tries).await.unwrap();
+        assert_eq!(held(cluster, database.name()).await.len(), 1_000);
+        let ours = cluster.backends(database.name()).await;
+        // And one that keeps none, for their names.
+        assert!(ours.len() <= connections + 1, "{} connections: {ours:?}", ours.len());
+        let mut tokens: Vec<_> = guards.iter().map(leasehold_api::LockGuard::token).collect();
+        tokens.sort();
+        tokens.dedup();
+        assert!(guards.iter().all(|guard| guard.validity() == Validity::Valid));
+        guards.into_iter().collect::<MultiGuard>().release().await.unwrap();
+        assert_eq!(held(cluster, database.name()).await, [0; 0]);
+        lock.close().await.unwrap();
+        until_sessions(cluster, &database, 0).await;
+    }
+}
+
+// What is asked at once travels together.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_are_a_few_statements() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let lock = numbers(seldom(&proxy.url(database.url()))).connect().await.unwrap();
+    // The statements are prepared, and a round trip takes long enough for all to be asked meanwhile.
+    for _ in 0..2 {
+        lock.keys(["1", "2"]).acquire().await.unwrap().release().await.unwrap();
+    }
+    take(&lock, "1").await.release().await.unwrap();
+    proxy.delay(ms(20));
+    let before = proxy.traffic().round_trips;
+    let tries = (0..64).map(|n: i32| {
+        let lock = &lock;
+        async move { lock.key(n.to_string()).acquire().await }
+    });
+    let guards = try_join_all(tries).await.unwrap();
+    let acquired = proxy.traffic().round_trips;
+    assert!(acquired - before <= 4, "64 acquires took {} round trips", acquired - before);
+    let released = join_all(guards.into_iter().map(leasehold_api::LockGuard::release)).await;
+    released.into_iter().for_each(|outcome| outcome.unwrap());
+    let after = proxy.traffic().round_trips;
+    // The names of what lasted may be written in between: begin, set, write, commit.
+    assert!(after - acquired <= 12, "64 releases took {} round trips", after - acquired);
+}
+
+// One call of the backend for many keys is one statement, whoever runs the session meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_release_of_many_holds_is_one_statement() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let mut observer = database.connect().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let backend = numbers(seldom(&proxy.url(database.url()))).backend().await.unwrap();
+    // After the first round the statements are prepared.
+    for round in 0..5_u64 {
+        let numbers = (round * 64)..(round * 64 + 64);
+        let request = |n: u64| Request::new(key(&n.to_string()), HolderId::from_parts(7, n));
+        let requests: Vec<_> = numbers.map(request).collect();
+        let holds: Vec<_> = requests.iter().map(Request::hold).collect();
+        let before = proxy.traffic().round_trips;
+        let granted = backend.acquire(requests).await;
+        let acquired = proxy.traffic().round_trips;
+        assert!(granted.iter().all(|answer| matches!(answer, Ok(Attempt::Granted(_)))), "{granted:?}");
+        // The names of what lasts are written in between; the confirmation is answered after that.
+        let named = (round + 1) * 64;
+        until_true(&mut observer, &format!("SELECT count(*) = {named} FROM leasehold.advisory_name")).await;
+        assert!(backend.renew(holds.clone()).await.iter().all(Result::is_ok));
+        let confirmed = proxy.traffic().round_trips;
+        let freed = backend.release(holds).await;
+        let released = proxy.traffic().round_trips;
+        assert!(freed.iter().all(|answer| answer.as_ref().is_ok_and(|freed| freed.was_held)), "{freed:?}");
+        if round > 0 {
+            assert_eq!((acquired - before, released - confirmed), (1, 1), "round {round}");
+        }
+    }
+    backend.close().await;
+    observer.close().await.unwrap();
+}
+
+// A transaction of its own for each lock costs no more than it has to: its begin, the lock, its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_in_a_transaction_is_three_round_trips() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let config = XactConfig::new(seldom(&proxy.url(database.url()))).hasher(Arc::new(RawBigint));
+    let lock = config.connect().await.unwrap();
+    // The session is open, and its statement prepared.
+    take(&lock, "1").await.release().await.unwrap();
+    let before = proxy.traffic().round_trips;
+    let guard = take(&lock, "1").await;
+    let acquired = proxy.traffic().round_trips;
+    guard.release().await.unwrap();
+    let released = proxy.traffic().round_trips;
+    assert_eq!((acquired - before, released - acquired), (2, 1));
+}
+
+/// Twenty keys that a client waits for, with few sessions to wait on.
+async fn contended(waiting: usize, lag: Duration) {
+    const KEYS: usize = 20;
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let mut guards = Vec::new();
+    for n in 0..KEYS {
+        guards.push(take(&holder, &n.to_string()).await);
+    }
+    let config = numbers(server(database.url())).waiting(waiting);
+    let lock = Arc::new(config.connect().await.unwrap());
+    let begun = Instant::now();
+    let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
+    until_queued(cluster, database.name(), waiting).await;
+    // Those that ask have marked what they ask for.
+    until("all others are marked", async || {
+        let locks = cluster.advisory_locks(database.name()).await;
+        locks.iter().filter(|lock| lock.mode == "ShareLock").count() == KEYS - waiting
+    })
+    .await;
+    // Each of the two has one for its locks, and one that keeps none, for names and for looking.
+    let sessions = cluster.backends(database.name()).await.len();
+    assert!(sessions <= waiting + 4, "{sessions} sessions, of which {waiting} may wait in the queue");
+    // Each is granted before long after its release, whether it waits in the queue or asks.
+    let mut waiters: Vec<_> = waiters.into_iter().rev().collect();
+    let bound = lock.capabilities().handover + lag;
+    for guard in guards {
+        guard.release().await.unwrap();
+        let released = Instant::now();
+        let granted = timeout(bound, waiters.pop().unwrap()).await;
+        let granted =
+            granted.unwrap_or_else(|_| panic!("not granted {:?} after the release", released.elapsed()));
+        granted.unwrap().unwrap().release().await.unwrap();
+    }
+    let sessions = cluster.backends(database.name()).await.len();
+    assert!(sessions <= waiting + 4, "{sessions} sessions, {:?} later", begun.elapsed());
+    until("no mark is left", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn few_sessions_wait_for_many_keys() {
+    contended(4, ms(1_000)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_session_waits_for_many_keys() {
+    contended(1, ms(1_000)).await;
+}
+
+// docs/hazards.md H34, H36: whoever frees the number tells nobody, so that those who ask find out by asking.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_do_not_need_notifications() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let mut silent = database.connect().await;
+    run(&mut silent, "SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await;
+    let lock = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
+    // The first takes the only session that may wait in the queue.
+    let queued = waiter(&lock, "1");
+    until_queued(cluster, database.name(), 1).await;
+    let asking = waiter(&lock, "2");
+    until("it asks", async || {
+        cluster.advisory_locks(database.name()).await.iter().any(|lock| lock.mode == "ShareLock")
+    })
+    .await;
+    run(&mut silent, "SELECT pg_advisory_unlock(2)").await;
+    let guard = timeout(lock.capabilities().handover, asking).await.unwrap().unwrap().unwrap();
+    guard.release().await.unwrap();
+    assert!(!queued.is_finished());
+    run(&mut silent, "SELECT pg_advisory_unlock(1)").await;
+    queued.await.unwrap().unwrap().release().await.unwrap();
+}
+
+// docs/hazards.md H21: those in the server's queue are served in their order, over several clients.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_of_several_clients_come_in_their_order() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let guard = take(&holder, "7").await;
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for n in 0..8 {
+        // Both scopes share the queue.
+        let client = match n % 2 {
+            0 => numbers(server(database.url())).connect().await.unwrap(),
+            _ => XactConfig::new(server(database.url())).hasher(Arc::new(RawBigint)).connect().await.unwrap(),
+        };
+        let order = Arc::clone(&order);
+        waiters.push(tokio::spawn(async move {
+            let guard = take(&client, "7").await;
+            order.lock().unwrap().push(n);
+            guard.release().await
+        }));
+        until_queued(cluster, database.name(), n + 1).await;
+    }
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        timeout(LONG, waiter).await.unwrap().unwrap().unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
+}

@@ -1,0 +1,7 @@
+//! What really happens to transaction locks on a server (`docs/hazards.md`).
+
+#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+
+mod common;
+mod faults;
+mod locks;

@@ -1,0 +1,11 @@
+//! What really happens to mutex rows on a server (`docs/hazards.md`): one program, so that its parts share a server.
+
+#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+
+mod cells;
+mod loss;
+mod refused;
+mod server;
+
+#[path = "../../../lock-postgres/tests/common/windows.rs"]
+mod windows;

@@ -1,0 +1,226 @@
+//! Requests that never reached the table, or whose statement was rolled back: nothing is released after them, and
+//! each of them tells its cause.
+
+use std::error::Error as _;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockAdmin, LockExt as _, LockKey};
+use leasehold_engine::{
+    Attempt, Backend, Engine, Events, Freed, HoldRef, Renewed, Request, Timing, async_trait,
+};
+use leasehold_postgres::{Identifier, schema};
+use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Executor as _, raw_sql};
+use test_servers::{Cluster, ClusterOptions, Database, StopMode, fresh_database};
+
+const REQUESTS: usize = 100;
+
+/// Counts the holds that the engine has released.
+#[derive(Debug)]
+struct Counting {
+    backend: Arc<RowBackend>,
+    released: Arc<AtomicUsize>,
+    /// Answers as a store that cannot tell whether a failed request has reached the table.
+    tells_nothing_apart: bool,
+}
+
+impl fmt::Display for Counting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.backend.fmt(f)
+    }
+}
+
+#[async_trait]
+impl Backend for Counting {
+    fn capabilities(&self) -> &Capabilities {
+        self.backend.capabilities()
+    }
+
+    fn timing(&self) -> Timing {
+        self.backend.timing()
+    }
+
+    fn attach(&self, events: Events) {
+        self.backend.attach(events);
+    }
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        let answers = self.backend.acquire(requests).await.into_iter();
+        let blurred = |answer| match answer {
+            Ok(Attempt::Refused(error)) if self.tells_nothing_apart => Err(error),
+            answer => answer,
+        };
+        answers.map(blurred).collect()
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        self.backend.renew(holds).await
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        self.released.fetch_add(holds.len(), Ordering::SeqCst);
+        self.backend.release(holds).await
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        self.backend.admin()
+    }
+
+    async fn close(&self) {
+        self.backend.close().await;
+    }
+
+    fn abort(&self) {
+        self.backend.abort();
+    }
+}
+
+fn key(name: impl fmt::Display) -> LockKey {
+    LockKey::new(name.to_string()).unwrap()
+}
+
+fn requests() -> Vec<Request> {
+    (0..3).map(|n| Request::new(key(n), HolderId::from_parts(0xfeed, n))).collect()
+}
+
+/// Asks for many keys, each of which fails with `kind`; answers how many holds are released until the client has
+/// closed.
+async fn releases_after(backend: &Arc<RowBackend>, kind: ErrorKind, tells_nothing_apart: bool) -> usize {
+    let released = Arc::default();
+    let counting =
+        Counting { backend: Arc::clone(backend), released: Arc::clone(&released), tells_nothing_apart };
+    let engine = Arc::new(Engine::start(counting).unwrap());
+    let ask = |n| {
+        let engine = Arc::clone(&engine);
+        tokio::spawn(async move { engine.key(key(n)).try_acquire().await })
+    };
+    let asked: Vec<_> = (0..REQUESTS).map(ask).collect();
+    for answer in asked {
+        let error = answer.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.source().is_some(), "{error:?}");
+    }
+    engine.close().await.unwrap();
+    // The store's own list of requests whose answer was lost.
+    assert!(format!("{backend:?}").contains("in_doubt: 0"), "{backend:?}");
+    released.load(Ordering::SeqCst)
+}
+
+/// A client of one session whose role has the privileges of a user of the stores and no others.
+async fn client_of_a_role(database: &Database) -> (Arc<RowBackend>, String) {
+    let role = format!("{}_app", database.name());
+    let mut admin = database.connect().await;
+    let leasehold = Identifier::new("leasehold").unwrap();
+    schema::install(&mut admin, &leasehold).await.unwrap();
+    let grants = schema::grants(&leasehold, &Identifier::new(role.clone()).unwrap(), schema::Stores::Row);
+    let setup = format!("CREATE ROLE {role} LOGIN; {grants}");
+    raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
+    let options: PgConnectOptions = database.url().parse().unwrap();
+    let postgres = PgConfig::from_options(options.username(&role));
+    (Arc::new(RowConfig::new(postgres).connections(1).backend().await.unwrap()), role)
+}
+
+/// Until the client has found out that it cannot open a session any more.
+async fn until_it_fails_with(backend: &RowBackend, kind: ErrorKind) {
+    let end = Instant::now() + Duration::from_secs(20);
+    // Looking leaves nothing to release.
+    while backend.inspect(&key("k")).await.map_err(|error| error.kind()) != Err(kind) {
+        assert!(Instant::now() < end, "it has not failed with {kind}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The role's sessions end, and it cannot open others, as on a server with as many as it may have.
+async fn refuse_connections(database: &Database, role: &str) {
+    let mut admin = database.connect().await;
+    admin.execute(AssertSqlSafe(format!("ALTER ROLE {role} CONNECTION LIMIT 0"))).await.unwrap();
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1";
+    sqlx::query(end).bind(role).execute(&mut admin).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_privilege_nothing_is_released() {
+    let database = fresh_database().await;
+    let (backend, role) = client_of_a_role(&database).await;
+    let revoke = format!("REVOKE INSERT ON leasehold.mutex FROM {role}");
+    database.connect().await.execute(AssertSqlSafe(revoke)).await.unwrap();
+    assert_eq!(releases_after(&backend, ErrorKind::PermissionDenied, false).await, 0);
+}
+
+#[tokio::test]
+async fn mutant_a_store_that_cannot_tell_releases_each_of_them() {
+    let database = fresh_database().await;
+    let (backend, role) = client_of_a_role(&database).await;
+    let revoke = format!("REVOKE INSERT ON leasehold.mutex FROM {role}");
+    database.connect().await.execute(AssertSqlSafe(revoke)).await.unwrap();
+    assert!(releases_after(&backend, ErrorKind::PermissionDenied, true).await >= REQUESTS);
+}
+
+#[tokio::test]
+async fn without_a_schema_nothing_is_released() {
+    let database = fresh_database().await;
+    let (backend, _) = client_of_a_role(&database).await;
+    database.connect().await.execute("DROP SCHEMA leasehold CASCADE").await.unwrap();
+    assert_eq!(releases_after(&backend, ErrorKind::SchemaMissing, false).await, 0);
+}
+
+#[tokio::test]
+async fn without_a_server_nothing_is_released() {
+    let cluster = Cluster::start(ClusterOptions::new());
+    let database = cluster.fresh_database().await;
+    let (backend, _) = client_of_a_role(&database).await;
+    cluster.stop(StopMode::Fast).await;
+    until_it_fails_with(&backend, ErrorKind::Unavailable).await;
+    assert_eq!(releases_after(&backend, ErrorKind::Unavailable, false).await, 0);
+}
+
+#[tokio::test]
+async fn without_a_connection_nothing_is_released() {
+    let database = fresh_database().await;
+    let (backend, role) = client_of_a_role(&database).await;
+    refuse_connections(&database, &role).await;
+    // What the server says with SQLSTATE 53300.
+    until_it_fails_with(&backend, ErrorKind::Capacity).await;
+    assert_eq!(releases_after(&backend, ErrorKind::Capacity, false).await, 0);
+}
+
+#[tokio::test]
+async fn all_that_failed_together_tell_the_cause() {
+    let database = fresh_database().await;
+    let (backend, role) = client_of_a_role(&database).await;
+    database.connect().await.execute("DROP SCHEMA leasehold CASCADE").await.unwrap();
+    // In one statement.
+    let holds: Vec<HoldRef> = requests().iter().map(Request::hold).collect();
+    let mut errors = refused(backend.acquire(requests()).await);
+    errors.extend(backend.renew(holds.clone()).await.into_iter().map(Result::unwrap_err));
+    errors.extend(backend.release(holds.clone()).await.into_iter().map(Result::unwrap_err));
+    // In the queue of a client that has no session.
+    refuse_connections(&database, &role).await;
+    until_it_fails_with(&backend, ErrorKind::Capacity).await;
+    let (asked, also_asked, renewed, freed) = tokio::join!(
+        backend.acquire(requests()),
+        backend.acquire(requests()),
+        backend.renew(holds.clone()),
+        backend.release(holds)
+    );
+    errors.extend(refused(asked.into_iter().chain(also_asked).collect()));
+    errors.extend(renewed.into_iter().map(Result::unwrap_err));
+    errors.extend(freed.into_iter().map(Result::unwrap_err));
+    assert_eq!(errors.len(), 21);
+    for error in errors {
+        let source = error.source().unwrap_or_else(|| panic!("{error:?}"));
+        assert!(source.is::<leasehold_postgres::DriverError>(), "{source:?}");
+    }
+}
+
+fn refused(answers: Vec<Result<Attempt, Error>>) -> Vec<Error> {
+    let error = |answer| match answer {
+        Ok(Attempt::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    answers.into_iter().map(error).collect()
+}

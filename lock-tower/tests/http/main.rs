@@ -1,0 +1,12 @@
+//! Middleware of axum apps, with locks and transactions in Postgres: one program, so that its parts share a server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
+
+mod apps;
+#[path = "../common/mod.rs"]
+mod common;
+mod leaks;
+#[path = "../ledger/mod.rs"]
+mod ledger;
+mod races;
+mod transaction;
