@@ -1,6 +1,5 @@
 //! What the tests of faults share.
-// Each file of tests is a program of its own and uses what it needs.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(unreachable_pub, clippy::unwrap_used)]
 
 use std::future::Future;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     let mut holder = database.connect().await;
     run(&mut holder, "SELECT pg_advisory_lock(7)").await;
     let sessions = proxy.traffic().open;
-    let mut waiting = std::pin::pin!(lock.key("7").wait(ms(1_500)).acquire());
+    let mut waiting = std::pin::pin!(lock.key("7").wait(ms(6_000)).acquire());
     let pid = tokio::select! {
         outcome = &mut waiting => panic!("it does not wait: {outcome:?}"),
         pid = async {

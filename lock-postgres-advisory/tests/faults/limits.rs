@@ -18,7 +18,7 @@ async fn a_full_lock_table_is_an_error_of_its_own() {
     let options =
         ClusterOptions::new().setting("max_locks_per_transaction", "10").setting("max_connections", "10");
     let cluster = Cluster::start(options);
-    let lock = session(&cluster.url("postgres")).await;
+    let lock = numbers(seldom(&cluster.url("postgres"))).connect().await.unwrap();
     let limit = lock.capabilities().max_holds.unwrap();
     assert!((50..1_000).contains(&limit), "{limit}");
     // Sessions that are open have what they need; a new one would find no room.
@@ -224,12 +224,21 @@ async fn a_lock_in_a_transaction_is_three_round_trips() {
     let lock = config.connect().await.unwrap();
     // The session is open, and its statement prepared.
     take(&lock, "1").await.release().await.unwrap();
-    let before = proxy.traffic().round_trips;
-    let guard = take(&lock, "1").await;
-    let acquired = proxy.traffic().round_trips;
-    guard.release().await.unwrap();
-    let released = proxy.traffic().round_trips;
-    assert_eq!((acquired - before, released - acquired), (2, 1));
+    let (mut acquiring, mut releasing) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let before = proxy.traffic().round_trips;
+        let guard = take(&lock, "1").await;
+        let acquired = proxy.traffic().round_trips;
+        guard.release().await.unwrap();
+        acquiring.push(acquired - before);
+        releasing.push(proxy.traffic().round_trips - acquired);
+    }
+    // What looks after the schema, and the names of what lasts, may come in between, and not each time.
+    assert_eq!(
+        (acquiring.iter().min(), releasing.iter().min()),
+        (Some(&2), Some(&1)),
+        "{acquiring:?} {releasing:?}"
+    );
 }
 
 /// Twenty keys that a client waits for, with few sessions to wait on.

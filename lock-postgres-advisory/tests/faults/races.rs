@@ -146,7 +146,7 @@ async fn an_answer_that_is_lost_leaves_nothing() {
     for in_session in [true, false] {
         let connect = async || match in_session {
             true => numbers(seldom(&url)).connect().await.unwrap(),
-            false => transaction(&url).await,
+            false => XactConfig::new(seldom(&url)).hasher(Arc::new(RawBigint)).connect().await.unwrap(),
         };
         let lock = connect().await;
         // Warm: its statements are prepared and answered by one reply each.
@@ -165,7 +165,7 @@ async fn an_answer_that_is_lost_leaves_nothing() {
         let lock = connect().await;
         take(&lock, "7").await.release().await.unwrap();
         let guard = take(&lock, "7").await;
-        proxy.drop_next_reply();
+        proxy.drop_next_reply_with(if in_session { "SELECT 1" } else { "COMMIT" });
         let error = guard.release().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         take(&other, "7").await.release().await.unwrap();
@@ -256,7 +256,7 @@ async fn a_statement_that_fails_half_way_leaves_nothing_held() {
     let database = cluster.fresh_database().await;
     session(database.url()).await.close().await.unwrap();
     let (role, url) = poor(&database).await;
-    let config = || server(&url).install_schema(false);
+    let config = || seldom(&url).install_schema(false);
     let session = numbers(config()).connect().await.unwrap();
     let in_transaction = XactConfig::new(config()).hasher(Arc::new(RawBigint)).connect().await.unwrap();
     // A transaction that keeps a lock also keeps others from altering the sequence: that one keeps none.

@@ -1,5 +1,5 @@
 //! What the tests of claims in Postgres share.
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Of tests, which are to fail here; not each uses all.
+#![allow(unreachable_pub)]
 
 use std::time::Duration;
 

@@ -165,13 +165,14 @@ async fn row_23_a_hot_group() {
         let claims = world.claims(spec.grouped());
         let inside = Arc::new(AtomicU32::new(0));
         let rounds = Arc::new(AtomicU32::new(0));
+        let skipped = Arc::new(AtomicU32::new(0));
         let began = Instant::now();
         let mut workers = JoinSet::new();
         for _ in 0..WORKERS {
             let (claims, inside, rounds) = (claims.clone(), Arc::clone(&inside), Arc::clone(&rounds));
+            let skipped = Arc::clone(&skipped);
             workers.spawn(async move {
                 let mut pass = Pass::new();
-                let mut skipped = 0;
                 loop {
                     let taken = claims.take(&Take::up_to(2).after(pass.line())).await.unwrap();
                     pass.saw(&taken);
@@ -184,16 +185,20 @@ async fn row_23_a_hot_group() {
                                 .await
                                 .unwrap();
                         }
+                        // The first is at it until somebody has met it.
+                        while skipped.load(Ordering::SeqCst) == 0 {
+                            tokio::time::sleep(Duration::from_millis(1)).await;
+                        }
                         inside.fetch_sub(1, Ordering::SeqCst);
                         settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
                     }
                     if taken.claims.is_empty() && taken.line.is_none() {
                         let pending = claims.pending(&Take::up_to(1)).await.unwrap();
                         match pass.end(pending) {
-                            PassEnd::Clean => return skipped,
+                            PassEnd::Clean => return,
                             PassEnd::Found => {}
                             PassEnd::Skipped => {
-                                skipped += 1;
+                                skipped.fetch_add(1, Ordering::SeqCst);
                                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
                             }
                         }
@@ -201,9 +206,8 @@ async fn row_23_a_hot_group() {
                 }
             });
         }
-        let mut skipped = 0;
         while let Some(of_one) = bounded(workers.join_next()).await {
-            skipped += of_one.unwrap();
+            of_one.unwrap();
         }
         assert_eq!(
             world.number("SELECT count(*) FROM request WHERE status <> 'complete'").await,
@@ -212,7 +216,7 @@ async fn row_23_a_hot_group() {
         );
         assert_eq!(world.number("SELECT count(*) FROM request").await, i64::from(2 * ROUNDS) + 1);
         let all = rounds.load(Ordering::SeqCst);
-        assert!(all > ROUNDS && skipped > 0, "{all} rounds, {skipped} skipped: nobody met anybody");
+        assert!(all > ROUNDS, "{all} rounds");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?} for {all} rounds", began.elapsed());
     }
 }

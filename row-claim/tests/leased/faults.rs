@@ -213,18 +213,18 @@ async fn nothing_doubtful_returns_to_the_pool() {
     let world = World::new(REQUEST).await;
     world.insert(2).await;
     let one = pool(world.database.url(), 1).await;
-    let claims = PgClaims::new(one, request().build().unwrap()).timeout(Duration::from_millis(300));
+    let claims = PgClaims::new(one, request().build().unwrap()).timeout(LONG);
     let claim = take_one(&claims).await.claim;
     let mut other = world.pool.begin().await.unwrap();
     other.execute("SELECT FROM request WHERE id = 1 FOR UPDATE").await.unwrap();
     // It waits for the row until its bound.
-    let error = claims.settle(&[(claim.clone(), Outcome::PutBack)]).await.unwrap_err();
+    let hasty = claims.clone().timeout(Duration::from_millis(300));
+    let error = hasty.settle(&[(claim.clone(), Outcome::PutBack)]).await.unwrap_err();
     assert!(error.to_string().contains("300ms"), "{error}");
     // And here the caller goes.
-    let patient = claims.clone().timeout(LONG);
     let dropped = tokio::spawn({
-        let claim = claim.clone();
-        async move { patient.settle(&[(claim, Outcome::PutBack)]).await.map(|_| ()) }
+        let (claims, claim) = (claims.clone(), claim.clone());
+        async move { claims.settle(&[(claim, Outcome::PutBack)]).await.map(|_| ()) }
     });
     until_waiting(&world, 2).await;
     dropped.abort();

@@ -135,16 +135,19 @@ async fn row_40_a_timeout_per_row() {
         let taken = claims.take(&Take::up_to(9).lease(Duration::from_secs(60))).await.unwrap();
         let leases: Vec<u64> = taken.claims.iter().map(|claim| claim.lease.as_secs()).collect();
         assert_eq!(leases, [86_400, 60, 60]);
-        let remaining = async || {
+        // Less by how long it took to ask, of which a busy machine makes seconds.
+        let remain = async |leases: [u64; 3]| {
             let mut rows = claims.taken(9).await.unwrap();
             rows.sort_by_key(|row| row.key.clone());
-            rows.iter().map(|row| row.remaining.unwrap().as_secs_f64().round() as u64).collect::<Vec<_>>()
+            let remaining: Vec<f64> = rows.iter().map(|row| row.remaining.unwrap().as_secs_f64()).collect();
+            let fits = |(left, lease): (&f64, u64)| *left <= lease as f64 && *left > lease as f64 - 20.0;
+            assert!(remaining.iter().zip(leases).all(fits), "{remaining:?} of {leases:?}");
         };
-        assert_eq!(remaining().await, [86_400, 60, 60]);
+        remain([86_400, 60, 60]).await;
         let all: Vec<ClaimRef> = taken.claims.iter().map(|claim| claim.claim.clone()).collect();
         world.run("UPDATE request SET timeout_s = 3600 WHERE id = 1").await;
         assert_eq!(renewed(&claims.renew(&all, Duration::from_secs(120)).await.unwrap()), 3);
-        assert_eq!(remaining().await, [3_600, 120, 120]);
+        remain([3_600, 120, 120]).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! A database of a test's own.
 
+use std::collections::BTreeMap;
 use std::env;
 
 use sqlx::{Connection as _, PgConnection};
@@ -46,8 +47,8 @@ pub async fn fresh_database() -> Database {
 ///
 /// As [`fresh_database`].
 pub async fn prepared_database(script: &str) -> Database {
-    /// The last script, and the database that it was run in.
-    static PREPARED: Mutex<Option<(String, String)>> = Mutex::const_new(None);
+    /// Scripts, and the databases that they were run in.
+    static PREPARED: Mutex<BTreeMap<String, String>> = Mutex::const_new(BTreeMap::new());
     if env::var("DATABASE_URL").is_ok_and(|url| !url.is_empty()) {
         let database = fresh_database().await;
         or_panic(admin::script(database.url.clone(), script.to_owned()).await);
@@ -55,12 +56,12 @@ pub async fn prepared_database(script: &str) -> Database {
     }
     let cluster = Cluster::shared();
     let mut prepared = PREPARED.lock().await;
-    let template = match &*prepared {
-        Some((known, template)) if known == script => template.clone(),
-        _ => {
+    let template = match prepared.get(script) {
+        Some(known) => known.clone(),
+        None => {
             let template = cluster.fresh_database().await;
             or_panic(admin::script(template.url.clone(), script.to_owned()).await);
-            prepared.insert((script.to_owned(), template.name.clone())).1.clone()
+            prepared.entry(script.to_owned()).or_insert_with(|| template.name.clone()).clone()
         }
     };
     drop(prepared);

@@ -18,7 +18,7 @@ mod versions;
 use std::path::Path;
 use std::process::ExitCode;
 
-use metadata::Metadata;
+use metadata::{API_SNAPSHOTS, Metadata};
 use step::{Outcome, cargo};
 
 const USAGE: &str = "\
@@ -90,7 +90,8 @@ fn main() -> ExitCode {
 
 fn test() -> Outcome {
     servers::ensure()?;
-    let features = Metadata::read()?.all_features();
+    let metadata = Metadata::read()?;
+    let features = metadata.all_features();
     let all = programs::run(
         "unit, integration, conformance, mutant and command tests",
         &all_tests(&features),
@@ -102,18 +103,15 @@ fn test() -> Outcome {
         step::tests("examples in the documentation", &[&all_tests(&features)[..], &["--doc"]].concat(), &[]);
     let all = all? + documented?;
     // Some errors exist only where a feature is missing.
-    let bare = step::tests(
-        "the facade without its features",
-        &["--package", "leasehold", "--no-default-features", "--tests"],
-        &[],
-    )?;
+    let bare = metadata.bare_facade();
+    let bare: Vec<&str> = bare.iter().map(String::as_str).chain(["--test", "connect"]).collect();
+    let bare = step::tests("the facade without its features", &bare, &[])?;
     println!("\n{} tests passed", all + bare);
     Ok(())
 }
 
-/// The tests of `api-snapshots` belong to `lint`, and what it depends on would be built for them alone.
 fn all_tests(features: &str) -> [&str; 5] {
-    ["--workspace", "--exclude", "api-snapshots", "--features", features]
+    ["--workspace", "--exclude", API_SNAPSHOTS, "--features", features]
 }
 
 /// Families of tests that are enough to see that a server keeps the promises: of the suite of the stores, and the suite
@@ -173,7 +171,7 @@ fn lint() -> Outcome {
         let one = ["--package", &package, "--lib", "--no-default-features", "--features", &features];
         clippy(&what, &one)?;
     }
-    let tests = [&["test", "--quiet"], &AS_TESTS[..], &["--package", "api-snapshots"]].concat();
+    let tests = [&["test", "--quiet"], &AS_TESTS[..], &["--package", API_SNAPSHOTS]].concat();
     cargo("tests of api-snapshots", &tests)?;
     api("check")
 }
@@ -183,7 +181,7 @@ fn lint() -> Outcome {
 fn api(job: &str) -> Outcome {
     let metadata = Metadata::read()?;
     let (features, target) = (metadata.all_features(), metadata.target_directory());
-    let program = ["--package", "api-snapshots", "--", job, &features, target];
+    let program = ["--package", API_SNAPSHOTS, "--", job, &features, target];
     cargo("documentation and public interface", &[&["run", "--quiet"], &AS_TESTS[..], &program].concat())
 }
 

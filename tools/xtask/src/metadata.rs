@@ -12,6 +12,11 @@ pub(crate) struct Metadata(Value);
 /// the library.
 const TLS: &str = "tls-rustls-ring-webpki";
 
+const FACADE: &str = "leasehold";
+
+/// The package whose tests belong to `lint`, and what it depends on would be built for them alone.
+pub(crate) const API_SNAPSHOTS: &str = "api-snapshots";
+
 impl Metadata {
     /// The workspace's own packages; needs nothing that is not here.
     pub(crate) fn read() -> Outcome<Self> {
@@ -40,9 +45,23 @@ impl Metadata {
 
     /// All features of all our packages, as cargo wants them listed; of the ways to speak TLS, [`TLS`].
     pub(crate) fn all_features(&self) -> String {
-        let of_package =
-            |package| features(package).map(move |feature| format!("{}/{feature}", name(package)));
-        self.packages().flat_map(of_package).collect::<Vec<_>>().join(",")
+        self.packages().flat_map(features_of).collect::<Vec<_>>().join(",")
+    }
+
+    /// The facade without features, as arguments of cargo: beside all packages that do not depend on it, with theirs. What
+    /// they and it are made of is built for all tests already.
+    pub(crate) fn bare_facade(&self) -> Vec<String> {
+        let on_it = |needed: &Value| needed["name"] == FACADE;
+        let beside: Vec<&Value> = self
+            .packages()
+            .filter(|package| !package["dependencies"].as_array().into_iter().flatten().any(on_it))
+            .filter(|package| name(package) != API_SNAPSHOTS)
+            .collect();
+        let others = beside.iter().copied().filter(|package| name(package) != FACADE);
+        let features: Vec<String> = others.flat_map(features_of).collect();
+        let packages = beside.iter().flat_map(|package| ["--package".to_owned(), name(package)]);
+        let features = ["--no-default-features".to_owned(), "--features".to_owned(), features.join(",")];
+        packages.chain(features).collect()
     }
 
     /// Every library with features, with none of them and with each alone. All together are checked
@@ -112,6 +131,11 @@ pub(crate) fn name(package: &Value) -> String {
     package["name"].as_str().unwrap_or_default().to_owned()
 }
 
+/// As cargo wants them listed.
+fn features_of(package: &Value) -> impl Iterator<Item = String> {
+    features(package).map(move |feature| format!("{}/{feature}", name(package)))
+}
+
 fn features(package: &Value) -> impl Iterator<Item = &String> {
     let all = package["features"].as_object().into_iter().flatten().map(|(name, _)| name);
     all.filter(|name| !name.starts_with("tls-") || *name == TLS)
@@ -137,6 +161,20 @@ mod tests {
         assert_eq!(metadata.all_features(), "a/default,a/x,b/tls-rustls-ring-webpki");
         let combinations = [("a".to_owned(), String::new()), ("a".to_owned(), "x".to_owned())];
         assert_eq!(metadata.feature_combinations(), combinations);
+    }
+
+    #[test]
+    fn the_bare_facade_is_beside_what_does_not_depend_on_it() {
+        let on_it = serde_json::json!([{"name": "leasehold"}]);
+        let metadata = Metadata(serde_json::json!({"packages": [
+            {"name": "leasehold", "features": {"x": []}},
+            {"name": "a", "features": {"y": []}},
+            {"name": "b", "features": {"z": []}, "dependencies": on_it},
+            {"name": "api-snapshots", "features": {}},
+        ]}));
+        let arguments =
+            ["--package", "leasehold", "--package", "a", "--no-default-features", "--features", "a/y"];
+        assert_eq!(metadata.bare_facade(), arguments);
     }
 
     /// Tests that need it would be left out in silence.

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use leasehold_claim::{ClaimSpec, ClaimStore, HoldStore, IdType, PgClaims, PgHeld, RowKey};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
-use test_servers::{Database, fresh_database};
+use test_servers::{Database, prepared_database};
 
 use super::bench::{Harness, Layout, Seed, Seen, StateKind, TableHarness, Tracking, Variant};
 use super::{Env, case};
@@ -27,11 +27,10 @@ pub struct PgTable {
 #[async_trait]
 impl Harness for Postgres {
     async fn table(&self, layout: &Layout, spec: &ClaimSpec) -> Box<dyn TableHarness> {
-        let database = fresh_database().await;
+        let database = prepared_database(&ddl(layout)).await;
         // As the README advises.
         let options = database.url().parse::<PgConnectOptions>().unwrap().options([("jit", "off")]);
         let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(ddl(layout))).execute(&pool).await.unwrap();
         if layout.on_read {
             spec.migration().apply(&pool).await.unwrap();
         }
