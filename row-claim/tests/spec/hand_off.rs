@@ -1,10 +1,10 @@
 //! A table through which recorders hand work to workers, as the example `spreadsheet` has it.
 
 #[path = "../../examples/spreadsheet/hand_off.rs"]
-mod hand_off;
+mod example;
 use std::time::Duration;
 
-use self::hand_off::{RequestState, record};
+use self::example::{RequestState, record};
 use crate::common::*;
 use leasehold_claim::sqlx::postgres::PgListener;
 use leasehold_claim::sqlx::{Connection as _, PgPool};
@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 async fn made() -> (test_servers::Database, PgPool, ClaimSpec) {
     let (db, pool) = database().await;
-    let spec = hand_off::spec().unwrap();
-    hand_off::create(&pool, &spec).await.unwrap();
+    let spec = example::spec().unwrap();
+    example::create(&pool, &spec).await.unwrap();
     (db, pool, spec)
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Signal, StopMode, fresh_database, prepared_database};
+use tokio::signal::unix::SignalKind;
 
 async fn number(connection: &mut PgConnection, sql: &'static str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
@@ -198,8 +199,15 @@ fn child_with_a_cluster() {
     if std::env::var(CHILD).unwrap() == "paused" {
         cluster.pause();
     }
-    println!("\ncluster {} {}", cluster.pid().unwrap(), cluster.socket_directory().display());
-    std::thread::sleep(Duration::from_secs(60));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        // Also where a shell has started us in the background, with the signal ignored.
+        let mut interrupted = tokio::signal::unix::signal(SignalKind::interrupt()).unwrap();
+        println!("\ncluster {} {}", cluster.pid().unwrap(), cluster.socket_directory().display());
+        let _ = tokio::time::timeout(Duration::from_secs(60), interrupted.recv()).await;
+        // As the signal itself ends a process: nothing is dropped.
+        std::process::exit(1);
+    });
 }
 
 #[test]
