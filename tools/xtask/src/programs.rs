@@ -13,6 +13,9 @@ use serde_json::Value;
 
 use crate::step::{self, Outcome};
 
+/// Where the suites of stores, and that of claims, are mounted.
+const SUITES: [&str; 2] = ["/tests/conformance.rs", "/tests/stores/main.rs"];
+
 /// An executable with tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Program {
@@ -51,7 +54,7 @@ pub(crate) fn run(
 ) -> Outcome<u64> {
     step::announce(what);
     let start = Instant::now();
-    let programs = build(arguments)?;
+    let programs = longest_first(build(arguments)?);
     if programs.is_empty() {
         return Err(format!("failed: {what}: there are no tests"));
     }
@@ -112,6 +115,13 @@ fn build(arguments: &[&str]) -> Outcome<Vec<Program>> {
         ));
     }
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect())
+}
+
+/// The suites of stores come first: last, one of them would leave the other processors nothing to do.
+fn longest_first(mut programs: Vec<Program>) -> Vec<Program> {
+    let is_suite = |program: &Program| SUITES.iter().any(|suite| program.name.ends_with(suite));
+    programs.sort_by_key(|program| !is_suite(program));
+    programs
 }
 
 /// The program of which a line of cargo's tells that it was built.
@@ -180,6 +190,9 @@ mod tests {
         assert_eq!(program_in(line), Some(program));
         assert_eq!(program_in(&line.replace("\"test\":true", "\"test\":false")), None, "an example");
         assert_eq!(program_in(r#"{"reason":"build-finished","success":true}"#), None);
+        let suite = line.replace("backend.rs", "conformance.rs");
+        let both = longest_first(vec![program_in(line).unwrap(), program_in(&suite).unwrap()]);
+        assert!(both[0].name.ends_with("conformance.rs"), "{both:?}");
     }
 
     #[test]
