@@ -95,7 +95,11 @@ impl LeaseClock {
         }
         self.shortest_unknown.fetch_min(nanos(window), Ordering::AcqRel);
         self.window.fetch_min(nanos(window), Ordering::AcqRel);
-        // Doubt before loss, also where the deadline comes nearer than the doubt was.
+        self.ends_sooner(sent, window);
+    }
+
+    /// Doubt before loss, also where the deadline comes nearer than the doubt was.
+    fn ends_sooner(&self, sent: Moment, window: Duration) {
         let doubt = sent.after(self.interval_of(window).saturating_mul(2));
         self.doubt.fetch_min(doubt.as_nanos(), Ordering::AcqRel);
         self.deadline.fetch_min(self.deadline_of(sent, window).as_nanos(), Ordering::AcqRel);
@@ -109,9 +113,12 @@ impl LeaseClock {
         (self.kind == Kind::Lease).then(|| self.window())
     }
 
-    /// A renewal for `window` is about to be sent.
-    pub(crate) fn asks_for(&self, window: Duration) {
+    /// A renewal for `window` is about to be sent: the store may count a shorter one before we hear of it.
+    pub(crate) fn asks_for(&self, sent: Moment, window: Duration) {
         self.longest.fetch_max(nanos(window), Ordering::AcqRel);
+        if self.kind == Kind::Lease {
+            self.ends_sooner(sent, window);
+        }
     }
 
     /// For how long the store may have the hold after the last it heard of it; `None` without a lease.
@@ -180,6 +187,19 @@ fn nanos(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Its holder may stand still until the store has let it go.
+    #[test]
+    fn a_shorter_window_binds_when_it_is_sent() {
+        let (sent, second) = (Moment::from_nanos(0), Duration::from_secs(1));
+        let lease = LeaseClock::of(&Timing::default(), Some(second * 60), None).unwrap();
+        lease.confirmed(sent, second * 60);
+        lease.asks_for(sent.after(second), second * 60);
+        assert_eq!(lease.deadline(), sent.after(second * 54), "as long a one changes nothing");
+        lease.asks_for(sent.after(second), second * 10);
+        assert_eq!(lease.deadline(), sent.after(second * 10));
+        assert!(lease.doubt() < lease.deadline());
+    }
 
     #[test]
     fn doubt_comes_before_a_loss_that_came_nearer() {

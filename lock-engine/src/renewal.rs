@@ -96,19 +96,20 @@ impl Shared {
     ) -> impl Future<Output = Renewals> + Send + 'static + use<> {
         let mut limit = self.timing.request_timeout;
         let mut holds = Vec::with_capacity(renewals.len());
+        let sent = self.clock.now();
         for Renewal { hold, window, .. } in &renewals {
             let mut reference = hold.reference();
             reference.ttl = reference.ttl.map(|_| *window);
             holds.push(reference);
             if let Some(lease) = &hold.lease {
                 lease.renewing.store(true, Ordering::Release);
-                lease.asks_for(*window);
+                lease.asks_for(sent, *window);
                 // Leaves time for another try before the lease ends; a part of a call for one more.
                 limit = limit.min(*window / if lease.is_parted() { 8 } else { 3 });
                 self.schedule.schedule(hold, lease.end());
             }
         }
-        let (backend, sent) = (Arc::clone(&self.backend), self.clock.now());
+        let backend = Arc::clone(&self.backend);
         async move {
             // A backend that panics is one that did not answer, also if it does so before its first await.
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
