@@ -37,7 +37,7 @@ impl Factory for LeaseFactory {
     }
 }
 
-/// A database of its own for each case, which has the schema: to install it is a third of the work of a case.
+/// A database of its own for each case, which has the schema.
 #[derive(Debug)]
 struct Server {
     database: Database,

@@ -223,8 +223,8 @@ pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(),
     install_for(conn, schema, Stores::All).await.map(drop)
 }
 
-/// As [`install`]; where everything is there, what these stores need is enough. Whether something was changed: if not, they
-/// can do everything.
+/// As [`install`]; where everything is there, what these stores need is enough. Answers whether anything was installed: if
+/// not, the schema was found complete, and the role has all privileges that these stores need.
 pub(crate) async fn install_for(
     conn: &mut PgConnection,
     schema: &Identifier,

@@ -3,7 +3,7 @@
 
 use std::time::SystemTime;
 
-use crate::metadata::Metadata;
+use crate::metadata::{API_SNAPSHOTS, Metadata};
 use crate::step::{self, Outcome};
 
 /// An option of the job, the variable that the test reads, and which values it takes.
@@ -28,7 +28,7 @@ pub(crate) fn run_seen(
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     // The features of `test`, so that nothing is compiled twice.
     let features = Metadata::read()?.all_features();
-    let own = ["--workspace", "--exclude", "api-snapshots", "--features", &features];
+    let own = ["--workspace", "--exclude", API_SNAPSHOTS, "--features", &features];
     let arguments = [&own[..], targets, &["--", "--nocapture"], arguments].concat();
     step::tests_seen(what, &arguments, &variables, see)
 }
