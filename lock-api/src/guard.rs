@@ -102,7 +102,8 @@ impl LockGuard {
         self.shared().renew(None).await.map_err(|e| e.with_operation(Operation::Renew))
     }
 
-    /// Renews the lease now, for `ttl` from now on, which is its TTL from then on.
+    /// Renews the lease now, for `ttl` from now on, which is its TTL from then on. A shorter one counts for
+    /// [`validity`](Self::validity) as soon as it is sent: the store may have it before its answer is here.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use crate::metadata::Metadata;
+use crate::metadata::{API_SNAPSHOTS, Metadata};
 use crate::step::{self, Outcome};
 
 /// A bug that is mended, and what brings it back in today's code.
@@ -155,7 +155,7 @@ pub(crate) fn run(names: &[&str]) -> Outcome {
     let manifest = copy.join("Cargo.toml");
     let (manifest, target) = (manifest.to_string_lossy(), target.to_string_lossy());
     let own =
-        ["--manifest-path", &manifest, "--target-dir", &target, "--workspace", "--exclude", "api-snapshots"];
+        ["--manifest-path", &manifest, "--target-dir", &target, "--workspace", "--exclude", API_SNAPSHOTS];
     let mut rows = String::new();
     for bug in REVERTED.iter().filter(|bug| names.is_empty() || names.contains(&bug.name)) {
         let (target, test) = match bug.found_by {

@@ -1,7 +1,7 @@
 //! Disturbed processes on real stores.
 
 use crate::campaign::{self, Setting, Variables, has, new_seed};
-use crate::metadata::Metadata;
+use crate::metadata::{API_SNAPSHOTS, Metadata};
 use crate::servers;
 use crate::step::{self, Outcome};
 
@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
     // Together with the test, which depends on more, so that nothing is compiled twice.
     let features = Metadata::read()?.all_features();
     let build =
-        ["build", "--profile", "tests", "--workspace", "--exclude", "api-snapshots", "--features", &features];
+        ["build", "--profile", "tests", "--workspace", "--exclude", API_SNAPSHOTS, "--features", &features];
     step::cargo("the command", &[&build[..], &["--bin", "leasehold", "--test", "torture"]].concat())?;
     campaign::run("torture", &["--exact", "stores_keep_their_promises"], &variables)
 }
