@@ -18,7 +18,7 @@ use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simul
 const SCHEDULES: u64 = 3_000;
 
 /// Schedules that have shown a fault of the engine or of the simulator, with what it was.
-const KEPT: [(u64, &str); 6] = [
+const KEPT: [(u64, &str); 8] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
@@ -31,6 +31,14 @@ const KEPT: [(u64, &str); 6] = [
         "an answer that came after an operator had ended its hold, and a late copy was granted with the next token",
     ),
     (1_795_581_853_927_321, "a lease made shorter by a holder that stood still until another had the key"),
+    (
+        1_795_586_995_836_775,
+        "whom an operator had ended, and who had not been told yet when a lease ended that a late copy was granted",
+    ),
+    (
+        1_795_586_996_184_573,
+        "a key of a call that waits for the next, lost by silence, of an engine that closed before the call was polled",
+    ),
 ];
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ pub(crate) struct Hold {
     pub(crate) times: Times,
     /// Whether a call that asks for it has been polled, and was not answered with "contended" or "nothing begun".
     pub(crate) sent: AtomicBool,
-    /// Whether a caller has its guard, or had it.
-    handed_out: AtomicBool,
+    /// Whether a caller has its guard, or had it: [`NOBODY`], [`CALLER`] or [`UNDONE`].
+    hands: AtomicU8,
 }
 
 /// What a store gave along with the grant.
@@ -47,6 +47,11 @@ struct Extras {
     extension: Option<Box<dyn Any + Send + Sync>>,
     state: Option<OpaqueState>,
 }
+
+const NOBODY: u8 = 0;
+const CALLER: u8 = 1;
+/// It was lost while nobody had its guard, and the store is told to let go.
+const UNDONE: u8 = 2;
 
 /// No token of a store is as large.
 const NO_TOKEN: u64 = u64::MAX;
@@ -69,7 +74,7 @@ impl Hold {
             extras: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
             sent: AtomicBool::new(false),
-            handed_out: AtomicBool::new(false),
+            hands: AtomicU8::new(NOBODY),
         })
     }
 
@@ -157,12 +162,18 @@ impl Hold {
     /// Sets whether the caller gets its guard. To be set before it is looked whether the hold has ended: then whoever ends
     /// it sees this, or the end is seen here.
     pub(crate) fn hand_out(&self, handed_out: bool) {
-        self.handed_out.swap(handed_out, Ordering::AcqRel);
+        let (from, to) = if handed_out { (NOBODY, CALLER) } else { (CALLER, NOBODY) };
+        let _ = self.hands.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// A read-modify-write and no load: only that has a place in the order of the writes of [`hand_out`](Self::hand_out).
     fn is_handed_out(&self) -> bool {
-        self.handed_out.fetch_or(false, Ordering::AcqRel)
+        self.hands.fetch_or(0, Ordering::AcqRel) == CALLER
+    }
+
+    /// Whether nobody has its guard, nor will have it from here on. True once: then it is the caller's to free.
+    fn undo_unseen(&self) -> bool {
+        self.hands.compare_exchange(NOBODY, UNDONE, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Whether its end is that of a cooldown as well: an attempt that is undone leaves none.
@@ -228,7 +239,8 @@ impl Hold {
         }
         // The store may still have it, for instance when only the answer to a renewal was lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
-        if !ended && !self.stays_when_lost(reason) {
+        // What was in nobody's hands does not stay either: the call that took it may not be polled before the engine closes.
+        if !ended && (!self.stays_when_lost(reason) || self.undo_unseen()) {
             self.shared.free(Freeing::lost(self));
         }
     }
@@ -238,11 +250,11 @@ impl Hold {
         reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|confirm| confirm.sticky)
     }
 
-    /// It is given up by the call that took it. If it was lost meanwhile, it was in nobody's hands: the store is told
-    /// to let go, also one that would leave a lost hold as it is.
+    /// It is given up by the call that took it. If it was lost while that was about to hand it out, it was in nobody's hands:
+    /// the store is told to let go, also one that would leave a lost hold as it is.
     pub(crate) fn end_unseen(&self) {
         self.end_if_over();
-        if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason)) {
+        if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason)) && self.undo_unseen() {
             self.shared.free(Freeing::lost(self));
         }
     }

@@ -129,6 +129,7 @@ macro_rules! for_each_case {
                 may_ask_for_a_shorter_ttl [C9 C10] [Lease Silence];
                 counts_to_the_millisecond [C1 C9 C10] [Lease Silence];
                 for_a_shorter_ttl_serves_a_waiter_in_time [C10 C11] [Lease Silence];
+                for_a_shorter_ttl_counts_unanswered [C1 C9] [Lease Silence Script];
                 another_ttl_stays_in_force [C10] [Lease];
                 refuses_a_ttl_out_of_bounds [C15 C16] [Lease];
                 keeps_the_token_and_the_id [C2 C8] [Lease];

@@ -114,6 +114,30 @@ pub(crate) async fn for_a_shorter_ttl_serves_a_waiter_in_time(cx: &Context) {
     cx.give(next).await;
 }
 
+/// The store may count a shorter lease before its holder hears of it.
+pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
+    let (a, b) = (cx.faulty().await, cx.client().await);
+    let key = cx.key();
+    let shorter = (cx.ttl() / 4).max(cx.lease().min);
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    a.faults.script(Op::Renew, Fault::DelayReply(cx.ttl()));
+    let taken_over = async {
+        cx.settle().await;
+        a.faults.silence(true);
+        let successor = cx.free_within(&b, &key, cx.ttl() + cx.handover()).await;
+        assert_eq!(
+            guard.validity(),
+            Validity::Lost,
+            "renewed for {shorter:?} without an answer, and another has the key"
+        );
+        a.faults.silence(false);
+        successor
+    };
+    let (renewed, successor) = tokio::join!(guard.renew_for(shorter), taken_over);
+    fails(renewed, &[ErrorKind::Lost, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
+    cx.give(successor).await;
+}
+
 /// Renews by hand, falls silent, and sees the lease last `ttl` from then on, no less and not much more.
 async fn renewed_then_silent(cx: &Context, asked: Option<Duration>, ttl: Duration) {
     let a = cx.faulty().await;

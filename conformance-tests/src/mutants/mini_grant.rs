@@ -202,7 +202,9 @@ impl Hold {
         // One after the other, and a shorter lease counts from when it is asked for: the store may have it first.
         let _one = self.renewing.lock().await;
         let sent = Instant::now();
-        self.shorten(sent + ttl.mul_f64(0.9));
+        if self.client.fault != Fault::ShorterFromAnswer {
+            self.shorten(sent + ttl.mul_f64(0.9));
+        }
         let call = self.client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
         let limit =
             if self.client.fault == Fault::LostWaitsForStore { Duration::from_secs(1 << 30) } else { CALL };

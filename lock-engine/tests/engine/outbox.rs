@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{PlainNet, plain, start};
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, MultiGuard, Validity};
 use leasehold_engine::Confirm;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -225,6 +225,25 @@ async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_
     assert_eq!(held.validity(), Validity::Lost);
     let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
     assert_eq!(left, ["b"]);
+}
+
+/// The same while nobody polls that call: closing does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_key_of_a_call_that_nobody_polls_is_freed_when_it_is_lost_on_a_sticky_store() {
+    let net = Arc::new(PlainNet::default());
+    let mut store = plain(&net);
+    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
+    let (lock, other) = (start(store), start(plain(&net)));
+    let held = other.key("b").acquire().await.unwrap();
+    let mut waiting = Box::pin(lock.keys(["a", "b"]).acquire());
+    assert!(timeout(seconds(1), &mut waiting).await.is_err(), "b is held");
+    net.hang.store(true, SeqCst);
+    sleep(seconds(4)).await;
+    net.hang.store(false, SeqCst);
+    lock.close().await.unwrap();
+    let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+    assert_eq!((left, held.validity()), (vec!["b".to_owned()], Validity::Valid));
+    assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[tokio::test(start_paused = true)]
