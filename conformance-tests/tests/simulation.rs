@@ -18,7 +18,7 @@ use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simul
 const SCHEDULES: u64 = 3_000;
 
 /// Schedules that have shown a fault of the engine or of the simulator, with what it was.
-const KEPT: [(u64, &str); 8] = [
+const KEPT: [(u64, &str); 9] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
@@ -38,6 +38,10 @@ const KEPT: [(u64, &str); 8] = [
     (
         1_795_586_996_184_573,
         "a key of a call that waits for the next, lost by silence, of an engine that closed before the call was polled",
+    ),
+    (
+        1_795_600_000_522_505,
+        "two callers of one client, each with a turn that the other waits for, after a grant that came too late",
     ),
 ];
 

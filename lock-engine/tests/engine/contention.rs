@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{PlainNet, plain, start};
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Once};
-use leasehold_engine::{Engine, Waiting};
+use leasehold_engine::{Confirm, Engine, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -225,4 +225,24 @@ async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     lock.close().await.unwrap();
     assert_eq!(*net.unused.lock().unwrap(), [true]);
+}
+
+/// A grant that comes too late takes its key's turn along. The turns of the keys behind it must not stay: the next caller
+/// would wait for one of them with the first in its hands.
+#[tokio::test(start_paused = true)]
+async fn a_late_grant_does_not_have_two_callers_of_several_keys_wait_for_each_other() {
+    let net = Arc::new(PlainNet::default());
+    *net.acquire_takes.lock().unwrap() = seconds(3);
+    let mut store = plain(&net);
+    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)));
+    let lock = Arc::new(start(store));
+    let callers = [(); 3].map(|()| {
+        let lock = Arc::clone(&lock);
+        tokio::spawn(async move { lock.keys(["a", "b", "c"]).acquire().await.map(drop) })
+    });
+    sleep(seconds(1)).await;
+    *net.acquire_takes.lock().unwrap() = Duration::ZERO;
+    for caller in callers {
+        timeout(seconds(60), caller).await.expect("nobody waits for ever").unwrap().unwrap();
+    }
 }
