@@ -10,10 +10,10 @@ use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait,
 };
 use leasehold_engine::{Backend as _, Engine};
-use leasehold_postgres::schema::script;
+use leasehold_postgres::schema::{Stores, grants, script};
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, Liveness, PgConfig};
 use leasehold_postgres_advisory::{AdvisoryBackend, AdvisoryConfig, Sessions, XactConfig};
-use test_servers::{Database, prepared_database};
+use test_servers::{Database, ordinary_role, prepared_database};
 
 mod session {
     leasehold_conformance::suite!(super::Advisory { transactions: false });
@@ -53,8 +53,10 @@ impl Factory for Advisory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        let installed = script(&Identifier::new(DEFAULT_SCHEMA)?, "");
-        Ok(Box::new(Server { kind: *self, database: prepared_database(&installed).await }))
+        let (schema, role) = (Identifier::new(DEFAULT_SCHEMA)?, ordinary_role().await);
+        let grants = grants(&schema, &Identifier::new(role.as_str())?, Stores::Advisory);
+        let database = prepared_database(&script(&schema, &grants)).await.used_by(&role);
+        Ok(Box::new(Server { kind: *self, database }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {

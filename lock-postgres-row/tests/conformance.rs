@@ -10,11 +10,11 @@ use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
 };
 use leasehold_engine::{Backend, Engine};
-use leasehold_postgres::schema::script;
+use leasehold_postgres::schema::{Stores, grants, script};
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier};
 use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
 use sqlx::{Connection, PgConnection};
-use test_servers::{Database, prepared_database};
+use test_servers::{Database, ordinary_role, prepared_database};
 
 suite!(RowFactory);
 
@@ -27,8 +27,10 @@ impl Factory for RowFactory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        let installed = script(&Identifier::new(DEFAULT_SCHEMA)?, "");
-        Ok(Box::new(Server { database: prepared_database(&installed).await }))
+        let (schema, role) = (Identifier::new(DEFAULT_SCHEMA)?, ordinary_role().await);
+        let grants = grants(&schema, &Identifier::new(role.as_str())?, Stores::Row);
+        let database = prepared_database(&script(&schema, &grants)).await.used_by(&role);
+        Ok(Box::new(Server { database }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {

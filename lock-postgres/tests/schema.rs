@@ -138,6 +138,15 @@ async fn a_schema_that_is_there_is_looked_at_once() {
         assert_eq!(config.prepare(&mut conn, Stores::Row).await.unwrap(), Access::Full);
         assert_eq!(cluster.log().matches("WITH wanted(object").count(), looks);
     }
+    // Whose the schema is concerns superusers alone.
+    let asked = || cluster.log().matches("SELECT o.who").count();
+    let before = asked();
+    config.prepare(&mut conn, Stores::Row).await.unwrap();
+    assert_eq!(asked(), before + 1);
+    let grants = schema::grants(&name("leasehold"), &name("app"), Stores::Row);
+    run(&mut conn, format!("CREATE ROLE app; {grants} SET ROLE app")).await;
+    config.prepare(&mut conn, Stores::Row).await.unwrap();
+    assert_eq!(asked(), before + 1);
 }
 
 #[tokio::test]

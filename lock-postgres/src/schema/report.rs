@@ -109,7 +109,7 @@ impl ServerReport {
             missing_objects: list("missing")?,
             altered_objects: list("altered")?,
             missing_privileges,
-            foreign_owner: row.try_get("foreign_owner")?,
+            foreign_owner: None,
             stores: Stores::All,
         })
     }

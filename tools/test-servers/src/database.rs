@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 
 use sqlx::{Connection as _, PgConnection};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 
 use crate::{Cluster, admin, or_panic};
 
@@ -68,12 +68,35 @@ pub async fn prepared_database(script: &str) -> Database {
     cluster.copy_of(&template).await
 }
 
+/// A role that may log in, and nothing else: for databases that are [used by](Database::used_by) it. With `DATABASE_URL` it
+/// is the user there.
+///
+/// # Panics
+///
+/// As [`fresh_database`].
+///
+/// # Cancel safety
+///
+/// As [`fresh_database`].
+pub async fn ordinary_role() -> String {
+    const NAME: &str = "ordinary";
+    static CREATED: OnceCell<()> = OnceCell::const_new();
+    if let Some(url) = env::var("DATABASE_URL").ok().filter(|url| !url.is_empty()) {
+        return parsed(&url).username().to_owned();
+    }
+    let create = || Cluster::shared().run_sql("postgres", format!("CREATE ROLE {NAME} LOGIN"));
+    CREATED.get_or_init(create).await;
+    NAME.to_owned()
+}
+
+fn parsed(url: &str) -> url::Url {
+    or_panic(url::Url::parse(url).map_err(|error| format!("the server's URL does not parse: {error}")))
+}
+
 impl Database {
     /// `like`: what it is made of, and how.
     pub(crate) async fn create(admin_url: &str, like: &str, is_dropped: bool) -> Self {
-        let mut url = or_panic(
-            url::Url::parse(admin_url).map_err(|error| format!("the server's URL does not parse: {error}")),
-        );
+        let mut url = parsed(admin_url);
         let name = format!("test_{}", uuid::Uuid::new_v4().simple());
         let sql = format!("CREATE DATABASE {name} {like}");
         or_panic(admin::rows(admin_url.to_owned(), sql, Vec::new()).await);
@@ -85,6 +108,16 @@ impl Database {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The same, with the URL of that role, which needs no password.
+    #[must_use]
+    pub fn used_by(mut self, role: &str) -> Self {
+        let mut url = parsed(&self.url);
+        // Refused only for URLs without a host.
+        let _ = url.set_username(role);
+        self.url = url.into();
+        self
     }
 
     /// Its name, which needs no quotes.
