@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        ["test"] => test(),
+        ["test"] => test(|| Ok(())),
         ["test", "--postgres", version] => test_on(version, &[]),
         ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
         ["simulate", ..] => simulate::run(&arguments[1..]),
@@ -73,9 +73,10 @@ fn main() -> ExitCode {
         ["size"] => size::report(),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
-        ["ci"] => lint()
+        // Each feature alone and the documentation are one compiler at a time: beside the tests, which leave it time.
+        ["ci"] => lint_of_all()
             .and_then(|()| dependencies::check())
-            .and_then(|()| test())
+            .and_then(|()| test(lint_of_each))
             .and_then(|()| core_on_the_newest_postgres()),
         _ => Err(USAGE.to_owned()),
     };
@@ -88,7 +89,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn test() -> Outcome {
+/// All tests, and `beside` while they run.
+fn test(beside: impl FnOnce() -> Outcome + Send) -> Outcome {
     servers::ensure()?;
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
@@ -97,6 +99,7 @@ fn test() -> Outcome {
         &all_tests(&features),
         &[],
         &[],
+        beside,
     );
     // Also after something else has failed: one run tells all.
     let documented =
@@ -151,12 +154,17 @@ fn test_on(version: &str, families: &[&str]) -> Outcome {
     let what = format!("tests on PostgreSQL {version}");
     // A database on a server that is given would be of that server's version.
     let variables = [("LEASEHOLD_PG_BIN", programs), ("DATABASE_URL", "")];
-    let passed = programs::run(&what, &arguments, families, &variables)?;
+    let passed = programs::run(&what, &arguments, families, &variables, || Ok(()))?;
     println!("\n{passed} tests passed on PostgreSQL {version}");
     Ok(())
 }
 
 fn lint() -> Outcome {
+    lint_of_all()?;
+    lint_of_each()
+}
+
+fn lint_of_all() -> Outcome {
     documents::check()?;
     size::report()?;
     step::need_component("fmt", "rustfmt")?;
@@ -164,8 +172,12 @@ fn lint() -> Outcome {
     cargo("formatting", &["fmt", "--all", "--check"])?;
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
-    clippy("clippy, all features", &["--workspace", "--all-targets", "--features", &features])?;
-    for (package, features) in metadata.feature_combinations() {
+    clippy("clippy, all features", &["--workspace", "--all-targets", "--features", &features])
+}
+
+/// Of each library alone: with each feature alone, its documentation, and its public interface.
+fn lint_of_each() -> Outcome {
+    for (package, features) in Metadata::read()?.feature_combinations() {
         let what =
             format!("clippy, {package} with {}", if features.is_empty() { "no features" } else { &features });
         let one = ["--package", &package, "--lib", "--no-default-features", "--features", &features];

@@ -45,12 +45,13 @@ struct Said {
 }
 
 /// Builds the tests that `cargo test` would run with these arguments, those in the documentation excepted, and runs all of
-/// them, also after one has failed, with `options` for each. Answers how many have passed.
+/// them, also after one has failed, with `options` for each, and `beside` meanwhile. Answers how many have passed.
 pub(crate) fn run(
     what: &str,
     arguments: &[&str],
     options: &[&str],
     variables: &[(&str, &str)],
+    beside: impl FnOnce() -> Outcome + Send,
 ) -> Outcome<u64> {
     step::announce(what);
     let start = Instant::now();
@@ -62,7 +63,8 @@ pub(crate) fn run(
     let queue = Mutex::new(VecDeque::from(programs));
     let (tell, told) = mpsc::channel();
     let (mut passed, mut failed) = (0, Vec::new());
-    thread::scope(|scope| {
+    let beside = thread::scope(|scope| {
+        let beside = scope.spawn(beside);
         for _ in 0..step::processors() {
             let (queue, tell) = (&queue, tell.clone());
             scope.spawn(move || {
@@ -94,10 +96,13 @@ pub(crate) fn run(
                 }
             }
         }
+        beside.join().unwrap_or_else(|_| Err("what was to be done beside the tests panicked".to_owned()))
     });
     if !failed.is_empty() {
-        return Err(repeat(what, &failed, options, variables));
+        let failed = repeat(what, &failed, options, variables);
+        return Err(beside.err().into_iter().chain([failed]).collect());
     }
+    beside?;
     println!("-- {what}: {passed} passed in {:.0?}", start.elapsed());
     Ok(passed)
 }
