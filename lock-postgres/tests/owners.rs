@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use leasehold_api::ErrorKind;
-use leasehold_postgres::Identifier;
-use leasehold_postgres::schema::{self, Stores};
+use leasehold_postgres::schema::{self, Access, Stores};
+use leasehold_postgres::{Identifier, PgConfig};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
-use test_servers::{Database, fresh_database};
+use test_servers::{Cluster, ClusterOptions, Database, fresh_database};
 
 fn name(text: &str) -> Identifier {
     Identifier::new(text).unwrap()
@@ -56,6 +56,27 @@ async fn the_script_needs_no_more_than_the_schema_and_is_done_as_a_whole() {
     schema::check(&mut admin, &schema).await.unwrap();
     drop_role(&mut admin, &app).await;
     drop_role(&mut admin, &owner).await;
+}
+
+#[tokio::test]
+async fn a_schema_that_is_there_is_looked_at_once() {
+    let cluster = Cluster::start(ClusterOptions::new().setting("log_statement", "all"));
+    let database = cluster.fresh_database().await;
+    let config = PgConfig::from_url(database.url()).unwrap().install_schema(true);
+    let mut conn = database.connect().await;
+    for looks in [2, 3] {
+        assert_eq!(config.prepare(&mut conn, Stores::Row).await.unwrap(), Access::Full);
+        assert_eq!(cluster.log().matches("WITH wanted(object").count(), looks);
+    }
+    // Whose the schema is concerns superusers alone.
+    let asked = || cluster.log().matches("SELECT o.who").count();
+    let before = asked();
+    config.prepare(&mut conn, Stores::Row).await.unwrap();
+    assert_eq!(asked(), before + 1);
+    let grants = schema::grants(&name("leasehold"), &name("app"), Stores::Row);
+    run(&mut conn, format!("CREATE ROLE app; {grants} SET ROLE app")).await;
+    config.prepare(&mut conn, Stores::Row).await.unwrap();
+    assert_eq!(asked(), before + 1);
 }
 
 /// As in CVE-2022-2625: what is there already is not of whoever installs.
@@ -205,6 +226,6 @@ async fn policies_that_may_hide_rows_are_refused() {
         "{error}"
     );
     let access = schema::access(&mut conn, &schema, Stores::Row).await.unwrap();
-    assert_eq!(access, schema::Access::ReadOnly, "rows of another store");
+    assert_eq!(access, Access::ReadOnly, "rows of another store");
     drop_role(&mut conn, &role).await;
 }

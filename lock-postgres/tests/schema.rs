@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use leasehold_api::{Error, ErrorKind};
-use leasehold_postgres::schema::{self, Access, SchemaState, Stores};
-use leasehold_postgres::{Identifier, PgConfig};
+use leasehold_postgres::Identifier;
+use leasehold_postgres::schema::{self, SchemaState, Stores};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use test_servers::{Cluster, ClusterOptions, Database, Standby, fresh_database};
 
@@ -126,27 +126,6 @@ async fn installing_leaves_no_error_in_the_server_s_log() {
     let log = cluster.log();
     let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR:")).collect();
     assert!(errors.len() == 1 && errors[0].contains("division by zero"), "{log}");
-}
-
-#[tokio::test]
-async fn a_schema_that_is_there_is_looked_at_once() {
-    let cluster = Cluster::start(ClusterOptions::new().setting("log_statement", "all"));
-    let database = cluster.fresh_database().await;
-    let config = PgConfig::from_url(database.url()).unwrap().install_schema(true);
-    let mut conn = database.connect().await;
-    for looks in [2, 3] {
-        assert_eq!(config.prepare(&mut conn, Stores::Row).await.unwrap(), Access::Full);
-        assert_eq!(cluster.log().matches("WITH wanted(object").count(), looks);
-    }
-    // Whose the schema is concerns superusers alone.
-    let asked = || cluster.log().matches("SELECT o.who").count();
-    let before = asked();
-    config.prepare(&mut conn, Stores::Row).await.unwrap();
-    assert_eq!(asked(), before + 1);
-    let grants = schema::grants(&name("leasehold"), &name("app"), Stores::Row);
-    run(&mut conn, format!("CREATE ROLE app; {grants} SET ROLE app")).await;
-    config.prepare(&mut conn, Stores::Row).await.unwrap();
-    assert_eq!(asked(), before + 1);
 }
 
 #[tokio::test]

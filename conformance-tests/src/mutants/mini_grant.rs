@@ -493,9 +493,6 @@ async fn release(released: Released, hold: Arc<Hold>) -> Result<(), Error> {
 
 impl fmt::Debug for MiniGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MiniGrant")
-            .field("key", &self.0.key)
-            .field("holder", &self.0.holder)
-            .finish_non_exhaustive()
+        f.debug_tuple("MiniGrant").field(&self.0.key).field(&self.0.holder).finish()
     }
 }
