@@ -18,7 +18,7 @@ use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simul
 const SCHEDULES: u64 = 3_000;
 
 /// Schedules that have shown a fault of the engine or of the simulator, with what it was.
-const KEPT: [(u64, &str); 9] = [
+const KEPT: [(u64, &str); 10] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
@@ -41,8 +41,9 @@ const KEPT: [(u64, &str); 9] = [
     ),
     (
         1_795_600_000_522_505,
-        "two callers of one client, each with a turn that the other waits for, after a grant that came too late",
+        "two callers of one client, each with a permit that the other waits for, after a grant that came too late",
     ),
+    (1_795_590_000_029_953, "a key that was freed twice, so that its release told of no waiters"),
 ];
 
 #[test]

@@ -122,6 +122,7 @@ pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.script(Op::Renew, Fault::DelayReply(cx.ttl()));
     let taken_over = async {
+        // The request is on its way. Nothing is answered from here on.
         cx.settle().await;
         a.faults.silence(true);
         let successor = cx.free_within(&b, &key, cx.ttl() + cx.handover()).await;

@@ -95,21 +95,17 @@ impl Book {
     /// What the store's record says against a guard that reads held.
     fn disagrees(&self, holder: HolderId, key: &LockKey) -> Option<String> {
         self.truth.as_ref()?.stays(|stays| {
-            let mut own = stays.iter().rev().filter(|stay| stay.holder == holder);
-            let Some(last) = own.next() else {
+            let own = || stays.iter().rev().filter(|stay| stay.holder == holder);
+            let Some(last) = own().next() else {
                 return Some(format!("{holder} of {key} reads held, and was never granted"));
             };
             let (ended, by) = last.ended?;
             // Whom an operator has ended is told within a bound, also when a late copy of the request was granted since.
-            let is_to_be_told = |stay: &Stay| {
-                stay.is_forced()
-                    && stay
-                        .ended
-                        .is_some_and(|(at, _)| at.elapsed() <= self.bounds.capabilities.loss_detection)
-            };
+            let bound = self.bounds.capabilities.loss_detection;
+            let is_recent = |stay: &Stay| stay.ended.is_some_and(|(at, _)| at.elapsed() <= bound);
+            let is_to_be_told = own().any(|stay| stay.is_forced() && is_recent(stay));
             let late = ended.elapsed();
-            let is_wrong = !late.is_zero() && !is_to_be_told(last) && !own.any(is_to_be_told);
-            is_wrong
+            (!late.is_zero() && !is_to_be_told)
                 .then(|| format!("{holder} of {key} reads held {late:?} after the store ended it ({by:?})"))
         })
     }

@@ -46,14 +46,6 @@ impl Acquisition {
     pub(super) async fn begin_again(&mut self, error: Error) -> Result<(), Refusal> {
         let from = self.first_left();
         self.leave_to_driver(from);
-        // A grant that came too late took its permit along. Those of the keys behind it go as well: permits are waited for in
-        // order only, or another caller with that one would wait for these.
-        let all = self.entries.len();
-        let first = (from..all).find(|at| self.entries[*at].permit.is_none()).unwrap_or(all);
-        for at in first..all {
-            self.entries[at].permit = None;
-            self.begin_hold(at);
-        }
         let Some(key) = self.first_key(from).cloned() else { return Ok(()) };
         if self.outage.is_none() {
             tracing::warn!(%key, store = %self.shared.name, %error, "the store fails; it is asked again until the wait budget ends");

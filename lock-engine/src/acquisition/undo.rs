@@ -20,16 +20,25 @@ impl Acquisition {
     }
 
     /// What the store may have of the entries from `from` on, which begin again.
+    ///
+    /// They keep their permits up to one that has none: a grant that came too late took it along. From there on permits go
+    /// with what is undone, since permits are waited for in the order of keys only: whoever is handed that one would wait for
+    /// those behind it.
     pub(super) fn undo(&mut self, from: usize) -> Vec<Freeing> {
         let mut undone = Vec::new();
+        let mut keeps = true;
         for at in from..self.entries.len() {
-            let stage = mem::replace(&mut self.entries[at].stage, Stage::Idle);
-            if matches!(stage, Stage::Idle) {
+            let entry = &mut self.entries[at];
+            let stage = mem::replace(&mut entry.stage, Stage::Idle);
+            keeps &= entry.permit.is_some();
+            let permit = if keeps { None } else { entry.permit.take() };
+            if keeps && matches!(stage, Stage::Idle) {
                 continue;
             }
             let old = self.begin_hold(at);
-            let mut freeing = Freeing::attempted(&old, None);
+            let mut freeing = Freeing::attempted(&old, permit);
             match stage {
+                Stage::Idle => continue,
                 Stage::Granted(granted, _) => freeing.granted(granted),
                 _ => freeing.unknown(self.shared.undoing.begin(&old.request.key)),
             }

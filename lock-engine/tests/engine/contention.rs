@@ -227,15 +227,12 @@ async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
     assert_eq!(*net.unused.lock().unwrap(), [true]);
 }
 
-/// A grant that comes too late takes its key's turn along. The turns of the keys behind it must not stay: the next caller
+/// A grant that comes too late takes its key's permit along. Those of the keys behind it must not stay: the next caller
 /// would wait for one of them with the first in its hands.
 #[tokio::test(start_paused = true)]
 async fn a_late_grant_does_not_have_two_callers_of_several_keys_wait_for_each_other() {
     let net = Arc::new(PlainNet::default());
-    *net.acquire_takes.lock().unwrap() = seconds(3);
-    let mut store = plain(&net);
-    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)));
-    let lock = Arc::new(start(store));
+    let lock = Arc::new(grants_too_late(&net));
     let callers = [(); 3].map(|()| {
         let lock = Arc::clone(&lock);
         tokio::spawn(async move { lock.keys(["a", "b", "c"]).acquire().await.map(drop) })
@@ -245,4 +242,30 @@ async fn a_late_grant_does_not_have_two_callers_of_several_keys_wait_for_each_ot
     for caller in callers {
         timeout(seconds(60), caller).await.expect("nobody waits for ever").unwrap().unwrap();
     }
+}
+
+/// The keys behind it are let go as well. Until the store has done so, a try here waits: nobody else holds them.
+#[tokio::test(start_paused = true)]
+async fn a_try_behind_a_late_grant_meets_no_holder() {
+    let net = Arc::new(PlainNet::default());
+    *net.release_takes.lock().unwrap() = seconds(2);
+    let lock = Arc::new(grants_too_late(&net));
+    let caller = {
+        let lock = Arc::clone(&lock);
+        tokio::spawn(async move { lock.keys(["a", "b"]).acquire().await.map(drop) })
+    };
+    sleep(ms(3001)).await;
+    *net.acquire_takes.lock().unwrap() = Duration::ZERO;
+    assert_eq!(net.rows.lock().unwrap().len(), 2, "neither is released yet");
+    let tried = lock.key("b").try_acquire().await.unwrap();
+    drop(tried.expect("nobody else has it"));
+    caller.await.unwrap().unwrap();
+}
+
+/// A store that takes longer to grant than a hold may go unconfirmed.
+fn grants_too_late(net: &Arc<PlainNet>) -> Engine {
+    *net.acquire_takes.lock().unwrap() = seconds(3);
+    let mut store = plain(net);
+    store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)));
+    start(store)
 }

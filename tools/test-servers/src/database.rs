@@ -31,9 +31,9 @@ pub struct Database {
 ///
 /// Dropping it leaves the servers as they are at that moment; they end with their values.
 pub async fn fresh_database() -> Database {
-    match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => Database::create(&url, EMPTY, true).await,
-        _ => Cluster::shared().fresh_database().await,
+    match given() {
+        Some(url) => Database::create(&url, EMPTY, true).await,
+        None => Cluster::shared().fresh_database().await,
     }
 }
 
@@ -49,7 +49,7 @@ pub async fn fresh_database() -> Database {
 pub async fn prepared_database(script: &str) -> Database {
     /// Scripts, and the databases that they were run in.
     static PREPARED: Mutex<BTreeMap<String, String>> = Mutex::const_new(BTreeMap::new());
-    if env::var("DATABASE_URL").is_ok_and(|url| !url.is_empty()) {
+    if given().is_some() {
         let database = fresh_database().await;
         or_panic(admin::script(database.url.clone(), script.to_owned()).await);
         return database;
@@ -81,12 +81,17 @@ pub async fn prepared_database(script: &str) -> Database {
 pub async fn ordinary_role() -> String {
     const NAME: &str = "ordinary";
     static CREATED: OnceCell<()> = OnceCell::const_new();
-    if let Some(url) = env::var("DATABASE_URL").ok().filter(|url| !url.is_empty()) {
+    if let Some(url) = given() {
         return parsed(&url).username().to_owned();
     }
     let create = || Cluster::shared().run_sql("postgres", format!("CREATE ROLE {NAME} LOGIN"));
     CREATED.get_or_init(create).await;
     NAME.to_owned()
+}
+
+/// The server that the tests are to use.
+fn given() -> Option<String> {
+    env::var("DATABASE_URL").ok().filter(|url| !url.is_empty())
 }
 
 fn parsed(url: &str) -> url::Url {
@@ -104,13 +109,14 @@ impl Database {
         Self { url: url.into(), name, dropped_by: is_dropped.then(|| admin_url.to_owned()) }
     }
 
-    /// The URL of this database, as superuser of a private cluster or as the user of `DATABASE_URL`.
+    /// The URL of this database: as superuser of a private cluster, as the user of `DATABASE_URL`, or as the role that it is
+    /// [used by](Self::used_by).
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The same, with the URL of that role, which needs no password.
+    /// The same, with a URL of that role, which the server asks for no password.
     #[must_use]
     pub fn used_by(mut self, role: &str) -> Self {
         let mut url = parsed(&self.url);
