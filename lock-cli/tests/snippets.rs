@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -55,10 +55,9 @@ impl Machine {
 
     /// A file that can be executed.
     fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.store.path(name);
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path
+        let written = self.store.path("text");
+        std::fs::write(&written, text).unwrap();
+        self.store.program(name, &written, "755")
     }
 
     fn hold(&self, key: &str) -> Beside {

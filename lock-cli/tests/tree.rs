@@ -144,7 +144,7 @@ fn orphans_that_have_ended_do_not_stay_in_the_table_of_processes() {
 /// As of `sudo`: the kernel lets nobody but the superuser end it.
 #[test]
 fn a_command_that_has_become_another_user_is_named_when_the_lock_is_lost() {
-    use std::fs::{Permissions, copy, set_permissions};
+    use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::{PermissionsExt as _, chown};
     use std::os::unix::process::CommandExt as _;
 
@@ -153,11 +153,8 @@ fn a_command_that_has_become_another_user_is_named_when_the_lock_is_lost() {
     }
     const USER: u32 = 61_001;
     let store = Store::new();
-    let (become_root, leasehold) = (store.path("become-root"), store.path("leasehold"));
-    copy("/usr/bin/setpriv", &become_root).unwrap();
-    copy(env!("CARGO_BIN_EXE_leasehold"), &leasehold).unwrap();
-    set_permissions(&become_root, Permissions::from_mode(0o4755)).unwrap();
-    set_permissions(&leasehold, Permissions::from_mode(0o755)).unwrap();
+    let become_root = store.program("become-root", "/usr/bin/setpriv".as_ref(), "4755");
+    let leasehold = store.program("leasehold", env!("CARGO_BIN_EXE_leasehold").as_ref(), "755");
     set_permissions(store.path(""), Permissions::from_mode(0o755)).unwrap();
     std::fs::create_dir(store.locks()).unwrap();
     chown(store.locks(), Some(USER), Some(USER)).unwrap();

@@ -37,6 +37,15 @@ impl Store {
         self.dir.path().join(name)
     }
 
+    /// A program beside the locks: a copy of `from`, with these permissions. Another process makes it: one that is started by
+    /// another test meanwhile would inherit the open file, and nobody can run a file that is open for writing.
+    pub fn program(&self, name: &str, from: &Path, mode: &str) -> PathBuf {
+        let path = self.path(name);
+        let copied = Command::new("install").args(["-m", mode]).arg(from).arg(&path).status();
+        assert!(copied.unwrap().success());
+        path
+    }
+
     pub fn url(&self) -> String {
         format!("file://{}?poll=5ms", self.locks().display())
     }

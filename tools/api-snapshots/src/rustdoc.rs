@@ -47,6 +47,15 @@ pub(crate) fn document(features: &str, in_json: bool) -> Result<(), String> {
     command
         .args(["doc", "--locked", "--profile", "tests", "--workspace", "--no-deps"])
         .args(["--features", features]);
+    // What `cargo run` says of this package would have some build scripts run again, and all that depends on them compiled.
+    for (name, _) in env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            command.env_remove(name);
+        }
+    }
     let deny = "-D warnings";
     if in_json {
         command

@@ -17,8 +17,10 @@ mod versions;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
 
 use metadata::{API_SNAPSHOTS, Metadata};
+use programs::Program;
 use step::{Outcome, cargo};
 
 const USAGE: &str = "\
@@ -60,9 +62,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        ["test"] => test(|| Ok(())),
-        ["test", "--postgres", version] => test_on(version, &[]),
-        ["test", "--postgres", version, "--core"] => test_on(version, &CORE),
+        ["test"] => test(),
+        ["test", "--postgres", version] => test_on(version),
+        ["test", "--postgres", version, "--core"] => core_on(version),
         ["simulate", ..] => simulate::run(&arguments[1..]),
         ["reverted", ..] => reverted::run(&arguments[1..]),
         ["fuzz", ..] => fuzz::run(&arguments[1..]),
@@ -73,11 +75,7 @@ fn main() -> ExitCode {
         ["size"] => size::report(),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
-        // Each feature alone and the documentation are one compiler at a time: beside the tests, which leave it time.
-        ["ci"] => lint_of_all()
-            .and_then(|()| dependencies::check())
-            .and_then(|()| test(lint_of_each))
-            .and_then(|()| core_on_the_newest_postgres()),
+        ["ci"] => ci(),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
@@ -89,28 +87,53 @@ fn main() -> ExitCode {
     }
 }
 
-/// All tests, and `beside` while they run.
-fn test(beside: impl FnOnce() -> Outcome + Send) -> Outcome {
+const TESTS: &str = "unit, integration, conformance, mutant and command tests";
+
+fn test() -> Outcome {
+    let programs = built(&[])?;
+    let tested = programs::run(TESTS, &programs, &[], &[]);
+    // Also after something else has failed: one run tells all.
+    let passed = step::sum([tested, compiled_tests()])?;
+    println!("\n{passed} tests passed");
+    Ok(())
+}
+
+/// Each feature alone, the documentation and its examples are one compiler at a time: beside the tests, which leave it time.
+fn ci() -> Outcome {
+    lint_of_all()?;
+    dependencies::check()?;
+    let programs = built(&[])?;
+    let passed = thread::scope(|scope| {
+        let compiled = scope.spawn(|| step::sum([lint_of_each().map(|()| 0), compiled_tests()]));
+        let tested = programs::run(TESTS, &programs, &[], &[]);
+        let newest = core_on_the_newest_postgres(&programs);
+        let compiled =
+            compiled.join().unwrap_or_else(|_| Err("failed: what is compiled beside the tests".to_owned()));
+        step::sum([tested, newest, compiled])
+    })?;
+    println!("\n{passed} tests passed");
+    Ok(())
+}
+
+/// The test programs of the workspace, or those of them that `targets` name in cargo's arguments.
+fn built(targets: &[&str]) -> Outcome<Vec<Program>> {
     servers::ensure()?;
+    let features = Metadata::read()?.all_features();
+    programs::build(TESTS, &[&all_tests(&features)[..], targets].concat())
+}
+
+/// Tests that are compiled for themselves.
+fn compiled_tests() -> Outcome<u64> {
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
-    let all = programs::run(
-        "unit, integration, conformance, mutant and command tests",
-        &all_tests(&features),
-        &[],
-        &[],
-        beside,
-    );
-    // Also after something else has failed: one run tells all.
-    let documented =
-        step::tests("examples in the documentation", &[&all_tests(&features)[..], &["--doc"]].concat(), &[]);
-    let all = all? + documented?;
+    let examples = [&all_tests(&features)[..], &["--doc"]].concat();
     // Some errors exist only where a feature is missing.
     let bare = metadata.bare_facade();
     let bare: Vec<&str> = bare.iter().map(String::as_str).chain(["--test", "connect"]).collect();
-    let bare = step::tests("the facade without its features", &bare, &[])?;
-    println!("\n{} tests passed", all + bare);
-    Ok(())
+    step::sum([
+        step::tests("examples in the documentation", &examples, &[]),
+        step::tests("the facade without its features", &bare, &[]),
+    ])
 }
 
 fn all_tests(features: &str) -> [&str; 5] {
@@ -121,42 +144,38 @@ fn all_tests(features: &str) -> [&str; 5] {
 /// of claims on one kind of table.
 const CORE: [&str; 5] = ["exclusion::", "fencing::", "release::", "crash::", "postgres::text::"];
 
-/// Where the families of [`CORE`] are.
-const CORE_TARGETS: [&str; 2] = ["conformance", "stores"];
-
-fn core_on_the_newest_postgres() -> Outcome {
+fn core_on_the_newest_postgres(programs: &[Program]) -> Outcome<u64> {
     if versions::has_npm() {
-        return test_on(versions::newest(), &CORE);
+        return tests_on(versions::newest(), &programs::suites(programs), &CORE);
     }
     println!(
         "\n-- not tried, because npm is missing: the core on PostgreSQL {}; see `cargo xtask test --postgres`",
         versions::newest()
     );
-    Ok(())
+    Ok(0)
 }
 
-/// The tests that start servers, or of those the families of that name, on a Postgres of another major version. Nothing
-/// is compiled that [`test()`] has not compiled.
-fn test_on(version: &str, families: &[&str]) -> Outcome {
-    servers::ensure()?;
+/// The tests that start servers, on a Postgres of another major version. Nothing is compiled that [`test()`] has not compiled.
+fn test_on(version: &str) -> Outcome {
+    let targets = Metadata::read()?.tests_with_servers();
+    let targets: Vec<&str> =
+        ["--lib"].into_iter().chain(targets.iter().flat_map(|target| ["--test", target])).collect();
+    tests_on(version, &built(&targets)?, &[]).map(|_| ())
+}
+
+fn core_on(version: &str) -> Outcome {
+    // Where the families are.
+    let targets = ["--test", "conformance", "--test", "stores"];
+    tests_on(version, &programs::suites(&built(&targets)?), &CORE).map(|_| ())
+}
+
+fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u64> {
     let metadata = Metadata::read()?;
-    let programs = versions::programs(version, Path::new(metadata.target_directory()))?;
-    let programs = programs.to_str().ok_or("the target directory's name is not UTF-8")?;
-    let features = metadata.all_features();
-    let mut arguments = all_tests(&features).to_vec();
-    let targets = metadata.tests_with_servers();
-    if families.is_empty() {
-        arguments.push("--lib");
-        arguments.extend(targets.iter().flat_map(|target| ["--test", target]));
-    } else {
-        arguments.extend(CORE_TARGETS.iter().flat_map(|target| ["--test", target]));
-    }
-    let what = format!("tests on PostgreSQL {version}");
+    let directory = versions::programs(version, Path::new(metadata.target_directory()))?;
+    let directory = directory.to_str().ok_or("the target directory's name is not UTF-8")?;
     // A database on a server that is given would be of that server's version.
-    let variables = [("LEASEHOLD_PG_BIN", programs), ("DATABASE_URL", "")];
-    let passed = programs::run(&what, &arguments, families, &variables, || Ok(()))?;
-    println!("\n{passed} tests passed on PostgreSQL {version}");
-    Ok(())
+    let variables = [("LEASEHOLD_PG_BIN", directory), ("DATABASE_URL", "")];
+    programs::run(&format!("tests on PostgreSQL {version}"), programs, families, &variables)
 }
 
 fn lint() -> Outcome {

@@ -1,7 +1,6 @@
 //! Running test programs, several at a time: most of them wait for servers and clocks now and then, and the last test of
 //! a program leaves the other processors idle. `cargo test` runs one after the other.
 
-use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +17,7 @@ const SUITES: [&str; 2] = ["/tests/conformance.rs", "/tests/stores/main.rs"];
 
 /// An executable with tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Program {
+pub(crate) struct Program {
     /// What cargo calls it, such as `lock-file/tests/backend.rs`.
     name: String,
     executable: PathBuf,
@@ -31,11 +30,15 @@ impl Program {
     fn output(&self) -> PathBuf {
         self.executable.with_extension("txt")
     }
+
+    fn is_suite(&self) -> bool {
+        SUITES.iter().any(|suite| self.name.ends_with(suite))
+    }
 }
 
 /// What a program has said, and how it ended.
-struct Ended {
-    program: Program,
+struct Ended<'a> {
+    program: &'a Program,
     outcome: Outcome<Said>,
 }
 
@@ -44,35 +47,55 @@ struct Said {
     succeeded: bool,
 }
 
-/// Builds the tests that `cargo test` would run with these arguments, those in the documentation excepted, and runs all of
-/// them, also after one has failed, with `options` for each, and `beside` meanwhile. Answers how many have passed.
-pub(crate) fn run(
-    what: &str,
-    arguments: &[&str],
-    options: &[&str],
-    variables: &[(&str, &str)],
-    beside: impl FnOnce() -> Outcome + Send,
-) -> Outcome<u64> {
-    step::announce(what);
+/// Builds the tests that `cargo test` would run with these arguments, those in the documentation excepted.
+pub(crate) fn build(what: &str, arguments: &[&str]) -> Outcome<Vec<Program>> {
+    step::announce(&format!("building: {what}"));
     let start = Instant::now();
-    let programs = longest_first(build(arguments)?);
+    let build = ["test", "--profile", "tests", "--no-run", "--message-format", "json-render-diagnostics"];
+    let output = step::command(&[&build[..], arguments].concat())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "\nfailed: building\nrepeat it with: cargo test --profile tests --no-run {}",
+            arguments.join(" ")
+        ));
+    }
+    let programs: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect();
     if programs.is_empty() {
         return Err(format!("failed: {what}: there are no tests"));
     }
     println!("-- {what}: {} programs built in {:.0?}", programs.len(), start.elapsed());
-    let queue = Mutex::new(VecDeque::from(programs));
+    Ok(longest_first(programs))
+}
+
+/// Those of `programs` in which the suites are mounted.
+pub(crate) fn suites(programs: &[Program]) -> Vec<Program> {
+    programs.iter().filter(|program| program.is_suite()).cloned().collect()
+}
+
+/// Runs all of them, also after one has failed, with `options` for each. Answers how many tests have passed.
+pub(crate) fn run(
+    what: &str,
+    programs: &[Program],
+    options: &[&str],
+    variables: &[(&str, &str)],
+) -> Outcome<u64> {
+    step::announce(what);
+    let start = Instant::now();
+    let queue = Mutex::new(programs.iter());
     let (tell, told) = mpsc::channel();
     let (mut passed, mut failed) = (0, Vec::new());
-    let beside = thread::scope(|scope| {
-        let beside = scope.spawn(beside);
+    thread::scope(|scope| {
         for _ in 0..step::processors() {
             let (queue, tell) = (&queue, tell.clone());
             scope.spawn(move || {
-                let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(program) = next() {
                     // Who does not end can be told by this.
                     println!("     Running {} ({})", program.name, program.executable.display());
-                    let outcome = said(&program, options, variables);
+                    let outcome = said(program, options, variables);
                     if tell.send(Ended { program, outcome }).is_err() {
                         return;
                     }
@@ -96,36 +119,17 @@ pub(crate) fn run(
                 }
             }
         }
-        beside.join().unwrap_or_else(|_| Err("what was to be done beside the tests panicked".to_owned()))
     });
     if !failed.is_empty() {
-        let failed = repeat(what, &failed, options, variables);
-        return Err(beside.err().into_iter().chain([failed]).collect());
+        return Err(repeat(what, &failed, options, variables));
     }
-    beside?;
     println!("-- {what}: {passed} passed in {:.0?}", start.elapsed());
     Ok(passed)
 }
 
-fn build(arguments: &[&str]) -> Outcome<Vec<Program>> {
-    let build = ["test", "--profile", "tests", "--no-run", "--message-format", "json-render-diagnostics"];
-    let output = step::command(&[&build[..], arguments].concat())
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("cannot start cargo: {error}"))?;
-    if !output.status.success() {
-        return Err(format!(
-            "\nfailed: building\nrepeat it with: cargo test --profile tests --no-run {}",
-            arguments.join(" ")
-        ));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect())
-}
-
 /// The suites of stores come first: last, one of them would leave the other processors nothing to do.
 fn longest_first(mut programs: Vec<Program>) -> Vec<Program> {
-    let is_suite = |program: &Program| SUITES.iter().any(|suite| program.name.ends_with(suite));
-    programs.sort_by_key(|program| !is_suite(program));
+    programs.sort_by_key(|program| !program.is_suite());
     programs
 }
 
@@ -168,7 +172,7 @@ fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outc
     Ok(Said { text, succeeded: status.success() })
 }
 
-fn repeat(what: &str, failed: &[Program], options: &[&str], variables: &[(&str, &str)]) -> String {
+fn repeat(what: &str, failed: &[&Program], options: &[&str], variables: &[(&str, &str)]) -> String {
     let variables: String = variables.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
     let commands: String = failed
         .iter()

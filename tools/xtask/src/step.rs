@@ -1,12 +1,25 @@
 //! Running one step of a job: say what it is, run it, say how to repeat it when it fails.
 
 use std::env;
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// What went wrong, for people.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
+
+/// All that passed, or all that failed.
+pub(crate) fn sum<const N: usize>(outcomes: [Outcome<u64>; N]) -> Outcome<u64> {
+    let (mut passed, mut failed) = (0, Vec::new());
+    for outcome in outcomes {
+        match outcome {
+            Ok(count) => passed += count,
+            Err(message) => failed.push(message),
+        }
+    }
+    if failed.is_empty() { Ok(passed) } else { Err(failed.join("\n")) }
+}
 
 /// Runs cargo with its output shown.
 pub(crate) fn cargo(what: &str, arguments: &[&str]) -> Outcome {
@@ -69,11 +82,21 @@ pub(crate) fn need_component(subcommand: &str, component: &str) -> Outcome {
     Err(format!("{component} is missing; install it with: rustup component add {component}"))
 }
 
-/// The cargo that runs us.
+/// The cargo that runs us, without what it says of this package. Where that differs from the last time, cargo runs build scripts
+/// that ask for it once more (that of `ring`), and compiles all that depends on them: TLS, the driver, most of us.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
+    for (name, _) in env::vars_os().filter(|(name, _)| is_of_this_package(name)) {
+        command.env_remove(name);
+    }
     command
+}
+
+fn is_of_this_package(variable: &OsStr) -> bool {
+    variable
+        .to_str()
+        .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
 }
 
 pub(crate) fn processors() -> usize {
@@ -108,6 +131,23 @@ mod tests {
         assert_eq!(passed_in(line), 12);
         assert_eq!(passed_in("test result: FAILED. 3 passed; 1 failed; 0 ignored"), 3);
         assert_eq!(passed_in("test a ... ok"), 0);
+    }
+
+    #[test]
+    fn one_run_tells_all_that_failed() {
+        assert_eq!(sum([Ok(2), Ok(3)]), Ok(5));
+        let failed = sum([Err("a".to_owned()), Ok(3), Err("b".to_owned())]);
+        assert_eq!(failed, Err("a\nb".to_owned()));
+    }
+
+    #[test]
+    fn cargo_is_not_told_of_this_package() {
+        let told: Vec<_> =
+            env::vars_os().map(|(name, _)| name).filter(|name| is_of_this_package(name)).collect();
+        assert!(told.iter().any(|name| name == "CARGO_MANIFEST_DIR"), "{told:?}");
+        let command = command(&["build"]);
+        let kept = told.iter().filter(|name| !command.get_envs().any(|set| set == (name, None))).count();
+        assert_eq!(kept, 0, "{command:?}");
     }
 
     #[test]
