@@ -84,7 +84,7 @@ fn first_line(path: &Path) -> Result<String, Error> {
     let file = std::fs::File::open(path);
     let read = file.and_then(|file| file.take(LONGEST).read_to_string(&mut text));
     read.map_err(|error| {
-        let message = format!("cannot read {}, which {URL_FILE} names: {error}", path.display());
+        let message = format!("cannot read {path:?}, which {URL_FILE} names: {error}");
         invalid(message).with_source(error)
     })?;
     // Some editors begin a file with a byte order mark.

@@ -42,6 +42,7 @@ fn what_the_environment_says_has_to_make_sense() {
         (vec![("LEASEHOLD_URL", " ")], "is empty"),
         (vec![("LEASEHOLD_URL_FILE", empty.as_str())], "is empty"),
         (vec![("LEASEHOLD_URL_FILE", missing.as_str())], missing.as_str()),
+        (vec![("LEASEHOLD_URL_FILE", "")], "cannot read \"\", which LEASEHOLD_URL_FILE names"),
         (vec![("LEASEHOLD_URL", url.as_str()), ("LEASEHOLD_URL_FILE", &missing)], "both set"),
     ] {
         let (code, stdout, stderr) = finish(tell(&[]).envs(variables.clone()));
