@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,8 +35,13 @@ const ATTEMPTS: u32 = 3;
 /// The pause before a case is run again, times the attempts so far: what the last one has left at the store goes meanwhile.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// Cases that are run for the first time share this; a case that is run again has it alone, so that what the others ask of the
+/// machine and the server is no reason for it to be inconclusive once more.
+static CROWD: RwLock<()> = RwLock::new(());
+
 /// Runs one case against a fresh store of `factory`, in real time again if it was
-/// [inconclusive](Outcome::Inconclusive), three times at most; each is said on stdout.
+/// [inconclusive](Outcome::Inconclusive), three times at most, without other cases of this process beside; each is said
+/// on stdout. Blocks until the case has ended: not for a case to call.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
     run(case, factory, None)
 }
@@ -116,7 +121,14 @@ impl fmt::Debug for Mount {
 pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseReport {
     let mut attempt = 1;
     loop {
-        let report = run_once(case, factory, child_test.clone());
+        let run = || run_once(case, factory, child_test.clone());
+        let report = if attempt == 1 {
+            let _beside_others = CROWD.read().unwrap_or_else(PoisonError::into_inner);
+            run()
+        } else {
+            let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
+            run()
+        };
         if attempt == ATTEMPTS || !matches!(report.outcome, Outcome::Inconclusive { .. }) {
             return report;
         }
@@ -305,7 +317,72 @@ impl<F: Factory + ?Sized> Factory for Arc<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::panic_any;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+    use leasehold_api::{Error, Lock, async_trait};
+    use leasehold_memory::MemoryStore;
+
     use super::*;
+    use crate::Harness;
+    use crate::case::Running;
+
+    #[derive(Debug)]
+    struct Memory(MemoryStore);
+
+    #[async_trait]
+    impl Harness for Memory {
+        async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+            Ok(Arc::new(self.0.client()?))
+        }
+    }
+
+    #[derive(Debug)]
+    struct Stores;
+
+    #[async_trait]
+    impl Factory for Stores {
+        fn time(&self) -> Time {
+            Time::Virtual
+        }
+
+        async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+            Ok(Box::new(Memory(MemoryStore::new())))
+        }
+    }
+
+    #[test]
+    fn a_case_that_is_run_again_has_the_process_alone() {
+        static BESIDE: AtomicUsize = AtomicUsize::new(0);
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        fn busy(_: &Context) -> Running<'_> {
+            BESIDE.fetch_add(1, SeqCst);
+            thread::sleep(Duration::from_millis(5));
+            BESIDE.fetch_sub(1, SeqCst);
+            Box::pin(async {})
+        }
+        fn doubtful(_: &Context) -> Running<'_> {
+            if RUNS.fetch_add(1, SeqCst) == 0 {
+                panic_any(Doubt("a first attempt".to_owned()));
+            }
+            assert_eq!(BESIDE.load(SeqCst), 0, "other cases are run beside");
+            Box::pin(async {})
+        }
+        let case = |body| Case { name: "a::case", rules: &[], needs: &[], body };
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !done.load(SeqCst) {
+                        run(&case(busy), &Stores, None);
+                    }
+                });
+            }
+            let report = run(&case(doubtful), &Stores, None);
+            done.store(true, SeqCst);
+            assert_eq!((report.outcome, RUNS.load(SeqCst)), (Outcome::Passed, 2));
+        });
+    }
 
     #[test]
     fn only_what_failed_is_excused_and_only_by_a_stall() {
