@@ -125,8 +125,7 @@ impl Acquisition {
 
     /// Takes every key that is not ours yet; the store has said of the first one already what `contended` says.
     async fn take_all(&mut self, contended: Option<Contended>) -> Result<(), Refusal> {
-        self.queue().await?;
-        self.yield_to_remote().await?;
+        self.enter().await?;
         let mut contended = contended;
         // Everything before this entry is ours.
         let mut at = self.first_left();
@@ -155,6 +154,20 @@ impl Acquisition {
                     contended = Some(answer);
                 }
             }
+        }
+    }
+
+    /// Waits until the store may be asked for the keys that are not ours yet, or one of those before is lost.
+    async fn enter(&mut self) -> Result<(), Refusal> {
+        let any_lost = self.any_lost();
+        let entering = async {
+            self.queue().await?;
+            self.yield_to_remote().await
+        };
+        tokio::select! {
+            biased;
+            outcome = entering => outcome,
+            error = any_lost => Err(error.into()),
         }
     }
 
@@ -188,7 +201,7 @@ impl Acquisition {
                         permit = permitted(&shared, waiter, key, policy, gives_up) => permit?,
                         () = limit.passed() => {
                             // Who waits for a release that the store has not answered waits for no holder.
-                            if is_ending(&shared, key) || matches!(limit, Limit::Call(_)) {
+                            if is_ending(&shared, key) == Some(true) || matches!(limit, Limit::Call(_)) {
                                 let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
                                 let error = Error::new(ErrorKind::Unavailable, message);
                                 return Err(shared.name_error(error, Some(key)).into());
@@ -382,7 +395,7 @@ impl Acquisition {
                 return Err(self.shared.name_error(Error::not_due(retry_after), Some(&key)).into());
             }
             if self.budget == Budget::Once {
-                return Err(Refusal::Contended);
+                return Err(self.out_of_budget());
             }
             let waiting = self.shared.timing.waiting;
             // At first it asks once more without a pause: that finds what happened before the wakeup was registered.

@@ -127,7 +127,8 @@ impl Engine {
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.shared, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
-            FastPath::Contended if !is_ending(&self.shared, key) => {
+            // Where nobody has the permit any more, nobody may have held the key: the store is asked.
+            FastPath::Contended if is_ending(&self.shared, key) == Some(false) => {
                 return failure_of(&self.shared, key).map_or(Ok(None), Err);
             }
             FastPath::Contended => (None, vec![self.asking(key, options, true)]),

@@ -70,7 +70,13 @@ pub(crate) fn attempt(
         Some(Ok(Attempt::Granted(granted))) => match begun.hold.take() {
             Some(hold) => {
                 hold.hand_out(true);
-                hold.granted(granted, sent, None).map(FastPath::Granted)
+                let cools = hold.request.cooldown.is_some();
+                match hold.granted(granted, sent, None) {
+                    Ok(guard) => Ok(FastPath::Granted(guard)),
+                    // It came too late, and is being undone.
+                    Err(error) if asks_again(&error) && !cools => Ok(FastPath::Contended),
+                    Err(error) => Err(error),
+                }
             }
             None => Ok(FastPath::Contended),
         },

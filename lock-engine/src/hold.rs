@@ -173,7 +173,9 @@ impl Hold {
 
     /// Whether nobody has its guard, nor will have it from here on. True once: then it is the caller's to free.
     fn undo_unseen(&self) -> bool {
-        self.hands.compare_exchange(NOBODY, UNDONE, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        // An exchange that fails only loads, and may miss that the caller has given it up meanwhile.
+        !self.is_handed_out()
+            && self.hands.compare_exchange(NOBODY, UNDONE, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Whether its end is that of a cooldown as well: an attempt that is undone leaves none.
@@ -233,10 +235,9 @@ impl Hold {
     /// The grant is gone: tells everybody, hands on the permit, and has the store let go of what may be
     /// left of it. Final; does nothing to a hold that was released or lost before.
     pub(crate) fn lose(&self, reason: LossReason) {
-        // Handed on right away: the next in line is told by the store whether it still has the old hold.
-        if self.end_lost(reason).is_none() {
-            return;
-        }
+        // Handed on without waiting for the store, which tells the next in line whether it still has the old hold; but only once
+        // the driver knows of it: a hold without a permit is not seen by the closing of the engine.
+        let Some(_permit) = self.end_lost(reason) else { return };
         // The store may still have it, for instance when only the answer to a renewal was lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
         // What was in nobody's hands does not stay either: the call that took it may not be polled before the engine closes.

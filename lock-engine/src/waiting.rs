@@ -18,9 +18,9 @@ use crate::hold::Owner;
 use crate::queue::{Closed, Waiter};
 use crate::shared::{Permit, Shared};
 
-/// Whether whoever has the key's permit here is only waiting for the store to let go.
-pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> bool {
-    shared.queues.with(key, |owner| owner.is_ending()).unwrap_or(false)
+/// Whether whoever has the key's permit here is only waiting for the store to let go, if anybody has it.
+pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> Option<bool> {
+    shared.queues.with(key, |owner| owner.is_ending())
 }
 
 /// How the store fails whoever has the key's permit here, if it does.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
+use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, FaultyClient, Op};
@@ -135,10 +136,23 @@ pub(crate) async fn every_fault_at_every_call(cx: &Context) {
             a.faults.script(op, *fault);
             a_life(cx, &a, &b, &key).await;
             let guard = cx.free_within(&b, &key, cx.call_limit() + cx.ttl()).await;
-            cx.held(&a.lock, &key).await;
+            held_within(cx, &a, &key, cx.call_limit() + cx.capabilities().undo).await;
             cx.give(guard).await;
             cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
         }
+    }
+}
+
+/// Tries until it reads held: a client does not know who has the key while an attempt of its own is being undone.
+async fn held_within(cx: &Context, a: &FaultyClient, key: &LockKey, bound: Duration) {
+    let end = Instant::now() + bound + cx.slack();
+    loop {
+        match attempt_at(&a.lock, key).await {
+            Ok(None) => return,
+            Ok(Some(guard)) => cx.granted_again(&guard),
+            Err(error) => assert!(Instant::now() < end, "that {key:?} is held is no error: {error}"),
+        }
+        cx.sleep(cx.interval()).await;
     }
 }
 

@@ -131,6 +131,7 @@ pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
     a.faults.script(Op::Release, Fault::Delay(budget * 2));
     let waiting = acquire_for(&a.lock, &key, budget);
     fails(cx.within("a budgeted wait", budget, waiting).await, &NO_ANSWER);
+    fails(cx.soon("a try", attempt_at(&a.lock, &key)).await, &NO_ANSWER);
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 2).await).await;
 }
 

@@ -245,7 +245,7 @@ impl Client {
                 }
             }
             if once {
-                return Err(Refusal::Contended);
+                return Err(self.at_end(Refusal::Contended, None, was_contended, key));
             }
             let poll = match self.fault {
                 Fault::NoPoll => Duration::from_secs(3600),

@@ -85,7 +85,8 @@ impl Drop for Acquisition {
             if matches!(stage, Stage::Idle) || never_sent {
                 continue;
             }
-            let permit = permit.filter(|_| !self.timed_out);
+            // Handed on at the end of this turn, when it is known that an attempt is being undone.
+            let (permit, _handed_on) = if self.timed_out { (None, permit) } else { (permit, None) };
             let request = &hold.request;
             let now = AssertUnwindSafe(|| self.shared.backend.release_now(&request.key, request.holder));
             // One that panics is released with I/O, as the others are.

@@ -1,12 +1,12 @@
 //! Who comes first: cooldowns within one client, clients that re-acquire in a loop, stores that say nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::common::{PlainNet, plain, start};
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Once};
-use leasehold_engine::{Confirm, Engine, Waiting};
+use leasehold_engine::{Clock, Confirm, Engine, Moment, TokioClock, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -227,6 +227,36 @@ async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
     assert_eq!(*net.unused.lock().unwrap(), [true]);
 }
 
+/// Goes ten seconds ahead when it is read for the n-th time: the thread stands still there.
+#[derive(Debug)]
+struct StandsStill(TokioClock, AtomicUsize);
+
+impl Clock for StandsStill {
+    fn now(&self) -> Moment {
+        let before = self.1.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        self.0.now().after(if before.is_ok() { Duration::ZERO } else { seconds(10) })
+    }
+}
+
+/// Also without I/O: the caller has budget left.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_came_too_late_is_asked_for_again() {
+    let mut late = 0;
+    for look in 0..8 {
+        let lock = || {
+            let clock = Arc::new(StandsStill(TokioClock::new(), AtomicUsize::new(look)));
+            let store = MemoryStore::new().default_ttl(seconds(2));
+            Engine::builder(store.backend()).clock(clock).start().unwrap()
+        };
+        let tried = lock().key("k").try_acquire().await;
+        late +=
+            usize::from(tried.is_err_and(|error| error.message().contains("took longer to grant the lease")));
+        let acquired = lock().key("k").acquire().await;
+        assert!(acquired.is_ok(), "at look {look}: {acquired:?}");
+    }
+    assert!(late > 0, "no look was between the grant and its guard");
+}
+
 /// A grant that comes too late takes its key's permit along. Those of the keys behind it must not stay: the next caller
 /// would wait for one of them with the first in its hands.
 #[tokio::test(start_paused = true)]
@@ -260,6 +290,78 @@ async fn a_try_behind_a_late_grant_meets_no_holder() {
     let tried = lock.key("b").try_acquire().await.unwrap();
     drop(tried.expect("nobody else has it"));
     caller.await.unwrap().unwrap();
+}
+
+/// What the store speaks of may be the attempt before, which nobody heard of: a caller that does not wait cannot say "held".
+#[tokio::test(start_paused = true)]
+async fn a_try_that_meets_an_attempt_of_its_own_client_meets_no_holder() {
+    let net = Arc::new(PlainNet::default());
+    net.travels.store(true, SeqCst);
+    *net.acquire_takes.lock().unwrap() = seconds(12);
+    *net.release_takes.lock().unwrap() = seconds(5);
+    let lock = start(plain(&net));
+    let unanswered = lock.key("k").try_acquire().await.unwrap_err();
+    assert_eq!(unanswered.kind(), ErrorKind::Unavailable);
+    *net.acquire_takes.lock().unwrap() = Duration::ZERO;
+    sleep(seconds(3)).await;
+    assert_eq!(net.rows.lock().unwrap().len(), 1, "granted, and not let go of yet");
+    let errors = [
+        lock.key("k").try_acquire().await.unwrap_err(),
+        lock.key("k").wait(Duration::ZERO).acquire().await.unwrap_err(),
+        lock.keys(["k", "l"]).try_acquire().await.unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.message().contains("an earlier attempt of this client"), "{error}");
+    }
+    sleep(seconds(20)).await;
+    let guard = lock.key("k").try_acquire().await.unwrap();
+    assert!(guard.is_some());
+    // Of somebody who has it that is said still.
+    assert!(lock.key("k").try_acquire().await.unwrap().is_none());
+    assert!(start(plain(&net)).key("k").try_acquire().await.unwrap().is_none());
+}
+
+/// The answer to the release comes between two looks of the try.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_after_a_drop_never_says_held() {
+    let net = Arc::new(PlainNet::default());
+    let lock = Engine::builder(plain(&net)).start().unwrap();
+    for turn in 0..20_000 {
+        let guard = lock.key("k").try_acquire().await.unwrap();
+        assert!(guard.is_some(), "nobody holds it, after {turn} turns");
+        drop(guard);
+        // So that the next try begins at any moment of the release.
+        (0..turn % 2_000).for_each(|_| std::hint::spin_loop());
+    }
+}
+
+/// After a late grant of the second key its permit is somebody else's for as long as they hold it.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_lost_ends_the_wait_for_the_permit_of_the_next() {
+    let net = Arc::new(PlainNet::default());
+    let lock = Arc::new(grants_too_late(&net));
+    *net.acquire_takes.lock().unwrap() = Duration::ZERO;
+    let elsewhere = start(plain(&net)).key("b").acquire().await.unwrap();
+    let acquires = |keys: &'static [&'static str]| {
+        let lock = Arc::clone(&lock);
+        tokio::spawn(async move { lock.keys(keys.iter().copied()).acquire().await })
+    };
+    let both = acquires(&["a", "b"]);
+    sleep(ms(10)).await;
+    let second = acquires(&["b"]);
+    sleep(ms(10)).await;
+    *net.acquire_takes.lock().unwrap() = seconds(3);
+    sleep(seconds(1)).await;
+    elsewhere.release().await.unwrap();
+    sleep(seconds(2)).await;
+    *net.acquire_takes.lock().unwrap() = Duration::ZERO;
+    let _held = timeout(seconds(60), second).await.expect("the late grant is let go of").unwrap().unwrap();
+    assert!(!both.is_finished());
+    net.rows.lock().unwrap().retain(|key, _| key.as_str() != "a");
+    let error =
+        timeout(seconds(60), both).await.expect("it is told that it has lost a key").unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
 /// A store that takes longer to grant than a hold may go unconfirmed.
