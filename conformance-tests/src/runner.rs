@@ -35,13 +35,13 @@ const ATTEMPTS: u32 = 3;
 /// The pause before a case is run again, times the attempts so far: what the last one has left at the store goes meanwhile.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Cases that are run for the first time share this; a case that is run again has it alone, so that what the others ask of the
-/// machine and the server is no reason for it to be inconclusive once more.
+/// Cases in real time that are run for the first time share this; one that is run again has it alone, so that what the others ask
+/// of the machine and the server is no reason for it to be inconclusive once more.
 static CROWD: RwLock<()> = RwLock::new(());
 
 /// Runs one case against a fresh store of `factory`, in real time again if it was
-/// [inconclusive](Outcome::Inconclusive), three times at most, without other cases of this process beside; each is said
-/// on stdout. Blocks until the case has ended: not for a case to call.
+/// [inconclusive](Outcome::Inconclusive), three times at most, without other cases of this process beside in real time; each
+/// is said on stdout. Blocks until the case has ended: not for a case to call.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
     run(case, factory, None)
 }
@@ -122,7 +122,9 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
     let mut attempt = 1;
     loop {
         let run = || run_once(case, factory, child_test.clone());
-        let report = if attempt == 1 {
+        let report = if factory.time() == Time::Virtual {
+            run()
+        } else if attempt == 1 {
             let _beside_others = CROWD.read().unwrap_or_else(PoisonError::into_inner);
             run()
         } else {
@@ -343,7 +345,7 @@ mod tests {
     #[async_trait]
     impl Factory for Stores {
         fn time(&self) -> Time {
-            Time::Virtual
+            Time::Real
         }
 
         async fn open(&self) -> Result<Box<dyn Harness>, Error> {

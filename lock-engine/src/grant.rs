@@ -180,9 +180,11 @@ impl Hold {
     /// Leaves a release that failed to the driver. Where it may have been carried out, the next in line asks the
     /// store itself; else it is tried once more before that.
     fn release_again(&self, error: &Error) {
-        let freeing = Freeing::let_go(self, self.claim_permit(Outcome::Ended));
+        let mut freeing = Freeing::let_go(self, self.claim_permit(Outcome::Ended));
         let unknown = error.kind() == ErrorKind::OutcomeUnknown;
-        self.shared.free(if unknown { freeing.without_permit() } else { freeing });
+        // Handed on once the driver knows of it, as by `Hold::lose`.
+        let _permit = if unknown { freeing.take_permit() } else { None };
+        self.shared.free(freeing);
     }
 
     /// Leaves the release to the driver, which hands on the permit after its first try.

@@ -37,14 +37,15 @@ pub(crate) struct Freeing {
     hold: HoldRef,
     /// After this long the store has let go by itself: its lease is over.
     lasts: Option<Duration>,
+    /// It is an attempt whose outcome is not known. Before the permit, so that it goes first: what the next in line meets is not
+    /// this attempt.
+    undone: Option<Undone>,
     /// The key's permit: handed on after the first try.
     permit: Option<Permit>,
     /// Whether the store has granted it.
     held: bool,
     /// Whether it is a guard that was released or dropped, and counts as released once the store confirms it.
     let_go: bool,
-    /// It is an attempt whose outcome is not known.
-    undone: Option<Undone>,
     reply: Option<oneshot::Sender<Result<Freed, Error>>>,
 }
 
@@ -91,9 +92,8 @@ impl Freeing {
     }
 
     /// The next in line asks the store itself.
-    pub(crate) fn without_permit(mut self) -> Self {
-        self.permit = None;
-        self
+    pub(crate) fn take_permit(&mut self) -> Option<Permit> {
+        self.permit.take()
     }
 
     /// Somebody waits for the answer to the first try.

@@ -128,11 +128,11 @@ pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
     let key = cx.key();
     let budget = cx.short_wait();
     a.faults.script(Op::Acquire, Fault::LoseReply);
-    a.faults.script(Op::Release, Fault::Delay(budget * 2));
+    a.faults.script(Op::Release, Fault::Delay(budget * 3));
     let waiting = acquire_for(&a.lock, &key, budget);
     fails(cx.within("a budgeted wait", budget, waiting).await, &NO_ANSWER);
     fails(cx.soon("a try", attempt_at(&a.lock, &key)).await, &NO_ANSWER);
-    cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 2).await).await;
+    cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 3).await).await;
 }
 
 /// The store answers again, and what it says counts for all callers.

@@ -73,6 +73,8 @@ impl Drop for Acquisition {
         let call = self.call.take();
         // A call that was never polled has asked for nothing.
         let never_sent = call.is_some() && !self.polled;
+        // Handed on last, once the driver knows what is undone, as by `Hold::lose`.
+        let mut handed_on = Vec::new();
         let mut left = Vec::new();
         for Entry { hold, permit, stage } in self.entries.drain(..) {
             // A guard that is dropped undoes its grant and hands on its permit itself.
@@ -85,8 +87,13 @@ impl Drop for Acquisition {
             if matches!(stage, Stage::Idle) || never_sent {
                 continue;
             }
-            // Handed on at the end of this turn, when it is known that an attempt is being undone.
-            let (permit, _handed_on) = if self.timed_out { (None, permit) } else { (permit, None) };
+            let permit = match permit {
+                Some(permit) if self.timed_out => {
+                    handed_on.push(permit);
+                    None
+                }
+                permit => permit,
+            };
             let request = &hold.request;
             let now = AssertUnwindSafe(|| self.shared.backend.release_now(&request.key, request.holder));
             // One that panics is released with I/O, as the others are.

@@ -1,19 +1,17 @@
 //! A hold's life: maximum hold, handles, renewals nobody waits for, counters, bodies that block their thread.
 
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::common::{Plain, PlainNet, plain, start};
 use leasehold_api::{
     End, ErrorKind, Lock as _, LockExt as _, LockGuard, LockKey, LossReason, Operation, RunError, Validity,
 };
-use leasehold_engine::{Clock, Confirm, Counters, Engine, Moment, TokioClock};
+use leasehold_engine::{Confirm, Counters, Engine};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
-use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 fn seconds(n: u64) -> Duration {
@@ -402,43 +400,4 @@ async fn an_outage_is_not_filled_with_renewals() {
     assert!(guards.iter().all(|guard| guard.validity() == Validity::Lost));
     let renewals = net.renewals.lock().unwrap();
     assert!(renewals.len() < 100, "{}", renewals.len());
-}
-
-/// Goes an hour ahead at once, and nobody is woken.
-#[derive(Debug)]
-struct Leaping(TokioClock, AtomicBool);
-
-impl Clock for Leaping {
-    fn now(&self) -> Moment {
-        let ahead = if self.1.load(SeqCst) { seconds(3600) } else { Duration::ZERO };
-        self.0.now().after(ahead)
-    }
-}
-
-/// A waiter that has closed the engine when its call returns.
-struct Closes(Arc<Engine>, Handle);
-
-impl Wake for Closes {
-    fn wake(self: Arc<Self>) {
-        let (tell, told) = channel();
-        let runtime = self.1.clone();
-        runtime.spawn(async move { tell.send(self.0.close().await) });
-        told.recv_timeout(seconds(60)).expect("closing is bounded").unwrap();
-    }
-}
-
-/// Who finds that a hold is lost hands on its permit. The engine may be closed before that caller goes on.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_is_lost_while_the_engine_closes_is_freed() {
-    let net = Arc::new(PlainNet::default());
-    let clock = Arc::new(Leaping(TokioClock::new(), AtomicBool::new(false)));
-    let store = plain(&net).leases(seconds(10));
-    let lock = Arc::new(Engine::builder(store).clock(Arc::clone(&clock) as _).start().unwrap());
-    let guard = lock.key("k").acquire().await.unwrap();
-    let mut next = pin!(lock.key("k").acquire());
-    let waker = Waker::from(Arc::new(Closes(Arc::clone(&lock), Handle::current())));
-    assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    clock.1.store(true, SeqCst);
-    assert_eq!(guard.validity(), Validity::Lost);
-    assert!(net.is_free(), "{:?}", net.rows);
 }

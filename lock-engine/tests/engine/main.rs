@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
 
 mod cancellation;
+mod closing;
 mod common;
 mod contention;
 mod interleavings;

@@ -63,9 +63,6 @@ pub(crate) fn build(what: &str, arguments: &[&str]) -> Outcome<Vec<Program>> {
         ));
     }
     let programs: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect();
-    if programs.is_empty() {
-        return Err(format!("failed: {what}: there are no tests"));
-    }
     println!("-- {what}: {} programs built in {:.0?}", programs.len(), start.elapsed());
     Ok(longest_first(programs))
 }
@@ -83,6 +80,9 @@ pub(crate) fn run(
     variables: &[(&str, &str)],
 ) -> Outcome<u64> {
     step::announce(what);
+    if programs.is_empty() {
+        return Err(format!("failed: {what}: there are no tests"));
+    }
     let start = Instant::now();
     let queue = Mutex::new(programs.iter());
     let (tell, told) = mpsc::channel();
@@ -178,7 +178,10 @@ fn repeat(what: &str, failed: &[&Program], options: &[&str], variables: &[(&str,
         .iter()
         .map(|program| {
             let (folder, executable) = (program.folder.display(), program.executable.display());
-            format!("\n  (cd {folder} && {variables}{executable} {})", options.join(" "))
+            format!(
+                "\n  (cd {folder} && CARGO_MANIFEST_DIR={folder} {variables}{executable} {})",
+                options.join(" ")
+            )
         })
         .collect();
     format!("\nfailed: {what}: {} programs\nrepeat them with:{commands}", failed.len())
@@ -219,6 +222,7 @@ mod tests {
         let left_behind = of("sleep 60 & echo $!");
         assert!(left_behind.succeeded);
         of(&format!("kill {}", left_behind.text));
+        assert!(run("nothing", &[], &[], &[]).is_err(), "no tests are no success");
         let missing = Program { executable: folder.join("nothing"), ..shell };
         assert!(said(&missing, &[], &[]).is_err());
         fs::remove_dir_all(folder).unwrap();

@@ -1,0 +1,120 @@
+//! An engine that is closed by the next in line, while the caller before it has not told yet what is to be let go of.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use crate::common::{PlainNet, plain};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
+use leasehold_engine::{Clock, Engine, Moment, TokioClock};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+/// How a caller comes to hand on its permit before the store has confirmed anything.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// It looks at a guard whose lease is over.
+    Lost,
+    /// It releases, and nobody knows whether the store has let go.
+    Unknown,
+    /// The store did not answer in time.
+    TimedOut,
+}
+
+/// Goes an hour ahead at once, and nobody is woken.
+#[derive(Debug)]
+struct Leaping(TokioClock, AtomicBool);
+
+impl Clock for Leaping {
+    fn now(&self) -> Moment {
+        let ahead = if self.1.load(SeqCst) { Duration::from_secs(3600) } else { Duration::ZERO };
+        self.0.now().after(ahead)
+    }
+}
+
+/// A waiter that has closed the engine when its call returns, if the test's own thread calls it.
+struct Closes {
+    engine: Arc<Engine>,
+    net: Arc<PlainNet>,
+    runtime: Handle,
+    thread: ThreadId,
+    has_closed: AtomicBool,
+}
+
+impl Wake for Closes {
+    fn wake(self: Arc<Self>) {
+        if thread::current().id() != self.thread || self.has_closed.swap(true, SeqCst) {
+            return;
+        }
+        *self.net.fail_release.lock().unwrap() = None;
+        let (tell, told) = channel();
+        let engine = Arc::clone(&self.engine);
+        self.runtime.spawn(async move { tell.send(engine.close().await) });
+        told.recv_timeout(Duration::from_secs(60)).expect("closing is bounded").unwrap();
+    }
+}
+
+/// Whether the engine was closed as the permit went.
+async fn is_closed_as_the_permit_goes(way: Way) -> bool {
+    let net = Arc::new(PlainNet::default());
+    let clock = Arc::new(Leaping(TokioClock::new(), AtomicBool::new(false)));
+    let mut store = plain(&net).leases(Duration::from_secs(10));
+    store.timing.request_timeout = Duration::from_secs(1);
+    let engine = Arc::new(Engine::builder(store).clock(Arc::clone(&clock) as _).start().unwrap());
+    let held = match way {
+        Way::Lost | Way::Unknown => Some(engine.key("k").acquire().await.unwrap()),
+        Way::TimedOut => None,
+    };
+    // It arrives, and is granted after its time.
+    net.travels.store(true, SeqCst);
+    *net.acquire_takes.lock().unwrap() = Duration::from_millis(1_500);
+    let mut trying = pin!(engine.key("k").try_acquire());
+    let mut next = pin!(engine.key("k").acquire());
+    let (runtime, thread) = (Handle::current(), thread::current().id());
+    let closes = Closes {
+        engine: Arc::clone(&engine),
+        net: Arc::clone(&net),
+        runtime,
+        thread,
+        has_closed: AtomicBool::new(false),
+    };
+    let closes = Arc::new(closes);
+    if held.is_none() {
+        assert!(trying.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    let waker = Waker::from(Arc::clone(&closes));
+    assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    match (way, held) {
+        (Way::Lost, Some(guard)) => {
+            clock.1.store(true, SeqCst);
+            assert_eq!(guard.validity(), Validity::Lost);
+        }
+        (Way::Unknown, Some(guard)) => {
+            *net.fail_release.lock().unwrap() = Some(ErrorKind::OutcomeUnknown);
+            assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+        }
+        _ => {
+            assert_eq!(trying.await.unwrap_err().kind(), ErrorKind::Unavailable);
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+    let has_closed = closes.has_closed.load(SeqCst);
+    assert!(!has_closed || net.is_free(), "{way:?}: {:?}", net.rows);
+    has_closed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_let_go_of_while_the_engine_closes_is_freed() {
+    for way in [Way::Lost, Way::Unknown, Way::TimedOut] {
+        let mut turns = 0;
+        // The driver may find the loss before the caller looks.
+        while !is_closed_as_the_permit_goes(way).await {
+            turns += 1;
+            assert!(turns < 100, "{way:?}: the permit was never handed on by the caller");
+        }
+    }
+}
