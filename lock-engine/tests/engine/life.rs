@@ -335,18 +335,21 @@ fn a_body_that_blocks_its_thread_keeps_its_lease() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build().unwrap();
         let net = Arc::new(PlainNet::default());
-        let store = plain(&net).leases(seconds(2));
+        let store = plain(&net).leases(seconds(6));
         let lock = Arc::new(runtime.block_on(async { Engine::start(store) }).unwrap());
+        let renewed = Arc::clone(&net);
         let body = async move {
             let blocked = lock.key("k").run(async |guard| {
-                std::thread::sleep(seconds(5));
-                guard.validity()
+                let begun = std::time::Instant::now();
+                while renewed.renewals.lock().unwrap().len() < 2 && begun.elapsed() < seconds(60) {
+                    std::thread::sleep(ms(10));
+                }
+                (guard.validity(), renewed.renewals.lock().unwrap().len())
             });
             blocked.await
         };
         let outcome = runtime.block_on(async move { tokio::spawn(body).await.unwrap() });
-        assert_eq!(outcome.unwrap(), Validity::Valid, "{workers} workers");
-        assert!(net.renewals.lock().unwrap().len() >= 2);
+        assert_eq!(outcome.unwrap(), (Validity::Valid, 2), "{workers} workers");
     }
 }
 
