@@ -35,9 +35,9 @@ const ATTEMPTS: u32 = 3;
 /// The pause before a case is run again, times the attempts so far: what the last one has left at the store goes meanwhile.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Cases in real time that are run for the first time share this; one that is run again has it alone, so that what the others ask
-/// of the machine and the server is no reason for it to be inconclusive once more.
-static CROWD: RwLock<()> = RwLock::new(());
+/// Locked by each case in real time while it runs: shared the first time, and exclusively when it is run again, so that what others
+/// ask of the machine and the server is no reason for it to be inconclusive once more.
+static RUNNING: RwLock<()> = RwLock::new(());
 
 /// Runs one case against a fresh store of `factory`, in real time again if it was
 /// [inconclusive](Outcome::Inconclusive), three times at most, without other cases of this process beside in real time; each
@@ -125,10 +125,10 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
         let report = if factory.time() == Time::Virtual {
             run()
         } else if attempt == 1 {
-            let _beside_others = CROWD.read().unwrap_or_else(PoisonError::into_inner);
+            let _beside_others = RUNNING.read().unwrap_or_else(PoisonError::into_inner);
             run()
         } else {
-            let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
+            let _alone = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
             run()
         };
         if attempt == ATTEMPTS || !matches!(report.outcome, Outcome::Inconclusive { .. }) {

@@ -37,8 +37,8 @@ pub(crate) struct Freeing {
     hold: HoldRef,
     /// After this long the store has let go by itself: its lease is over.
     lasts: Option<Duration>,
-    /// It is an attempt whose outcome is not known. Before the permit, so that it goes first: what the next in line meets is not
-    /// this attempt.
+    /// It is an attempt whose outcome is not known. Declared, and so dropped, before the permit: what the next in line meets is
+    /// not this attempt.
     undone: Option<Undone>,
     /// The key's permit: handed on after the first try.
     permit: Option<Permit>,
@@ -91,7 +91,7 @@ impl Freeing {
         self.undone = Some(undone);
     }
 
-    /// The next in line asks the store itself.
+    /// Takes the permit out, to be handed on before the first try: the next in line asks the store itself.
     pub(crate) fn take_permit(&mut self) -> Option<Permit> {
         self.permit.take()
     }

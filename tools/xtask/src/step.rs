@@ -82,8 +82,9 @@ pub(crate) fn need_component(subcommand: &str, component: &str) -> Outcome {
     Err(format!("{component} is missing; install it with: rustup component add {component}"))
 }
 
-/// The cargo that runs us, without what it says of this package. Where that differs from the last time, cargo runs build scripts
-/// that ask for it once more (that of `ring`), and compiles all that depends on them: TLS, the driver, most of us.
+/// The cargo that runs us, without the variables that it sets for this package. Build scripts that read them (that of `ring`) would
+/// run again whenever they differ from the last time, and all that depends on them be compiled again: TLS, the driver, the stores.
+/// `api-snapshots` does the same.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
