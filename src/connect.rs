@@ -62,7 +62,7 @@ impl ConnectOptions {
 /// wait in the kernel,
 /// `?mode=0660` lets the users of one group share a new directory (`0666`: everybody), and `?read-only=true` looks only.
 /// A Postgres URL goes on like the driver's, `//user:password@host:5432/database?sslmode=require`; what it
-/// leaves out comes from `PGHOST`, `PGUSER` and so on. Parameters of our own: `schema=NAME`,
+/// leaves out comes from `PGHOST`, `PGUSER`, `PGCONNECT_TIMEOUT` and so on. Parameters of our own: `schema=NAME`,
 /// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
 /// `connect_timeout=5s` and `statement_timeout=5s`; for rows `poll=500ms`, for leases `ttl=30s` as well; for rows and
 /// advisory locks `lost_after=10s`, how long a holder that gets no answer counts as holding; for advisory locks also

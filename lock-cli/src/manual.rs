@@ -24,7 +24,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ),
     ("STATE_DIRECTORY, RUNTIME_DIRECTORY", "The directories of a systemd unit, for locks without a URL."),
     (
-        "PGUSER, PGPASSWORD, PGHOST, PGPORT, PGDATABASE, PGSSLMODE, PGAPPNAME",
+        "PGUSER, PGPASSWORD, PGHOST, PGPORT, PGDATABASE, PGSSLMODE, PGAPPNAME, PGCONNECT_TIMEOUT",
         "What a Postgres URL leaves out.",
     ),
     ("NO_COLOR", "No colours, also on a terminal."),

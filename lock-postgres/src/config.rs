@@ -1,5 +1,6 @@
 //! Where the server is and how sessions with it are kept.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,9 @@ use crate::schema::{self, Access, Stores};
 
 /// The schema that is used unless another is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
+
+/// A longer timeout is none.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// How often a session is confirmed, and when either side gives the other up.
 ///
@@ -86,21 +90,36 @@ pub struct PgConfig {
 impl PgConfig {
     /// From a URL, `postgres://user:password@host:5432/database?sslmode=require`, as
     /// [`PgConnectOptions`] reads it; what it leaves out comes from the environment (`PGHOST`,
-    /// `PGUSER`, ...) and the password file, as with `psql`.
+    /// `PGUSER`, ..., `PGCONNECT_TIMEOUT`) and the password file, as with `psql`.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) when it is not such a URL. The error does not repeat
-    /// the URL, which may hold a password.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) when it is not such a URL, or `PGCONNECT_TIMEOUT` is no whole number
+    /// of seconds from 1 to 3600. The error does not repeat the URL, which may hold a password.
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let known = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
         let options = known.then(|| url.parse::<PgConnectOptions>().ok()).flatten();
-        options.map(without_brackets).map(Self::from_options).ok_or_else(|| {
+        let config = options.map(without_brackets).map(Self::from_options).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidOption,
                 "this is not the URL of a Postgres database; write postgres://user@host:5432/database and escape special characters with %",
             )
-        })
+        })?;
+        // The driver reads the other variables.
+        config.connect_timeout_of(std::env::var_os("PGCONNECT_TIMEOUT").as_deref())
+    }
+
+    fn connect_timeout_of(self, variable: Option<&OsStr>) -> Result<Self, Error> {
+        let Some(given) = variable.filter(|given| !given.is_empty()) else { return Ok(self) };
+        match given.to_str().and_then(|given| given.parse().ok()).map(Duration::from_secs) {
+            Some(timeout) if (Duration::from_secs(1)..=LONGEST).contains(&timeout) => {
+                Ok(self.connect_timeout(timeout))
+            }
+            _ => Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the environment variable PGCONNECT_TIMEOUT is 1 to 3600 seconds: write 5, or unset it",
+            )),
+        }
     }
 
     /// From the driver's own options.
@@ -162,7 +181,7 @@ impl PgConfig {
         self
     }
 
-    /// How long opening a session may take. Default: 5 s.
+    /// How long opening a session may take. Default: 5 s, or what [`from_url`](Self::from_url) found in the environment.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
@@ -252,9 +271,8 @@ impl PgConfig {
                 "an interval or timeout below {smallest:?} cannot be kept; choose a longer one"
             ));
         }
-        let longest = Duration::from_secs(3600);
-        if self.connect_timeout > longest || self.statement_timeout > longest {
-            return invalid(format!("a timeout above {longest:?} is no timeout; choose a shorter one"));
+        if self.connect_timeout > LONGEST || self.statement_timeout > LONGEST {
+            return invalid(format!("a timeout above {LONGEST:?} is no timeout; choose a shorter one"));
         }
         if confirm_every > lost_after / 2 {
             return invalid(format!(
@@ -343,6 +361,21 @@ mod tests {
         let config = PgConfig::from_url("postgres://app@[2001:db8::1]:5433/x").unwrap();
         assert_eq!((config.options().get_host(), config.options().get_port()), ("2001:db8::1", 5433));
         assert_eq!(config.to_string(), "postgres x at [2001:db8::1]:5433");
+    }
+
+    #[test]
+    fn the_environment_says_how_long_a_connection_may_take() {
+        let with = |variable: &str| {
+            let options = PgConnectOptions::new_without_pgpass();
+            let config = PgConfig::from_options(options).connect_timeout_of(Some(OsStr::new(variable)))?;
+            Ok::<_, Error>(config.connect_timeout.as_secs())
+        };
+        assert_eq!([with("1").unwrap(), with("3600").unwrap(), with("").unwrap()], [1, 3600, 5]);
+        for bad in ["0", "3601", "-1", "5s", "hunter2", "99999999999999999999"] {
+            let error = with(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption);
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
     }
 
     #[test]
