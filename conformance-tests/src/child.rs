@@ -13,13 +13,14 @@ use tokio::sync::mpsc;
 
 use crate::context::Context;
 use crate::harness::{Factory, Time};
+use crate::pace::{PACE, pace};
 use crate::runner::runtime;
 
 /// Says that this process is a child, and how to reach the store; empty only to answer a ping.
 const SPEC: &str = "LEASEHOLD_CONFORMANCE_CHILD";
 /// Marks the lines that are answers, among what a test executable prints by itself.
 const MARK: &str = "@leasehold ";
-/// How long a child may take to start.
+/// How long a child may take to start, at the usual pace.
 const START: Duration = Duration::from_secs(30);
 
 // ---- the parent's side ----
@@ -37,7 +38,7 @@ impl Process {
         let spec = cx.harness().child().expect("the harness names a way for children");
         let test = cx.child_test().expect("a test that acts as the child is mounted");
         let mut process = Self::spawn(test, &spec).expect("the test executable starts again");
-        let hello = process.answer(cx, START).await;
+        let hello = process.answer(cx, START * pace()).await;
         assert_eq!(hello, "ready", "the child connects to the store");
         process
     }
@@ -46,6 +47,7 @@ impl Process {
         let mut child = Command::new(std::env::current_exe()?)
             .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env(SPEC, spec)
+            .env(PACE, pace().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
@@ -84,7 +86,7 @@ impl Process {
     /// One command and its answer.
     pub(crate) async fn ask(&mut self, cx: &Context, command: &str) -> String {
         self.tell(command);
-        self.answer(cx, START).await
+        self.answer(cx, START * pace()).await
     }
 
     /// One command that must be answered like this.

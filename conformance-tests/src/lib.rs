@@ -39,6 +39,7 @@ pub use disturbed::Disturbed;
 pub use harness::{
     ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Skew, Time,
 };
+pub use pace::pace;
 pub use program::main;
 pub use report::{CaseReport, Report};
 pub use run::{Run, run_all};

@@ -1,20 +1,34 @@
 //! How slowly cases run in real time.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Names by how much the durations of cases in real time are multiplied.
-const PACE: &str = "LEASEHOLD_CONFORMANCE_PACE";
+pub(crate) const PACE: &str = "LEASEHOLD_CONFORMANCE_PACE";
+const LARGEST: u32 = 100;
 
-/// By how much durations in real time are multiplied: 1 unless the environment says more.
+/// By how much more a case that is run again is slowed down. It has the process alone, so this is of the process.
+static SLOWER: AtomicU32 = AtomicU32::new(1);
+
+/// By how much the durations of the case that runs are multiplied in real time: 1 to 100; what
+/// `LEASEHOLD_CONFORMANCE_PACE` says, or 1, and more where an inconclusive case is run again. A harness multiplies its
+/// own by it, such as the TTL and the timeouts of the clients that it makes, when it makes them.
 ///
 /// # Panics
 ///
-/// When it says what is not a number from 1 to 100.
-pub(crate) fn pace() -> u32 {
+/// When the environment says what is not a number from 1 to 100.
+pub fn pace() -> u32 {
+    (usual_pace() * SLOWER.load(Ordering::Acquire)).min(LARGEST)
+}
+
+/// That of a case that is run for the first time.
+pub(crate) fn usual_pace() -> u32 {
     static SET: OnceLock<u32> = OnceLock::new();
     *SET.get_or_init(|| match std::env::var(PACE) {
-        Ok(text) => parse(&text).unwrap_or_else(|| panic!("{PACE} is {text:?}; set a number from 1 to 100")),
+        Ok(text) => {
+            parse(&text).unwrap_or_else(|| panic!("{PACE} is {text:?}; set a number from 1 to {LARGEST}"))
+        }
         Err(_) => 1,
     })
 }
@@ -24,8 +38,25 @@ pub(crate) fn real(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds) * pace()
 }
 
+/// While it lives, the pace is slower by this factor. For who has the process alone.
+#[derive(Debug)]
+pub(crate) struct Slower(());
+
+impl Slower {
+    pub(crate) fn by(factor: u32) -> Self {
+        SLOWER.store(factor, Ordering::Release);
+        Self(())
+    }
+}
+
+impl Drop for Slower {
+    fn drop(&mut self) {
+        SLOWER.store(1, Ordering::Release);
+    }
+}
+
 fn parse(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|pace| (1..=100).contains(pace))
+    text.parse().ok().filter(|pace| (1..=LARGEST).contains(pace))
 }
 
 #[cfg(test)]

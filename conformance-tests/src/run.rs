@@ -8,7 +8,7 @@ use std::thread;
 use crate::case::Case;
 use crate::cases::all_cases;
 use crate::harness::{Factory, Time};
-use crate::pace::pace;
+use crate::pace::usual_pace;
 use crate::report::{About, CaseReport, Report};
 use crate::runner::run;
 use crate::verdict::{Declared, declared};
@@ -66,7 +66,7 @@ impl<'a> Run<'a> {
             package: package(),
             time: if self.factory.time() == Time::Real { "real" } else { "virtual" },
             threads: self.threads,
-            pace: pace(),
+            pace: usual_pace(),
             load: [before, load()],
             filter: self.filter,
         };

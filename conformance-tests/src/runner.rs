@@ -19,7 +19,7 @@ use crate::cases::all_cases;
 use crate::context::Context;
 use crate::doubt::Doubt;
 use crate::harness::{Factory, Time};
-use crate::pace::pace;
+use crate::pace::{Slower, pace};
 use crate::report::{CaseReport, Report};
 use crate::stall::{Stall, Watch};
 use crate::verdict::declared;
@@ -32,6 +32,9 @@ const WALL_LIMIT: Duration = Duration::from_secs(120);
 /// How often a case is run whose outcome may be the machine's.
 const ATTEMPTS: u32 = 3;
 
+/// By how much slower each attempt is than the one before: on a machine with that much to do it takes longer either way.
+const SLOWER_BY: u32 = 3;
+
 /// The pause before a case is run again, times the attempts so far: what the last one has left at the store goes meanwhile.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -40,8 +43,9 @@ const PAUSE: Duration = Duration::from_secs(2);
 static RUNNING: RwLock<()> = RwLock::new(());
 
 /// Runs one case against a fresh store of `factory`, in real time again if it was
-/// [inconclusive](Outcome::Inconclusive), three times at most, without other cases of this process beside in real time; each
-/// is said on stdout. Blocks until the case has ended: not for a case to call.
+/// [inconclusive](Outcome::Inconclusive): three times at most, without other cases of this process beside in real time, and
+/// each time at a slower [`pace`](crate::pace()); each is said on stdout. Blocks until the case has ended: not for a case to
+/// call.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
     run(case, factory, None)
 }
@@ -129,6 +133,7 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
             run()
         } else {
             let _alone = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+            let _slower = Slower::by(SLOWER_BY.pow(attempt - 1));
             run()
         };
         if attempt == ATTEMPTS || !matches!(report.outcome, Outcome::Inconclusive { .. }) {
@@ -328,6 +333,7 @@ mod tests {
     use super::*;
     use crate::Harness;
     use crate::case::Running;
+    use crate::pace::usual_pace;
 
     #[derive(Debug)]
     struct Memory(MemoryStore);
@@ -354,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_is_run_again_has_the_process_alone() {
+    fn a_case_that_is_run_again_has_the_process_alone_and_more_time() {
         static BESIDE: AtomicUsize = AtomicUsize::new(0);
         static RUNS: AtomicUsize = AtomicUsize::new(0);
         fn busy(_: &Context) -> Running<'_> {
@@ -368,6 +374,7 @@ mod tests {
                 panic_any(Doubt("a first attempt".to_owned()));
             }
             assert_eq!(BESIDE.load(SeqCst), 0, "other cases are run beside");
+            assert_eq!(pace(), SLOWER_BY * usual_pace());
             Box::pin(async {})
         }
         let case = |body| Case { name: "a::case", rules: &[], needs: &[], body };
@@ -383,6 +390,7 @@ mod tests {
             let report = run(&case(doubtful), &Stores, None);
             done.store(true, SeqCst);
             assert_eq!((report.outcome, RUNS.load(SeqCst)), (Outcome::Passed, 2));
+            assert_eq!(pace(), usual_pace(), "only that attempt is slower");
         });
     }
 

@@ -81,7 +81,7 @@ fn a_process_that_is_stopped_accuses_nobody() {
     let pid = Pid::from_child(&child);
     let mut dice = fastrand::Rng::with_seed(18);
     while child.try_wait().expect("a child of ours").is_none() {
-        for (signal, milliseconds) in [(Signal::STOP, 50..1500), (Signal::CONT, 20..300)] {
+        for (signal, milliseconds) in [(Signal::STOP, 50..500), (Signal::CONT, 20..300)] {
             kill_process(pid, signal).expect("a child of ours, which is not waited for before");
             thread::sleep(Duration::from_millis(dice.u64(milliseconds)));
         }

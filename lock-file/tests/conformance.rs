@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, Lock};
 use leasehold_conformance::{
-    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, pace, suite,
 };
 use leasehold_engine::{Backend, Engine};
 use leasehold_file::{FileBackend, FileConfig};
@@ -64,7 +64,7 @@ impl Faults for Directory {
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
-        timing.request_timeout = Duration::from_secs(2);
+        timing.request_timeout = Duration::from_secs(2) * pace();
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockAdmin, LockKey, LossReason};
 use leasehold_conformance::{
-    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait,
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, pace,
 };
 use leasehold_engine::{Backend as _, Engine};
 use leasehold_postgres::schema::{Stores, grants, script};
@@ -31,7 +31,7 @@ struct Advisory {
 
 impl Advisory {
     async fn backend(self, url: &str) -> Result<AdvisoryBackend, Error> {
-        let millis = Duration::from_millis;
+        let millis = |millis| Duration::from_millis(millis) * pace();
         // Shorter than in production, to spare the tests the wait; a busy machine keeps a session waiting for seconds.
         let liveness = Liveness::new(millis(300), millis(4_000), millis(6_000));
         let server = PgConfig::from_url(url)?
@@ -99,7 +99,7 @@ impl Faults for Server {
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
-        timing.request_timeout = Duration::from_secs(2);
+        timing.request_timeout = Duration::from_secs(2) * pace();
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockKey, LossReason};
 use leasehold_conformance::{
-    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, suite,
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, Time, async_trait, pace, suite,
 };
 use leasehold_engine::{Backend, Engine};
 use leasehold_postgres::schema::{Stores, grants, script};
@@ -45,7 +45,9 @@ struct Server {
 }
 
 fn config(url: &str) -> RowConfig {
-    RowConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
+    let seconds = |seconds| Duration::from_secs(seconds) * pace();
+    let server = PgConfig::from_url(url).unwrap().install_schema(true);
+    RowConfig::new(server.connect_timeout(seconds(10)).statement_timeout(seconds(5)))
 }
 
 impl Server {
@@ -85,7 +87,7 @@ impl Faults for Server {
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
-        timing.request_timeout = Duration::from_secs(2);
+        timing.request_timeout = Duration::from_secs(2) * pace();
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold_api::{Error, Lock, LockKey, LossReason};
 use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
-    suite,
+    pace, suite,
 };
 use leasehold_engine::{Backend, Engine, SystemClock};
 use leasehold_postgres::schema::{Stores, grants, script};
@@ -47,7 +47,9 @@ struct Server {
 
 /// Leases short enough for the suite to wait for their end.
 fn config(url: &str) -> TtlConfig {
-    TtlConfig::new(PgConfig::from_url(url).unwrap().install_schema(true)).ttl(Duration::from_secs(5))
+    let seconds = |seconds| Duration::from_secs(seconds) * pace();
+    let server = PgConfig::from_url(url).unwrap().install_schema(true);
+    TtlConfig::new(server.connect_timeout(seconds(10)).statement_timeout(seconds(5))).ttl(seconds(5))
 }
 
 impl Server {
@@ -88,7 +90,7 @@ impl Faults for Server {
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
-        timing.request_timeout = Duration::from_secs(2);
+        timing.request_timeout = Duration::from_secs(2) * pace();
         let clock = Arc::new(SkewedClock::new(SystemClock, setup.skew));
         let engine = Engine::builder(backend).timing(timing).clock(clock).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
