@@ -66,7 +66,7 @@ impl Store {
     }
 
     fn take(&self, key: &str) {
-        let (code, _, stderr) = finish(&mut self.run(&format!("{key} --wait 30s"), "exit 0"));
+        let (code, _, stderr) = finish(&mut self.run(&format!("{key} --wait 5m"), "exit 0"));
         assert_eq!(code, 0, "{}: {stderr}", self.scheme);
     }
 

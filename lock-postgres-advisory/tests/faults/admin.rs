@@ -89,7 +89,7 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
         let own = inspect(&lock, "report:7").await;
         assert_eq!((hold(&own).holder, hold(&own).token), (Some(guard.holder()), guard.token()));
         assert!(own.named, "{own:?}");
-        let lag = lock.capabilities().admin.lag + ms(1_000);
+        let lag = lock.capabilities().admin.lag + LONG;
         let named = tokio::time::timeout(lag, async {
             loop {
                 let info = list(&looker).await.pop().unwrap();
@@ -151,7 +151,7 @@ async fn ending_a_session_says_what_else_goes_with_it() {
 
     assert!(sessions.end_session(&session).await.unwrap());
     for guard in [&a, &b] {
-        assert_eq!(lost_within(guard, ms(1_000)).await, LossReason::SessionLost);
+        assert_eq!(lost_within(guard, LONG).await, LossReason::SessionLost);
     }
     until("the session is gone", async || list(&operator).await.len() == 1).await;
     assert!(!sessions.end_session(&session).await.unwrap(), "it names no later session");
@@ -239,7 +239,7 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
             format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"),
         )
         .await;
-    lost_within(&guard, ms(1_000)).await;
+    lost_within(&guard, LONG).await;
     let error = refused_after_a_loss(&poor, "k").await;
     assert_error(&error, ErrorKind::SchemaMissing, "update this program");
 }

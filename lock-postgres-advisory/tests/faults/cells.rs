@@ -19,7 +19,10 @@ fn child() {
     let (scope, url) = task.split_once(' ').unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        let lock = if scope == "session" { session(url).await } else { transaction(url).await };
+        let lock = match scope {
+            "session" => numbers(quick(url)).connect().await.unwrap(),
+            _ => in_transactions(quick(url)).connect().await.unwrap(),
+        };
         let guard = take(&lock, "7").await;
         println!("holds");
         let told = tokio::task::spawn_blocking(|| std::io::stdin().lines().next().unwrap().unwrap());
@@ -92,16 +95,15 @@ async fn others_get_in_when_the_session_of_a_dead_path_ends() {
     let database = cluster.fresh_database().await;
     let other = Arc::new(session(database.url()).await);
     let proxy = Proxy::start(cluster.address()).await;
-    for lock in both(&proxy.url(database.url())).await {
+    for lock in both_with(quick(&proxy.url(database.url()))).await {
         let guard = take(&lock, "7").await;
         let waiting = waiter(&other, "7");
         until_queued(cluster, database.name(), 1).await;
         proxy.stall();
-        lost_within(&guard, LIVENESS.lost_after + ms(1_000)).await;
+        lost_within(&guard, LONG).await;
         assert!(!waiting.is_finished(), "two holders at once");
         proxy.cut();
-        let bound = other.capabilities().handover;
-        let next = timeout(bound, waiting).await.expect("free when the session ends").unwrap().unwrap();
+        let next = timeout(LONG, waiting).await.expect("free when the session ends").unwrap().unwrap();
         assert!(next.token() > guard.token());
         // Row d: the network comes back, and the old hold does not.
         proxy.restore();
@@ -128,7 +130,8 @@ async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     let other = Arc::new(session(database.url()).await);
     let pooler = PgBouncer::transaction_mode(cluster);
     let proxy = Proxy::start(pooler.address()).await;
-    let lock = transaction(&proxy.url(&pooler.url(database.name()))).await;
+    let config = quick(&proxy.url(&pooler.url(database.name())));
+    let lock = in_transactions(config).connect().await.unwrap();
     let guard = take(&lock, "7").await;
     let waiting = waiter(&other, "7");
     until_queued(cluster, database.name(), 1).await;
@@ -137,7 +140,7 @@ async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     assert_eq!(guard.validity(), Validity::Valid);
     assert!(!waiting.is_finished(), "two holders at once");
     proxy.stall();
-    lost_within(&guard, LIVENESS.lost_after + ms(1_000)).await;
+    lost_within(&guard, LONG).await;
     let next = timeout(LIVENESS.server_gives_up + LONG, waiting).await.expect("given up").unwrap().unwrap();
     assert!(next.token() > guard.token());
     next.release().await.unwrap();

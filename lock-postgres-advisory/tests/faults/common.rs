@@ -14,9 +14,9 @@ use test_servers::{Cluster, Database};
 use tokio::time::timeout;
 
 /// Only a broken server needs this long.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(120);
 
-/// Shorter than in production, to spare the tests the wait: confirmed every, lost after, server gives up.
+/// Shorter than in production, to spare tests of silence the wait: confirmed every, lost after, server gives up.
 pub const LIVENESS: Liveness = Liveness::new(ms(300), ms(2_000), ms(4_000));
 
 pub const fn ms(millis: u64) -> Duration {
@@ -27,9 +27,15 @@ pub fn key(text: &str) -> LockKey {
     LockKey::new(text).unwrap()
 }
 
+/// No limit of it is reached on a busy machine.
 pub fn server(url: &str) -> PgConfig {
-    let config = PgConfig::from_url(url).unwrap().install_schema(true).liveness(LIVENESS);
-    config.statement_timeout(ms(3_000)).connect_timeout(ms(10_000))
+    let liveness = Liveness::new(LONG.div_f32(6.0), LONG, LONG.saturating_mul(2));
+    PgConfig::from_url(url).unwrap().install_schema(true).liveness(liveness).statement_timeout(LONG)
+}
+
+/// With [`LIVENESS`], and limits as short, for tests that wait for them.
+pub fn quick(url: &str) -> PgConfig {
+    server(url).liveness(LIVENESS).statement_timeout(ms(3_000)).connect_timeout(ms(10_000))
 }
 
 /// Confirms so seldom that what is noticed was noticed by something else.
@@ -48,13 +54,21 @@ pub async fn session(url: &str) -> Engine {
 }
 
 /// Transaction scope, with keys that are the numbers.
+pub fn in_transactions(config: PgConfig) -> XactConfig {
+    XactConfig::new(config).hasher(Arc::new(RawBigint))
+}
+
 pub async fn transaction(url: &str) -> Engine {
-    XactConfig::new(server(url)).hasher(Arc::new(RawBigint)).connect().await.unwrap()
+    in_transactions(server(url)).connect().await.unwrap()
 }
 
 /// Both scopes, for what holds in both.
 pub async fn both(url: &str) -> [Engine; 2] {
-    [session(url).await, transaction(url).await]
+    both_with(server(url)).await
+}
+
+pub async fn both_with(config: PgConfig) -> [Engine; 2] {
+    [numbers(config.clone()).connect().await.unwrap(), in_transactions(config).connect().await.unwrap()]
 }
 
 pub async fn take(lock: &Engine, key: &str) -> LockGuard {

@@ -19,7 +19,8 @@ async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let proxy = Proxy::start(cluster.address()).await;
-    let lock = numbers(seldom(&proxy.url(database.url()))).waiting(1).connect().await.unwrap();
+    let config = seldom(&proxy.url(database.url())).statement_timeout(ms(3_000));
+    let lock = numbers(config).waiting(1).connect().await.unwrap();
     let mut holder = database.connect().await;
     run(&mut holder, "SELECT pg_advisory_lock(7)").await;
     let sessions = proxy.traffic().open;

@@ -28,7 +28,7 @@ const STUCK_PIDS: &str = "coalesce((SELECT string_agg(pid::text, ',' ORDER BY pi
 async fn names_that_cannot_be_written_delay_and_end_no_lock() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
-    let lock = session(database.url()).await;
+    let lock = numbers(quick(database.url())).connect().await.unwrap();
     let mut observer = database.connect().await;
     run(&mut observer, STUCK).await;
     let guard = take(&lock, "7").await;
@@ -158,7 +158,7 @@ async fn a_wait_outlives_that_the_server_lets_no_look_in() {
     let grants = schema::grants(&Identifier::new("leasehold").unwrap(), &role, Stores::Advisory);
     run(&mut user, &format!("CREATE ROLE {} LOGIN; {grants}", role.quoted())).await;
     let url = database.url().replacen("//postgres@", &format!("//{}@", role.as_str()), 1);
-    let lock = Arc::new(transaction(&url).await);
+    let lock = Arc::new(in_transactions(quick(&url)).connect().await.unwrap());
     let guard = take(&holder, "7").await;
     let waiting = waiter(&lock, "7");
     until_queued(cluster, database.name(), 1).await;

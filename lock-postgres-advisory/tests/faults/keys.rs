@@ -184,5 +184,5 @@ async fn a_release_tells_when_the_server_no_longer_had_the_lock() {
     // At once, without waiting until the loss is known.
     let error = guard.release().await.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Lost | ErrorKind::OutcomeUnknown), "{error}");
-    lost_within(&neighbour, ms(1_000)).await;
+    lost_within(&neighbour, LONG).await;
 }

@@ -20,13 +20,13 @@ async fn an_index_is_built_concurrently_under_a_lock_that_is_awaited() {
     let mut user = database.connect().await;
     run(&mut user, "CREATE TABLE item (id bigint)").await;
     let holder = session(database.url()).await;
-    for lock in both(database.url()).await {
+    for lock in both_with(quick(database.url())).await {
         let lock = Arc::new(lock);
         let guard = take(&holder, "1").await;
         let waiting = waiter(&lock, "1");
         until_queued(cluster, database.name(), 1).await;
         let building = run(&mut user, "CREATE INDEX CONCURRENTLY ON item (id)");
-        timeout(ms(20_000), building).await.expect("it waits for the snapshot of the waiter");
+        timeout(LONG, building).await.expect("it waits for the snapshot of the waiter");
         assert!(!waiting.is_finished(), "the lock is held");
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();

@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use tokio::time::timeout;
 
 /// Only a broken server needs this long.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(120);
 
 pub fn locks() -> XactLocks {
     XactLocks::new(Identifier::new("leasehold").unwrap())

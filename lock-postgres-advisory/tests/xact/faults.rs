@@ -208,7 +208,7 @@ async fn limits_and_defaults_of_role_and_database_do_not_matter() {
     let (mut setup, mut b) = (db.connect().await, db.connect().await);
     let name = db.name();
     run(&mut setup, "CREATE TABLE work (n int)").await;
-    for setting in ["lock_timeout = '20ms'", "statement_timeout = '20ms'"] {
+    for setting in ["lock_timeout = '200ms'", "statement_timeout = '200ms'"] {
         run(&mut setup, &format!("ALTER ROLE CURRENT_USER IN DATABASE {name} SET {setting}")).await;
     }
     for setting in ["default_transaction_isolation = 'serializable'", "default_transaction_read_only = on"] {
@@ -219,15 +219,15 @@ async fn limits_and_defaults_of_role_and_database_do_not_matter() {
     locks.lock_in(&mut holding, &k, LONG).await.unwrap();
     let pool = pool(db.url(), 1).await;
     let start = Instant::now();
-    let error = locks.begin(&pool, &k, ms(250)).await.unwrap_err();
+    let error = locks.begin(&pool, &k, ms(600)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-    assert!(start.elapsed() >= ms(240), "ended after {:?}", start.elapsed());
+    assert!(start.elapsed() >= ms(590), "ended after {:?}", start.elapsed());
     holding.commit().await.unwrap();
 
     let mut guard = locks.begin(&pool, &k, LONG).await.unwrap();
     assert_eq!(text(&mut guard, "SELECT current_setting('transaction_isolation')").await, "read committed");
     let limits = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
-    assert_eq!(text(&mut guard, limits).await, "20ms 20ms");
+    assert_eq!(text(&mut guard, limits).await, "200ms 200ms");
     let error = sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *guard).await.unwrap_err();
     assert_eq!(leasehold_postgres::sqlstate(&error).as_deref(), Some("25006"), "the default is respected");
     drop(guard);

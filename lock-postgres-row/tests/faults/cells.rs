@@ -10,7 +10,7 @@ use leasehold_postgres::Pooler;
 use leasehold_postgres_row::{PgConfig, RowConfig};
 use test_servers::{Cluster, ClusterOptions, Proxy, Standby, StopMode};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 /// Looks more often than in production, to spare the tests the wait: lost after a second.
 const CONFIRM: Duration = Duration::from_millis(200);

@@ -102,7 +102,9 @@ async fn a_commit_that_is_stalled_leaves_no_ghost() {
 async fn stalled(cluster: &Cluster, database: &Database, login: &str) {
     let options: sqlx::postgres::PgConnectOptions = database.url().parse().unwrap();
     let liveness = Liveness::new(Duration::from_millis(300), Duration::from_secs(1), Duration::from_secs(2));
-    let postgres = PgConfig::from_options(options.username(login)).liveness(liveness);
+    let postgres = PgConfig::from_options(options.username(login))
+        .connect_timeout(Duration::from_secs(60))
+        .liveness(liveness);
     let backend = RowConfig::new(postgres.statement_timeout(Duration::from_secs(2))).backend().await.unwrap();
     stall_commits(cluster).await;
     let request = windowed("k", 1);

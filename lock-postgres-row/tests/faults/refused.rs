@@ -120,7 +120,7 @@ async fn client_of_a_role(database: &Database) -> (Arc<RowBackend>, String) {
     let setup = format!("CREATE ROLE {role} LOGIN; {grants}");
     raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
     let options: PgConnectOptions = database.url().parse().unwrap();
-    let postgres = PgConfig::from_options(options.username(&role));
+    let postgres = PgConfig::from_options(options.username(&role)).connect_timeout(Duration::from_secs(60));
     (Arc::new(RowConfig::new(postgres).connections(1).backend().await.unwrap()), role)
 }
 

@@ -10,7 +10,7 @@ use leasehold_postgres_ttl::{LeaseGuardExt as _, PgConfig, TtlBackend, TtlConfig
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use test_servers::{Cluster, ClusterOptions, Database, Proxy, Standby, StopMode};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 fn config_of(url: &str) -> TtlConfig {
     TtlConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))

@@ -14,7 +14,7 @@ use crate::support::{
     take_free, text, token_of,
 };
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 /// A transaction that has `fence` on the lease of `key` by holder 1.
 async fn fenced<'c>(user: &'c mut PgConnection, fence: &str, key: &str) -> sqlx::PgTransaction<'c> {

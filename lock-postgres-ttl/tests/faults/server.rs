@@ -135,7 +135,8 @@ async fn a_role_that_acts_as_another_one_will_do() {
     sqlx::raw_sql(AssertSqlSafe(roles)).execute(&mut user).await.unwrap();
     let options: sqlx::postgres::PgConnectOptions = database.url().parse().unwrap();
     let options = options.username(&format!("{name}_logs_in"));
-    let postgres = leasehold_postgres_ttl::PgConfig::from_options(options);
+    let postgres =
+        leasehold_postgres_ttl::PgConfig::from_options(options).connect_timeout(Duration::from_secs(60));
     let lock = leasehold_postgres_ttl::TtlConfig::new(postgres).connect().await.unwrap();
     lock.key("k").acquire().await.unwrap().release().await.unwrap();
 }

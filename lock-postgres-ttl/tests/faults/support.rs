@@ -24,8 +24,7 @@ pub(crate) fn config(database: &Database) -> TtlConfig {
 
 pub(crate) fn config_of(url: &str) -> TtlConfig {
     let server = PgConfig::from_url(url).unwrap().install_schema(true);
-    // A busy machine may need more than the usual 5 s.
-    TtlConfig::new(server.connect_timeout(Duration::from_secs(30)))
+    TtlConfig::new(server)
 }
 
 /// A connection that waits for locks as long as those of the store.

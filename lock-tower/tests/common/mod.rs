@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tower::{Service, ServiceExt as _, service_fn};
 
 /// Only a broken program needs this long.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(600);
 
 pub type Body = Full<Bytes>;
 

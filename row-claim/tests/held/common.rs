@@ -12,7 +12,7 @@ use test_servers::Database;
 use tokio::time::timeout;
 
 /// Only a broken server needs this long.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(120);
 
 pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -30,7 +30,12 @@ pub async fn text(connection: &mut PgConnection, sql: &str) -> String {
 pub async fn pool(url: &str, connections: u32) -> PgPool {
     // PgBouncer refuses this start-up parameter.
     let options = url.parse::<PgConnectOptions>().unwrap().extra_float_digits(None);
-    PgPoolOptions::new().max_connections(connections).connect_with(options).await.unwrap()
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(LONG)
+        .connect_with(options)
+        .await
+        .unwrap()
 }
 
 /// Waits until `sql` is true.
@@ -55,7 +60,7 @@ pub fn payments() -> ClaimSpec {
 pub async fn payment(db: &Database) -> (PgHeld, PgConnection) {
     let mut observer = db.connect().await;
     run(&mut observer, PAYMENT).await;
-    (PgHeld::new(pool(db.url(), 8).await, payments()), observer)
+    (PgHeld::new(pool(db.url(), 8).await, payments()).timeout(LONG), observer)
 }
 
 /// A hand-off table with everything.
@@ -92,7 +97,7 @@ pub fn requests() -> leasehold_claim::ClaimSpecBuilder {
 pub async fn request(db: &Database, spec: ClaimSpec) -> (PgHeld, PgConnection) {
     let mut observer = db.connect().await;
     run(&mut observer, REQUEST).await;
-    (PgHeld::new(pool(db.url(), 8).await, spec), observer)
+    (PgHeld::new(pool(db.url(), 8).await, spec).timeout(LONG), observer)
 }
 
 /// The ids of what was taken.

@@ -227,7 +227,7 @@ async fn row_23_never_two_workers_on_one_entity() {
     let (_, mut observer) = request(&db, requests().build().unwrap()).await;
     run(&mut observer, "INSERT INTO request (id, entity) SELECT n, n % 3 FROM generate_series(1, 300) n")
         .await;
-    let held = PgHeld::new(pool(db.url(), 16).await, requests().grouped().build().unwrap());
+    let held = PgHeld::new(pool(db.url(), 16).await, requests().grouped().build().unwrap()).timeout(LONG);
     let at_work: Arc<[AtomicU32; 3]> = Arc::default();
     let more = AtomicU32::new(301);
     let more = Arc::new(more);

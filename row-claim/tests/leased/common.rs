@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 use test_servers::{Cluster, Database, fresh_database};
 
 /// Only a broken server needs this long.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(120);
 
 /// A table as the first of the requirements has it.
 pub const REQUEST: &str = "
@@ -103,7 +103,7 @@ impl World {
     }
 
     pub fn claims(&self, spec: ClaimSpecBuilder) -> PgClaims {
-        PgClaims::new(self.pool.clone(), spec.build().unwrap())
+        PgClaims::new(self.pool.clone(), spec.build().unwrap()).timeout(LONG)
     }
 
     /// `count` new requests.

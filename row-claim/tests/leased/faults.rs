@@ -96,7 +96,7 @@ async fn defaults_of_the_session_do_not_matter() {
         world.insert(6).await;
         let options = PgConnectOptions::from_str(world.database.url()).unwrap().options([(name, value)]);
         let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await.unwrap();
-        let claims = PgClaims::new(pool, request().build().unwrap());
+        let claims = PgClaims::new(pool, request().build().unwrap()).timeout(LONG);
         if name.ends_with("read_only") {
             // The caller's own transactions are the caller's.
             assert_eq!(take(&claims, 6).await.claims.len(), 6);
@@ -187,7 +187,7 @@ async fn a_take_with_an_unknown_outcome_is_put_back() {
         world.run("INSERT INTO request (document, entity, attempts_left) VALUES ('first', 'a', 5), ('x', 'b', 5), ('x', 'a', 5)").await;
         let proxy = Proxy::start(Cluster::shared().address()).await;
         let pool = pool(&proxy.url(world.database.url()), 3).await;
-        let claims = PgClaims::new(pool, spec.build().unwrap());
+        let claims = PgClaims::new(pool, spec.build().unwrap()).timeout(LONG);
         // The first knows of the table, then one is lost.
         let known = take_one(&claims).await;
         settle(&claims, &known.claim, Outcome::PutBack).await.unwrap();

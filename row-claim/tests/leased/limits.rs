@@ -1,7 +1,7 @@
 //! Limits of tenants while many take at once, in both modes.
 use std::sync::Arc;
 
-use crate::common::{REQUEST, World, beside, bounded, flat, request, take};
+use crate::common::{LONG, REQUEST, World, beside, bounded, flat, request, take};
 use leasehold_claim::support::group_number;
 use leasehold_claim::{ClaimSpecBuilder, ClaimStore as _, ClaimedRow, PgClaims, PgHeld, Take};
 use sqlx::AssertSqlSafe;
@@ -36,9 +36,13 @@ async fn race(world: &World, spec: fn() -> ClaimSpecBuilder, held: usize) {
                 let spec = limited(spec()).build().unwrap();
                 barrier.wait().await;
                 if taker < held {
-                    return PgHeld::new(pool, spec).begin(&Take::up_to(1 + taker as u32 % 3)).await.unwrap();
+                    return PgHeld::new(pool, spec)
+                        .timeout(LONG)
+                        .begin(&Take::up_to(1 + taker as u32 % 3))
+                        .await
+                        .unwrap();
                 }
-                let claims = PgClaims::new(pool, spec);
+                let claims = PgClaims::new(pool, spec).timeout(LONG);
                 claims.take(&Take::up_to(1 + taker as u32 % 7)).await.unwrap();
                 None
             }));

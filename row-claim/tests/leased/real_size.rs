@@ -68,7 +68,7 @@ async fn renewals_change_rows_in_place() {
     let before = updates(&world, 20).await;
 
     let renewing = pool(world.database.url(), 1).await;
-    let claims = PgClaims::new(renewing.clone(), request().build().unwrap());
+    let claims = PgClaims::new(renewing.clone(), request().build().unwrap()).timeout(LONG);
     for _ in 0..100 {
         let renewals = claims.renew(&all, Duration::from_secs(60)).await.unwrap();
         assert!(renewals.iter().all(|renewal| *renewal == Renewal::Renewed));

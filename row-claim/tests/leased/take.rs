@@ -99,7 +99,7 @@ async fn row_38_never_more_than_the_limit_under_bad_plans() {
     transaction.rollback().await.unwrap();
 
     for spec in [request(), beside()] {
-        let claims = PgClaims::new(pool.clone(), spec.build().unwrap());
+        let claims = PgClaims::new(pool.clone(), spec.build().unwrap()).timeout(LONG);
         for limit in [1, 7] {
             let taken = take(&claims, limit).await;
             assert_eq!(taken.claims.len(), limit as usize);

@@ -8,11 +8,12 @@ use leasehold_claim::sqlx::{AssertSqlSafe, Error, PgExecutor, PgPool, query_scal
 use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Finding, IdType, States, Table};
 use test_servers::{Database, fresh_database};
 
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(120);
 
 pub async fn database() -> (Database, PgPool) {
     let db = fresh_database().await;
-    let pool = PgPoolOptions::new().max_connections(20).connect(db.url()).await.unwrap();
+    let pool =
+        PgPoolOptions::new().max_connections(20).acquire_timeout(LONG).connect(db.url()).await.unwrap();
     (db, pool)
 }
 

@@ -28,7 +28,8 @@ async fn apologise(connection: &mut PgConnection) -> Vec<i64> {
 #[tokio::test]
 async fn row_77_forty_at_once_are_ten_accepted_and_thirty_apologies() {
     let (db, mut a) = event(10).await;
-    let pool = PgPoolOptions::new().max_connections(20).connect(db.url()).await.unwrap();
+    let pool =
+        PgPoolOptions::new().max_connections(20).acquire_timeout(LONG).connect(db.url()).await.unwrap();
     let bookings = tokio::time::timeout(LONG, join_all((0..40).map(|_| book(&pool, 1)))).await.unwrap();
     let mut apologies: Vec<i64> = bookings.into_iter().flat_map(|booked| booked.unwrap().apologies).collect();
     apologies.sort_unstable();

@@ -29,7 +29,8 @@ async fn holders(balance: i64) -> (Database, PgPool) {
         "INSERT INTO holder VALUES (1), (2); INSERT INTO entry (holder_id, amount) VALUES (1, {balance}), (2, {balance})"
     );
     run(&mut db.connect().await, &fill).await;
-    let pool = PgPoolOptions::new().max_connections(10).connect(db.url()).await.unwrap();
+    let pool =
+        PgPoolOptions::new().max_connections(10).acquire_timeout(LONG).connect(db.url()).await.unwrap();
     (db, pool)
 }
 

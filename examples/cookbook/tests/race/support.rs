@@ -7,7 +7,7 @@ use test_servers::{Database, fresh_database};
 use tokio::time::timeout;
 
 /// Only a broken server needs this long.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 /// A database with `schema`.
 pub(crate) async fn database(schema: &str) -> Database {

@@ -18,7 +18,7 @@ use test_servers::Database;
 use tokio::time::timeout;
 
 /// Only a broken program needs this long.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(600);
 
 /// A service on the database, or in the process.
 pub async fn service(database: Option<&Database>, mode: Mode, load: bool) -> Running {
