@@ -3,6 +3,7 @@
 use std::panic::panic_any;
 
 use leasehold_api::{Error, ErrorKind, LockGuard, Validity};
+use tokio::time::Instant;
 
 use crate::context::Context;
 
@@ -24,6 +25,14 @@ impl Context {
                 panic!("{key:?} is held, its holder reads {validity:?}, yet it was granted again: {guard:?}")
             }
             _ => panic!("{key:?} is held, yet it was granted again: {guard:?}"),
+        }
+    }
+
+    /// What was seen shows something only if it was seen before `end`. In real time the machine may have taken longer, also
+    /// where this process stood still for none of that.
+    pub(crate) fn shows_something_before(&self, end: Instant, otherwise: &str) {
+        if !self.is_virtual() && Instant::now() >= end {
+            panic_any(Doubt(format!("it took so long that {otherwise}")))
         }
     }
 
@@ -79,5 +88,18 @@ mod tests {
         assert_eq!(doubted(Time::Real, ErrorKind::Unavailable).await, [true; 3]);
         assert_eq!(doubted(Time::Real, ErrorKind::Corrupt).await, [false; 3]);
         assert_eq!(doubted(Time::Virtual, ErrorKind::Unavailable).await, [false; 3]);
+    }
+
+    #[tokio::test]
+    async fn what_was_seen_too_late_shows_nothing_in_real_time() {
+        let doubts = async |time, end| {
+            let cx = Context::new(Box::new(Fails(ErrorKind::Corrupt)), time, None).await.unwrap();
+            let seen = AssertUnwindSafe(async { cx.shows_something_before(end, "it is over") });
+            seen.catch_unwind().await.is_err_and(|panic| panic.is::<Doubt>())
+        };
+        let now = Instant::now();
+        assert!(doubts(Time::Real, now).await);
+        assert!(!doubts(Time::Real, now + std::time::Duration::from_secs(600)).await);
+        assert!(!doubts(Time::Virtual, now).await);
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, OnCooldown};
+use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_all_for, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
@@ -129,9 +130,13 @@ pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
     let budget = cx.short_wait();
     a.faults.script(Op::Acquire, Fault::LoseReply);
     a.faults.script(Op::Release, Fault::Delay(budget * 3));
+    let undone = Instant::now() + budget * 3;
     let waiting = acquire_for(&a.lock, &key, budget);
-    fails(cx.within("a budgeted wait", budget, waiting).await, &NO_ANSWER);
-    fails(cx.soon("a try", attempt_at(&a.lock, &key)).await, &NO_ANSWER);
+    let waited = cx.within("a budgeted wait", budget, waiting).await;
+    let tried = cx.soon("a try", attempt_at(&a.lock, &key)).await;
+    cx.shows_something_before(undone, "the attempt may be undone");
+    fails(waited, &NO_ANSWER);
+    fails(tried, &NO_ANSWER);
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 3).await).await;
 }
 

@@ -187,7 +187,7 @@ fn repeat(what: &str, failed: &[&Program], options: &[&str], variables: &[(&str,
         .map(|program| {
             let (folder, executable) = (program.folder.display(), program.executable.display());
             format!(
-                "\n  (cd {folder} && CARGO_MANIFEST_DIR={folder} {variables}{executable} {})",
+                "\n  (cd {folder} && CARGO_MANIFEST_DIR={folder} PGCONNECT_TIMEOUT={CONNECT_TIMEOUT} {variables}{executable} {})",
                 options.join(" ")
             )
         })
