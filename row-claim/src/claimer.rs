@@ -107,7 +107,7 @@ impl Claimer {
             if shared.stop.is_cancelled() {
                 return None;
             }
-            if let Some(hold) = shared.begin() {
+            if let Some(hold) = shared.begin(&mut waiting) {
                 return Some(Claim::new(hold, Arc::clone(shared)));
             }
             waiting.get_or_insert_with(|| Waiting::new(shared));

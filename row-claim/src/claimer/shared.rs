@@ -143,8 +143,8 @@ impl Shared {
         self.arrived.notify_waiters();
     }
 
-    /// The next claim that can still be worked on.
-    pub(crate) fn begin(&self) -> Option<Arc<Hold>> {
+    /// The next claim that can still be worked on, for whoever waits.
+    pub(crate) fn begin(&self, waiting: &mut Option<Waiting<'_>>) -> Option<Arc<Hold>> {
         let mut spoiled = Vec::new();
         let mut ready = lock(&self.ready);
         let found = loop {
@@ -163,6 +163,10 @@ impl Shared {
             }
             spoiled.push(hold);
         };
+        if found.is_some() {
+            // While nobody can look: he would see one who waits and nothing ready, and take what nobody wants.
+            *waiting = None;
+        }
         let is_low = ready.queue.len() <= ready.ahead as usize / 2;
         drop(ready);
         for hold in spoiled {
@@ -408,4 +412,30 @@ pub(crate) fn closed() -> ClaimError {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks can panic half-way, so a poisoned state is whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ClaimSpec, Claimer, IdType, MemoryClaims, MemoryRow, States, Table};
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_has_got_a_claim_wants_none() {
+        let spec = ClaimSpec::builder(Table::new("request").unwrap())
+            .id("id", IdType::Int)
+            .state("status", States::text(["new"], "complete").taken("in-progress"))
+            .lease_columns("owner", "epoch", "lease_until");
+        let claims = MemoryClaims::new(spec.build().unwrap()).unwrap();
+        for id in 1..=2 {
+            claims.insert(MemoryRow::new(id)).unwrap();
+        }
+        let claimer = Claimer::builder(Arc::new(claims)).ahead(0).start().unwrap();
+        let shared = &claimer.shared;
+        let mut waiting = Some(Waiting::new(shared));
+        while lock(&shared.ready).queue.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(shared.begin(&mut waiting).is_some());
+        assert_eq!(shared.wanted(), 0, "nobody waits, and the second row is for others");
+    }
 }
