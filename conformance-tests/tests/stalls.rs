@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold_api::{Error, Lock};
-use leasehold_conformance::{Factory, Harness, Outcome, Time, all_cases, async_trait, run_case};
+use leasehold_conformance::{Factory, Harness, Outcome, Time, all_cases, async_trait, pace, run_case};
 use leasehold_memory::MemoryStore;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -30,7 +30,7 @@ impl Factory for Real {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        Ok(Box::new(OneStore(MemoryStore::new().default_ttl(Duration::from_secs(1)))))
+        Ok(Box::new(OneStore(MemoryStore::new().default_ttl(Duration::from_secs(1) * pace()))))
     }
 }
 

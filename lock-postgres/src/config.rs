@@ -95,7 +95,7 @@ impl PgConfig {
     /// # Errors
     ///
     /// [`InvalidOption`](ErrorKind::InvalidOption) when it is not such a URL, or `PGCONNECT_TIMEOUT` is no whole number
-    /// of seconds from 1 to 3600. The error does not repeat the URL, which may hold a password.
+    /// of seconds (0: an hour, which is the longest). The error does not repeat the URL, which may hold a password.
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let known = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
         let options = known.then(|| url.parse::<PgConnectOptions>().ok()).flatten();
@@ -111,13 +111,16 @@ impl PgConfig {
 
     fn connect_timeout_of(self, variable: Option<&OsStr>) -> Result<Self, Error> {
         let Some(given) = variable.filter(|given| !given.is_empty()) else { return Ok(self) };
-        match given.to_str().and_then(|given| given.parse().ok()).map(Duration::from_secs) {
-            Some(timeout) if (Duration::from_secs(1)..=LONGEST).contains(&timeout) => {
-                Ok(self.connect_timeout(timeout))
+        match given.to_str().and_then(|given| given.trim().parse::<i32>().ok()) {
+            // Without an end, to libpq.
+            Some(..=0) => Ok(self.connect_timeout(LONGEST)),
+            Some(seconds) => {
+                let seconds = Duration::from_secs(seconds.unsigned_abs().into());
+                Ok(self.connect_timeout(seconds.min(LONGEST)))
             }
-            _ => Err(Error::new(
+            None => Err(Error::new(
                 ErrorKind::InvalidOption,
-                "the environment variable PGCONNECT_TIMEOUT is 1 to 3600 seconds: write 5, or unset it",
+                "the environment variable PGCONNECT_TIMEOUT is a whole number of seconds: write 5, or unset it",
             )),
         }
     }
@@ -370,8 +373,13 @@ mod tests {
             let config = PgConfig::from_options(options).connect_timeout_of(Some(OsStr::new(variable)))?;
             Ok::<_, Error>(config.connect_timeout.as_secs())
         };
-        assert_eq!([with("1").unwrap(), with("3600").unwrap(), with("").unwrap()], [1, 3600, 5]);
-        for bad in ["0", "3601", "-1", "5s", "hunter2", "99999999999999999999"] {
+        assert_eq!([with("1").unwrap(), with(" 3600 ").unwrap(), with("").unwrap()], [1, 3600, 5]);
+        assert_eq!(
+            [with("0").unwrap(), with("-1").unwrap(), with("3601").unwrap()],
+            [3600; 3],
+            "the longest"
+        );
+        for bad in ["5s", "hunter2", "99999999999999999999"] {
             let error = with(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidOption);
             assert!(!error.to_string().contains("hunter2"), "{error}");

@@ -89,7 +89,7 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
         let own = inspect(&lock, "report:7").await;
         assert_eq!((hold(&own).holder, hold(&own).token), (Some(guard.holder()), guard.token()));
         assert!(own.named, "{own:?}");
-        let lag = lock.capabilities().admin.lag + LONG;
+        let lag = lock.capabilities().admin.lag + LONG / 4;
         let named = tokio::time::timeout(lag, async {
             loop {
                 let info = list(&looker).await.pop().unwrap();

@@ -83,7 +83,7 @@ async fn a_killed_holder_behind_a_pooler_frees() {
     assert_eq!(held(cluster, database.name()).await, [7]);
     holder.child.kill().unwrap();
     holder.child.wait().unwrap();
-    let bound = lock.capabilities().crash_release.unwrap();
+    let bound = LIVENESS.server_gives_up + LONG / 4;
     lock.key("7").wait(bound).acquire().await.unwrap().release().await.unwrap();
 }
 

@@ -30,7 +30,8 @@ pub fn key(text: &str) -> LockKey {
 /// No limit of it is reached on a busy machine.
 pub fn server(url: &str) -> PgConfig {
     let liveness = Liveness::new(LONG.div_f32(6.0), LONG, LONG.saturating_mul(2));
-    PgConfig::from_url(url).unwrap().install_schema(true).liveness(liveness).statement_timeout(LONG)
+    let config = PgConfig::from_url(url).unwrap().install_schema(true).liveness(liveness);
+    config.statement_timeout(LONG).connect_timeout(LONG)
 }
 
 /// With [`LIVENESS`], and limits as short, for tests that wait for them.

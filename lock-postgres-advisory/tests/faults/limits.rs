@@ -250,7 +250,7 @@ async fn contended(waiting: usize) {
     for n in 0..KEYS {
         guards.push(take(&holder, &n.to_string()).await);
     }
-    let config = numbers(server(database.url())).waiting(waiting);
+    let config = numbers(seldom(database.url())).waiting(waiting);
     let lock = Arc::new(config.connect().await.unwrap());
     let begun = Instant::now();
     let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
@@ -293,7 +293,7 @@ async fn waiters_do_not_need_notifications() {
     let database = cluster.fresh_database().await;
     let mut silent = database.connect().await;
     run(&mut silent, "SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await;
-    let lock = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
+    let lock = Arc::new(numbers(seldom(database.url())).waiting(1).connect().await.unwrap());
     // The first takes the only session that may wait in the queue.
     let queued = waiter(&lock, "1");
     until_queued(cluster, database.name(), 1).await;

@@ -144,7 +144,7 @@ async fn a_budget_ends_in_time_and_leaves_the_queue() {
         let error = lock.key("7").wait(ms(1_500)).acquire().await.unwrap_err();
         let took = begun.elapsed();
         assert_error(&error, ErrorKind::Timeout, "wait longer");
-        assert!(took >= ms(1_500) && took < LONG, "{lock}: {took:?}");
+        assert!(took >= ms(1_500) && took < LONG / 4, "{lock}: {took:?}");
         until_queued(cluster, database.name(), 0).await;
     }
     guard.release().await.unwrap();

@@ -24,7 +24,7 @@ pub(crate) fn config(database: &Database) -> TtlConfig {
 
 pub(crate) fn config_of(url: &str) -> TtlConfig {
     let server = PgConfig::from_url(url).unwrap().install_schema(true);
-    TtlConfig::new(server)
+    TtlConfig::new(server.connect_timeout(Duration::from_secs(60)))
 }
 
 /// A connection that waits for locks as long as those of the store.
