@@ -28,8 +28,8 @@ impl Context {
         }
     }
 
-    /// What was seen shows something only if it was seen before `end`. In real time the machine may have taken longer, also
-    /// where this process stood still for none of that.
+    /// What was seen shows something only if it was seen before `end`. In real time that may have passed although this process
+    /// was never stopped: the server may have had no time.
     pub(crate) fn shows_something_before(&self, end: Instant, otherwise: &str) {
         if !self.is_virtual() && Instant::now() >= end {
             panic_any(Doubt(format!("it took so long that {otherwise}")))

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(crate) const PACE: &str = "LEASEHOLD_CONFORMANCE_PACE";
 const LARGEST: u32 = 100;
 
-/// By how much more a case that is run again is slowed down. It has the process alone, so this is of the process.
+/// By how much more a case that is run again is slowed down. It runs alone, so that one factor for the process is enough.
 static SLOWER: AtomicU32 = AtomicU32::new(1);
 
 /// By how much the durations of the case that runs are multiplied in real time: 1 to 100; what
@@ -38,7 +38,7 @@ pub(crate) fn real(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds) * pace()
 }
 
-/// While it lives, the pace is slower by this factor. For who has the process alone.
+/// While it lives, the pace of all cases in real time is slower by a factor: for a case that runs alone.
 #[derive(Debug)]
 pub(crate) struct Slower(());
 

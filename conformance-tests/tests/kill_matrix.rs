@@ -21,7 +21,7 @@ use leasehold_conformance::{Case, CaseReport, Outcome, all_cases, run_case};
 /// By the wall clock: a case of a mutant that has not ended by then is taken for one that never does.
 const CASE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The same where nothing hangs, unless on a machine with much else to do.
+/// The same for versions without a fault, which end, however busy the machine is.
 const SOUND_LIMIT: Duration = Duration::from_secs(600);
 
 const RULES: [&str; 18] = [
@@ -109,7 +109,7 @@ struct Row {
     took: BTreeMap<&'static str, Duration>,
 }
 
-/// In this order of the cases.
+/// Runs each of `mutants` against `cases`, in that order.
 fn run_matrix(mutants: Vec<Mutant>, cases: Vec<&'static Case>) -> Vec<Row> {
     // Mutants panic by design; their panics are outcomes, not news.
     std::panic::set_hook(Box::new(|info| {
@@ -176,6 +176,7 @@ fn run_cases(row: &mut Row, cases: &mut VecDeque<&'static Case>, one_is_enough: 
     }
 }
 
+/// When this case of that mutant is taken for one that never ends.
 fn limit_of(case: &Case, mutant: &Mutant) -> Duration {
     if mutant.rules().is_empty() {
         return SOUND_LIMIT;

@@ -15,7 +15,7 @@ use crate::schema::{self, Access, Stores};
 /// The schema that is used unless another is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
 
-/// A longer timeout is none.
+/// The longest timeout that is accepted.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// How often a session is confirmed, and when either side gives the other up.

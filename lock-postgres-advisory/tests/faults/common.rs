@@ -29,7 +29,7 @@ pub fn key(text: &str) -> LockKey {
 
 /// No limit of it is reached on a busy machine.
 pub fn server(url: &str) -> PgConfig {
-    let liveness = Liveness::new(LONG.div_f32(6.0), LONG, LONG.saturating_mul(2));
+    let liveness = Liveness::new(LONG / 6, LONG, LONG * 2);
     let config = PgConfig::from_url(url).unwrap().install_schema(true).liveness(liveness);
     config.statement_timeout(LONG).connect_timeout(LONG)
 }

@@ -72,6 +72,7 @@ async fn no_connection_left_is_an_error_of_its_own() {
     while let Ok(connection) = PgConnection::connect(&url).await {
         others.push(connection);
     }
+    let refused = Instant::now();
     let errors = [
         numbers(server(&url)).connect().await.map(drop).unwrap_err(),
         XactConfig::new(server(&url)).connect().await.map(drop).unwrap_err(),
@@ -80,6 +81,7 @@ async fn no_connection_left_is_an_error_of_its_own() {
     for error in errors {
         assert_error(&error, ErrorKind::Capacity, "max_connections");
     }
+    assert!(refused.elapsed() < LONG / 4, "the server had said so, long before the time to connect was over");
     // What needs no connection goes on.
     take(&lock, "8").await.release().await.unwrap();
     guard.release().await.unwrap();
@@ -112,10 +114,12 @@ async fn what_keeps_a_client_from_connecting_is_said_in_time_and_without_the_pas
             "did not open a session within" => server(&url).connect_timeout(ms(2_000)),
             _ => server(&url),
         };
+        let begun = Instant::now();
         let errors = [
             numbers(config.clone()).connect().await.map(drop).unwrap_err(),
             XactConfig::new(config.clone()).connect().await.map(drop).unwrap_err(),
         ];
+        assert!(begun.elapsed() < LONG / 4, "{says}: {:?}", begun.elapsed());
         for error in errors {
             assert_error(&error, kind, says);
             let shown = format!("{} {config:?} {config}", everything(&error));

@@ -279,7 +279,7 @@ async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
     let holder = session(database.url()).await;
     let pooler = PgBouncer::transaction_mode(cluster);
     let proxy = Proxy::start(pooler.address()).await;
-    let calm = seldom(&proxy.url(&pooler.url(database.name()))).statement_timeout(LONG);
+    let calm = seldom(&proxy.url(&pooler.url(database.name())));
     let backend = XactConfig::new(calm).hasher(Arc::new(RawBigint)).backend().await.unwrap();
     let kept = take(&holder, "7").await;
     let pass = async |serial| {
@@ -312,7 +312,7 @@ async fn a_wait_that_is_given_up_is_ended_though_a_request_gets_lost() {
     let database = cluster.fresh_database().await;
     let holder = session(database.url()).await;
     let pooler = PgBouncer::transaction_mode(cluster);
-    let calm = seldom(&pooler.url(database.name())).statement_timeout(LONG);
+    let calm = seldom(&pooler.url(database.name()));
     let backend = XactConfig::new(calm).hasher(Arc::new(RawBigint)).backend().await.unwrap();
     let kept = take(&holder, "7").await;
     let stop = CancellationToken::new();

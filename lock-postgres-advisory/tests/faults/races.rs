@@ -191,7 +191,7 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let holder = session(database.url()).await;
-    let calm = || seldom(database.url()).statement_timeout(LONG);
+    let calm = || seldom(database.url());
     let in_session = numbers(calm()).backend().await.unwrap();
     let in_transaction = XactConfig::new(calm()).hasher(Arc::new(RawBigint)).backend().await.unwrap();
     for (backend, arrives) in

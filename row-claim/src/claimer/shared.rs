@@ -164,7 +164,7 @@ impl Shared {
             spoiled.push(hold);
         };
         if found.is_some() {
-            // While nobody can look: he would see one who waits and nothing ready, and take what nobody wants.
+            // Under the lock: otherwise the feeder sees a waiter and nothing ready, and takes a row that nobody wants.
             *waiting = None;
         }
         let is_low = ready.queue.len() <= ready.ahead as usize / 2;
