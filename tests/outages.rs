@@ -13,6 +13,7 @@ use leasehold::postgres_advisory::{AdvisoryConfig, XactConfig};
 use leasehold::postgres_row::RowConfig;
 use leasehold::postgres_ttl::TtlConfig;
 use leasehold::{Error, Lock as _, LockExt as _, LockGuard, Validity};
+use test_bounds::Bound;
 use test_servers::{Cluster, ClusterOptions, StopMode};
 use tokio::task::JoinHandle;
 
@@ -59,9 +60,9 @@ async fn held_and_waited_for(url: &str) -> Vec<Scene> {
 }
 
 async fn until(store: &str, what: &str, such: impl Fn() -> bool) {
-    let begun = Instant::now();
+    let begun = Bound::new(SOON);
     while !such() {
-        assert!(begun.elapsed() < SOON, "{store}: {what}");
+        begun.check(format_args!("{store}: {what}"));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -6,6 +6,7 @@ mod support;
 use std::time::Duration;
 
 use leasehold::{LockExt as _, Validity};
+use test_bounds::within;
 use test_servers::{Cluster, Proxy, fresh_database};
 use tokio::time::timeout;
 
@@ -54,7 +55,7 @@ async fn a_silent_server_costs_the_impatient_their_locks_in_order_and_not_the_pa
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(LONG, confirmed).await.unwrap();
+        within(LONG, "not ended", confirmed).await;
         guard.release().await.unwrap();
         lock.close().await.unwrap();
     }
@@ -81,7 +82,7 @@ async fn whoever_loses_a_row_unconfirmed_is_told_that_it_may_stay_shut() {
             let said = tool.rest_of_stderr();
             (tool.code(), said)
         });
-        let (code, said) = timeout(2 * LONG, said).await.unwrap().unwrap();
+        let (code, said) = within(2 * LONG, "not ended", said).await.unwrap();
         let error = said.lines().find(|line| line.contains("was lost before")).unwrap_or_default();
         assert!(code == 76 && error.contains(told), "{scheme}: {code} {said}");
         assert!(!error.contains(not_told), "{scheme}: {said}");

@@ -10,6 +10,7 @@ use leasehold::LockExt as _;
 use leasehold::postgres::sqlx::{AssertSqlSafe, Connection as _, raw_sql};
 use serde_json::Value;
 use support::{Beside, finish, nearly_an_hour};
+use test_bounds::{Bound, within};
 use test_servers::{Cluster, Database};
 
 const HOLD: &str = "echo $LEASEHOLD_HOLDER; read line";
@@ -79,14 +80,14 @@ impl Store {
 
     /// What `list --json` says once `is_there`.
     fn listed(&self, is_there: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
+        let start = Bound::new(PATIENCE);
         loop {
             let (code, value) = self.json("list --json");
             assert_eq!(code, 0);
             if is_there(&value) {
                 return value;
             }
-            assert!(start.elapsed() < PATIENCE, "{}: {value}", self.scheme);
+            start.check(format_args!("{}: {value}", self.scheme));
         }
     }
 
@@ -261,7 +262,7 @@ fn an_advisory_lock_goes_with_its_session_which_has_to_be_meant() {
         assert_eq!((code, &value["released"]), (0, &Value::from(true)));
         assert_eq!(value["session"]["holds"].as_array().unwrap().len(), 2);
         for guard in guards {
-            tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+            within(PATIENCE, "not ended", guard.lost()).await;
         }
         lock.close().await.unwrap();
     });
@@ -373,9 +374,9 @@ fn a_role_that_may_read_looks_and_takes_nothing() {
         assert_eq!(finish(apply).0, 0, "{scheme}");
         let mut holder = Beside::start(&mut store.tool("run k -- cat"));
         let url = store.url().replacen("//postgres@", &format!("//{role}@"), 1);
-        let start = Instant::now();
+        let start = Bound::new(PATIENCE);
         while finish(&mut tool(&url, "inspect k")).0 != 0 {
-            assert!(start.elapsed() < PATIENCE, "{scheme}");
+            start.check(format_args!("{scheme}"));
         }
         assert_eq!(finish(&mut tool(&url, "list")).0, 0, "{scheme}");
         let (code, _, stderr) = finish(&mut tool(&url, "run other --no-wait -- true"));

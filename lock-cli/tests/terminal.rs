@@ -7,10 +7,11 @@ mod support;
 use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use support::{Store, is_running, pid};
+use test_bounds::Bound;
 
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -101,12 +102,12 @@ impl Terminal {
 
     /// The exit code, and all that was shown since.
     fn end(&mut self) -> (i32, String) {
-        let start = Instant::now();
+        let start = Bound::new(PATIENCE);
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(start.elapsed() < PATIENCE, "{:?}", self.seen);
+            start.check(format_args!("{:?}", self.seen));
             std::thread::sleep(Duration::from_millis(5));
         };
         while let Ok(piece) = self.output.recv_timeout(PATIENCE) {

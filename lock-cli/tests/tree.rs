@@ -4,10 +4,11 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use support::{Beside, Store, is_running, pid};
+use test_bounds::Bound;
 
 /// A process in the background, one in the foreground, and a line that comes after it.
 const SHELL: &str = "sleep 600 & echo $!; sleep 600; echo never";
@@ -132,9 +133,9 @@ fn orphans_that_have_ended_do_not_stay_in_the_table_of_processes() {
     let store = Store::new();
     let mut tool = Beside::start(&mut store.run("k", "(sh -c 'echo $$' &); read line"));
     let orphan = tool.line();
-    let start = Instant::now();
+    let start = Bound::new(PATIENCE);
     while std::path::Path::new(&format!("/proc/{orphan}")).exists() {
-        assert!(start.elapsed() < PATIENCE, "nobody reaps {orphan}");
+        start.check(format_args!("nobody reaps {orphan}"));
         std::thread::sleep(Duration::from_millis(5));
     }
     tool.go_on();

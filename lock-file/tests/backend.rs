@@ -15,6 +15,7 @@ use common::{
 use leasehold_api::{ErrorKind, KeyInfo, ListQuery, LossReason, Mode};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken, Freed, Renewed, Waiting};
 use leasehold_file::{FileConfig, HeldFile};
+use test_bounds::within;
 use tokio::time::timeout;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -209,7 +210,7 @@ async fn a_waiter_goes_before_a_client_that_re_acquires_in_a_loop() {
         panic!("the waiter starved");
     };
     let both = async { tokio::join!(waiting, looping) };
-    let (granted, ()) = timeout(LONG, both).await.unwrap();
+    let (granted, ()) = within(LONG, "not ended", both).await;
     assert!(matches!(granted, Attempt::Granted(_)));
     contended(&looper, &request("k")).await;
 }
@@ -227,7 +228,7 @@ async fn a_release_tells_of_a_waiter() {
         release(&a, &first).await
     };
     let both = async { tokio::join!(b.wait(request("k"), CancellationToken::new()), freed) };
-    let (granted, freed) = timeout(LONG, both).await.unwrap();
+    let (granted, freed) = within(LONG, "not ended", both).await;
     assert!(matches!(granted, Ok(Attempt::Granted(_))));
     assert!(freed.was_held && freed.waiters, "{freed:?}");
 }
@@ -250,7 +251,7 @@ async fn a_stopped_wait_leaves_nothing() {
     let both = async {
         tokio::join!(b.wait(request("k"), stop_b.clone()), c.wait(request("k"), stop_c.clone()), stop)
     };
-    let (b_answer, c_answer, ()) = timeout(LONG, both).await.unwrap();
+    let (b_answer, c_answer, ()) = within(LONG, "not ended", both).await;
     assert!(matches!(b_answer, Ok(Attempt::Contended(_))) && matches!(c_answer, Ok(Attempt::Contended(_))));
     assert!(!release(&a, &first).await.waiters);
     granted(&a, &request("k")).await;
@@ -299,7 +300,7 @@ async fn a_wait_tells_of_a_cooldown_it_meets() {
         }
         edit_record(dir.path(), |r| r["cooldown_ms"] = 3_600_000.into());
     };
-    let (answer, ()) = timeout(LONG, async { tokio::join!(waiting, meanwhile) }).await.unwrap();
+    let (answer, ()) = within(LONG, "not ended", async { tokio::join!(waiting, meanwhile) }).await;
     let Attempt::Contended(contended) = answer.unwrap() else { panic!("granted within a cooldown") };
     assert!(contended.cooling_for.is_some());
 }

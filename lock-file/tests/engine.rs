@@ -19,6 +19,7 @@ use leasehold_engine::{
     Attempt, Backend, CancellationToken, Engine, Events, Freed, HoldRef, Renewed, Request, Timing,
 };
 use leasehold_file::{FileBackend, FileConfig, HeldFile};
+use test_bounds::within;
 use tokio::time::timeout;
 
 fn connect(dir: &tempfile::TempDir) -> Arc<dyn Lock> {
@@ -40,7 +41,7 @@ async fn two_clients_exclude_each_other() {
     });
     let token = first.token();
     first.release().await.unwrap();
-    let second = timeout(LONG, waiting).await.unwrap().unwrap().unwrap();
+    let second = within(LONG, "not ended", waiting).await.unwrap().unwrap();
     assert!(second.token() > token);
     assert_eq!(second.validity(), Validity::Valid);
     assert!(second.extension::<HeldFile>().unwrap().inheritable().is_ok());
@@ -69,7 +70,7 @@ async fn a_counter_loses_no_increment() {
         })
         .collect();
     for task in tasks {
-        timeout(LONG, task).await.unwrap().unwrap();
+        within(LONG, "not ended", task).await.unwrap();
     }
     assert_eq!(std::fs::read_to_string(&counter).unwrap(), "160");
 }
@@ -83,7 +84,7 @@ async fn a_removed_directory_is_a_loss() {
     assert!(timeout(Duration::ZERO, &mut lost).await.is_err());
     std::fs::remove_dir_all(dir.path().join("store")).unwrap();
     let started = Instant::now();
-    assert_eq!(timeout(LONG, lost).await.unwrap(), LossReason::Gone);
+    assert_eq!(within(LONG, "not ended", lost).await, LossReason::Gone);
     assert!(started.elapsed() < lock.capabilities().loss_detection);
     assert_eq!(guard.validity(), Validity::Lost);
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
@@ -113,7 +114,7 @@ async fn dropped_waits_and_guards_leave_the_key_free() {
         drop(waiting.await);
     }
     let started = Instant::now();
-    let guard = timeout(LONG, a.key("k").wait_forever().acquire()).await.unwrap().unwrap();
+    let guard = within(LONG, "not ended", a.key("k").wait_forever().acquire()).await.unwrap();
     assert!(started.elapsed() < bound, "{:?}", started.elapsed());
     guard.release().await.unwrap();
 }
@@ -140,7 +141,7 @@ async fn a_cooldown_is_waited_for() {
     let started = Instant::now();
     let pause = Duration::from_millis(300);
     a.key("k").cooldown(pause).acquire().await.unwrap().release().await.unwrap();
-    let guard = timeout(LONG, b.key("k").wait_forever().acquire()).await.unwrap().unwrap();
+    let guard = within(LONG, "not ended", b.key("k").wait_forever().acquire()).await.unwrap();
     assert!(started.elapsed() >= pause, "{:?}", started.elapsed());
     guard.release().await.unwrap();
 }
@@ -155,7 +156,7 @@ async fn closing_frees_and_refuses() {
         async move { a.key("k").wait_forever().acquire().await }
     });
     a.close().await.unwrap();
-    assert_eq!(timeout(LONG, waiting).await.unwrap().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(within(LONG, "not ended", waiting).await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(guard.validity(), Validity::Lost);
     b.key("k").try_acquire().await.unwrap().expect("free after the close").release().await.unwrap();
     assert_eq!(a.key("k").try_acquire().await.unwrap_err().kind(), ErrorKind::Closed);

@@ -15,6 +15,7 @@ use common::{LONG, attempt, contended, edit_record, granted, key, open, release,
 use leasehold_api::{ErrorKind, ListQuery, LockAdmin as _};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken, Renewed};
 use leasehold_file::{Collected, FileConfig};
+use test_bounds::within;
 use tokio::time::timeout;
 
 fn collect(dir: &tempfile::TempDir) -> Collected {
@@ -71,7 +72,7 @@ async fn a_key_that_is_awaited_is_kept() {
         }
         release(&a, &first).await;
     };
-    let (answer, ()) = timeout(LONG, async { tokio::join!(waiting, meanwhile) }).await.unwrap();
+    let (answer, ()) = within(LONG, "not ended", async { tokio::join!(waiting, meanwhile) }).await;
     assert!(matches!(answer, Ok(Attempt::Granted(_))));
 }
 

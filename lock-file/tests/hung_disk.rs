@@ -18,6 +18,7 @@ use common::{LONG, attempt, file, granted, key, open, refused, release, request}
 use leasehold_api::{ErrorKind, ListQuery};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken, Freed, Renewed};
 use leasehold_file::FileBackend;
+use test_bounds::within;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{advance, timeout};
 
@@ -141,14 +142,14 @@ fn the_applications_own_threads_are_not_used_up() {
             })
             .collect();
         for _ in 0..100 {
-            timeout(LONG, spawn_blocking(|| ())).await.expect("a thread for the application").unwrap();
+            within(LONG, "a thread for the application", spawn_blocking(|| ())).await.unwrap();
         }
         drop(hang);
         for call in calls {
-            timeout(LONG, call).await.unwrap().unwrap().unwrap();
+            within(LONG, "not ended", call).await.unwrap().unwrap();
         }
         for look in looks {
-            assert!(timeout(LONG, look).await.unwrap().unwrap().is_ok());
+            assert!(within(LONG, "not ended", look).await.unwrap().is_ok());
         }
     });
 }

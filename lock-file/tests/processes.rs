@@ -17,7 +17,7 @@ use leasehold_api::{FencingToken, ListQuery};
 use leasehold_engine::{Attempt, Backend as _, CancellationToken};
 use leasehold_file::HeldFile;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
-use tokio::time::timeout;
+use test_bounds::{Bound, within};
 
 const ROLE: &str = "LEASEHOLD_FILE_TEST_ROLE";
 const DIR: &str = "LEASEHOLD_FILE_TEST_DIR";
@@ -227,9 +227,9 @@ async fn a_killed_waiter_holds_up_nobody() {
     granted(&backend, &mine).await;
     let mut waiter = Other::start("wait", dir.path());
     assert_eq!(waiter.answer(), "waiting");
-    let started = Instant::now();
+    let started = Bound::new(LONG);
     while !is_waiting(dir.path()) {
-        assert!(started.elapsed() < LONG);
+        started.check("the other process does not wait");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     waiter.kill();
@@ -251,7 +251,8 @@ async fn a_stopped_waiter_shuts_nobody_out() {
     waiter.stop();
     release(&backend, &mine).await;
     let wanted = request("k");
-    let answer = timeout(LONG, next.wait(wanted.clone(), CancellationToken::new())).await.unwrap().unwrap();
+    let answer =
+        within(LONG, "not ended", next.wait(wanted.clone(), CancellationToken::new())).await.unwrap();
     let Attempt::Granted(granted) = answer else { panic!("{answer:?}") };
     waiter.signal(Signal::CONT);
     assert!(release(&next, &wanted).await.was_held);
@@ -330,7 +331,7 @@ async fn a_waiter_of_another_process_is_granted_after_a_release_and_after_a_kill
     let waiting =
         tokio::spawn(async move { (backend.wait(wanted, CancellationToken::new()).await, backend) });
     waiter.kill();
-    let (answer, _backend) = timeout(LONG, waiting).await.unwrap().unwrap();
+    let (answer, _backend) = within(LONG, "not ended", waiting).await.unwrap();
     let Attempt::Granted(granted) = answer.unwrap() else { panic!("not granted") };
     assert!(granted.token > Some(second));
 }
@@ -358,7 +359,8 @@ async fn the_lock_of_a_killed_parent_lasts_as_long_as_its_child() {
         assert_eq!(listed, [info]);
     }
     drop(child);
-    let answer = timeout(LONG, backend.wait(request("k"), CancellationToken::new())).await.unwrap().unwrap();
+    let answer =
+        within(LONG, "not ended", backend.wait(request("k"), CancellationToken::new())).await.unwrap();
     assert!(matches!(answer, Attempt::Granted(_)));
 }
 

@@ -13,8 +13,8 @@ use leasehold_plain_tables::{
     ClaimError, Column, Finding, IdType, MutexTable, PlainMigration, Table, TimeoutTable,
 };
 use sqlx::{PgConnection, PgPool};
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
-use tokio::time::timeout;
 
 fn column(name: &str) -> Column {
     Column::new(name).unwrap()
@@ -86,7 +86,7 @@ async fn row_93_locks_that_were_there_get_other_attempts_than_new_ones() {
                 tokio::time::sleep(ms(1)).await;
             }
         };
-        timeout(LONG, all).await.expect("writers go on");
+        within(LONG, "writers go on", all).await;
     };
     each_goes_on().await;
     let locks = mutexes().attempts(column("retries_left"));
@@ -98,12 +98,12 @@ async fn row_93_locks_that_were_there_get_other_attempts_than_new_ones() {
         })
         .collect();
     for one in applied {
-        timeout(LONG, one).await.unwrap().unwrap().unwrap();
+        within(LONG, "not ended", one).await.unwrap().unwrap();
     }
     each_goes_on().await;
     stop.store(true, Ordering::SeqCst);
     for writer in writers {
-        timeout(LONG, writer).await.unwrap().expect("no insert failed meanwhile");
+        within(LONG, "not ended", writer).await.expect("no insert failed meanwhile");
     }
     assert_eq!(
         text(&mut observer, "SELECT count(*) FROM mutex WHERE writer = 9 AND retries_left = 1").await,

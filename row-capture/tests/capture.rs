@@ -10,7 +10,7 @@ use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOption
 use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{ClaimError, ClaimSpec, Finding, Table};
 use spec_common::*;
-use tokio::time::timeout;
+use test_bounds::within;
 
 fn table(name: &str) -> Table {
     Table::new(name).unwrap()
@@ -256,11 +256,11 @@ async fn workers_are_woken_only_where_it_is_asked_for() {
     let mut listener = PgListener::connect(db.url()).await.unwrap();
     listener.listen("it's").await.unwrap();
     run(&pool, "INSERT INTO orders VALUES (1); SELECT pg_notify('it''s', 'marker')").await;
-    assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "marker");
+    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "marker");
     let waking = Capture::into(table("event")).source(orders()).notify("it's").build().unwrap();
     waking.install(&pool).await.unwrap();
     run(&pool, "INSERT INTO orders VALUES (2), (3)").await;
-    assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "");
+    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "");
 }
 
 /// The spec of the claimed table has to leave its own trigger out, too.
@@ -418,7 +418,7 @@ async fn several_install_at_once_in_use_and_the_printed_statements_do_the_same()
         run(&pool, &format!("INSERT INTO orders VALUES ({n})")).await;
     }
     for install in installs {
-        timeout(LONG, install).await.unwrap().unwrap().unwrap();
+        within(LONG, "not ended", install).await.unwrap().unwrap();
     }
     assert_eq!(text(&pool, "SELECT count(*)::text FROM event").await, "200", "each change once");
     for statement in capture.uninstall_statements().iter().chain(&capture.statements()) {

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use test_bounds::Bound;
 
 use crate::clock::Clock;
 use crate::record;
@@ -121,13 +122,13 @@ impl Workers {
     /// Lets all workers come to their end.
     pub(crate) fn end(&mut self) {
         std::fs::write(self.how.dir.join(worker::STOP), "").unwrap();
-        let begun = Instant::now();
+        let begun = Bound::new(PATIENCE);
         for (_, worker) in &mut self.processes {
             let status = loop {
                 if let Some(status) = worker.try_wait().unwrap() {
                     break status;
                 }
-                assert!(begun.elapsed() < PATIENCE, "a worker does not end");
+                begun.check("a worker does not end");
                 std::thread::sleep(PAUSE);
             };
             assert!(status.success(), "a worker failed: {status}");

@@ -9,10 +9,10 @@ use common::{Browser, Gate, LONG, first, service};
 use leasehold::ListQuery;
 use ledger::{Error, Mode, Options};
 use serde_json::{Value, json};
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 #[tokio::test]
 async fn the_page_is_complete_in_itself() {
@@ -119,7 +119,7 @@ async fn assert_nothing_is_left(database: &Database) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, look).await.expect("sessions are left");
+    within(LONG, "sessions are left", look).await;
     let url = database.url().replacen("postgres", "postgres+ttl", 1);
     let lease = leasehold::connect(&url).await.unwrap();
     let held = lease.admin().unwrap().list(&ListQuery::new()).await.unwrap();
@@ -143,9 +143,9 @@ async fn row_55_stopping_waits_for_a_handler_whose_client_has_gone() {
         let stopped = tokio::spawn(running.stop());
         // The server has gone, and what is left is the handler.
         let refused = async { while TcpStream::connect(address).await.is_ok() {} };
-        timeout(LONG, refused).await.expect("still listens");
+        within(LONG, "still listens", refused).await;
         gate.open().await;
-        timeout(LONG, stopped).await.expect("does not stop").unwrap().unwrap();
+        within(LONG, "does not stop", stopped).await.unwrap().unwrap();
         let mut observer = database.connect().await;
         let sql = "SELECT sum(amount)::bigint FROM ledger_example.entry WHERE holder = 1";
         let balance: i64 = sqlx::query_scalar(sql).fetch_one(&mut observer).await.unwrap();

@@ -8,6 +8,7 @@ use leasehold_idempotency::{
 };
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection};
+use test_bounds::Bound;
 use test_servers::{Cluster, Database, fresh_database};
 use tokio::task::JoinHandle;
 
@@ -79,13 +80,13 @@ impl Pg {
         let open = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
             AND state <> 'idle' AND pid <> pg_backend_pid()) + (SELECT count(*) FROM pg_locks l JOIN pg_database d \
             ON d.oid = l.database WHERE l.locktype = 'advisory' AND d.datname = current_database())";
-        let deadline = std::time::Instant::now() + PATIENT / 4;
+        let deadline = Bound::new(PATIENT / 4);
         loop {
             let open: i64 = sqlx::query_scalar(open).fetch_one(&mut *outside).await.unwrap();
             if open == 0 {
                 return;
             }
-            assert!(std::time::Instant::now() < deadline, "{open} transactions or locks stay open");
+            deadline.check(format_args!("{open} transactions or locks stay open"));
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -7,6 +7,7 @@ use crate::suite::{fresh, ident, replay, request};
 use leasehold_api::ErrorKind;
 use leasehold_idempotency::{Begin, Fresh, IdempotencyError, PgIdempotency, Stored};
 use sqlx::Executor as _;
+use test_bounds::Bound;
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions, Proxy};
 
 fn kind(error: &IdempotencyError) -> ErrorKind {
@@ -18,11 +19,11 @@ fn kind(error: &IdempotencyError) -> ErrorKind {
 
 /// Until the server has ended what the key was begun in.
 async fn begin_again(store: &PgIdempotency) -> Begin<Fresh> {
-    let deadline = std::time::Instant::now() + PATIENT;
+    let deadline = Bound::new(PATIENT);
     loop {
         match store.begin(&ident("a"), &request("x")).await.unwrap() {
             Begin::InFlight { .. } => {
-                assert!(std::time::Instant::now() < deadline, "in flight for ever");
+                deadline.check("in flight for ever");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             told => return told,

@@ -8,6 +8,7 @@ use crate::common::*;
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, MultiGuard, Validity};
 use leasehold_postgres::sqlx::postgres::PgListener;
 use leasehold_postgres::{Identifier, channel};
+use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, StopMode};
 use tokio::time::timeout;
 
@@ -103,7 +104,7 @@ async fn others_get_in_when_the_session_of_a_dead_path_ends() {
         lost_within(&guard, LONG).await;
         assert!(!waiting.is_finished(), "two holders at once");
         proxy.cut();
-        let next = timeout(LONG, waiting).await.expect("free when the session ends").unwrap().unwrap();
+        let next = within(LONG, "free when the session ends", waiting).await.unwrap().unwrap();
         assert!(next.token() > guard.token());
         // Row d: the network comes back, and the old hold does not.
         proxy.restore();
@@ -117,7 +118,7 @@ async fn others_get_in_when_the_session_of_a_dead_path_ends() {
         assert!(is_held(&lock, "7").await, "the release of a lost guard freed its successor");
         assert_eq!(next.validity(), Validity::Valid);
         next.release().await.unwrap();
-        timeout(LONG, lock.close()).await.unwrap().unwrap();
+        within(LONG, "not ended", lock.close()).await.unwrap();
     }
 }
 
@@ -244,7 +245,7 @@ async fn notifies_only_when_somebody_polls() {
     for (guard, waiting) in contended.into_iter().zip(waiting) {
         let key = guard.key().to_string();
         guard.release().await.unwrap();
-        let told = timeout(LONG, heard.recv()).await.unwrap().unwrap();
+        let told = within(LONG, "not ended", heard.recv()).await.unwrap();
         assert_eq!(told.payload(), key, "somebody was notified who does not poll");
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }

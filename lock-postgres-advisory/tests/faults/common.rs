@@ -3,13 +3,14 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockExt as _, LockGuard, LockKey, LossReason};
 use leasehold_engine::Engine;
 use leasehold_postgres::{Liveness, PgConfig, RawBigint};
 use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use test_bounds::{Bound, within};
 use test_servers::{Cluster, Database};
 use tokio::time::timeout;
 
@@ -98,7 +99,7 @@ pub async fn refused_after_a_loss(lock: &Engine, key: &str) -> Error {
             }
         }
     };
-    timeout(LONG, refused).await.unwrap()
+    within(LONG, "not ended", refused).await
 }
 
 /// A waiter with its own task.
@@ -121,18 +122,18 @@ pub async fn lost_within(guard: &LockGuard, limit: Duration) -> LossReason {
 
 /// Waits for a condition that nothing announces.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
-    let begun = Instant::now();
+    let begun = Bound::new(LONG);
     while !look().await {
-        assert!(begun.elapsed() < LONG, "never: {what}");
+        begun.check(format_args!("never: {what}"));
         tokio::time::sleep(ms(5)).await;
     }
 }
 
 /// Waits until the server says so, on a session that can still ask.
 pub async fn until_true(connection: &mut PgConnection, sql: &str) {
-    let begun = Instant::now();
+    let begun = Bound::new(LONG);
     while text(connection, sql).await != "true" {
-        assert!(begun.elapsed() < LONG, "never: {sql}");
+        begun.check(format_args!("never: {sql}"));
         tokio::time::sleep(ms(5)).await;
     }
 }

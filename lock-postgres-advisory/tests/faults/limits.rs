@@ -9,8 +9,8 @@ use leasehold_engine::{Attempt, Backend as _, Request};
 use leasehold_postgres::RawBigint;
 use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
+use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Proxy};
-use tokio::time::timeout;
 
 // docs/hazards.md H19: at its limit the server refuses; what was refused leaves nothing behind.
 #[tokio::test(flavor = "multi_thread")]
@@ -272,7 +272,7 @@ async fn contended(waiting: usize) {
     let mut waiters: Vec<_> = waiters.into_iter().rev().collect();
     for guard in guards {
         guard.release().await.unwrap();
-        let granted = timeout(LONG, waiters.pop().unwrap()).await.unwrap();
+        let granted = within(LONG, "not ended", waiters.pop().unwrap()).await;
         granted.unwrap().unwrap().release().await.unwrap();
     }
     let sessions = cluster.backends(database.name()).await.len();
@@ -307,7 +307,7 @@ async fn waiters_do_not_need_notifications() {
     })
     .await;
     run(&mut silent, "SELECT pg_advisory_unlock(2)").await;
-    let guard = timeout(LONG, asking).await.unwrap().unwrap().unwrap();
+    let guard = within(LONG, "not ended", asking).await.unwrap().unwrap();
     guard.release().await.unwrap();
     assert!(!queued.is_finished());
     run(&mut silent, "SELECT pg_advisory_unlock(1)").await;
@@ -339,7 +339,7 @@ async fn waiters_of_several_clients_come_in_their_order() {
     }
     guard.release().await.unwrap();
     for waiter in waiters {
-        timeout(LONG, waiter).await.unwrap().unwrap().unwrap();
+        within(LONG, "not ended", waiter).await.unwrap().unwrap();
     }
     assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
 }

@@ -8,8 +8,8 @@ use leasehold_api::{ErrorKind, HolderId, ListQuery, Lock as _, LockExt as _, Los
 use leasehold_engine::{Attempt, Backend as _, Renewed, Request};
 use leasehold_postgres::{Liveness, RawBigint};
 use leasehold_postgres_advisory::XactConfig;
+use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Proxy, Signal, StopMode};
-use tokio::time::timeout;
 
 // docs/hazards.md H18: noticed by the end of the session itself, long before the next confirmation.
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +51,7 @@ async fn the_end_of_any_other_session_is_survived() {
     until_queued(cluster, database.name(), 1).await;
     let locks = cluster.advisory_locks(database.name()).await;
     end(cluster, locks.iter().find(|lock| !lock.granted).unwrap().pid).await;
-    let error = timeout(LONG, waiting).await.unwrap().unwrap().unwrap_err();
+    let error = within(LONG, "not ended", waiting).await.unwrap().unwrap_err();
     assert_error(&error, ErrorKind::Unavailable, "ended by the server's operator");
     assert_eq!(queued(cluster, database.name()).await, 0);
     assert_eq!(mine.validity(), Validity::Valid, "its neighbour on the other session");
@@ -84,7 +84,7 @@ async fn the_end_of_any_other_session_is_survived() {
     end(cluster, listening).await;
     assert_eq!(lost_within(&mine, LONG).await, LossReason::SessionLost);
     held_by_other.release().await.unwrap();
-    let guard = timeout(LONG, waiting).await.unwrap().unwrap().unwrap();
+    let guard = within(LONG, "not ended", waiting).await.unwrap().unwrap();
     assert!(is_held(&holder, "7").await);
     guard.release().await.unwrap();
     take(&lock, "1").await.release().await.unwrap();
@@ -167,7 +167,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
         }
         assert_eq!(lost_within(&mine, LONG).await, LossReason::SessionLost, "{crash}");
         assert_eq!(lost_within(&other, LONG).await, LossReason::SessionLost, "{crash}");
-        if let Ok(guard) = timeout(LONG, waiting).await.unwrap().unwrap() {
+        if let Ok(guard) = within(LONG, "not ended", waiting).await.unwrap() {
             panic!("{guard:?} was granted in a crash of the {crash}");
         }
         if crash == "postmaster" {
@@ -213,7 +213,7 @@ async fn a_dead_path_is_lost_to_the_holder_first() {
         lost_within(&guard, liveness.lost_after + LONG / 4).await;
         assert_eq!(guard.validity(), Validity::Lost);
         assert!(is_held(&other, "7").await, "the server still keeps others out: its probes are answered");
-        let error = timeout(LONG, lock.key("9").wait(ms(500)).acquire()).await.unwrap().unwrap_err();
+        let error = within(LONG, "not ended", lock.key("9").wait(ms(500)).acquire()).await.unwrap_err();
         assert!(error.is_retryable(), "{error}");
         proxy.restore();
         drop(guard);
@@ -221,7 +221,7 @@ async fn a_dead_path_is_lost_to_the_holder_first() {
         let next = take(&other, "7").await;
         next.release().await.unwrap();
         take(&lock, "7").await.release().await.unwrap();
-        timeout(LONG, lock.close()).await.unwrap().unwrap();
+        within(LONG, "not ended", lock.close()).await.unwrap();
     }
 }
 
@@ -383,7 +383,7 @@ async fn a_frozen_server_holds_nobody_up() {
         assert!(looked.unwrap_err().is_retryable());
         lost_within(&kept, LONG).await;
     });
-    timeout(LONG / 2, futures_util::future::join_all(calls)).await.unwrap();
+    within(LONG / 2, "not ended", futures_util::future::join_all(calls)).await;
     cluster.resume();
     for lock in &locks {
         until("usable again", async || match lock.key("7").try_acquire().await {

@@ -5,8 +5,8 @@ use crate::common::*;
 use leasehold_api::{Lock as _, LockExt as _};
 use leasehold_engine::Engine;
 use leasehold_postgres::Liveness;
+use test_bounds::within;
 use test_servers::Cluster;
-use tokio::time::timeout;
 
 const WAITING: &str =
     "FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid) WHERE l.locktype = 'advisory' AND NOT l.granted
@@ -26,7 +26,7 @@ async fn an_index_is_built_concurrently_under_a_lock_that_is_awaited() {
         let waiting = waiter(&lock, "1");
         until_queued(cluster, database.name(), 1).await;
         let building = run(&mut user, "CREATE INDEX CONCURRENTLY ON item (id)");
-        timeout(LONG, building).await.expect("it waits for the snapshot of the waiter");
+        within(LONG, "it waits for the snapshot of the waiter", building).await;
         assert!(!waiting.is_finished(), "the lock is held");
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();

@@ -8,7 +8,7 @@ use leasehold_api::LockKey;
 use leasehold_postgres::Identifier;
 use leasehold_postgres_advisory::XactLocks;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
-use tokio::time::timeout;
+use test_bounds::within;
 
 /// Only a broken server needs this long.
 pub const LONG: Duration = Duration::from_secs(120);
@@ -50,5 +50,5 @@ pub async fn until_waiting(observer: &mut PgConnection, count: i64) {
             tokio::time::sleep(ms(2)).await;
         }
     };
-    timeout(LONG, look).await.unwrap_or_else(|_| panic!("never {count} waiting"));
+    within(LONG, format!("never {count} waiting"), look).await;
 }

@@ -10,6 +10,7 @@ use leasehold_engine::{Attempt, Backend as _, HoldRef, Renewed, Request, token};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use test_bounds::Bound;
 use test_servers::Database;
 
 use crate::sql::LEASES;
@@ -25,9 +26,9 @@ async fn granted(backend: &TtlBackend, request: Request) -> HoldRef {
 async fn until_blocked(watcher: &mut PgConnection) {
     let waits = "SELECT count(*) > 0 FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND datname = current_database()";
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Bound::new(Duration::from_secs(60));
     while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut *watcher).await.unwrap() {
-        assert!(Instant::now() < end, "nobody waits");
+        end.check("nobody waits");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

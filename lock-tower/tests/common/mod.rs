@@ -16,8 +16,8 @@ use http_body_util::{BodyExt as _, Full};
 use leasehold_api::{Error, Lock, LockKey};
 use leasehold_memory::MemoryStore;
 use leasehold_tower::{Held, LockLayer};
+use test_bounds::within;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 use tower::{Service, ServiceExt as _, service_fn};
 
 /// Only a broken program needs this long.
@@ -84,7 +84,7 @@ impl Gate {
 
     /// Waits until one more request has come to the gate.
     pub async fn reached(&self) {
-        timeout(LONG, self.0.begun.acquire()).await.expect("no request came").unwrap().forget();
+        within(LONG, "no request came", self.0.begun.acquire()).await.unwrap().forget();
     }
 
     pub fn has_begun(&self) -> bool {
@@ -152,7 +152,7 @@ pub async fn send<S, Req>(service: &S, request: Req) -> S::Response
 where
     S: Service<Req, Error = Infallible> + Clone,
 {
-    let answer = timeout(LONG, service.clone().oneshot(request)).await.expect("no answer");
+    let answer = within(LONG, "no answer", service.clone().oneshot(request)).await;
     answer.unwrap_or_else(|never| match never {})
 }
 
@@ -173,5 +173,5 @@ pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(LONG, look).await.unwrap_or_else(|_| panic!("never {what}"));
+    within(LONG, format!("never {what}"), look).await;
 }

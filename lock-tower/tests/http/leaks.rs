@@ -22,6 +22,7 @@ use leasehold_postgres_row::RowConfig;
 use leasehold_postgres_ttl::TtlConfig;
 use leasehold_tower::{LockLayer, OnGone, SharedTx, TxLayer, Until};
 use sqlx::postgres::PgPoolOptions;
+use test_bounds::within;
 use test_servers::{Cluster, Database};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -129,7 +130,7 @@ async fn leaves_nothing(lock: Arc<dyn Lock>) {
     assert_eq!(answered + panicked + given_up, REQUESTS);
     assert!(answered > 1000 && panicked > 100 && given_up > 100, "{answered} {panicked} {given_up}");
     for layer in &layers {
-        tokio::time::timeout(LONG, layer.idle()).await.unwrap();
+        within(LONG, "not ended", layer.idle()).await;
         let stats = layer.stats();
         assert_eq!((stats.waiting, stats.in_flight, stats.lost, stats.release_failed), (0, 0, 0, 0));
         assert_eq!((stats.unavailable, stats.contended), (0, 0));
@@ -151,7 +152,7 @@ async fn no_connection_is_left(database: &Database) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(LONG, look).await.expect("a connection is left");
+    within(LONG, "a connection is left", look).await;
     assert_eq!(Cluster::shared().advisory_locks(database.name()).await.len(), 0);
 }
 
@@ -216,7 +217,7 @@ async fn row_55_nothing_is_left_of_transactions() {
     }))
     .await;
     assert_eq!(answered + panicked + given_up, REQUESTS);
-    tokio::time::timeout(LONG, layer.idle()).await.unwrap();
+    within(LONG, "not ended", layer.idle()).await;
     assert_eq!((layer.stats().waiting, layer.stats().unavailable), (0, 0));
     assert!(pool.size() <= 8);
     // Every connection of the pool is out of its transaction.
@@ -226,6 +227,6 @@ async fn row_55_nothing_is_left_of_transactions() {
         let held: i64 = sqlx::query_scalar(sql).fetch_one(&mut *connection.unwrap()).await.unwrap();
         assert_eq!(held, 0);
     }
-    tokio::time::timeout(LONG, pool.close()).await.unwrap();
+    within(LONG, "not ended", pool.close()).await;
     no_connection_is_left(&database).await;
 }

@@ -17,10 +17,10 @@ use leasehold_postgres_ttl::{LeaseFence, TtlConfig};
 use leasehold_tower::{Held, LockLayer, OnLost, SharedTx, Template, TxLayer};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tower::{Layer as _, ServiceExt as _};
 
 const COUNT: &str = "SELECT count(*) FROM work";
@@ -234,7 +234,7 @@ async fn a_small_pool_does_not_starve_handlers_that_use_it_too() {
         })
         .await;
         it.count().await;
-        drop(timeout(LONG, it.pool.acquire()).await.expect("the pool is used up").unwrap());
+        drop(within(LONG, "the pool is used up", it.pool.acquire()).await.unwrap());
         gate.add_permits(12);
         assert!(at_once.join_all().await.iter().all(|&status| status == StatusCode::OK), "{names:?}");
     }
@@ -285,7 +285,7 @@ async fn keys_that_others_hold_do_not_keep_the_free_ones_waiting() {
     }
     until("all wait", || it.layer.stats().waiting == held.len()).await;
     until_number(&it.database, AT_SERVER, 1).await;
-    let free = timeout(LONG / 2, send(&app, request("free"))).await.expect("it waits for keys of others");
+    let free = within(LONG / 2, "it waits for keys of others", send(&app, request("free"))).await;
     assert_eq!(free.status(), StatusCode::OK);
     assert_eq!(it.layer.stats().waiting, held.len());
     run(&mut other, "COMMIT").await;

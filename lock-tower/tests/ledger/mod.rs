@@ -17,11 +17,11 @@ use leasehold_postgres_ttl::TtlConfig;
 use leasehold_tower::{LockLayer, OnGone, SharedTx, Template, TxLayer};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 
 use crate::common::LONG;
 
@@ -61,7 +61,7 @@ impl Pace {
 
     /// Waits until so many more have read.
     pub async fn have_read(&self, n: u32) {
-        timeout(LONG, self.read.acquire_many(n)).await.expect("nobody came").unwrap().forget();
+        within(LONG, "nobody came", self.read.acquire_many(n)).await.unwrap().forget();
     }
 
     async fn between(&self) {
@@ -191,7 +191,7 @@ impl Instance {
 
 pub async fn read_status(mut stream: TcpStream) -> u16 {
     let mut answer = String::new();
-    timeout(LONG, stream.read_to_string(&mut answer)).await.expect("no answer").unwrap();
+    within(LONG, "no answer", stream.read_to_string(&mut answer)).await.unwrap();
     answer.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {answer:?}")).parse().unwrap()
 }
 
@@ -265,5 +265,5 @@ pub async fn until_number(database: &Database, sql: &str, n: i64) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    timeout(LONG, look).await.unwrap_or_else(|_| panic!("never {n}: {sql}"));
+    within(LONG, format!("never {n}: {sql}"), look).await;
 }

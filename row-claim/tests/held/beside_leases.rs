@@ -7,8 +7,8 @@ use leasehold_claim::{
     Take, Unmet,
 };
 use sqlx::postgres::PgListener;
+use test_bounds::within;
 use test_servers::fresh_database;
-use tokio::time::timeout;
 
 const ITEM: &str =
     "CREATE TABLE item (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', owner uuid, epoch bigint,
@@ -220,7 +220,7 @@ async fn rows_that_a_held_claim_puts_back_are_announced() {
             // Had the rollback woken anybody, that would come before this.
             run(&mut observer, &format!("NOTIFY \"{channel}\", 'marker'")).await;
         }
-        let said = timeout(LONG, listener.recv()).await.unwrap().unwrap();
+        let said = within(LONG, "not ended", listener.recv()).await.unwrap();
         assert_eq!(said.payload(), heard);
     }
 }

@@ -8,8 +8,8 @@ use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{ClaimSpec, IdType, Outcome, PgHeld, States, Table, Take, Taken};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _, Transaction};
+use test_bounds::within;
 use test_servers::Database;
-use tokio::time::timeout;
 
 /// Only a broken server needs this long.
 pub const LONG: Duration = Duration::from_secs(120);
@@ -45,7 +45,7 @@ pub async fn until(observer: &mut PgConnection, sql: &str) {
             tokio::time::sleep(ms(2)).await;
         }
     };
-    timeout(LONG, look).await.unwrap_or_else(|_| panic!("never: {sql}"));
+    within(LONG, format!("never: {sql}"), look).await;
 }
 
 /// A table that belongs to somebody else: an id and a boolean.

@@ -6,6 +6,7 @@ use crate::common::*;
 use leasehold_api::ErrorKind;
 use leasehold_claim::{ClaimError, LockWait, Outcome, PgHeld, RowKey, Take};
 use sqlx::Connection as _;
+use test_bounds::{Bound, within};
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions, Proxy, fresh_database};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -52,17 +53,17 @@ async fn row_17_19_a_killed_worker_leaves_no_zombie() {
             }
         }
     };
-    let said = tokio::time::timeout(LONG, said).await.unwrap();
+    let said = within(LONG, "not ended", said).await;
     let (epoch, key) = said.split_once(' ').unwrap();
     assert!(held.begin(&Take::up_to(1)).await.unwrap().is_none());
     child.start_kill().unwrap();
     child.wait().await.unwrap();
-    let died = Instant::now();
+    let died = Bound::new(LONG);
     let hold = loop {
         if let Some(hold) = held.begin(&Take::up_to(1)).await.unwrap() {
             break hold;
         }
-        assert!(died.elapsed() < LONG, "still not free");
+        died.check("still not free");
     };
     let row = &hold.taken().claims[0].rows[0];
     assert_eq!((row.found.as_str(), row.attempts_left), ("new", Some(2)), "the attempt was rolled back too");
@@ -84,12 +85,12 @@ async fn row_17_a_terminated_backend_leaves_no_zombie() {
             hold.settle(&claim, &Outcome::Done).await.unwrap();
         }
         run(&mut observer, &format!("SELECT pg_terminate_backend({pid})")).await;
-        let died = Instant::now();
+        let died = Bound::new(LONG);
         let again = loop {
             if let Some(again) = held.begin(&Take::up_to(5)).await.unwrap() {
                 break again;
             }
-            assert!(died.elapsed() < LONG, "still not free");
+            died.check("still not free");
         };
         assert_eq!(again.taken().claims.len(), 5);
         again.rollback().await.unwrap();
@@ -196,7 +197,7 @@ async fn whatever_is_dropped_rolls_back() {
 }
 
 async fn pool_of(held: &PgHeld) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
-    tokio::time::timeout(LONG, held.pool().acquire()).await.unwrap().unwrap()
+    within(LONG, "not ended", held.pool().acquire()).await.unwrap()
 }
 
 /// Behind a pooler in transaction mode, where the next transaction is on another connection.

@@ -12,7 +12,6 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use test_servers::{Database, fresh_database};
 use tokio::sync::{Barrier, Notify, mpsc};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 const AGAIN: OnFailure = OnFailure::Retry(Backoff::constant(Duration::ZERO));
 
@@ -22,7 +21,7 @@ const ENDS: &str =
 const DONE: &str = "SELECT string_agg(payment::text, ' ' ORDER BY payment) FROM booking";
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    timeout(LONG, future).await.unwrap_or_else(|_| panic!("not in time: {what}"))
+    test_bounds::within(LONG, format!("not in time: {what}"), future).await
 }
 
 /// The work: a row of another table.

@@ -7,9 +7,9 @@ use leasehold_claim::{
     PgClaims, PgHeld, States, Table, Take,
 };
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, raw_sql};
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
 const AGAIN: OnFailure = OnFailure::Retry(Backoff::constant(Duration::ZERO));
 
@@ -87,7 +87,7 @@ impl Jobs {
                         tokio::time::sleep(ms(1)).await;
                     }
                 };
-                timeout(LONG, swept).await.unwrap();
+                within(LONG, "not ended", swept).await;
                 answer
             }
         }
@@ -95,7 +95,7 @@ impl Jobs {
 }
 
 async fn next(claimer: &Claimer) -> Claim {
-    timeout(LONG, claimer.next()).await.unwrap().unwrap()
+    within(LONG, "not ended", claimer.next()).await.unwrap()
 }
 
 /// Row 19: each run of a row is handed the same key, a greater epoch, and the number of its attempt. A crash is an attempt
@@ -121,14 +121,14 @@ async fn row_19_each_run_is_handed_its_attempt_the_same_key_and_a_greater_epoch(
             running.run(1, handler).await.unwrap();
         });
         for attempt in attempts {
-            let run = timeout(LONG, runs.recv()).await.unwrap().unwrap();
+            let run = within(LONG, "not ended", runs.recv()).await.unwrap();
             assert_eq!((run.0, &run.1), (Some(attempt), &key), "{mode:?}");
             assert!(run.2 > epoch, "{mode:?}: epoch {} after {epoch}", run.2);
             epoch = run.2;
         }
         until(&mut observer, "SELECT status = 'done' FROM job").await;
-        timeout(LONG, claimer.close()).await.unwrap().unwrap();
-        timeout(LONG, running).await.unwrap().unwrap();
+        within(LONG, "not ended", claimer.close()).await.unwrap();
+        within(LONG, "not ended", running).await.unwrap();
     }
 }
 
@@ -173,7 +173,7 @@ async fn row_88_who_settled_a_row_stays_known() {
         assert_ne!(owner, first);
         let settled = text(&mut observer, "SELECT status || ' ' || settled_by FROM job").await;
         assert_eq!(settled, format!("done second {owner}"), "{mode:?}");
-        timeout(LONG, claimer.close()).await.unwrap().unwrap();
+        within(LONG, "not ended", claimer.close()).await.unwrap();
     }
 }
 
@@ -261,6 +261,6 @@ async fn row_89_a_second_run_corrects_what_the_first_has_left() {
         assert!(!elsewhere.put(&key, first, "d").await);
         assert_eq!(elsewhere.parts(&key).await, "b c x", "{mode:?}: as of one whole run");
         assert_eq!(text(&mut observer, "SELECT status FROM job").await, "done");
-        timeout(LONG, claimer.close()).await.unwrap().unwrap();
+        within(LONG, "not ended", claimer.close()).await.unwrap();
     }
 }

@@ -9,6 +9,7 @@ use leasehold_claim::{
 };
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
+use test_bounds::within;
 use test_servers::{Cluster, Database, fresh_database};
 
 /// Only a broken server needs this long.
@@ -154,7 +155,7 @@ pub async fn settle(claims: &PgClaims, claim: &ClaimRef, outcome: Outcome) -> Re
 
 /// Runs `work` with a bound that only a fault reaches.
 pub async fn bounded<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, work).await.unwrap_or_else(|_| panic!("not done within {LONG:?}"))
+    within(LONG, "not done", work).await
 }
 
 /// Waits until `count` sessions of this database wait for a lock.

@@ -11,6 +11,7 @@ use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{
     ClaimError, ClaimSpec, ClaimStore as _, IdType, Outcome, PgClaims, States, Table, Take, Unmet,
 };
+use test_bounds::within;
 use tokio::time::timeout;
 
 async fn made() -> (test_servers::Database, PgPool, ClaimSpec) {
@@ -101,7 +102,7 @@ async fn row_5_of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicat
             .collect();
         let mut made = 0;
         for answer in tries {
-            made += usize::from(timeout(LONG, answer).await.unwrap().unwrap().is_some());
+            made += usize::from(within(LONG, "not ended", answer).await.unwrap().is_some());
         }
         assert_eq!(made, rows);
         let count = format!("SELECT count(*)::text FROM request WHERE kind = '{kind}'");
@@ -145,7 +146,7 @@ async fn row_6_row_and_wake_up_are_one_hand_off() {
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request").await, "0");
     // Had the rollback woken anybody, that would come before this.
     run(&pool, &format!("SELECT pg_notify('{}', 'marker')", spec.channel())).await;
-    assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "marker");
+    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "marker");
 
     let mut tx = connection.begin().await.unwrap();
     let id = record(&mut tx, "create", 1, Some(r#"{"a": 1}"#)).await.unwrap().unwrap();
@@ -153,12 +154,12 @@ async fn row_6_row_and_wake_up_are_one_hand_off() {
     record(&mut tx, "update", 1, None).await.unwrap().unwrap();
     assert!(timeout(Duration::from_millis(50), listener.recv()).await.is_err(), "not before the commit");
     tx.commit().await.unwrap();
-    assert_eq!(timeout(LONG, listener.recv()).await.unwrap().unwrap().payload(), "");
+    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "");
     let document = format!("SELECT document::text FROM request WHERE id = {id}");
     assert_eq!(text(&pool, &document).await, r#"{"a": 1}"#);
 
     record(&mut connection, "create", 2, None).await.unwrap().unwrap();
-    timeout(LONG, listener.recv()).await.unwrap().expect("without a transaction, at once");
+    within(LONG, "not ended", listener.recv()).await.expect("without a transaction, at once");
 }
 
 /// row 7: names that need quoting, kinds too, in a table with a long name, whose channel workers listen on.
@@ -198,7 +199,7 @@ async fn kinds_and_names_may_be_anything() {
     run(&mut *tx, &insert).await;
     claims.notify(&mut tx).await.unwrap();
     tx.commit().await.unwrap();
-    timeout(LONG, listener.woken()).await.unwrap().unwrap();
+    within(LONG, "not ended", listener.woken()).await.unwrap();
     for kind in ["o'pen\\", "change"] {
         let taken = claims.take(&Take::up_to(9)).await.unwrap();
         assert_eq!(taken.claims.len(), 1);

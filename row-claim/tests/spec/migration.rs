@@ -8,7 +8,8 @@ use crate::common::*;
 use leasehold_claim::sqlx::postgres::PgPoolOptions;
 use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{ClaimError, ClaimSpec, IdType, States, Table};
-use tokio::time::{Instant, timeout};
+use test_bounds::{Bound, within};
+use tokio::time::timeout;
 
 /// Everything about the tables of a database that a migration may change.
 async fn picture(pool: &PgPool) -> Vec<String> {
@@ -58,11 +59,11 @@ async fn row_46_a_live_table_is_migrated_by_several_at_once() {
         })
         .collect();
     for apply in applied {
-        timeout(LONG, apply).await.unwrap().unwrap().unwrap();
+        within(LONG, "not ended", apply).await.unwrap().unwrap();
     }
     stop.store(true, Ordering::SeqCst);
     for writer in writers {
-        timeout(LONG, writer).await.unwrap().expect("no write failed meanwhile");
+        within(LONG, "not ended", writer).await.expect("no write failed meanwhile");
     }
     let written = written.load(Ordering::SeqCst);
     assert!(written > 0, "there was traffic");
@@ -97,9 +98,9 @@ async fn row_46_writers_go_on_while_the_migration_waits_for_a_long_transaction()
         tokio::spawn(async move { migration.apply(&pool).await })
     };
     let waiting = "SELECT count(*)::text FROM pg_locks WHERE relation = 'request'::regclass AND NOT granted";
-    let until = Instant::now() + LONG;
+    let until = Bound::new(LONG);
     while text(&pool, waiting).await == "0" {
-        assert!(Instant::now() < until, "the migration has come to the table");
+        until.check("the migration has not come to the table");
         tokio::task::yield_now().await;
     }
     // Much longer than a statement of the migration may wait, much shorter than the transaction lasts.
@@ -108,7 +109,7 @@ async fn row_46_writers_go_on_while_the_migration_waits_for_a_long_transaction()
     run(&mut writer, "INSERT INTO request (document) VALUES ('c')").await;
     assert!(!apply.is_finished());
     holder.commit().await.unwrap();
-    timeout(LONG, apply).await.unwrap().unwrap().unwrap();
+    within(LONG, "not ended", apply).await.unwrap().unwrap();
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request WHERE epoch = 0").await, "2");
 }
 

@@ -5,8 +5,8 @@ use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{
     ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Finding, Outcome, PgClaims, States, Table, Take,
 };
+use test_bounds::within;
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions};
-use tokio::time::timeout;
 
 const TRIGGERS: &str = "SELECT count(*)::text FROM pg_trigger WHERE NOT tgisinternal";
 const FUNCTIONS: &str = "SELECT count(*)::text FROM pg_proc WHERE prorettype = 'trigger'::regtype \
@@ -34,7 +34,7 @@ async fn hearer(url: &str, spec: &ClaimSpec) -> PgListener {
 }
 
 async fn heard(hearer: &mut PgListener) -> String {
-    timeout(LONG, hearer.recv()).await.unwrap().unwrap().payload().to_owned()
+    within(LONG, "not ended", hearer.recv()).await.unwrap().payload().to_owned()
 }
 
 async fn mark(pool: &PgPool, spec: &ClaimSpec) {
@@ -42,7 +42,7 @@ async fn mark(pool: &PgPool, spec: &ClaimSpec) {
 }
 
 async fn knows(claims: &PgClaims) -> bool {
-    timeout(LONG, claims.listen()).await.unwrap().unwrap().announces()
+    within(LONG, "not ended", claims.listen()).await.unwrap().announces()
 }
 
 /// Once for each transaction that inserts, with its commit; nothing else is announced.
@@ -274,7 +274,7 @@ async fn row_07_a_listener_knows_from_the_start_that_inserts_are_announced() {
     let mut wake = claims.listen().await.unwrap();
     assert!(!wake.announces(), "there is none");
     claims.notify(&mut pool.acquire().await.unwrap()).await.unwrap();
-    timeout(LONG, wake.woken()).await.unwrap().unwrap();
+    within(LONG, "not ended", wake.woken()).await.unwrap();
     assert!(wake.announces());
 }
 
@@ -289,10 +289,10 @@ async fn row_07_what_a_listener_sends_itself_is_no_news_to_others() {
     assert!(knows(&PgClaims::new(pool.clone(), spec.clone())).await);
     assert!(heard(&mut hearer).await.starts_with("leasehold echo "), "others were told");
     run(&pool, &format!("SELECT pg_notify('{}', 'returned')", spec.channel())).await;
-    timeout(LONG, wake.woken()).await.unwrap().unwrap();
+    within(LONG, "not ended", wake.woken()).await.unwrap();
     assert!(!wake.announces());
     run(&pool, "INSERT INTO request (document) VALUES ('d')").await;
-    timeout(LONG, wake.woken()).await.unwrap().unwrap();
+    within(LONG, "not ended", wake.woken()).await.unwrap();
     assert!(wake.announces(), "the second time it was woken it was for the row");
 }
 
@@ -329,10 +329,10 @@ async fn a_busy_pool_does_not_keep_a_listener_from_listening() {
     let spec = migrated(&pool, request()).await;
     let one = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
     let busy = one.acquire().await.unwrap();
-    let mut wake = timeout(LONG, PgClaims::new(one.clone(), spec).listen()).await.unwrap().unwrap();
+    let mut wake = within(LONG, "not ended", PgClaims::new(one.clone(), spec).listen()).await.unwrap();
     assert!(!wake.announces());
     run(&pool, "INSERT INTO request (document) VALUES ('d')").await;
-    timeout(LONG, wake.woken()).await.unwrap().unwrap();
+    within(LONG, "not ended", wake.woken()).await.unwrap();
     assert!(wake.announces());
     drop(busy);
 }

@@ -15,6 +15,7 @@ use leasehold_claim::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use test_bounds::Bound;
 
 const WORKERS: usize = 3;
 const ENTITIES: [&str; 3] = ["a", "b", "c"];
@@ -349,7 +350,7 @@ impl World<'_> {
         }
         self.sweep(1000).await;
         assert!(bounded(self.bench.client().taken(10)).await.unwrap().is_empty(), "nobody has anything");
-        let deadline = tokio::time::Instant::now() + LONG;
+        let deadline = Bound::new(LONG);
         loop {
             let taken = self.bench.take(100).await;
             if taken.is_empty() {
@@ -357,7 +358,7 @@ impl World<'_> {
                 if !self.bench.is_pending().await {
                     break;
                 }
-                assert!(tokio::time::Instant::now() < deadline, "rows stay locked");
+                deadline.check("rows stay locked");
                 pause().await;
             }
             for claimed in taken {

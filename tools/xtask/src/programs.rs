@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::again::{self, Failure};
+use crate::machine::{Machine, Watch};
 use crate::step::{self, Outcome};
 
 /// Where the suites of stores, and that of claims, are mounted.
@@ -42,15 +44,44 @@ impl Program {
     }
 }
 
-/// What a program has said, and how it ended.
+/// Whether tests that were late while other programs used the machine are run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Late {
+    RunAgain,
+    Failed,
+}
+
+/// What a program has said, how it ended, and what the machine did while it ran.
 struct Ended<'a> {
     program: &'a Program,
     outcome: Outcome<Said>,
+    machine: Machine,
+}
+
+/// Tests that failed by nothing but bounds in real time, on a machine that others used.
+struct Doubtful<'a> {
+    program: &'a Program,
+    failures: Vec<Failure>,
+    machine: Machine,
 }
 
 struct Said {
     text: String,
     succeeded: bool,
+}
+
+impl Said {
+    /// Returns the failed tests, if there are some and each has failed by bounds in real time alone.
+    fn only_late(&self) -> Option<Vec<Failure>> {
+        let failures = again::failures(&self.text);
+        let failed = self
+            .text
+            .lines()
+            .filter(|line| line.starts_with("test ") && line.ends_with(" ... FAILED"))
+            .count();
+        let is_all = !failures.is_empty() && failures.len() == failed;
+        (is_all && failures.iter().all(|failure| failure.late.is_some())).then_some(failures)
+    }
 }
 
 /// Builds the tests that `cargo test` would run with these arguments, those in the documentation excepted.
@@ -79,45 +110,53 @@ pub(crate) fn suites(programs: &[Program]) -> Vec<Program> {
     programs.iter().filter(on_postgres).cloned().collect()
 }
 
-/// Runs all of them, also after one has failed, with `options` for each. Answers how many tests have passed.
+/// Runs all of them, also after one has failed, with `options` for each. Returns how many tests have passed.
 pub(crate) fn run(
     what: &str,
     programs: &[Program],
     options: &[&str],
     variables: &[(&str, &str)],
+    late: Late,
 ) -> Outcome<u64> {
     step::announce(what);
     if programs.is_empty() {
         return Err(format!("failed: {what}: there are no tests"));
     }
     let start = Instant::now();
+    let watch = Watch::start();
     let queue = Mutex::new(programs.iter());
     let (tell, told) = mpsc::channel();
-    let (mut passed, mut failed) = (0, Vec::new());
+    let (mut passed, mut failed, mut doubtful) = (0, Vec::new(), Vec::new());
     thread::scope(|scope| {
         for _ in 0..step::processors() {
-            let (queue, tell) = (&queue, tell.clone());
+            let (queue, tell, watch) = (&queue, tell.clone(), &watch);
             scope.spawn(move || {
                 let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(program) = next() {
                     // Who does not end can be told by this.
                     println!("     Running {} ({})", program.name, program.executable.display());
+                    let begun = Instant::now();
                     let outcome = said(program, options, variables);
-                    if tell.send(Ended { program, outcome }).is_err() {
+                    let machine = watch.since(begun);
+                    if tell.send(Ended { program, outcome, machine }).is_err() {
                         return;
                     }
                 }
             });
         }
         drop(tell);
-        for Ended { program, outcome } in told {
+        for Ended { program, outcome, machine } in told {
             println!("\n-- {}", program.name);
             match outcome {
                 Ok(said) => {
                     print!("{}", said.text);
                     passed += said.text.lines().map(step::passed_in).sum::<u64>();
-                    if !said.succeeded {
-                        failed.push(program);
+                    match said.only_late() {
+                        _ if said.succeeded => {}
+                        Some(failures) if late == Late::RunAgain && machine.is_shared() => {
+                            doubtful.push(Doubtful { program, failures, machine });
+                        }
+                        _ => failed.push(program),
                     }
                 }
                 Err(message) => {
@@ -127,11 +166,43 @@ pub(crate) fn run(
             }
         }
     });
+    for late in doubtful {
+        match run_again(&late, variables, &watch) {
+            Some(count) => passed += count,
+            None => failed.push(late.program),
+        }
+    }
     if !failed.is_empty() {
         return Err(repeat(what, &failed, options, variables));
     }
     println!("-- {what}: {passed} passed in {:.0?}", start.elapsed());
     Ok(passed)
+}
+
+/// Runs the late tests of a program again, each alone, and prints how both runs of each ended. Returns how many have
+/// passed, `None` if one failed again.
+fn run_again(late: &Doubtful<'_>, variables: &[(&str, &str)], watch: &Watch) -> Option<u64> {
+    let mut passed = Some(0);
+    for Failure { test, late: bound } in &late.failures {
+        let begun = Instant::now();
+        let outcome = said(late.program, &["--exact", test, "--test-threads", "1"], variables);
+        let alone = watch.since(begun);
+        let bound = bound.as_deref().unwrap_or_default();
+        let is_passed = outcome.as_ref().is_ok_and(|said| said.succeeded);
+        let verdict = if is_passed { "passed" } else { "failed" };
+        println!(
+            "-- run again: {} {test}: {bound} ({}), then {verdict} alone ({alone})",
+            late.program.name, late.machine
+        );
+        match outcome {
+            _ if is_passed => passed = passed.map(|count| count + 1),
+            Ok(Said { text: message, .. }) | Err(message) => {
+                println!("{message}");
+                passed = None;
+            }
+        }
+    }
+    passed
 }
 
 /// The suites of stores come first: last, one of them would leave the other processors nothing to do.
@@ -233,7 +304,7 @@ mod tests {
         let left_behind = of("sleep 60 & echo $!");
         assert!(left_behind.succeeded);
         of(&format!("kill {}", left_behind.text));
-        assert!(run("nothing", &[], &[], &[]).is_err(), "no tests are no success");
+        assert!(run("nothing", &[], &[], &[], Late::Failed).is_err(), "no tests are no success");
         let missing = Program { executable: folder.join("nothing"), ..shell };
         assert!(said(&missing, &[], &[]).is_err());
         fs::remove_dir_all(folder).unwrap();

@@ -1,6 +1,7 @@
 use cookbook::delete::{DeleteError, PAGE, Step, request, step, work_once};
 use cookbook::sql;
 use sqlx::PgPool;
+use test_bounds::within;
 use test_servers::Database;
 
 use crate::support::*;
@@ -27,7 +28,7 @@ async fn project() -> (Database, PgPool) {
 /// Steps until there is nothing to do.
 async fn work_off(pool: &PgPool) {
     let work_off = async { while work_once(pool, 2).await.unwrap() != Step::Idle {} };
-    tokio::time::timeout(LONG, work_off).await.expect("it never ends");
+    within(LONG, "it never ends", work_off).await;
 }
 
 /// Log rows, jobs, tombstones.
@@ -117,7 +118,7 @@ async fn row_80_killed_in_each_step_it_is_completed_by_the_next_worker() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(LONG, gone).await.unwrap();
+        within(LONG, "not ended", gone).await;
         assert_eq!(text(&mut observer, COUNTS).await, before, "killed in step {killed_in}");
         assert_eq!(requested(&db).await, "1 1 1", "tombstone and job are there");
         work_off(&pool).await;

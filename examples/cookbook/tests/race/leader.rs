@@ -7,10 +7,10 @@ use leasehold_api::{Error, ErrorKind, GrantHandle, Lock as _, LockExt as _, Lock
 use leasehold_engine::Engine;
 use leasehold_postgres::PgConfig;
 use leasehold_postgres_ttl::TtlConfig;
+use test_bounds::within;
 use test_servers::{Cluster, Proxy};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use crate::support::{LONG, database};
 
@@ -60,14 +60,14 @@ fn replica(name: &'static str, lock: &Arc<Engine>, events: &UnboundedSender<Even
 }
 
 async fn leads(events: &mut UnboundedReceiver<Event>) -> (&'static str, GrantHandle) {
-    match timeout(LONG, events.recv()).await.unwrap().unwrap() {
+    match within(LONG, "not ended", events.recv()).await.unwrap() {
         Event::Leads(name, handle) => (name, handle),
         event @ Event::Ended(_) => panic!("{event:?}"),
     }
 }
 
 async fn ended(events: &mut UnboundedReceiver<Event>) -> &'static str {
-    match timeout(LONG, events.recv()).await.unwrap().unwrap() {
+    match within(LONG, "not ended", events.recv()).await.unwrap() {
         Event::Ended(name) => name,
         event @ Event::Leads(..) => panic!("{event:?}"),
     }
@@ -118,10 +118,10 @@ async fn leader_that_closes_is_replaced_and_returns() {
     leads(&mut events).await;
     let second = replica("b", &b, &sender);
     a.close().await.unwrap();
-    assert_eq!(timeout(LONG, first).await.unwrap().unwrap().kind(), ErrorKind::Closed);
+    assert_eq!(within(LONG, "not ended", first).await.unwrap().kind(), ErrorKind::Closed);
     let (mut names, mut b_leads) = (Vec::new(), false);
     while !b_leads {
-        match timeout(LONG, events.recv()).await.unwrap().unwrap() {
+        match within(LONG, "not ended", events.recv()).await.unwrap() {
             Event::Leads(name, _) => b_leads = name == "b",
             Event::Ended(name) => names.push(name),
         }
@@ -144,6 +144,6 @@ async fn wrong_a_flag_outlives_the_lease() {
     let other = b.key(key()).acquire().await.unwrap();
     let b_leads = other.validity() == Validity::Valid;
     assert!(a_leads && b_leads, "two leaders");
-    timeout(LONG, guard.lost()).await.unwrap();
+    within(LONG, "not ended", guard.lost()).await;
     assert_eq!(guard.validity(), Validity::Lost, "whoever asks the guard knows");
 }

@@ -6,6 +6,7 @@ use leasehold_postgres::Identifier;
 use leasehold_postgres_advisory::XactLocks;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
+use test_bounds::within;
 use test_servers::Database;
 
 use crate::support::*;
@@ -60,7 +61,7 @@ async fn row_63_90_a_hundred_spends_at_once_take_what_there_is() {
     for lock in all() {
         let (db, pool) = holders(100).await;
         let spends = join_all((0..100).map(|_| spend(&pool, &lock, 1, 10)));
-        let spent = tokio::time::timeout(LONG, spends).await.unwrap();
+        let spent = within(LONG, "not ended", spends).await;
         let succeeded = spent.into_iter().filter(|spent| *spent.as_ref().unwrap()).count();
         assert_eq!((succeeded, balance(&mut db.connect().await).await), (10, 0), "{lock:?}");
     }
@@ -73,7 +74,7 @@ async fn row_63_the_table_lock_lets_readers_pass() {
     let writer_pid = pid(&mut writer).await;
     hold(&mut a, &Locking::Table).await;
     // Would wait for the transaction above, which is ended only afterwards.
-    assert_eq!(tokio::time::timeout(LONG, balance(&mut reader)).await.unwrap(), 100);
+    assert_eq!(within(LONG, "not ended", balance(&mut reader)).await, 100);
     let other = "INSERT INTO entry (holder_id, amount) VALUES (2, 1)";
     while_blocked(&db, writer_pid, run(&mut writer, other), run(&mut a, "COMMIT")).await;
     assert!(spend(&pool, &Locking::Table, 1, 100).await.unwrap());
@@ -86,10 +87,10 @@ async fn row_90_other_holders_go_on() {
         let mut a = db.connect().await;
         hold(&mut a, &lock).await;
         // Would wait for the transaction above, which is ended only afterwards.
-        let other = tokio::time::timeout(LONG, spend(&pool, &lock, 2, 10)).await.unwrap();
+        let other = within(LONG, "not ended", spend(&pool, &lock, 2, 10)).await;
         assert!(other.unwrap(), "{lock:?}");
         let deposit = "INSERT INTO entry (holder_id, amount) VALUES (1, 5)";
-        tokio::time::timeout(LONG, run(&mut db.connect().await, deposit)).await.unwrap();
+        within(LONG, "not ended", run(&mut db.connect().await, deposit)).await;
         run(&mut a, "ROLLBACK").await;
     }
 }
@@ -127,7 +128,7 @@ async fn trap_11_every_way_out_frees_the_lock() {
         assert!(futures_util::poll!(&mut dropped).is_pending());
         drop(dropped);
         run(&mut a, "COMMIT").await;
-        let spent = tokio::time::timeout(LONG, spend(&pool, &lock, 1, 10)).await.unwrap();
+        let spent = within(LONG, "not ended", spend(&pool, &lock, 1, 10)).await;
         assert!(spent.unwrap(), "{lock:?}");
     }
     // By hand, an early return leaves a session lock with the pool's connection.

@@ -11,8 +11,8 @@ use leasehold_memory::{ClientSetup, MemoryStore};
 use leasehold_postgres::PgConfig;
 use leasehold_postgres_advisory::AdvisoryConfig;
 use leasehold_postgres_ttl::TtlConfig;
+use test_bounds::within;
 use tokio::sync::Notify;
-use tokio::time::timeout;
 
 use crate::support::*;
 
@@ -138,7 +138,7 @@ async fn row_49_a_holder_paused_before_it_writes_is_refused() {
         slow.goes_on.notify_one();
     };
     let late = async { tokio::join!(update_fenced(&slow, "report", paused, add("paused ")), overtaking).0 };
-    let late = timeout(LONG, late).await.unwrap();
+    let late = within(LONG, "not ended", late).await;
     assert!(matches!(late, Err(FencedError::Superseded)), "{late:?}");
     assert_eq!(bucket.body(), "next ");
 }
@@ -154,7 +154,7 @@ async fn row_49_a_newer_holder_computes_again_what_an_older_one_has_changed() {
         slow.goes_on.notify_one();
     };
     let both = async { tokio::join!(update_fenced(&slow, "report", newer, add("newer ")), late).0 };
-    timeout(LONG, both).await.unwrap().unwrap();
+    within(LONG, "not ended", both).await.unwrap();
     assert_eq!(bucket.body(), "older newer ", "nothing is lost");
     assert_eq!(bucket.read("report").unwrap().token, Some(newer));
 }
@@ -197,7 +197,7 @@ async fn row_49_losing_the_connection_stops_the_body_between_two_effects() {
             std::future::pending::<()>().await;
         }
     };
-    let stopped = timeout(LONG, each_while_held(&lock, &key, 1..=5, charge)).await.unwrap();
+    let stopped = within(LONG, "not ended", each_while_held(&lock, &key, 1..=5, charge)).await;
     assert!(matches!(stopped, Err(RunError::Stopped(_))), "{stopped:?}");
     assert_eq!(charged.load(Ordering::Relaxed), 2, "and no third");
     let guard = lock.key(key).wait(LONG).acquire().await.unwrap();
@@ -215,7 +215,7 @@ async fn row_49_a_step_that_does_not_await_is_the_last_one_of_a_lost_lease() {
         store.advance(Duration::from_secs(3600));
     };
     let key = LockKey::new("charge").unwrap();
-    let stopped = timeout(LONG, each_while_held(&client.lock, &key, 1..=5, charge)).await.unwrap();
+    let stopped = within(LONG, "not ended", each_while_held(&client.lock, &key, 1..=5, charge)).await;
     assert!(matches!(stopped, Err(RunError::Stopped(_))), "{stopped:?}");
     assert_eq!(charged.load(Ordering::Relaxed), 1);
 }

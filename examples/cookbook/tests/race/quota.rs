@@ -5,6 +5,7 @@ use cookbook::sql;
 use futures_util::future::join_all;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use test_bounds::within;
 use test_servers::Database;
 
 use crate::support::*;
@@ -64,9 +65,7 @@ async fn row_75_concurrent_changes_end_right() {
         })
     });
     let (archived, created) =
-        tokio::time::timeout(LONG, async { tokio::join!(join_all(archives), join_all(creations)) })
-            .await
-            .unwrap();
+        within(LONG, "not ended", async { tokio::join!(join_all(archives), join_all(creations)) }).await;
     assert!(archived.iter().chain(&created).all(Result::is_ok), "{archived:?} {created:?}");
     let right = "SELECT count(*) || ' ' || count(*) FILTER (WHERE over_quota = (place > 5)) FROM (
         SELECT over_quota, row_number() OVER (ORDER BY created_at, id) AS place
@@ -160,7 +159,7 @@ async fn row_75_wrong_for_update_blocks_inserts() {
     run(&mut a, "BEGIN").await;
     lock(&mut a).await;
     // Would wait for the transaction above, which is ended only afterwards.
-    tokio::time::timeout(LONG, run(&mut b, insert)).await.unwrap();
+    within(LONG, "not ended", run(&mut b, insert)).await;
     run(&mut a, "ROLLBACK").await;
 }
 
@@ -204,7 +203,7 @@ async fn row_76_a_mark_that_comes_meanwhile_stays() {
     run(&mut b, "UPDATE project SET archived_at = clock_timestamp() WHERE id = 1").await;
     mark(&mut b, 1).await.unwrap();
     // Would wait for the transaction above, which is ended only afterwards.
-    let busy = tokio::time::timeout(LONG, reconcile_one(&pool)).await.unwrap();
+    let busy = within(LONG, "not ended", reconcile_one(&pool)).await;
     assert_eq!(busy.unwrap(), None, "this owner is being reconciled");
     run(&mut a, "COMMIT").await;
     assert_eq!(text(&mut a, FLAGS).await, "2!", "as it was computed");
@@ -225,7 +224,7 @@ async fn row_76_a_mark_that_comes_meanwhile_stays() {
             }
         }
     };
-    assert_eq!(tokio::time::timeout(LONG, again).await.unwrap().marks, 1);
+    assert_eq!(within(LONG, "not ended", again).await.marks, 1);
 }
 
 #[tokio::test]
@@ -245,7 +244,7 @@ async fn row_76_reconcilers_share_the_owners() {
         }
         done
     });
-    let all = tokio::time::timeout(LONG, join_all(reconcilers)).await.unwrap();
+    let all = within(LONG, "not ended", join_all(reconcilers)).await;
     let mut owners: Vec<_> = all.concat().into_iter().filter(|one| one.marks > 0).collect();
     owners.sort_by_key(|one| one.owner);
     assert_eq!(owners.len(), 20, "each owner once: {owners:?}");

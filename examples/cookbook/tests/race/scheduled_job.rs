@@ -10,6 +10,7 @@ use leasehold_api::{
 };
 use leasehold_postgres::PgConfig;
 use leasehold_postgres_ttl::TtlConfig;
+use test_bounds::within;
 use test_servers::Database;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -55,7 +56,7 @@ impl Record {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(LONG, enough).await.expect("they do not fire");
+        within(LONG, "they do not fire", enough).await;
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
-use tokio::time::timeout;
 
 /// Only a broken server needs this long.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
@@ -52,7 +52,7 @@ pub(crate) async fn while_blocked<T, U>(
         }
         then.await
     };
-    timeout(LONG, async { tokio::join!(blocked, release) }).await.expect("never blocked, or never let go")
+    within(LONG, "never blocked, or never let go", async { tokio::join!(blocked, release) }).await
 }
 
 /// The SQLSTATE of an error of the server.
@@ -71,5 +71,5 @@ pub(crate) async fn at_once<T>(
         sessions.push(PgConnection::connect(database.url()).await.unwrap());
     }
     let all = sessions.iter_mut().enumerate().map(|(at, session)| work(at, session));
-    timeout(LONG, futures_util::future::join_all(all)).await.expect("not done in time")
+    within(LONG, "not done in time", futures_util::future::join_all(all)).await
 }

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use cookbook::transaction::begin;
 use sqlx::postgres::PgPoolOptions;
+use test_bounds::within;
 
 use crate::support::*;
 
@@ -19,7 +20,7 @@ async fn a_dropped_begin_leaves_no_connection_in_a_transaction() {
             tokio::time::sleep(Duration::from_micros(polls)).await;
         }
         drop(begun);
-        let mut connection = tokio::time::timeout(LONG, pool.acquire()).await.unwrap().unwrap();
+        let mut connection = within(LONG, "not ended", pool.acquire()).await.unwrap();
         let outside = attempt(&mut connection, "SAVEPOINT inside").await;
         assert_eq!(state(&outside.unwrap_err()), "25P01", "after {polls}");
     }

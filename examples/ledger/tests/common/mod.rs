@@ -14,8 +14,8 @@ use hyper_util::rt::TokioExecutor;
 use ledger::{Mode, Options, Running};
 use serde_json::Value;
 use sqlx::{Connection as _, Executor as _, PgConnection};
+use test_bounds::within;
 use test_servers::Database;
-use tokio::time::timeout;
 
 /// Only a broken program needs this long.
 pub const LONG: Duration = Duration::from_secs(600);
@@ -27,7 +27,7 @@ pub async fn service(database: Option<&Database>, mode: Mode, load: bool) -> Run
     options.mode = Some(mode);
     options.load = load;
     options.wait = LONG;
-    timeout(LONG, ledger::start(options)).await.expect("does not start").unwrap()
+    within(LONG, "does not start", ledger::start(options)).await.unwrap()
 }
 
 #[derive(Clone)]
@@ -69,7 +69,7 @@ impl Browser {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(LONG, look).await.unwrap_or_else(|_| panic!("never {what}"))
+        within(LONG, format!("never {what}"), look).await
     }
 
     pub async fn spend(&self, holder: &str, amount: u32) -> StatusCode {
@@ -90,7 +90,7 @@ impl Browser {
     }
 
     async fn send(&self, request: Request<Body>) -> Response<Body> {
-        let response = timeout(LONG, self.http.request(request)).await.expect("no answer").unwrap();
+        let response = within(LONG, "no answer", self.http.request(request)).await.unwrap();
         response.map(Body::new)
     }
 
@@ -124,7 +124,7 @@ impl Gate {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(LONG, look).await.unwrap_or_else(|_| panic!("never {count} at the gate"));
+        within(LONG, format!("never {count} at the gate"), look).await;
     }
 
     pub async fn waiting(&mut self) -> i64 {

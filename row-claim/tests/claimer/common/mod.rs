@@ -22,10 +22,7 @@ use tokio::sync::watch;
 pub const BOUND: Duration = Duration::from_secs(60);
 
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(BOUND, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what} took longer than {BOUND:?}"),
-    }
+    test_bounds::within(BOUND, format!("still not: {what}"), future).await
 }
 
 /// Waits until `is_so`, by looking.

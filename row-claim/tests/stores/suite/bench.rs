@@ -9,7 +9,8 @@ use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimed, HoldStore, IdType, Outcome,
     RowId, RowKey, Settled, State, States, Swept, Table, Take, Taken,
 };
-use tokio::time::{sleep, timeout};
+use test_bounds::within;
+use tokio::time::sleep;
 
 use super::LONG;
 
@@ -434,7 +435,7 @@ pub fn without(claim: &ClaimRef, row: &RowKey) -> ClaimRef {
 
 /// Nothing may hang.
 pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
-    timeout(LONG, future).await.expect("no answer in time")
+    within(LONG, "no answer in time", future).await
 }
 
 /// Lets others work, for a moment.
@@ -449,7 +450,7 @@ pub async fn until<F: Future<Output = bool>>(mut look: impl FnMut() -> F) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, looking).await.expect("it never came to be");
+    within(LONG, "it never came to be", looking).await;
 }
 
 pub fn is_superseded(answer: &Result<Settled, ClaimError>) -> bool {

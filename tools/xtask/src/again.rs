@@ -1,0 +1,107 @@
+//! Tests that were late on a busy machine are run again alone. A test that failed in another way never is.
+
+use test_bounds::MARK;
+
+/// A test that failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) test: String,
+    /// The bound in real time that the test passed, if that is all that went wrong.
+    pub(crate) late: Option<String>,
+}
+
+/// How the message of a panic reads whose payload is no text, such as a [`test_bounds::BoundPassed`].
+const NO_TEXT: &str = "Box<dyn Any>";
+
+/// Returns the failed tests in the output of a test program.
+pub(crate) fn failures(output: &str) -> Vec<Failure> {
+    let mut failures: Vec<(&str, Vec<&str>)> = Vec::new();
+    let mut is_inside = false;
+    for line in output.lines() {
+        if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            failures.push((test, Vec::new()));
+            is_inside = true;
+        } else if line == "failures:" {
+            is_inside = false;
+        } else if let (true, Some((_, lines))) = (is_inside, failures.last_mut()) {
+            lines.push(line);
+        }
+    }
+    failures.into_iter().map(|(test, lines)| Failure { test: test.to_owned(), late: late(&lines) }).collect()
+}
+
+/// Returns the first bound that passed, if each panic of the test is that of such a bound.
+fn late(lines: &[&str]) -> Option<String> {
+    let is_panic = |at: &usize| lines[*at].starts_with("thread '") && lines[*at].contains(" panicked at ");
+    let panics: Vec<usize> = (0..lines.len()).filter(is_panic).collect();
+    let bounds: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix(MARK)).collect();
+    let is_bound = |at: &usize| lines.get(at + 1) == Some(&NO_TEXT);
+    let is_all = !panics.is_empty() && panics.iter().all(is_bound) && bounds.len() == panics.len();
+    is_all.then(|| bounds[0].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "
+running 3 tests
+test a ... FAILED
+test b ... FAILED
+test c ... ok
+
+failures:
+
+---- a stdout ----
+bound in real time passed: not granted within 60s
+
+thread 'a' (71) panicked at tests/a.rs:7:5:
+Box<dyn Any>
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+
+---- b::c stdout ----
+bound in real time passed: not granted within 60s
+
+thread 'b::c' (72) panicked at tests/a.rs:7:5:
+Box<dyn Any>
+
+thread 'b::c' (72) panicked at tests/a.rs:9:5:
+two holders
+
+failures:
+    a
+    b::c
+
+test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+";
+
+    #[test]
+    fn a_test_is_late_if_nothing_but_a_bound_has_failed() {
+        let late =
+            |test: &str, late: Option<&str>| Failure { test: test.to_owned(), late: late.map(str::to_owned) };
+        assert_eq!(failures(OUTPUT), [late("a", Some("not granted within 60s")), late("b::c", None)]);
+        let said = OUTPUT.replace("Box<dyn Any>", "assertion failed");
+        assert!(failures(&said).iter().all(|failure| failure.late.is_none()), "a line of text is no bound");
+        assert_eq!(failures("error: the process was killed"), []);
+    }
+
+    /// Passes, unless [`a_bound_that_really_passes_is_recognised`] runs it in a process of its own.
+    #[test]
+    fn passes_a_bound_if_wanted() {
+        if std::env::var_os(WANTED).is_some() {
+            test_bounds::Bound::new(std::time::Duration::ZERO).check("not granted");
+        }
+    }
+
+    const WANTED: &str = "XTASK_TEST_PASSES_A_BOUND";
+
+    #[test]
+    fn a_bound_that_really_passes_is_recognised() {
+        let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "again::tests::passes_a_bound_if_wanted";
+        let output = program.args(["--exact", name]).env(WANTED, "").output().unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        let late = Some("not granted within 0ns".to_owned());
+        assert_eq!(failures(&output), [Failure { test: name.to_owned(), late }], "{output}");
+    }
+}
