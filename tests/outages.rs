@@ -13,7 +13,7 @@ use leasehold::postgres_advisory::{AdvisoryConfig, XactConfig};
 use leasehold::postgres_row::RowConfig;
 use leasehold::postgres_ttl::TtlConfig;
 use leasehold::{Error, Lock as _, LockExt as _, LockGuard, Validity};
-use test_bounds::Bound;
+use test_bounds::{Bound, within};
 use test_servers::{Cluster, ClusterOptions, StopMode};
 use tokio::task::JoinHandle;
 
@@ -86,8 +86,8 @@ async fn granted(scene: Scene) {
             }
         }
     }
-    let guard = tokio::time::timeout(SOON, waiter).await;
-    let guard = guard.unwrap_or_else(|_| panic!("{store}: the waiter was not granted")).unwrap();
+    let guard = within(SOON, format!("{store}: the waiter was not granted"), waiter).await;
+    let guard = guard.unwrap();
     let guard = guard.unwrap_or_else(|error| panic!("{store}: the waiter did not outlive it: {error}"));
     // An answer that was long on its way leaves it in doubt until the hold is confirmed; never lost.
     until(store, "it is valid", || guard.validity() == Validity::Valid).await;

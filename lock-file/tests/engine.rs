@@ -83,9 +83,8 @@ async fn a_removed_directory_is_a_loss() {
     let mut lost = guard.lost();
     assert!(timeout(Duration::ZERO, &mut lost).await.is_err());
     std::fs::remove_dir_all(dir.path().join("store")).unwrap();
-    let started = Instant::now();
-    assert_eq!(within(LONG, "not ended", lost).await, LossReason::Gone);
-    assert!(started.elapsed() < lock.capabilities().loss_detection);
+    let bound = lock.capabilities().loss_detection;
+    assert_eq!(within(bound, "not noticed", lost).await, LossReason::Gone);
     assert_eq!(guard.validity(), Validity::Lost);
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
     lock.key("k").acquire().await.unwrap().release().await.unwrap();
@@ -113,9 +112,7 @@ async fn dropped_waits_and_guards_leave_the_key_free() {
         drop(guard);
         drop(waiting.await);
     }
-    let started = Instant::now();
-    let guard = within(LONG, "not ended", a.key("k").wait_forever().acquire()).await.unwrap();
-    assert!(started.elapsed() < bound, "{:?}", started.elapsed());
+    let guard = within(bound, "not undone", a.key("k").wait_forever().acquire()).await.unwrap();
     guard.release().await.unwrap();
 }
 

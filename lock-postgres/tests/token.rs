@@ -8,6 +8,7 @@ use leasehold_api::ErrorKind;
 use leasehold_postgres::token::mark_incarnation;
 use leasehold_postgres::{Identifier, schema};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, raw_sql};
+use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Database, Signal, Standby, StopMode, fresh_database};
 
 const JUMP: i64 = 1 << 32;
@@ -74,7 +75,7 @@ async fn reconnected(url: &str) -> PgConnection {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), connect).await.expect("the server comes back")
+    within(Duration::from_secs(60), "the server does not come back", connect).await
 }
 
 /// Draws inside a transaction that never ends, as `begin` and fenced work do: the numbers are told and
@@ -292,7 +293,7 @@ async fn a_jump_waits_for_the_end_of_another_and_is_made_if_that_has_failed() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(8), waiting).await.expect("it waits");
+        within(Duration::from_secs(60), "it does not wait", waiting).await;
         raw_sql(end).execute(&mut conn).await.unwrap();
         marking.await.unwrap().unwrap();
         assert_eq!(last(&mut conn).await, before + jumps * JUMP, "{end}");

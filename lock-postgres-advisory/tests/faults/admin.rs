@@ -9,6 +9,7 @@ use leasehold_engine::Engine;
 use leasehold_postgres::{Identifier, PgConfig, schema};
 use leasehold_postgres_advisory::{AdvisoryConfig, Sessions, XactConfig};
 use sqlx::Connection as _;
+use test_bounds::within;
 use test_servers::{Cluster, Database};
 
 async fn list(lock: &Engine) -> Vec<KeyInfo> {
@@ -90,7 +91,7 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
         assert_eq!((hold(&own).holder, hold(&own).token), (Some(guard.holder()), guard.token()));
         assert!(own.named, "{own:?}");
         let lag = lock.capabilities().admin.lag + LONG / 4;
-        let named = tokio::time::timeout(lag, async {
+        let named = within(lag, format!("{lock}: not named"), async {
             loop {
                 let info = list(&looker).await.pop().unwrap();
                 // The row that an earlier holder left names the key, and not who has it now.
@@ -100,7 +101,7 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
                 tokio::time::sleep(ms(20)).await;
             }
         });
-        let info = named.await.unwrap_or_else(|_| panic!("{lock}: not named within {lag:?}"));
+        let info = named.await;
         assert_eq!(info.key.as_str(), "report:7");
         let hold = hold(&info);
         assert_eq!((hold.holder, hold.token), (Some(guard.holder()), guard.token()));

@@ -10,7 +10,6 @@ use leasehold_postgres::sqlx::postgres::PgListener;
 use leasehold_postgres::{Identifier, channel};
 use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, StopMode};
-use tokio::time::timeout;
 
 /// What a child process does: holds a key, and says what it reads when it is told to go on.
 #[test]
@@ -142,7 +141,7 @@ async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     assert!(!waiting.is_finished(), "two holders at once");
     proxy.stall();
     lost_within(&guard, LONG).await;
-    let next = timeout(LIVENESS.server_gives_up + LONG, waiting).await.expect("given up").unwrap().unwrap();
+    let next = within(LIVENESS.server_gives_up + LONG, "not given up", waiting).await.unwrap().unwrap();
     assert!(next.token() > guard.token());
     next.release().await.unwrap();
 }

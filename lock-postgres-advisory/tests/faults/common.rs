@@ -12,7 +12,6 @@ use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use test_bounds::{Bound, within};
 use test_servers::{Cluster, Database};
-use tokio::time::timeout;
 
 /// Only a broken server needs this long.
 pub const LONG: Duration = Duration::from_secs(120);
@@ -116,8 +115,7 @@ pub fn giving_up(lock: &Arc<Engine>, key: &str) -> tokio::task::JoinHandle<Resul
 
 /// Why the guard was lost, which has to be known by then.
 pub async fn lost_within(guard: &LockGuard, limit: Duration) -> LossReason {
-    let lost = timeout(limit, guard.lost()).await;
-    lost.unwrap_or_else(|_| panic!("not lost within {limit:?}: {guard:?}"))
+    within(limit, format!("not lost: {guard:?}"), guard.lost()).await
 }
 
 /// Waits for a condition that nothing announces.

@@ -5,12 +5,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::LONG;
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LockKey, Validity};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_row::{PgConfig, RowConfig};
+use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Proxy, Standby, StopMode};
-
-const LONG: Duration = Duration::from_secs(120);
 
 /// Looks more often than in production, to spare the tests the wait: lost after a second.
 const CONFIRM: Duration = Duration::from_millis(200);
@@ -79,7 +79,7 @@ async fn a_row_that_the_promoted_standby_lacks_is_open_there() {
     let successor = there.key("k").try_acquire().await.unwrap().expect("the standby has never heard of it");
     assert!(successor.token() > guard.token(), "{:?} after {:?}", successor.token(), guard.token());
     let bound = lock.capabilities().loss_detection;
-    tokio::time::timeout(bound, guard.lost()).await.expect("the old holder is told within its bound");
+    within(bound, "the old holder is not told", guard.lost()).await;
     assert!(guard.release().await.is_err());
     assert!(lock.key("k").try_acquire().await.unwrap().is_none(), "the late release freed the successor");
     assert_eq!(successor.validity(), Validity::Valid);

@@ -9,3 +9,6 @@ mod server;
 
 #[path = "../../../lock-postgres/tests/common/windows.rs"]
 mod windows;
+
+/// Only a broken server needs this long.
+const LONG: std::time::Duration = std::time::Duration::from_secs(120);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::LONG;
 use leasehold_api::{
     ErrorKind, HoldState, HolderId, ListQuery, Lock as _, LockExt as _, LockKey, LossReason, Validity,
 };
@@ -10,7 +11,7 @@ use leasehold_postgres::Pooler;
 use leasehold_postgres_row::{PgConfig, RowConfig};
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
-use test_bounds::Bound;
+use test_bounds::{Bound, within};
 use test_servers::{Database, fresh_database};
 
 use crate::windows;
@@ -105,8 +106,8 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
         }
         let said: Vec<Freed> = freed.into_iter().map(Result::unwrap).collect();
         assert_eq!(said, [Freed::new(true), Freed::new(true).waiters(true), Freed::new(false)]);
-        let next = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await;
-        assert_eq!(next.unwrap().unwrap().payload(), "fwaited for");
+        let next = within(LONG, "nothing heard", heard.recv()).await;
+        assert_eq!(next.unwrap().payload(), "fwaited for");
         let shut = sqlx::query_scalar("SELECT key::text FROM leasehold.mutex WHERE acquired");
         let shut: Vec<String> = shut.fetch_all(&mut user).await.unwrap();
         assert_eq!(shut, ["of another"]);
@@ -117,7 +118,7 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
         );
     }
     user.execute(AssertSqlSafe(format!("NOTIFY {}, 'the end'", backend.channel()))).await.unwrap();
-    let last = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
+    let last = within(LONG, "nothing heard", heard.recv()).await.unwrap();
     assert_eq!(last.payload(), "the end", "nobody else was woken");
 }
 
@@ -128,7 +129,7 @@ async fn a_holder_learns_of_a_row_opened_by_hand_when_it_confirms_next() {
     let guard = lock.key("k").acquire().await.unwrap();
     let mut user = database.connect().await;
     user.execute("UPDATE leasehold.mutex SET acquired = false").await.unwrap();
-    let reason = tokio::time::timeout(Duration::from_secs(3), guard.lost()).await.unwrap();
+    let reason = within(LONG, "not lost", guard.lost()).await;
     assert_eq!(reason, LossReason::Gone);
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
 }
@@ -140,7 +141,7 @@ async fn a_holder_is_told_of_a_forced_release_at_once() {
     let (a, b) = (slow.connect().await.unwrap(), slow.connect().await.unwrap());
     let guard = a.key("k").acquire().await.unwrap();
     assert!(b.admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap());
-    let reason = tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.unwrap();
+    let reason = within(LONG, "not told", guard.lost()).await;
     assert_eq!(reason, LossReason::ForcedRelease);
 }
 
@@ -239,8 +240,7 @@ async fn works_where_every_transaction_may_reach_another_session() {
     let waiting = tokio::spawn(async move { waiter.key("k").acquire().await });
     wait_until_marked(&database).await;
     guard.release().await.unwrap();
-    let guard =
-        tokio::time::timeout(pooled.capabilities().handover, waiting).await.unwrap().unwrap().unwrap();
+    let guard = within(pooled.capabilities().handover, "not handed over", waiting).await.unwrap().unwrap();
     assert!(direct.key("k").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
 }
@@ -253,7 +253,7 @@ async fn a_row_that_an_operator_has_locked_holds_up_nobody_else() {
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT 1 FROM leasehold.mutex FOR SHARE").await.unwrap();
     let (stuck, free) = tokio::join!(lock.key("locked").try_acquire(), async {
-        tokio::time::timeout(Duration::from_secs(2), lock.key("free").try_acquire()).await.unwrap()
+        within(LONG, "held up", lock.key("free").try_acquire()).await
     });
     assert!(stuck.unwrap().is_none());
     free.unwrap().unwrap().release().await.unwrap();

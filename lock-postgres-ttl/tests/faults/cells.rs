@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::LONG;
 use leasehold_api::{ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Validity};
 use leasehold_engine::{Attempt, Backend as _, Engine, Request};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_ttl::{LeaseGuardExt as _, PgConfig, TtlBackend, TtlConfig};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
+use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Database, Proxy, Standby, StopMode};
-
-const LONG: Duration = Duration::from_secs(120);
 
 fn config_of(url: &str) -> TtlConfig {
     TtlConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
@@ -88,7 +88,7 @@ async fn a_lease_that_the_promoted_standby_lacks_is_free_there() {
     let successor = there.key("k").try_acquire().await.unwrap().expect("the standby has never heard of it");
     assert!(successor.token() > guard.token(), "{:?} after {:?}", successor.token(), guard.token());
     let bound = lock.capabilities().loss_detection;
-    tokio::time::timeout(bound, guard.lost()).await.expect("the old holder is told within its bound");
+    within(bound, "the old holder is not told", guard.lost()).await;
     assert!(guard.release().await.is_err());
     assert!(lock.key("k").try_acquire().await.unwrap().is_none(), "the late release freed the successor");
     assert_eq!(successor.validity(), Validity::Valid);
@@ -113,7 +113,7 @@ async fn a_clock_that_jumps_forward_ends_leases_early_and_the_token_tells() {
     new.fence(&mut tx).await.unwrap();
     tx.rollback().await.unwrap();
     let bound = a.capabilities().loss_detection;
-    tokio::time::timeout(bound, old.lost()).await.expect("told by its next look");
+    within(bound, "not told by its next look", old.lost()).await;
     assert!(old.release().await.is_err());
     assert!(a.key("k").try_acquire().await.unwrap().is_none(), "the late release freed the successor");
     new.release().await.unwrap();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::LONG;
 use leasehold_api::{
     ErrorKind, HoldState, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Once, Validity,
 };
@@ -10,7 +11,7 @@ use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
 use leasehold_postgres_ttl::PgConfig;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
-use test_bounds::Bound;
+use test_bounds::{Bound, within};
 
 use crate::support::{config, connection, expire, holder, installed, key, request};
 
@@ -94,8 +95,8 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
         assert_eq!(sqlx::query_scalar::<_, i64>(free).fetch_one(&mut user).await.unwrap(), 4);
         let mut woken = Vec::new();
         for _ in 0..2 {
-            let next = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await;
-            woken.push(next.unwrap().unwrap().payload().to_owned());
+            let next = within(LONG, "nothing heard", heard.recv()).await;
+            woken.push(next.unwrap().payload().to_owned());
         }
         woken.sort();
         assert_eq!(woken, ["fended, waited for", "fheld, waited for"]);
@@ -106,7 +107,7 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
         );
     }
     user.execute(AssertSqlSafe(format!("NOTIFY {}, 'the end'", backend.channel()))).await.unwrap();
-    let last = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
+    let last = within(LONG, "nothing heard", heard.recv()).await.unwrap();
     assert_eq!(last.payload(), "the end", "nobody else was woken");
 }
 
@@ -129,7 +130,7 @@ async fn notifies_only_when_somebody_waits() {
     let mut user = connection(&database).await;
     until_marked(&mut user).await;
     guard.release().await.unwrap();
-    let first = tokio::time::timeout(Duration::from_secs(10), heard.recv()).await.unwrap().unwrap();
+    let first = within(LONG, "nothing heard", heard.recv()).await.unwrap();
     assert_eq!(first.payload(), "fk", "the first notification is that of the contended release");
     let (_b, guard) = waiting.await.unwrap().unwrap();
     guard.release().await.unwrap();
@@ -159,7 +160,7 @@ async fn a_notification_hands_over_at_once() {
     let mut user = connection(&database).await;
     until_marked(&mut user).await;
     guard.release().await.unwrap();
-    let (guard, _b) = tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap().unwrap();
+    let (guard, _b) = within(LONG, "not granted", waiting).await.unwrap();
     guard.release().await.unwrap();
 }
 
@@ -179,7 +180,7 @@ async fn hands_over_with_every_notification_lost() {
         until_marked(&mut user).await;
         guard.release().await.unwrap();
         let bound = deaf.capabilities().handover;
-        let guard = tokio::time::timeout(bound, waiting).await.unwrap_or_else(|_| panic!("round {round}"));
+        let guard = within(bound, format!("not granted in round {round}"), waiting).await;
         guard.unwrap().unwrap().release().await.unwrap();
     }
 }
@@ -235,7 +236,7 @@ async fn a_forced_release_is_told_at_once() {
     let guard = a.key("k").acquire().await.unwrap();
     let start = Instant::now();
     assert!(b.admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap());
-    let reason = tokio::time::timeout(Duration::from_secs(4), guard.lost()).await.unwrap();
+    let reason = within(LONG, "not told", guard.lost()).await;
     assert_eq!(reason, LossReason::ForcedRelease, "after {:?}", start.elapsed());
 }
 
@@ -326,7 +327,7 @@ async fn a_row_that_vanishes_is_noticed_long_before_the_next_renewal() {
     let mut user = connection(&database).await;
     user.execute("DELETE FROM leasehold.lease WHERE key = 'k'").await.unwrap();
     let bound = lock.capabilities().loss_detection;
-    let reason = tokio::time::timeout(bound, guard.lost()).await.unwrap();
+    let reason = within(bound, "not noticed", guard.lost()).await;
     assert_eq!(reason, LossReason::Gone);
     assert_eq!(bystander.validity(), Validity::Valid);
     bystander.release().await.unwrap();

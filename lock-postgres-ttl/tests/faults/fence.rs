@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::LONG;
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
 use leasehold_engine::{Attempt, Backend as _, Request};
 use leasehold_postgres_ttl::{LeaseGuardExt as _, PgConfig, TtlConfig};
@@ -13,8 +14,6 @@ use crate::support::{
     Came, config, connection, expire, holder, installed, key, release, renew, renew_early, take, take_all,
     take_free, text, token_of,
 };
-
-const LONG: Duration = Duration::from_secs(120);
 
 /// A transaction that has `fence` on the lease of `key` by holder 1.
 async fn fenced<'c>(user: &'c mut PgConnection, fence: &str, key: &str) -> sqlx::PgTransaction<'c> {

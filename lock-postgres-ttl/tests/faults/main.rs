@@ -18,3 +18,6 @@ mod support;
 mod sql;
 #[path = "../../../lock-postgres/tests/common/windows.rs"]
 mod windows;
+
+/// Only a broken server needs this long.
+const LONG: std::time::Duration = std::time::Duration::from_secs(120);
