@@ -224,6 +224,12 @@ impl<B: Backend> Backend for Disturbed<B> {
         answered.unwrap_or_else(|failure| failure.errors(n))
     }
 
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        let n = holds.len();
+        let call = || self.inner.release_on_new_runtime(holds.clone());
+        self.script.through(Op::Release, call).await.unwrap_or_else(|failure| failure.errors(n))
+    }
+
     fn admin(&self) -> Option<&dyn LockAdmin> {
         self.inner.admin()
     }

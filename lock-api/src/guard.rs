@@ -14,7 +14,8 @@ use crate::loss::Lost;
 use crate::validity::Validity;
 
 /// One grant of one key. Dropping it releases in the background; [`release`](LockGuard::release)
-/// tells whether the lock was held until the end.
+/// tells whether the lock was held until the end. The end of the lock's runtime waits for such releases, up to a second;
+/// `std::process::exit` does not.
 ///
 /// A guard may move to another task or thread and be released there. One that is leaked
 /// (`std::mem::forget`) is held until its lock is closed or its process ends.

@@ -90,6 +90,14 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// store. With one that is [`unused`](HoldRef::unused) its cooldown ends. Repeating it does no harm.
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>>;
 
+    /// As [`release`](Self::release), after the runtime on which this backend has worked has ended: its tasks there and
+    /// their connections are gone, or go next. Called on another runtime with timers and I/O, on which the backend can
+    /// open a new connection, for about a second. [`abort`](Self::abort) follows. Override it if `release` needs a task
+    /// or a connection of the old runtime.
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        self.release(holds).await
+    }
+
     /// The operator's view, if there is one.
     fn admin(&self) -> Option<&dyn LockAdmin> {
         None

@@ -4,12 +4,14 @@
 //! It never awaits the store itself: calls run as tasks of their own on the engine's runtime, so a silent store
 //! delays neither a loss nor the next renewal.
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{Error, LossReason};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -34,6 +36,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// How long a closing engine waits for callers that are not being polled to give up their permits.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
+/// How many keys one warning names.
+const MOST_NAMED: usize = 20;
+
 pub(crate) struct Driver {
     /// Weak: an engine that nobody uses any more is closed.
     shared: Weak<Shared>,
@@ -50,23 +55,36 @@ pub(crate) struct Driver {
     request_timeout: Duration,
     close_limit: Duration,
     calls: JoinSet<Answered>,
-    /// How many of them finish what was abandoned.
-    finishing: usize,
+    /// Those of the calls that finish what was abandoned, by number.
+    finishing: HashMap<u64, Abandoned>,
+    finished: u64,
+    /// Whether the engine's runtime has ended and the driver goes on elsewhere.
+    pub(crate) moved: bool,
     outbox: Outbox,
     waiting: WaitingRenewals,
-    closed: watch::Sender<CloseOutcome>,
+    pub(crate) closed: watch::Sender<CloseOutcome>,
+    /// Dropped with the driver, for [`RuntimeWatch`](crate::outlive::RuntimeWatch), which waits for that.
+    _ends: mpsc::Sender<()>,
 }
+
+/// What is to be freed once the call for it has ended. Shared with that call, which its runtime may never drop nor poll
+/// again.
+type Abandoned = Arc<Mutex<Vec<Freeing>>>;
 
 /// What a call came to.
 enum Answered {
     Renewed(Renewals),
     Freed(Batch, Option<Vec<Result<Freed, Error>>>),
-    /// A call whose caller had gone: what is left to free of it.
-    Finished(Vec<Freeing>),
+    /// A call whose caller had gone: its number, and what is left to free of it.
+    Finished(u64, Vec<Freeing>),
 }
 
 impl Driver {
-    pub(crate) fn new(shared: &Arc<Shared>, closed: watch::Sender<CloseOutcome>) -> Self {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        closed: watch::Sender<CloseOutcome>,
+        ends: mpsc::Sender<()>,
+    ) -> Self {
         Self {
             shared: Arc::downgrade(shared),
             backend: Arc::clone(&shared.backend),
@@ -81,14 +99,18 @@ impl Driver {
             request_timeout: shared.timing.request_timeout,
             close_limit: shared.timing.close,
             calls: JoinSet::new(),
-            finishing: 0,
+            finishing: HashMap::new(),
+            finished: 0,
+            moved: false,
             outbox: Outbox::new(),
             waiting: WaitingRenewals::default(),
             closed,
+            _ends: ends,
         }
     }
 
-    pub(crate) async fn run(mut self) {
+    /// Runs until the engine is closed, or until its runtime has ended.
+    pub(crate) async fn run(&mut self) {
         loop {
             let (schedule, inbox, wake) =
                 (Arc::clone(&self.schedule), Arc::clone(&self.inbox), self.next_wakeup());
@@ -130,7 +152,12 @@ impl Driver {
             self.outbox.add(freeing, now);
         }
         for (call, holds) in told.abandoned {
-            self.finish(call, holds);
+            if self.moved {
+                // The call belongs to the runtime that has ended.
+                holds.into_iter().for_each(|freeing| self.outbox.add(freeing, now));
+            } else {
+                self.finish(call, holds);
+            }
         }
         for (hold, ttl, reply) in told.renew {
             self.renew_for(Queued::new(hold, ttl, reply));
@@ -161,7 +188,10 @@ impl Driver {
     /// also when no answer comes, the release by holder id settles it.
     fn finish(&mut self, call: Call, holds: Vec<Freeing>) {
         self.metrics.count(Event::Undone);
-        self.finishing += 1;
+        self.finished += 1;
+        let number = self.finished;
+        let abandoned = Arc::new(Mutex::new(holds));
+        self.finishing.insert(number, Arc::clone(&abandoned));
         let limit = self.request_timeout;
         let finished = async move {
             // A call that panicked in its caller's hands panics again when it is polled here.
@@ -175,7 +205,7 @@ impl Driver {
                 }
                 Some(freeing)
             };
-            Answered::Finished(holds.into_iter().filter_map(left).collect())
+            Answered::Finished(number, take(&abandoned).into_iter().filter_map(left).collect())
         };
         self.tasks.spawn_into(&mut self.calls, finished);
     }
@@ -187,8 +217,16 @@ impl Driver {
                 self.metrics.count(Event::ReleaseRetry);
             }
             let (backend, limit) = (Arc::clone(&self.backend), self.request_timeout);
+            let moved = self.moved;
             let call = async move {
-                let call = async { timeout(limit, backend.release(holds)).await };
+                let release = async {
+                    if moved {
+                        backend.release_on_new_runtime(holds).await
+                    } else {
+                        backend.release(holds).await
+                    }
+                };
+                let call = async { timeout(limit, release).await };
                 let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
                 Answered::Freed(batch, answers)
             };
@@ -209,12 +247,12 @@ impl Driver {
                 }
             }
             Ok(Answered::Freed(batch, answers)) => self.settle_freed(batch, answers),
-            Ok(Answered::Finished(holds)) => {
-                self.finishing -= 1;
+            Ok(Answered::Finished(number, holds)) => {
+                self.finishing.remove(&number);
                 let now = Instant::now();
                 holds.into_iter().for_each(|freeing| self.outbox.add(freeing, now));
             }
-            // The runtime is going, and its end closes the engine.
+            // The runtime is going: what was under way is taken over when it has ended.
             Err(_) => {}
         }
     }
@@ -246,8 +284,9 @@ impl Driver {
         }
     }
 
-    /// Frees everything, waits for what is under way, and ends the backend, all within the limit.
-    async fn close(mut self) {
+    /// Frees everything, waits for what is under way, and ends the backend, all within the limit. Returns with nothing
+    /// settled if the runtime ends before everything is freed.
+    pub(crate) async fn close(&mut self) {
         self.closing.cancel();
         let backend = Arc::clone(&self.backend);
         let (limit, begun) = (self.close_limit, Instant::now());
@@ -258,22 +297,28 @@ impl Driver {
         }
         self.outbox.begin_closing(begun);
         // A lost answer must leave time to ask again.
-        self.request_timeout = self.request_timeout.min(limit / 4);
-        let gone = self.runtime_gone.clone();
+        self.request_timeout = self.request_timeout.min(limit / if self.moved { 2 } else { 4 });
+        let (gone, moved) = (self.runtime_gone.clone(), self.moved);
         let freed = tokio::select! {
             biased;
-            () = gone.cancelled() => None,
-            freed = timeout(limit - limit / 10, self.free_everything(limit)) => Some(freed),
+            () = gone.cancelled(), if !moved => return,
+            freed = timeout(limit - limit / 10, self.free_everything(limit)) => freed,
         };
         let outcome = match freed {
-            None => Err("its runtime ended before the store confirmed the releases".to_owned()),
-            Some(Ok((0, 0))) => Ok(()),
-            Some(Ok((0, left))) => Err(format!("the store refused to release {left} holds")),
-            Some(Ok((unpolled, _))) => {
+            Ok((0, 0)) => Ok(()),
+            Ok((0, left)) => Err(format!("the store refused to release {left} holds")),
+            Ok((unpolled, _)) => {
                 Err(format!("{unpolled} requests were on their way to the store and nobody polled them"))
             }
-            Some(Err(_)) => Err(format!("the store did not confirm every release within {limit:?}")),
+            Err(_) => Err(format!("the store did not confirm every release within {limit:?}")),
         };
+        self.warn_of_what_is_left();
+        if moved {
+            // Its tasks have ended with their runtime.
+            backend.abort();
+            self.closed.send_replace(Some(outcome.map_err(Arc::from)));
+            return;
+        }
         // The rest of the limit, and a moment in any case.
         let rest = limit.saturating_sub(begun.elapsed()).max(limit / 10);
         // The backend's own timers and tasks are on the engine's runtime; the limit is ours, as its workers may be
@@ -286,9 +331,43 @@ impl Driver {
         self.closed.send_replace(Some(outcome.map_err(Arc::from)));
     }
 
+    /// Whether the store may have something that was released or given up here.
+    pub(crate) fn has_to_free(&self) -> bool {
+        let mut has = !self.outbox.is_empty() || !self.finishing.is_empty() || self.inbox.has_to_undo();
+        self.queues.for_each(|owner| has |= !owner.hold.is_unsent());
+        has && !self.tasks.is_simulated()
+    }
+
+    /// Goes on here after the engine's runtime has ended: releases what is left within `limit`, and closes.
+    pub(crate) async fn outlive(mut self, limit: Duration) {
+        self.moved = true;
+        self.tasks = Tasks::on(Handle::current());
+        while let Some(done) = self.calls.try_join_next() {
+            self.settle_all(done);
+        }
+        self.calls = JoinSet::new();
+        self.outbox.outlive();
+        let now = Instant::now();
+        for (_, abandoned) in std::mem::take(&mut self.finishing) {
+            take(&abandoned).into_iter().for_each(|freeing| self.outbox.add(freeing, now));
+        }
+        self.close_limit = limit;
+        self.close().await;
+    }
+
+    /// Names what the store may still have, for those who drop their lock and do not hear what came of its closing.
+    pub(crate) fn warn_of_what_is_left(&self) {
+        let left = self.outbox.left();
+        if left.is_empty() {
+            return;
+        }
+        let keys: Vec<String> = left.iter().take(MOST_NAMED).map(ToString::to_string).collect();
+        tracing::warn!(store = %self.backend, count = left.len(), ?keys, "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
+    }
+
     /// How many callers nobody polled, and how many holds the store would not release.
     async fn free_everything(&mut self, limit: Duration) -> (usize, usize) {
-        let last_call = Instant::now() + limit.min(LAST_CALL);
+        let last_call = Instant::now() + if self.moved { limit / 10 } else { limit.min(LAST_CALL) };
         let mut called = false;
         loop {
             let told = self.inbox.take();
@@ -313,11 +392,11 @@ impl Driver {
                 }
                 continue;
             }
-            if called && self.outbox.is_done() && self.finishing == 0 {
+            if called && self.outbox.is_done() && self.finishing.is_empty() {
                 // What is told from here on comes too late; what was told just now does not.
                 let told = self.inbox.shut();
                 if !told.has_to_undo() {
-                    return (unpolled, self.outbox.left());
+                    return (unpolled, self.outbox.left().len());
                 }
                 self.carry_out(told);
                 continue;
@@ -335,6 +414,10 @@ impl Driver {
     }
 }
 
+fn take(abandoned: &Abandoned) -> Vec<Freeing> {
+    std::mem::take(&mut *abandoned.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 async fn at(wake: Option<Instant>) {
     match wake {
         Some(at) => sleep_until(at).await,
@@ -345,54 +428,10 @@ async fn at(wake: Option<Instant>) {
 impl Drop for Driver {
     fn drop(&mut self) {
         // Nobody frees or renews any more; permits in what was told are handed on.
-        drop(self.inbox.shut());
-    }
-}
-
-/// Sees the engine's runtime end: nobody renews, watches or releases then. It lives in a task of that runtime and
-/// does its work when that is dropped.
-pub(crate) struct RuntimeWatch {
-    shared: Weak<Shared>,
-    backend: Arc<dyn Backend>,
-    inbox: Arc<Inbox>,
-    runtime_gone: tokio_util::sync::CancellationToken,
-    closed: watch::Receiver<CloseOutcome>,
-}
-
-impl RuntimeWatch {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self {
-            shared: Arc::downgrade(shared),
-            backend: Arc::clone(&shared.backend),
-            inbox: Arc::clone(&shared.inbox),
-            runtime_gone: shared.runtime_gone.clone(),
-            closed: shared.closed.clone(),
+        let told = self.inbox.shut();
+        if self.closed.borrow().is_none() {
+            told.free.into_iter().for_each(|freeing| self.outbox.add(freeing, Instant::now()));
+            self.warn_of_what_is_left();
         }
-    }
-
-    /// Runs `driver` on this runtime.
-    pub(crate) async fn run(self, driver: Driver) {
-        driver.run().await;
-    }
-
-    /// Waits for the driver, which runs elsewhere.
-    pub(crate) async fn watch(mut self) {
-        let _ = self.closed.wait_for(Option::is_some).await;
-    }
-}
-
-impl Drop for RuntimeWatch {
-    fn drop(&mut self) {
-        if self.closed.borrow().is_some() {
-            return;
-        }
-        self.runtime_gone.cancel();
-        if let Some(shared) = self.shared.upgrade() {
-            shared.queues.close();
-            shared.closing.cancel();
-            shared.lose_all(LossReason::RuntimeGone);
-        }
-        self.inbox.stop();
-        self.backend.abort();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,12 +22,13 @@ use crate::backend::{Backend, Events, Timing};
 use crate::background::driver_runtime;
 use crate::budget::Refusal;
 use crate::clock::{Clock, SystemClock};
-use crate::driver::{Driver, RuntimeWatch};
+use crate::driver::Driver;
 use crate::events::Sink;
 use crate::fast_path::{self, Asking, FastPath};
 use crate::hold::Hold;
 use crate::inbox::Inbox;
 use crate::metrics::{Attempt, Attempted, Counters, Event, Metrics};
+use crate::outlive::{RuntimeWatch, run_elsewhere};
 use crate::published::{KeyClass, Published, first_part};
 use crate::queue::Queues;
 use crate::schedule::Schedule;
@@ -370,11 +371,12 @@ impl EngineBuilder {
         });
         let sink = Sink { shared: Arc::downgrade(&shared) };
         shared.backend.attach(Events::new(Arc::new(sink), Arc::clone(&shared.clock)));
-        let driver = Driver::new(&shared, closed_sender);
-        let watch = RuntimeWatch::new(&shared);
+        let (ends, ended) = mpsc::channel();
+        let driver = Driver::new(&shared, closed_sender, ends);
+        let watch = RuntimeWatch::new(&shared, ended);
         match driver_runtime(shared.tasks.handle()) {
             Some(elsewhere) => {
-                elsewhere.spawn(driver.run());
+                elsewhere.spawn(run_elsewhere(driver));
                 shared.tasks.spawn(watch.watch());
             }
             None => {

@@ -33,7 +33,7 @@ pub(crate) struct Told {
     pub(crate) renew: Vec<(Arc<Hold>, Option<Duration>, RenewReply)>,
     /// The engine is to be closed, or nobody is left who could use it.
     pub(crate) close: bool,
-    /// The runtime has ended: nothing can be done any more.
+    /// The runtime has ended.
     pub(crate) stop: bool,
     gone: bool,
 }
@@ -79,9 +79,14 @@ impl Inbox {
         self.tell(|told| told.close = true);
     }
 
-    /// Ends the driver without another word to the store.
+    /// Ends the work of the driver on the engine's runtime.
     pub(crate) fn stop(&self) {
         self.tell(|told| told.stop = true);
+    }
+
+    /// Whether something in it may have to be undone at the store.
+    pub(crate) fn has_to_undo(&self) -> bool {
+        self.lock().has_to_undo()
     }
 
     /// Takes everything out.

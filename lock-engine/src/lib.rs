@@ -21,6 +21,7 @@ mod inbox;
 mod lease_clock;
 mod metrics;
 mod outbox;
+mod outlive;
 mod published;
 mod queue;
 mod renewal;

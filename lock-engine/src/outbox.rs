@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, HolderId};
+use leasehold_api::{Error, ErrorKind, HolderId, LockKey};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -147,6 +147,8 @@ pub(crate) struct Outbox {
     refused: Retries,
     unanswered: Unanswered,
     closing: bool,
+    /// Whether the runtime has ended: a backend that is closed then has released nothing.
+    outlives: bool,
     /// While closing: how many of the refused have not been tried since.
     untried: usize,
 }
@@ -174,6 +176,7 @@ impl Outbox {
             refused: Retries::new(Duration::from_secs(5), Duration::from_secs(300)),
             unanswered: Unanswered::new(),
             closing: false,
+            outlives: false,
             untried: 0,
         }
     }
@@ -225,12 +228,21 @@ impl Outbox {
         !in_flight && waits.iter().all(|queue| queue.is_empty()) && self.refused.next_due().is_none()
     }
 
-    /// How many holds the store has, or may have, and has not let go of. One that was only asked for, and whose
-    /// release is refused for good, is not counted: its request was refused alike.
-    pub(crate) fn left(&self) -> usize {
+    /// The runtime has ended, and what was under way there has no answer.
+    pub(crate) fn outlive(&mut self) {
+        self.outlives = true;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The keys of the holds that the store has, or may have, and has not let go of. One that was only asked for, and
+    /// whose release is refused for good, does not count: its request was refused alike.
+    pub(crate) fn left(&self) -> Vec<&LockKey> {
         let refused: HashSet<_> = self.refused.holders.iter().collect();
         let counts = |(holder, entry): &(&HolderId, &Entry)| entry.freeing.held || !refused.contains(holder);
-        self.entries.iter().filter(counts).count()
+        self.entries.iter().filter(counts).map(|(_, entry)| &entry.freeing.hold.key).collect()
     }
 
     /// The next call to make now, if there is one.
@@ -339,7 +351,7 @@ impl Outbox {
                 Err(error) => {
                     drop(entry.freeing.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(PARTS) };
-                    if error.kind() == ErrorKind::Closed {
+                    if error.kind() == ErrorKind::Closed && !self.outlives {
                         self.entries.remove(&holder);
                     } else if !answered {
                         unanswered.push(holder);

@@ -34,6 +34,11 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
     /// Frees the hold if it is still that holder's.
     async fn release(&self, hold: HoldRef) -> Result<Freed, Error>;
 
+    /// See [`Backend::release_on_new_runtime`].
+    async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<Freed, Error> {
+        self.release(hold).await
+    }
+
     /// The operator's view, if there is one.
     fn admin(&self) -> Option<&dyn LockAdmin> {
         None
@@ -92,6 +97,10 @@ impl<S: SingleKey> Backend for Single<S> {
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
         join_all(holds.into_iter().map(|h| self.0.release(h))).await
+    }
+
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        join_all(holds.into_iter().map(|h| self.0.release_on_new_runtime(h))).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

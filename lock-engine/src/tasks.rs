@@ -45,6 +45,14 @@ impl Tasks {
         self
     }
 
+    /// Whether a simulator decides when the tasks go on. Nothing outlives its runtime then.
+    pub(crate) fn is_simulated(&self) -> bool {
+        #[cfg(feature = "test-util")]
+        return self.turns.is_some();
+        #[cfg(not(feature = "test-util"))]
+        false
+    }
+
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -1,6 +1,7 @@
 //! Stores whose behaviour a test decides.
 
 mod distant;
+pub mod log;
 mod plain;
 
 #[allow(unused_imports)]

@@ -6,6 +6,7 @@ mod cancellation;
 mod closing;
 mod common;
 mod contention;
+mod ending;
 mod interleavings;
 mod life;
 mod outbox;

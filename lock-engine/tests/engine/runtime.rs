@@ -95,7 +95,7 @@ fn a_runtime_that_goes_away_loses_everything_loudly() {
     assert_eq!(other_runtime.block_on(waiter).unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(other_runtime.block_on(guard.release()).unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(other_runtime.block_on(lock.key("k").acquire()).unwrap_err().kind(), ErrorKind::Closed);
-    assert!(other_runtime.block_on(lock.close()).is_err(), "nobody confirmed the releases");
+    other_runtime.block_on(lock.close()).expect("everything was released as the runtime ended");
     // What the client held in the store is free again.
     assert!(other_runtime.block_on(other.key("k").try_acquire()).unwrap().is_some());
 }

@@ -57,6 +57,8 @@ pub struct TableBackend {
     timing: Timing,
     pub(super) lane: Lane<TableJob>,
     sessions: Mutex<Vec<Session>>,
+    /// The lane of the session that outlives the runtime of the others.
+    last: OnceLock<Lane<TableJob>>,
     closed: CancellationToken,
 }
 
@@ -112,7 +114,8 @@ impl TableBackend {
             purge_after,
         };
         tokio::spawn(upkeep.run());
-        Ok(Self { common, capabilities, timing, lane, sessions: Mutex::new(sessions), closed })
+        let (sessions, last) = (Mutex::new(sessions), OnceLock::new());
+        Ok(Self { common, capabilities, timing, lane, sessions, last, closed })
     }
 
     /// Removes rows that ended longer ago than `age` (an hour at least), in small batches, and says how many there were. It
@@ -147,6 +150,9 @@ impl TableBackend {
     fn end(&self) -> Vec<Session> {
         self.common.closing.store(true, Ordering::Release);
         self.lane.close();
+        if let Some(last) = self.last.get() {
+            last.close();
+        }
         std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -213,6 +219,10 @@ fn process(config: &PgConfig) -> String {
     format!("{name} pid {}", std::process::id())
 }
 
+fn ending(hold: HoldRef) -> Ending {
+    Ending { unused: hold.unused, hold: named(hold) }
+}
+
 fn named(hold: HoldRef) -> Named {
     Named { key: hold.key, holder: hold.holder }
 }
@@ -245,8 +255,17 @@ impl Backend for TableBackend {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        let ending = |hold: HoldRef| Ending { unused: hold.unused, hold: named(hold) };
         self.ask(TableJob::Release, holds.into_iter().map(ending).collect()).await
+    }
+
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+        let last = self.last.get_or_init(|| {
+            let lane = Lane::new();
+            // Its actor ends with the lane, in `abort`.
+            drop(Session::lazy(&self.common.config, &lane, TableWork::new(&self.common)));
+            lane
+        });
+        ask(last, TableJob::Release, holds.into_iter().map(ending).collect()).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
