@@ -14,7 +14,6 @@ use crate::error::ClaimError;
 use crate::held::PgHold;
 use crate::id::OwnerToken;
 use crate::postgres::PgClaims;
-use crate::spec::Tracking;
 use crate::store::{ClaimRef, ClaimedRow, Outcome, Settled};
 
 /// What a claim that nobody settled is returned with.
@@ -107,20 +106,17 @@ impl Claim {
     /// limit. Rows that were given more attempts than that have their first for longer.
     #[must_use]
     pub fn attempt(&self) -> Option<u32> {
-        let most = self.shared.store.spec().inner.max_attempts?;
-        let attempt =
-            |row: &ClaimedRow| Some(most.saturating_sub(row.attempts_left?.try_into().ok()?).max(1));
-        self.rows().iter().filter_map(attempt).max()
+        self.hold.attempt(self.shared.store.spec())
     }
 
-    /// How often it has been tried, for a backoff: where attempts are not numbered, it may be as often as it was
-    /// claimed, which also counts what was put back or swept.
+    /// The error with the row that it is of.
+    pub(crate) fn named(&self, error: ClaimError) -> ClaimError {
+        self.hold.named(error)
+    }
+
+    /// How often it has been tried, for a backoff.
     pub(crate) fn tries(&self) -> u32 {
-        let inner = &self.shared.store.spec().inner;
-        let counts = inner.epoch_sequence.is_none() && matches!(inner.tracking, Tracking::Columns { .. });
-        let epoch =
-            || self.epoch().filter(|_| counts).map_or(1, |epoch| epoch.try_into().unwrap_or(u32::MAX));
-        self.attempt().unwrap_or_else(epoch)
+        self.hold.tries(self.shared.store.spec())
     }
 
     /// The connection with the open transaction of a held claim ([`PgHeld::claimer`](crate::PgHeld::claimer)), for the

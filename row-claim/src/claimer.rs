@@ -1,5 +1,6 @@
 //! One claimer for all workers of a process.
 
+mod apart;
 mod backoff;
 mod builder;
 mod feeder;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_postgres::{sqlstate, store_error};
+use sqlx::postgres::PgDatabaseError;
 
 use crate::id::RowKey;
 use crate::state::State;
@@ -75,6 +76,27 @@ pub enum ClaimError {
         source: sqlx::Error,
     },
 
+    /// The table does not allow to write the row for another reason than a constraint, for example because a trigger
+    /// raised an error. Nothing was written.
+    #[error("the table does not allow to {doing}: {}; change the row, or what refuses it", said(source))]
+    #[non_exhaustive]
+    Refused {
+        /// What was to be done.
+        doing: &'static str,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
+    /// One row could not be written, and is left as it is. Others were gone on with.
+    #[error("row {row} is left alone: {source}")]
+    #[non_exhaustive]
+    Row {
+        /// Which row.
+        row: RowKey,
+        /// Why.
+        source: Arc<ClaimError>,
+    },
+
     /// The table of transitions does not have this edge. Nothing was written.
     #[error("a row may not go from {from} to {to}; the allowed transitions are part of the spec")]
     #[non_exhaustive]
@@ -135,6 +157,7 @@ impl ClaimError {
                 Self::Constraint { constraint, doing, source: error }
             }
             (Some("55P03"), _) => Self::Busy { what: "the row".to_owned() },
+            _ if refuses_row(&error) => Self::Refused { doing, source: error },
             _ => Self::Store(store_error(error, doing)),
         }
     }
@@ -148,6 +171,58 @@ impl ClaimError {
             _ => false,
         }
     }
+}
+
+/// Whether a statement that writes rows gets this answer because of one of them: from a constraint, a trigger, a domain or a
+/// generated column. What is left out says something of the session, the server or the statement as a whole. A trigger
+/// may raise a code of its own.
+pub(crate) fn refuses_row(error: &sqlx::Error) -> bool {
+    let Some(state) = sqlstate(error) else { return false };
+    match state.as_str() {
+        // Values that cannot be read: the statement's own, unless a function was at it.
+        "22P02" | "22007" => {
+            let answer =
+                error.as_database_error().and_then(|answer| answer.try_downcast_ref::<PgDatabaseError>());
+            answer.is_some_and(|answer| answer.r#where().is_some())
+        }
+        // A sequence is used up.
+        "2200H" => false,
+        state => !matches!(
+            state.get(..2),
+            None | Some(
+                "00" | "01"
+                    | "02"
+                    | "03"
+                    | "08"
+                    | "0A"
+                    | "0L"
+                    | "0P"
+                    | "25"
+                    | "26"
+                    | "28"
+                    | "2D"
+                    | "34"
+                    | "3B"
+                    | "3D"
+                    | "3F"
+                    | "40"
+                    | "42"
+                    | "53"
+                    | "54"
+                    | "55"
+                    | "57"
+                    | "58"
+                    | "72"
+                    | "F0"
+                    | "HV"
+                    | "XX"
+            )
+        ),
+    }
+}
+
+fn said(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |answer| answer.message().to_owned())
 }
 
 fn describe(current: Option<i64>, state: Option<&State>) -> String {

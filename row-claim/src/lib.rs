@@ -24,6 +24,7 @@ mod state;
 mod store;
 #[doc(hidden)]
 pub mod support;
+mod take;
 mod work;
 
 pub use claim::Claim;
@@ -40,7 +41,8 @@ pub use postgres::PgClaims;
 pub use spec::{ClaimSpec, ClaimSpecBuilder, Finding, Migration, OrderType, Retention, Unmet};
 pub use state::{State, States};
 pub use store::{
-    ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, Renewal, Settled, Stats, Swept, Take, Taken, TakenRow,
+    ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, RefusedRow, Renewal, Settled, Stats, Swept, Take,
+    Taken, TakenRow,
 };
 
 /// What locks and claims have in common: errors of stores, and losses.

@@ -26,6 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FAILURES: Backoff = Backoff::exponential(Duration::from_millis(200));
 const LONGEST_FAILURE: Duration = Duration::from_secs(10);
 
+/// After so many calls in a row that only met rows which cannot be written, there is a pause before the next.
+const FRUITLESS: u32 = 8;
+
 /// After a pass that found nothing, the next one begins no sooner: a thousand notifications in a row are not
 /// a thousand passes.
 const GAP: Duration = Duration::from_millis(10);
@@ -58,11 +61,13 @@ struct Feeder {
     /// How many in a row.
     pauses: u32,
     failures: u32,
+    /// Calls that only met rows which the table does not allow to be written.
+    refusals: u32,
 }
 
 impl Feeder {
     fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, pass: Pass::new(), began: None, pauses: 0, failures: 0 }
+        Self { shared, pass: Pass::new(), began: None, pauses: 0, failures: 0, refusals: 0 }
     }
 
     /// Waits until somebody wants claims. False when there will be none.
@@ -107,10 +112,19 @@ impl Feeder {
             return Ok(Next::Go);
         }
         let line = self.pass.line();
-        let take = self.shared.config.take(limit).after(line.clone());
+        let take = self.shared.take(limit).after(line.clone());
         let asked = self.shared.clock.now();
         let taken = self.bounded(self.shared.store.take(&take)).await?;
         self.pass.saw(&taken);
+        let fruitless = taken.claims.is_empty() && !taken.refused.is_empty();
+        self.refusals = if fruitless { self.refusals.saturating_add(1) } else { 0 };
+        for refused in taken.refused {
+            self.shared.refused(refused);
+        }
+        if self.refusals > FRUITLESS {
+            // Perhaps it is the same with all rows. The pass goes on from here.
+            return Ok(Next::Pause(self.at_most(FAILURES, LONGEST_PAUSE).after(self.refusals - FRUITLESS)));
+        }
         let is_end = taken.claims.is_empty() && (taken.line.is_none() || taken.line == line);
         self.shared.accept(taken.claims, asked);
         let is_long = began.elapsed() >= LONGEST_PASS && self.pass.gained() > 0;
@@ -120,7 +134,7 @@ impl Feeder {
     async fn end(&mut self) -> Result<Next, ClaimError> {
         self.pass.returned(self.shared.take_returned());
         let pending = self.pass.must_ask() && {
-            let take = self.shared.config.take(1);
+            let take = self.shared.take(1);
             self.bounded(self.shared.store.pending(&take)).await?
         };
         self.began = None;
@@ -137,7 +151,7 @@ impl Feeder {
     /// Sleeps until there may be work. A poll is one question, because the answer is mostly no.
     async fn idle(&mut self) {
         while self.sleep().await && self.shared.wanted() > 0 {
-            let take = self.shared.config.take(1);
+            let take = self.shared.take(1);
             if !matches!(self.bounded(self.shared.store.pending(&take)).await, Ok(false)) {
                 break;
             }

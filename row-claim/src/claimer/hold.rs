@@ -8,7 +8,9 @@ use std::time::Duration;
 use leasehold_api::{LossReason, LossSignal, Lost};
 use leasehold_engine::{Clock, Moment};
 
-use crate::store::Claimed;
+use crate::error::ClaimError;
+use crate::spec::{ClaimSpec, Tracking};
+use crate::store::{Claimed, ClaimedRow};
 
 /// Taken, and nobody has begun with it.
 const READY: u8 = 0;
@@ -58,6 +60,33 @@ impl Hold {
         let safe = self.lease() - self.lease() / 10;
         self.deadline.store(sent.after(safe).as_nanos(), Ordering::Release);
         self.due_at(sent.after(self.lease().mul_f64(part)));
+    }
+
+    /// Which attempt this is, where that is known: see [`Claim::attempt`](crate::Claim::attempt).
+    pub(crate) fn attempt(&self, spec: &ClaimSpec) -> Option<u32> {
+        let most = spec.inner.max_attempts?;
+        let attempt =
+            |row: &ClaimedRow| Some(most.saturating_sub(row.attempts_left?.try_into().ok()?).max(1));
+        self.claimed.rows.iter().filter_map(attempt).max()
+    }
+
+    /// How often it has been tried, for a backoff: where attempts are not numbered, it may be as often as it was
+    /// claimed, which also counts what was put back or swept.
+    pub(crate) fn tries(&self, spec: &ClaimSpec) -> u32 {
+        let counts =
+            spec.inner.epoch_sequence.is_none() && matches!(spec.inner.tracking, Tracking::Columns { .. });
+        let epoch = self.claimed.epoch().filter(|_| counts);
+        let epoch = || epoch.map_or(1, |epoch| epoch.try_into().unwrap_or(u32::MAX));
+        self.attempt(spec).unwrap_or_else(epoch)
+    }
+
+    /// The error with the row that it is of, where it does not say so itself.
+    pub(crate) fn named(&self, error: ClaimError) -> ClaimError {
+        match (&error, self.claimed.rows.first()) {
+            (ClaimError::Superseded { .. } | ClaimError::NotFound { .. } | ClaimError::Row { .. }, _)
+            | (_, None) => error,
+            (_, Some(row)) => ClaimError::Row { row: row.key.clone(), source: Arc::new(error) },
+        }
     }
 
     pub(crate) fn due_at(&self, moment: Moment) {

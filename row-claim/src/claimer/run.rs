@@ -133,7 +133,7 @@ where
         }
     };
     match (claim.settle_shared(outcome).await, trouble) {
-        (Some(settled), _) => settled.map(drop),
+        (Some(settled), _) => settled.map(drop).map_err(|error| claim.named(error)),
         (None, Some(error)) => {
             tracing::warn!(?claim, %error, "a handler failed that had ended its claim itself");
             Ok(())

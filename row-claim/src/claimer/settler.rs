@@ -11,6 +11,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
+use super::hold::Hold;
+use super::on_failure::OnFailure;
 use super::shared::{Settle, Shared, closed};
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
@@ -24,6 +26,9 @@ const BATCH: usize = 100;
 
 /// Before a claim's end is written again.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(40)).at_most(Duration::from_secs(2));
+
+/// Before a claim is tried again whose end was refused, where the policy for failures names no pause.
+const REFUSED: Backoff = Backoff::exponential(Duration::from_secs(1));
 
 type Answers = Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
 
@@ -72,7 +77,7 @@ impl Settler {
     fn gather(&mut self, settle: Settle) {
         let mut next = Some(settle);
         while let Some(settle) = next {
-            self.queue.push(Job { settle, doubtful: false, alone: false, rests: 0 });
+            self.queue(settle);
             next = self.inbox.try_recv().ok();
         }
     }
@@ -157,27 +162,34 @@ impl Settler {
             self.rest(job);
             return;
         }
-        let Job { settle: Settle { hold, outcome, reply }, doubtful, .. } = job;
+        let Job { settle: Settle { hold, outcome, reply, is_instead }, doubtful, .. } = job;
         let is_return = matches!(outcome, Outcome::Retry { .. } | Outcome::PutBack | Outcome::Snooze(_));
-        let instead = answer
-            .as_ref()
-            .err()
-            .filter(|error| is_refusal(error))
-            .and_then(|error| instead(&outcome, error));
+        let refusal = answer.as_ref().err().filter(|error| is_refusal(error));
+        let instead = refusal.and_then(|error| self.instead(&hold, &outcome, error));
         let answer =
             if doubtful { resolve(answer, &outcome, self.shared.store.spec(), &hold) } else { answer };
         match (&answer, instead) {
             (Ok(settled), _) => {
+                match is_instead && is_at_once(&outcome) {
+                    true => self.shared.leave(&hold),
+                    false => self.shared.forget(&hold),
+                }
                 self.shared.release(&hold);
                 self.shared.after(&outcome);
                 self.shared.report_exhausted(&settled.exhausted);
             }
             (Err(ClaimError::Superseded { .. } | ClaimError::NotFound { .. }), _) => {
+                if is_instead {
+                    self.shared.leave(&hold);
+                }
                 hold.signal.fire(LossReason::Gone);
                 self.shared.release(&hold);
             }
-            (Err(_), Some(outcome)) => self.gather(Settle { hold, outcome, reply: None }),
+            (Err(_), Some(outcome)) => {
+                self.queue(Settle { hold: Arc::clone(&hold), outcome, reply: None, is_instead: true });
+            }
             (Err(_), None) => {
+                self.shared.leave(&hold);
                 hold.signal.fire(LossReason::Expired);
                 self.shared.release(&hold);
             }
@@ -188,8 +200,46 @@ impl Settler {
             (None, Ok(_)) => {}
             // What was only to be returned has found its way.
             (None, Err(ClaimError::Superseded { .. })) if is_return => {}
-            (None, Err(error)) => self.shared.report(&error),
+            // It is the last of several ends that are refused, or nobody waits: whose row it is has to be said.
+            (None, Err(error)) => self.shared.report(&hold.named(error)),
         }
+    }
+
+    /// How a claim ends of which the store has refused another end: nothing was written, and the row must not lie there
+    /// until its lease ends. What replaces the end of work obeys the policy for failures, because the work counts as tried;
+    /// text and pause, which may be what is refused, are left out after that. `None` where there is nothing simpler.
+    fn instead(&self, hold: &Hold, outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
+        let (policy, spec) = (self.shared.config.on_failure, self.shared.store.spec());
+        let retry = |error: Option<String>| {
+            let after = match policy {
+                Some(OnFailure::Retry(backoff)) => backoff.after(hold.tries(spec)),
+                _ if spec.inner.ready_at.is_some() => REFUSED.after(hold.tries(spec)),
+                _ => Duration::ZERO,
+            };
+            Outcome::Retry { error, after }
+        };
+        match outcome {
+            Outcome::Done | Outcome::To(_) => Some(match policy {
+                Some(OnFailure::Fail) => Outcome::Failed(refusal.to_string()),
+                _ => retry(Some(refusal.to_string())),
+            }),
+            Outcome::Failed(message) if !message.is_empty() && !is_lacking(refusal) => {
+                Some(Outcome::Failed(String::new()))
+            }
+            Outcome::Failed(_) => Some(retry(Some(refusal.to_string()))),
+            Outcome::Retry { error: Some(_), after } if !is_lacking(refusal) => {
+                Some(Outcome::Retry { error: None, after: *after })
+            }
+            Outcome::Retry { error, after } if !after.is_zero() => {
+                Some(Outcome::Retry { error: error.clone(), after: Duration::ZERO })
+            }
+            Outcome::Snooze(pause) if !pause.is_zero() => Some(Outcome::PutBack),
+            Outcome::Retry { .. } | Outcome::Snooze(_) | Outcome::PutBack => None,
+        }
+    }
+
+    fn queue(&mut self, settle: Settle) {
+        self.queue.push(Job { settle, doubtful: false, alone: false, rests: 0 });
     }
 }
 
@@ -213,7 +263,7 @@ fn resolve(
     answer: Result<Settled, ClaimError>,
     outcome: &Outcome,
     spec: &ClaimSpec,
-    hold: &super::hold::Hold,
+    hold: &Hold,
 ) -> Result<Settled, ClaimError> {
     let Err(ClaimError::Superseded { row, epoch, current_epoch, state }) = answer else { return answer };
     let states = spec.states();
@@ -235,17 +285,18 @@ fn resolve(
     Err(ClaimError::Superseded { row, epoch, current_epoch, state })
 }
 
-/// How a claim ends of which the store has refused another end: nothing was written, and the row must not lie
-/// there until its lease ends. `None` where there is nothing simpler.
-fn instead(outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
+/// Whether a row with this end can be taken at once.
+fn is_at_once(outcome: &Outcome) -> bool {
     match outcome {
-        Outcome::PutBack => None,
-        Outcome::Retry { after, .. } if after.is_zero() => None,
-        Outcome::Snooze(pause) => (!pause.is_zero()).then_some(Outcome::PutBack),
-        Outcome::Retry { error, .. } => Some(Outcome::Retry { error: error.clone(), after: Duration::ZERO }),
-        // The work counts as tried.
-        _ => Some(Outcome::Retry { error: Some(refusal.to_string()), after: Duration::ZERO }),
+        Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) => pause.is_zero(),
+        Outcome::PutBack => true,
+        _ => false,
     }
+}
+
+/// Whether the spec lacks a state or a column, so that the text of a message is not what was refused.
+fn is_lacking(refusal: &ClaimError) -> bool {
+    matches!(refusal, ClaimError::Unsupported(_))
 }
 
 /// Whether the store has refused, so that nothing was written.

@@ -12,13 +12,14 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::apart::LeftAlone;
 use super::builder::Config;
 use super::hold::Hold;
 use crate::error::ClaimError;
 use crate::held::HeldStore;
 use crate::id::RowKey;
 use crate::published::Published;
-use crate::store::{ClaimStore, Claimed, Outcome, Settled};
+use crate::store::{ClaimStore, Claimed, Outcome, RefusedRow, Settled, Take};
 
 /// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
 /// pause are one look.
@@ -31,6 +32,8 @@ pub(crate) struct Settle {
     pub(crate) hold: Arc<Hold>,
     pub(crate) outcome: Outcome,
     pub(crate) reply: Option<SettleReply>,
+    /// Whether the store has refused another end, which this one replaces.
+    pub(crate) is_instead: bool,
 }
 
 pub(crate) struct Shared {
@@ -58,6 +61,8 @@ pub(crate) struct Shared {
     later: Mutex<BTreeSet<Instant>>,
     /// Claims put back since the feeder asked last.
     returned: AtomicU64,
+    /// Rows that could not be written.
+    apart: Mutex<LeftAlone>,
     /// New holds for the keeper.
     pub(crate) kept: Notify,
     settlements: mpsc::UnboundedSender<Settle>,
@@ -107,6 +112,7 @@ impl Shared {
             announced: AtomicBool::new(false),
             later: Mutex::default(),
             returned: AtomicU64::new(0),
+            apart: Mutex::default(),
             kept: Notify::new(),
             settlements,
             stop: CancellationToken::new(),
@@ -220,7 +226,7 @@ impl Shared {
 
     /// Has the end of a claim written, which must be `Settling`.
     pub(crate) fn settle(&self, hold: Arc<Hold>, outcome: Outcome, reply: Option<SettleReply>) {
-        if let Err(unsent) = self.settlements.send(Settle { hold, outcome, reply }) {
+        if let Err(unsent) = self.settlements.send(Settle { hold, outcome, reply, is_instead: false }) {
             // The runtime has ended, and with it the task that would do it. Whoever waits is told by the
             // reply that is dropped; the row is free when its lease has ended.
             self.release(&unsent.0.hold);
@@ -269,6 +275,41 @@ impl Shared {
             Outcome::To(state) if inner.states.takeable.contains(state) => self.wake_now(),
             _ => {}
         }
+    }
+
+    // ---- rows that cannot be written ----
+
+    /// What to take, at most `limit` of it, without rows that are left alone.
+    pub(crate) fn take(&self, limit: u32) -> Take {
+        Take { apart: lock(&self.apart).now(), ..self.config.take(limit) }
+    }
+
+    /// A row that the table refuses to have taken is left alone for a growing pause, and named to whoever listens.
+    pub(crate) fn refused(&self, refused: RefusedRow) {
+        let RefusedRow { key, group, error } = refused;
+        let pause = lock(&self.apart).leave(self.store.spec(), &key, group.as_ref());
+        self.wake_after(pause);
+        self.report(&ClaimError::Row { row: key, source: error });
+    }
+
+    /// The end of a claim was not written: its rows are left alone for a growing pause, so that its handler does not run
+    /// again at once.
+    pub(crate) fn leave(&self, hold: &Hold) {
+        let (spec, claimed) = (self.store.spec(), &hold.claimed);
+        let mut left = lock(&self.apart);
+        let pauses = claimed.rows.iter().map(|row| left.leave(spec, &row.key, claimed.group.as_ref()));
+        let pause = pauses.max();
+        drop(left);
+        if let Some(pause) = pause {
+            tracing::warn!(claim = ?claimed.claim, ?pause, "a claim's end was not written, its rows are left alone");
+            self.wake_after(pause);
+        }
+    }
+
+    /// The end of a claim was written.
+    pub(crate) fn forget(&self, hold: &Hold) {
+        let claimed = &hold.claimed;
+        lock(&self.apart).forget(self.store.spec(), &claimed.rows, claimed.group.as_ref());
     }
 
     // ---- wake-ups ----

@@ -43,7 +43,7 @@ impl PgHeld {
             }
             if is_last {
                 let line = search.line.filter(|_| skipped > 0);
-                return Ok(Taken { claims: Vec::new(), skipped, line });
+                return Ok(Taken { skipped, line, ..Taken::default() });
             }
         }
     }
@@ -69,7 +69,7 @@ impl PgHeld {
             judge(rows.first())?;
             all.extend(claims(words, present(&rows), asked)?);
         }
-        let mut taken = Taken { claims: all.into_values().collect(), skipped: 0, line: None };
+        let mut taken = Taken { claims: all.into_values().collect(), ..Taken::default() };
         self.leave_leased(transaction.connection, &mut taken).await?;
         Ok(taken)
     }
@@ -95,7 +95,7 @@ impl PgHeld {
             if found.is_empty() {
                 skipped += search.passed();
                 let line = search.line.filter(|_| skipped > 0);
-                return Ok(Taken { claims: Vec::new(), skipped, line });
+                return Ok(Taken { skipped, line, ..Taken::default() });
             }
             reached.clone_from(&search.line);
             let (tried, mut placed) = (found.len() as u64, Vec::new());

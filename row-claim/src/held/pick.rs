@@ -120,7 +120,7 @@ impl PgHeld {
                     busy = Some("a row, or one that it waits for,".to_owned());
                     skipped += 1;
                     if until.is_some_and(|until| Instant::now() > until) {
-                        let taken = Taken { claims: Vec::new(), skipped, line: Some(passed) };
+                        let taken = Taken { skipped, line: Some(passed), ..Taken::default() };
                         return Ok(Taking { taken, busy });
                     }
                     (line, limit) = (Some(passed), asked.take.limit);

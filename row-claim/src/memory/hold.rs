@@ -39,7 +39,7 @@ impl HoldStore for MemoryClaims {
             }
         }
         let transaction = table.locks.begin();
-        let mut taken = Taken { claims: Vec::new(), skipped: picked.skipped, line: picked.line };
+        let mut taken = Taken { skipped: picked.skipped, line: picked.line, ..Taken::default() };
         let mut rows = BTreeMap::new();
         for keys in &picked.claims {
             for key in keys {

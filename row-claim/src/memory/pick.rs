@@ -117,7 +117,18 @@ pub(super) fn is_pending(
 }
 
 fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
-    is_outstanding(spec, row, take, now) && row.ready_at.is_none_or(|ready| ready <= now)
+    is_outstanding(spec, row, take, now)
+        && row.ready_at.is_none_or(|ready| ready <= now)
+        && !is_left_alone(spec, row, take)
+}
+
+/// Whether the claimer does not want it now.
+fn is_left_alone(spec: &Inner, row: &MemoryRow, take: &Take) -> bool {
+    let is_wanted = take.only.as_ref().is_none_or(|only| only.contains(&row.key));
+    let group = row.group().filter(|_| spec.grouped);
+    !is_wanted
+        || take.apart.rows.contains(&row.key)
+        || group.is_some_and(|group| take.apart.groups.contains(&group))
 }
 
 /// The same, or later.

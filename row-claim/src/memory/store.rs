@@ -36,7 +36,7 @@ impl ClaimStore for MemoryClaims {
         let now = self.shared.clock.micros();
         let siblings = Siblings::of(spec, &table, now);
         let picked = pick(spec, &table, &siblings, take, now)?;
-        let mut taken = Taken { claims: Vec::new(), skipped: picked.skipped, line: picked.line };
+        let mut taken = Taken { skipped: picked.skipped, line: picked.line, ..Taken::default() };
         for keys in &picked.claims {
             let (rows, claimed) = claim(spec, &mut table, keys, take.lease, now)?;
             table.rows.extend(rows.into_iter().map(|row| (row.key.clone(), row)));

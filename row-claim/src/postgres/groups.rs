@@ -31,20 +31,21 @@ impl PgClaims {
             let mut taken = Vec::new();
             if !locked.is_empty() {
                 let sql = take_members(words, order, asked, search.group());
-                let rows = session.rows(&search.bind(sql, &locked)?).await?;
+                let rows = session.rows(&search.bind(sql, &locked)?).await;
+                let rows = rows.map_err(|fault| Trouble::with(fault, &search, &locked))?;
                 taken.extend(claims(words, &rows, asked)?.into_values());
             }
             skipped += tried.saturating_sub(taken.len() as u64);
             if !taken.is_empty() {
                 session.commit().await?;
-                return Ok(Taken { claims: taken, skipped, line: search.line });
+                return Ok(Taken { claims: taken, skipped, line: search.line, ..Taken::default() });
             }
             if is_last {
                 break;
             }
         }
         session.rollback().await?;
-        Ok(Taken { claims: Vec::new(), skipped, line: search.line.filter(|_| skipped > 0) })
+        Ok(Taken { skipped, line: search.line.filter(|_| skipped > 0), ..Taken::default() })
     }
 }
 
@@ -63,18 +64,24 @@ impl PgClaims {
             let mut taken = Vec::new();
             if !locked.is_empty() {
                 let sql = take_chosen(words, order, asked, &search);
-                let rows = session.rows(&search.bind_chosen(sql, &locked)?).await?;
+                let rows = session.rows(&search.bind_chosen(sql, &locked)?).await;
+                let rows = rows.map_err(|fault| Trouble::with(fault, &search, &locked))?;
                 taken.extend(claims(words, &rows, asked)?.into_values());
             }
             skipped += tried.saturating_sub(taken.len() as u64);
             if !taken.is_empty() {
                 session.commit().await?;
-                return Ok(Taken { claims: taken, skipped: skipped + search.passed(), line: search.line });
+                return Ok(Taken {
+                    claims: taken,
+                    skipped: skipped + search.passed(),
+                    line: search.line,
+                    ..Taken::default()
+                });
             }
         }
         session.rollback().await?;
         skipped += search.passed();
-        Ok(Taken { claims: Vec::new(), skipped, line: search.line.filter(|_| skipped > 0) })
+        Ok(Taken { skipped, line: search.line.filter(|_| skipped > 0), ..Taken::default() })
     }
 }
 

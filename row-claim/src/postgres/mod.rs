@@ -1,5 +1,6 @@
 //! Claims in Postgres.
 
+mod around;
 mod groups;
 #[cfg(test)]
 mod growth;

@@ -1,6 +1,9 @@
 //! Giving rows up, and another try.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+
+use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
@@ -14,20 +17,21 @@ use crate::sql::words::{NOW, Words};
 use crate::state::State;
 
 const REQUEUE: &str = "requeue rows";
+const CANCEL: &str = "cancel rows";
 
 impl PgClaims {
     pub(super) async fn requeue_rows(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
         let attempts = self.spec().attempts_to_add(attempts)?;
-        let sql = self.remembered("requeue".to_owned(), || requeue(self.words(), &given_up(self.words())));
-        self.count_requeued(Query::new(sql).bind(attempts)?.keys(each_once(rows))?).await
+        let count = self.requeue_keys(&each_once(rows), attempts, i64::MAX).await?;
+        self.requeued(count).await
     }
 
     pub(super) async fn cancel_rows(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
-        const CANCEL: &str = "cancel rows";
         let failed = self.spec().needs_failed()?;
         let sql = self.remembered("cancel".to_owned(), || cancel(self.words(), failed));
-        let query = Query::new(sql).bind(storable(message))?.keys(each_once(rows))?;
-        Ok(self.server().rows(&query).await.map_err(|fault| fault.error(CANCEL))?.len() as u64)
+        let (message, keys) = (storable(message), each_once(rows));
+        let make = |part: &[RowKey]| Query::new(Arc::clone(&sql)).bind(message.clone())?.keys(part);
+        self.each(CANCEL, &keys, i64::MAX, make).await
     }
 
     pub(super) async fn requeue_state(
@@ -38,21 +42,58 @@ impl PgClaims {
     ) -> Result<u64, ClaimError> {
         let attempts = self.spec().attempts_to_add(attempts)?;
         self.spec().is_given_up(from)?;
-        let sql = requeue(self.words(), &in_state(self.words(), from, limit));
-        self.count_requeued(Query::new(sql).bind(attempts)?).await
+        let words = self.words();
+        let sql = requeue(words, &in_state(words, from, limit));
+        let count = match self.server().rows(&Query::new(sql).bind(attempts)?).await {
+            Ok(rows) => rows.len() as u64,
+            Err(fault) if fault.is_of_row() => {
+                let all = format!(
+                    "SELECT {} FROM {} t{} LIMIT $1",
+                    words.key_text(),
+                    words.table,
+                    words.given_up_in(from, "")
+                );
+                let keys = self.keys(REQUEUE, limit, all).await?;
+                self.requeue_keys(&keys, attempts, limit.into()).await?
+            }
+            Err(fault) => return Err(fault.error(REQUEUE)),
+        };
+        self.requeued(count).await
     }
 
-    async fn count_requeued(&self, query: Query) -> Result<u64, ClaimError> {
-        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(REQUEUE))?;
-        if !rows.is_empty() {
+    async fn requeue_keys(&self, keys: &[RowKey], attempts: i64, limit: i64) -> Result<u64, ClaimError> {
+        let sql = self.remembered("requeue".to_owned(), || requeue(self.words(), &given_up(self.words())));
+        let make = |part: &[RowKey]| Query::new(Arc::clone(&sql)).bind(attempts)?.keys(part);
+        self.each(REQUEUE, keys, limit, make).await
+    }
+
+    /// How many of these rows were written, at most `limit`: all in one statement, or without those that the table refuses.
+    async fn each(
+        &self,
+        doing: &'static str,
+        keys: &[RowKey],
+        limit: i64,
+        make: impl Fn(&[RowKey]) -> Result<Query, ClaimError>,
+    ) -> Result<u64, ClaimError> {
+        let mut count = 0;
+        let note = |rows: &[PgRow]| {
+            count += rows.len() as u64;
+            Ok(())
+        };
+        self.halved(doing, limit, keys, |_, part| make(part), note).await?;
+        Ok(count)
+    }
+
+    async fn requeued(&self, count: u64) -> Result<u64, ClaimError> {
+        if count > 0 {
             self.announce_returned().await;
         }
-        Ok(rows.len() as u64)
+        Ok(count)
     }
 }
 
-fn each_once(rows: &[RowKey]) -> HashSet<&RowKey> {
-    rows.iter().collect()
+fn each_once(rows: &[RowKey]) -> Vec<RowKey> {
+    rows.iter().collect::<HashSet<_>>().into_iter().cloned().collect()
 }
 
 /// Rows with the keys `$2` and `$3` that can be taken, or are, fail with the message `$1`. Owner and lease of one that is

@@ -11,7 +11,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Row as _, raw_sql};
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::ClaimError;
+use crate::error::{ClaimError, refuses_row};
 use crate::sql::query::{Query, failed};
 
 /// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
@@ -43,9 +43,9 @@ impl Fault {
         }
     }
 
-    /// Whether a constraint of the table stands against it.
-    pub(super) fn is_constraint(&self) -> bool {
-        matches!(self, Self::Failed(error) if sqlstate(error).is_some_and(|state| state.starts_with("23")))
+    /// Whether the table does not allow one of the rows to be written.
+    pub(super) fn is_of_row(&self) -> bool {
+        matches!(self, Self::Failed(error) if refuses_row(error))
     }
 
     pub(super) fn error(self, doing: &'static str) -> ClaimError {

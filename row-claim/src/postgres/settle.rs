@@ -53,19 +53,19 @@ impl PgClaims {
     ) -> Result<Vec<(usize, Result<Settled, ClaimError>)>, ClaimError> {
         let rows = match self.server().rows(&self.settling(ending, settlements, &members)?).await {
             Ok(rows) => rows,
-            Err(fault) if fault.is_constraint() && members.len() > 1 => {
+            Err(fault) if fault.is_of_row() && members.len() > 1 => {
                 let mut answers = Vec::with_capacity(members.len());
                 for at in members {
                     let query = self.settling(ending, settlements, &[at])?;
                     match self.server().rows(&query).await {
                         Ok(rows) => answers.extend(self.judge(&rows, settlements, vec![at]).await?),
-                        Err(fault) if fault.is_constraint() => answers.push((at, Err(fault.error(SETTLE)))),
+                        Err(fault) if fault.is_of_row() => answers.push((at, Err(fault.error(SETTLE)))),
                         Err(fault) => return Err(fault.error(SETTLE)),
                     }
                 }
                 return Ok(answers);
             }
-            Err(fault) if fault.is_constraint() => {
+            Err(fault) if fault.is_of_row() => {
                 let alone = members.into_iter().next().unwrap_or_default();
                 return Ok(vec![(alone, Err(fault.error(SETTLE)))]);
             }

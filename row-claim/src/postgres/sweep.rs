@@ -1,7 +1,5 @@
 //! Returning rows whose lease has ended, and other upkeep.
 
-use std::sync::Arc;
-
 use sqlx::postgres::PgRow;
 
 use super::PgClaims;
@@ -17,9 +15,6 @@ use crate::store::Swept;
 const SWEEP: &str = "return rows whose lease has ended";
 const PURGE: &str = "delete settled rows";
 
-/// How many rows more are looked at when some have to stay as they are.
-const BEYOND: i64 = 1_000;
-
 impl PgClaims {
     pub(super) async fn sweep_rows(&self, limit: u32) -> Result<Swept, ClaimError> {
         self.spec().needs_lease()?;
@@ -30,7 +25,7 @@ impl PgClaims {
         let sql = self.remembered("sweep".to_owned(), || sweep(words, ""));
         match self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
             Ok(rows) => self.note(&mut swept, &rows)?,
-            Err(fault) if fault.is_constraint() => {
+            Err(fault) if fault.is_of_row() => {
                 let all = format!("SELECT {} {} LIMIT $1", words.key_text(), over(words, ""));
                 let some = sweep(words, &format!(" AND {}", words.among("$2", "$3")));
                 self.around(SWEEP, limit, all, some, |rows| self.note(&mut swept, rows)).await?;
@@ -75,7 +70,7 @@ impl PgClaims {
         match self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
             Ok(rows) => Ok(rows.len() as u64),
             // Such as a foreign key from a row that is still needed.
-            Err(fault) if fault.is_constraint() => {
+            Err(fault) if fault.is_of_row() => {
                 let (all, some) = (oldest(words, &words.key_text()), purge(words, &picked_by_key(words)));
                 let mut deleted = 0;
                 let note = |rows: &[PgRow]| {
@@ -85,52 +80,6 @@ impl PgClaims {
                 self.around(PURGE, limit, all, some, note).await.map(|()| deleted)
             }
             Err(fault) => Err(fault.error(PURGE)),
-        }
-    }
-
-    /// A constraint keeps one of the rows as it is: `all` lists those that are due, and `some` is carried out for what
-    /// stands between such rows. The error is that of the first of them, and only if no row at all could be changed.
-    async fn around(
-        &self,
-        doing: &'static str,
-        limit: u32,
-        all: String,
-        some: String,
-        mut note: impl FnMut(&[PgRow]) -> Result<(), ClaimError>,
-    ) -> Result<(), ClaimError> {
-        let query = Query::new(all).bind(i64::from(limit) + BEYOND)?;
-        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(doing))?;
-        let keys = rows.iter().map(|row| key_of(self.words(), row, doing)).collect::<Result<Vec<_>, _>>()?;
-        let some: Arc<str> = some.into();
-        let (mut left, mut trouble, mut parts) = (i64::from(limit), None, vec![keys.as_slice()]);
-        while let Some(part) = parts.pop()
-            && left > 0
-        {
-            let query = Query::new(Arc::clone(&some)).bind(left)?.keys(part)?;
-            match (self.server().rows(&query).await, part) {
-                (Ok(rows), _) => {
-                    left -= rows.len() as i64;
-                    note(&rows)?;
-                }
-                (Err(fault), [key]) if fault.is_constraint() => {
-                    let error = fault.error(doing);
-                    tracing::debug!(row = %key, %error, "a constraint keeps a row as it is");
-                    trouble.get_or_insert(error);
-                }
-                (Err(fault), _) if fault.is_constraint() => {
-                    let (first, second) = part.split_at(part.len() / 2);
-                    parts.extend([second, first]);
-                }
-                (Err(fault), _) => return Err(fault.error(doing)),
-            }
-        }
-        match trouble {
-            Some(error) if left == i64::from(limit) => Err(error),
-            Some(error) => {
-                tracing::warn!(%error, "constraints keep some rows as they are");
-                Ok(())
-            }
-            None => Ok(()),
         }
     }
 }
@@ -221,7 +170,10 @@ pub(super) fn lies_used_up(words: &Words) -> Option<String> {
     let inner = words.inner();
     inner.states.exhausted.as_ref()?;
     let left = column("t", inner.attempts.as_ref()?);
-    Some(format!("FROM {} t WHERE {} AND {left} <= 0", words.table, words.free(&inner.states.takeable)))
+    // Other rows are for whoever claims them.
+    let mine = inner.filter.as_ref().map_or(String::new(), |filter| format!(" AND ({})", filter.as_str()));
+    let free = words.free(&inner.states.takeable);
+    Some(format!("FROM {} t WHERE {free} AND {left} <= 0{mine}", words.table))
 }
 
 /// Rows of `t` that may be deleted.

@@ -8,6 +8,7 @@
 //! would look at every row of an entity that has very many.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use sqlx::postgres::PgRow;
 
@@ -19,6 +20,7 @@ use super::row::{carried, line_of};
 use super::words::{Mode, Words};
 use super::{TAKE, group_number};
 use crate::error::ClaimError;
+use crate::id::{RowId, RowKey};
 use crate::name::Column;
 use crate::store::Line;
 
@@ -49,6 +51,11 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
+    pub(crate) fn key(&self, words: &Words) -> Result<RowKey, ClaimError> {
+        let id = RowId::parse(words.inner().id_type, &self.id)?;
+        Ok(RowKey { queue: self.queue.as_deref().map(Arc::from), id })
+    }
+
     /// The half of the numbers of its tenant's places. Two tenants that meet have fewer.
     pub(super) fn class(&self) -> i32 {
         let [a, b, c, d, ..] = self.lock.unwrap_or_default().to_le_bytes();

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::expression::column;
 use super::order::Sequence;
 use super::query::{Query, millis};
 use super::row::carried;
 use super::words::Words;
 use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::name::literal;
 use crate::state::State;
 use crate::store::Take;
 
@@ -31,12 +34,33 @@ impl<'a> Asked<'a> {
 
     /// Which rows may be taken, before the line too.
     pub(crate) fn everywhere(&self, words: &Words) -> String {
-        words.ready(self.from) + &self.in_queue(words) + &words.unheld()
+        words.ready(self.from) + &self.in_queue(words) + &words.unheld() + &self.chosen(words)
     }
 
     /// The same, and rows that wait for others that somebody is at, or may be.
     fn sooner_or_later(&self, words: &Words) -> String {
-        words.sooner_or_later(self.from) + &self.in_queue(words)
+        words.sooner_or_later(self.from) + &self.in_queue(words) + &self.chosen(words)
+    }
+
+    /// Whether the statement names rows, so that it is made for one use.
+    pub(crate) fn is_special(&self) -> bool {
+        self.take.only.is_some() || !self.take.apart.is_empty()
+    }
+
+    /// ` AND` it is one of those that are wanted alone, or none of those that are left out. Values stand in the text,
+    /// because a parameter that is nearly always empty would change the plan of the statement that all use.
+    fn chosen(&self, words: &Words) -> String {
+        let (Take { only, apart, .. }, inner) = (self.take, words.inner());
+        let mut chosen = only.as_ref().map_or(String::new(), |only| format!(" AND {}", named(words, only)));
+        if !apart.rows.is_empty() {
+            chosen += &format!(" AND NOT {}", named(words, &apart.rows));
+        }
+        if let Some(group) = inner.group.as_ref().filter(|_| inner.grouped && !apart.groups.is_empty()) {
+            let names: Vec<_> = apart.groups.iter().map(|group| literal(group)).collect();
+            let group = column("t", group);
+            chosen += &format!(" AND ({group} IS NULL OR {group}::text NOT IN ({}))", names.join(", "));
+        }
+        chosen
     }
 
     pub(crate) fn in_queue(&self, words: &Words) -> String {
@@ -48,12 +72,28 @@ impl<'a> Asked<'a> {
 
     /// The first four values.
     pub(crate) fn bind(&self, sql: impl Into<Arc<str>>, limit: u32) -> Result<Query, ClaimError> {
-        Query::new(sql)
+        let query = if self.is_special() { Query::once(sql) } else { Query::new(sql) };
+        query
             .bind(i64::from(limit))?
             .bind(self.batch.to_string())?
             .bind(millis(self.take.lease))?
             .bind(self.take.queue.as_deref())
     }
+}
+
+/// `t` is one of these rows.
+fn named(words: &Words, rows: &[RowKey]) -> String {
+    let kind = words.inner().id_type.sql();
+    // A key without a queue is of no row where there are queues, and the other way round.
+    let fitting = rows.iter().filter(|key| key.queue.is_some() == words.queue.is_some());
+    let keys: Vec<String> = fitting
+        .map(|key| {
+            let id = format!("{}::{kind}", literal(&key.id.to_string()));
+            key.queue.as_ref().map_or(id.clone(), |queue| format!("({id}, {}::text)", literal(queue)))
+        })
+        .collect();
+    let own = words.queue.as_ref().map_or(words.id.clone(), |queue| format!("({}, {queue})", words.id));
+    if keys.is_empty() { "false".to_owned() } else { format!("({own} IN ({}))", keys.join(", ")) }
 }
 
 /// Picks rows, each on its own, behind a line of which `nulls` says what is NULL. The values of the line are parameters
@@ -76,6 +116,19 @@ pub(crate) fn alone(
         order.order(),
         // Known when the server plans for all executions.
         if single { "1" } else { "$1" }
+    )
+}
+
+/// The keys of what [`alone`] would pick, locked or not.
+pub(crate) fn first(words: &Words, order: &Sequence, asked: &Asked<'_>, nulls: Option<&[bool]>) -> String {
+    let behind = nulls.map_or(String::new(), |nulls| format!(" AND {}", order.behind(nulls, FREE)));
+    format!(
+        "SELECT {}{} FROM {} t WHERE {}{behind} ORDER BY {} LIMIT $1",
+        words.key_text(),
+        order.texts(),
+        words.table,
+        asked.everywhere(words),
+        order.order(),
     )
 }
 

@@ -10,7 +10,7 @@ use sqlx::{
     Arguments as _, AssertSqlSafe, Decode, Encode, PgConnection, Postgres, Row as _, Type, query_with,
 };
 
-use crate::error::ClaimError;
+use crate::error::{ClaimError, refuses_row};
 use crate::id::RowKey;
 
 /// The longest time that is sent to the server: a hundred years.
@@ -21,11 +21,18 @@ const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 pub(crate) struct Query {
     pub(crate) sql: Arc<str>,
     values: PgArguments,
+    /// It is not sent again, so that nothing of it is to be kept.
+    is_once: bool,
 }
 
 impl Query {
     pub(crate) fn new(sql: impl Into<Arc<str>>) -> Self {
-        Self { sql: sql.into(), values: PgArguments::default() }
+        Self { sql: sql.into(), values: PgArguments::default(), is_once: false }
+    }
+
+    /// A statement that is made for one use: it takes no place among the prepared ones.
+    pub(crate) fn once(sql: impl Into<Arc<str>>) -> Self {
+        Self { is_once: true, ..Self::new(sql) }
     }
 
     /// The next value.
@@ -52,7 +59,7 @@ impl Query {
         prepared: bool,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let query = query_with(AssertSqlSafe(Arc::clone(&self.sql)), self.values.clone());
-        query.persistent(prepared).fetch_all(connection).await
+        query.persistent(prepared && !self.is_once).fetch_all(connection).await
     }
 }
 
@@ -75,6 +82,7 @@ pub(crate) fn millis(time: Duration) -> i64 {
 pub(crate) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
     let state = sqlstate(&error).unwrap_or_default();
     match state.as_str() {
+        _ if refuses_row(&error) => ClaimError::of(error, doing),
         "42P01" | "42703" | "42704" | "42883" | "42804" | "3F000" | "22P02" | "22007" => {
             let said =
                 error.as_database_error().map_or_else(String::new, |answer| answer.message().to_owned());

@@ -108,7 +108,7 @@ pub(crate) fn taken<'r>(
     read.sort_by_key(|(answer, _)| answer.place);
     let line = read.last().map(|(_, row)| line_of(row, order)).transpose()?;
     let claims = read.into_iter().map(|(row, _)| claim_of(vec![row], asked.take.lease)).collect();
-    Ok(Taken { claims, skipped: 0, line })
+    Ok(Taken { claims, line, ..Taken::default() })
 }
 
 /// The claims of these rows with their numbers, by which they are sorted.

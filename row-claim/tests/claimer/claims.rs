@@ -359,16 +359,16 @@ async fn ends_outlive_a_store_that_is_down_for_a_while() {
     assert_eq!(within("the loss", lost).await, LossReason::Expired);
 }
 
-/// An end that the store refuses returns the claim, as a drop would, with the reason.
+/// A claim whose end the store refuses fails where that is the policy, with the reason.
 #[tokio::test(start_paused = true)]
-async fn an_end_that_is_refused_returns_the_claim() {
+async fn an_end_that_is_refused_is_a_failure() {
     let claims = still_memory();
     with_attempts(&claims, 1, 5);
     let claimer = paused(&Probe::of(claims.clone())).start().unwrap();
     let claim = within("a claim", claimer.next()).await.unwrap();
     let error = claim.settle(Outcome::To("unheard-of".into())).await.unwrap_err();
     assert!(!matches!(error, ClaimError::Superseded { .. } | ClaimError::Store(_)), "{error}");
-    until("it is back", || state(&claims, 1) == "new").await;
+    until("it has failed", || state(&claims, 1) == "error").await;
     assert_eq!(message(&claims, 1), Some(error.to_string()));
     assert_eq!(attempts(&claims, 1), Some(4));
 }

@@ -10,5 +10,6 @@ mod keep;
 mod passes;
 mod postgres;
 mod processes;
+mod refused;
 mod run;
 mod wake;

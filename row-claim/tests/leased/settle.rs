@@ -192,7 +192,8 @@ async fn a_unique_index_in_the_way_of_a_return() {
     // Each sweep that fails has let go of the row when it says so, or the next would find it locked and nothing to do.
     for _ in 0..200 {
         let error = claims.sweep(9).await.unwrap_err();
-        assert!(matches!(error, ClaimError::Duplicate { .. }), "{error}");
+        let ClaimError::Row { source, .. } = &error else { panic!("{error}") };
+        assert!(matches!(**source, ClaimError::Duplicate { .. }), "{error}");
     }
     // It can still be settled well, by who has it.
     settle(&claims, &taken.claims[1].claim, Outcome::Done).await.unwrap();

@@ -1,0 +1,109 @@
+//! Rows that are left alone for a time, because the table did not allow them to be written.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::backoff::Backoff;
+use crate::id::RowKey;
+use crate::spec::ClaimSpec;
+use crate::store::{Apart, ClaimedRow};
+
+/// The pause grows with each time that a row could not be written.
+const PAUSES: Backoff = Backoff::exponential(Duration::from_secs(2)).at_most(Duration::from_secs(600));
+
+/// The most rows that are left alone at a time. With one more, that which comes back next comes back at once.
+const MOST: usize = 500;
+
+/// What is left alone: a row, or a group where the spec groups rows, because rows of a group are done in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum What {
+    Row(RowKey),
+    Group(Arc<str>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    times: u32,
+    until: Instant,
+}
+
+/// The rows that this claimer leaves alone.
+#[derive(Debug, Default)]
+pub(super) struct LeftAlone(HashMap<What, Entry>);
+
+impl LeftAlone {
+    /// Leaves a row alone for longer than the last time. Returns for how long.
+    pub(super) fn leave(&mut self, spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> Duration {
+        let (what, now) = (of(spec, row, group), Instant::now());
+        let times = self.0.get(&what).map_or(1, |entry| entry.times.saturating_add(1));
+        if times == 1 && self.0.len() >= MOST {
+            let next = self.0.iter().min_by_key(|(_, entry)| entry.until).map(|(what, _)| what.clone());
+            next.map(|next| self.0.remove(&next));
+        }
+        let pause = PAUSES.after(times);
+        self.0.insert(what, Entry { times, until: now + pause });
+        pause
+    }
+
+    /// The row was written.
+    pub(super) fn forget(&mut self, spec: &ClaimSpec, rows: &[ClaimedRow], group: Option<&Arc<str>>) {
+        if !self.0.is_empty() {
+            for row in rows {
+                self.0.remove(&of(spec, &row.key, group));
+            }
+        }
+    }
+
+    /// What is not to be taken now.
+    pub(super) fn now(&self) -> Apart {
+        let (now, mut apart) = (Instant::now(), Apart::default());
+        for (what, _) in self.0.iter().filter(|(_, entry)| entry.until > now) {
+            match what {
+                What::Row(row) => apart.rows.push(row.clone()),
+                What::Group(group) => apart.groups.push(Arc::clone(group)),
+            }
+        }
+        apart
+    }
+}
+
+fn of(spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> What {
+    match group.filter(|_| spec.inner.grouped) {
+        Some(group) => What::Group(Arc::clone(group)),
+        None => What::Row(row.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // What fails here fails the test.
+
+    use super::*;
+    use crate::{ClaimSpec, States, Table};
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_until_the_row_is_written_and_the_list_has_a_bound() {
+        let spec =
+            ClaimSpec::builder(Table::new("job").unwrap()).state("state", States::text(["new"], "done"));
+        let spec = spec.build().unwrap();
+        let (mut left, row) = (LeftAlone::default(), RowKey::new(0));
+        for whole in [2, 4, 8, 16] {
+            let pause = left.leave(&spec, &row, None);
+            assert!(
+                pause >= Duration::from_secs(whole) / 2 && pause <= Duration::from_secs(whole),
+                "{pause:?}"
+            );
+            assert_eq!(left.now().rows, std::slice::from_ref(&row));
+            tokio::time::advance(pause).await;
+            assert!(left.now().is_empty(), "it can be taken again");
+        }
+        for n in 1..=2 * i64::try_from(MOST).unwrap() {
+            left.leave(&spec, &RowKey::new(n), None);
+            assert!(left.0.len() <= MOST);
+        }
+        assert_eq!(left.now().rows.len(), MOST, "what had come back went first");
+    }
+}
