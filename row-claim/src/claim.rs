@@ -25,7 +25,8 @@ const DROPPED: &str = "dropped";
 /// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry),
 /// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts;
 /// that of a handler of [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store
-/// refuses an end and nothing was written, the claim is returned likewise.
+/// refuses an end and nothing was written, the claim ends as [`on_failure`](crate::ClaimerBuilder::on_failure) says of an
+/// error, because the work counts as tried.
 ///
 /// A process that stood still may come back when somebody else has the row. Then whatever it writes through
 /// the claim answers [`Superseded`](ClaimError::Superseded) and changes nothing. For what it changes elsewhere,

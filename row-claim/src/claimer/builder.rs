@@ -185,7 +185,8 @@ impl ClaimerBuilder {
     }
 
     /// What [`run`](super::Claimer::run) does with a claim whose handler answered an error. By default it
-    /// is failed. What the spec has no state or column for is refused by [`start`](Self::start).
+    /// is failed. The same goes for a claim whose end as done, or in another state, the table refuses. What the spec has no
+    /// state or column for is refused by [`start`](Self::start).
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
         self.config.on_failure = Some(policy);
         self
@@ -197,7 +198,8 @@ impl ClaimerBuilder {
         self
     }
 
-    /// Is told of errors that no caller gets: of taking, sweeping and listening, which are all tried again.
+    /// Is told of errors that no caller gets: of taking, sweeping and listening, which are all tried again, and of each row
+    /// that the table does not allow to be written ([`Row`](ClaimError::Row)), which is left alone for a time.
     /// Called from a task of the claimer: be quick.
     pub fn on_error(mut self, tell: impl Fn(&ClaimError) + Send + Sync + 'static) -> Self {
         self.config.on_error = Some(Arc::new(tell));

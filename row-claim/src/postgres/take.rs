@@ -28,6 +28,7 @@ impl PgClaims {
     /// stands in the table.
     pub(super) async fn take_rows(&self, take: &Take) -> Result<Taken, ClaimError> {
         self.spec().needs_lease()?;
+        take.check(self.words().inner())?;
         let order = self.order().await?;
         let mut trouble = match self.attempt(take, order, false).await {
             Err(trouble) if trouble.is_of_row => trouble,

@@ -180,6 +180,11 @@ async fn one_row_that_cannot_be_written_does_not_stop_the_others() {
         let db = fresh_database().await;
         let pool = table(&db, more).await;
         let seen = Seen::default();
+        let findings = job(false).build().unwrap().check(&pool).await.unwrap();
+        let counted =
+            |text: &str| text.starts_with("1 rows break constraint email_is_one, which is NOT VALID");
+        let is_found = findings.iter().any(|finding| counted(finding.message()));
+        assert_eq!(is_found, what == "email_is_one", "{findings:?}");
         let claimer = seen.start(claimer(&pool, false, job(false).build().unwrap()));
         until_number("19 good rows", &pool, "SELECT count(*) FROM job WHERE status = 'done'", 19).await;
         within("closing", claimer.close()).await.unwrap();

@@ -4,7 +4,7 @@ use super::Look;
 use crate::error::ClaimError;
 use crate::name::literal;
 use crate::spec::Tracking;
-use crate::spec::migration::names::state_list;
+use crate::spec::migration::names::{regclass, state_list};
 use crate::state::StateType;
 
 impl Look<'_> {
@@ -36,6 +36,26 @@ impl Look<'_> {
                 "if nobody is at them, UPDATE {table} SET {until} = pg_catalog.clock_timestamp() WHERE {condition}"
             );
             self.count(&condition, what, &fix).await?;
+        }
+        self.unvalidated().await
+    }
+
+    /// Rows from before a constraint that was added `NOT VALID`: they can be read, and never be written.
+    async fn unvalidated(&mut self) -> Result<(), ClaimError> {
+        let (inner, table) = (&self.spec.inner, self.spec.table());
+        let sql = format!(
+            "SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint \
+             WHERE conrelid = {} AND contype = 'c' AND NOT convalidated ORDER BY conname",
+            regclass(table)
+        );
+        let unsettled = state_list(inner.states.takeable.iter().chain(&inner.states.taken));
+        for row in self.reader.rows(&sql).await? {
+            let (name, check) = (row.text(0), row.text(1));
+            let condition =
+                format!("{}::pg_catalog.text IN ({unsettled}) AND NOT ({check})", inner.state.quoted());
+            let what = format!("break constraint {name}, which is NOT VALID, and cannot be claimed");
+            let fix = format!("correct them (SELECT * FROM {} WHERE {condition})", table.quoted());
+            self.count(&condition, &what, &fix).await?;
         }
         Ok(())
     }
