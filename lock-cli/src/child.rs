@@ -31,6 +31,17 @@ pub(crate) const EXEC: &str = "__exec";
 pub(crate) struct Running {
     child: Child,
     pid: Pid,
+    #[cfg(target_os = "linux")]
+    gate: Gate,
+}
+
+/// Keeps the copy of this tool from becoming the command, until the other end of the pipe is closed.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+struct Gate {
+    /// The copy opens it by its number, so it stays open while the command runs.
+    _read: io::PipeReader,
+    keep_shut: Option<io::PipeWriter>,
 }
 
 /// Whether there is such a program; the exit code if there is none, or it cannot be executed.
@@ -55,6 +66,10 @@ pub(crate) fn start(
     place: &Place,
 ) -> Result<Result<Running, u8>, Error> {
     tree::adopt_orphans();
+    #[cfg(target_os = "linux")]
+    let (gate, mut process) =
+        prepare(command).map_err(|error| output::system("cannot make a pipe for the command", error))?;
+    #[cfg(not(target_os = "linux"))]
     let mut process = prepare(command);
     place.tell(&mut process);
     process.env("LEASEHOLD_KEY", guard.key().as_str()).env("LEASEHOLD_HOLDER", guard.holder().to_string());
@@ -78,7 +93,12 @@ pub(crate) fn start(
             let pid = pid.ok_or_else(|| {
                 Error::new(ErrorKind::Unavailable, "the process for the command has no usable number")
             })?;
-            Ok(Ok(Running { child, pid }))
+            Ok(Ok(Running {
+                child,
+                pid,
+                #[cfg(target_os = "linux")]
+                gate,
+            }))
         }
         Err(error) if cfg!(target_os = "linux") => {
             Err(output::system("cannot start the process for the command; is /proc mounted?", error))
@@ -88,6 +108,12 @@ pub(crate) fn start(
 }
 
 impl Running {
+    /// Lets the command begin. Until then a signal ends it before it has done anything. Elsewhere than on Linux it has begun.
+    pub(crate) fn begin(&mut self) {
+        #[cfg(target_os = "linux")]
+        drop(self.gate.keep_shut.take());
+    }
+
     /// Waits for the end. Dropping the future loses nothing.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
         self.child.wait().await
@@ -114,11 +140,15 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 }
 
 #[cfg(target_os = "linux")]
-fn prepare(command: &[OsString]) -> Command {
+fn prepare(command: &[OsString]) -> io::Result<(Gate, Command)> {
+    use std::os::fd::AsRawFd as _;
+
+    let (read, write) = io::pipe()?;
     // Not by path: the file may have been replaced by another version since we began to wait.
     let mut process = Command::new("/proc/self/exe");
-    process.arg0("leasehold").arg(EXEC).arg(std::process::id().to_string()).args(command);
-    process
+    process.arg0("leasehold").arg(EXEC).arg(std::process::id().to_string());
+    process.arg(read.as_raw_fd().to_string()).args(command);
+    Ok((Gate { _read: read, keep_shut: Some(write) }, process))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -134,7 +164,7 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
     use std::os::unix::process::CommandExt as _;
 
     let parent = arguments.next().and_then(|text| text.to_str()?.parse().ok()).and_then(Pid::from_raw);
-    let (Some(parent), Some(program)) = (parent, arguments.next()) else {
+    let (Some(parent), Some(gate), Some(program)) = (parent, arguments.next(), arguments.next()) else {
         return exit::USAGE.into();
     };
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
@@ -145,8 +175,28 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
         // The tool was killed before the signal was asked for: nobody holds the lock for us.
         return exit::LOST.into();
     }
-    let error = std::process::Command::new(&program).args(arguments).exec();
+    // Where it cannot be opened, the command begins a moment early.
+    let gate = std::fs::File::open(Path::new("/proc").join(parent.to_string()).join("fd").join(gate));
+    let _ = gate.and_then(|mut gate| io::copy(&mut gate, &mut io::sink()));
+    let mut command = std::process::Command::new(&program);
+    command.args(arguments);
+    name_process(&mut command, parent, rustix::process::getpid());
+    let error = command.exec();
     cannot_run(&program, &error).into()
+}
+
+/// Has the variables by which systemd names the process it has started name `own`, which becomes the command, where they
+/// name `tool`: the command has inherited the sockets, and compares the number with its own.
+#[cfg(target_os = "linux")]
+fn name_process(command: &mut std::process::Command, tool: Pid, own: Pid) {
+    let tool = tool.as_raw_pid().to_string();
+    for name in ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"] {
+        if std::env::var(name).is_ok_and(|pid| pid == tool) {
+            command.env(name, own.as_raw_pid().to_string());
+            // It names the tool too, by a number that only a newer systemd knows; without it the process id counts.
+            command.env_remove(format!("{name}FDID"));
+        }
+    }
 }
 
 fn cannot_run(program: &OsStr, error: &io::Error) -> u8 {

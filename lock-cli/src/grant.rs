@@ -238,7 +238,7 @@ pub(crate) async fn finish(
     let key = guard.key().clone();
     let (lost, watch) = (guard.validity() == Validity::Lost, guard.lost());
     // They were for what has ended, which may have done so before they were read.
-    signals.forget().await;
+    drop(signals.drain().await);
     let released = tokio::select! {
         biased;
         released = guard.release() => released,

@@ -7,6 +7,7 @@ compile_error!(
 
 mod admin;
 mod args;
+mod bystanders;
 mod check;
 mod child;
 mod claims;

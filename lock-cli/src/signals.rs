@@ -61,24 +61,28 @@ impl Signals {
         }
     }
 
-    /// Leaves out what has arrived until now.
-    pub(crate) async fn forget(&mut self) {
+    /// Takes the signals that have arrived until now, each once.
+    pub(crate) async fn drain(&mut self) -> Vec<Signal> {
         poll_fn(|cx| {
-            for (_, stream) in &mut self.streams {
-                while stream.poll_recv(cx).is_ready() {}
+            let mut arrived = Vec::new();
+            for (signal, stream) in &mut self.streams {
+                while stream.poll_recv(cx).is_ready() {
+                    if arrived.last() != Some(signal) {
+                        arrived.push(*signal);
+                    }
+                }
             }
-            Poll::Ready(())
+            Poll::Ready(arrived)
         })
-        .await;
+        .await
     }
 }
 
-/// Whether `child` has got `signal` already: a terminal sends what is typed there to all processes in its
-/// foreground, and a program may take a second SIGINT for impatience. One that has left this process's group
-/// (`timeout`, `setsid`) is not among them.
-pub(crate) fn reached_by_itself(child: Pid, signal: Signal) -> bool {
+/// Whether `signal` can come from a terminal in whose foreground this process is. What is typed there reaches all processes
+/// of the group in the foreground.
+pub(crate) fn is_typed(signal: Signal) -> bool {
     [Signal::INT, Signal::QUIT].contains(&signal)
-        && in_the_foreground_of_a_terminal(rustix::process::getpgid(Some(child)).ok())
+        && in_the_foreground_of_a_terminal(rustix::process::getpgrp())
 }
 
 /// Whether `signal` asks the command to come to its end. The others are for its first process to understand.
@@ -86,10 +90,9 @@ pub(crate) fn is_an_end(signal: Signal) -> bool {
     [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal)
 }
 
-fn in_the_foreground_of_a_terminal(group: Option<Pid>) -> bool {
+fn in_the_foreground_of_a_terminal(group: Pid) -> bool {
     File::open("/dev/tty").is_ok_and(|terminal| {
-        let foreground = rustix::termios::tcgetpgrp(&terminal).ok();
-        foreground.is_some() && foreground == group
+        rustix::termios::tcgetpgrp(&terminal).is_ok_and(|foreground| foreground == group)
     })
 }
 

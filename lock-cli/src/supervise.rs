@@ -12,10 +12,11 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::args::{OnLoss, Run};
+use crate::bystanders::{Bystanders, Reach};
 use crate::child::Running;
 use crate::output::{self, Notes};
 use crate::signals::{self, Signals};
-use crate::tree;
+use crate::tree::{self, Tree};
 
 /// How often to look for processes that the command has left behind, while it is waited for them.
 const LOOK: Duration = Duration::from_millis(20);
@@ -36,7 +37,9 @@ pub(crate) async fn until_end(
     let (mut is_told, mut is_ending, mut kill_at) = (false, false, None);
     // As bits: those that are for the first process alone.
     let mut passed_on = 0_u64;
-    let command = running.pid();
+    let mut bystanders = Bystanders::start();
+    running.begin();
+    let mut tree = Tree::new(running.pid(), bystanders.pids());
     let status = loop {
         tokio::select! {
             status = running.ended() => break status?,
@@ -46,7 +49,7 @@ pub(crate) async fn until_end(
                     notes.say(&format!("lost the lock \"{}\" ({reason}); the command goes on", guard.key()));
                 } else {
                     notes.say(&format!("lost the lock \"{}\" ({reason}); ending the command", guard.key()));
-                    let refused = tree::send(command, Signal::TERM);
+                    let refused = tree.send(Signal::TERM, Reach::Alone);
                     if !refused.is_empty() {
                         let list = refused.iter().map(|pid| pid.as_raw_pid().to_string()).collect::<Vec<_>>().join(", ");
                         output::problem(&format!(
@@ -57,15 +60,20 @@ pub(crate) async fn until_end(
                 }
             }
             signal = signals.next() => {
-                is_ending |= pass_on(running, signal);
-                if !signals::is_an_end(signal) {
-                    passed_on |= 1 << signal.as_raw();
+                let (all, reach) = bystanders.settle(signal, signals).await;
+                tree.set_helpers(bystanders.pids());
+                for signal in all {
+                    is_ending |= pass_on(running, &tree, signal, reach);
+                    if !signals::is_an_end(signal) {
+                        passed_on |= 1 << signal.as_raw();
+                    }
+                    notes.detail(&format!("{}{}", name(signal), whom(reach)));
                 }
             }
-            _ = adopted.recv() => tree::reap_adopted(command),
+            _ = adopted.recv() => tree.reap_adopted(),
             () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
                 notes.say("the command did not end in time; killing it");
-                tree::send(command, Signal::KILL);
+                tree.send(Signal::KILL, Reach::Alone);
                 break running.ended().await?;
             }
         }
@@ -73,51 +81,82 @@ pub(crate) async fn until_end(
     // A command that ends by itself may leave something behind; one that was told to end takes it along, and so does one
     // whose first process ended by a signal that it did not expect.
     if !is_ending && status.signal().is_some_and(|signal| passed_on & (1 << signal) != 0) {
-        tree::send_to_rest(command, Some(Signal::TERM));
+        tree.send_to_rest(Signal::TERM, Reach::Alone);
         is_ending = true;
     }
     if kill_at.is_some() || is_ending {
-        end_the_rest(running, signals, kill_at.unwrap_or_else(|| Instant::now() + args.grace), notes).await;
+        let kill_at = kill_at.unwrap_or_else(|| Instant::now() + args.grace);
+        end_the_rest(&mut tree, &mut bystanders, signals, kill_at, notes).await;
     }
+    bystanders.dismiss().await;
     Ok(status)
 }
 
-/// Passes `signal` on to whom it concerns; whether that is to end the command.
-fn pass_on(running: &Running, signal: Signal) -> bool {
-    let command = running.pid();
-    if signals::reached_by_itself(command, signal) {
-        return false;
-    }
+/// Passes `signal` on to those whom it concerns and has not reached. Returns whether it is to end the command.
+fn pass_on(running: &Running, tree: &Tree, signal: Signal, reach: Reach) -> bool {
+    let has_command = tree::has_reached(reach, running.pid());
     if signals::is_an_end(signal) {
-        tree::send(command, signal);
+        // What is typed at a terminal is for its foreground alone, as without this tool.
+        if has_command && reach == Reach::Group && signals::is_typed(signal) {
+            return false;
+        }
+        tree.send(signal, reach);
         return true;
     }
-    if running.is_running() {
+    if running.is_running() && !has_command {
         // It can have ended this moment; then there is nobody to tell.
-        let _ = rustix::process::kill_process(command, signal);
+        let _ = rustix::process::kill_process(running.pid(), signal);
     }
     false
 }
 
+/// The name of a signal that is passed on.
+fn name(signal: Signal) -> &'static str {
+    match signal {
+        Signal::TERM => "SIGTERM",
+        Signal::INT => "SIGINT",
+        Signal::QUIT => "SIGQUIT",
+        Signal::HUP => "SIGHUP",
+        Signal::USR1 => "SIGUSR1",
+        _ => "SIGUSR2",
+    }
+}
+
+/// What has become of a signal, for people.
+fn whom(reach: Reach) -> &'static str {
+    match reach {
+        Reach::Alone => " was sent to this tool, which has passed it on",
+        Reach::Group => " was sent to the process group; passed on to nobody in it",
+        Reach::Everybody => " was sent to every process; passed on to nobody",
+    }
+}
+
 /// Waits until what the command has left behind has ended as well, and kills it at `kill_at`.
-async fn end_the_rest(running: &Running, signals: &mut Signals, kill_at: Instant, notes: Notes) {
-    let command = running.pid();
+async fn end_the_rest(
+    tree: &mut Tree,
+    bystanders: &mut Bystanders,
+    signals: &mut Signals,
+    kill_at: Instant,
+    notes: Notes,
+) {
     let mut said = false;
-    while tree::send_to_rest(command, None) > 0 && Instant::now() < kill_at + KILLED {
+    while tree.has_rest() && Instant::now() < kill_at + KILLED {
         if Instant::now() >= kill_at {
             if !said {
                 notes.say("processes of the command did not end in time; killing them");
                 said = true;
             }
             // Again and again: one that is just being started is not in the table yet.
-            tree::send_to_rest(command, Some(Signal::KILL));
+            tree.send_to_rest(Signal::KILL, Reach::Alone);
         }
         tokio::select! {
             () = sleep(LOOK) => {}
             signal = signals.next() => {
-                tree::send_to_rest(command, Some(signal));
+                let (all, reach) = bystanders.settle(signal, signals).await;
+                tree.set_helpers(bystanders.pids());
+                all.into_iter().for_each(|signal| tree.send_to_rest(signal, reach));
             }
         }
-        tree::reap_adopted(command);
+        tree.reap_adopted();
     }
 }

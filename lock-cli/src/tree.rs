@@ -11,6 +11,8 @@ use std::collections::VecDeque;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::bystanders::Reach;
+
 /// One entry of the table of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
@@ -27,36 +29,73 @@ pub(crate) fn adopt_orphans() {
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
-/// Sends `signal` to `command` and all below it, parents first: a shell must not go on with its next line because
-/// what it waited for has ended. What runs under another `leasehold` is left to that one, which passes signals on. Answers
-/// those that take none from this user, such as a command that has become another one (sudo).
-pub(crate) fn send(command: Pid, signal: Signal) -> Vec<Pid> {
-    let table = table();
-    let mut found = below(&table, command, &|pid| signal == Signal::KILL || !is_this_tool(pid));
-    found.retain(|pid| *pid != command);
-    // The command itself is meant also where the table of processes cannot be read.
-    let all = std::iter::once(command).chain(found);
-    // One that has ended meanwhile needs no signal.
-    all.filter(|pid| kill_process(*pid, signal) == Err(Errno::PERM)).collect()
+/// The processes of a command.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    command: Pid,
+    /// Processes below this tool that are not of the command.
+    helpers: Vec<Pid>,
 }
 
-/// Sends `signal` to what `command`, which has ended, has left running; how many that are.
-pub(crate) fn send_to_rest(command: Pid, signal: Option<Signal>) -> usize {
-    let table = table();
-    let found = below(&table, command, &|_| true);
-    for pid in found.iter().filter(|_| signal.is_some()) {
-        let _ = signal.map(|signal| kill_process(*pid, signal));
+impl Tree {
+    /// The tree of `command`, without the `helpers` of this tool.
+    pub(crate) fn new(command: Pid, helpers: Vec<Pid>) -> Self {
+        Self { command, helpers }
     }
-    found.len()
+
+    /// Names the helpers of this tool, which have changed.
+    pub(crate) fn set_helpers(&mut self, helpers: Vec<Pid>) {
+        self.helpers = helpers;
+    }
+
+    /// Sends `signal` to the command and all below it but those that it has `reached`, parents first: a shell must not go on
+    /// with its next line because what it waited for has ended. What runs under another `leasehold` is left to that one, which
+    /// passes signals on. Returns those that take none from this user, such as a command that has become another one (sudo).
+    pub(crate) fn send(&self, signal: Signal, reached: Reach) -> Vec<Pid> {
+        let mut found = self.below(&|pid| signal == Signal::KILL || !is_this_tool(pid));
+        found.retain(|pid| *pid != self.command);
+        // The command itself is meant also where the table of processes cannot be read.
+        let all = std::iter::once(self.command).chain(found).filter(|pid| !has_reached(reached, *pid));
+        // One that has ended meanwhile needs no signal.
+        all.filter(|pid| kill_process(*pid, signal) == Err(Errno::PERM)).collect()
+    }
+
+    /// Sends `signal` to what the command, which has ended, has left running, but to those that it has `reached`.
+    pub(crate) fn send_to_rest(&self, signal: Signal, reached: Reach) {
+        for pid in self.below(&|_| true).into_iter().filter(|pid| !has_reached(reached, *pid)) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Whether the command, which has ended, has left something running.
+    pub(crate) fn has_rest(&self) -> bool {
+        !self.below(&|_| true).is_empty()
+    }
+
+    /// Reaps adopted processes that have ended. The runtime reaps the command and the helpers.
+    pub(crate) fn reap_adopted(&self) {
+        let own = rustix::process::getpid();
+        let is_ours = |pid| pid == self.command || self.helpers.contains(&pid);
+        for process in table() {
+            if process.has_ended && process.parent == own.as_raw_pid() && !is_ours(process.pid) {
+                let _ = rustix::process::waitpid(Some(process.pid), rustix::process::WaitOptions::NOHANG);
+            }
+        }
+    }
+
+    fn below(&self, entered: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
+        let mut found = below(&table(), self.command, entered);
+        found.retain(|pid| !self.helpers.contains(pid));
+        found
+    }
 }
 
-/// Reaps adopted processes that have ended. `command` is reaped by the runtime.
-pub(crate) fn reap_adopted(command: Pid) {
-    let own = rustix::process::getpid();
-    for process in table() {
-        if process.has_ended && process.parent == own.as_raw_pid() && process.pid != command {
-            let _ = rustix::process::waitpid(Some(process.pid), rustix::process::WaitOptions::NOHANG);
-        }
+/// Whether a signal with this reach has been sent to `pid` as well.
+pub(crate) fn has_reached(reached: Reach, pid: Pid) -> bool {
+    match reached {
+        Reach::Alone => false,
+        Reach::Group => rustix::process::getpgid(Some(pid)) == Ok(rustix::process::getpgrp()),
+        Reach::Everybody => true,
     }
 }
 

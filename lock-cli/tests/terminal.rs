@@ -140,6 +140,21 @@ fn the_command_is_in_the_foreground_and_ctrl_c_reaches_it_once() {
     assert!(store.is_free("k"));
 }
 
+#[test]
+fn a_sigint_to_the_tool_alone_is_passed_on_in_the_foreground_of_a_terminal() {
+    let store = Store::new();
+    let script = "trap 'echo got-$((3+4)); stop=1' INT; echo in-$((2+1)); until [ \"$stop\" ]; do sleep 0.05; done; exit 7";
+    std::fs::write(store.path("script"), script).unwrap();
+    let run = format!("sh -c 'echo tool-$$-; exec leasehold run k -- sh {}'", store.path("script").display());
+    let mut terminal = Terminal::start(&store, &run);
+    terminal.shows("tool-");
+    let tool = pid(&terminal.until("-"));
+    terminal.shows("in-3");
+    kill_process(tool, Signal::INT).unwrap();
+    let (code, shown) = terminal.end();
+    assert_eq!((code, shown.matches("got-7").count()), (7, 1), "{shown:?}");
+}
+
 /// Nobody passes that Ctrl-C on: what does not end by it is left behind, as without the tool.
 #[test]
 fn what_a_command_leaves_in_the_background_outlives_a_ctrl_c_if_it_ignores_that() {
