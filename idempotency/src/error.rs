@@ -23,6 +23,27 @@ pub enum IdempotencyError {
         source: sqlx::Error,
     },
 
+    /// The server refused to commit the effects, because of a constraint or a trigger that is checked at the commit. Nothing
+    /// was done. The same request fails again until the rows or the request change.
+    #[error(
+        "the server refused to commit the effects, nothing was done: {}; change the request or the rows that it refers to, or check the constraint before, by SET CONSTRAINTS ALL IMMEDIATE",
+        server(source)
+    )]
+    Refused {
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
+    /// A statement under the key failed and its error was caught, so that the server had ended the transaction (25P02).
+    /// Nothing was done. The same code fails again.
+    #[error(
+        "a statement under the key failed and its error was caught, so that the server had ended the transaction, nothing was done: return the error, or begin a savepoint before a statement that may fail, or say ON CONFLICT"
+    )]
+    Aborted {
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
     /// The key was begun earlier in this same transaction and is not finished: finish it once, where it was begun.
     #[error("this transaction has begun the key before; finish it where it was begun")]
     Unfinished,
@@ -64,6 +85,7 @@ impl IdempotencyError {
     pub(crate) fn of(error: sqlx::Error, doing: &str) -> Self {
         match sqlstate(&error).as_deref() {
             Some("40001" | "40P01") => Self::Retry { source: error },
+            Some("25P02") => Self::Aborted { source: error },
             // The server's advice names the command, which does not install these tables.
             Some("42P01" | "3F000" | "42703") => Error::new(
                 ErrorKind::SchemaMissing,
@@ -82,7 +104,10 @@ impl IdempotencyError {
                 .with_source(leasehold_postgres::DriverError::new(error))
                 .into();
         }
-        Self::of(error, "commit")
+        match sqlstate(&error) {
+            Some(state) if is_refusal(&state) => Self::Refused { source: error },
+            _ => Self::of(error, "commit"),
+        }
     }
 
     pub(crate) fn commit_silent() -> Self {
@@ -108,6 +133,16 @@ impl IdempotencyError {
     }
 }
 
+/// Whether a commit was refused for what the transaction did: constraints, data, and what deferred triggers raise.
+fn is_refusal(state: &str) -> bool {
+    ["22", "23", "27", "2F", "38", "39", "44", "P0"].iter().any(|class| state.starts_with(class))
+}
+
+/// The server's message alone.
+fn server(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |answer| answer.message().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +154,8 @@ mod tests {
         assert!(IdempotencyError::of(sqlx::Error::PoolTimedOut, "begin").is_retryable());
         assert!(IdempotencyError::commit_silent().is_retryable(), "by the same key, it is safe");
         assert!(!IdempotencyError::Unfinished.is_retryable());
+        assert!(!IdempotencyError::Refused { source: sqlx::Error::PoolTimedOut }.is_retryable());
+        assert!(!IdempotencyError::Aborted { source: sqlx::Error::PoolTimedOut }.is_retryable());
         assert!(!IdempotencyError::TooLarge { size: 2, limit: 1 }.is_retryable());
     }
 

@@ -56,10 +56,13 @@ impl Fresh {
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](IdempotencyError::TooLarge) and [`Retry`](IdempotencyError::Retry): nothing was done. A rejection can
-    /// end in the latter at any isolation, where another process begins the key while the effects are rolled back. Of kind
-    /// [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again with
-    /// the same key. Of kind [`Lost`](leasehold_api::ErrorKind::Lost) when the transaction was ended by somebody else,
+    /// Nothing was done: [`TooLarge`](IdempotencyError::TooLarge); [`Retry`](IdempotencyError::Retry), also of a rejection,
+    /// at any isolation, if another process begins the key while the effects are rolled back;
+    /// [`Refused`](IdempotencyError::Refused) by a constraint that is checked at the commit, and
+    /// [`Aborted`](IdempotencyError::Aborted) by a statement that failed before, which no retry helps.
+    ///
+    /// Of kind [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again
+    /// with the same key. Of kind [`Lost`](leasehold_api::ErrorKind::Lost) when the transaction was ended by somebody else,
     /// such as the driver (see [above](Fresh)): what was executed afterwards stays. Else what the server answers, and
     /// nothing was done.
     ///

@@ -5,33 +5,34 @@ mod answer;
 mod fuzz;
 mod header;
 mod idem_tx;
+mod request;
+mod serve;
 
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{OriginalUri, Request};
+use axum::BoxError;
+use axum::body::HttpBody;
+use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{Method, StatusCode};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http::{HeaderName, Method, response};
 use leasehold_api::BoxFuture;
+use leasehold_tower::OnGone;
+use tokio_util::task::TaskTracker;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use self::answer::Refusal;
-use self::idem_tx::Shared;
-use crate::begin::Begin;
-use crate::ident::{Fingerprint, Ident, fingerprint};
+use crate::ident::Fingerprint;
 use crate::store::IdempotencyStore;
-use crate::stored::Stored;
 
 pub use self::idem_tx::IdemTx;
 
 const DEFAULT_MAX_REQUEST: usize = 1024 * 1024;
+const DEFAULT_FINISH_WITHIN: Duration = Duration::from_secs(300);
 
 /// What a client gets that repeats a finished request.
 #[non_exhaustive]
@@ -54,6 +55,8 @@ pub struct IdempotencyLayer<S> {
 }
 
 type Principal = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+type OfRequest = Arc<dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync>;
+type OfResponse = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 
 #[derive(Clone)]
 struct Settings<S> {
@@ -63,6 +66,13 @@ struct Settings<S> {
     methods: Vec<Method>,
     on_replay: OnReplay,
     max_request: usize,
+    fingerprint: OfRequest,
+    not_stored: OfResponse,
+    kept_headers: Vec<HeaderName>,
+    on_gone: OnGone,
+    finish_within: Duration,
+    /// The requests in flight.
+    in_flight: TaskTracker,
 }
 
 impl<S: IdempotencyStore> IdempotencyLayer<S> {
@@ -79,6 +89,12 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
                 methods: vec![Method::POST, Method::PATCH],
                 on_replay: OnReplay::default(),
                 max_request: DEFAULT_MAX_REQUEST,
+                fingerprint: Arc::new(request::fingerprint_of),
+                not_stored: Arc::new(|_| false),
+                kept_headers: answer::KEPT.to_vec(),
+                on_gone: OnGone::default(),
+                finish_within: DEFAULT_FINISH_WITHIN,
+                in_flight: TaskTracker::new(),
             }),
         }
     }
@@ -107,6 +123,74 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
     #[must_use]
     pub fn max_request(self, bytes: usize) -> Self {
         self.with(|settings| settings.max_request = bytes)
+    }
+
+    /// What makes two requests the same, instead of method, path, query, content type and body. For a form with files it is
+    /// needed: a client draws a new boundary for each `multipart/form-data` that it sends, so that a repetition has other
+    /// bytes and is answered with 422. Leave nothing out that the handler reads.
+    ///
+    /// ```
+    /// use leasehold_idempotency::{IdempotencyLayer, MemoryIdempotency, fingerprint};
+    ///
+    /// // The client names the digest of its file, and the handler compares it.
+    /// let keys = IdempotencyLayer::new(MemoryIdempotency::new(), |_| Some("all".to_owned())).fingerprint(|parts, _body| {
+    ///     let digest = parts.headers.get("x-content-sha256").map_or(b"".as_slice(), |value| value.as_bytes());
+    ///     fingerprint([parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), digest])
+    /// });
+    /// # let _ = keys;
+    /// ```
+    #[must_use]
+    pub fn fingerprint(self, of: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.fingerprint = Arc::new(of))
+    }
+
+    /// Names further responses that are not stored, so that a repetition is carried out: those with a status of 4xx for
+    /// which `is_passing` returns `true`. It is not called for 2xx and 3xx, which are always stored because their effects
+    /// are committed.
+    #[must_use]
+    pub fn not_stored(self, is_passing: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.not_stored = Arc::new(is_passing))
+    }
+
+    /// Names further headers of responses to be stored and replayed, beside those in the [table](crate#in-an-axum-app).
+    /// Headers of the connection, such as `content-length`, are never stored.
+    #[must_use]
+    pub fn keep_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|settings| {
+            for name in names.into_iter().filter(answer::is_of_the_response) {
+                if !settings.kept_headers.contains(&name) {
+                    settings.kept_headers.push(name);
+                }
+            }
+        })
+    }
+
+    /// What happens when the client goes away while the handler runs, unless a lock layer is around this layer: that one
+    /// decides then. With [`OnGone::Finish`], the default, the handler runs to its end and is committed. Repetitions are
+    /// told that it is in flight, and are given its response when it is done. With [`OnGone::Cancel`] it is dropped at its
+    /// next await and rolled back, so that a client with less patience than the handler never gets done.
+    #[must_use]
+    pub fn on_gone(self, policy: OnGone) -> Self {
+        self.with(|settings| settings.on_gone = policy)
+    }
+
+    /// How long a handler whose client has gone may go on: 5 minutes unless set. It is dropped and rolled back then.
+    #[must_use]
+    pub fn finish_within(self, limit: Duration) -> Self {
+        self.with(|settings| settings.finish_within = limit)
+    }
+
+    /// Resolves when no request is in flight, also none whose client has gone: await it after the server has shut down, which
+    /// does not wait for those, and close the pool then. What is in flight when the process ends is rolled back by the
+    /// server, and a repetition carries it out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only waits.
+    pub async fn idle(&self) {
+        // Closed, a tracker still counts, and can be waited for.
+        self.settings.in_flight.close();
+        self.settings.in_flight.wait().await;
     }
 
     fn with(mut self, change: impl FnOnce(&mut Settings<S>)) -> Self {
@@ -158,11 +242,14 @@ impl<S, I> fmt::Debug for Idempotent<S, I> {
     }
 }
 
-impl<S, I> Service<Request> for Idempotent<S, I>
+impl<S, I, B> Service<Request> for Idempotent<S, I>
 where
     S: IdempotencyStore,
-    I: Service<Request, Response = Response> + Clone + Send + 'static,
+    I: Service<Request, Response = Response<B>> + Clone + Send + 'static,
     I::Future: Send,
+    I::Error: Send + 'static,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     type Response = Response;
     type Error = I::Error;
@@ -178,157 +265,5 @@ where
         let inner = std::mem::replace(&mut self.inner, next);
         let settings = Arc::clone(&self.settings);
         Box::pin(async move { settings.serve(request, inner).await })
-    }
-}
-
-impl<S: IdempotencyStore> Settings<S> {
-    async fn serve<I>(&self, request: Request, mut inner: I) -> Result<Response, I::Error>
-    where
-        I: Service<Request, Response = Response> + Send,
-    {
-        if !self.methods.contains(request.method()) {
-            return inner.call(request).await;
-        }
-        let (parts, body) = request.into_parts();
-        let key = match header::key(&parts.headers) {
-            Ok(Some(key)) => key,
-            Ok(None) if self.required => return Ok(Refusal::MissingKey.into()),
-            Ok(None) => return inner.call(Request::from_parts(parts, body)).await,
-            Err(why) => return Ok(Refusal::BadKey(why).into()),
-        };
-        let (fresh, parts, body) = match self.begin(parts, body, &key).await {
-            Ok(begun) => begun,
-            Err(response) => return Ok(*response),
-        };
-        let shared = Shared::new(fresh);
-        let mut request = Request::from_parts(parts, Body::from(body));
-        request.extensions_mut().insert(shared.clone());
-        // Dropped here, by an error, a panic or a client that is gone, it is rolled back.
-        let response = inner.call(request).await?;
-        let Some(fresh) = shared.take() else {
-            tracing::error!("a handler has kept the transaction of its idempotency key; it is rolled back");
-            return Ok(Refusal::Kept.into());
-        };
-        Ok(self.end(fresh, response).await)
-    }
-
-    /// The key and the transaction, or what the client is told.
-    async fn begin(
-        &self,
-        parts: Parts,
-        body: Body,
-        key: &str,
-    ) -> Result<(S::Fresh, Parts, Bytes), Box<Response>> {
-        let refuse = |refusal: Refusal| Box::new(Response::from(refusal));
-        let Some(scope) = (self.principal)(&parts) else {
-            tracing::error!(
-                "a request with an idempotency key has no principal; authenticate it before this layer"
-            );
-            return Err(refuse(Refusal::NoPrincipal));
-        };
-        let ident = Ident::new(scope, key).map_err(|error| {
-            tracing::error!(%error, "the principal of a request cannot be a scope");
-            refuse(Refusal::NoPrincipal)
-        })?;
-        let body = match Limited::new(body, self.max_request).collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => return Err(refuse(Refusal::RequestTooLarge)),
-            Err(_) => return Err(refuse(Refusal::BrokenRequest)),
-        };
-        let fingerprint = of_request(&parts, &body);
-        match self.store.begin(&ident, &fingerprint).await {
-            Ok(Begin::Fresh(fresh)) => Ok((fresh, parts, body)),
-            Ok(Begin::Replay(stored)) => Err(Box::new(match self.on_replay {
-                OnReplay::Refuse if !stored.is_rejected() => Refusal::DoneBefore.into(),
-                _ => answer::replay(&stored),
-            })),
-            Ok(Begin::InFlight { retry_after }) => Err(refuse(Refusal::InFlight(retry_after))),
-            Ok(Begin::Mismatch) => Err(refuse(Refusal::Mismatch)),
-            Err(error) => {
-                tracing::error!(%error, "an idempotency key could not be begun");
-                Err(refuse(Refusal::of(&error)))
-            }
-        }
-    }
-
-    /// Commits or rolls back, as the response says.
-    async fn end(&self, fresh: S::Fresh, response: Response) -> Response {
-        let status = response.status();
-        if !is_final(status) {
-            roll_back::<S>(fresh).await;
-            return if status.is_informational() { Refusal::NotStorable.into() } else { response };
-        }
-        let (parts, body) = response.into_parts();
-        let body = match Limited::new(body, self.store.max_body()).collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(error) => {
-                tracing::error!(%error, "a response under an idempotency key is not to be stored; it is rolled back");
-                roll_back::<S>(fresh).await;
-                return Refusal::NotStorable.into();
-            }
-        };
-        let stored = if status.is_client_error() { Stored::rejected } else { Stored::done };
-        let Some(stored) = answer::with_headers(stored(status.as_u16(), body.clone()), &parts.headers) else {
-            tracing::error!("a header of a response under an idempotency key is no text; it is rolled back");
-            roll_back::<S>(fresh).await;
-            return Refusal::NotStorable.into();
-        };
-        match S::finish(fresh, stored).await {
-            Ok(_) => Response::from_parts(parts, Body::from(body)),
-            Err(error) => {
-                tracing::error!(%error, "a request under an idempotency key could not be finished");
-                Refusal::of(&error).into()
-            }
-        }
-    }
-}
-
-async fn roll_back<S: IdempotencyStore>(fresh: S::Fresh) {
-    if let Err(error) = S::rollback(fresh).await {
-        tracing::warn!(%error, "a rollback was not confirmed; the server does it when the connection ends");
-    }
-}
-
-/// Whether a repetition should be given the same response. Not where the client is to try again: later, with other
-/// credentials, or in another state.
-fn is_final(status: StatusCode) -> bool {
-    let again = matches!(status.as_u16(), 401 | 403 | 408 | 409 | 425 | 429);
-    !(again || status.is_informational() || status.is_server_error())
-}
-
-/// Method, path, query, content type and body. Nothing that changes from one try to the next.
-fn of_request(parts: &Parts, body: &Bytes) -> Fingerprint {
-    let uri = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0);
-    let (has_query, query) = uri.query().map_or(("", ""), |query| ("?", query));
-    let content_type = parts.headers.get(CONTENT_TYPE).map_or(b"".as_slice(), |value| value.as_bytes());
-    let text = [parts.method.as_str(), uri.path(), has_query, query].map(str::as_bytes);
-    fingerprint(text.into_iter().chain([content_type, body]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fingerprints_have_what_is_asked_for_and_nothing_else() {
-        let of = |method: &str, uri: &str, content_type: &str, trace: &str, body: &'static str| {
-            let request = http::Request::builder().method(method).uri(uri);
-            let request = request.header("content-type", content_type).header("traceparent", trace);
-            of_request(&request.body(()).unwrap().into_parts().0, &Bytes::from_static(body.as_bytes()))
-        };
-        let base = of("POST", "/a?b", "t/p", "1", "x");
-        assert_eq!(base, of("POST", "/a?b", "t/p", "2", "x"), "not the trace");
-        for other in [
-            of("PATCH", "/a?b", "t/p", "1", "x"),
-            of("POST", "/A?b", "t/p", "1", "x"),
-            of("POST", "/a?c", "t/p", "1", "x"),
-            of("POST", "/a", "t/p", "1", "x"),
-            of("POST", "/a?", "t/p", "1", "x"),
-            of("POST", "/a?b", "t/q", "1", "x"),
-            of("POST", "/a?b", "t/p", "1", "y"),
-        ] {
-            assert_ne!(base, other);
-        }
-        assert_ne!(of("POST", "/a", "", "", ""), of("POST", "/a?", "", "", ""));
     }
 }

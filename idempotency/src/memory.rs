@@ -12,7 +12,8 @@ use crate::error::IdempotencyError;
 use crate::flight::{Entry, Flight, Flights};
 use crate::ident::{Fingerprint, Ident};
 use crate::postgres::{
-    DEFAULT_MAX_BODY, DEFAULT_MAX_IN_FLIGHT, DEFAULT_RETENTION, DEFAULT_RETRY_AFTER, bounded_retention,
+    DEFAULT_MAX_BODY, DEFAULT_MAX_IN_FLIGHT, DEFAULT_RETENTION, DEFAULT_RETRY_AFTER, Isolation,
+    bounded_retention,
 };
 use crate::store::{self, IdempotencyStore, Sealed};
 use crate::stored::Stored;
@@ -266,6 +267,10 @@ impl IdempotencyStore for MemoryIdempotency {
 
     fn max_body(&self) -> usize {
         self.max_body
+    }
+
+    fn isolation(&self) -> Isolation {
+        Isolation::ReadCommitted
     }
 }
 

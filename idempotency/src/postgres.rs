@@ -380,4 +380,8 @@ impl IdempotencyStore for PgIdempotency {
     fn max_body(&self) -> usize {
         self.max_body
     }
+
+    fn isolation(&self) -> Isolation {
+        self.isolation
+    }
 }

@@ -3,6 +3,7 @@
 use crate::begin::{Begin, Outcome};
 use crate::error::IdempotencyError;
 use crate::ident::{Fingerprint, Ident};
+use crate::postgres::Isolation;
 use crate::stored::Stored;
 
 /// Where keys are recorded: [`PgIdempotency`](crate::PgIdempotency), or its twin
@@ -66,6 +67,9 @@ pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'st
 
     /// The largest response that is stored, in bytes of body and headers.
     fn max_body(&self) -> usize;
+
+    /// The isolation of the transactions that [`begin`](Self::begin) begins.
+    fn isolation(&self) -> Isolation;
 }
 
 pub trait Sealed {}

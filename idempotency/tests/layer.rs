@@ -4,19 +4,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::Request;
+use axum::extract::{Path, Request};
 use axum::http::request::Builder;
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use axum::routing::{any, post};
-use leasehold_idempotency::{IdemTx, IdempotencyLayer, MemoryIdempotency, OnReplay};
+use leasehold_idempotency::{IdemTx, IdempotencyLayer, MemoryIdempotency, OnReplay, fingerprint};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tower::ServiceExt as _;
 
 struct App {
     router: Router,
+    layer: MemoryLayer,
     /// How often a handler was called.
     calls: Arc<AtomicU64>,
     /// A permit for each handler of `/slow` that may end.
@@ -55,9 +58,34 @@ fn app(change: impl FnOnce(MemoryLayer) -> MemoryLayer) -> App {
         )
         .route("/tx", post(async |_: IdemTx| "never"))
         .route("/refused", post(async || (StatusCode::PAYMENT_REQUIRED, "no funds")))
+        .route(
+            "/status/{status}",
+            post(async |Path(status): Path<u16>| StatusCode::from_u16(status).unwrap()),
+        )
+        .route(
+            "/later/{status}",
+            post(async |Path(status): Path<u16>| {
+                (StatusCode::from_u16(status).unwrap(), [("retry-after", "1")], "later")
+            }),
+        )
+        .route(
+            "/file",
+            post(async || {
+                let disposition =
+                    HeaderValue::from_bytes("attachment; filename=\"é.csv\"".as_bytes()).unwrap();
+                let headers = [
+                    ("content-type", HeaderValue::from_static("text/csv")),
+                    ("content-disposition", disposition),
+                    ("cache-control", HeaderValue::from_static("no-store")),
+                    ("x-request-id", HeaderValue::from_static("7")),
+                ];
+                (headers, "a,b")
+            }),
+        )
         .route("/packed", post(async || ([("content-encoding", "gzip")], "\u{1f}packed")))
         .route("/bytes", post(async || ([("etag", HeaderValue::from_bytes(b"\xff").unwrap())], "x")));
-    App { router: router.route_layer(change(layer)), calls, gate }
+    let layer = change(layer);
+    App { router: router.route_layer(layer.clone()), layer, calls, gate }
 }
 
 fn request(path: &str) -> Builder {
@@ -162,13 +190,95 @@ async fn row_70_in_flight_is_a_conflict_with_a_time_to_come_back() {
     app.gate.add_permits(1);
     assert_eq!(first.await.2, "done");
     assert_eq!(app.send(keyed(), "").await.1["idempotent-replayed"], "true");
-    // A client that leaves frees its key.
-    let mut gone = Box::pin(app.send(request("/slow").header("idempotency-key", "b"), ""));
+}
+
+#[tokio::test]
+async fn row_70_a_client_that_leaves_is_told_in_flight_and_then_given_the_response() {
+    let app = app(|layer| layer);
+    let keyed = || request("/slow").header("idempotency-key", "b");
+    let mut gone = Box::pin(app.send(keyed(), ""));
     assert!(futures_util::poll!(&mut gone).is_pending());
     drop(gone);
+    assert!(is_problem(&app.send(keyed(), "").await, 409, "in-flight"));
     app.gate.add_permits(1);
-    let (_, headers, body) = app.send(request("/slow").header("idempotency-key", "b"), "").await;
-    assert!(body == "done" && !headers.contains_key("idempotent-replayed"));
+    app.layer.idle().await;
+    let (_, headers, body) = app.send(keyed(), "").await;
+    assert!(body == "done" && headers["idempotent-replayed"] == "true");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_whose_client_has_gone_ends_in_time() {
+    let app = app(|layer| layer.finish_within(Duration::from_secs(60)));
+    let keyed = || request("/slow").header("idempotency-key", "b");
+    let mut gone = Box::pin(app.send(keyed(), ""));
+    assert!(futures_util::poll!(&mut gone).is_pending());
+    // One whose client waits is not bounded.
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(futures_util::poll!(&mut gone).is_pending());
+    let left = Instant::now();
+    drop(gone);
+    app.layer.idle().await;
+    assert_eq!(left.elapsed().as_secs(), 60);
+    app.gate.add_permits(1);
+    let (_, headers, body) = app.send(keyed(), "").await;
+    assert!(body == "done" && !headers.contains_key("idempotent-replayed"), "it was rolled back");
+}
+
+#[tokio::test]
+async fn a_refusal_that_may_pass_is_not_stored_and_success_always_is() {
+    let app = app(|layer| layer.not_stored(|parts| parts.status == 404 || parts.status == 201));
+    for (path, stored) in [
+        ("/status/404", false),
+        ("/status/410", true),
+        ("/status/423", false),
+        ("/later/400", false),
+        ("/later/503", false),
+        ("/later/202", true),
+        ("/status/303", true),
+        ("/spend", true),
+    ] {
+        for repeated in [false, true] {
+            let told = app.send(request(path).header("idempotency-key", path), "").await;
+            assert_eq!(told.1.contains_key("idempotent-replayed"), repeated && stored, "{path}: {told:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_replay_has_the_headers_of_a_download_and_those_that_were_named() {
+    let names = [HeaderName::from_static("x-request-id"), HeaderName::from_static("content-length")];
+    let app = app(|layer| layer.keep_headers(names));
+    for repeated in [false, true] {
+        let (_, headers, body) = app.send(request("/file").header("idempotency-key", "a"), "").await;
+        assert_eq!(headers.contains_key("idempotent-replayed"), repeated);
+        assert_eq!(headers["content-disposition"].as_bytes(), "attachment; filename=\"é.csv\"".as_bytes());
+        assert_eq!(
+            (&headers["cache-control"], body.as_str()),
+            (&HeaderValue::from_static("no-store"), "a,b")
+        );
+        assert_eq!(headers["x-request-id"], "7");
+        assert_eq!(headers.get_all("content-type").iter().count(), 1);
+        assert!(!headers.contains_key("content-length") || headers["content-length"] == "3");
+    }
+}
+
+#[tokio::test]
+async fn a_fingerprint_of_ones_own_knows_a_form_that_is_sent_again() {
+    let form = |boundary: &str| {
+        let request = request("/spend").header("idempotency-key", "a");
+        request.header("content-type", format!("multipart/form-data; boundary={boundary}"))
+    };
+    let bytes = app(|layer| layer);
+    assert_eq!(bytes.send(form("a1"), "--a1\r\nx\r\n--a1--").await.0, StatusCode::CREATED);
+    assert!(is_problem(&bytes.send(form("b2"), "--b2\r\nx\r\n--b2--").await, 422, "key-reused"));
+    let own = app(|layer| {
+        layer.fingerprint(|parts, body| fingerprint([parts.uri.path().as_bytes(), &body[4..body.len() - 4]]))
+    });
+    for repeated in [false, true] {
+        let body = if repeated { "--b2\r\nx\r\n--b2--" } else { "--a1\r\nx\r\n--a1--" };
+        let told = own.send(form(if repeated { "b2" } else { "a1" }), body).await;
+        assert_eq!(told.1.contains_key("idempotent-replayed"), repeated, "{told:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! A future that is finished in the background when its caller leaves.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,17 +9,41 @@ use leasehold_api::BoxFuture;
 use tokio::runtime::Handle;
 use tracing::{Instrument as _, Span};
 
-/// Polls `work` in place; when dropped before the end, what is left of it goes into a task. A task for every
-/// request would cost a good part of the throughput.
-pub(crate) struct Finish<T: Send + 'static> {
+/// A future that is finished in the background when its caller leaves: a server drops the handler of a client that has
+/// gone, and a handler that is dropped while its `COMMIT` is on its way releases its lock before the commit is done.
+///
+/// The layers do this by themselves. A handler that takes a lock has to:
+///
+/// ```
+/// use leasehold_api::{Lock, LockExt as _, RunError};
+/// use leasehold_tower::Finish;
+///
+/// # async fn commit() {}
+/// # async fn spend(lock: std::sync::Arc<dyn Lock>) -> Result<(), RunError<()>> {
+/// Finish::new(Box::pin(async move { lock.key("ledger:42").run(async |_| commit().await).await })).await
+/// # }
+/// ```
+///
+/// It is polled in place. Dropped before its end inside of a tokio runtime, the rest goes into a task, in the same span but
+/// without the task-locals of its caller. A task that panics reports to nobody. Bound the work by a timeout inside.
+// A task for every request would cost a good part of the throughput.
+#[must_use = "it does nothing unless it is polled or dropped"]
+pub struct Finish<T: Send + 'static> {
     work: Option<BoxFuture<'static, T>>,
     /// The caller's span, in which the rest goes on.
     span: Span,
 }
 
 impl<T: Send + 'static> Finish<T> {
-    pub(crate) fn new(work: BoxFuture<'static, T>) -> Self {
+    /// Of `work`, in the current span.
+    pub fn new(work: BoxFuture<'static, T>) -> Self {
         Self { work: Some(work), span: Span::current() }
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Finish<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Finish").field("span", &self.span).finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,7 @@
 //! gRPC: refusals as trailers-only responses, built by hand so that no gRPC library is needed.
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, header};
+use http::{Extensions, HeaderValue, Request, Response, header};
 use http_body::Body;
 use http_body_util::Empty;
 
@@ -46,10 +46,14 @@ where
         request.extensions().get()
     }
 
+    fn extensions<'a>(&self, request: &'a Request<B>) -> Option<&'a Extensions> {
+        Some(request.extensions())
+    }
+
     fn refuse(&self, why: Refused) -> Result<Self::Response, E> {
         let code = match &why {
             Refused::NoKey(error) if error.is_client_fault() => INVALID_ARGUMENT,
-            Refused::NoKey(_) | Refused::Nested(_) => INTERNAL,
+            Refused::NoKey(_) | Refused::Nested(_) | Refused::OpenTransaction => INTERNAL,
             Refused::Contended { .. } | Refused::TooMany { .. } | Refused::Store(_) => UNAVAILABLE,
             Refused::Lost(_) => ABORTED,
         };

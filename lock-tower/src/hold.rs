@@ -9,11 +9,20 @@ use std::time::Duration;
 use leasehold_api::{ErrorKind, LockGuard, LossReason, Lost, Validity};
 use tracing::warn;
 
+use crate::commit::Slot;
 use crate::layer::OnLost;
 use crate::stats::InFlight;
 
-/// The lock of one request, for those who write a [`Transport`](crate::Transport): who drops it releases.
+/// The lock of one request, for those who write a [`Transport`](crate::Transport). Dropped, it is released, or passed to
+/// the [`OpenCommit`](crate::OpenCommit) around the request.
 pub struct Hold {
+    /// `None` once it was passed on.
+    granted: Option<Granted>,
+    /// The transaction that is committed outside of the lock layer.
+    commit: Option<Slot>,
+}
+
+struct Granted {
     // Before the count: whoever waits for none to be in flight finds the locks released.
     guard: LockGuard,
     lost: Lost,
@@ -23,9 +32,20 @@ pub struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(guard: LockGuard, on_lost: OnLost, release_within: Duration, count: InFlight) -> Self {
+    pub(crate) fn new(
+        guard: LockGuard,
+        on_lost: OnLost,
+        release_within: Duration,
+        in_flight: InFlight,
+        commit: Option<Slot>,
+    ) -> Self {
         let lost = guard.lost();
-        Self { guard, lost, on_lost, release_within, in_flight: count }
+        Self { granted: Some(Granted { guard, lost, on_lost, release_within, in_flight }), commit }
+    }
+
+    /// Sets the transaction that the lock has to outlast.
+    pub(crate) fn pass_to(&mut self, commit: Option<Slot>) {
+        self.commit = commit;
     }
 
     /// Polls `work` until it is done or, where that stops it, the lock is lost.
@@ -48,24 +68,47 @@ impl Hold {
     /// Whether the lock was lost and that is to stop what runs under it. It looks at the clock too, so that
     /// a process that was suspended does not take one more step.
     pub(crate) fn stopped(&self) -> Option<LossReason> {
-        if self.on_lost == OnLost::Tell || self.guard.validity() != Validity::Lost {
+        let granted = self.granted.as_ref()?;
+        if granted.on_lost == OnLost::Tell || granted.guard.validity() != Validity::Lost {
             return None;
         }
-        Some(self.count_lost(self.lost.reason().unwrap_or(LossReason::Expired)))
+        Some(granted.count_lost(granted.lost.reason().unwrap_or(LossReason::Expired)))
     }
 
     /// As the loss itself tells, and wakes the task when it does: for work that is pending. What is done at its first poll
     /// registers no waker.
     pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
-        if self.on_lost == OnLost::Tell {
+        let Some(granted) = self.granted.as_mut().filter(|granted| granted.on_lost != OnLost::Tell) else {
             return Poll::Pending;
-        }
-        Pin::new(&mut self.lost).poll(cx).map(|reason| self.count_lost(reason))
+        };
+        Pin::new(&mut granted.lost).poll(cx).map(|reason| granted.count_lost(reason))
     }
 
+    /// Releases, unless a transaction around the request is still open.
+    pub(crate) async fn release(mut self) {
+        if let Some(granted) = self.take() {
+            granted.release().await;
+        }
+    }
+
+    /// Takes the lock to be released now. `None` if the open transaction keeps it.
+    fn take(&mut self) -> Option<Granted> {
+        let granted = self.granted.take()?;
+        let Some(commit) = self.commit.take() else { return Some(granted) };
+        commit.keep(Self { granted: Some(granted), commit: None })?.granted.take()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+impl Granted {
     /// Releases and waits for the answer, for a while: after that it goes on in the background. The response
     /// is what it is, so a failure is counted and logged only.
-    pub(crate) async fn release(self) {
+    async fn release(self) {
         let Self { guard, lost, release_within, in_flight, .. } = self;
         // Whoever watches is woken by the end.
         drop(lost);
@@ -103,6 +146,7 @@ impl Hold {
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("guard", &self.guard).finish_non_exhaustive()
+        let guard = self.granted.as_ref().map(|granted| &granted.guard);
+        f.debug_struct("Hold").field("guard", &guard).finish_non_exhaustive()
     }
 }

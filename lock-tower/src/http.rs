@@ -1,7 +1,7 @@
 //! HTTP: 503 with Retry-After, and problem documents.
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Extensions, Request, Response, StatusCode};
 use http_body::Body;
 use tracing::error;
 
@@ -50,6 +50,10 @@ where
         request.extensions().get()
     }
 
+    fn extensions<'a>(&self, request: &'a Request<B>) -> Option<&'a Extensions> {
+        Some(request.extensions())
+    }
+
     fn refuse(&self, why: Refused) -> Result<Self::Response, E> {
         let (status, kind) = match why {
             Refused::NoKey(error) => return Ok(error.into_response().map(LockBody::refusal)),
@@ -58,6 +62,7 @@ where
             Refused::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "lock-unavailable"),
             Refused::Lost(_) => (StatusCode::SERVICE_UNAVAILABLE, "lock-lost"),
             Refused::Nested(_) => (StatusCode::INTERNAL_SERVER_ERROR, "nested-lock"),
+            Refused::OpenTransaction => (StatusCode::INTERNAL_SERVER_ERROR, "open-transaction"),
         };
         let problem = Problem { status, kind, detail: why.to_string(), retry_after: why.retry_after() };
         Ok(problem.response().map(LockBody::refusal))

@@ -6,6 +6,7 @@
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod body;
+mod commit;
 #[cfg(feature = "axum")]
 mod extracted;
 mod finish;
@@ -26,8 +27,10 @@ mod transport;
 mod tx;
 
 pub use body::LockBody;
+pub use commit::{OpenCommit, Reads};
 #[cfg(feature = "axum")]
 pub use extracted::{Extracted, extracted};
+pub use finish::Finish;
 pub use grpc::Grpc;
 pub use held::Held;
 pub use hold::Hold;

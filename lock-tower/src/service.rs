@@ -10,6 +10,7 @@ use leasehold_api::{BoxFuture, ErrorKind, LockGuard, LockKey};
 use tower_service::Service;
 use tracing::{debug, error, warn};
 
+use crate::commit::{Reads, Slot};
 use crate::finish::Finish;
 use crate::held::Held;
 use crate::hold::Hold;
@@ -80,12 +81,21 @@ where
         }
     };
     let outer = shared.transport.held(&request).cloned();
+    let commit = shared.transport.extensions(&request).and_then(Slot::of);
+    if commit.as_ref().and_then(Slot::reads) == Some(Reads::Snapshot) {
+        shared.counters.count(Outcome::Nested);
+        error!(
+            %key,
+            "a lock layer is inside of a transaction that reads a snapshot from before the lock: put the lock layer outside of the layer that commits, or have that begin its transactions at READ COMMITTED"
+        );
+        return shared.transport.refuse(Refused::OpenTransaction);
+    }
     let (guard, in_flight) = match shared.admit(key, outer.as_ref()).await {
         Ok(admitted) => admitted,
         Err(why) => return shared.transport.refuse(why),
     };
     let held = Held::new(guard.handle(), Arc::clone(&shared.lock), outer);
-    let hold = Hold::new(guard, shared.on_lost, shared.release_within, in_flight);
+    let hold = Hold::new(guard, shared.on_lost, shared.release_within, in_flight, commit);
     shared.transport.attach(&mut request, held);
     // From here on the client's leaving is not the handler's end, if so set.
     let on_gone = shared.on_gone;

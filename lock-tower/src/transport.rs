@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use http::Extensions;
 use leasehold_api::{Error, LockKey, LossReason};
 
 use crate::held::Held;
@@ -24,6 +25,13 @@ pub trait Transport<Req, Res, E>: Send + Sync + 'static {
 
     /// The [`Held`] of a layer around this one: asking for its key again would wait in vain.
     fn held<'a>(&self, request: &'a Req) -> Option<&'a Held> {
+        let _ = request;
+        None
+    }
+
+    /// The extensions of a request that has some. A lock layer looks there for the [`OpenCommit`](crate::OpenCommit) that
+    /// its lock has to outlast.
+    fn extensions<'a>(&self, request: &'a Req) -> Option<&'a Extensions> {
         let _ = request;
         None
     }
@@ -63,6 +71,9 @@ pub enum Refused {
     Lost(LossReason),
     /// A layer around this one holds the same key. The handler was not called.
     Nested(LockKey),
+    /// The request is inside of a transaction that does not go with this layer, by a mistake of the service. The handler
+    /// was not called.
+    OpenTransaction,
 }
 
 impl Refused {
@@ -100,6 +111,7 @@ impl fmt::Display for Refused {
                 f.write_str("the lock was lost while the request ran; look what was done before trying again")
             }
             Self::Nested(_) => f.write_str("the service asks for a lock that this request holds"),
+            Self::OpenTransaction => f.write_str("the service is not set up"),
         }
     }
 }

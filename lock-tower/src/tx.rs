@@ -20,6 +20,7 @@ use tracing::{debug, error, warn};
 
 use crate::BoxError;
 use crate::body::LockBody;
+use crate::commit::{OpenCommit, Reads};
 use crate::finish::Finish;
 use crate::http::Http;
 use crate::key::{KeyError, KeyFor};
@@ -40,6 +41,8 @@ pub use shared::{SharedTx, SharedTxError};
 /// `...:commit-unknown` (look before trying again).
 ///
 /// - When the client goes away, the handler finishes and its transaction is committed.
+/// - A lock layer inside of it passes its lock to the transaction: it is released after the commit. Another `TxLayer` inside,
+///   or this one inside of a layer that commits a transaction of its own ([`OpenCommit`]), is answered with 500.
 /// - Inside, use only the transaction. A handler that takes further connections of the same pool waits for
 ///   connections that others like it hold; one is kept free for them, so they get on one after the other.
 /// - Requests of one key queue in the process before the first of them takes a connection, and the layer's
@@ -209,6 +212,14 @@ where
             return refuse(Refused::NoKey(error));
         }
     };
+    if OpenCommit::is_around(request.extensions()) {
+        shared.counters.count(Outcome::Nested);
+        error!(
+            %key,
+            "a TxLayer is inside of a layer that commits a transaction of its own: the two would not be committed together; take one of them, and under an idempotency key lock with XactLocks::lock_in"
+        );
+        return refuse(Refused::OpenTransaction);
+    }
     let Some(waiting) = shared.counters.wait(shared.max_waiters) else {
         shared.counters.count(Outcome::TooMany);
         warn!(%key, "more than {} requests wait for the lock", shared.max_waiters);
@@ -236,8 +247,11 @@ where
     let in_flight = waiting.granted();
     let tx = Tx::new(tx);
     request.extensions_mut().insert(tx.slot());
+    // Locks of layers inside last until the commit.
+    let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     Finish::new(Box::pin(async move {
-        let answer = run(inner, request, tx, &in_flight).await;
+        let answer = run(inner, request, tx, &open, &shared.http, &in_flight).await;
+        open.end().await;
         // In this order: whoever waits for none to be in flight finds all keys free.
         drop(admission);
         drop(in_flight);
@@ -250,6 +264,8 @@ async fn run<S, B, R>(
     inner: S,
     request: Request<B>,
     tx: Tx,
+    open: &OpenCommit,
+    http: &Http,
     in_flight: &InFlight,
 ) -> Result<Response<LockBody<R>>, S::Error>
 where
@@ -259,8 +275,11 @@ where
 {
     let handled = call(inner, request).await;
     let guard = tx.into_guard();
+    let is_final =
+        |response: &Response<R>| response.status().is_success() || response.status().is_redirection();
+    let lost = open.lost();
     let response = match handled {
-        Ok(response) if response.status().is_success() || response.status().is_redirection() => response,
+        Ok(response) if is_final(&response) && lost.is_none() => response,
         other => {
             if let Some(Err(error)) = match guard {
                 Some(guard) => Some(guard.rollback().await),
@@ -268,7 +287,15 @@ where
             } {
                 warn!(%error, "a transaction was not rolled back in order; its connection ends it");
             }
-            return other.map(|response| response.map(|body| LockBody::inner(body, None)));
+            return match lost {
+                Some(reason) if other.as_ref().is_ok_and(is_final) => {
+                    <Http as Transport<Request<B>, Response<R>, S::Error>>::refuse(
+                        http,
+                        Refused::Lost(reason),
+                    )
+                }
+                _ => other.map(|response| response.map(|body| LockBody::inner(body, None))),
+            };
         }
     };
     let Some(guard) = guard else {

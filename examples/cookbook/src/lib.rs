@@ -17,6 +17,7 @@ pub mod migrate;
 pub mod outside;
 pub mod quota;
 pub mod scheduled_job;
+pub mod stack;
 pub mod transaction;
 pub mod unique_name;
 

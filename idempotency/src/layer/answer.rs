@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::header::{CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, ETAG, LINK, LOCATION, RETRY_AFTER};
+use http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
+    CONTENT_LOCATION, CONTENT_TYPE, DATE, ETAG, LAST_MODIFIED, LINK, LOCATION, RETRY_AFTER, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use leasehold_api::ErrorKind;
 
@@ -12,7 +16,30 @@ use crate::error::IdempotencyError;
 use crate::stored::Stored;
 
 /// What belongs to the response and not to the exchange: no cookies, no dates, no lengths.
-const KEPT: [HeaderName; 6] = [CONTENT_TYPE, CONTENT_ENCODING, LOCATION, ETAG, LINK, CONTENT_LANGUAGE];
+pub(super) const KEPT: [HeaderName; 10] = [
+    CONTENT_TYPE,
+    CONTENT_ENCODING,
+    CONTENT_LANGUAGE,
+    CONTENT_DISPOSITION,
+    CONTENT_LOCATION,
+    LOCATION,
+    ETAG,
+    LAST_MODIFIED,
+    CACHE_CONTROL,
+    LINK,
+];
+
+/// What a connection or a moment needs: stored, it would be wrong when it is replayed.
+const OF_THE_EXCHANGE: [HeaderName; 7] =
+    [CONNECTION, CONTENT_LENGTH, DATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+
+pub(super) fn is_of_the_response(name: &HeaderName) -> bool {
+    let is_storable = !OF_THE_EXCHANGE.contains(name);
+    if !is_storable {
+        tracing::error!(header = %name, "a header of the connection cannot be stored with a response");
+    }
+    is_storable
+}
 
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
@@ -32,7 +59,12 @@ pub(super) enum Refusal {
     NoPrincipal,
     Kept,
     NotStorable,
-    Store,
+    /// The server refused the effects, each time.
+    NotCarriedOut,
+    OpenTransaction,
+    LockLost,
+    /// With a pause, if a repetition can help.
+    Store(Option<Duration>),
     Failed,
 }
 
@@ -42,8 +74,11 @@ impl Refusal {
         match error {
             IdempotencyError::TooLarge { .. } => Self::NotStorable,
             IdempotencyError::Unreadable(_) | IdempotencyError::Unfinished => Self::Failed,
+            IdempotencyError::Refused { .. } | IdempotencyError::Aborted { .. } => Self::NotCarriedOut,
             IdempotencyError::Store(error) if error.kind() == ErrorKind::Lost => Self::Failed,
-            _ => Self::Store,
+            // Another instance may be there already.
+            IdempotencyError::Store(error) if error.kind() == ErrorKind::Closed => Self::Store(Some(PAUSE)),
+            error => Self::Store(error.is_retryable().then_some(PAUSE)),
         }
     }
 
@@ -94,7 +129,25 @@ impl Refusal {
                 "response-not-storable",
                 "the request was not carried out, because its response cannot be stored",
             ),
-            Self::Store => (
+            Self::NotCarriedOut => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "not-carried-out",
+                "the request was not carried out, and repeating it does not help",
+            ),
+            Self::OpenTransaction => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "open-transaction", "the service is not set up")
+            }
+            Self::LockLost => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "lock-lost",
+                "the request was not carried out; repeat it with the same key",
+            ),
+            Self::Store(None) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "store-unavailable",
+                "the service cannot record the request",
+            ),
+            Self::Store(Some(_)) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "store-unavailable",
                 "repeat the request later with the same key",
@@ -109,8 +162,8 @@ impl Refusal {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::InFlight(pause) => Some(*pause),
-            Self::Store => Some(PAUSE),
+            Self::InFlight(pause) | Self::Store(Some(pause)) => Some(*pause),
+            Self::LockLost => Some(PAUSE),
             _ => None,
         }
     }
@@ -154,11 +207,12 @@ pub(super) fn replay(stored: &Stored) -> Response {
     response
 }
 
-/// With the headers that are kept. `None` where one is no text.
-pub(super) fn with_headers(mut stored: Stored, headers: &HeaderMap) -> Option<Stored> {
-    for name in &KEPT {
+/// With the headers named by `kept`. `None` where one is no text.
+pub(super) fn with_headers(mut stored: Stored, headers: &HeaderMap, kept: &[HeaderName]) -> Option<Stored> {
+    for name in kept {
         for value in headers.get_all(name) {
-            stored = stored.header(name.as_str(), value.to_str().ok()?);
+            // Names of files are often sent as UTF-8.
+            stored = stored.header(name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?);
         }
     }
     Some(stored)

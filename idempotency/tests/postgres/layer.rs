@@ -65,6 +65,20 @@ fn app(world: &Pg) -> Router {
                 "ok"
             }),
         )
+        .route(
+            "/deferred",
+            post(async |mut tx: IdemTx| {
+                effect(&mut tx).await;
+                sqlx::query("INSERT INTO part VALUES (9)").execute(&mut *tx).await.unwrap();
+            }),
+        )
+        .route(
+            "/trigger",
+            post(async |mut tx: IdemTx| {
+                effect(&mut tx).await;
+                sqlx::query("INSERT INTO refused DEFAULT VALUES").execute(&mut *tx).await.unwrap();
+            }),
+        )
         .route_layer(layer)
 }
 
@@ -119,7 +133,11 @@ async fn effects_follow_the_status() {
         (403, 0, false),
         (408, 0, false),
         (409, 0, false),
+        (421, 0, false),
+        (423, 0, false),
+        (424, 0, false),
         (425, 0, false),
+        (428, 0, false),
         (429, 0, false),
         (500, 0, false),
         (503, 0, false),
@@ -140,12 +158,26 @@ async fn effects_follow_the_status() {
 async fn what_cannot_be_stored_or_was_kept_is_rolled_back() {
     let world = world(4).await;
     let app = app(&world);
-    for (path, kind) in
-        [("/large", "response-not-storable"), ("/keep", "not-carried-out"), ("/broken", "store-unavailable")]
-    {
+    world
+        .run(
+            "CREATE TABLE whole (id int PRIMARY KEY);
+            CREATE TABLE part (whole int REFERENCES whole DEFERRABLE INITIALLY DEFERRED);
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
+            CREATE TABLE refused (); CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON refused DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    for (path, kind) in [
+        ("/large", "response-not-storable"),
+        ("/keep", "not-carried-out"),
+        ("/broken", "not-carried-out"),
+        ("/deferred", "not-carried-out"),
+        ("/trigger", "not-carried-out"),
+    ] {
         let (status, headers, body) = text(send(&app, path, path).await).await;
-        assert!(status.is_server_error() && body.contains(kind), "{path}: {status} {body}");
+        assert!(status == 500 && body.contains(kind), "{path}: {status} {body}");
         assert_eq!(headers["content-type"], "application/problem+json");
+        assert!(!headers.contains_key("retry-after"), "no repetition helps: {path}");
     }
     let panicked = tokio::spawn({
         let app = app.clone();
@@ -154,8 +186,8 @@ async fn what_cannot_be_stored_or_was_kept_is_rolled_back() {
     assert!(panicked.await.unwrap_err().is_panic());
     assert_eq!(world.effects().await, 0);
     // The same keys are new again.
-    for path in ["/large", "/broken"] {
-        assert!(text(send(&app, path, path).await).await.0.is_server_error());
+    for path in ["/large", "/broken", "/deferred"] {
+        assert_eq!(text(send(&app, path, path).await).await.0, 500);
     }
 }
 

@@ -9,5 +9,7 @@ mod journeys;
 mod layer;
 mod levels;
 mod schema;
+#[cfg(feature = "tower")]
+mod stack;
 #[path = "../suite/mod.rs"]
 mod suite;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
 
 mod apps;
+mod commit;
 #[path = "../common/mod.rs"]
 mod common;
 mod leaks;

@@ -15,6 +15,7 @@ mod outside;
 mod pages;
 mod quota;
 mod scheduled_job;
+mod stack;
 mod support;
 mod transaction;
 mod unique_name;

@@ -1,0 +1,360 @@
+//! What happens to one request.
+
+use std::convert::Infallible;
+use std::error::Error as _;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::BoxError;
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::Bytes;
+use http::request::Parts;
+use http::{header::RETRY_AFTER, response};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use leasehold_api::ErrorKind;
+use leasehold_tower::{Finish, Held, OnGone, OpenCommit, Reads};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tower_service::Service;
+
+use super::answer::{self, Refusal};
+use super::idem_tx::Shared;
+use super::{OnReplay, Settings, header, request};
+use crate::begin::Begin;
+use crate::error::IdempotencyError;
+use crate::ident::{Fingerprint, Ident};
+use crate::postgres::Isolation;
+use crate::store::IdempotencyStore;
+use crate::stored::Stored;
+
+/// How long the locks are kept for a commit that was not confirmed.
+const FIND_OUT: Duration = Duration::from_secs(60);
+/// The first and the longest pause between two looks at what became of it.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+
+/// What the handler has answered.
+enum Answer {
+    /// It is to be asked again, so it is not read here.
+    Passing(Response),
+    Final(response::Parts, Bytes),
+    NotStorable,
+}
+
+/// A key that is begun.
+struct Begun<F> {
+    fresh: F,
+    asked: Asked,
+}
+
+struct Asked {
+    ident: Ident,
+    fingerprint: Fingerprint,
+}
+
+/// The client, as the work sees it.
+struct Client {
+    /// Fails when the client has gone.
+    here: oneshot::Receiver<Infallible>,
+    /// How long the work may go on after that.
+    finish_within: Duration,
+}
+
+impl Client {
+    /// `None` if the client has gone and its time is over.
+    async fn wait_for<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        let mut over = pin!(async {
+            let _ = self.here.await;
+            tokio::time::sleep(self.finish_within).await;
+        });
+        poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => over.as_mut().poll(cx).map(|()| None),
+        })
+        .await
+    }
+}
+
+/// One request from the begin of its transaction to the end.
+struct Work<S: IdempotencyStore> {
+    settings: Arc<Settings<S>>,
+    asked: Asked,
+    shared: Shared<S::Fresh>,
+    /// The locks of layers inside.
+    open: OpenCommit,
+    client: Client,
+}
+
+impl<S: IdempotencyStore> Settings<S> {
+    pub(super) async fn serve<I, B>(
+        self: Arc<Self>,
+        request: Request,
+        mut inner: I,
+    ) -> Result<Response, I::Error>
+    where
+        I: Service<Request, Response = Response<B>> + Send + 'static,
+        I::Future: Send,
+        I::Error: Send + 'static,
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        if !self.methods.contains(request.method()) {
+            return Ok(inner.call(request).await?.map(Body::new));
+        }
+        let (parts, body) = request.into_parts();
+        let key = match header::key(&parts.headers) {
+            Ok(Some(key)) => key,
+            Ok(None) if self.required => return Ok(Refusal::MissingKey.into()),
+            Ok(None) => return Ok(inner.call(Request::from_parts(parts, body)).await?.map(Body::new)),
+            Err(why) => return Ok(Refusal::BadKey(why).into()),
+        };
+        if OpenCommit::is_around(&parts.extensions) {
+            tracing::error!(
+                "an idempotency layer is inside of a layer that commits a transaction of its own: the two would not be committed together; take one of them, and lock with LockLayer or XactLocks::lock_in"
+            );
+            return Ok(Refusal::OpenTransaction.into());
+        }
+        // Without its lock the handler must not go on, so that the lock layer decides when it is dropped.
+        let is_locked = parts.extensions.get::<Held>().is_some();
+        let (Begun { fresh, asked }, parts, body) = match self.begin(parts, body, &key).await {
+            Ok(begun) => begun,
+            Err(response) => return Ok(*response),
+        };
+        let mut request = Request::from_parts(parts, Body::from(body));
+        let reads = match self.store.isolation() {
+            Isolation::ReadCommitted => Reads::Committed,
+            Isolation::RepeatableRead | Isolation::Serializable => Reads::Snapshot,
+        };
+        let open = OpenCommit::around(request.extensions_mut(), reads);
+        let shared = Shared::new(fresh);
+        request.extensions_mut().insert(shared.clone());
+        let (leaves, here) = oneshot::channel();
+        let client = Client { here, finish_within: self.finish_within };
+        let on_gone = self.on_gone;
+        let work = Work { settings: self, asked, shared, open, client };
+        let work = Box::pin(work.run(inner, request, !is_locked));
+        let done = match on_gone {
+            OnGone::Finish if !is_locked => Finish::new(work).await,
+            _ => work.await,
+        };
+        drop(leaves);
+        done
+    }
+
+    /// The key and the transaction, or what the client is told.
+    async fn begin(
+        &self,
+        parts: Parts,
+        body: Body,
+        key: &str,
+    ) -> Result<(Begun<S::Fresh>, Parts, Bytes), Box<Response>> {
+        let refuse = |refusal: Refusal| Box::new(Response::from(refusal));
+        let Some(scope) = (self.principal)(&parts) else {
+            tracing::error!(
+                "a request with an idempotency key has no principal; authenticate it before this layer"
+            );
+            return Err(refuse(Refusal::NoPrincipal));
+        };
+        let ident = Ident::new(scope, key).map_err(|error| {
+            tracing::error!(%error, "the principal of a request cannot be a scope");
+            refuse(Refusal::NoPrincipal)
+        })?;
+        let body = match Limited::new(body, self.max_request).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => return Err(refuse(Refusal::RequestTooLarge)),
+            Err(_) => return Err(refuse(Refusal::BrokenRequest)),
+        };
+        let fingerprint = (self.fingerprint)(&parts, &body);
+        match self.store.begin(&ident, &fingerprint).await {
+            Ok(Begin::Fresh(fresh)) => {
+                Ok((Begun { fresh, asked: Asked { ident, fingerprint } }, parts, body))
+            }
+            Ok(Begin::Replay(stored)) => Err(Box::new(match self.on_replay {
+                OnReplay::Refuse if !stored.is_rejected() => Refusal::DoneBefore.into(),
+                _ => answer::replay(&stored),
+            })),
+            Ok(Begin::InFlight { retry_after }) => Err(refuse(Refusal::InFlight(retry_after))),
+            Ok(Begin::Mismatch) => {
+                if request::is_multipart(&parts) {
+                    tracing::warn!(
+                        "a multipart form was repeated with other bytes, perhaps with its boundary alone: see IdempotencyLayer::fingerprint"
+                    );
+                }
+                Err(refuse(Refusal::Mismatch))
+            }
+            Err(error) => {
+                log(&error, "an idempotency key could not be begun");
+                Err(refuse(Refusal::of(&error)))
+            }
+        }
+    }
+
+    /// Reads what is to be stored, still under the locks.
+    async fn read<B>(&self, response: Response<B>) -> Answer
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        if response.status().is_informational() {
+            return Answer::NotStorable;
+        }
+        let (parts, body) = response.into_parts();
+        if !self.is_final(&parts) {
+            return Answer::Passing(Response::from_parts(parts, Body::new(body)));
+        }
+        match Limited::new(body, self.store.max_body()).collect().await {
+            Ok(body) => Answer::Final(parts, body.to_bytes()),
+            Err(error) => {
+                tracing::error!(%error, "a response under an idempotency key is not to be stored; it is rolled back");
+                Answer::NotStorable
+            }
+        }
+    }
+
+    /// Returns whether a repetition is to be given the same response. Not where the client is to try again: later, with
+    /// other credentials, or in another state.
+    fn is_final(&self, parts: &response::Parts) -> bool {
+        let status = parts.status;
+        if status.is_success() || status.is_redirection() {
+            return true;
+        }
+        let again = matches!(status.as_u16(), 401 | 403 | 408 | 409 | 421 | 423 | 424 | 425 | 428 | 429);
+        let passes = again || status.is_server_error() || parts.headers.contains_key(RETRY_AFTER);
+        !passes && !(self.not_stored)(parts)
+    }
+}
+
+impl<S: IdempotencyStore> Work<S> {
+    /// Calls the handler, then commits or rolls back as its answer says, and then releases the locks. `finishes` the
+    /// second, whoever leaves.
+    async fn run<I, B>(self, mut inner: I, request: Request, finishes: bool) -> Result<Response, I::Error>
+    where
+        I: Service<Request, Response = Response<B>> + Send,
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let Self { settings, asked, shared, open, client } = self;
+        let count = settings.in_flight.token();
+        let handled = async {
+            let response = inner.call(request).await?;
+            Ok(settings.read(response).await)
+        };
+        // Dropped in here, by a panic or a client that is gone, it is rolled back.
+        let handled = client.wait_for(handled).await;
+        let (answer, failed) = match handled {
+            Some(Ok(answer)) => (Some(answer), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => {
+                tracing::error!(
+                    "a handler under an idempotency key was dropped, because its client has gone and it did not end in time; it is rolled back"
+                );
+                (None, None)
+            }
+        };
+        let fresh = shared.take();
+        let end = Box::pin(async move {
+            let response = match (fresh, answer) {
+                (Some(fresh), Some(answer)) => settings.end(fresh, &asked, answer, &open).await,
+                (Some(fresh), None) => {
+                    roll_back::<S>(fresh).await;
+                    Refusal::Kept.into()
+                }
+                (None, _) => {
+                    tracing::error!(
+                        "a handler has kept the transaction of its idempotency key; it is rolled back"
+                    );
+                    Refusal::Kept.into()
+                }
+            };
+            open.end().await;
+            drop(count);
+            response
+        });
+        let response = if finishes { Finish::new(end).await } else { end.await };
+        failed.map_or(Ok(response), Err)
+    }
+}
+
+impl<S: IdempotencyStore> Settings<S> {
+    /// Commits or rolls back, as the answer says.
+    async fn end(&self, fresh: S::Fresh, asked: &Asked, answer: Answer, open: &OpenCommit) -> Response {
+        let (parts, body) = match answer {
+            Answer::Final(parts, body) => (parts, body),
+            Answer::Passing(response) => {
+                roll_back::<S>(fresh).await;
+                return response;
+            }
+            Answer::NotStorable => {
+                roll_back::<S>(fresh).await;
+                return Refusal::NotStorable.into();
+            }
+        };
+        if let Some(reason) = open.lost() {
+            tracing::warn!(%reason, "a lock was lost before what was done under it was committed; it is rolled back");
+            roll_back::<S>(fresh).await;
+            return Refusal::LockLost.into();
+        }
+        let stored = if parts.status.is_client_error() { Stored::rejected } else { Stored::done };
+        let stored = stored(parts.status.as_u16(), body.clone());
+        let Some(stored) = answer::with_headers(stored, &parts.headers, &self.kept_headers) else {
+            tracing::error!("a header of a response under an idempotency key is no text; it is rolled back");
+            roll_back::<S>(fresh).await;
+            return Refusal::NotStorable.into();
+        };
+        match S::finish(fresh, stored).await {
+            Ok(_) => Response::from_parts(parts, Body::from(body)),
+            Err(error) => {
+                log(&error, "a request under an idempotency key could not be finished");
+                if !matches!(&error, IdempotencyError::Store(error) if error.kind() == ErrorKind::OutcomeUnknown)
+                {
+                    return Refusal::of(&error).into();
+                }
+                // The locks last until it is known: the commit may be carried out after they are released.
+                match timeout(FIND_OUT, self.find_out(asked)).await {
+                    Ok(response) => response,
+                    Err(_) => {
+                        tracing::error!(
+                            "whether a request under an idempotency key was committed is not known after {FIND_OUT:?}; its locks are released"
+                        );
+                        Refusal::of(&error).into()
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins the key again until it is known what became of a commit that was not confirmed. While the server is still at
+    /// it, the key is in flight.
+    async fn find_out(&self, asked: &Asked) -> Response {
+        let mut pause = LOOK_AGAIN[0];
+        loop {
+            match self.store.begin(&asked.ident, &asked.fingerprint).await {
+                Ok(Begin::Replay(stored)) => return answer::replay(&stored),
+                Ok(Begin::Fresh(fresh)) => {
+                    roll_back::<S>(fresh).await;
+                    return Refusal::Store(Some(LOOK_AGAIN[1])).into();
+                }
+                // Somebody else has used the key since, for something else: the commit was not carried out.
+                Ok(Begin::Mismatch) => return Refusal::Mismatch.into(),
+                Ok(Begin::InFlight { .. }) | Err(_) => tokio::time::sleep(pause).await,
+            }
+            pause = LOOK_AGAIN[1].min(pause * 2);
+        }
+    }
+}
+
+async fn roll_back<S: IdempotencyStore>(fresh: S::Fresh) {
+    if let Err(error) = S::rollback(fresh).await {
+        tracing::warn!(%error, "a rollback was not confirmed; the server does it when the connection ends");
+    }
+}
+
+fn log(error: &IdempotencyError, what: &'static str) {
+    let cause = error.source().map(tracing::field::display);
+    tracing::error!(%error, cause, "{what}");
+}
