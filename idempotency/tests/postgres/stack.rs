@@ -14,6 +14,7 @@ use leasehold_idempotency::{IdemTx, IdempotencyLayer, Isolation, PgIdempotency};
 use leasehold_memory::MemoryStore;
 use leasehold_postgres_advisory::XactLocks;
 use leasehold_tower::{LockLayer, OnGone, Template, TxLayer};
+use test_bounds::Bound;
 use test_servers::{Cluster, Database, Proxy, fresh_database};
 use tokio::sync::Semaphore;
 use tower::{ServiceBuilder, ServiceExt as _};
@@ -76,9 +77,9 @@ fn told_of(response: &Response<Body>) -> (StatusCode, bool) {
 }
 
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let deadline = std::time::Instant::now() + PATIENT;
+    let bound = Bound::new(PATIENT);
     while !is_so().await {
-        assert!(std::time::Instant::now() < deadline, "never: {what}");
+        bound.check(what);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

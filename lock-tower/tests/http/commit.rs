@@ -16,9 +16,9 @@ use leasehold_postgres::Identifier;
 use leasehold_postgres_advisory::XactLocks;
 use leasehold_tower::{LockLayer, OpenCommit, Reads, SharedTx, Template, TxLayer, Until};
 use sqlx::postgres::PgPoolOptions;
+use test_bounds::within;
 use test_servers::{Database, fresh_database};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 type Body = Full<Bytes>;
@@ -221,7 +221,7 @@ async fn what_was_done_under_a_lock_that_is_lost_before_the_commit_is_rolled_bac
     let method = post(work).route_layer(inner).route_layer(between).route_layer(transaction);
     let app = Router::new().route("/", method);
     let answer = tokio::spawn(async move { send(&app, posted()).await });
-    timeout(LONG, stop.acquire()).await.unwrap().unwrap().forget();
+    within(LONG, "no answer of the handler", stop.acquire()).await.unwrap().forget();
     assert!(store.lose(&key("a"), LossReason::ForcedRelease));
     // The holder's client has to hear of it.
     becomes_free(&lock, "a").await;
