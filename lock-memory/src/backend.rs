@@ -8,13 +8,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Clock, Contended, Events, Freed, HoldRef, Renewed, Request, Timing,
-    Waiting,
+    Attempt, Backend, CancellationToken, Clock, Contended, Events, Freed, HoldRef, Moment, Renewed, Request,
+    Timing, Waiting,
 };
 
 use crate::clock::ClientClock;
 use crate::config::{MemoryStore, Settings};
-use crate::entry::{PeerId, Waiter};
+use crate::entry::{Now, PeerId, Waiter};
 use crate::faults::{Faults, Op, Reply};
 use crate::store::Store;
 
@@ -41,6 +41,16 @@ impl Peer {
         if let Some(events) = self.events.get().filter(|_| self.hints && self.faults.hears_hints()) {
             events.wake(key);
         }
+    }
+
+    /// What the clock of this client's engine showed when the store's was read, which is this client's own unless somebody has
+    /// built the engine with another one.
+    pub(crate) fn moment_of(&self, now: &Now<'_>) -> Option<Moment> {
+        now.get();
+        let shown = self.events.get()?.now();
+        // Read last: a lease may count as shorter than it is, and never as longer.
+        let age = u64::try_from(now.age().as_nanos()).unwrap_or(u64::MAX);
+        Some(Moment::from_nanos(shown.as_nanos().saturating_sub(age)))
     }
 
     pub(crate) fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use leasehold_api::{
     Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason,
@@ -65,6 +65,12 @@ pub(crate) struct Now<'a> {
 impl<'a> Now<'a> {
     pub(crate) fn of(clock: &'a StoreClock) -> Self {
         Self { clock, read: Cell::new(None) }
+    }
+
+    /// For how long the store's clock has gone on since it was read.
+    pub(crate) fn age(&self) -> Duration {
+        let read = self.get();
+        self.clock.now().since(read)
     }
 
     pub(crate) fn get(&self) -> Moment {

@@ -285,7 +285,7 @@ impl State {
         }
         let Some(waiter) = entry.others().queue.pop_front() else { return };
         if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
-            granted.asked_at = Some(waiter.peer.clock.at(now.get()));
+            granted.asked_at = waiter.peer.moment_of(now);
             *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
         }
         after.called.push(waiter);
