@@ -273,6 +273,7 @@ impl Faults for SqlHarness {
         let mut set = Disturbed::<Client>::supports();
         set.skew = true;
         set.purge = true;
+        set.restart = true;
         set
     }
 
@@ -290,6 +291,12 @@ impl Faults for SqlHarness {
             database.locks.remove(key.as_str()).is_some_and(|row| row.ends > now)
         });
         deleted.unwrap_or(false)
+    }
+
+    /// Of a server: kill it and start it again. This database is its files: of a transaction that a crash ends there is at most
+    /// a file that was not renamed.
+    async fn restart(&self) {
+        let _ = fs::remove_file(self.directory.join("rows.new"));
     }
 }
 

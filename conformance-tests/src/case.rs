@@ -124,6 +124,12 @@ pub enum Need {
     Calls,
     /// A harness that can skew the clock of a client.
     Skew,
+    /// A harness that can restart the store.
+    Restart,
+    /// A harness that can disturb single keys.
+    Keyed,
+    /// A harness that can notify a client of a loss.
+    LateLoss,
 }
 
 /// What to do with a case.
@@ -211,6 +217,9 @@ impl Need {
             Self::Mute => fault(set.mute, "lose the wake-ups of a client"),
             Self::Calls => fault(set.calls, "count the calls of a client"),
             Self::Skew => fault(set.skew, "skew the clock of a client"),
+            Self::Restart => fault(set.restart, "restart the store"),
+            Self::Keyed => fault(set.keys, "disturb single keys"),
+            Self::LateLoss => fault(set.late_losses, "notify a client of a loss"),
             _ => None,
         }
     }

@@ -219,6 +219,13 @@ impl Context {
         if self.is_virtual() { in_virtual } else { in_real }
     }
 
+    /// So many holds at a time, or as many as the store takes.
+    pub(crate) fn at_once(&self, wished: usize) -> usize {
+        self.capabilities
+            .max_holds
+            .map_or(wished, |most| usize::try_from(most).map_or(wished, |most| wished.min(most)))
+    }
+
     /// The bound of a hand-over to a waiter.
     pub(crate) fn handover(&self) -> Duration {
         self.capabilities.handover

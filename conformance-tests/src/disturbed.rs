@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey};
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Events, Freed, HoldRef, Renewed, Request, Timing,
 };
@@ -28,14 +29,22 @@ use crate::harness::{ClientFaults, Fault, FaultSet, Op};
 /// ```
 #[derive(Debug)]
 pub struct Disturbed<B> {
-    inner: B,
+    inner: Arc<B>,
     script: Arc<Script>,
+    latency: Duration,
 }
 
 impl<B: Backend> Disturbed<B> {
     /// Wraps a backend. Until told otherwise nothing is disturbed.
     pub fn new(inner: B) -> Self {
-        Self { inner, script: Arc::default() }
+        Self { inner: Arc::new(inner), script: Arc::default(), latency: Duration::ZERO }
+    }
+
+    /// Each request takes so long to arrive, and each answer as long to come back. Nothing is answered without I/O.
+    #[must_use]
+    pub fn latency(mut self, each_way: Duration) -> Self {
+        self.latency = each_way;
+        self
     }
 
     /// What disturbs this client.
@@ -44,46 +53,108 @@ impl<B: Backend> Disturbed<B> {
         Arc::clone(&self.script) as _
     }
 
-    /// What can be injected this way: silence, scripts and counts. Ending holds, muting and skew need
-    /// the store's help; events of the store arrive also during a silence.
+    /// What can be injected this way: silence, scripts, counts and late losses. Ending holds, muting, skew and restarts
+    /// need the store's help; events of the store arrive also during a silence.
     #[must_use]
     pub const fn supports() -> FaultSet {
         let mut set = FaultSet::none();
         set.silence = true;
         set.script = true;
         set.calls = true;
+        set.keys = true;
+        set.late_losses = true;
         set
+    }
+}
+
+impl<B: Backend> Disturbed<B> {
+    /// Carries out a call that needs no I/O, if nothing disturbs it.
+    fn without_io<T>(&self, op: Op, call: impl FnOnce() -> Option<T>) -> Option<T> {
+        if !self.latency.is_zero() || !self.script.is_clear(op) {
+            return None;
+        }
+        let answer = call()?;
+        self.script.count(op);
+        Some(answer)
+    }
+
+    /// Carries out one call for all `items`, but for those whose own fault says otherwise.
+    async fn each<I, T, F>(
+        &self,
+        op: Op,
+        items: Vec<I>,
+        key: fn(&I) -> &LockKey,
+        call: impl Fn(Vec<I>) -> F,
+        failed: fn(Failure) -> Result<T, Error>,
+    ) -> Vec<Result<T, Error>>
+    where
+        I: Clone,
+        T: Send + 'static,
+        F: Future<Output = Vec<Result<T, Error>>> + Send + 'static,
+    {
+        let faults: Vec<_> = items.iter().map(|item| self.script.fault_of(op, key(item))).collect();
+        let sent: Vec<I> = items
+            .into_iter()
+            .zip(&faults)
+            .filter(|(_, fault)| Failure::instead(**fault).is_none())
+            .map(|(item, _)| item)
+            .collect();
+        let answered = match sent.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.script.through(op, self.latency, || call(sent.clone())).await,
+        };
+        let mut answers = match answered {
+            Ok(answers) => answers.into_iter(),
+            Err(failure) => {
+                let again = || failed(Failure { error: failure.error.clone(), ..failure });
+                sent.iter().map(|_| again()).collect::<Vec<_>>().into_iter()
+            }
+        };
+        let mut answer = |fault| match Failure::instead(fault) {
+            Some(failure) => Some(failed(failure)),
+            None => answers.next().map(|answer| match fault {
+                Some(Fault::LoseReply) => failed(Failure::unanswered()),
+                _ => answer,
+            }),
+        };
+        // A backend that answers too little does so here as well.
+        faults.into_iter().map_while(&mut answer).collect()
     }
 }
 
 /// The faults of one client.
 struct Script {
     queued: [Mutex<VecDeque<Fault>>; Op::ALL.len()],
+    /// Of single keys.
+    keyed: Mutex<Vec<(Op, LockKey, Fault)>>,
     calls: [AtomicU64; Op::ALL.len()],
     silent: watch::Sender<bool>,
+    events: OnceLock<Events>,
 }
 
 impl Default for Script {
     fn default() -> Self {
-        Self { queued: Default::default(), calls: Default::default(), silent: watch::Sender::new(false) }
+        Self {
+            queued: Default::default(),
+            keyed: Mutex::default(),
+            calls: Default::default(),
+            silent: watch::Sender::new(false),
+            events: OnceLock::new(),
+        }
     }
 }
 
 impl Script {
-    /// Carries out a call that needs no I/O, if nothing disturbs it.
-    fn without_io<T>(&self, op: Op, call: impl FnOnce() -> Option<T>) -> Option<T> {
-        if *self.silent.borrow() || !self.queue(op).is_empty() {
-            return None;
-        }
-        let answer = call()?;
-        self.count(op);
-        Some(answer)
+    /// Whether the next call of `op` passes as if there were no faults.
+    fn is_clear(&self, op: Op) -> bool {
+        !*self.silent.borrow() && self.queue(op).is_empty() && self.keyed().is_empty()
     }
 
     /// Carries out `call` as the next fault of `op` says; a failure is that of each of its requests.
-    async fn through<T, F>(&self, op: Op, call: impl Fn() -> F) -> Result<T, Failure>
+    async fn through<T, F>(&self, op: Op, latency: Duration, call: impl Fn() -> F) -> Result<T, Failure>
     where
-        F: Future<Output = T>,
+        F: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
     {
         self.count(op);
         self.heard().await;
@@ -91,20 +162,21 @@ impl Script {
         match fault {
             Fault::Error(kind) => return Err(Failure { error: scripted(kind), refused: false }),
             Fault::Refuse(kind) => return Err(Failure { error: scripted(kind), refused: true }),
-            Fault::Delay(by) => tokio::time::sleep(by).await,
             Fault::Hang => pending().await,
-            _ => {}
+            _ => travels(latency).await,
         }
-        let mut answer = call().await;
+        let mut answer = match fault {
+            Fault::Delay(by) => arriving(op, by, call()).await,
+            _ => call().await,
+        };
         if fault == Fault::Twice && [Op::Acquire, Op::Renew].contains(&op) {
             answer = call().await;
         }
+        travels(latency).await;
         self.heard().await;
         match fault {
             Fault::DelayReply(by) => tokio::time::sleep(by).await,
-            Fault::LoseReply => {
-                return Err(Failure { error: scripted(ErrorKind::OutcomeUnknown), refused: false });
-            }
+            Fault::LoseReply => return Err(Failure::unanswered()),
             Fault::LoseReplyHang => pending().await,
             _ => {}
         }
@@ -120,8 +192,49 @@ impl Script {
         self.calls[op as usize].fetch_add(1, Ordering::AcqRel);
     }
 
-    fn queue(&self, op: Op) -> std::sync::MutexGuard<'_, VecDeque<Fault>> {
+    fn queue(&self, op: Op) -> MutexGuard<'_, VecDeque<Fault>> {
         self.queued[op as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keyed(&self) -> MutexGuard<'_, Vec<(Op, LockKey, Fault)>> {
+        self.keyed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes out the next fault of `key` alone.
+    fn fault_of(&self, op: Op, key: &LockKey) -> Option<Fault> {
+        let mut keyed = self.keyed();
+        let at = keyed.iter().position(|(of, scripted, _)| *of == op && scripted == key)?;
+        Some(keyed.remove(at).2)
+    }
+}
+
+async fn travels(latency: Duration) {
+    if !latency.is_zero() {
+        tokio::time::sleep(latency).await;
+    }
+}
+
+/// Carries out `call` after `by`, also if nobody waits for its answer any more: what is on its way cannot be called back.
+/// A wait is a presence and not a request, and ends with its call.
+async fn arriving<T, F>(op: Op, by: Duration, call: F) -> T
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    let arrival = async move {
+        tokio::time::sleep(by).await;
+        call.await
+    };
+    if op == Op::Wait {
+        return arrival.await;
+    }
+    match tokio::spawn(arrival).await {
+        Ok(answer) => answer,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends.
+            Err(_) => pending().await,
+        },
     }
 }
 
@@ -132,6 +245,16 @@ impl ClientFaults for Script {
 
     fn script(&self, op: Op, fault: Fault) {
         self.queue(op).push_back(fault);
+    }
+
+    fn script_key(&self, op: Op, key: &LockKey, fault: Fault) {
+        self.keyed().push((op, key.clone(), fault));
+    }
+
+    fn tell_lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        if let Some(events) = self.events.get() {
+            events.lost(key, holder, reason);
+        }
     }
 
     fn calls(&self, op: Op) -> u64 {
@@ -159,18 +282,26 @@ struct Failure {
 }
 
 impl Failure {
+    /// The call was carried out, and its answer got lost.
+    fn unanswered() -> Self {
+        Self { error: scripted(ErrorKind::OutcomeUnknown), refused: false }
+    }
+
+    /// What `fault` says instead of a request being carried out.
+    fn instead(fault: Option<Fault>) -> Option<Self> {
+        match fault {
+            Some(Fault::Error(kind)) => Some(Self { error: scripted(kind), refused: false }),
+            Some(Fault::Refuse(kind)) => Some(Self { error: scripted(kind), refused: true }),
+            _ => None,
+        }
+    }
+
     fn attempt(self) -> Result<Attempt, Error> {
         if self.refused { Ok(Attempt::Refused(self.error)) } else { Err(self.error) }
     }
 
-    /// The same answer for each of `n` attempts.
-    fn attempts(&self, n: usize) -> Vec<Result<Attempt, Error>> {
-        (0..n).map(|_| Self { error: self.error.clone(), ..*self }.attempt()).collect()
-    }
-
-    /// The same answer for each of `n` renewals or releases.
-    fn errors<T>(&self, n: usize) -> Vec<Result<T, Error>> {
-        (0..n).map(|_| Err(self.error.clone())).collect()
+    fn error<T>(self) -> Result<T, Error> {
+        Err(self.error)
     }
 }
 
@@ -190,44 +321,59 @@ impl<B: Backend> Backend for Disturbed<B> {
     }
 
     fn attach(&self, events: Events) {
+        let _ = self.script.events.set(events.clone());
         self.inner.attach(events);
     }
 
     fn try_now(&self, request: &Request) -> Option<Result<Attempt, Error>> {
-        self.script.without_io(Op::Acquire, || self.inner.try_now(request))
+        self.without_io(Op::Acquire, || self.inner.try_now(request))
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let n = requests.len();
-        let answered = self.script.through(Op::Acquire, || self.inner.acquire(requests.clone())).await;
-        answered.unwrap_or_else(|failure| failure.attempts(n))
+        let call = |requests| {
+            let inner = Arc::clone(&self.inner);
+            async move { inner.acquire(requests).await }
+        };
+        self.each(Op::Acquire, requests, |request| &request.key, call, Failure::attempt).await
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        let call = || self.inner.wait(request.clone(), stop.clone());
-        self.script.through(Op::Wait, call).await.unwrap_or_else(Failure::attempt)
+        if let Some(failure) = Failure::instead(self.script.fault_of(Op::Wait, &request.key)) {
+            return failure.attempt();
+        }
+        let call = || {
+            let (inner, request, stop) = (Arc::clone(&self.inner), request.clone(), stop.clone());
+            async move { inner.wait(request, stop).await }
+        };
+        self.script.through(Op::Wait, self.latency, call).await.unwrap_or_else(Failure::attempt)
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
-        let n = holds.len();
-        let answered = self.script.through(Op::Renew, || self.inner.renew(holds.clone())).await;
-        answered.unwrap_or_else(|failure| failure.errors(n))
+        let call = |holds| {
+            let inner = Arc::clone(&self.inner);
+            async move { inner.renew(holds).await }
+        };
+        self.each(Op::Renew, holds, |hold| &hold.key, call, Failure::error).await
     }
 
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
-        self.script.without_io(Op::Release, || self.inner.release_now(key, holder))
+        self.without_io(Op::Release, || self.inner.release_now(key, holder))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        let n = holds.len();
-        let answered = self.script.through(Op::Release, || self.inner.release(holds.clone())).await;
-        answered.unwrap_or_else(|failure| failure.errors(n))
+        let call = |holds| {
+            let inner = Arc::clone(&self.inner);
+            async move { inner.release(holds).await }
+        };
+        self.each(Op::Release, holds, |hold| &hold.key, call, Failure::error).await
     }
 
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        let n = holds.len();
-        let call = || self.inner.release_on_new_runtime(holds.clone());
-        self.script.through(Op::Release, call).await.unwrap_or_else(|failure| failure.errors(n))
+        let call = |holds| {
+            let inner = Arc::clone(&self.inner);
+            async move { inner.release_on_new_runtime(holds).await }
+        };
+        self.each(Op::Release, holds, |hold| &hold.key, call, Failure::error).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, Lock, LockKey, LossReason, MAX_KEY_BYTES};
+use leasehold_api::{Error, HolderId, Lock, LockKey, LossReason, MAX_KEY_BYTES};
 // What happens to a call, in the words that the test double of `leasehold-memory` uses too.
 pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};
 
@@ -25,6 +25,20 @@ pub trait Factory: Send + Sync {
     ///
     /// The suite never drops this future while the case runs.
     async fn open(&self) -> Result<Box<dyn Harness>, Error>;
+
+    /// A store like that of [`open`](Self::open) on a server of its own: the case [restarts](Faults::restart) it. Replace it
+    /// if the stores of several cases share a server.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`open`](Self::open).
+    async fn open_alone(&self) -> Result<Box<dyn Harness>, Error> {
+        self.open().await
+    }
 
     /// Connects from a child process to the store that [`Harness::child`] described.
     ///
@@ -123,6 +137,15 @@ pub trait Faults: Debug + Send + Sync {
         let _ = key;
         false
     }
+
+    /// Stops the store as a crash does, without a word to its clients, and starts it again: what it had not written down by
+    /// then is gone. Returns once it answers. Only called where [`FaultSet::restart`] is set, on a store of
+    /// [`Factory::open_alone`].
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn restart(&self) {}
 }
 
 /// Which faults a harness can inject.
@@ -146,6 +169,12 @@ pub struct FaultSet {
     pub calls: bool,
     /// [`ClientSetup::skew`] is followed.
     pub skew: bool,
+    /// [`Faults::restart`] restarts the store.
+    pub restart: bool,
+    /// [`ClientFaults::script_key`] disturbs single keys.
+    pub keys: bool,
+    /// [`ClientFaults::tell_lost`] notifies of losses.
+    pub late_losses: bool,
 }
 
 impl FaultSet {
@@ -161,6 +190,9 @@ impl FaultSet {
             mute: true,
             calls: true,
             skew: true,
+            restart: true,
+            keys: true,
+            late_losses: true,
         }
     }
 
@@ -176,6 +208,9 @@ impl FaultSet {
             mute: false,
             calls: false,
             skew: false,
+            restart: false,
+            keys: false,
+            late_losses: false,
         }
     }
 }
@@ -209,6 +244,18 @@ pub trait ClientFaults: Debug + Send + Sync {
     /// Queues what happens to the next call of `op` that has no fault queued before it.
     fn script(&self, op: Op, fault: Fault) {
         let _ = (op, fault);
+    }
+
+    /// Queues what happens to the next request of `op` for `key` alone, also where one call has several requests: `Error`,
+    /// `Refuse` and `LoseReply`. Other faults change nothing.
+    fn script_key(&self, op: Op, key: &LockKey, fault: Fault) {
+        let _ = (op, key, fault);
+    }
+
+    /// Notifies this client that `holder` has lost `key`, whatever the store says: as a message of the store does that was
+    /// late.
+    fn tell_lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        let _ = (key, holder, reason);
     }
 
     /// While `muted`, wake-ups of this client are lost; everything else works.

@@ -190,7 +190,11 @@ async fn judge_and_run(
 ) -> Outcome {
     let time = factory.time();
     let work = async {
-        let harness = match factory.open().await {
+        let opened = match case.needs.contains(&Need::Restart) {
+            true => factory.open_alone().await,
+            false => factory.open().await,
+        };
+        let harness = match opened {
             Ok(harness) => harness,
             Err(error) => return failed(format!("the harness has no store: {error}")),
         };
@@ -315,6 +319,10 @@ impl<F: Factory + ?Sized> Factory for Arc<F> {
 
     async fn open(&self) -> Result<Box<dyn crate::Harness>, leasehold_api::Error> {
         (**self).open().await
+    }
+
+    async fn open_alone(&self) -> Result<Box<dyn crate::Harness>, leasehold_api::Error> {
+        (**self).open_alone().await
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn leasehold_api::Lock>, leasehold_api::Error> {

@@ -132,23 +132,24 @@ pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<Declar
 fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<Claim> {
     use Concerns::{Group, Need as Needs, Rule};
     let elsewhere = (has.scope != Scope::Process).then_some(Need::Child);
-    let durable = (has.fencing == Fencing::Durable).then_some(Need::Child);
+    let durable = (has.fencing == Fencing::Durable).then_some(Need::Restart);
     let mut claims = vec![
-        (format!("scope = {:?}", has.scope), Rule("C1"), elsewhere),
-        (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), Some(Need::Silence)),
-        (format!("undo = {:?}", has.undo), Group("cancellation"), Some(Need::Script)),
-        (format!("handover = {:?}", has.handover), Rule("C11"), None),
-        (format!("fairness = {:?}", has.fairness), Rule("C12"), None),
+        (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, None]),
+        (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), [Some(Need::Silence), None]),
+        (format!("undo = {:?}", has.undo), Group("cancellation"), [Some(Need::Script), None]),
+        (format!("handover = {:?}", has.handover), Rule("C11"), [None, None]),
+        (format!("fairness = {:?}", has.fairness), Rule("C12"), [None, None]),
     ];
     if let Some(lease) = has.lease {
         let claim = format!("lease = {:?} to {:?}, by the store's clock", lease.min, lease.max);
-        claims.push((claim, Needs(Need::Lease), Some(Need::Skew)));
+        claims.push((claim, Needs(Need::Lease), [Some(Need::Skew), None]));
     }
     if has.fencing != Fencing::None {
-        claims.push((format!("fencing = {:?}", has.fencing), Rule("C8"), durable));
+        let across = elsewhere.filter(|_| durable.is_some());
+        claims.push((format!("fencing = {:?}", has.fencing), Rule("C8"), [across, durable]));
     }
     if let (Some(bound), Some(need)) = (has.crash_release, elsewhere) {
-        claims.push((format!("crash_release = {bound:?}"), Group("crash"), Some(need)));
+        claims.push((format!("crash_release = {bound:?}"), Group("crash"), [Some(need), None]));
     }
     for (has, need) in [
         (has.cooldown, Need::Cooldown),
@@ -157,13 +158,16 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (has.admin.force_release, Need::ForceRelease),
     ] {
         if has {
-            claims.push((need.capability().to_owned(), Needs(need), None));
+            claims.push((need.capability().to_owned(), Needs(need), [None, None]));
         }
     }
     let reason = |need: Need| need.hindrance(has, harness, time, child_test);
     claims
         .into_iter()
-        .map(|(claim, concerns, need)| Claim { claim, hindrance: need.and_then(reason), concerns })
+        .map(|(claim, concerns, needs)| {
+            let hindrance = needs.into_iter().flatten().find_map(reason);
+            Claim { claim, hindrance, concerns }
+        })
         .collect()
 }
 

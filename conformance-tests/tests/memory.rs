@@ -1,4 +1,5 @@
-//! The suite on the memory store: with each way to wait, with a lease by default, and behind a wrapper.
+//! The suite on the memory store: with each way to wait, with a lease by default, behind a wrapper, and at a
+//! distance.
 
 // What fails here fails the test.
 #![allow(clippy::expect_used)]
@@ -25,6 +26,14 @@ mod polls {
 
 mod namespaced {
     leasehold_conformance::suite!(super::common::Memory::new().namespaced());
+}
+
+mod remote {
+    leasehold_conformance::suite!(super::common::Memory::new().remote());
+}
+
+mod remote_polls {
+    leasehold_conformance::suite!(super::common::Memory::new().polling().leased().remote());
 }
 
 /// A store that keeps what was held by somebody who is gone must still let go of what nobody ever got. The other

@@ -94,6 +94,16 @@ fn what_is_declared_and_cannot_be_tried_is_unproven() {
 }
 
 #[test]
+fn durable_tokens_of_a_store_that_is_never_restarted_are_unproven() {
+    let panic = std::panic::catch_unwind(|| Mount::new(Odd::Remembers, module_path!()).judge());
+    let panic = panic.expect_err("nobody restarts it");
+    let text = panic.downcast_ref::<String>().expect("a text");
+    assert!(text.contains("fencing = Durable (the harness cannot restart the store)"), "{text}");
+    let report = run_case(case("fencing::grows_across_a_restart"), &Odd::Remembers);
+    assert!(matches!(report.outcome, Outcome::NotApplicable { .. }), "{report}");
+}
+
+#[test]
 fn a_hang_is_a_failure_and_costs_no_time() {
     let report = run_case(case("exclusion::free_key_is_granted"), &Odd::Hangs);
     let Outcome::Failed { message } = &report.outcome else { panic!("{report}") };
@@ -199,6 +209,8 @@ enum Odd {
     Open,
     /// As open, and declares what nobody can try.
     Boasts,
+    /// As open, and declares tokens that outlive its process, which nobody restarts.
+    Remembers,
     /// Never answers.
     Hangs,
     /// Cannot be opened.
@@ -218,6 +230,11 @@ impl Factory for Odd {
                 let mut declared = Capabilities::new(Scope::Machine);
                 declared.fencing = Fencing::Durable;
                 declared.crash_release = Some(Duration::from_secs(30));
+                Ok(Box::new(OpenHarness(declared)))
+            }
+            Self::Remembers => {
+                let mut declared = Capabilities::new(Scope::Process);
+                declared.fencing = Fencing::Durable;
                 Ok(Box::new(OpenHarness(declared)))
             }
             Self::Hangs => std::future::pending().await,

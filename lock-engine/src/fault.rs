@@ -35,7 +35,8 @@ pub enum Fault {
     /// Not carried out; answers [`Attempt::Refused`](crate::Attempt::Refused) with an error of this kind, which
     /// says that nothing was begun. As [`Error`](Self::Error) for calls other than an acquire or a wait.
     Refuse(ErrorKind),
-    /// The request takes this long to arrive; carried out and answered then.
+    /// The request takes this long to arrive; carried out and answered then. The wrapper of `leasehold-conformance` carries
+    /// it out also if its call has been dropped meanwhile, unless it is a wait: what is on its way cannot be called back.
     Delay(Duration),
     /// Carried out as soon as it arrives; the answer takes this long.
     DelayReply(Duration),

@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +57,9 @@ impl Harness for Directory {
 #[async_trait]
 impl Faults for Directory {
     fn supports(&self) -> FaultSet {
-        Disturbed::<FileBackend>::supports()
+        let mut set = Disturbed::<FileBackend>::supports();
+        set.restart = true;
+        set
     }
 
     async fn client(&self, _: ClientSetup) -> Result<FaultyClient, Error> {
@@ -67,5 +70,26 @@ impl Faults for Directory {
         timing.request_timeout = Duration::from_secs(2) * pace();
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
+    }
+
+    /// The machine: what is written in the files stays, and nobody has them open or locked.
+    async fn restart(&self) {
+        let (place, before) = (self.dir.path(), self.dir.path().with_extension("before"));
+        fs::rename(place, &before).unwrap();
+        copy(&before, place);
+        fs::remove_dir_all(before).unwrap();
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    fs::set_permissions(to, fs::metadata(from).unwrap().permissions()).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).unwrap()),
+        }
     }
 }

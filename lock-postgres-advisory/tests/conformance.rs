@@ -13,7 +13,7 @@ use leasehold_engine::{Backend as _, Engine};
 use leasehold_postgres::schema::{Stores, grants, script};
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, Liveness, PgConfig};
 use leasehold_postgres_advisory::{AdvisoryBackend, AdvisoryConfig, Sessions, XactConfig};
-use test_servers::{Database, ordinary_role, prepared_database};
+use test_servers::{Cluster, Database, StopMode, ordinary_role, prepared_cluster, prepared_database};
 
 mod session {
     leasehold_conformance::suite!(super::Advisory { transactions: false });
@@ -53,10 +53,16 @@ impl Factory for Advisory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        let (schema, role) = (Identifier::new(DEFAULT_SCHEMA)?, ordinary_role().await);
-        let grants = grants(&schema, &Identifier::new(role.as_str())?, Stores::Advisory);
-        let database = prepared_database(&script(&schema, &grants)).await.used_by(&role);
-        Ok(Box::new(Server { kind: *self, database }))
+        let role = ordinary_role().await;
+        let database = prepared_database(&schema(&role)?).await.used_by(&role);
+        Ok(Box::new(Server { kind: *self, database, cluster: None }))
+    }
+
+    /// On a cluster of its own, which no other case notices to be restarted.
+    async fn open_alone(&self) -> Result<Box<dyn Harness>, Error> {
+        const ROLE: &str = "ordinary";
+        let (cluster, database) = prepared_cluster(ROLE, &schema(ROLE)?).await;
+        Ok(Box::new(Server { kind: *self, database, cluster: Some(cluster) }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
@@ -68,6 +74,14 @@ impl Factory for Advisory {
 struct Server {
     kind: Advisory,
     database: Database,
+    /// Where it is the case's own.
+    cluster: Option<Cluster>,
+}
+
+/// What makes the store's schema, for this role.
+fn schema(role: &str) -> Result<String, Error> {
+    let schema = Identifier::new(DEFAULT_SCHEMA)?;
+    Ok(script(&schema, &grants(&schema, &Identifier::new(role)?, Stores::Advisory)))
 }
 
 #[async_trait]
@@ -91,6 +105,7 @@ impl Faults for Server {
         let mut faults = Disturbed::<AdvisoryBackend>::supports();
         faults.lose = true;
         faults.lose_together = true;
+        faults.restart = true;
         faults
     }
 
@@ -114,5 +129,9 @@ impl Faults for Server {
         };
         operator.close().await;
         ended
+    }
+
+    async fn restart(&self) {
+        self.cluster.as_ref().unwrap().restart(StopMode::Immediate).await;
     }
 }

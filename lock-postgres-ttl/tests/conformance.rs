@@ -15,7 +15,7 @@ use leasehold_postgres::schema::{Stores, grants, script};
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier};
 use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
 use sqlx::{Connection, PgConnection};
-use test_servers::{Database, ordinary_role, prepared_database};
+use test_servers::{Cluster, Database, StopMode, ordinary_role, prepared_cluster, prepared_database};
 
 suite!(LeaseFactory);
 
@@ -28,10 +28,16 @@ impl Factory for LeaseFactory {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        let (schema, role) = (Identifier::new(DEFAULT_SCHEMA)?, ordinary_role().await);
-        let grants = grants(&schema, &Identifier::new(role.as_str())?, Stores::Lease);
-        let database = prepared_database(&script(&schema, &grants)).await.used_by(&role);
-        Ok(Box::new(Server { database }))
+        let role = ordinary_role().await;
+        let database = prepared_database(&schema(&role)?).await.used_by(&role);
+        Ok(Box::new(Server { database, cluster: None }))
+    }
+
+    /// On a cluster of its own, which no other case notices to be restarted.
+    async fn open_alone(&self) -> Result<Box<dyn Harness>, Error> {
+        const ROLE: &str = "ordinary";
+        let (cluster, database) = prepared_cluster(ROLE, &schema(ROLE)?).await;
+        Ok(Box::new(Server { database, cluster: Some(cluster) }))
     }
 
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
@@ -43,6 +49,14 @@ impl Factory for LeaseFactory {
 #[derive(Debug)]
 struct Server {
     database: Database,
+    /// Where it is the case's own.
+    cluster: Option<Cluster>,
+}
+
+/// What makes the store's schema, for this role.
+fn schema(role: &str) -> Result<String, Error> {
+    let schema = Identifier::new(DEFAULT_SCHEMA)?;
+    Ok(script(&schema, &grants(&schema, &Identifier::new(role)?, Stores::Lease)))
 }
 
 /// Leases short enough for the suite to wait for their end.
@@ -81,6 +95,7 @@ impl Faults for Server {
         let mut set = Disturbed::<TtlBackend>::supports();
         set.lose = true;
         set.purge = true;
+        set.restart = true;
         set.skew = true;
         set
     }
@@ -102,5 +117,9 @@ impl Faults for Server {
 
     async fn purge(&self, key: &LockKey) -> bool {
         self.change("DELETE FROM leasehold.lease WHERE key = $1", key).await
+    }
+
+    async fn restart(&self) {
+        self.cluster.as_ref().unwrap().restart(StopMode::Immediate).await;
     }
 }

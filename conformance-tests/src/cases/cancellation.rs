@@ -390,3 +390,20 @@ async fn is_free_in_the_end(cx: &Context, a: &FaultyClient, key: &LockKey) {
     }
     cx.give(cx.free_within(&a.lock, key, cx.call_limit()).await).await;
 }
+
+/// The store hears of the attempt only when its caller has gone: it is undone then, and not before.
+pub(crate) async fn dropped_while_the_request_is_on_its_way(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let slow = Duration::from_millis(if cx.is_virtual() { 1_000 } else { 200 });
+    for tries in [false, true] {
+        let key = cx.key();
+        a.faults.script(Op::Acquire, Fault::Delay(slow));
+        let options = if tries { AcquireOptions::new().wait(Duration::ZERO) } else { cx.patient() };
+        let left = tokio::time::timeout(slow / 10, a.lock.acquire(&key, &options)).await;
+        assert!(left.is_err(), "answered at once: {left:?}");
+        cx.sleep(slow).await;
+        cx.undone(&b, &key).await;
+        cx.undone(&a.lock, &key).await;
+    }
+}

@@ -76,8 +76,9 @@ pub(crate) async fn all_or_none(cx: &Context) {
         let budget = cx.short_wait();
         let waiting = acquire_all_for(&a, &keys, budget);
         let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
-        fails(outcome, cx.budget_ended());
+        let error = fails(outcome, cx.budget_ended());
         assert!(took >= budget, "{took:?}");
+        assert!(error.key().is_none_or(|key| *key == keys[i]), "names a key that is free: {error}");
         for (j, key) in keys.iter().enumerate() {
             if j != i {
                 cx.undone(&c, key).await;
@@ -299,7 +300,8 @@ pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
     cx.lose(&keys[1], LossReason::Gone).await;
     cx.within("the loss", cx.capabilities().loss_detection, guards.lost()).await;
     assert_eq!(guards.validity(), Validity::Lost);
-    fails(guards.release().await, &[ErrorKind::Lost]);
+    let error = fails(guards.release().await, &[ErrorKind::Lost]);
+    assert_eq!(error.key(), Some(&keys[1]), "{error}");
     for key in &keys {
         cx.give(cx.free_within(&b, key, cx.capabilities().undo).await).await;
     }
@@ -316,9 +318,78 @@ pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Conte
         for _ in &keys {
             a.faults.script(Op::Release, Fault::Pass);
         }
-        fails(guards.release().await, &[ErrorKind::Lost]);
+        let error = fails(guards.release().await, &[ErrorKind::Lost]);
+        assert_eq!(error.key(), Some(&keys[purged]), "{error}");
         for key in &keys {
             cx.give(cx.take(&b, key).await).await;
         }
+    }
+}
+
+/// Whichever of them it is, in whatever order they are given, and however they are asked for.
+pub(crate) async fn an_error_names_the_key_that_failed(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let orders = [[0, 1, 2], [2, 1, 0], [1, 2, 0]];
+    let faults = [
+        Fault::Refuse(ErrorKind::Capacity),
+        Fault::Refuse(ErrorKind::PermissionDenied),
+        Fault::Error(ErrorKind::Unavailable),
+        Fault::LoseReply,
+    ];
+    for failing in 0..3 {
+        for (fault, order) in faults.into_iter().zip(orders.into_iter().cycle()) {
+            let keys = cx.some_keys(3);
+            let given = order.map(|at| keys[at].clone());
+            let failed = &keys[failing];
+            a.faults.script_key(Op::Acquire, failed, fault);
+            let outcome = match failing {
+                0 => a.lock.try_acquire_all(&given, &AcquireOptions::new()).await.map(drop),
+                1 => acquire_all_for(&a.lock, &given, Duration::ZERO).await.map(drop),
+                _ => a.lock.acquire_all(&given, &cx.patient().give_up_on_failure()).await.map(drop),
+            };
+            let error = match outcome {
+                Ok(()) => panic!("granted, and {failed:?} failed: {fault:?}"),
+                Err(error) => error,
+            };
+            assert_eq!(error.key(), Some(failed), "{fault:?} of the keys {given:?}: {error}");
+            for key in &keys {
+                cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
+            }
+        }
+        // And of a release.
+        let keys = cx.some_keys(3);
+        let guards = a.lock.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+        a.faults.script_key(Op::Release, &keys[failing], Fault::Error(ErrorKind::Unavailable));
+        let error = fails(guards.release().await, &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
+        assert_eq!(error.key(), Some(&keys[failing]), "{error}");
+        for key in &keys {
+            cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
+        }
+    }
+}
+
+/// They are held in their order only: nobody waits with a key in hand for one before it.
+pub(crate) async fn keys_behind_one_that_is_awaited_are_free(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let c = cx.client().await;
+    for awaited in 0..3 {
+        let keys = cx.some_keys(4);
+        let guard = cx.take(&b, &keys[awaited]).await;
+        let all = {
+            let (lock, keys, options) = (a.clone(), keys.clone(), cx.patient());
+            tokio::spawn(async move { lock.acquire_all(&keys, &options).await })
+        };
+        cx.settle().await;
+        for key in &keys[awaited + 1..] {
+            cx.undone(&c, key).await;
+        }
+        cx.sleep(cx.handover().min(cx.short_wait())).await;
+        for key in &keys[awaited + 1..] {
+            cx.undone(&c, key).await;
+        }
+        cx.give(guard).await;
+        let guards = cx.within("all keys", cx.handover() * 4, joined(all)).await.expect("all are free");
+        guards.release().await.expect("held until now");
     }
 }

@@ -236,6 +236,43 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
     cx.give(job).await;
 }
 
+/// Whoever asks while the attempt that begins it is under way learns of it when that is granted, and not when the job is done:
+/// first in line, behind one that waits for its end, and others after them.
+pub(crate) async fn is_told_when_the_job_begins(cx: &Context) {
+    let a = cx.faulty().await;
+    let slow = Duration::from_millis(if cx.is_virtual() { 1_000 } else { 200 });
+    let window = window(cx) * 20;
+    for waiting in [false, true] {
+        let key = cx.key();
+        a.faults.script(Op::Acquire, Fault::Delay(slow));
+        let once = |lock: &Arc<dyn Lock>| {
+            let (lock, key) = (Arc::clone(lock), key.clone());
+            tokio::spawn(async move { lock.key(&key).at_most_once_per(window).acquire().await })
+        };
+        let job = once(&a.lock);
+        cx.settle().await;
+        let waiter = match waiting {
+            true => Some(cx.queue(&a.lock, &key).await),
+            false => None,
+        };
+        let others = [once(&a.lock), once(&a.lock)];
+        let Once::Due(job) = cx.within("the job", cx.call_limit(), joined(job)).await.expect("a free key") else {
+            panic!("nobody asked for a window before");
+        };
+        for other in others {
+            let told = cx.soon("an answer while the job runs", joined(other)).await;
+            let Once::NotDue { retry_after } = told.expect("the store answers") else {
+                panic!("granted while the job runs");
+            };
+            assert!(retry_after <= window && retry_after > Duration::ZERO, "{retry_after:?}");
+        }
+        if let Some(waiter) = waiter {
+            waiter.cancel().await;
+        }
+        cx.give(job).await;
+    }
+}
+
 pub(crate) async fn outlives_a_forced_release(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();

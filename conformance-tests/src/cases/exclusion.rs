@@ -59,7 +59,7 @@ pub(crate) async fn different_keys_do_not_exclude_each_other(cx: &Context) {
     let (a, b) = cx.two().await;
     let mut guards = Vec::new();
     // A store may keep a connection for each.
-    for (i, key) in cx.some_keys(cx.many(300, 100)).iter().enumerate() {
+    for (i, key) in cx.some_keys(cx.at_once(cx.many(300, 100))).iter().enumerate() {
         guards.push(cx.take(if i % 2 == 0 { &a } else { &b }, key).await);
     }
     assert!(guards.iter().all(|g| g.validity() == Validity::Valid));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockGuard, LockKey, Once};
+use leasehold_api::{AcquireOptions, ErrorKind, Fairness, Lock, LockExt as _, LockGuard, LockKey, Once};
 use tokio::time::Instant;
 
 use crate::context::{Context, joined};
@@ -150,7 +150,13 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_tiny_windows(cx: &Context) {
 /// One of the keys that it takes together again and again is what another waits for, whichever.
 pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
     let (a, b) = cx.two().await;
-    for (waiting, wanted) in [(&b, 0), (&b, 1), (&a, 1)] {
+    for (waiting, wanted, end) in [
+        (&b, 0, End::Release),
+        (&b, 1, End::Release),
+        (&b, 1, End::Drop),
+        (&a, 1, End::Release),
+        (&a, 0, End::Drop),
+    ] {
         let keys = cx.some_keys(2);
         let stop = Arc::new(AtomicBool::new(false));
         let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
@@ -158,23 +164,29 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
         let looping = {
             let (lock, keys, options, stop) = (a.clone(), keys.clone(), cx.patient(), Arc::clone(&stop));
             tokio::spawn(async move {
-                let mut held = Some(guards);
+                let (mut held, mut grants) = (Some(guards), 0u32);
                 while !stop.load(Ordering::SeqCst) {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     if let Some(guards) = held.take() {
-                        guards.release().await.expect("held until now");
+                        grants += 1;
+                        match end {
+                            End::Release => guards.release().await.expect("held until now"),
+                            End::Drop => drop(guards),
+                        }
                     }
                     held = lock.try_acquire_all(&keys, &options).await.expect("the store answers");
                 }
                 if let Some(guards) = held {
                     guards.release().await.expect("held until now");
                 }
+                grants
             })
         };
         let guard = waiter.granted(cx, cx.handover() * 20).await;
         stop.store(true, Ordering::SeqCst);
         cx.give(guard).await;
-        cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
+        let grants = cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
+        passed_by(cx, grants, &format!("several keys, {end:?}"));
     }
 }
 
@@ -200,33 +212,58 @@ pub(crate) async fn one_that_leaves_as_its_turn_comes_changes_no_order(cx: &Cont
     }
 }
 
+/// How it ends a hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Release,
+    Drop,
+}
+
 /// One re-acquires in a loop as fast as it can while the other waits once.
 async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask: Ask) {
-    let key = cx.key();
-    let stop = Arc::new(AtomicBool::new(false));
-    let guard = cx.take(hot, &key).await;
-    let waiter = cx.queue(waiting, &key).await;
-    let looping = {
-        let (lock, key, options, stop) = (hot.clone(), key.clone(), cx.patient(), Arc::clone(&stop));
-        tokio::spawn(async move {
-            let mut held = Some(guard);
-            while !stop.load(Ordering::SeqCst) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                if let Some(guard) = held.take() {
+    for end in [End::Release, End::Drop] {
+        let key = cx.key();
+        let stop = Arc::new(AtomicBool::new(false));
+        let guard = cx.take(hot, &key).await;
+        let waiter = cx.queue(waiting, &key).await;
+        let looping = {
+            let (lock, key, options, stop) = (hot.clone(), key.clone(), cx.patient(), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let (mut held, mut grants) = (Some(guard), 0u32);
+                while !stop.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    if let Some(guard) = held.take() {
+                        grants += 1;
+                        match end {
+                            End::Release => guard.release().await.expect("held until now"),
+                            End::Drop => drop(guard),
+                        }
+                    }
+                    held = ask.once(&lock, &key, &options).await;
+                }
+                if let Some(guard) = held {
                     guard.release().await.expect("held until now");
                 }
-                held = ask.once(&lock, &key, &options).await;
-            }
-            if let Some(guard) = held {
-                guard.release().await.expect("held until now");
-            }
-        })
-    };
-    // Some releases may pass it by, but not as many as fit into twenty bounds.
-    let guard = waiter.granted(cx, cx.handover() * 20).await;
-    stop.store(true, Ordering::SeqCst);
-    cx.give(guard).await;
-    cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
+                grants
+            })
+        };
+        // Some releases may pass it by, but not as many as fit into twenty bounds.
+        let guard = waiter.granted(cx, cx.handover() * 20).await;
+        stop.store(true, Ordering::SeqCst);
+        cx.give(guard).await;
+        let grants = cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
+        // So short a budget ends before the turn of one that polls.
+        if !matches!(ask, Ask::TinyWindow) {
+            passed_by(cx, grants, &format!("{ask:?}, {end:?}"));
+        }
+    }
+}
+
+/// How often the one in the loop had the key before the waiter had it, which it had asked for first.
+fn passed_by(cx: &Context, grants: u32, how: &str) {
+    if cx.is_virtual() {
+        assert!(grants <= 10, "had the key {grants} times while another waited for it: {how}");
+    }
 }
 
 pub(crate) async fn every_looping_contender_gets_its_share(cx: &Context) {
@@ -270,6 +307,44 @@ pub(crate) async fn the_death_of_the_next_in_line_holds_up_nobody(cx: &Context) 
     assert!(!behind.is_done(), "admitted early");
     cx.give(guard).await;
     cx.give(behind.granted(cx, cx.handover() * 2).await).await;
+}
+
+/// Those behind came when another had the key, under a longer lease or under none, and learn when its successor's ends.
+pub(crate) async fn the_death_of_one_granted_from_the_queue_holds_up_nobody(cx: &Context) {
+    let bounds = cx.lease();
+    let ttl = if cx.is_virtual() { Duration::from_secs(5).clamp(bounds.min, bounds.max) } else { cx.ttl() };
+    let longer = AcquireOptions::new().ttl((ttl * 10).min(bounds.max));
+    let in_order = cx.capabilities().fairness == Fairness::Fifo;
+    for first in [AcquireOptions::new(), longer] {
+        let (a, last) = cx.two().await;
+        let key = cx.key();
+        let guard = cx.take_with(&a, &key, &first).await;
+        let mut dying = Vec::new();
+        for _ in 0..if in_order { cx.many(2, 1) } else { 1 } {
+            let client = cx.faulty().await;
+            let waiter = cx.queue_with(&client.lock, &key, cx.patient().ttl(ttl)).await;
+            dying.push((client, waiter));
+        }
+        let last = cx.queue(&last, &key).await;
+        cx.give(guard).await;
+        let mut dead = Vec::new();
+        for (client, waiter) in dying {
+            let any = async {
+                while !waiter.is_done() && !last.is_done() {
+                    cx.sleep(cx.interval()).await;
+                }
+            };
+            cx.within("the next grant", ttl + cx.handover(), any).await;
+            if !waiter.is_done() {
+                assert!(!in_order, "the last came first");
+                break;
+            }
+            dead.push(waiter.granted(cx, cx.handover()).await);
+            assert!(!last.is_done(), "granted while the key is held");
+            client.faults.silence(true);
+        }
+        cx.give(last.granted(cx, ttl + cx.handover()).await).await;
+    }
 }
 
 pub(crate) async fn a_crowd_makes_no_herd(cx: &Context) {
@@ -366,7 +441,8 @@ async fn newcomers_come_after_the_queue(cx: &Context, key: &LockKey, time: Durat
     let (queued, newcomer) = cx.two().await;
     let (begun, options) = (Instant::now(), cx.leased());
     let mut waiting = pin!(queued.acquire(key, &options));
-    let early = tokio::time::timeout(cx.settling(), &mut waiting).await;
+    // Long enough for a store at a distance to hear of it.
+    let early = tokio::time::timeout(cx.settling().max(Duration::from_millis(20)), &mut waiting).await;
     assert!(early.is_err(), "nobody else has the key yet: {early:?}");
     while begun.elapsed() < time + cx.ttl() / 2 {
         cx.sleep(cx.interval()).await;

@@ -313,3 +313,41 @@ pub(crate) async fn stops_a_stale_writer(cx: &Context) {
     cx.give(new).await;
     cx.sleep(Duration::from_millis(1)).await;
 }
+
+/// The store crashes while a key is held, and after it was released, and comes back: what it draws next is larger than all that
+/// anybody was given, of keys that it knew and of those that it did not.
+pub(crate) async fn grows_across_a_restart(cx: &Context) {
+    let key = cx.key();
+    let mut options = AcquireOptions::new();
+    options.ttl = cx.capabilities().lease.map(|_| cx.ttl());
+    let mut last = None;
+    for is_held in [true, false] {
+        let holder = cx.faulty().await;
+        for _ in 0..5 {
+            let guard = cx.take_with(&holder.lock, &key, &options).await;
+            assert!(guard.token() > last, "{:?} after {last:?}", guard.token());
+            last = guard.token();
+            cx.give(guard).await;
+        }
+        let held = match is_held {
+            true => Some(cx.take_with(&holder.lock, &key, &options).await),
+            false => None,
+        };
+        if let Some(held) = &held {
+            assert!(held.token() > last, "{:?} after {last:?}", held.token());
+            last = held.token();
+        }
+        holder.faults.silence(true);
+        cx.faults().restart().await;
+        // Whoever came through the crash may still have it, and lets go.
+        holder.faults.silence(false);
+        drop(held);
+        let next = cx.client().await;
+        for _ in 0..2 {
+            let guard = cx.free_within(&next, &key, cx.call_limit()).await;
+            assert!(guard.token() > last, "{:?} after {last:?}, which was given before the restart", guard.token());
+            last = guard.token();
+            cx.give(guard).await;
+        }
+    }
+}

@@ -194,13 +194,20 @@ pub(crate) async fn no_try_fails_because_somebody_looks(cx: &Context) {
     for _ in 0..3 {
         let (lock, key, stop) = (cx.client().await, key.clone(), Arc::clone(&stop));
         lookers.push(tokio::spawn(async move {
-            while !stop.load(Ordering::SeqCst) {
+            for look in 1.. {
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
                 // Held or free, depending on the moment.
                 admin(&lock).inspect(&key).await.expect("the store answers");
-                tokio::task::yield_now().await;
+                // Virtual time stands still while they look.
+                if look % 16 == 0 {
+                    tokio::time::sleep(Duration::from_micros(500)).await;
+                } else {
+                    tokio::task::yield_now().await;
+                }
             }
         }));
-        // Virtual time stands still while they look.
     }
     for _ in 0..cx.many(300, 200) {
         cx.give(cx.take(&taker, &key).await).await;
@@ -209,6 +216,30 @@ pub(crate) async fn no_try_fails_because_somebody_looks(cx: &Context) {
     stop.store(true, Ordering::SeqCst);
     for looker in lookers {
         joined(looker).await;
+    }
+}
+
+/// Whoever looks is nobody who waits: who has just released a key takes it again as soon as if nobody had looked.
+pub(crate) async fn looking_delays_no_try(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let mut undisturbed = None;
+    for looks in [0, 1, 20] {
+        let key = cx.key();
+        let guard = cx.take(&a, &key).await;
+        for _ in 0..looks {
+            for lock in [&a, &b] {
+                look(lock, &key).await.expect("a held key reads held");
+                if cx.capabilities().admin.list {
+                    listed(lock, &ListQuery::new()).await;
+                }
+            }
+        }
+        cx.give(guard).await;
+        let (guard, took) = cx.timed(cx.take(&a, &key)).await;
+        let most = *undisturbed.get_or_insert(took);
+        assert!(took <= most, "a try after {looks} looks took {took:?}, and {most:?} without");
+        drop(guard);
+        cx.undone(&b, &key).await;
     }
 }
 

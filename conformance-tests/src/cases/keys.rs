@@ -179,7 +179,7 @@ pub(crate) async fn namespaces_do_not_meet(cx: &Context) {
 
 pub(crate) async fn similar_ones_at_once(cx: &Context) {
     let (a, b) = cx.two().await;
-    let n = cx.many(1_500, 400);
+    let n = cx.at_once(cx.many(1_500, 400));
     let mut guards = Vec::new();
     // Numbers, bits and repetition: what narrow or weak hashes take for each other.
     let texts = (0..n).map(|i| match i % 3 {
@@ -199,12 +199,12 @@ pub(crate) async fn similar_ones_at_once(cx: &Context) {
 pub(crate) async fn ten_thousand_at_once(cx: &Context) {
     let lock = cx.client().await;
     let wished = cx.many(10_000, 1_000);
-    let limit = cx.capabilities().max_holds.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let most = cx.at_once(wished);
     let mut guards = Vec::new();
-    for key in cx.some_keys(wished.min(limit)) {
+    for key in cx.some_keys(most) {
         guards.push(cx.take(&lock, &key).await);
     }
-    if limit < wished {
+    if most < wished {
         let beyond = lock.try_acquire(&cx.key(), &leasehold_api::AcquireOptions::new()).await;
         assert!(fails(beyond, &[ErrorKind::Capacity]).is_retryable());
     }

@@ -6,6 +6,7 @@ use leasehold_api::{End, ErrorKind, LossReason, Validity};
 use tokio::time::Instant;
 
 use crate::context::{Context, attempt_at, fails, joined};
+use crate::harness::{Fault, Op};
 
 pub(crate) async fn quiet_in_normal_life(cx: &Context) {
     let lock = cx.client().await;
@@ -141,6 +142,44 @@ pub(crate) async fn a_silent_store_does_not_delay_it(cx: &Context) {
     assert!(cx.within("a try on a silent store", cx.call_limit(), attempt).await.is_err());
 }
 
+/// It fires when the last lease that was confirmed is over, as its holder reads it, and not with a later failure.
+pub(crate) async fn failing_renewals_do_not_delay_it(cx: &Context) {
+    let faults = [
+        Fault::Error(ErrorKind::Unavailable),
+        Fault::Error(ErrorKind::PermissionDenied),
+        Fault::LoseReply,
+        Fault::Hang,
+        Fault::LoseReplyHang,
+        Fault::DelayReply(cx.ttl() / 7),
+        Fault::Delay(cx.ttl() * 2),
+    ];
+    for fault in faults {
+        for renewed in [false, true] {
+            let a = cx.faulty().await;
+            let key = cx.key();
+            let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+            if renewed {
+                cx.sleep(cx.ttl() * 3 / 2).await;
+                guard.renew().await.expect("held until now");
+            }
+            let (left, start) = (guard.remaining().expect("a lease has an end"), Instant::now());
+            for _ in 0..1_000 {
+                a.faults.script(Op::Renew, fault);
+            }
+            if matches!(fault, Fault::DelayReply(_)) {
+                // Slow answers are answers.
+                cx.sleep(cx.ttl() * 2).await;
+                assert!(guard.validity().is_held(), "lost to renewals of {fault:?}");
+                continue;
+            }
+            cx.within(&format!("the lost signal, renewals of {fault:?}"), left, guard.lost()).await;
+            let fired = start.elapsed();
+            assert!(fired + cx.slack() >= left, "lost {fired:?} into a lease that lasts {left:?}, by {fault:?}");
+            assert_eq!(guard.validity(), Validity::Lost);
+        }
+    }
+}
+
 pub(crate) async fn many_are_told_together(cx: &Context) {
     let a = cx.faulty().await;
     let mut guards = Vec::new();
@@ -218,20 +257,28 @@ pub(crate) async fn forced_release_reaches_the_holder(cx: &Context) {
 }
 
 pub(crate) async fn a_purge_concerns_one_key_alone(cx: &Context) {
-    let (a, b) = cx.two().await;
-    let keys = cx.some_keys(3);
-    let mut guards = Vec::new();
-    for key in &keys {
-        guards.push(cx.take_with(&a, key, &cx.leased()).await);
-    }
-    // It is found by an automatic renewal, which may be one for all of them.
-    assert!(cx.faults().purge(&keys[1]).await, "there was no hold of {} to purge", keys[1]);
-    cx.within("the lost signal", cx.ttl(), guards[1].lost()).await;
-    cx.sleep(cx.ttl() * 2).await;
-    for i in [0, 2] {
-        assert_eq!(guards[i].validity(), Validity::Valid, "lost with its neighbour");
-        assert_eq!(guards[i].lost().reason(), None);
-        cx.held(&b, &keys[i]).await;
+    // Whichever it is of them, and in whatever order they were taken and are called.
+    let orders = [[1, 0, 2], [0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]];
+    for order in orders.into_iter().take(cx.many(orders.len(), 1)) {
+        for purged in 0..cx.many(3, 1) {
+            let (a, b) = cx.two().await;
+            let keys = cx.some_keys(3);
+            let mut guards = Vec::new();
+            for at in order {
+                guards.push(cx.take_with(&a, &keys[at], &cx.leased()).await);
+            }
+            // It is found by an automatic renewal, which may be one for all of them.
+            let gone = guards.remove(purged);
+            assert!(cx.faults().purge(gone.key()).await, "there was no hold of {} to purge", gone.key());
+            cx.within("the lost signal", cx.ttl(), gone.lost()).await;
+            cx.sleep(cx.ttl() * 2).await;
+            for guard in guards {
+                assert_eq!(guard.validity(), Validity::Valid, "lost with its neighbour");
+                assert_eq!(guard.lost().reason(), None);
+                cx.held(&b, guard.key()).await;
+                cx.give(guard).await;
+            }
+        }
     }
 }
 
@@ -259,6 +306,35 @@ pub(crate) async fn a_purge_is_found_at_the_next_word(cx: &Context) {
     cx.sleep(cx.ttl()).await;
     cx.held(&a, &key).await;
     cx.give(successor).await;
+}
+
+/// The word that a grant is lost comes when it was released, or lost, and its client has the key, or another one, again.
+pub(crate) async fn a_late_word_of_an_older_grant_is_none_of_the_next(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let (key, other) = (cx.key(), cx.key());
+    for reason in [LossReason::SessionLost, LossReason::Gone, LossReason::ForcedRelease] {
+        let old = cx.take(&a.lock, &key).await;
+        let holder = old.holder();
+        cx.give(old).await;
+        let new = cx.take(&a.lock, &key).await;
+        let beside = cx.take(&a.lock, &other).await;
+        for told in [&key, &other] {
+            a.faults.tell_lost(told, holder, reason);
+        }
+        // Each of the two is somebody else's there.
+        a.faults.tell_lost(&other, new.holder(), reason);
+        cx.settle().await;
+        for guard in [new, beside] {
+            assert_eq!((guard.validity(), guard.lost().reason()), (Validity::Valid, None), "{reason:?}");
+            cx.held(&b, guard.key()).await;
+            cx.give(guard).await;
+        }
+    }
+    // The word itself counts.
+    let guard = cx.take(&a.lock, &key).await;
+    a.faults.tell_lost(&key, guard.holder(), LossReason::SessionLost);
+    cx.within("the lost signal", cx.capabilities().loss_detection, guard.lost()).await;
 }
 
 /// Another task watches a grant by its handle, and learns how it ended.

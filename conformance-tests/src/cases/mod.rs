@@ -65,6 +65,7 @@ macro_rules! for_each_case {
                 a_cancel_returns_at_once [C5] [];
                 a_storm_leaves_nothing [C5] [];
                 dropped_acquires_of_a_disturbed_store [C5] [Script];
+                dropped_while_the_request_is_on_its_way [C5] [Script];
                 dropped_releases_to_a_disturbed_store [C5 C6] [Script];
                 dropped_renewals_to_a_disturbed_store [C5 C10] [Lease Script];
             }
@@ -83,6 +84,8 @@ macro_rules! for_each_case {
                 a_failed_release_wedges_no_local_waiter [C6 C11] [Script];
                 on_a_silent_store_it_ends_with_an_error [C6 C15] [Silence];
                 of_a_lost_grant_is_an_error [C6] [Lose];
+                that_arrives_after_the_lease_has_ended_is_an_error [C6] [Lease Script];
+                is_repeated_for_as_long_as_the_store_may_hold_the_key [C6] [Lease Script Silence];
                 during_a_renewal [C6 C10] [Lease Script];
                 from_another_task_and_thread [C6 C7] [];
                 the_client_may_go_before_the_guard [C7] [];
@@ -134,6 +137,7 @@ macro_rules! for_each_case {
                 refuses_a_ttl_out_of_bounds [C15 C16] [Lease];
                 keeps_the_token_and_the_id [C2 C8] [Lease];
                 is_retried_after_a_failure [C10] [Lease Script];
+                is_repeated_after_one_that_is_not_answered [C10] [Lease Script Virtual];
                 a_failure_is_no_extension [C1 C9 C10] [Lease Script];
                 a_failure_by_hand_is_told_and_costs_nothing [C9 C10] [Lease Script];
                 stops_on_release [C5 C10] [Lease Calls];
@@ -151,12 +155,14 @@ macro_rules! for_each_case {
                 is_final [C9] [Lose];
                 concerns_one_key_alone [C2 C9] [Lose Alone];
                 a_silent_store_does_not_delay_it [C9] [Lease Silence];
+                failing_renewals_do_not_delay_it [C9] [Lease Script Virtual];
                 many_are_told_together [C9] [Lease Silence];
                 an_answer_in_time_ends_the_doubt [C9 C10] [Lease Silence];
                 no_reconnect_adopts_an_old_hold [C9 C10] [Lease Silence];
                 watching_blocks_nothing [C9] [];
                 a_purge_concerns_one_key_alone [C2 C9 C10] [Lease Purge];
                 a_purge_is_found_at_the_next_word [C6 C9 C10] [Lease Purge];
+                a_late_word_of_an_older_grant_is_none_of_the_next [C2 C9] [LateLoss];
                 forced_release_reaches_the_holder [C9 C18] [ForceRelease];
                 a_handle_sees_the_end [C9] [];
                 a_handle_sees_the_loss [C9] [Lose];
@@ -187,6 +193,7 @@ macro_rules! for_each_case {
                 grows_across_failed_attempts [C8] [Tokens];
                 grows_across_lost_replies [C8] [Tokens Script];
                 grows_across_reconnects [C8] [Tokens];
+                grows_across_a_restart [C8] [DurableTokens Restart Silence];
                 is_unique_and_in_order_for_many [C1 C8] [Tokens];
                 of_several_keys [C8] [Tokens];
                 compares_as_a_number [C8] [Tokens];
@@ -207,6 +214,7 @@ macro_rules! for_each_case {
                 nobody_starves_behind_a_loop_of_several_keys [C12] [];
                 every_looping_contender_gets_its_share [C11 C12] [];
                 the_death_of_the_next_in_line_holds_up_nobody [C11 C17] [];
+                the_death_of_one_granted_from_the_queue_holds_up_nobody [C11] [Lease Silence];
                 a_crowd_makes_no_herd [C11 C16] [Calls];
                 a_release_reaches_a_waiter_within_the_bound [C11] [];
                 a_release_reaches_a_waiter_without_wake_ups [C11] [Mute];
@@ -244,6 +252,7 @@ macro_rules! for_each_case {
                 listing_takes_nothing [C18] [List];
                 a_free_key_never_looks_held_to_lookers [C18] [Inspect];
                 no_try_fails_because_somebody_looks [C18] [Inspect];
+                looking_delays_no_try [C18] [Inspect Virtual];
                 looking_lengthens_nothing [C18] [Inspect Lease Silence];
                 looking_disturbs_no_waiter [C18] [Inspect];
                 lists_what_is_held [C18] [List];
@@ -267,6 +276,7 @@ macro_rules! for_each_case {
                 outlives_a_dropped_guard_and_its_client [C16 C17] [Cooldown];
                 counts_from_the_grant [C6 C16] [Cooldown];
                 is_told_while_the_job_still_runs [C13 C16] [Cooldown];
+                is_told_when_the_job_begins [C13 C16] [Cooldown Script];
                 holds_up_all_of_several_keys [C4 C16] [Cooldown];
                 an_absurd_one_is_refused_or_kept [C15] [Cooldown];
                 outlives_a_forced_release [C4 C16] [Cooldown ForceRelease];
@@ -288,6 +298,8 @@ macro_rules! for_each_case {
                 opposite_orders_do_not_deadlock [C4 C11] [];
                 philosophers_dine [C4 C11] [];
                 a_failure_gives_all_back [C4 C5] [Script];
+                an_error_names_the_key_that_failed [C15] [Keyed];
+                keys_behind_one_that_is_awaited_are_free [C4 C11] [];
                 an_invalid_key_spoils_all [C14 C15] [];
                 each_can_be_released_alone [C2 C6] [];
                 is_released_in_one_call [C6] [Script Calls];
@@ -314,6 +326,7 @@ macro_rules! for_each_case {
                 everything_after_is_refused [C15 C17] [];
                 may_be_called_twice [C17] [];
                 a_second_call_waits_for_the_first [C17] [Script];
+                waits_for_what_was_abandoned [C5 C17] [Script];
                 leaves_other_clients_alone [C17] [];
                 has_a_deadline_of_its_own [C17] [Silence];
                 a_lost_runtime_is_told [C9 C17] [];
@@ -345,6 +358,7 @@ macro_rules! for_each_case {
                 the_budget_ends_in_an_outage [C4] [Script Calls];
                 a_budget_that_met_a_holder_ends_with_a_timeout [C4 C15] [Script];
                 an_attempt_of_ones_own_is_nobody_else [C4 C15] [Script];
+                an_attempt_whose_undoing_fails_is_nobody_else [C3 C4] [Script Calls];
                 a_failure_that_is_over_is_forgotten [C3 C4] [Script];
                 those_who_give_up_ask_once [C3 C4] [Script Calls];
                 those_who_give_up_wait_for_no_outage_of_others [C3 C4] [Script];

@@ -142,6 +142,55 @@ pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 3).await).await;
 }
 
+/// As above, where the store answers, and fails at undoing it again and again: a try, a budget of zero, and one that ends.
+/// The caller of the first attempt was told that its outcome is unknown, or has gone.
+pub(crate) async fn an_attempt_whose_undoing_fails_is_nobody_else(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let failures = cx.many(12, 5) as u64;
+    let slow = Duration::from_millis(if cx.is_virtual() { 900 } else { 40 });
+    for kind in [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown] {
+        for gone in [false, true] {
+            let key = cx.key();
+            let before = a.faults.calls(Op::Release);
+            a.faults.script(Op::Acquire, if gone { Fault::DelayReply(slow) } else { Fault::LoseReply });
+            for _ in 0..failures {
+                a.faults.script(Op::Release, Fault::Error(kind));
+            }
+            if gone {
+                let left = tokio::time::timeout(slow / 3, attempt_at(&a.lock, &key)).await;
+                assert!(left.is_err(), "answered at once: {left:?}");
+            } else {
+                fails(attempt_at(&a.lock, &key).await, &NO_ANSWER);
+            }
+            let failed = async {
+                while a.faults.calls(Op::Release) - before < 2 {
+                    cx.sleep(cx.interval()).await;
+                }
+            };
+            cx.within("the second try at undoing it", cx.call_limit(), failed).await;
+            for round in 0..3 {
+                cx.sleep(cx.interval() * 3).await;
+                let asked = match round {
+                    0 => attempt_at(&a.lock, &key).await,
+                    1 => acquire_for(&a.lock, &key, Duration::ZERO).await.map(Some),
+                    _ => acquire_for(&a.lock, &key, cx.interval() * 5).await.map(Some),
+                };
+                if a.faults.calls(Op::Release) - before >= failures {
+                    // It may be undone by now: the machine, or the lock, was too quick with it for this to show anything.
+                    drop(asked);
+                    break;
+                }
+                match asked {
+                    Ok(None) => panic!("{key:?} reads held, and nobody but its own client's attempt has it"),
+                    asked => drop(fails(asked, &NO_ANSWER)),
+                }
+            }
+            cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
+        }
+    }
+}
+
 /// The store answers again, and what it says counts for all callers.
 pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
     let a = cx.faulty().await;

@@ -286,3 +286,51 @@ pub(crate) async fn a_leaked_guard_keeps_the_key_until_close(cx: &Context) {
     a.close().await.expect("the store answers");
     cx.give(waiter.granted(cx, cx.handover()).await).await;
 }
+
+/// The holder still had the lock when it released it, and the store had it no more: nobody has taken the key since, somebody was
+/// turned away, or it was one of several.
+pub(crate) async fn that_arrives_after_the_lease_has_ended_is_an_error(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let bounds = cx.lease();
+    let ttl = if cx.is_virtual() { Duration::from_secs(2).clamp(bounds.min, bounds.max) } else { cx.ttl() };
+    for (turned_away, several) in [(false, false), (true, false), (false, true)] {
+        let keys = cx.some_keys(if several { 3 } else { 1 });
+        let guards = a.lock.acquire_all(&keys, &cx.patient().ttl(ttl)).await.expect("free keys");
+        if turned_away {
+            cx.held(&b, &keys[0]).await;
+        }
+        a.faults.script(Op::Release, Fault::Delay(ttl * 3 / 2));
+        let released = cx.within("a release that is late", cx.call_limit(), guards.release()).await;
+        fails(released, &[ErrorKind::Lost, ErrorKind::OutcomeUnknown, ErrorKind::Unavailable]);
+        for key in &keys {
+            cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
+        }
+    }
+}
+
+/// The last that the store heard of was a renewal for much longer, which was not answered, and then it could not be reached for
+/// as long as the lease was before.
+pub(crate) async fn is_repeated_for_as_long_as_the_store_may_hold_the_key(cx: &Context) {
+    let a = cx.faulty().await;
+    let b = cx.client().await;
+    let bounds = cx.lease();
+    let ttl = if cx.is_virtual() { Duration::from_secs(2).clamp(bounds.min, bounds.max) } else { cx.ttl() };
+    let longer = (ttl * 150).min(bounds.max);
+    for by_drop in [false, true].into_iter().take(cx.many(2, 1)) {
+        let key = cx.key();
+        let guard = cx.take_with(&a.lock, &key, &cx.patient().ttl(ttl)).await;
+        a.faults.script(Op::Renew, Fault::LoseReply);
+        fails(guard.renew_for(longer).await, &UNCONFIRMED);
+        a.faults.silence(true);
+        if by_drop {
+            drop(guard);
+        } else {
+            fails(cx.within("a release on a silent store", cx.call_limit(), guard.release()).await, &UNCONFIRMED);
+        }
+        // Twice the lease that it was granted with, and more.
+        cx.sleep(ttl * if cx.is_virtual() { 10 } else { 3 }).await;
+        a.faults.silence(false);
+        cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
+    }
+}

@@ -38,7 +38,7 @@ pub(crate) async fn keeps_a_short_lease(cx: &Context) {
 
 pub(crate) async fn keeps_many_leases(cx: &Context) {
     let (a, b) = cx.two().await;
-    let keys = cx.some_keys(cx.many(300, 60));
+    let keys = cx.some_keys(cx.at_once(cx.many(300, 60)));
     let mut guards = Vec::new();
     for key in &keys {
         guards.push(cx.take_with(&a, key, &cx.leased()).await);
@@ -124,6 +124,8 @@ pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
     let taken_over = async {
         // The request is on its way. Nothing is answered from here on.
         cx.settle().await;
+        let left = guard.remaining();
+        assert!(left.is_some_and(|left| left <= shorter), "{left:?} is left, and the store may count {shorter:?}");
         a.faults.silence(true);
         let successor = cx.free_within(&b, &key, cx.ttl() + cx.handover()).await;
         assert_eq!(
@@ -237,6 +239,27 @@ pub(crate) async fn is_retried_after_a_failure(cx: &Context) {
         }
         assert_eq!(guard.validity(), Validity::Valid);
         cx.give(guard).await;
+    }
+}
+
+/// One is never answered, carried out or not, and the store answers all others.
+pub(crate) async fn is_repeated_after_one_that_is_not_answered(cx: &Context) {
+    let bounds = cx.lease();
+    for fault in [Fault::Hang, Fault::LoseReplyHang] {
+        for seconds in [2, 9, 60] {
+            let (a, b) = (cx.faulty().await, cx.client().await);
+            let key = cx.key();
+            let ttl = Duration::from_secs(seconds).clamp(bounds.min, bounds.max);
+            let guard = cx.take_with(&a.lock, &key, &AcquireOptions::new().ttl(ttl)).await;
+            a.faults.script(Op::Renew, fault);
+            for _ in 0..30 {
+                cx.sleep(ttl / 10).await;
+                assert!(guard.validity().is_held(), "a lease of {ttl:?} is lost to one renewal of {fault:?}");
+                cx.held(&b, &key).await;
+            }
+            assert_eq!(guard.validity(), Validity::Valid);
+            cx.give(guard).await;
+        }
     }
 }
 

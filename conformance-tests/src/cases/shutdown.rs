@@ -133,6 +133,32 @@ pub(crate) async fn a_second_call_waits_for_the_first(cx: &Context) {
     drop(guard);
 }
 
+/// An attempt that is under way when its caller leaves, and a hold that is undone: after the close they are over.
+pub(crate) async fn waits_for_what_was_abandoned(cx: &Context) {
+    let b = cx.client().await;
+    let slow = Duration::from_millis(if cx.is_virtual() { 3_000 } else { 300 });
+    for fault in [Fault::DelayReply(slow), Fault::Delay(slow)] {
+        for several in [false, true] {
+            let a = cx.faulty().await;
+            let keys = cx.some_keys(if several { 2 } else { 1 });
+            a.faults.script(Op::Acquire, fault);
+            let options = cx.patient();
+            let acquiring = a.lock.acquire_all(&keys, &options);
+            let left = tokio::time::timeout(slow / 10, acquiring).await;
+            assert!(left.is_err(), "{fault:?}: answered at once: {left:?}");
+            cx.within("a close", cx.call_limit(), a.lock.close()).await.expect("the store answers");
+            for key in &keys {
+                cx.give(cx.take(&b, key).await).await;
+            }
+            // Nothing comes later either.
+            cx.sleep(slow * 2).await;
+            for key in &keys {
+                cx.give(cx.take(&b, key).await).await;
+            }
+        }
+    }
+}
+
 pub(crate) async fn leaves_other_clients_alone(cx: &Context) {
     let (a, b) = cx.two().await;
     let c = cx.client().await;

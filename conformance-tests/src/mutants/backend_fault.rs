@@ -5,6 +5,8 @@
 pub(crate) enum BackendFault {
     /// Nothing.
     None,
+    /// Nothing: it takes as few holds as it declares.
+    FewHolds,
     AlwaysGrants,
     GrantsEveryThousandth,
     ExcludesPerClient,
@@ -21,6 +23,7 @@ pub(crate) enum BackendFault {
     ReleaseAlwaysHeld,
     ReleaseNeverHeld,
     ReleaseStopsAtGone,
+    ReleaseOfEndedIsOk,
     NoPollNoWake,
     NoPollAtExpiry,
     HidesWaiters,
@@ -46,6 +49,7 @@ pub(crate) enum BackendFault {
     TokenRestartsAfterDay,
     TokenRestartsAfterPurge,
     TokenRestartsAfterManyKeys,
+    TokenSavedAtTheEnd,
     TokenMissing,
     KeyColonsDropped,
     KeyLowerCased,
@@ -71,6 +75,7 @@ pub(crate) enum BackendFault {
     LookTakes,
     LookLengthens,
     LookEndsCooldown,
+    LookCountsAsWaiting,
     ListTakes,
     ListShowsExpired,
     ListLimitsFirst,
@@ -79,12 +84,14 @@ pub(crate) enum BackendFault {
     AdminMissing,
     NeighbourLost,
     AnswersReversed,
+    RenewalsInKeyOrder,
     NeighbourFails,
     ErrorsAlike,
     PasswordShown,
     QueueIgnoresStop,
     QueueIsLifo,
     QueueSleepsToTheOldEnd,
+    QueueWatchesTheFirstHolder,
     QueueCountsFromPickUp,
     QueueIsPassedAtALapse,
     FifoIsPolled,
@@ -111,6 +118,7 @@ impl BackendFault {
         (F::ReleaseAlwaysHeld, "release-always-held", &["C6"]),
         (F::ReleaseNeverHeld, "release-never-held", &["C6"]),
         (F::ReleaseStopsAtGone, "release-stops-at-gone", &["C6"]),
+        (F::ReleaseOfEndedIsOk, "release-of-ended-is-ok", &["C6"]),
         (F::NoPollNoWake, "no-poll-no-wake", &["C11"]),
         (F::NoPollAtExpiry, "no-poll-at-expiry", &["C11"]),
         (F::HidesWaiters, "hides-waiters", &["C12"]),
@@ -136,6 +144,7 @@ impl BackendFault {
         (F::TokenRestartsAfterDay, "token-restarts-after-a-day", &["C8"]),
         (F::TokenRestartsAfterPurge, "token-restarts-after-a-purge", &["C8"]),
         (F::TokenRestartsAfterManyKeys, "token-restarts-after-many-keys", &["C8"]),
+        (F::TokenSavedAtTheEnd, "token-saved-at-the-end", &["C8"]),
         (F::TokenMissing, "token-missing", &["C8", "C16"]),
         (F::KeyColonsDropped, "key-colons-dropped", &["C14"]),
         (F::KeyLowerCased, "key-lower-cased", &["C14"]),
@@ -161,6 +170,7 @@ impl BackendFault {
         (F::LookTakes, "look-takes", &["C18"]),
         (F::LookLengthens, "look-lengthens", &["C18"]),
         (F::LookEndsCooldown, "look-ends-cooldown", &["C16", "C18"]),
+        (F::LookCountsAsWaiting, "look-counts-as-waiting", &["C18"]),
         (F::ListTakes, "list-takes", &["C18"]),
         (F::ListShowsExpired, "list-shows-expired", &["C18"]),
         (F::ListLimitsFirst, "list-limits-first", &["C18"]),
@@ -169,12 +179,14 @@ impl BackendFault {
         (F::AdminMissing, "admin-missing", &["C16", "C18"]),
         (F::NeighbourLost, "neighbour-lost", &["C9", "C10"]),
         (F::AnswersReversed, "answers-reversed", &["C1", "C2", "C4"]),
+        (F::RenewalsInKeyOrder, "renewals-in-key-order", &["C2", "C10"]),
         (F::NeighbourFails, "neighbour-fails", &["C10"]),
         (F::ErrorsAlike, "errors-alike", &["C15"]),
         (F::PasswordShown, "password-shown", &["C15"]),
         (F::QueueIgnoresStop, "queue-ignores-stop", &["C5"]),
         (F::QueueIsLifo, "queue-is-lifo", &["C12"]),
         (F::QueueSleepsToTheOldEnd, "queue-sleeps-to-the-old-end", &["C11"]),
+        (F::QueueWatchesTheFirstHolder, "queue-watches-the-first-holder", &["C11"]),
         (F::QueueCountsFromPickUp, "queue-counts-from-pick-up", &["C1", "C9"]),
         (F::QueueIsPassedAtALapse, "queue-is-passed-at-a-lapse", &["C12"]),
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
@@ -187,6 +199,7 @@ impl BackendFault {
             Self::QueueIgnoresStop
                 | Self::QueueIsLifo
                 | Self::QueueSleepsToTheOldEnd
+                | Self::QueueWatchesTheFirstHolder
                 | Self::QueueCountsFromPickUp
                 | Self::QueueIsPassedAtALapse
                 | Self::LabelLostInQueue

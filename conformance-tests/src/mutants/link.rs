@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use leasehold_api::{ErrorKind, HolderId, LockKey, LossReason};
+use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason};
+use leasehold_engine::{Attempt, Freed, HoldRef, Request};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -28,6 +29,8 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Gate {
     scripts: BTreeMap<usize, VecDeque<Fault>>,
+    /// Of single keys.
+    keyed: Vec<(Op, LockKey, Fault)>,
     calls: [u64; Op::ALL.len()],
     silent: bool,
     muted: bool,
@@ -113,6 +116,38 @@ impl Link {
         Some(kind)
     }
 
+    /// Takes out the next fault of `key` alone.
+    fn fault_of(&self, op: Op, key: &LockKey) -> Option<Fault> {
+        let keyed = &mut self.gate().keyed;
+        let at = keyed.iter().position(|(of, scripted, _)| *of == op && scripted == key)?;
+        Some(keyed.remove(at).2)
+    }
+
+    /// One attempt at the server, as the next fault of its key says.
+    pub(crate) fn attempt(&self, asker: Asker, request: &Request) -> Result<Attempt, Error> {
+        let scripted = |kind| Error::new(kind, "the store was told to answer so");
+        match self.fault_of(Op::Acquire, &request.key) {
+            Some(Fault::Refuse(kind)) => Ok(Attempt::Refused(scripted(kind))),
+            Some(Fault::Error(kind)) => Err(scripted(kind)),
+            Some(Fault::LoseReply) => {
+                self.server.acquire(asker, request).and(Err(scripted(ErrorKind::OutcomeUnknown)))
+            }
+            _ => self.server.acquire(asker, request),
+        }
+    }
+
+    /// One release at the server, as the next fault of its key says.
+    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> Result<Freed, ErrorKind> {
+        match self.fault_of(Op::Release, &hold.key) {
+            Some(Fault::Refuse(kind) | Fault::Error(kind)) => Err(kind),
+            Some(Fault::LoseReply) => {
+                self.server.release(asker, hold);
+                Err(ErrorKind::OutcomeUnknown)
+            }
+            _ => Ok(self.server.release(asker, hold)),
+        }
+    }
+
     fn begin(&self, op: Op) -> Fault {
         let mut gate = self.gate();
         let op = index(op);
@@ -154,6 +189,14 @@ impl ClientFaults for Link {
 
     fn script(&self, op: Op, fault: Fault) {
         self.gate().scripts.entry(index(op)).or_default().push_back(fault);
+    }
+
+    fn script_key(&self, op: Op, key: &LockKey, fault: Fault) {
+        self.gate().keyed.push((op, key.clone(), fault));
+    }
+
+    fn tell_lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
+        self.server.tell_lost(self.client, key, holder, reason);
     }
 
     fn mute(&self, muted: bool) {

@@ -16,7 +16,7 @@ use leasehold_engine::{
 
 use super::backend_fault::BackendFault as Fault;
 use super::link::Link;
-use super::server::{Asker, Server, Sink};
+use super::server::{Asker, FEW_HOLDS, Server, Sink};
 use crate::harness::Op;
 
 /// How often a waiter asks again.
@@ -82,7 +82,8 @@ pub(crate) fn capabilities(fault: Fault) -> Capabilities {
     let mut has = Capabilities::new(Scope::Process);
     let default = Duration::from_secs(10);
     has.lease = Some(LeaseBounds::new(Some(default), Duration::from_millis(10), 24 * HOUR));
-    has.fencing = Fencing::Volatile;
+    has.fencing = Fencing::Durable;
+    has.max_holds = (fault == Fault::FewHolds).then_some(FEW_HOLDS);
     has.fairness = match fault {
         Fault::FifoIsPolled => Fairness::Fifo,
         _ => Fairness::Unordered,
@@ -133,7 +134,8 @@ impl Backend for MiniBackend {
         if let Some(kind) = self.link.refusal(Op::Acquire).await {
             return requests.iter().map(|_| Ok(Attempt::Refused(self.error(kind)))).collect();
         }
-        let ask = || self.each(Op::Acquire, &requests, Server::acquire);
+        let attempt = |_: &Server, asker, request: &Request| self.link.attempt(asker, request);
+        let ask = || self.each(Op::Acquire, &requests, attempt);
         let mut answers = ask().await;
         if self.fault == Fault::TryWaits {
             for _ in 0..20 {
@@ -159,12 +161,15 @@ impl Backend for MiniBackend {
         let server = self.link.server();
         let queued = self.link.call(Op::Wait, |server, asker| server.enqueue(asker, request.clone())).await;
         let mut answer = queued.map_err(|kind| self.error(kind))?;
+        let has_it = || server.inspect(&request.key).holder().and_then(|hold| hold.holder);
+        let first = has_it();
         loop {
             // The server grants after this, however long the wait has been.
             let asked_at = self.events.get().map(Events::now);
             let ends = server.inspect(&request.key).holder().and_then(|hold| hold.expires_in);
             let pause = match self.fault {
                 Fault::QueueSleepsToTheOldEnd => ends.unwrap_or(POLL),
+                Fault::QueueWatchesTheFirstHolder if has_it() != first => HOUR,
                 _ => POLL,
             };
             tokio::select! {
@@ -200,7 +205,10 @@ impl Backend for MiniBackend {
         }
     }
 
-    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+    async fn renew(&self, mut holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        if self.fault == Fault::RenewalsInKeyOrder {
+            holds.sort_by(|a, b| a.key.cmp(&b.key));
+        }
         let mut answers =
             self.each(Op::Renew, &holds, |server, asker, hold| Ok(server.renew(asker, hold))).await;
         if self.fault == Fault::RenewFailureIsExtended {
@@ -232,11 +240,11 @@ impl Backend for MiniBackend {
             return holds.iter().map(|_| Ok(Freed::new(true))).collect();
         }
         let stopped = AtomicBool::new(false);
-        let release = |server: &Server, asker, hold: &HoldRef| {
+        let release = |_: &Server, asker, hold: &HoldRef| {
             if stopped.load(Ordering::Relaxed) {
                 return Ok(Freed::new(false));
             }
-            let freed = server.release(asker, hold);
+            let freed = self.link.release(asker, hold).map_err(|kind| self.error(kind))?;
             stopped.store(!freed.was_held && self.fault == Fault::ReleaseStopsAtGone, Ordering::Relaxed);
             Ok(freed)
         };

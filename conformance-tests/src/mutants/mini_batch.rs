@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use leasehold_api::{Error, Release};
-use leasehold_engine::Freed;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -46,11 +45,11 @@ impl Client {
         let batch = std::mem::take(&mut *lock(&self.batch.0));
         let held = batch.iter().filter(|entry| entry.released.is_ok());
         let references: Vec<_> = held.map(|entry| entry.hold.reference()).collect();
-        let call = self.link.call(Op::Release, |server, asker| {
-            references.iter().map(|reference| server.release(asker, reference)).collect::<Vec<Freed>>()
+        let call = self.link.call(Op::Release, |_, asker| {
+            references.iter().map(|reference| self.link.release(asker, reference)).collect::<Vec<_>>()
         });
         let mut answers = match timeout(CALL, call).await {
-            Ok(Ok(freed)) => freed.into_iter().map(|freed| Ok(Ok(freed))).collect::<Vec<_>>(),
+            Ok(Ok(freed)) => freed.into_iter().map(Ok).collect::<Vec<_>>(),
             Ok(Err(kind)) => references.iter().map(|_| Ok(Err(kind))).collect(),
             Err(_) => references.iter().map(|_| Err(())).collect(),
         }

@@ -20,7 +20,7 @@ use super::mini_batch::Batch;
 use super::mini_grant::{Hold, MiniGrant};
 use super::mini_outage::{Outage, Outages, is_passing, no_answer};
 use super::mini_permits::{Permit, Permits, Waiter};
-use super::mini_undo::Fresh;
+use super::mini_undo::{Awaited, Fresh};
 use crate::harness::Op;
 
 /// How often a waiter asks again.
@@ -38,6 +38,8 @@ pub(super) struct Client {
     pub(super) outages: Outages,
     pub(super) batch: Batch,
     pub(super) wakeups: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
+    /// Somebody here has begun a cooldown.
+    pub(super) windows: Notify,
     pub(super) closing: watch::Sender<bool>,
     pub(super) closed_once: AtomicBool,
     pub(super) leaving: watch::Sender<Vec<HoldRef>>,
@@ -259,7 +261,8 @@ impl Client {
                     _ => wakeup.notified().await,
                 }
             });
-            let woken = self.bounded(key, end, pause).await?.is_ok();
+            let woken = self.bounded(key, end, pause).await;
+            let woken = woken.map_err(|refusal| self.at_end(refusal, None, was_contended, key))?.is_ok();
             if woken && self.fault == Fault::BudgetFromWakeUp {
                 end = self.deadline(options.wait);
             }
@@ -313,6 +316,7 @@ impl Client {
                 tokio::select! {
                     permit = waiter.permit() => permit.ok_or(Refusal::Contended),
                     error = failed => Err(Refusal::Failed(error)),
+                    refusal = self.told(key, options) => Err(refusal),
                 }
             };
             return self.bounded(key, end, permit).await?;
@@ -327,6 +331,20 @@ impl Client {
         match self.bounded(key, None, timeout(CALL, waiter.permit())).await? {
             Ok(permit) => permit.ok_or(Refusal::Contended),
             Err(_) => Err(Refusal::Failed(self.named(no_answer(), key))),
+        }
+    }
+
+    /// Why a caller that does not wait for a cooldown is not due, once somebody here has begun one.
+    async fn told(&self, key: &LockKey, options: &AcquireOptions) -> Refusal {
+        let deaf = matches!(self.fault, Fault::NotDueQueues | Fault::NotDueHearsOfNoBegin);
+        if deaf || options.on_cooldown != OnCooldown::NotDue {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            self.windows.notified().await;
+            if let Err(refusal) = self.check_due(key).await {
+                return refusal;
+            }
         }
     }
 
@@ -371,18 +389,23 @@ impl Client {
     async fn ask(self: &Arc<Self>, request: &Request) -> Result<Answer, Error> {
         let (reply, answer) = oneshot::channel();
         let (client, request) = (Arc::clone(self), request.clone());
+        let mut hold = request.hold();
+        hold.unused = true;
+        let over = Arc::new(AtomicBool::new(false));
+        let _awaited = Awaited { client: Arc::clone(self), hold: hold.clone(), over: Arc::clone(&over) };
         self.handle.spawn(async move {
             let sent = Instant::now();
-            let mut hold = request.hold();
-            hold.unused = true;
             if let Some(kind) = client.link.refusal(Op::Acquire).await {
+                over.store(true, Ordering::Release);
                 let _ = reply.send(Ok(Answer::Refused(client.store_error(kind))));
                 if client.fault == Fault::RefusalIsUndone {
                     client.undo(hold).await;
+                } else {
+                    client.has_left(&hold);
                 }
                 return;
             }
-            let call = client.link.call(Op::Acquire, |server, asker| server.acquire(asker, &request));
+            let call = client.link.call(Op::Acquire, |_, asker| client.link.attempt(asker, &request));
             let said = match timeout(CALL, call).await {
                 Ok(Ok(Ok(Attempt::Granted(granted)))) => {
                     let sent = if client.fault == Fault::ValidityFromAnswer { Instant::now() } else { sent };
@@ -390,15 +413,19 @@ impl Client {
                     Ok(Answer::Granted(Fresh { client, request, granted, sent, taken: false }))
                 }
                 Ok(Ok(Ok(Attempt::Contended(held)))) => Ok(Answer::Contended(held)),
+                Ok(Ok(Ok(Attempt::Refused(error)))) => Ok(Answer::Refused(error)),
                 Ok(Ok(Ok(_))) => Ok(Answer::Contended(Contended::new())),
                 Ok(Ok(Err(error))) => Err(error),
                 Ok(Err(kind)) => Err(client.store_error(kind)),
                 Err(_) => Err(no_answer()),
             };
-            let unknown = said.is_err();
+            over.store(true, Ordering::Release);
+            let (unknown, granted) = (said.is_err(), matches!(said, Ok(Answer::Granted(_))));
             let _ = reply.send(said);
             if unknown {
                 client.undo(hold).await;
+            } else if !granted {
+                client.has_left(&hold);
             }
         });
         answer.await.unwrap_or_else(|_| Err(Error::closed()))
@@ -413,6 +440,9 @@ impl Client {
         fresh.taken = true;
         let hold = Hold::begin(self, &mut fresh, permit, max_hold);
         lock(&self.holds).insert(hold.key.clone(), Arc::downgrade(&hold));
+        if fresh.request.cooldown.is_some() {
+            self.windows.notify_waiters();
+        }
         MiniGrant(hold)
     }
 

@@ -32,7 +32,9 @@ pub(super) struct Listener(pub(super) Weak<Client>);
 impl Sink for Listener {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         let Some(client) = self.0.upgrade() else { return };
-        if let Some(hold) = client.live_hold(key).filter(|h| h.holder == holder) {
+        if let Some(hold) =
+            client.live_hold(key).filter(|h| h.holder == holder || client.fault == Fault::LossEndsTheNext)
+        {
             hold.lose(reason);
         }
     }

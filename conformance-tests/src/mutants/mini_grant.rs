@@ -3,7 +3,7 @@
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_api::{
@@ -13,43 +13,48 @@ use leasehold_api::{
 use leasehold_engine::{Freed, HoldRef, Renewed, Request};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::lock_fault::LockFault as Fault;
 use super::mini_batch::Batch;
 use super::mini_client::{CALL, Client, lock};
+use super::mini_keep::{keep, watch};
 use super::mini_permits::Permit;
 use super::mini_undo::Fresh;
 use crate::harness::Op;
 
 /// One hold of one client.
 pub(crate) struct Hold {
-    client: Arc<Client>,
+    pub(super) client: Arc<Client>,
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
     token: AtomicU64,
-    life: Mutex<Life>,
+    pub(super) life: Mutex<Life>,
     signal: Arc<LossSignal>,
     permit: Mutex<Option<Permit>>,
     /// When it ends even if it is renewed.
-    ends: Option<Instant>,
+    pub(super) ends: Option<Instant>,
     /// The lease runs otherwise than before.
-    changed: Notify,
+    pub(super) changed: Notify,
     renewing: tokio::sync::Mutex<()>,
-    request: Request,
+    pub(super) request: Request,
 }
 
-struct Life {
-    phase: Phase,
+pub(super) struct Life {
+    pub(super) phase: Phase,
     /// No caller has had it.
     unused: bool,
-    ttl: Duration,
-    deadline: Instant,
+    pub(super) ttl: Duration,
+    /// The longest lease that the store may have heard of.
+    longest: Duration,
+    /// The last renewal failed.
+    pub(super) failing: bool,
+    pub(super) deadline: Instant,
     doubt: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Phase {
+pub(super) enum Phase {
     Live,
     Released,
     Lost(LossReason),
@@ -65,7 +70,8 @@ impl Hold {
         let ttl = fresh.ttl();
         let max_hold = max_hold.filter(|_| client.fault != Fault::MaxHoldIgnored);
         let (deadline, doubt) = (fresh.sent, fresh.sent);
-        let life = Life { phase: Phase::Live, unused: false, ttl, deadline, doubt };
+        let (longest, failing) = (ttl, false);
+        let life = Life { phase: Phase::Live, unused: false, ttl, longest, failing, deadline, doubt };
         let hold = Arc::new(Self {
             client: Arc::clone(client),
             key: fresh.request.key.clone(),
@@ -103,13 +109,14 @@ impl Hold {
         let mut reference = self.request.hold();
         reference.mode = Mode::Exclusive;
         let life = lock(&self.life);
-        (reference.ttl, reference.unused) = (Some(life.ttl), life.unused);
+        let lasts = if self.client.fault == Fault::ReleaseForTheKnownLease { life.ttl } else { life.longest };
+        (reference.ttl, reference.unused) = (Some(lasts), life.unused);
         reference.token = Some(FencingToken::from_u64(self.token.load(Ordering::Relaxed)));
         reference
     }
 
     /// The store has confirmed what was sent at `sent`: the lease runs for `ttl` from then.
-    fn confirm(&self, sent: Instant, ttl: Duration) {
+    pub(super) fn confirm(&self, sent: Instant, ttl: Duration) {
         let mut life = lock(&self.life);
         let far = Duration::from_secs(1 << 30);
         let margin = if self.client.fault == Fault::NoMargin { Duration::ZERO } else { ttl / 10 };
@@ -179,11 +186,11 @@ impl Hold {
     }
 
     /// Whether its maximum hold has passed.
-    fn is_overdue(&self, now: Instant) -> bool {
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.ends.is_some_and(|end| now >= end)
     }
 
-    fn overdue(&self) -> LossReason {
+    pub(super) fn overdue(&self) -> LossReason {
         match self.client.fault {
             Fault::MaxHoldIsExpiry => LossReason::Expired,
             _ => LossReason::HeldTooLong,
@@ -195,20 +202,31 @@ impl Hold {
         life.deadline = life.deadline.min(deadline);
     }
 
-    /// Renews once. `Ok(false)`: the store does not have it any more.
-    async fn renew_once(&self, ttl: Duration) -> Result<bool, Error> {
+    /// Renews once, within `limit`. `Ok(false)`: the store does not have it any more.
+    pub(super) async fn renew_once(&self, ttl: Duration, limit: Duration) -> Result<bool, Error> {
         let mut reference = self.reference();
         reference.ttl = Some(ttl);
         // One after the other, and a shorter lease counts from when it is asked for: the store may have it first.
         let _one = self.renewing.lock().await;
         let sent = Instant::now();
-        if self.client.fault != Fault::ShorterFromAnswer {
-            self.shorten(sent + ttl.mul_f64(0.9));
+        let shorter = sent + ttl.mul_f64(0.9);
+        if !matches!(self.client.fault, Fault::ShorterFromAnswer | Fault::ShorterFromFailure) {
+            self.shorten(shorter);
         }
+        {
+            let mut life = lock(&self.life);
+            life.longest = life.longest.max(ttl);
+        }
+        let limit = match self.client.fault {
+            Fault::LostWaitsForStore => Duration::from_secs(1 << 30),
+            _ => limit,
+        };
         let call = self.client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
-        let limit =
-            if self.client.fault == Fault::LostWaitsForStore { Duration::from_secs(1 << 30) } else { CALL };
-        match timeout(limit, call).await {
+        let answer = timeout(limit, call).await;
+        if self.client.fault == Fault::ShorterFromFailure && !matches!(answer, Ok(Ok(_))) {
+            self.shorten(shorter);
+        }
+        match answer {
             Ok(Ok(Renewed::Extended)) => {
                 if self.is_live() {
                     let late = self.client.fault == Fault::ValidityFromAnswer;
@@ -287,77 +305,6 @@ impl Hold {
     }
 }
 
-/// Fires the loss when the deadline has passed, whatever the store does.
-async fn watch(hold: Weak<Hold>) {
-    loop {
-        let deadline = |hold: &Hold| lock(&hold.life).deadline;
-        let first = |hold: Arc<Hold>| hold.ends.map_or(deadline(&hold), |end| end.min(deadline(&hold)));
-        let Some(first) = hold.upgrade().filter(|h| h.is_live()).map(first) else { return };
-        sleep_until(first).await;
-        let Some(hold) = hold.upgrade() else { return };
-        let now = Instant::now();
-        if now >= deadline(&hold) {
-            hold.lose(LossReason::Expired);
-        } else if hold.is_overdue(now) {
-            hold.lose(hold.overdue());
-        }
-    }
-}
-
-/// Renews while the hold lives.
-async fn keep(weak: Weak<Hold>, client: Arc<Client>, reference: HoldRef) {
-    let fault = client.fault;
-    let mut failed = false;
-    loop {
-        let Some(hold) = weak.upgrade() else {
-            if fault != Fault::RenewsAfterRelease {
-                return;
-            }
-            let renewed = client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
-            let _ = timeout(CALL, renewed).await;
-            sleep(Duration::from_secs(3)).await;
-            continue;
-        };
-        let ttl = lock(&hold.life).ttl;
-        if !hold.is_live() && fault == Fault::LostRevoked {
-            resume(&hold, ttl).await;
-        } else if !hold.is_live() && !matches!(fault, Fault::RenewsAfterRelease | Fault::MaxHoldKeepsLease) {
-            return;
-        }
-        let pause = match (failed, fault) {
-            (_, Fault::RenewsTooLate) => ttl * 17 / 20,
-            (true, _) => ttl / 12,
-            (false, _) => ttl / 3,
-        };
-        // Whoever changed the lease has renewed it.
-        let early = timeout(pause, hold.changed.notified()).await.is_ok();
-        if early && fault != Fault::RenewsAfterRelease {
-            failed = false;
-            continue;
-        }
-        let ttl = lock(&hold.life).ttl;
-        let outcome = hold.renew_once(ttl).await;
-        failed = outcome.is_err();
-        match (failed, fault) {
-            (true, Fault::RenewStopsOnFailure) => return,
-            (true, Fault::LossAtFirstFailure) => hold.lose(LossReason::SessionLost),
-            _ => {}
-        }
-    }
-}
-
-/// For [`Fault::LostRevoked`]: takes the key again under the old grant.
-async fn resume(hold: &Hold, ttl: Duration) {
-    if lock(&hold.life).phase == Phase::Released {
-        return;
-    }
-    let call = hold.client.link.call(Op::Acquire, |server, asker| server.acquire(asker, &hold.request));
-    if let Ok(Ok(Ok(leasehold_engine::Attempt::Granted(_)))) = timeout(CALL, call).await {
-        lock(&hold.life).phase = Phase::Live;
-        hold.confirm(Instant::now(), ttl);
-    }
-}
-
 /// What a guard is made of.
 pub(crate) struct MiniGrant(pub(super) Arc<Hold>);
 
@@ -424,7 +371,7 @@ impl Grant for MiniGrant {
             let old = lock(&hold.life).ttl;
             let ttl = ttl.filter(|_| hold.client.fault != Fault::RenewIgnoresTtl).unwrap_or(old);
             if hold.is_live() {
-                hold.renew_once(ttl).await.map_err(|e| hold.client.named(e, &hold.key))?;
+                hold.renew_once(ttl, CALL).await.map_err(|e| hold.client.named(e, &hold.key))?;
             }
             lost(hold)
         })
@@ -457,6 +404,9 @@ impl Grant for MiniGrant {
             if hold.client.fault == Fault::DropIsLate {
                 sleep(Duration::from_secs(5)).await;
             }
+            if hold.client.fault == Fault::DropForgetsWaiters {
+                hold.client.link.server().forget_waiters(&hold.key);
+            }
             // Nobody is there to be told.
             let _ = release(Ok(permit), hold).await;
         };
@@ -486,8 +436,8 @@ async fn release(released: Released, hold: Arc<Hold>) -> Result<(), Error> {
         (Err(reason), _) => return Err(hold.lost_error(reason)),
     };
     let reference = hold.reference();
-    let call = client.link.call(Op::Release, |server, asker| server.release(asker, &reference));
-    let answer = timeout(CALL, call).await.map_err(drop);
+    let call = client.link.call(Op::Release, |_, asker| client.link.release(asker, &reference));
+    let answer = timeout(CALL, call).await.map_err(drop).map(|answer| answer.and_then(|freed| freed));
     hold.confirm_release(permit, answer)
 }
 

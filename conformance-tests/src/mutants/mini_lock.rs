@@ -12,7 +12,7 @@ use leasehold_api::{
     MultiGuard, Wait,
 };
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use super::backend_fault::BackendFault;
@@ -22,7 +22,7 @@ use super::mini_backend::capabilities;
 use super::mini_batch::Batch;
 use super::mini_client::{CALL, Client, Refusal};
 use super::mini_events::{Listener, RuntimeEnd};
-use super::mini_grant::Hold;
+use super::mini_grant::{Hold, MiniGrant};
 use super::mini_outage::Outages;
 use super::mini_permits::Permits;
 
@@ -43,6 +43,7 @@ impl MiniLock {
             outages: Outages::default(),
             batch: Batch::default(),
             wakeups: Mutex::default(),
+            windows: Notify::new(),
             closing: watch::Sender::new(false),
             closed_once: AtomicBool::new(false),
             leaving: watch::Sender::default(),
@@ -133,9 +134,13 @@ impl Lock for MiniLock {
         let once = options.wait == Wait::For(Duration::ZERO);
         let holder = (client.fault == Fault::AllInOneHolder).then(|| client.mint());
         let (mut guards, mut holds) = (Vec::new(), Vec::new());
-        for i in order {
+        let mut behind = None;
+        for (at, i) in order.iter().copied().enumerate() {
             if client.fault == Fault::BudgetPerKey {
                 end = client.deadline(options.wait);
+            }
+            if let (Fault::AllHoldsBehind, Some(next)) = (client.fault, order.get(at + 1)) {
+                behind = client.obtain(&keys[*next], options, None, true, None).await.ok();
             }
             match client.obtain(&keys[i], options, end, once, holder).await {
                 Ok(grant) => {
@@ -148,9 +153,14 @@ impl Lock for MiniLock {
                     } else {
                         self.give_back(guards, &holds);
                     }
-                    return Err(client.refused(refusal, &keys[i]));
+                    let error = client.refused(refusal, &keys[i]);
+                    return Err(match client.fault {
+                        Fault::ErrorsNameTheFirst => error.replace_key(&keys[0]),
+                        _ => error,
+                    });
                 }
             }
+            drop(behind.take().map(|grant: MiniGrant| LockGuard::new(Arc::new(grant))));
         }
         // Some may have been lost while others were waited for.
         let lost = guards.iter().find_map(|(i, g)| Some((keys[*i].clone(), g.lost().reason()?)));

@@ -1,6 +1,7 @@
 //! Undoing what the store may have granted and nobody wants any more.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_engine::{Granted, HoldRef, Request};
@@ -28,20 +29,58 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        if !self.taken {
+        if !self.taken && self.client.fault != Fault::UndoIsSentAtOnce {
             let (client, mut hold) = (Arc::clone(&self.client), self.request.hold());
             hold.unused = true;
+            client.leaves(&hold);
+            self.client.handle.spawn(async move { client.undo(hold).await });
+        }
+    }
+}
+
+/// An attempt that its caller waits for. Dropped before its task is over, it counts as one that is being undone until the task
+/// has seen to that.
+pub(super) struct Awaited {
+    pub(super) client: Arc<Client>,
+    pub(super) hold: HoldRef,
+    pub(super) over: Arc<AtomicBool>,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if self.over.load(Ordering::Acquire) {
+            return;
+        }
+        if self.client.fault != Fault::CloseForgetsAbandoned {
+            self.client.leaves(&self.hold);
+        }
+        if self.client.fault == Fault::UndoIsSentAtOnce {
+            let (client, hold) = (Arc::clone(&self.client), self.hold.clone());
             self.client.handle.spawn(async move { client.undo(hold).await });
         }
     }
 }
 
 impl Client {
+    /// The store may have the hold, and is not to keep it.
+    pub(super) fn leaves(&self, hold: &HoldRef) {
+        self.leaving.send_modify(|left| {
+            if left.iter().all(|other| other.holder != hold.holder) {
+                left.push(hold.clone());
+            }
+        });
+    }
+
+    /// The store has not got the hold.
+    pub(super) fn has_left(&self, hold: &HoldRef) {
+        self.leaving.send_modify(|left| left.retain(|other| other.holder != hold.holder));
+    }
+
     /// Frees what may be held, again and again until the store has confirmed it or the lease is over.
     pub(super) async fn undo(&self, hold: HoldRef) {
-        self.leaving.send_modify(|left| left.push(hold.clone()));
+        self.leaves(&hold);
         self.undo_until_confirmed(&hold).await;
-        self.leaving.send_modify(|left| left.retain(|other| other.holder != hold.holder));
+        self.has_left(&hold);
     }
 
     async fn undo_until_confirmed(&self, hold: &HoldRef) {
@@ -51,9 +90,12 @@ impl Client {
         let start = Instant::now();
         let mut pause = Duration::from_millis(50);
         loop {
-            let call = self.link.call(Op::Release, |server, asker| server.release(asker, hold));
-            if let Ok(Ok(_)) = timeout(CALL, call).await {
+            let call = self.link.call(Op::Release, |_, asker| self.link.release(asker, hold));
+            if let Ok(Ok(Ok(_))) = timeout(CALL, call).await {
                 return;
+            }
+            if self.fault == Fault::FailedUndoIsForgotten {
+                self.has_left(hold);
             }
             let over = hold.ttl.is_some_and(|ttl| start.elapsed() > ttl) && self.fault != Fault::UndoForEver;
             if over || self.fault == Fault::UndoOnlyOnce {

@@ -12,6 +12,7 @@ mod mini_batch;
 mod mini_client;
 mod mini_events;
 mod mini_grant;
+mod mini_keep;
 mod mini_lock;
 mod mini_outage;
 mod mini_permits;
@@ -73,6 +74,7 @@ pub fn unmutated() -> Vec<Mutant> {
         of("backend", Kind::Backend { fault: BackendFault::None, queues: false }),
         of("backend-with-queue", Kind::Backend { fault: BackendFault::None, queues: true }),
         of("lock", Kind::Lock(LockFault::None)),
+        of("backend-of-few-holds", Kind::Backend { fault: BackendFault::FewHolds, queues: false }),
     ]
 }
 
@@ -158,5 +160,9 @@ impl Faults for Store {
 
     async fn purge(&self, key: &LockKey) -> bool {
         self.server.end(key, None, LossReason::Gone, false)
+    }
+
+    async fn restart(&self) {
+        self.server.restart();
     }
 }

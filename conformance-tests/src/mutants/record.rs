@@ -25,6 +25,8 @@ pub(super) struct Record {
     /// Which clients it was refused lately. One caller of each asks at a time.
     pub(super) refused: BTreeMap<u64, Asked>,
     pub(super) queue: VecDeque<Ticket>,
+    /// Whether somebody looked while it was held, under [`Fault::LookCountsAsWaiting`].
+    pub(super) looked_at: bool,
 }
 
 /// An attempt that was refused.

@@ -21,6 +21,9 @@ use super::record::{Record, Stored, Ticket, ends, name_of, renewed_for};
 /// How many holds the store takes under [`Fault::CapacityIsContended`].
 const FEW: usize = 50;
 
+/// How many holds the store takes under [`Fault::FewHolds`], as it declares.
+pub(crate) const FEW_HOLDS: u64 = 256;
+
 /// How many keys the store knows of before it forgets under faults that name many keys.
 const MANY: usize = 1_500;
 
@@ -53,8 +56,12 @@ struct State {
     clients: u64,
     last_draw: Option<Instant>,
     drawn: u64,
+    /// What a restart leaves of `drawn` under [`Fault::TokenSavedAtTheEnd`].
+    saved: u64,
     drawn_by: BTreeMap<u64, u64>,
     contended: u64,
+    /// Nobody hears of the next release.
+    hushed: bool,
 }
 
 /// What is to be told once the mutex is free.
@@ -96,12 +103,48 @@ impl Server {
         self.lock().sinks.insert(client, sink);
     }
 
+    /// Tells `client` of a loss, whoever has the key.
+    pub(crate) fn tell_lost(&self, client: u64, key: &LockKey, holder: HolderId, reason: LossReason) {
+        let sink = self.lock().sinks.get(&client).cloned();
+        if let Some(sink) = sink {
+            sink.lost(key, holder, reason);
+        }
+    }
+
+    /// Crashes and comes back: whoever waits has to ask again. What is held stays.
+    pub(crate) fn restart(&self) {
+        let state = &mut *self.lock();
+        for record in state.records.values_mut() {
+            record.queue.clear();
+            record.refused.clear();
+        }
+        if self.fault == Fault::TokenSavedAtTheEnd {
+            state.drawn = state.saved;
+        }
+    }
+
+    /// For [`LockFault::DropForgetsWaiters`](super::lock_fault::LockFault), whose release follows.
+    pub(crate) fn forget_waiters(&self, key: &LockKey) {
+        let state = &mut *self.lock();
+        if let Some(record) = state.records.get_mut(&self.name(0, key)) {
+            record.refused.clear();
+        }
+        state.hushed = true;
+    }
+
     pub(crate) fn acquire(&self, asker: Asker, request: &Request) -> Result<Attempt, Error> {
         let mut state = self.lock();
         let name = self.name(asker.client, &request.key);
         let holds = || state.records.values().filter(|r| r.hold.is_some()).count();
         if self.fault == Fault::CapacityIsContended && holds() >= FEW {
             return Ok(Attempt::Contended(Contended::new()));
+        }
+        if self.fault == Fault::FewHolds {
+            let held = |r: &&Record| r.hold.as_ref().is_some_and(|h| h.is_live(self.fault, asker.now));
+            let many = state.records.values().filter(held).count() as u64 >= FEW_HOLDS;
+            if many && !state.records.get(&name).as_ref().is_some_and(held) {
+                return Ok(Attempt::Refused(Error::new(ErrorKind::Capacity, "release something first")));
+            }
         }
         let fault = self.fault;
         let attempt = match state.records.get_mut(&name).is_some_and(|r| r.is_awaited(fault, asker, request))
@@ -220,7 +263,9 @@ impl Server {
             }
             return self.freed(false);
         }
-        let live = record.hold.take().is_some_and(|h| h.is_live(self.fault, asker.now));
+        let is_ok = |h: &Stored| self.fault == Fault::ReleaseOfEndedIsOk || h.is_live(self.fault, asker.now);
+        let live = record.hold.take().is_some_and(|h| is_ok(&h));
+        let looked_at = std::mem::take(&mut record.looked_at);
         match (self.fault, record.not_before) {
             (Fault::CooldownEndsWithRelease, _) => record.not_before = None,
             (fault, _) if hold.unused && fault != Fault::CooldownOutlivesUndo => record.not_before = None,
@@ -230,11 +275,12 @@ impl Server {
             }
             _ => {}
         }
+        state.saved = state.drawn;
         state.serve(self.fault, &name);
         let news = state.wake_all(&hold.key);
         drop(state);
         news.tell();
-        self.freed(live)
+        self.freed(live).waiters(looked_at)
     }
 
     fn freed(&self, was_held: bool) -> Freed {
@@ -417,7 +463,10 @@ impl State {
         }
     }
 
-    fn wake_all(&self, key: &LockKey) -> News {
+    fn wake_all(&mut self, key: &LockKey) -> News {
+        if std::mem::take(&mut self.hushed) {
+            return News::default();
+        }
         let wakes = self.sinks.values().map(|s| (Arc::clone(s), key.clone())).collect();
         News { wakes, ..News::default() }
     }

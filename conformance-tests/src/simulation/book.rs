@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) seen: BTreeSet<HolderId>,
     pub(super) dead: BTreeSet<u64>,
     pub(super) gone: BTreeSet<u64>,
+    /// Of which keys a client has asked for several at a time: what it gives back of those was granted to it.
+    pub(super) several: BTreeSet<(u64, LockKey)>,
     pub(super) registers: BTreeMap<LockKey, Register>,
     /// When an operator last ended a hold of the key.
     pub(super) forced: BTreeMap<LockKey, Instant>,
@@ -143,6 +145,9 @@ impl Book {
         let call = state.next_call;
         state.next_call += 1;
         let budget = asked.budget;
+        if asked.keys > 1 {
+            state.several.insert((client, key.clone()));
+        }
         let is_known = asked.not_due && state.cools(client, key);
         state.calls.insert(
             call,

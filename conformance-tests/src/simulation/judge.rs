@@ -200,17 +200,24 @@ impl Book {
                 event.key == of.key && !matches!(event.what, What::Asked { .. } | What::Lost { .. })
             });
         let guarded = state.guards.iter().any(|guard| guard.key == of.key);
-        let held = truth.stays(|stays| {
-            let such = |stay: &Stay| {
-                // Its cooldown may last longer than the hold.
-                stay.key == of.key && stay.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
-            };
-            stays.iter().any(such)
-        });
+        let such = |stay: &&Stay| {
+            // Its cooldown may last longer than the hold.
+            stay.key == of.key && stay.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
+        };
+        let stays: Vec<_> = truth.stays(|stays| stays.iter().filter(such).cloned().collect());
+        let held = stays.iter().any(|stay| !self.is_own_attempt(state, of, stay));
         if !held && !wanted && !guarded {
             let what = format!("a call for {} was told that it is held; nobody held or wanted it", of.key);
             state.wrong(self.start, rule, &what);
         }
+    }
+
+    /// Whether the hold is an attempt of the caller's own client that nobody was given, and that the store was never asked to
+    /// release: its client does not know its outcome, and has yet to undo it.
+    fn is_own_attempt(&self, state: &State, of: &Call, stay: &Stay) -> bool {
+        let own = stay.client == of.client && stay.ended.is_none() && !state.seen.contains(&stay.holder);
+        let granted = state.several.contains(&(of.client, of.key.clone()));
+        own && !granted && self.truth.as_ref().is_some_and(|truth| !truth.was_released(stay.holder))
     }
 
     fn note_loss(&self, reason: Option<LossReason>, stood_still: bool) {

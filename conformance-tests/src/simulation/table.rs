@@ -322,6 +322,11 @@ impl Table {
         look(&state.stays)
     }
 
+    /// Whether the store was ever asked to release this holder.
+    pub(crate) fn was_released(&self, holder: HolderId) -> bool {
+        self.lock().gone.contains(&holder)
+    }
+
     /// The key is free: who waits for it is told.
     fn freed(&self, key: &LockKey) {
         let mut state = self.lock();

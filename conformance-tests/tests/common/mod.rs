@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockKey, LossReason, MAX_KEY_BYTES, Namespaced};
 use leasehold_conformance::{
-    ClientFaults, ClientSetup, Disturbed, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Time,
-    async_trait,
+    ClientFaults, ClientSetup, Disturbed, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op,
+    SkewedClock, Time, async_trait,
 };
 use leasehold_engine::{Backend as _, Confirm, Engine, TokioClock, Waiting};
 use leasehold_memory::MemoryStore;
@@ -23,6 +23,7 @@ pub(crate) struct Memory {
     leased: bool,
     namespaced: bool,
     sticky: bool,
+    remote: bool,
 }
 
 impl Memory {
@@ -54,6 +55,12 @@ impl Memory {
         self
     }
 
+    /// Clients are a millisecond away from the store, and nothing is answered without I/O.
+    pub(crate) fn remote(mut self) -> Self {
+        self.remote = true;
+        self
+    }
+
     /// Cases see the store through a wrapper.
     pub(crate) fn namespaced(mut self) -> Self {
         self.namespaced = true;
@@ -75,7 +82,8 @@ impl Factory for Memory {
         if self.leased {
             store = store.default_ttl(Duration::from_secs(30));
         }
-        Ok(Box::new(OneStore { store, namespaced: self.namespaced, sticky: self.sticky }))
+        let Self { namespaced, sticky, remote, .. } = *self;
+        Ok(Box::new(OneStore { store, namespaced, sticky, remote }))
     }
 }
 
@@ -84,9 +92,17 @@ struct OneStore {
     store: MemoryStore,
     namespaced: bool,
     sticky: bool,
+    remote: bool,
 }
 
 impl OneStore {
+    fn connect(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
+        let backend = Disturbed::new(self.store.backend()).latency(Duration::from_millis(1));
+        let (faults, clock) = (backend.faults(), SkewedClock::new(TokioClock::new(), setup.skew));
+        let engine = Engine::builder(backend).clock(Arc::new(clock)).start()?;
+        Ok(FaultyClient::new(self.wrap(engine), faults))
+    }
+
     fn wrap(&self, lock: impl Lock) -> Arc<dyn Lock> {
         if self.namespaced {
             Arc::new(Namespaced::new(Arc::new(lock), NAMESPACE).expect("a valid name"))
@@ -103,6 +119,9 @@ impl OneStore {
 #[async_trait]
 impl Harness for OneStore {
     async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+        if self.remote {
+            return Ok(self.connect(ClientSetup::new())?.lock);
+        }
         Ok(self.wrap(self.store.client()?))
     }
 
@@ -118,10 +137,17 @@ impl Harness for OneStore {
 #[async_trait]
 impl Faults for OneStore {
     fn supports(&self) -> FaultSet {
-        FaultSet::all()
+        let mut set = FaultSet::all();
+        // Its tokens do not outlive it. The test double knows neither single keys nor late losses, the wrapper no hints.
+        set.restart = false;
+        (set.keys, set.late_losses, set.mute) = (self.remote, self.remote, !self.remote);
+        set
     }
 
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
+        if self.remote {
+            return self.connect(setup);
+        }
         if self.sticky {
             let backend = Disturbed::new(self.store.backend());
             let faults = backend.faults();

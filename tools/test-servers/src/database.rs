@@ -6,7 +6,7 @@ use std::env;
 use sqlx::{Connection as _, PgConnection};
 use tokio::sync::{Mutex, OnceCell};
 
-use crate::{Cluster, admin, or_panic};
+use crate::{Cluster, ClusterOptions, admin, or_panic};
 
 /// Unlike `template1`, nobody can be connected to this one, which would be an error (55006).
 pub(crate) const EMPTY: &str = "TEMPLATE template0";
@@ -66,6 +66,24 @@ pub async fn prepared_database(script: &str) -> Database {
     };
     drop(prepared);
     cluster.copy_of(&template).await
+}
+
+/// A cluster of a test's own, for tests that restart it, with a database in which `script` has made what it makes. `role` may
+/// log in there, and is its [user](Database::used_by).
+///
+/// # Panics
+///
+/// As [`Cluster::start`].
+///
+/// # Cancel safety
+///
+/// As [`fresh_database`].
+pub async fn prepared_cluster(role: &str, script: &str) -> (Cluster, Database) {
+    let cluster = admin::blocking(|| Cluster::start(ClusterOptions::new())).await;
+    cluster.run_sql("postgres", format!("CREATE ROLE {role} LOGIN")).await;
+    let database = cluster.fresh_database().await;
+    cluster.run_sql(&database.name, script).await;
+    (cluster, database.used_by(role))
 }
 
 /// A role that may log in, and nothing else: for databases that are [used by](Database::used_by) it. With `DATABASE_URL` it

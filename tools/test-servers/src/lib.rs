@@ -22,7 +22,7 @@ mod tree;
 mod user;
 
 pub use cluster::{Cluster, ClusterOptions, StopMode};
-pub use database::{Database, fresh_database, ordinary_role, prepared_database};
+pub use database::{Database, fresh_database, ordinary_role, prepared_cluster, prepared_database};
 pub use observe::{AdvisoryLock, Backend};
 pub use pgbouncer::{PgBouncer, PgBouncerOptions};
 pub use proxy::{Proxy, Traffic};

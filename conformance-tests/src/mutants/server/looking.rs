@@ -57,6 +57,11 @@ impl Server {
                     record.not_before = None;
                 }
             }
+            Fault::LookCountsAsWaiting => {
+                if let Some(record) = state.records.get_mut(name) {
+                    record.looked_at = record.hold.is_some();
+                }
+            }
             Fault::LookLengthens => {
                 let hold = state.records.get_mut(name).and_then(|r| r.hold.as_mut());
                 if let Some(hold) = hold.filter(|h| h.is_live(self.fault, now)) {

@@ -1,0 +1,93 @@
+//! What goes on while the small lock holds a key: renewals, and the watch on its deadline.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use leasehold_api::{ErrorKind, LossReason};
+use leasehold_engine::HoldRef;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::lock_fault::LockFault as Fault;
+use super::mini_client::{CALL, Client, lock};
+use super::mini_grant::{Hold, Phase};
+use crate::harness::Op;
+
+/// Fires the loss when the deadline has passed, whatever the store does.
+pub(super) async fn watch(hold: Weak<Hold>) {
+    loop {
+        let deadline = |hold: &Hold| {
+            let life = lock(&hold.life);
+            match hold.client.fault {
+                Fault::LostWaitsForFailure if life.failing => life.deadline + life.ttl / 24,
+                _ => life.deadline,
+            }
+        };
+        let first = |hold: Arc<Hold>| hold.ends.map_or(deadline(&hold), |end| end.min(deadline(&hold)));
+        let Some(first) = hold.upgrade().filter(|h| h.is_live()).map(first) else { return };
+        sleep_until(first).await;
+        let Some(hold) = hold.upgrade() else { return };
+        let now = Instant::now();
+        if now >= deadline(&hold) {
+            hold.lose(LossReason::Expired);
+        } else if hold.is_overdue(now) {
+            hold.lose(hold.overdue());
+        }
+    }
+}
+
+/// Renews while the hold lives.
+pub(super) async fn keep(weak: Weak<Hold>, client: Arc<Client>, reference: HoldRef) {
+    let fault = client.fault;
+    let mut failed = false;
+    loop {
+        let Some(hold) = weak.upgrade() else {
+            if fault != Fault::RenewsAfterRelease {
+                return;
+            }
+            let renewed = client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
+            let _ = timeout(CALL, renewed).await;
+            sleep(Duration::from_secs(3)).await;
+            continue;
+        };
+        let ttl = lock(&hold.life).ttl;
+        if !hold.is_live() && fault == Fault::LostRevoked {
+            resume(&hold, ttl).await;
+        } else if !hold.is_live() && !matches!(fault, Fault::RenewsAfterRelease | Fault::MaxHoldKeepsLease) {
+            return;
+        }
+        let pause = match (failed, fault) {
+            (_, Fault::RenewsTooLate) => ttl * 17 / 20,
+            (true, _) => ttl / 12,
+            (false, _) => ttl / 3,
+        };
+        // Whoever changed the lease has renewed it.
+        let early = timeout(pause, hold.changed.notified()).await.is_ok();
+        if early && fault != Fault::RenewsAfterRelease {
+            failed = false;
+            continue;
+        }
+        let ttl = lock(&hold.life).ttl;
+        let outcome = hold.renew_once(ttl, CALL.min(ttl / 4)).await;
+        failed = outcome.is_err();
+        lock(&hold.life).failing = failed;
+        let unanswered = outcome.is_err_and(|error| error.kind() == ErrorKind::OutcomeUnknown);
+        match (failed, fault) {
+            (true, Fault::RenewStopsOnFailure) => return,
+            (true, Fault::RenewStopsOnSilence) if unanswered => return,
+            (true, Fault::LossAtFirstFailure) => hold.lose(LossReason::SessionLost),
+            _ => {}
+        }
+    }
+}
+
+/// For [`Fault::LostRevoked`]: takes the key again under the old grant.
+async fn resume(hold: &Hold, ttl: Duration) {
+    if lock(&hold.life).phase == Phase::Released {
+        return;
+    }
+    let call = hold.client.link.call(Op::Acquire, |server, asker| server.acquire(asker, &hold.request));
+    if let Ok(Ok(Ok(leasehold_engine::Attempt::Granted(_)))) = timeout(CALL, call).await {
+        lock(&hold.life).phase = Phase::Live;
+        hold.confirm(Instant::now(), ttl);
+    }
+}
