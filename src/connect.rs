@@ -1,32 +1,66 @@
 //! From a URL to a lock.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockKey};
 
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+use crate::postgres::PgConfig;
 use crate::target::Target;
 
 /// What [`connect_with`] is told beside the URL.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ConnectOptions {
     key_class: Option<fn(&LockKey) -> &str>,
+    #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+    credentials: Option<Arc<dyn Fn(PgConfig) -> PgConfig + Send + Sync>>,
 }
 
 impl ConnectOptions {
     /// As [`connect`].
     #[must_use]
     pub const fn new() -> Self {
-        Self { key_class: None }
+        Self {
+            key_class: None,
+            #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+            credentials: None,
+        }
     }
 
     /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the first
     /// `:`; see [`EngineBuilder::key_class`](crate::engine::EngineBuilder::key_class).
     #[must_use]
-    pub const fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
+    pub fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
         self.key_class = Some(class);
         self
+    }
+
+    /// Calls `credentials` whenever a session with a Postgres server is opened, for passwords that change; see
+    /// [`PgConfig::credentials`]. Other stores never call it.
+    #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+    #[must_use]
+    pub fn credentials<F, C>(mut self, credentials: C) -> Self
+    where
+        F: Future<Output = Result<crate::postgres::Credentials, Error>> + Send + 'static,
+        C: Fn() -> F + Send + Sync + 'static,
+    {
+        let credentials = Arc::new(credentials);
+        self.credentials = Some(Arc::new(move |config: PgConfig| {
+            let credentials = Arc::clone(&credentials);
+            config.credentials(move || credentials())
+        }));
+        self
+    }
+
+    #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+    pub(crate) fn log_in(&self, config: PgConfig) -> PgConfig {
+        match &self.credentials {
+            Some(credentials) => credentials(config),
+            None => config,
+        }
     }
 
     #[cfg(any(
@@ -41,6 +75,12 @@ impl ConnectOptions {
             engine = engine.key_class(class);
         }
         Ok(Arc::new(engine.start()?))
+    }
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectOptions").field("key_class", &self.key_class).finish_non_exhaustive()
     }
 }
 
@@ -61,8 +101,8 @@ impl ConnectOptions {
 /// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter asks where it cannot
 /// wait in the kernel,
 /// `?mode=0660` lets the users of one group share a new directory (`0666`: everybody), and `?read-only=true` looks only.
-/// A Postgres URL goes on like the driver's, `//user:password@host:5432/database?sslmode=require`; what it
-/// leaves out comes from `PGHOST`, `PGUSER`, `PGCONNECT_TIMEOUT` and so on. Parameters of our own: `schema=NAME`,
+/// A Postgres URL goes on like libpq's, `//user:password@host:5432/database?sslmode=require`, also with several hosts; what
+/// it leaves out comes from `PGHOST`, `PGUSER`, `PGCONNECT_TIMEOUT` and so on. Parameters of our own: `schema=NAME`,
 /// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
 /// `connect_timeout=5s` and `statement_timeout=5s`; for rows `poll=500ms`, for leases `ttl=30s` as well; for rows and
 /// advisory locks `lost_after=10s`, how long a holder that gets no answer counts as holding; for advisory locks also
@@ -79,7 +119,7 @@ impl ConnectOptions {
 ///
 /// [`InvalidOption`](crate::ErrorKind::InvalidOption) for an unknown scheme or parameter, a parameter
 /// given twice and a value that cannot be used; [`Unsupported`](crate::ErrorKind::Unsupported) for a
-/// store that was not compiled in, naming the cargo feature; [`Closed`](crate::ErrorKind::Closed)
+/// store that was not compiled in, naming the cargo feature; [`NoRuntime`](crate::ErrorKind::NoRuntime)
 /// outside a tokio runtime; and what the store answers. No error repeats the URL, which may hold a
 /// password.
 ///

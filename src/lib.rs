@@ -137,7 +137,7 @@ pub use schemes::register_scheme;
 #[doc(hidden)]
 pub use duration::parse_duration;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-pub use postgres_connect::postgres_config;
+pub use postgres_connect::{postgres_config, postgres_credentials};
 
 /// For store authors, and for those who read an engine's counters: what makes a [`Lock`] of a store.
 pub use leasehold_engine as engine;

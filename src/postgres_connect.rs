@@ -17,17 +17,17 @@ pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Ar
     match target.store {
         #[cfg(feature = "postgres-advisory")]
         PgStore::Advisory => {
-            let config = crate::postgres_advisory::AdvisoryConfig::new(server(&target)?);
+            let config = crate::postgres_advisory::AdvisoryConfig::new(options.log_in(server(&target)?));
             options.start(Engine::builder(config.hasher(hasher(&target)).backend().await?))
         }
         #[cfg(feature = "postgres-advisory")]
         PgStore::AdvisoryXact => {
-            let config = crate::postgres_advisory::XactConfig::new(server(&target)?);
+            let config = crate::postgres_advisory::XactConfig::new(options.log_in(server(&target)?));
             options.start(Engine::builder(config.hasher(hasher(&target)).backend().await?))
         }
         #[cfg(feature = "postgres-row")]
         PgStore::Row => {
-            let mut config = crate::postgres_row::RowConfig::new(server(&target)?);
+            let mut config = crate::postgres_row::RowConfig::new(options.log_in(server(&target)?));
             if let Some(poll) = target.poll {
                 config = config.poll(poll);
             }
@@ -38,7 +38,7 @@ pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Ar
         }
         #[cfg(feature = "postgres-ttl")]
         PgStore::Ttl => {
-            let mut config = crate::postgres_ttl::TtlConfig::new(server(&target)?);
+            let mut config = crate::postgres_ttl::TtlConfig::new(options.log_in(server(&target)?));
             if let Some(poll) = target.poll {
                 config = config.poll(poll);
             }
@@ -69,10 +69,29 @@ pub(crate) async fn open(target: PgTarget, options: ConnectOptions) -> Result<Ar
 pub fn postgres_config(url: &str) -> Result<crate::postgres::PgConfig, Error> {
     match crate::target::Target::parse(url)? {
         crate::target::Target::Postgres(target) => server(&target),
-        _ => Err(crate::target::invalid(
-            "this needs the URL of a Postgres database, such as postgres://user@host:5432/database",
-        )),
+        _ => Err(not_of_postgres()),
     }
+}
+
+/// The user and the password that a Postgres URL names, or the environment where it names none: for
+/// [`ConnectOptions::credentials`], where the URL is a secret that changes. Nothing else of the URL counts.
+///
+/// # Errors
+///
+/// As [`postgres_config`].
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+pub fn postgres_credentials(url: &str) -> Result<crate::postgres::Credentials, Error> {
+    match crate::target::Target::parse(url)? {
+        crate::target::Target::Postgres(target) => crate::postgres::Credentials::from_url(&target.server.0),
+        _ => Err(not_of_postgres()),
+    }
+}
+
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+fn not_of_postgres() -> Error {
+    crate::target::invalid(
+        "this needs the URL of a Postgres database, such as postgres://user@host:5432/database",
+    )
 }
 
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]

@@ -65,25 +65,65 @@ impl fmt::Debug for ServerUrl {
     }
 }
 
-/// What the driver reads. It ignores all others in silence, also those that ask for more security.
-const OF_THE_DRIVER: [&str; 17] = [
-    "sslmode",
-    "ssl-mode",
-    "sslrootcert",
-    "ssl-root-cert",
-    "ssl-ca",
-    "sslcert",
-    "ssl-cert",
-    "sslkey",
-    "ssl-key",
-    "statement-cache-capacity",
+/// What libpq and the driver read, without what is ours. The crate of the server decides about their values.
+const OF_LIBPQ: [&str; 57] = [
     "host",
     "hostaddr",
     "port",
     "dbname",
     "user",
     "password",
+    "passfile",
+    "require_auth",
+    "channel_binding",
+    "client_encoding",
     "application_name",
+    "fallback_application_name",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
+    "replication",
+    "gssencmode",
+    "sslmode",
+    "ssl",
+    "requiressl",
+    "sslnegotiation",
+    "sslcompression",
+    "sslcert",
+    "sslkey",
+    "sslpassword",
+    "sslcertmode",
+    "sslrootcert",
+    "sslcrl",
+    "sslcrldir",
+    "sslkeylogfile",
+    "sslsni",
+    "requirepeer",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "min_protocol_version",
+    "max_protocol_version",
+    "krbsrvname",
+    "gsslib",
+    "gssdelegation",
+    "scram_client_key",
+    "scram_server_key",
+    "service",
+    "servicefile",
+    "target_session_attrs",
+    "load_balance_hosts",
+    "oauth_issuer",
+    "oauth_client_id",
+    "oauth_client_secret",
+    "oauth_scope",
+    "statement-cache-capacity",
+    "ssl-mode",
+    "ssl-root-cert",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
 ];
 
 /// Our parameters that every store has.
@@ -170,7 +210,7 @@ impl PgTarget {
             }
             if target.take(&name, &value)? {
                 seen.push(name.into_owned());
-            } else if repeatable || OF_THE_DRIVER.contains(&&*name) {
+            } else if repeatable || OF_LIBPQ.contains(&&*name) {
                 seen.push(name.clone().into_owned());
                 kept.push((name.into_owned(), value.into_owned()));
             } else {
@@ -227,7 +267,7 @@ impl PgTarget {
         let plain = |c: char| c.is_ascii_lowercase() || c == '_' || c == '-';
         let which = if name.chars().all(plain) { format!("{name:?}") } else { "of that name".to_owned() };
         invalid(format!(
-            "this store has no parameter {which} and neither has the driver; known are {}, and of the driver sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name, options",
+            "this store has no parameter {which} and neither has libpq; known are {}, and those of libpq, such as sslmode, sslrootcert, host, port, dbname, user, password, application_name, options",
             own.join(", ")
         ))
     }
@@ -336,10 +376,35 @@ mod tests {
     }
 
     #[test]
+    fn several_hosts_and_hosts_of_the_query_are_left_to_the_driver() {
+        for url in [
+            "postgres://app:p%2Cw@a.example:5432,b.example:5433/ledger?target_session_attrs=read-write",
+            "postgres://app:pw@[::1]:5432,[::2]/ledger",
+            "postgres://app:pw@/ledger?host=%2Fcloudsql%2Fproject",
+            "postgres://a,b/ledger",
+        ] {
+            assert_eq!(parsed(url).server.0, url);
+        }
+    }
+
+    #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+    #[test]
+    fn the_crate_of_the_server_knows_the_same_parameters() {
+        use crate::postgres::is_parameter;
+
+        for name in OF_LIBPQ {
+            assert!(is_parameter(name), "{name}");
+        }
+        for name in OF_ALL.into_iter().chain(PgStore::Ttl.parameters().iter().copied()) {
+            assert_eq!(is_parameter(name), name == "connect_timeout", "{name}");
+        }
+    }
+
+    #[test]
     fn what_would_be_ignored_is_refused() {
         for (url, hint) in [
-            ("postgres://db/x?channel_binding=require", "channel_binding"),
-            ("postgres://db/x?target_session_attrs=read-write", "target_session_attrs"),
+            ("postgres://db/x?pgbouncer=true", "pgbouncer"),
+            ("postgres://db/x?sslaccept=strict", "sslaccept"),
             ("postgres://db/x?ttl=30s", "hash"),
             ("postgres+row://db/x?ttl=30s", "poll"),
             ("postgres+row://db/x?hash=fnv", "poll"),

@@ -25,7 +25,7 @@ pub(crate) enum Target {
 impl Target {
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let text = text.trim();
-        let url = Url::parse(text).map_err(|error| {
+        let url = Url::parse(&with_one_host(text)).map_err(|error| {
             // A password is cut at the first of these, and its rest is no port.
             let escape = if text.starts_with("postgres") && text.contains('@') {
                 "; if the password has special characters, percent-encode the password: / as %2F, ? as %3F, # as %23, @ as %40"
@@ -48,6 +48,25 @@ impl Target {
                 }
             },
         }
+    }
+}
+
+/// The URL of several hosts, or of a user and no host, with one in their place: URLs of Postgres know both, URLs in general
+/// neither.
+fn with_one_host(text: &str) -> Cow<'_, str> {
+    let of_postgres = |scheme: &str| PgStore::of_scheme(&scheme.to_ascii_lowercase()).is_some();
+    let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| of_postgres(scheme)) else {
+        return text.into();
+    };
+    let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (login, hosts) =
+        authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
+    match login {
+        Some(login) if hosts.is_empty() || hosts.contains(',') => {
+            format!("{scheme}://{login}@host{behind}").into()
+        }
+        None if hosts.contains(',') => format!("{scheme}://host{behind}").into(),
+        _ => text.into(),
     }
 }
 

@@ -151,6 +151,59 @@ async fn the_bounds_of_a_holder_of_rows_are_named_by_its_parameter() {
     }
 }
 
+/// A program on another executor: whichever store, an error and no panic.
+#[test]
+fn without_a_runtime_every_store_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = url::Url::from_directory_path(directory.path()).unwrap().to_string();
+    let postgres = |store: &str| format!("postgres{store}://app@127.0.0.1:1/x");
+    for (url, is_compiled_in) in [
+        ("memory:".to_owned(), cfg!(feature = "memory")),
+        (file, cfg!(feature = "file")),
+        (postgres(""), cfg!(feature = "postgres-advisory")),
+        (postgres("+advisory-xact"), cfg!(feature = "postgres-advisory")),
+        (postgres("+row"), cfg!(feature = "postgres-row")),
+        (postgres("+ttl"), cfg!(feature = "postgres-ttl")),
+    ] {
+        let connecting = std::pin::pin!(connect(&url));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match Future::poll(connecting, &mut context) {
+            std::task::Poll::Ready(Err(error)) => {
+                let expected = if is_compiled_in { ErrorKind::NoRuntime } else { ErrorKind::Unsupported };
+                assert_eq!(error.kind(), expected, "{url}: {error}");
+            }
+            other => panic!("{url}: {other:?}"),
+        }
+    }
+}
+
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[test]
+fn urls_as_libpq_knows_them_are_taken_or_the_parameter_is_named() {
+    let several =
+        "postgres+ttl://app:hunter2@a.example:5433,b.example/ledger?target_session_attrs=read-write&ttl=5s";
+    let config = leasehold::postgres_config(several).unwrap();
+    assert_eq!(config.to_string(), "postgres ledger at a.example:5433,b.example:5432");
+    let by_socket = "postgres+row://app:hunter2@/ledger?host=/cloudsql/project:region:db";
+    let config = leasehold::postgres_config(by_socket).unwrap();
+    assert_eq!(config.to_string(), "postgres ledger at /cloudsql/project:region:db");
+    for (parameter, names) in [
+        ("channel_binding=require", "channel_binding"),
+        ("target_session_attrs=standby", "target_session_attrs"),
+        ("sslmode=no-verify", "sslmode"),
+        ("service=ledger", "service"),
+        ("pgbouncer=true", "pgbouncer"),
+    ] {
+        let error =
+            leasehold::postgres_config(&format!("postgres://app:hunter2@db/x?{parameter}")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{parameter}: {error}");
+        assert!(error.message().contains(names) && !everything(&error).contains("hunter2"), "{error}");
+    }
+    let changed = "postgres+ttl://app:changed@db/x?ttl=5s";
+    let credentials = leasehold::postgres_credentials(changed).unwrap();
+    assert_eq!(credentials, leasehold::postgres::Credentials::password("changed").user("app"));
+}
+
 #[cfg(feature = "memory")]
 mod memory {
     use super::*;
@@ -224,18 +277,6 @@ mod memory {
             let error = refused(url).await;
             assert_eq!(error.kind(), ErrorKind::InvalidOption, "{url}: {error}");
             assert!(error.to_string().contains(hint), "{url}: {error}");
-        }
-    }
-
-    #[test]
-    fn without_a_runtime_it_is_an_error() {
-        let connecting = std::pin::pin!(connect("memory:"));
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        match Future::poll(connecting, &mut context) {
-            std::task::Poll::Ready(Err(error)) => {
-                assert!(error.to_string().contains("runtime"), "{error}");
-            }
-            other => panic!("{other:?}"),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use leasehold::{Error, ErrorKind, Lock};
+use leasehold::{ConnectOptions, Error, ErrorKind, Lock};
 use tokio::process::Command;
 use url::{Url, form_urlencoded};
 
@@ -27,15 +27,19 @@ pub(crate) struct Place {
     url: Option<String>,
     /// Whether it is the option's. What the environment says, the command finds there itself.
     is_from_option: bool,
+    /// Where the URL was read from, if that is a file: secrets in it are rotated.
+    file: Option<PathBuf>,
 }
 
 impl Place {
     /// The store that the option names, or else the environment.
     pub(crate) fn find(option: Option<&str>) -> Result<Self, Error> {
         if let Some(url) = option {
-            return Ok(Self { url: Some(url.to_owned()), is_from_option: true });
+            return Ok(Self { url: Some(url.to_owned()), is_from_option: true, file: None });
         }
-        Ok(Self { url: of_environment(env::var_os(URL), env::var_os(URL_FILE))?, is_from_option: false })
+        let file = env::var_os(URL_FILE);
+        let url = of_environment(env::var_os(URL), file.clone())?;
+        Ok(Self { url, is_from_option: false, file: file.map(PathBuf::from) })
     }
 
     pub(crate) fn url(&self) -> Option<&str> {
@@ -44,9 +48,21 @@ impl Place {
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Lock>, Error> {
         match &self.url {
-            Some(url) => leasehold::connect(&signed(url)).await,
+            Some(url) => leasehold::connect_with(&signed(url), self.options(url)).await,
             None => Ok(Arc::new(leasehold::file::connect(default_dir()?)?)),
         }
+    }
+
+    /// Reads user and password from the file whenever a session is opened. If the file cannot be read, those that were
+    /// read before are as good as any.
+    fn options(&self, url: &str) -> ConnectOptions {
+        let Some(file) = self.file.clone().filter(|_| is_postgres(url)) else { return ConnectOptions::new() };
+        let before: Arc<str> = url.into();
+        ConnectOptions::new().credentials(move || {
+            let read = first_line(&file).and_then(|url| leasehold::postgres_credentials(&url));
+            let credentials = read.or_else(|_| leasehold::postgres_credentials(&before));
+            async move { credentials }
+        })
     }
 
     /// Lets `process` find the same store, unless that would put a password into its environment: then it finds that it

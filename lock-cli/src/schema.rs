@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::postgres::schema::{self, Access, SchemaState, ServerReport, Stores};
 use leasehold::postgres::sqlx::{Connection as _, PgConnection};
-use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig, store_error};
+use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
@@ -190,11 +190,7 @@ impl Facts {
 
 /// A session for this one purpose.
 pub(crate) async fn open(config: &PgConfig) -> Result<PgConnection, Error> {
-    let opening = async {
-        let opened = PgConnection::connect_with(config.options()).await;
-        opened.map_err(|error| store_error(error, "connect"))
-    };
-    within(config.call_limit(), opening).await
+    config.connect().await
 }
 
 /// With an end to waiting for a server that is silent.

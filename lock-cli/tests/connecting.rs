@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -155,5 +156,108 @@ fn what_no_retry_mends_is_told_at_once() {
         assert_eq!((got, stdout.as_str()), (code, ""), "{stderr}");
         // Nor is it said where in its source the driver met the answer.
         assert!(!stderr.contains(RETRYING) && !stderr.contains("at line"), "{stderr}");
+    }
+}
+
+/// A server that speaks another language in another encoding, and one that wants to be logged in to in another way.
+#[test]
+fn a_refusal_that_cannot_be_read_ends_the_wait() {
+    let refusal = b"SFATAL\0VFATAL\0C28P01\0Mmot de passe \xe9chou\xe9\0\0";
+    let size = u32::try_from(refusal.len() + 4).unwrap().to_be_bytes();
+    let not_utf8 = [&b"E"[..], &size, refusal].concat();
+    let gss = [&b"R"[..], &8_u32.to_be_bytes(), &7_u32.to_be_bytes()].concat();
+    for (answer, code, says) in [(not_utf8, 69, "permission denied"), (gss, 64, "authentication method")] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            while let Ok((mut client, _)) = listener.accept() {
+                let mut startup = [0; 1024];
+                let _ = client.read(&mut startup);
+                if startup[4..8] == 80_877_103_u32.to_be_bytes() {
+                    let _ = client.write_all(b"N");
+                    let _ = client.read(&mut startup);
+                }
+                let _ = client.write_all(&answer);
+            }
+        });
+        let url = format!("postgres://app:wrong@127.0.0.1:{port}/app");
+        let (got, _, stderr) = finish(&mut tool(&url, "run k -- echo ran"));
+        assert!(got == code && stderr.contains(says) && !stderr.contains(RETRYING), "{got}: {stderr}");
+    }
+}
+
+/// Every variable that decides where or how securely psql connects counts, or is refused by its name.
+#[test]
+fn variables_of_libpq_count() {
+    let cluster = Cluster::shared();
+    let database = runtime().block_on(cluster.fresh_database());
+    let port = cluster.port().to_string();
+    let whole = [
+        ("PGHOST", "nowhere.example"),
+        ("PGHOSTADDR", "127.0.0.1"),
+        ("PGPORT", &port),
+        ("PGDATABASE", database.name()),
+        ("PGUSER", "postgres"),
+        ("PGTARGETSESSIONATTRS", "read-write"),
+        ("PGCHANNELBINDING", "prefer"),
+        ("PGGSSENCMODE", "disable"),
+    ];
+    let mut counted = tool("postgres+ttl://?install=true", "run k -- echo ran");
+    let (code, stdout, stderr) = finish(counted.envs(whole));
+    assert_eq!((code, stdout.as_str()), (0, "ran\n"), "{stderr}");
+    for (variable, value) in [
+        ("PGSSLMODE", "verify"),
+        ("PGREQUIREAUTH", "scram-sha-256"),
+        ("PGREQUIREPEER", "postgres"),
+        ("PGSSLCRL", "/etc/crl"),
+        ("PGSERVICE", "ledger"),
+        ("PGCHANNELBINDING", "require"),
+    ] {
+        let mut refused = tool("postgres+ttl://", "run k -- echo ran");
+        let (code, _, stderr) = finish(refused.envs(whole).env(variable, value));
+        assert!(code == 64 && stderr.contains(variable), "{code}: {stderr}");
+    }
+}
+
+/// A secret is rotated while one run holds the lock and another waits for it; then all sessions end.
+#[test]
+fn a_password_that_is_rotated_in_its_file_is_read_again() {
+    let (runtime, cluster) = (runtime(), Cluster::start(ClusterOptions::new().password("sesame")));
+    let (directory, address) = (tempfile::tempdir().unwrap(), cluster.address());
+    let file = directory.path().join("url");
+    let sql = |text: &str| runtime.block_on(cluster.run_sql("postgres", text));
+    sql("CREATE ROLE rot LOGIN SUPERUSER PASSWORD 'first'");
+    for (scheme, keeps) in [("postgres+ttl", true), ("postgres+row", true), ("postgres", false)] {
+        sql("ALTER ROLE rot PASSWORD 'first'");
+        std::fs::write(&file, format!("{scheme}://rot:first@{address}/postgres?install=true\n")).unwrap();
+        let with_file = |arguments: &str| {
+            let mut command = support::tool();
+            command.env("LEASEHOLD_URL_FILE", &file).args(arguments.split_whitespace());
+            command
+        };
+        let mut holder = with_file("run k --grace 1s --");
+        let mut holder = Beside::start(holder.args(["sh", "-c", "echo held; read line; echo kept"]));
+        assert_eq!(holder.line(), "held");
+        let mut waiter = Beside::start(&mut with_file("run k -- echo ran"));
+        let note = waiter.note();
+        assert!(note.contains('k'), "{note}");
+        sql("ALTER ROLE rot PASSWORD 'second'");
+        let new = directory.path().join("new");
+        std::fs::write(&new, format!("{scheme}://rot:second@{address}/postgres?install=true\n")).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+        sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'rot'");
+        if keeps {
+            // A third one sees the holder, on sessions of its own.
+            let (code, _, stderr) = finish(&mut with_file("run k --no-wait -- echo ran"));
+            assert_eq!(code, 75, "{stderr}");
+            holder.go_on();
+            assert_eq!((holder.line().as_str(), holder.code()), ("kept", 0), "{}", holder.rest_of_stderr());
+        }
+        assert_eq!(
+            (waiter.line().as_str(), waiter.code()),
+            ("ran", 0),
+            "{scheme}: {}",
+            waiter.rest_of_stderr()
+        );
     }
 }

@@ -130,15 +130,42 @@ async fn a_server_with_a_certificate() {
 
     let advice = "check sslmode and sslrootcert against the server's certificate and the host's name in it";
     let another_name = url(&cluster, "postgres", "127.0.0.1", "verify-full", Some(&ours));
-    assert_error(&refused(&another_name).await, ErrorKind::Unavailable, advice);
+    assert_error(&refused(&another_name).await, ErrorKind::InvalidOption, advice);
     let other = certificates.path("other.crt");
     for mode in ["verify-ca", "verify-full"] {
         let error = refused(&url(&cluster, "postgres", "localhost", mode, Some(&other))).await;
-        assert_error(&error, ErrorKind::Unavailable, advice);
+        assert_error(&error, ErrorKind::InvalidOption, advice);
     }
+    // The authority that was named is asked, as by libpq.
+    let error = refused(&url(&cluster, "postgres", "localhost", "require", Some(&other))).await;
+    assert_error(&error, ErrorKind::InvalidOption, advice);
     let missing = certificates.path("nowhere.crt");
     let error = refused(&url(&cluster, "postgres", "localhost", "verify-full", Some(&missing))).await;
-    assert_error(&error, ErrorKind::Unavailable, "sslrootcert, sslcert and sslkey");
+    assert_error(&error, ErrorKind::InvalidOption, "sslrootcert, sslcert and sslkey");
+}
+
+/// Several hosts, of which the first is not there, and all are reached by their addresses.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_is_verified_against_the_host_whatever_the_address() {
+    let certificates = Certificates::make();
+    let (certificate, key) = (certificates.text("server.crt"), certificates.text("server.key"));
+    let cluster = Cluster::start(ClusterOptions::new().password("s3cret").tls(certificate, key));
+    let ours = certificates.path("ours.crt").display().to_string();
+    let at = |scheme: &str, hosts: &str, addresses: &str, ports: &str| {
+        format!(
+            "{scheme}://postgres:s3cret@/postgres?install=true&sslmode=verify-full&sslrootcert={ours}&host={hosts}&hostaddr={addresses}&port={ports}"
+        )
+    };
+    let port = cluster.port();
+    for scheme in STORES {
+        let one = at(scheme, "localhost", "127.0.0.1", &port.to_string());
+        assert!(encrypted(&cluster, &one).await, "{scheme}");
+        let two = at(scheme, "elsewhere.example,localhost", "127.0.0.1,127.0.0.1", &format!("1,{port}"));
+        assert!(encrypted(&cluster, &two).await, "{scheme}");
+    }
+    let advice = "check sslmode and sslrootcert against the server's certificate and the host's name in it";
+    let another = at("postgres", "elsewhere.example", "127.0.0.1", &port.to_string());
+    assert_error(&refused(&another).await, ErrorKind::InvalidOption, advice);
 }
 
 #[tokio::test(flavor = "multi_thread")]

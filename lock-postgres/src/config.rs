@@ -9,7 +9,11 @@ use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{PgConnection, PgPool};
 
+use crate::credentials::{Credentials, Source};
 use crate::ident::Identifier;
+use crate::libpq::{self, Environment, Target, Wanted};
+use crate::limit::limited;
+use crate::route::LastGood;
 use crate::schema::{self, Access, Stores};
 
 /// The schema that is used unless another is named.
@@ -77,7 +81,12 @@ pub enum Pooler {
 /// must not cost the application a connection, and a lock session must not be handed to others.
 #[derive(Clone)]
 pub struct PgConfig {
-    pub(crate) options: PgConnectOptions,
+    /// At least one; in the order in which they are tried.
+    pub(crate) targets: Vec<Target>,
+    pub(crate) wanted: Wanted,
+    pub(crate) shuffled: bool,
+    pub(crate) source: Source,
+    pub(crate) last_good: LastGood,
     pub(crate) schema: Identifier,
     pub(crate) install: bool,
     pub(crate) pooler: Pooler,
@@ -88,29 +97,29 @@ pub struct PgConfig {
 }
 
 impl PgConfig {
-    /// From a URL, `postgres://user:password@host:5432/database?sslmode=require`, as
-    /// [`PgConnectOptions`] reads it; what it leaves out comes from the environment (`PGHOST`,
-    /// `PGUSER`, ..., `PGCONNECT_TIMEOUT`) and the password file, as with `psql`.
+    /// From a URL, `postgres://user:password@host:5432/database?sslmode=require`, as libpq and
+    /// [`PgConnectOptions`] read it, also with several hosts. What it leaves out comes from the environment (`PGHOST`,
+    /// `PGUSER`, ..., `PGCONNECT_TIMEOUT`) and the password file, as with `psql`. What asks for more than is done is
+    /// refused.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) when it is not such a URL, or `PGCONNECT_TIMEOUT` is no whole number
-    /// of seconds (0: an hour, which is the longest). The error does not repeat the URL, which may hold a password.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if it is not such a URL, for a parameter or a variable of libpq that is
+    /// refused, which the error names, without a user, and if `PGCONNECT_TIMEOUT` is no whole number of seconds (0: an
+    /// hour, which is the longest). The error does not repeat the URL, which may hold a password.
     pub fn from_url(url: &str) -> Result<Self, Error> {
-        let known = ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme));
-        let options = known.then(|| url.parse::<PgConnectOptions>().ok()).flatten();
-        let config = options.map(without_brackets).map(Self::from_options).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidOption,
-                "this is not the URL of a Postgres database; write postgres://user@host:5432/database and escape special characters with %",
-            )
-        })?;
-        // The driver reads the other variables.
-        config.connect_timeout_of(std::env::var_os("PGCONNECT_TIMEOUT").as_deref())
+        let parsed = libpq::parse(url, &Environment::of_process())?;
+        let variable = std::env::var_os("PGCONNECT_TIMEOUT");
+        let timeout = parsed.connect_timeout.map(Into::into).or(variable);
+        let targets =
+            parsed.targets.into_iter().map(|target| Target { options: ours(target.options), ..target });
+        let config = Self::of(targets.collect());
+        Self { wanted: parsed.wanted, shuffled: parsed.shuffled, ..config }
+            .connect_timeout_of(timeout.as_deref())
     }
 
-    fn connect_timeout_of(self, variable: Option<&OsStr>) -> Result<Self, Error> {
-        let Some(given) = variable.filter(|given| !given.is_empty()) else { return Ok(self) };
+    fn connect_timeout_of(self, given: Option<&OsStr>) -> Result<Self, Error> {
+        let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(self) };
         match given.to_str().and_then(|given| given.trim().parse::<i32>().ok()) {
             // Without an end, to libpq.
             Some(..=0) => Ok(self.connect_timeout(LONGEST)),
@@ -120,7 +129,7 @@ impl PgConfig {
             }
             None => Err(Error::new(
                 ErrorKind::InvalidOption,
-                "the environment variable PGCONNECT_TIMEOUT is a whole number of seconds: write 5, or unset it",
+                "connect_timeout, or the environment variable PGCONNECT_TIMEOUT, is a whole number of seconds: write 5, or unset it",
             )),
         }
     }
@@ -128,30 +137,73 @@ impl PgConfig {
     /// From the driver's own options.
     #[must_use]
     pub fn from_options(options: PgConnectOptions) -> Self {
-        let name = describe(&options);
-        // Poolers refuse this start-up parameter, and nothing here reads floats.
-        let options = options.extra_float_digits(None);
-        let options = match options.get_application_name() {
-            Some(_) => options,
-            None => options.application_name("leasehold"),
-        };
+        Self::of(vec![Target { options: ours(options), address: None }])
+    }
+
+    fn of(targets: Vec<Target>) -> Self {
         Self {
-            options,
+            name: describe(&targets).into(),
+            targets,
+            wanted: Wanted::default(),
+            shuffled: false,
+            source: Source::Fixed,
+            last_good: LastGood::default(),
             schema: Identifier::known(DEFAULT_SCHEMA),
             install: false,
             pooler: Pooler::default(),
             liveness: Liveness::default(),
             connect_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
-            name: name.into(),
         }
     }
 
     /// From the options of the application's pool, which keeps all its connections: ours are opened
     /// beside it.
+    ///
+    /// The pool's options are read whenever a session is opened, so a password that
+    /// [`set_connect_options`](PgPool::set_connect_options) changes is used from then on. This value has a handle of the pool,
+    /// and so have the stores made of it: end the pool by [`close`](PgPool::close).
     #[must_use]
     pub fn from_pool(pool: &PgPool) -> Self {
-        Self::from_options(pool.connect_options().as_ref().clone())
+        let config = Self::from_options(pool.connect_options().as_ref().clone());
+        Self { source: Source::Pool(pool.clone()), ..config }
+    }
+
+    /// Calls `credentials` whenever a session is opened, for passwords that change: tokens of a cloud, rotated secrets.
+    /// If the server refuses what it returned, it is called again, and what has changed is tried once before the refusal
+    /// is an error.
+    ///
+    /// The call is part of [`connect_timeout`](Self::connect_timeout). An error of it is the error of the session, which is
+    /// opened again if its kind is [transient](ErrorKind::is_transient).
+    #[must_use]
+    pub fn credentials<F, C>(mut self, credentials: C) -> Self
+    where
+        F: Future<Output = Result<Credentials, Error>> + Send + 'static,
+        C: Fn() -> F + Send + Sync + 'static,
+    {
+        self.source = Source::Program(Arc::new(move || Box::pin(credentials())));
+        self
+    }
+
+    /// Opens a connection of the caller's own, as the sessions of the stores are opened: at whichever of the hosts takes
+    /// it, with the present credentials.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the connection from being opened, within [`connect_timeout`](Self::connect_timeout). Of a transient
+    /// [kind](ErrorKind::is_transient) is only what may pass by itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn connect(&self) -> Result<PgConnection, Error> {
+        let limit = self.connect_timeout;
+        let opened = limited(limit, crate::link::connection(self)).await.unwrap_or_else(|overrun| {
+            Err(overrun.into_error(format!(
+                "the server did not answer within {limit:?}; check host, port and network, then try again"
+            )))
+        });
+        opened.map_err(|error| error.with_store(self.to_string()))
     }
 
     /// The schema of our tables. Default: [`DEFAULT_SCHEMA`]. Two schemas of one database are two
@@ -202,7 +254,9 @@ impl PgConfig {
     /// that of the options, else `leasehold`.
     #[must_use]
     pub fn application_name(mut self, name: &str) -> Self {
-        self.options = self.options.application_name(name);
+        for target in &mut self.targets {
+            target.options = target.options.clone().application_name(name);
+        }
         self
     }
 
@@ -212,10 +266,10 @@ impl PgConfig {
         &self.schema
     }
 
-    /// The driver's options. Their `Debug` shows the password: do not print them.
+    /// The driver's options, of the first host if there are several. Their `Debug` shows the password: do not print them.
     #[must_use]
-    pub const fn options(&self) -> &PgConnectOptions {
-        &self.options
+    pub fn options(&self) -> &PgConnectOptions {
+        &self.targets[0].options
     }
 
     /// How long one statement that does not wait for a lock may take.
@@ -294,25 +348,29 @@ impl PgConfig {
     }
 }
 
-/// A URL has brackets around an IPv6 address, which the driver takes for a part of it.
-fn without_brackets(options: PgConnectOptions) -> PgConnectOptions {
-    let address = options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    match address.map(str::to_owned) {
-        Some(address) => options.host(&address),
-        None => options,
+/// The driver's options as our sessions have them.
+pub(crate) fn ours(options: PgConnectOptions) -> PgConnectOptions {
+    // Poolers refuse this start-up parameter, and nothing here reads floats.
+    let options = options.extra_float_digits(None);
+    match options.get_application_name() {
+        Some(_) => options,
+        None => options.application_name("leasehold"),
     }
 }
 
 /// `database` on `host:port`: what an error may show.
-fn describe(options: &PgConnectOptions) -> String {
-    let database = options.get_database().unwrap_or_else(|| options.get_username());
-    match options.get_socket() {
-        Some(socket) => format!("postgres {database} at {}", socket.display()),
+fn describe(targets: &[Target]) -> String {
+    let place = |Target { options, .. }: &Target| match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
         None if options.get_host().contains(':') => {
-            format!("postgres {database} at [{}]:{}", options.get_host(), options.get_port())
+            format!("[{}]:{}", options.get_host(), options.get_port())
         }
-        None => format!("postgres {database} at {}:{}", options.get_host(), options.get_port()),
-    }
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    };
+    let places: Vec<_> = targets.iter().map(place).collect();
+    let options = targets.first().map(|target| &target.options);
+    let database = options.map(|options| options.get_database().unwrap_or_else(|| options.get_username()));
+    format!("postgres {} at {}", database.unwrap_or_default(), places.join(","))
 }
 
 impl fmt::Display for PgConfig {
@@ -330,7 +388,7 @@ impl fmt::Debug for PgConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgConfig")
             .field("server", &self.name)
-            .field("user", &self.options.get_username())
+            .field("user", &self.options().get_username())
             .field("schema", &self.schema)
             .field("install", &self.install)
             .field("pooler", &self.pooler)

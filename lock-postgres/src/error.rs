@@ -50,11 +50,8 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("42P01", SchemaMissing, "a table is not there; if it is one of ours, run `leasehold schema apply`"),
     ("3F000", SchemaMissing, "the schema is not there; run `leasehold schema apply`"),
     ("42703", SchemaMissing, "the tables are of another version; run `leasehold schema apply`"),
-    (
-        "42704",
-        SchemaMissing,
-        "a role, an object or a setting is not there; if it is one of ours, run `leasehold schema apply`",
-    ),
+    // Of our own objects: see `state_error`.
+    ("42704", InvalidOption, "a role, an object or a setting is not there; correct its name, or create it"),
     ("42883", SchemaMissing, "a function is not there; check the server's version (13 or later)"),
     ("57P04", InvalidOption, "the database was dropped; name one that exists"),
     ("57P01", Unavailable, "the session was ended by the server's operator; try again"),
@@ -88,8 +85,14 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
 ];
 
+/// Our tables and our sequence, in whatever schema.
+const OUR_OBJECTS: [&str; 7] =
+    ["version", "token", "incarnation", "mutex", "lease", "advisory_name", "upkeep"];
+
 /// What PgBouncer refuses for good, by its words: its code is that of everything that it does not like.
-const OF_POOLERS: [(&str, &str); 2] = [
+const OF_POOLERS: [(&str, &str); 4] = [
+    ("no such database", "the pooler knows no such database; name one that is in its configuration"),
+    ("no such user", "the pooler knows no such user; name one that is in its configuration"),
     (
         "unsupported startup parameter",
         "the pooler refuses options of the connection: leave `options` out of the URL and unset PGOPTIONS, also an empty one, or have the pooler ignore them (ignore_startup_parameters)",
@@ -106,13 +109,22 @@ const OF_POOLERS: [(&str, &str); 2] = [
 /// source, except that of a configuration, which may repeat a password.
 #[must_use]
 pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
+    let told = explained(&error, doing);
+    with_driver(told, error)
+}
+
+fn with_driver(told: Error, error: sqlx::Error) -> Error {
+    match error {
+        sqlx::Error::Configuration(_) => told,
+        error => told.with_source(DriverError(error)),
+    }
+}
+
+fn explained(error: &sqlx::Error, doing: &str) -> Error {
     use sqlx::Error as E;
-    let (kind, what) = match &error {
+    let (kind, what) = match error {
         E::Database(answer) => {
-            let text = answer.message().to_owned();
-            let code = answer.code().map(Cow::into_owned);
-            let told = state_error(code.as_deref().unwrap_or_default(), &text, doing);
-            return told.with_source(DriverError(error));
+            return state_error(&answer.code().unwrap_or_default(), answer.message(), doing);
         }
         E::Configuration(_) => {
             let message =
@@ -146,8 +158,55 @@ pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
         }
         _ => (Unavailable, "the driver failed".to_owned()),
     };
-    Error::new(kind, format!("could not {doing}: {what}")).with_source(DriverError(error))
+    Error::new(kind, format!("could not {doing}: {what}"))
 }
+
+/// The error of a session that is not open yet, which was to `doing` ("connect").
+///
+/// Transient is only what may pass by itself: failures of the network, and a server that is starting, stopping or short of
+/// something. Anything else the server would say again.
+#[must_use]
+pub fn connect_error(error: sqlx::Error, doing: &str) -> Error {
+    connect_error_at(error, doing, true)
+}
+
+/// As [`connect_error`]. Without a socket, a file that is not there can be one of a certificate or key alone.
+pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool) -> Error {
+    use std::io::ErrorKind::{InvalidData, NotFound};
+    let told = explained(&error, doing);
+    let says_again = match &error {
+        // The driver cannot read what the server says, mostly of who may not log in.
+        sqlx::Error::Protocol(words) if words.contains("UTF-8") => {
+            let advice = "check user and password, and see the server's log for what it said";
+            let message = format!("could not {doing}: {}; {advice}", words.trim_end_matches('.'));
+            return with_driver(Error::new(PermissionDenied, message), error);
+        }
+        sqlx::Error::Protocol(words) => {
+            // Behind it the driver names lines of its own source code.
+            let words = words.split(" (sqlx_").next().unwrap_or(words);
+            let advice = "check that it is a Postgres server, and which way to log in it asks for";
+            return with_driver(
+                Error::new(InvalidOption, format!("could not {doing}: {words}; {advice}")),
+                error,
+            );
+        }
+        // A certificate that is not trusted.
+        sqlx::Error::Io(io) => io.kind() == InvalidData || (io.kind() == NotFound && !has_socket),
+        sqlx::Error::Database(answer) => {
+            let state = answer.code().unwrap_or_default();
+            !WHILE_CONNECTING.iter().any(|passing| state.starts_with(passing))
+        }
+        _ => false,
+    };
+    if says_again && told.kind().is_transient() {
+        return with_driver(Error::new(InvalidOption, told.message().to_owned()), error);
+    }
+    with_driver(told, error)
+}
+
+/// The codes of refusals that pass by themselves while a session is opened: the connection, a resource, a database that takes
+/// no connections, a server that starts or stops, or that had no time to let the client in.
+const WHILE_CONNECTING: [&str; 5] = ["08", "53", "55000", "57P0", "57014"];
 
 /// The driver's error, as the source of ours. Of the server's answers its text has the message alone: the driver
 /// adds a line number of the server's own source code.
@@ -211,9 +270,20 @@ pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
         return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {advice}"));
     }
     let row = STATES.iter().find(|(code, ..)| state.starts_with(code));
-    let (kind, advice) =
-        row.map_or((Unavailable, "see the server's log"), |(_, kind, advice)| (*kind, *advice));
+    let (kind, advice) = match row {
+        Some(("42704", ..)) if is_of_ours(message) => {
+            (SchemaMissing, "one of our own objects is not there; run `leasehold schema apply`")
+        }
+        Some((_, kind, advice)) => (*kind, *advice),
+        None => (Unavailable, "see the server's log"),
+    };
     Error::new(kind, format!("could not {doing}: {message} ({state}): {advice}"))
+}
+
+/// Whether the message names one of our objects: `relation "leasehold.mutex" does not exist`.
+fn is_of_ours(message: &str) -> bool {
+    let names = message.split('"').skip(1).step_by(2);
+    names.into_iter().any(|name| OUR_OBJECTS.contains(&name.rsplit('.').next().unwrap_or(name)))
 }
 
 /// The server's code, where the server itself answered.
@@ -272,6 +342,7 @@ mod tests {
             ("42501", PermissionDenied),
             ("42P01", SchemaMissing),
             ("42P10", ErrorKind::Corrupt),
+            ("42704", InvalidOption),
             ("3F000", SchemaMissing),
             ("57P01", Unavailable),
             ("57P02", Unavailable),
@@ -302,6 +373,18 @@ mod tests {
         // The server has one code for both.
         let refused = state_error("42501", "because", "take the lock").to_string();
         assert!(refused.contains("--grant-to ROLE") && refused.contains("row-level security"), "{refused}");
+    }
+
+    #[test]
+    fn the_schema_is_applied_for_objects_of_ours_alone() {
+        let ours = state_error("42704", "type \"locks.mutex\" does not exist", "look");
+        assert!(ours.kind() == SchemaMissing && ours.message().contains("schema apply"), "{ours}");
+        for message in
+            ["unrecognized configuration parameter \"lock_tmeout\"", "role \"mutexes\" does not exist"]
+        {
+            let other = state_error("42704", message, "look");
+            assert!(other.kind() == InvalidOption && !other.message().contains("schema apply"), "{other}");
+        }
     }
 
     #[test]

@@ -1,13 +1,19 @@
 #![doc = include_str!("../README.md")]
 
 mod config;
+mod credentials;
 mod error;
 #[cfg(test)]
 mod fuzz;
 mod ident;
 mod lane;
+mod libpq;
+mod limit;
 mod link;
 mod number;
+#[cfg(unix)]
+mod relay;
+mod route;
 pub mod schema;
 pub mod session;
 pub mod sql;
@@ -17,9 +23,14 @@ pub mod upkeep;
 mod wait;
 
 pub use config::{DEFAULT_SCHEMA, Liveness, PgConfig, Pooler};
-pub use error::{DriverError, ends_session, outcome_unknown, sqlstate, state_error, store_error};
+pub use credentials::Credentials;
+pub use error::{
+    DriverError, connect_error, ends_session, outcome_unknown, sqlstate, state_error, store_error,
+};
 pub use ident::{Identifier, MAX_IDENTIFIER_BYTES};
 pub use lane::{Job, Lane};
+#[doc(hidden)]
+pub use libpq::is_parameter;
 pub use number::{
     Djb2Xor, Fnv1a64, KeyNumber, KeySpace, RawBigint, RawPair, Sha256, SqlxNames, pack, unpack,
 };

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
-use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{Acquire, Connection, Executor, PgConnection, Row};
 use tokio::time::timeout;
 
 use crate::config::{PgConfig, Pooler};
-use crate::error::store_error;
+use crate::credentials::Login;
+use crate::error::{connect_error, store_error};
+use crate::route::Route;
 use crate::sql;
 
 /// How long closing a connection in good order may take.
@@ -31,19 +33,30 @@ pub(crate) struct Link {
 impl Link {
     /// Connects, finds out about poolers, and sets what our statements rely on.
     pub(crate) async fn open(config: &PgConfig) -> Result<Self, Error> {
-        let probe = match config.pooler {
-            Pooler::Known | Pooler::Transaction => None,
-            // The pool would retry a refused connection and hide why it was refused; this one says it.
-            _ => Some(connect(config).await?),
-        };
+        let login = config.source.login().await?;
+        match Self::open_as(config, &login).await {
+            // Secrets are rotated.
+            Err(error) => Self::open_as(config, &config.source.after(&login, error).await?).await,
+            opened => opened,
+        }
+    }
+
+    async fn open_as(config: &PgConfig, login: &Login) -> Result<Self, Error> {
+        // The pool would retry a refused connection and hide why it was refused; the first connection says it.
+        let is_probed = !matches!(config.pooler, Pooler::Known | Pooler::Transaction);
+        let mut route = Route::find(config, login, is_probed).await?;
+        let mut probe = route.first.take();
+        if let Some(probe) = probe.take_if(|_| !is_probed) {
+            let _ = timeout(CLOSE, probe.close()).await;
+        }
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(config.connect_timeout)
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
-            .connect_lazy_with(config.options.clone());
-        let listener = listen(&pool, config).await?;
+            .connect_lazy_with(route.options.clone());
+        let listener = listen(&pool, &route.options).await?;
         let pooled = config.pooler == Pooler::Transaction;
         let mut link = Self { listener, pool, pid: 0, pooled };
         link.listener.eager_reconnect(false);
@@ -59,7 +72,7 @@ impl Link {
             }
             None => {
                 let pid = backend_pid(link.connection().await?).await;
-                link.pid = pid.map_err(|error| store_error(error, "connect"))?;
+                link.pid = pid.map_err(|error| connect_error(error, "connect"))?;
             }
         }
         if link.pooled {
@@ -117,25 +130,38 @@ impl Link {
 
 /// The listener's connection. The pool repeats some refused attempts until its time is over and hides why
 /// they were refused, so that a plain connection is asked when it takes long.
-async fn listen(pool: &sqlx::PgPool, config: &PgConfig) -> Result<PgListener, Error> {
+async fn listen(pool: &sqlx::PgPool, options: &PgConnectOptions) -> Result<PgListener, Error> {
     let mut listening = std::pin::pin!(PgListener::connect_with(pool));
     let outcome = match timeout(POOL_DELAY, &mut listening).await {
         Ok(outcome) => outcome,
         Err(_) => {
-            let welcome = connect(config).await?;
+            let welcome = connect(options).await?;
             let _ = timeout(CLOSE, welcome.close()).await;
             listening.await
         }
     };
     match outcome {
         Ok(listener) => Ok(listener),
-        Err(sqlx::Error::PoolTimedOut) => Err(connect(config).await.err().unwrap_or_else(slow)),
-        Err(error) => Err(store_error(error, "connect")),
+        Err(sqlx::Error::PoolTimedOut) => Err(connect(options).await.err().unwrap_or_else(slow)),
+        Err(error) => Err(connect_error(error, "connect")),
     }
 }
 
-async fn connect(config: &PgConfig) -> Result<PgConnection, Error> {
-    PgConnection::connect_with(&config.options).await.map_err(|error| store_error(error, "connect"))
+async fn connect(options: &PgConnectOptions) -> Result<PgConnection, Error> {
+    PgConnection::connect_with(options).await.map_err(|error| connect_error(error, "connect"))
+}
+
+/// A connection of the caller's own.
+pub(crate) async fn connection(config: &PgConfig) -> Result<PgConnection, Error> {
+    let connect = async |login: &Login| {
+        let route = Route::find(config, login, true).await?;
+        route.first.ok_or_else(slow)
+    };
+    let login = config.source.login().await?;
+    match connect(&login).await {
+        Err(error) => connect(&config.source.after(&login, error).await?).await,
+        opened => opened,
+    }
 }
 
 fn denied() -> Error {
@@ -175,7 +201,7 @@ async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<(i32, bool
     };
     let outcome = compared.await;
     let _ = timeout(CLOSE, b.close()).await;
-    outcome.map_err(|error| store_error(error, "find out whether a pooler is in between"))
+    outcome.map_err(|error| connect_error(error, "find out whether a pooler is in between"))
 }
 
 /// Whether there are transactions: a pooler in statement mode ends the connection of whoever begins one.
@@ -184,7 +210,7 @@ async fn has_transactions(connection: &mut PgConnection) -> Result<(), Error> {
         connection.execute(sql::BEGIN).await?;
         connection.execute(sql::ROLLBACK).await
     };
-    begun.await.map(drop).map_err(|error| store_error(error, "begin a transaction"))
+    begun.await.map(drop).map_err(|error| connect_error(error, "begin a transaction"))
 }
 
 async fn backend_pid(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
@@ -204,7 +230,7 @@ async fn configure(connection: &mut PgConnection, config: &PgConfig) -> Result<(
         }
         outcome => outcome,
     };
-    outcome.map_err(|error| store_error(error, "set up the session"))
+    outcome.map_err(|error| connect_error(error, "set up the session"))
 }
 
 async fn apply(connection: &mut PgConnection, settings: &[(&str, String)]) -> Result<(), sqlx::Error> {

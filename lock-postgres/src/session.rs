@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use leasehold_api::{Error, ErrorKind};
 use sqlx::PgConnection;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -19,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::PgConfig;
 use crate::lane::{Job, Lane};
+use crate::limit::{Overrun, limited};
 use crate::link::Link;
 
 /// The most jobs that travel together.
@@ -100,16 +102,20 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// What keeps the session from being opened.
+    /// What keeps the session from being opened; [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
     ///
     /// # Cancel safety
     ///
     /// A dropped call closes what it has opened.
     pub async fn open<W: Work>(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Result<Self, Error> {
+        let runtime = Handle::try_current().map_err(|error| {
+            let message = "there is no tokio runtime here to open a session on; connect inside one";
+            Error::new(ErrorKind::NoRuntime, message).with_store(config.to_string()).with_source(error)
+        })?;
         let actor = Actor::new(config, lane, work);
         let (tell, told) = oneshot::channel();
         // In a task from the start: connections must not be dropped where there is no runtime.
-        let task = AbortOnDropHandle::new(tokio::spawn(actor.begin(tell)));
+        let task = AbortOnDropHandle::new(runtime.spawn(actor.begin(tell)));
         match told.await {
             Ok(Ok(())) => Ok(Self { task: task.detach() }),
             Ok(Err(error)) => Err(error),
@@ -230,15 +236,11 @@ impl<W: Work> Actor<W> {
             self.work.opened(link.connection().await?, id).await?;
             Ok(link)
         };
-        let opened = match timeout(limit, opening).await {
-            Ok(opened) => opened,
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "the server did not open a session within {limit:?}; check the network and the server's load, and whether a pooler in between has a connection left"
-                ),
-            )),
-        };
+        let opened = limited(limit, opening).await.unwrap_or_else(|overrun| {
+            Err(overrun.into_error(format!(
+                "the server did not open a session within {limit:?}; check the network and the server's load, and whether a pooler in between has a connection left"
+            )))
+        });
         opened.map_err(|error: Error| {
             let error = error.with_store(self.config.to_string());
             self.work.ended(&error);
@@ -303,13 +305,13 @@ impl<W: Work> Actor<W> {
             AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
         match limit {
             None => work.await,
-            Some(limit) => timeout(limit, work).await.unwrap_or_else(|_| Err(silent(limit))),
+            Some(limit) => limited(limit, work).await.unwrap_or_else(|overrun| Err(silent(limit, overrun))),
         }
     }
 
     async fn ping(&mut self, link: &mut Link) -> Result<(), Error> {
         let limit = self.config.confirmation_limit();
-        timeout(limit, link.ping()).await.unwrap_or_else(|_| Err(silent(limit)))
+        limited(limit, link.ping()).await.unwrap_or_else(|overrun| Err(silent(limit, overrun)))
     }
 }
 
@@ -335,11 +337,8 @@ fn panicked() -> Error {
     )
 }
 
-fn silent(limit: Duration) -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        format!(
-            "the server did not answer within {limit:?}; the session was closed, check the network and the server's load"
-        ),
-    )
+fn silent(limit: Duration, overrun: Overrun) -> Error {
+    overrun.into_error(format!(
+        "the server did not answer within {limit:?}; the session was closed, check the network and the server's load"
+    ))
 }

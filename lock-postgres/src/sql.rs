@@ -14,6 +14,9 @@ pub(crate) const ROLLBACK: &str = "ROLLBACK";
 /// The server's process behind this connection.
 pub(crate) const BACKEND_PID: &str = "SELECT pg_catalog.pg_backend_pid()";
 
+/// Whether the server is a standby, and whether transactions are read-only by default.
+pub(crate) const IS_READ_ONLY: &str = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::pg_catalog.bool";
+
 /// The setting by which the server watches its client while a statement waits. Not on every system.
 pub(crate) const CHECK_CLIENT: &str = "client_connection_check_interval";
 

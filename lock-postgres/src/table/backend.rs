@@ -215,7 +215,7 @@ fn check(settings: &TableSettings) -> Result<(), Error> {
 const SAFE_AGE: Duration = Duration::from_secs(3600);
 
 fn process(config: &PgConfig) -> String {
-    let name = config.options.get_application_name().unwrap_or("leasehold");
+    let name = config.options().get_application_name().unwrap_or("leasehold");
     format!("{name} pid {}", std::process::id())
 }
 

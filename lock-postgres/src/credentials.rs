@@ -1,0 +1,129 @@
+//! Who logs in: always the same, who the pool's options name, or who the program names when it is called.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use leasehold_api::{Error, ErrorKind};
+use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::config::ours;
+use crate::libpq::{Environment, Target, parse};
+
+/// A user and a password, or one of them, for the next sessions; see [`PgConfig::credentials`](crate::PgConfig::credentials).
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credentials {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+}
+
+impl Credentials {
+    /// Another password for the user of the configuration.
+    #[must_use]
+    pub fn password(password: impl Into<String>) -> Self {
+        Self { user: None, password: Some(password.into()) }
+    }
+
+    /// Names the user, too.
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self
+    }
+
+    /// Those of a URL, or of the environment where it names none, as [`PgConfig::from_url`](crate::PgConfig::from_url)
+    /// reads them. Nothing else of the URL counts.
+    ///
+    /// # Errors
+    ///
+    /// As [`PgConfig::from_url`](crate::PgConfig::from_url).
+    pub fn from_url(url: &str) -> Result<Self, Error> {
+        Ok(parse(url, &Environment::of_process())?.credentials)
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Credentials, Error>> + Send>>;
+
+/// Where the credentials of a session come from.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// From the options.
+    Fixed,
+    /// From the options that the pool has when a session is opened.
+    Pool(PgPool),
+    /// From the program.
+    Program(Arc<dyn Fn() -> Answer + Send + Sync>),
+}
+
+/// Who logs in now.
+#[derive(Clone)]
+pub(crate) enum Login {
+    Fixed,
+    Pool(Arc<PgConnectOptions>),
+    Program(Credentials),
+}
+
+impl Source {
+    pub(crate) async fn login(&self) -> Result<Login, Error> {
+        match self {
+            Self::Fixed => Ok(Login::Fixed),
+            Self::Pool(pool) => Ok(Login::Pool(pool.connect_options())),
+            Self::Program(call) => call().await.map(Login::Program),
+        }
+    }
+
+    /// Who is to log in after `login` failed with `error`, which is returned if nothing can have changed.
+    pub(crate) async fn after(&self, login: &Login, error: Error) -> Result<Login, Error> {
+        if error.kind() != ErrorKind::PermissionDenied {
+            return Err(error);
+        }
+        match self.login().await {
+            Ok(changed) if changed.differs_from(login) => Ok(changed),
+            Ok(_) | Err(_) => Err(error),
+        }
+    }
+}
+
+impl Login {
+    fn differs_from(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Pool(a), Self::Pool(b)) => !Arc::ptr_eq(a, b),
+            (Self::Program(a), Self::Program(b)) => a != b,
+            _ => false,
+        }
+    }
+
+    /// `targets`, for this login.
+    pub(crate) fn apply(&self, targets: &[Target]) -> Vec<Target> {
+        let mut targets = targets.to_vec();
+        for target in &mut targets {
+            match self {
+                Self::Fixed => {}
+                Self::Pool(options) => {
+                    let name = target.options.get_application_name().map(str::to_owned);
+                    target.options = ours(options.as_ref().clone());
+                    if let Some(name) = name {
+                        target.options = target.options.clone().application_name(&name);
+                    }
+                }
+                Self::Program(Credentials { user, password }) => {
+                    if let Some(user) = user {
+                        target.options = target.options.clone().username(user);
+                    }
+                    if let Some(password) = password {
+                        target.options = target.options.clone().password(password);
+                    }
+                }
+            }
+        }
+        targets
+    }
+}

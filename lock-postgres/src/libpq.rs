@@ -1,0 +1,397 @@
+//! The URL and the environment as libpq reads them: each parameter is honoured, or refused if it asks for more than is
+//! done. What the driver does not know it would ignore in silence.
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+
+use leasehold_api::{Error, ErrorKind};
+use percent_encoding::percent_decode_str;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::credentials::Credentials;
+
+/// One parameter or environment variable of libpq.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// Empty if there is only the variable.
+    name: &'static str,
+    /// Empty if there is only the parameter.
+    variable: &'static str,
+    rule: Rule,
+    note: &'static str,
+}
+
+/// What becomes of a setting.
+#[derive(Debug)]
+pub(crate) enum Rule {
+    /// By this crate or the driver.
+    Done,
+    /// Some values ask for no more than is done. The note says what to write instead of the others.
+    Words { taken: &'static [&'static str], refused: &'static [&'static str] },
+    /// Whatever its value. The note says why.
+    Refused,
+    /// Whatever its value: nothing depends on it. The note says why.
+    NoEffect,
+}
+
+/// Which servers may take a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Any, if there is only one. Of several, no standby.
+    #[default]
+    Any,
+    /// No standby.
+    Primary,
+    /// No standby, and no server on which transactions are read-only by default.
+    ReadWrite,
+}
+
+/// One host, with everything that the driver is told of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) options: PgConnectOptions,
+    /// Where the host is, instead of what its name resolves to.
+    pub(crate) address: Option<IpAddr>,
+}
+
+/// What a URL and the environment name.
+pub(crate) struct Parsed {
+    /// At least one.
+    pub(crate) targets: Vec<Target>,
+    pub(crate) wanted: Wanted,
+    /// Whether the hosts are tried in a random order.
+    pub(crate) shuffled: bool,
+    /// As it was given.
+    pub(crate) connect_timeout: Option<String>,
+    pub(crate) credentials: Credentials,
+}
+
+/// Where variables come from, and the name of this user.
+pub(crate) struct Environment<'a> {
+    pub(crate) variable: &'a dyn Fn(&str) -> Option<OsString>,
+    pub(crate) user: &'a dyn Fn() -> Option<String>,
+}
+
+impl Environment<'static> {
+    /// That of this process.
+    pub(crate) const fn of_process() -> Self {
+        Self { variable: &|name| std::env::var_os(name), user: &|| whoami::username().ok() }
+    }
+}
+
+/// Whether a URL may have a parameter of this name. Its value is not looked at.
+#[doc(hidden)]
+#[must_use]
+pub fn is_parameter(name: &str) -> bool {
+    is_option(name) || table::TABLE.iter().any(|setting| setting.name == name && !name.is_empty())
+}
+
+/// Whether it is a setting of the server, by its name: `options[geqo]=off`.
+fn is_option(name: &str) -> bool {
+    name.starts_with("options[") && name.ends_with(']')
+}
+
+/// What was given, and where: for messages.
+struct Given {
+    name: &'static str,
+    value: String,
+    place: String,
+}
+
+pub(crate) fn parse(url: &str, environment: &Environment<'_>) -> Result<Parsed, Error> {
+    let rest = ["postgres://", "postgresql://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+    let rest = rest.ok_or_else(not_a_url)?;
+    let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if url.contains('#') {
+        return Err(not_a_url());
+    }
+    let (authority, database) = before.split_once('/').unwrap_or((before, ""));
+    if database.contains('@') {
+        return Err(not_a_url());
+    }
+    let (login, hosts_given) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
+
+    let (hosts_named, ports) = of_authority(&decoded(hosts_given)?);
+
+    let mut settings = Settings::default();
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        settings.take(&name, value.into_owned())?;
+    }
+    let of_url = [("user", decoded(user)?), ("password", decoded(password)?), ("dbname", decoded(database)?)];
+    for (name, value) in of_url.into_iter().chain([("host", hosts_named), ("port", ports)]) {
+        settings.take_default(name, value);
+    }
+    settings.take_environment(environment)?;
+    if settings.find("user").is_none() {
+        let user = (environment.user)().ok_or_else(|| {
+            invalid("no user is named, and the system has no name for the user of this process; name one in the URL (postgres://USER@HOST/DATABASE) or by PGUSER")
+        })?;
+        settings.take_default("user", user);
+    }
+    settings.settle_encryption()?;
+    let of = |name| settings.find(name).map(|given| given.value.clone());
+    Ok(Parsed {
+        wanted: match of("target_session_attrs").as_deref() {
+            Some("read-write") => Wanted::ReadWrite,
+            Some("primary") => Wanted::Primary,
+            _ => Wanted::Any,
+        },
+        shuffled: of("load_balance_hosts").is_some_and(|order| order == "random"),
+        connect_timeout: of("connect_timeout"),
+        credentials: Credentials { user: of("user"), password: of("password") },
+        targets: hosts(&settings)?.iter().map(|host| settings.target(host)).collect::<Result<_, _>>()?,
+    })
+}
+
+#[derive(Default)]
+struct Settings {
+    given: Vec<Given>,
+    /// `options` and `options[NAME]`, in their order.
+    options: Vec<(String, String)>,
+    /// Whether the environment names an authority, which the driver reads by itself.
+    root_of_environment: bool,
+    /// Whether the authorities are those that everybody trusts.
+    trusts_system: bool,
+}
+
+impl Settings {
+    fn find(&self, name: &str) -> Option<&Given> {
+        self.given.iter().find(|given| given.name == name)
+    }
+
+    /// A parameter of the URL; the last of several counts.
+    fn take(&mut self, name: &str, value: String) -> Result<(), Error> {
+        if is_option(name) || name == "options" {
+            self.options.push((name.to_owned(), value));
+            return Ok(());
+        }
+        let found = table::TABLE.iter().find(|setting| setting.name == name && !name.is_empty());
+        let Some(setting) = found else {
+            // A name that no parameter could have may be a piece of a password.
+            let plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '-');
+            let which = if plain { format!("{name:?}") } else { "of that name".to_owned() };
+            return Err(invalid(format!(
+                "neither libpq nor the driver has a parameter {which}; leave it out"
+            )));
+        };
+        let name = match setting.name {
+            "ssl-mode" => "sslmode",
+            "ssl-root-cert" | "ssl-ca" => "sslrootcert",
+            "ssl-cert" => "sslcert",
+            "ssl-key" => "sslkey",
+            name => name,
+        };
+        if value.is_empty() {
+            return Ok(());
+        }
+        let given = Given { name, value, place: format!("the parameter {name}") };
+        check(&given)?;
+        self.given.retain(|earlier| earlier.name != name);
+        self.given.push(given);
+        Ok(())
+    }
+
+    /// What counts unless a parameter names it.
+    fn take_default(&mut self, name: &'static str, value: String) {
+        if !value.is_empty() && self.find(name).is_none() {
+            self.given.push(Given { name, value, place: "the URL".to_owned() });
+        }
+    }
+
+    fn take_environment(&mut self, environment: &Environment<'_>) -> Result<(), Error> {
+        for Setting { name, variable, rule, .. } in table::TABLE.iter().filter(|row| !row.variable.is_empty())
+        {
+            let value = (environment.variable)(variable).filter(|value| !value.is_empty());
+            let Some(value) = value.filter(|_| self.find(name).is_none()) else { continue };
+            // The driver reads these by itself, the last three also as text.
+            let by_driver = ["PGPASSFILE", "PGOPTIONS", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT"];
+            let is_system = *variable == "PGSSLROOTCERT" && value == "system";
+            self.root_of_environment |= *variable == "PGSSLROOTCERT";
+            if matches!(rule, Rule::NoEffect) || (by_driver.contains(variable) && !is_system) {
+                continue;
+            }
+            let place = format!("the environment variable {variable}");
+            let value = value.into_string().map_err(|_| invalid(format!("{place} is not UTF-8 text")))?;
+            let given = Given { name, value, place };
+            check(&given)?;
+            // Its own message, which names the variable.
+            if *name != "connect_timeout" {
+                self.given.push(given);
+            }
+        }
+        Ok(())
+    }
+
+    /// What libpq makes of the words for encryption, and the driver does not.
+    fn settle_encryption(&mut self) -> Result<(), Error> {
+        let of = |name| self.find(name).map(|given| given.value.to_ascii_lowercase());
+        let mode = of("sslmode").or_else(|| {
+            let requires = of("ssl").is_some() || of("requiressl").is_some_and(|given| given == "1");
+            requires.then(|| "require".to_owned())
+        });
+        let root = self.find("sslrootcert").map(|given| given.value.clone());
+        let mode = match (mode.as_deref(), root.as_deref()) {
+            (None | Some("verify-full"), Some("system")) => {
+                self.trusts_system = true;
+                Some("verify-full")
+            }
+            (Some(_), Some("system")) => {
+                return Err(invalid(
+                    "sslrootcert=system goes with sslmode=verify-full alone: anybody can have a certificate of these authorities, for another name",
+                ));
+            }
+            // The driver would trust whoever answers.
+            (Some("require"), root) if root.is_some() || self.root_of_environment => Some("verify-ca"),
+            // It would never encrypt. This one tries, and asks for no more.
+            (Some("allow"), _) => Some("prefer"),
+            (mode, _) => mode,
+        };
+        let mode = mode.map(str::to_owned);
+        self.given
+            .retain(|given| given.name != "sslmode" && !(self.trusts_system && given.name == "sslrootcert"));
+        self.take_default("sslmode", mode.unwrap_or_default());
+        Ok(())
+    }
+
+    /// The options for one of the hosts, as the driver itself reads them, with the password of its password file.
+    fn target(&self, host: &Host) -> Result<Target, Error> {
+        let mut query = form_urlencoded::Serializer::new("postgres:///?".to_owned());
+        let mut add = |name: &str, value: &str| {
+            query.append_pair(name, value);
+        };
+        let port = host.port;
+        let name = host.name.clone().or_else(|| host.address.map(|address| address.to_string()));
+        let name = name.unwrap_or_else(|| {
+            // The directory where the socket is, if there is one.
+            PgConnectOptions::new_without_pgpass().port(port).get_host().to_owned()
+        });
+        if name.starts_with('/') {
+            // By this name the password file knows it.
+            add("host", "localhost");
+        }
+        add("host", &name);
+        add("port", &port.to_string());
+        for name in ["user", "password", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey"] {
+            self.find(name).into_iter().for_each(|given| add(name, &given.value));
+        }
+        let application = self.find("application_name").or_else(|| self.find("fallback_application_name"));
+        application.into_iter().for_each(|given| add("application_name", &given.value));
+        let capacity = self.find("statement-cache-capacity");
+        capacity.into_iter().for_each(|given| add(given.name, &given.value));
+        self.options.iter().for_each(|(name, value)| add(name, value));
+        let mut options = query.finish().parse::<PgConnectOptions>().map_err(|_| not_a_url())?;
+        if self.trusts_system && self.root_of_environment {
+            // Instead of a file of that name.
+            options = options.ssl_root_cert_from_pem(Vec::new());
+        }
+        Ok(Target { options, address: host.address })
+    }
+}
+
+/// Refuses a value that asks for more than is done. Shown are only values that libpq knows: others may be a password that
+/// was pasted into the wrong place.
+fn check(given: &Given) -> Result<(), Error> {
+    let Given { name, value, place } = given;
+    let Some(setting) = table::TABLE.iter().find(|setting| setting.name == *name) else { return Ok(()) };
+    let note = setting.note;
+    match setting.rule {
+        Rule::Done | Rule::NoEffect => Ok(()),
+        Rule::Refused => Err(invalid(format!("{place} is refused: {note}"))),
+        Rule::Words { taken, refused } => {
+            let value = value.to_ascii_lowercase();
+            let too_old =
+                *name == "ssl_min_protocol_version" && value != "tlsv1" && cfg!(feature = "tls-native-tls");
+            if taken.contains(&&*value) && !too_old {
+                return Ok(());
+            }
+            if too_old || refused.contains(&&*value) {
+                return Err(invalid(format!("{place} is refused with the value {value}: {note}")));
+            }
+            Err(invalid(format!("{place} is one of {}", taken.join(", "))))
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Host {
+    name: Option<String>,
+    address: Option<IpAddr>,
+    port: u16,
+}
+
+/// The hosts of the URL's authority: their names and their ports, with commas between them as in parameters.
+fn of_authority(text: &str) -> (String, String) {
+    let host = |text: &str| {
+        let after_address = text.rfind(']').map_or(0, |end| end + 1);
+        match text[after_address..].split_once(':') {
+            Some((name, port)) => (text[..after_address + name.len()].to_owned(), port.to_owned()),
+            None => (text.to_owned(), String::new()),
+        }
+    };
+    let (names, ports): (Vec<_>, Vec<_>) = text.split(',').map(host).unzip();
+    let ports = if ports.iter().all(String::is_empty) { String::new() } else { ports.join(",") };
+    (names.join(","), ports)
+}
+
+/// A URL has brackets around an IPv6 address, which the driver takes for a part of it.
+fn without_brackets(text: &str) -> &str {
+    text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text)
+}
+
+fn hosts(settings: &Settings) -> Result<Vec<Host>, Error> {
+    let list = |name| settings.find(name).map(|given| (given, given.value.split(',').collect::<Vec<_>>()));
+    let (names, addresses) = (list("host"), list("hostaddr"));
+    let count = names.as_ref().or(addresses.as_ref()).map_or(1, |(_, list)| list.len());
+    let mut hosts = vec![Host { name: None, address: None, port: 5432 }; count];
+    for (host, name) in hosts.iter_mut().zip(names.into_iter().flat_map(|(_, list)| list)) {
+        host.name = Some(without_brackets(name).to_owned()).filter(|name| !name.is_empty());
+    }
+    if let Some((given, list)) = addresses {
+        let place = &given.place;
+        if list.len() != count {
+            return Err(invalid(format!("{place} has as many addresses as there are hosts")));
+        }
+        for (host, text) in hosts.iter_mut().zip(list).filter(|(_, text)| !text.is_empty()) {
+            let address = without_brackets(text).parse().map_err(|_| {
+                invalid(format!(
+                    "{place} is an address such as 192.0.2.1 or 2001:db8::1; a name goes into host"
+                ))
+            })?;
+            host.address = Some(address);
+        }
+    }
+    if let Some((given, list)) = list("port") {
+        let place = &given.place;
+        if list.len() != 1 && list.len() != count {
+            return Err(invalid(format!("{place} has one port, or as many as there are hosts")));
+        }
+        for (host, text) in hosts.iter_mut().zip(list.iter().cycle()).filter(|(_, text)| !text.is_empty()) {
+            host.port = text.parse().ok().filter(|port| *port != 0).ok_or_else(|| bad_port(place))?;
+        }
+    }
+    Ok(hosts)
+}
+
+fn decoded(text: &str) -> Result<String, Error> {
+    let text = percent_decode_str(text).decode_utf8().map_err(|_| not_a_url())?;
+    if text.contains('\0') { Err(not_a_url()) } else { Ok(text.into_owned()) }
+}
+
+fn bad_port(place: &str) -> Error {
+    invalid(format!("{place} has a port that is no number from 1 to 65535; escape special characters with %"))
+}
+
+fn not_a_url() -> Error {
+    invalid(
+        "this is not the URL of a Postgres database; write postgres://user@host:5432/database and escape special characters with %",
+    )
+}
+
+fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
