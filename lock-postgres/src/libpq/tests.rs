@@ -104,7 +104,9 @@ fn what_asks_for_more_than_is_done_is_refused_by_its_name() {
                 refused(with("postgres://app@db/x", &[(variable, value)]), variable);
             }
         }
-        for value in good {
+        // One build of the driver speaks older versions.
+        let is_older = |value: &str| cfg!(feature = "tls-native-tls") && value.starts_with("tlsv1.");
+        for value in good.into_iter().filter(|value| !is_older(value)) {
             if !name.is_empty() {
                 of(&format!("postgres://app@db/x?{name}={value}"));
             }
