@@ -29,7 +29,9 @@ const CLOSE: Duration = Duration::from_millis(500);
 
 /// The host and the address that the last session was opened at: the next one is tried there first.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LastGood(Arc<Mutex<Option<(String, Option<IpAddr>)>>>);
+pub(crate) struct LastGood(Arc<Mutex<Option<Place>>>);
+
+type Place = (String, Option<IpAddr>);
 
 /// A server that takes sessions.
 pub(crate) struct Route {

@@ -101,7 +101,7 @@ async fn what_the_driver_cannot_read_is_final() {
         "{error}"
     );
     assert!(!error.message().contains("sqlx"), "{error}");
-    let error = refused_by(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()).await;
+    let error = refused_by(b"<html>400 Bad Request</html>".to_vec()).await;
     assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
 }
 
