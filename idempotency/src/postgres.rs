@@ -325,6 +325,9 @@ pub(crate) fn bounded_retention(retention: Duration) -> Duration {
     retention.clamp(RETENTION[0], RETENTION[1])
 }
 
+/// Before all times, also those before 1970.
+const FIRST: &str = "-infinity";
+
 pub(crate) async fn purge(
     pool: &PgPool,
     schema: &Identifier,
@@ -333,21 +336,22 @@ pub(crate) async fn purge(
 ) -> Result<u64, IdempotencyError> {
     const DOING: &str = "purge expired keys";
     let template = sql::PURGE.replace("{table}", table);
-    let (mut purged, mut from) = (0, 0);
+    let (mut purged, mut from) = (0, FIRST.to_owned());
     while purged < limit {
         let batch = PURGE_BATCH.min(limit - purged);
-        let statement = template.replace("{limit}", &batch.to_string()).replace("{from}", &from.to_string());
+        let statement = template.replace("{limit}", &batch.to_string()).replace("{from}", &from);
         let statement = render(&statement, schema);
         let connection = pool.acquire().await;
         let mut connection = connection.map_err(|error| IdempotencyError::of(error, DOING))?;
         let row = answer(connection.fetch_one(raw_sql(AssertSqlSafe(statement))), DOING).await?;
-        let number = |name| row.try_get::<i64, _>(name).map_err(|error| IdempotencyError::of(error, DOING));
-        let done = number("gone")?.unsigned_abs();
+        let number =
+            |name| row.try_get::<Option<i64>, _>(name).map_err(|error| IdempotencyError::of(error, DOING));
+        let done = number("gone")?.unwrap_or_default().unsigned_abs();
         purged += done;
         if done < batch {
             break;
         }
-        from = number("last")?;
+        from = number("last")?.map_or(FIRST.to_owned(), |last| last.to_string());
     }
     Ok(purged)
 }

@@ -39,11 +39,14 @@ FROM {schema}.idempotency k
 WHERE k.scope = $1 AND k.key = $2 AND k.expires_at > pg_catalog.clock_timestamp()";
 
 /// `$3` outcome, `$4` status, `$5` headers as JSON, `$6` body. What took longer than its retention would be forgotten
-/// as it is committed, and keeps the same time from now on; otherwise no indexed column changes.
+/// as it is committed, and keeps the same time from now on; otherwise no indexed column changes. Infinite times, which
+/// somebody else has written, are not subtracted, because the server refuses that before PostgreSQL 17.
 pub(crate) const FINISH: &str = "\
 UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, body = $6,
     expires_at = CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN expires_at
-        ELSE pg_catalog.clock_timestamp() + (expires_at - created_at) END
+        WHEN pg_catalog.isfinite(expires_at) AND pg_catalog.isfinite(created_at)
+        THEN pg_catalog.clock_timestamp() + (expires_at - created_at)
+        ELSE pg_catalog.clock_timestamp() + interval '1 day' END
 WHERE scope = $1 AND key = $2 AND outcome IS NULL";
 
 /// Undoes the effects of a rejected request, and the row of its key, in a transaction that has nothing else. A savepoint
@@ -70,18 +73,19 @@ pub(crate) fn undo_effects(name: &str) -> String {
 /// the index cannot be searched by one that goes on. `{limit}` and `{from}` are numbers of ours, so
 /// that it travels in one message, which a pooler in transaction mode keeps together.
 ///
-/// `{from}`, in milliseconds since 1970, is where the batch before ended: what that deleted stays in the index for as long
+/// `{from}`, in milliseconds since 1970 or `-infinity`, is where the batch before ended: what that deleted stays in the index for as long
 /// as the oldest transaction of the server may see it, and each batch would pass all that is dead.
 pub(crate) const PURGE: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 WITH gone AS (
     DELETE FROM {schema}.{table} k WHERE k.expires_at <= pg_catalog.clock_timestamp() AND k.ctid = ANY (ARRAY(
         SELECT old.ctid FROM {schema}.{table} old WHERE old.expires_at <= pg_catalog.statement_timestamp()
-        AND old.expires_at >= pg_catalog.to_timestamp({from}::float8 / 1000::float8)
+        AND old.expires_at >= pg_catalog.to_timestamp('{from}'::float8 / 1000::float8)
         ORDER BY old.expires_at LIMIT {limit} FOR UPDATE SKIP LOCKED))
     RETURNING k.expires_at)
 SELECT pg_catalog.count(*) AS gone,
-    coalesce(pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.max(expires_at)) * 1000::float8)::bigint, 0) AS last
+    CASE WHEN pg_catalog.isfinite(pg_catalog.max(expires_at))
+        THEN pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.max(expires_at)) * 1000::float8)::bigint END AS last
 FROM gone";
 
 /// What is recorded of a journey. `$1` scope, `$2` key.
@@ -147,7 +151,8 @@ mod tests {
         );
         run(&mut connection, filled).await;
         run(&mut connection, "ANALYZE leasehold.idempotency").await;
-        let purge = PURGE.replace("{table}", "idempotency").replace("{limit}", "500").replace("{from}", "0");
+        let purge =
+            PURGE.replace("{table}", "idempotency").replace("{limit}", "500").replace("{from}", "-infinity");
         let (_, delete) = purge.split_once(';').unwrap();
         let explain = render(&format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {delete}"), &schema);
         let row = connection.fetch_one(raw_sql(AssertSqlSafe(explain))).await.unwrap();

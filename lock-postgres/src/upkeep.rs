@@ -15,7 +15,7 @@ use crate::config::PgConfig;
 pub const TAKE: &str = "\
 UPDATE {schema}.upkeep u SET
     next_at = clock_timestamp() + interval '1 minute',
-    begun_at = CASE WHEN u.after = '' OR u.begun_at IS NULL THEN clock_timestamp() ELSE u.begun_at END
+    begun_at = CASE WHEN u.after <> '' AND isfinite(u.begun_at) THEN u.begun_at ELSE clock_timestamp() END
 WHERE u.task = $1::text
     AND (u.next_at <= clock_timestamp() OR u.next_at > clock_timestamp() + interval '1 day')
 RETURNING u.after, (extract(epoch FROM clock_timestamp() - u.begun_at) * 1000000)::bigint";

@@ -15,6 +15,9 @@ use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 
 const NOW: &str = "pg_catalog.clock_timestamp()";
 
+/// Seconds, for more of which no lock is held.
+const CENTURY: u64 = 3_155_760_000;
+
 /// In seconds since 1970, with all digits.
 const UNIX_NOW: &str = "EXTRACT(EPOCH FROM pg_catalog.clock_timestamp())";
 
@@ -266,11 +269,14 @@ impl<N: Naming> TimeoutTable<N> {
     fn free(&self) -> String {
         let (since, seconds) = (self.since.quoted(), self.seconds.quoted());
         let (kind, _) = self.time();
+        // A row whose seconds are too many for the server's arithmetic, or no number, must not end the search for others.
+        let seconds_near = format!("LEAST(GREATEST(t.{seconds}, -{CENTURY}), {CENTURY})");
         let ended = if self.is_unix {
             // As numerics, of which no sum is too large.
-            format!("t.{since}::numeric + t.{seconds}::numeric <= {UNIX_NOW}")
+            format!("t.{since}::numeric + {seconds_near}::numeric <= {UNIX_NOW}")
         } else {
-            format!("t.{since} + pg_catalog.make_interval(secs => t.{seconds}::float8) <= {NOW}")
+            // Nothing is added to the row's own time, which may be infinite or near the end of the server's calendar.
+            format!("t.{since} <= {NOW} - pg_catalog.make_interval(secs => {seconds_near}::float8)")
         };
         format!(
             "(t.{seconds} IS NOT NULL AND pg_catalog.pg_typeof(t.{since}) = '{kind}'::regtype AND (t.{since} IS NULL \

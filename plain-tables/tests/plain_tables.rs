@@ -367,6 +367,69 @@ async fn row_87_a_time_in_seconds_since_1970_is_used_as_it_is() {
     assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
 }
 
+/// Times that never come and seconds that are no time: each row is judged by itself, and none ends the search for others.
+#[tokio::test]
+async fn no_value_of_one_row_stops_a_capture_of_the_others() {
+    let (_db, pool, mut observer) = database(
+        "CREATE TABLE job (id text PRIMARY KEY, at timestamptz, timeout double precision, since bigint)",
+    )
+    .await;
+    let id = column("id");
+    let at = TimeoutTable::new(
+        Table::new("job").unwrap(),
+        id.clone(),
+        IdType::Text,
+        column("at"),
+        column("timeout"),
+    );
+    let since =
+        TimeoutTable::new(Table::new("job").unwrap(), id, IdType::Text, column("since"), column("timeout"));
+    let ways = [
+        (at, "at", ["'-infinity'", "'4713-01-02 BC'"], ["'infinity'", "'294276-12-31'"]),
+        (
+            since.unix_time(),
+            "since",
+            ["-9223372036854775808", "-9223372036854775807"],
+            ["9223372036854775807", "9223372036854775806"],
+        ),
+    ];
+    for (jobs, column, past, never) in ways {
+        let all = past.map(|time| (time, true)).into_iter().chain(never.map(|time| (time, false)));
+        for (time, is_free) in all {
+            for seconds in ["60", "0", "'-infinity'", "'infinity'", "'nan'", "1e300", "-1e300"] {
+                let fill = format!(
+                    "DELETE FROM job; INSERT INTO job (id, {column}, timeout) VALUES ('a', NULL, 60), ('b', {time}, {seconds}),
+                     ('c', NULL, 60)"
+                );
+                run(&mut observer, &fill).await;
+                let captured = jobs
+                    .capture(&pool, (), 9)
+                    .await
+                    .unwrap_or_else(|error| panic!("{time} {seconds}: {error}"));
+                let expected = if is_free { 3 } else { 2 };
+                assert_eq!(captured.len(), expected, "{time} {seconds}: {captured:?}");
+            }
+        }
+    }
+}
+
+/// A schema for each tenant, found by the search path of the connection: one name means many tables.
+#[tokio::test]
+async fn tenants_have_locks_of_their_own() {
+    let (_db, pool, mut observer) = database("CREATE SCHEMA t1; CREATE SCHEMA t2").await;
+    for tenant in ["t1", "t2"] {
+        run(&mut observer, &format!("SET search_path = {tenant}; {MUTEX}")).await;
+    }
+    let mut connection = pool.acquire().await.unwrap();
+    for expected in [true, false] {
+        for tenant in ["t1", "t2"] {
+            run(&mut connection, &format!("SET search_path = {tenant}")).await;
+            assert_eq!(mutexes().acquire(&mut *connection, 1).await.unwrap(), expected, "{tenant}");
+        }
+    }
+    connection.close().await.unwrap();
+}
+
 /// Rows 44 and 38, trap 21 and 5: in order, disjoint, never more than the limit under any plan.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_44_38_captures_are_disjoint() {

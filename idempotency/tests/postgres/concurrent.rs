@@ -336,3 +336,40 @@ async fn a_transaction_that_the_driver_has_ended_is_not_finished_and_the_error_s
     assert!(lost.to_string().contains("committed without the key"), "{lost}");
     assert!(!lost.is_retryable());
 }
+
+/// Times that somebody else has written: before PostgreSQL 17 the server refuses to subtract them.
+#[tokio::test]
+async fn infinite_times_are_purged_or_kept_and_stop_nothing() {
+    let world = world(4).await;
+    for table in ["idempotency", "journey"] {
+        world
+            .run(format!(
+                "INSERT INTO leasehold.{table} (scope, key, fingerprint, outcome, expires_at) SELECT 's', t || n, sha256('x'), 'done', t::timestamptz
+                 FROM generate_series(1, 700) n, unnest(ARRAY['-infinity', '1969-01-01', '4000-01-01 BC']) t
+                 UNION ALL SELECT 's', 'never', sha256('x'), 'done', 'infinity'"
+            ))
+            .await;
+    }
+    assert_eq!(world.store.purge(10_000).await.unwrap(), 2100);
+    assert_eq!(world.number("SELECT count(*) FROM leasehold.idempotency").await, 1);
+    let set = [
+        ("created_at", "-infinity"),
+        ("created_at", "infinity"),
+        ("expires_at", "-infinity"),
+        ("expires_at", "infinity"),
+    ];
+    for (column, time) in set {
+        let key = ident(&format!("{column} {time}"));
+        let mut first = fresh(world.store.begin(&key, &request("x")).await);
+        let sql = format!(
+            "UPDATE leasehold.idempotency SET expires_at = now() - interval '1 hour' WHERE key = '{column} {time}';
+             UPDATE leasehold.idempotency SET {column} = '{time}' WHERE key = '{column} {time}'"
+        );
+        first.execute(raw_sql(AssertSqlSafe(sql))).await.unwrap();
+        first
+            .finish(Stored::done(200, "first"))
+            .await
+            .unwrap_or_else(|error| panic!("{column} {time}: {error}"));
+        assert_eq!(replay(world.store.begin(&key, &request("x")).await).body(), "first", "{column} {time}");
+    }
+}

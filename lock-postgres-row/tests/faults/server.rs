@@ -261,6 +261,33 @@ async fn a_row_that_an_operator_has_locked_holds_up_nobody_else() {
     lock.key("locked").acquire().await.unwrap().release().await.unwrap();
 }
 
+/// Before PostgreSQL 17 the server refuses to subtract infinite times.
+#[tokio::test]
+async fn an_infinite_time_in_any_column_stops_nothing() {
+    let database = fresh_database().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = database.connect().await;
+    let times = ["-infinity", "infinity"];
+    for (column, time) in
+        ["acquired_at", "released_at", "wake_until"].into_iter().flat_map(|of| times.map(|time| (of, time)))
+    {
+        user.execute("TRUNCATE leasehold.mutex").await.unwrap();
+        let (mut shut, mut open) = (request("shut", 1), request("open", 2));
+        (shut.cooldown, open.cooldown) = (Some(Duration::from_secs(60)), Some(Duration::from_secs(60)));
+        backend.acquire(vec![shut.clone(), open.clone()]).await;
+        backend.release(vec![open.hold()]).await;
+        let set = AssertSqlSafe(format!("UPDATE leasehold.mutex SET {column} = '{time}'"));
+        assert_eq!(user.execute(set).await.unwrap().rows_affected(), 2);
+        for answer in backend.acquire(vec![request("shut", 3), request("open", 4), request("other", 5)]).await
+        {
+            answer.unwrap_or_else(|error| panic!("{column} = {time}: {error}"));
+        }
+        let listed = backend.admin().unwrap().list(&ListQuery::new().include_ended()).await;
+        assert_eq!(listed.unwrap_or_else(|error| panic!("{column} = {time}: {error}")).len(), 3);
+        backend.purge(Duration::ZERO).await.unwrap_or_else(|error| panic!("{column} = {time}: {error}"));
+    }
+}
+
 #[tokio::test]
 async fn a_purge_never_opens_a_row() {
     let database = fresh_database().await;

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use leasehold_api::LockExt as _;
 use leasehold_engine::Backend as _;
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_bounds::Bound;
 use test_servers::{Cluster, ClusterOptions};
 
 use crate::sql::LEASES;
 use crate::support::{
     Came, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many,
-    request, take, token_of,
+    request, take, text, token_of,
 };
 use crate::windows;
 
@@ -269,4 +269,52 @@ async fn a_release_ends_the_window_of_what_was_unused_also_after_its_lease() {
     let cooling = "SELECT count(*) FROM leasehold.lease WHERE cooldown_us IS NOT NULL";
     let cooling: i64 = sqlx::query_scalar(cooling).fetch_one(&mut user).await.unwrap();
     assert_eq!(cooling, 0);
+}
+
+/// Before PostgreSQL 17 the server refuses to subtract infinite times.
+#[tokio::test]
+async fn an_infinite_time_in_any_column_stops_nothing() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut user = connection(&database).await;
+    let times = ["-infinity", "infinity"];
+    for (column, time) in
+        ["acquired_at", "expires_at", "wake_until"].into_iter().flat_map(|of| times.map(|time| (of, time)))
+    {
+        user.execute("TRUNCATE leasehold.lease").await.unwrap();
+        for (name, serial) in [("held", 1), ("released", 2)] {
+            let mut asked = request(name, serial);
+            asked.cooldown = Some(Duration::from_secs(60));
+            let hold = asked.hold();
+            backend.acquire(vec![asked]).await.remove(0).unwrap();
+            if name == "released" {
+                backend.release(vec![hold]).await.remove(0).unwrap();
+            }
+        }
+        let set = AssertSqlSafe(format!("UPDATE leasehold.lease SET {column} = '{time}'"));
+        assert_eq!(user.execute(set).await.unwrap().rows_affected(), 2);
+        let asked =
+            ["held", "released", "other"].into_iter().zip(10..).map(|(name, n)| request(name, n)).collect();
+        for answer in backend.acquire(asked).await {
+            answer.unwrap_or_else(|error| panic!("{column} = {time}: {error}"));
+        }
+        let query = leasehold_api::ListQuery::new().include_ended();
+        let listed = backend.admin().unwrap().list(&query).await;
+        assert_eq!(listed.unwrap_or_else(|error| panic!("{column} = {time}: {error}")).len(), 3);
+        backend.purge(Duration::ZERO).await.unwrap_or_else(|error| panic!("{column} = {time}: {error}"));
+    }
+    for (column, time) in ["begun_at", "next_at"].into_iter().flat_map(|of| times.map(|time| (of, time))) {
+        let under_way =
+            "UPDATE leasehold.upkeep SET after = 'k', begun_at = now(), next_at = now() WHERE task = 'lease'";
+        assert_eq!(user.execute(under_way).await.unwrap().rows_affected(), 1);
+        let set =
+            AssertSqlSafe(format!("UPDATE leasehold.upkeep SET {column} = '{time}' WHERE task = 'lease'"));
+        user.execute(set).await.unwrap();
+        let turn =
+            sqlx::query(text(leasehold_postgres::upkeep::TAKE)).bind("lease").fetch_optional(&mut user).await;
+        assert!(
+            turn.unwrap_or_else(|error| panic!("{column} = {time}: {error}")).is_some(),
+            "{column} = {time}"
+        );
+    }
 }
