@@ -41,7 +41,7 @@ fn names(table: &str, schema: &str, column: &str) {
     if let Ok(qualified) = qualified {
         assert_eq!((qualified.name(), qualified.schema()), (table, Some(schema)));
         assert_eq!(tokens(&qualified.quoted()).unwrap(), [name(schema), bare("."), name(table)]);
-        let _ = group_number(&qualified, column);
+        let _ = group_number(1, column);
     }
     if let Ok(column_name) = Column::new(column) {
         assert_eq!(tokens(&column_name.quoted()).unwrap(), [name(column)]);

@@ -14,7 +14,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table `name`, found by the session's `search_path`. The name is taken literally: `Requests` and
+    /// The table `name`, found by the session's `search_path` in each statement. With a schema for each tenant, a connection
+    /// whose path is set anew works on the table of that tenant. The name is taken literally: `Requests` and
     /// `requests` are two tables, and a dot is part of the name.
     ///
     /// # Errors
@@ -52,6 +53,41 @@ impl Table {
         match &self.schema {
             Some(schema) => format!("{}.{}", schema.quoted(), self.name.quoted()),
             None => self.name.quoted(),
+        }
+    }
+
+    /// An expression for the table's own number in the server's catalogue. It is resolved together with the names in the
+    /// statement that it stands in, so that both always mean the same table.
+    pub(crate) fn oid(&self) -> String {
+        format!("{}::pg_catalog.regclass::pg_catalog.oid::bigint", literal(&self.quoted()))
+    }
+
+    /// An expression for the name of the schema that the table is in.
+    #[doc(hidden)] // For the packages beside this one, see `support`.
+    #[must_use]
+    pub fn schema_name(&self) -> String {
+        // Stable, so that the planner estimates by its value, and plans as for a constant. Of a subquery it knows nothing:
+        // it compared each of thousands of rows with each lease.
+        let resolved = || {
+            format!(
+                "(pg_catalog.pg_identify_object_as_address('pg_catalog.pg_class'::pg_catalog.regclass, \
+                 {}::pg_catalog.regclass, 0)).object_names[1]",
+                literal(&self.quoted())
+            )
+        };
+        self.schema.as_ref().map_or_else(resolved, |schema| literal(schema.as_str()))
+    }
+
+    /// An expression for the name with its schema, in quotes: the same text however the spec names the table, and
+    /// another one for each table.
+    pub(crate) fn full_name(&self) -> String {
+        match &self.schema {
+            Some(_) => literal(&self.quoted()),
+            None => format!(
+                "('\"' || pg_catalog.replace({}, '\"', '\"\"') || {})",
+                self.schema_name(),
+                literal(&format!("\".{}", self.name.quoted()))
+            ),
         }
     }
 

@@ -29,7 +29,7 @@ pub enum OrderType {
     Int,
     /// `text` or `varchar`, by the column's collation.
     Text,
-    /// `timestamptz`.
+    /// `timestamptz`, or `timestamp` without a zone: it is only compared.
     Time,
     /// `uuid`, for example of version 7.
     Uuid,
@@ -181,7 +181,9 @@ impl ClaimSpec {
         &self.inner.states
     }
 
-    /// The channel on which workers are woken. Derived from the table's name, at most 63 bytes.
+    /// The channel on which workers are woken. Derived from the table's name, at most 63 bytes. Tables of one name in
+    /// several schemas share it; the payload says which schema a notification is about, and a payload of another origin
+    /// wakes the workers of all of them.
     #[must_use]
     pub fn channel(&self) -> &str {
         &self.inner.channel

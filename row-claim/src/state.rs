@@ -56,6 +56,9 @@ pub(crate) enum StateType {
 
 /// What the states of a table mean.
 ///
+/// Numbers that stand for states, as some frameworks store an enum, are refused by the check: a state is a name in
+/// statements, constraints, errors and metrics. Change the type of the column to `text`.
+///
 /// ```
 /// use leasehold_claim::States;
 ///

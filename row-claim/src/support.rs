@@ -3,8 +3,8 @@
 pub use crate::name::{Column, literal};
 pub use crate::pass::{Pass, PassEnd};
 pub use crate::spec::migration_tools::{
-    Session, Step, block, derived, dollar_tag, identity, quote, regclass,
+    Session, Step, block, derived, dollar_tag, hash, identity, quote, regclass,
 };
 pub use crate::spec::{Reader, Texts};
-pub use crate::sql::group_number;
+pub use crate::sql::{group_number, inserted};
 pub use crate::store::{Line, Sealed, Upkeep, Wake};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
 use super::backoff::Backoff;
@@ -23,7 +24,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         // It is deaf for a while: what came until now is looked for, and from here on the poll finds it.
         shared.announced.store(false, Ordering::Release);
         shared.wake_now();
-        tracing::debug!(store = %shared.store, %error, "not listening; polling instead");
+        if matches!(error, ClaimError::Unsupported(_)) {
+            tracing::debug!(store = %shared.store, %error, "not listening; polling instead");
+        } else {
+            shared.report(&error);
+        }
         failures += 1;
         if !shared.rest(PAUSES.after(failures)).await {
             return;
@@ -36,7 +41,10 @@ async fn listen(shared: &Shared, failures: &mut u32) -> ClaimError {
     let mut wake = match timeout(shared.config.call_limit(), shared.store.listen()).await {
         Ok(Ok(wake)) => wake,
         Ok(Err(error)) => return error,
-        Err(_) => return ClaimError::unsupported("the store did not begin to listen in time"),
+        Err(_) => {
+            let message = "the store did not begin to listen in time; it is tried again";
+            return Error::new(ErrorKind::Unavailable, message).into();
+        }
     };
     *failures = 0;
     loop {

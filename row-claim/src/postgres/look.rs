@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::id::RowKey;
-use crate::sql::expression::column;
+use crate::sql::expression::{column, near};
 use crate::sql::order::{LOOK, Sequence};
 use crate::sql::pick::{Asked, pending};
 use crate::sql::query::{Query, failed, get};
@@ -95,15 +95,16 @@ impl PgClaims {
             Some(_) => Some("x.taken_at".to_owned()),
             None => inner.taken_at.as_ref().map(|at| column("t", at)),
         };
-        let held =
-            since.as_ref().map_or("NULL::bigint".to_owned(), |since| millis(format!("({NOW} - {since})")));
+        let held = since
+            .as_ref()
+            .map_or("NULL::bigint".to_owned(), |since| millis(format!("({NOW} - {})", near(since, NOW))));
         format!(
             "SELECT {}, {} AS grp, {}::text AS state, {owner}::text AS owner, {epoch}::bigint AS epoch, {held} AS held, \
              {} AS remaining, {} AS attempts FROM {} WHERE {} ORDER BY {}, {until} LIMIT $1",
             words.key_text(),
             text(inner.group.as_ref(), "text"),
             words.state(),
-            millis(format!("({until} - {NOW})")),
+            millis(format!("({} - {NOW})", near(until, NOW))),
             text(inner.attempts.as_ref(), "int4"),
             words.with_lease(),
             words.taken("t"),

@@ -79,8 +79,9 @@ pub(super) struct Server {
     pub(super) pooled: bool,
     /// Statements alone fail here: sessions are set to another isolation, or to read only.
     explicit: Arc<AtomicBool>,
-    /// Statements are carried out only while no other session has this advisory lock, and answer nothing else.
-    pub(super) turn: Option<i64>,
+    /// The number of an advisory lock, an expression. Statements are carried out only while no other session has the
+    /// lock, and answer nothing else.
+    pub(super) turn: Option<Arc<str>>,
 }
 
 impl Server {
@@ -124,7 +125,7 @@ impl Server {
             return Ok(rows);
         }
         session.run(BEGIN).await?;
-        if let Some(turn) = self.turn
+        if let Some(turn) = &self.turn
             && !session.takes(turn).await?
         {
             session.commit().await?;
@@ -178,8 +179,8 @@ impl Session {
     }
 
     /// Tries to get the advisory lock, until the transaction ends.
-    async fn takes(&mut self, number: i64) -> Result<bool, Fault> {
-        let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock(({number})::bigint) AS is_mine");
+    async fn takes(&mut self, number: &str) -> Result<bool, Fault> {
+        let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({number}) AS is_mine");
         let rows = self.rows(&Query::new(sql)).await?;
         let first = rows.first().ok_or(Fault::Failed(sqlx::Error::RowNotFound))?;
         first.try_get("is_mine").map_err(Fault::Failed)

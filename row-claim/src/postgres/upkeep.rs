@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::PgClaims;
 use super::sweep::lies_used_up;
 use crate::error::ClaimError;
-use crate::sql::group_number;
+use crate::sql::expression::near;
+use crate::sql::group_number_sql;
 use crate::sql::query::{Query, failed, get};
-use crate::sql::words::Words;
+use crate::sql::words::{ASKED, Words};
 use crate::store::Upkeep;
 
 const LOOK: &str = "look when the next lease ends";
@@ -32,7 +33,7 @@ impl PgClaims {
     /// The same claims, which do upkeep only while no other process is at it.
     pub(super) fn in_turn(&self) -> Self {
         let mut claims = self.clone();
-        claims.server.turn = Some(group_number(self.spec().table(), TURN));
+        claims.server.turn = Some(group_number_sql(&self.spec().table().oid(), TURN).into());
         claims
     }
 
@@ -58,11 +59,14 @@ pub(super) fn next_end(words: &Words) -> String {
         (None, None) => "NULL::timestamptz".to_owned(),
     };
     // Receipt of the statement, and not the clock, which the planner cannot compare with an index.
-    let left = "CASE WHEN n.first IS NOT NULL THEN \
-        pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM n.first - pg_catalog.statement_timestamp()), 0) * 1000)::bigint END";
+    let left = format!(
+        "CASE WHEN n.first IS NOT NULL THEN \
+         pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM {} - {ASKED}), 0) * 1000)::bigint END",
+        near("n.first", ASKED)
+    );
     let left = match lies_used_up(words) {
         Some(lies) => format!("CASE WHEN EXISTS (SELECT {lies}) THEN 0 ELSE {left} END"),
-        None => left.to_owned(),
+        None => left,
     };
     format!("SELECT {left} AS millis FROM (SELECT {first}) n(first)")
 }

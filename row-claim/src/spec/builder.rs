@@ -69,8 +69,9 @@ impl ClaimSpecBuilder {
         builder
     }
 
-    /// The column that identifies a row (within its queue). By default `id`, a number. It needs a unique
-    /// index.
+    /// The column that identifies a row (within its queue). By default `id`, a number. It needs a unique index of its own,
+    /// or with the queue. A table whose key has further columns is refused, because a unique constraint on a part of the
+    /// key would refuse rows of the application.
     pub fn id(mut self, column: &str, kind: IdType) -> Self {
         self.inner.id = self.column(column);
         self.inner.id_type = kind;
@@ -114,9 +115,7 @@ impl ClaimSpecBuilder {
     }
 
     /// One claim takes the outstanding rows of an entity, up to [`group_limit`](Self::group_limit), and no two claims
-    /// ever have rows of one entity. The
-    /// groups of a table are locked under the name that the spec has for it: all processes have to name it
-    /// alike, with its schema or all without.
+    /// ever have rows of one entity.
     pub fn grouped(mut self) -> Self {
         self.inner.grouped = true;
         self
@@ -135,7 +134,7 @@ impl ClaimSpecBuilder {
     ///
     /// What counts is what is held in an open transaction, and each lease until it is settled: one that has ended too, until
     /// a sweep returns its row, or until it is read with [`expire_on_read`](Self::expire_on_read). All processes have
-    /// to name table, column and number alike; while two numbers are in use, the greater one holds. Not for rows that are
+    /// to name column and number alike; while two numbers are in use, the greater one holds. Not for rows that are
     /// [`grouped`](Self::grouped).
     ///
     /// Whoever takes locks the tenants for a moment; who finds them locked passes over them, and comes back after a
@@ -204,8 +203,8 @@ impl ClaimSpecBuilder {
     }
 
     /// The lease is kept in `table` instead, because the claimed table must not get further columns. Made by
-    /// [`ClaimSpec::migration`]. It knows the claimed table by the name that the spec has: all processes have to
-    /// name it alike, with its schema or all without.
+    /// [`ClaimSpec::migration`]. Any number of tables may share it, also tables of one name in several schemas: it knows
+    /// each by schema and name. After a rename, change its column `tab` too.
     pub fn side_table(mut self, table: Table) -> Self {
         self.inner.tracking = Tracking::Side(table);
         self

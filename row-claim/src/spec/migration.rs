@@ -9,7 +9,7 @@ mod steps;
 
 /// What other statements that change tables are made with.
 pub(crate) mod tools {
-    pub use super::names::{block, derived, dollar_tag, regclass};
+    pub use super::names::{block, derived, dollar_tag, hash, regclass};
     pub(crate) use super::names::{side_epochs, state_function};
     pub use super::session::Session;
     pub use super::step::{Step, quote};
@@ -171,6 +171,23 @@ impl Migration {
                 "{table} is partitioned, or no table; its indexes cannot be built without locking out writers: \
                  run the statements of the migration by hand, for each partition"
             )));
+        }
+        if let Some(queue) = &self.spec.inner.queue {
+            let other = format!(
+                "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid \
+                 WHERE a.attrelid = {} AND a.attname = {} AND NOT a.attisdropped AND t.typcategory <> 'S')",
+                regclass(table),
+                literal(queue.as_str())
+            );
+            if session.ask(&other).await? {
+                let quoted = queue.quoted();
+                return Err(ClaimError::spec(format!(
+                    "column {queue} of table {table} is to be the queue, and is no text; name a column that is its text: \
+                     ALTER TABLE {} ADD COLUMN queue text GENERATED ALWAYS AS ({quoted}::text) STORED (which rewrites \
+                     the table), and make it unique together with the id",
+                    table.quoted()
+                )));
+            }
         }
         let (inner, parts) = (&self.spec.inner, self.spec.inner.parts(None));
         let is_added = |column| parts.iter().any(|part| part.made.is_some() && part.column == column);

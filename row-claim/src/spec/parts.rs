@@ -9,6 +9,8 @@ const SMALL: &[&str] = &["smallint", "integer"];
 const BIG: &[&str] = &["bigint"];
 pub(crate) const TEXTS: &[&str] = &["text", "character varying"];
 pub(crate) const TIME: &[&str] = &["timestamp with time zone"];
+/// For what is only compared: whatever the zone of a session, the order is the same.
+const TIMES: &[&str] = &["timestamp with time zone", "timestamp without time zone"];
 const UUID: &[&str] = &["uuid"];
 pub(crate) const BOOLEAN: &[&str] = &["boolean"];
 /// Any type will do.
@@ -50,7 +52,7 @@ impl Inner {
             let types = match by.kind {
                 OrderType::Int => INTS,
                 OrderType::Text => TEXTS,
-                OrderType::Time => TIME,
+                OrderType::Time => TIMES,
                 OrderType::Uuid => UUID,
             };
             want(&by.column, "the order", types, Use::Reads, None);

@@ -1,20 +1,13 @@
 //! The statements that end claims.
 
 use super::expression::{checked, column, list};
+use super::payload::notify_returned;
 use super::words::{Mode, NOW, Words};
 use crate::error::ClaimError;
 use crate::name::literal;
 use crate::spec::{Retention, Tracking};
 use crate::state::State;
 use crate::store::Outcome;
-
-/// What notifications say of rows that came back.
-pub(crate) const RETURNED: &str = "returned";
-
-/// The expression that wakes workers for rows that came back.
-pub(crate) fn notify_returned(channel: &str) -> String {
-    format!("pg_catalog.pg_notify({}, {})", literal(channel), literal(RETURNED))
-}
 
 /// Outcomes that one statement can write together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,7 +159,7 @@ fn used(words: &Words, ending: &Ending) -> String {
 fn told(words: &Words, ending: &Ending) -> String {
     match ending {
         Ending::Retry { later: false, .. } | Ending::PutBack { later: false } => {
-            format!(", {} AS told", notify_returned(words.spec.channel()))
+            format!(", {} AS told", notify_returned(&words.spec))
         }
         _ => String::new(),
     }

@@ -10,6 +10,14 @@ pub(crate) fn checked(condition: &str) -> String {
     format!("CASE WHEN {condition} THEN true ELSE false END")
 }
 
+/// `time` if it is within a century of `now`, else the end of that century, and NULL for NULL. Before PostgreSQL 17 the
+/// server refuses to subtract infinite times, and one row with such a time must not end the work on all others.
+pub(crate) fn near(time: &str, now: &str) -> String {
+    format!(
+        "CASE WHEN {time} IS NOT NULL THEN LEAST(GREATEST({time}, {now} - interval '100 years'), {now} + interval '100 years') END"
+    )
+}
+
 /// 32 hexadecimal digits.
 pub(crate) fn hashed(text: &str) -> String {
     format!(

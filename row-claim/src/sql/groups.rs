@@ -123,9 +123,8 @@ impl<'a> Search<'a> {
             let group: Option<String> = get(row, "grp", TAKE)?;
             let is_new = group.as_ref().is_none_or(|group| self.seen.insert(group.clone()));
             if is_new && !get::<bool>(row, "passed", TAKE)? {
-                let (id, queue) = (get(row, "id", TAKE)?, get(row, "queue", TAKE)?);
                 self.line = Some(line_of(row, self.order)?);
-                found.push(self.candidate(id, queue, group, found.len() + 1));
+                found.push(self.candidate(row, group, found.len() + 1)?);
             }
         }
         Ok((found, rows.len() < window as usize))
@@ -137,19 +136,19 @@ impl<'a> Search<'a> {
 
     pub(super) fn candidate(
         &self,
-        id: String,
-        queue: Option<String>,
+        row: &PgRow,
         group: Option<String>,
         number: usize,
-    ) -> Candidate {
-        let inner = self.words.inner();
-        let lock = group.as_ref().map(|group| match &inner.limit {
-            // Never the number of a group, which is locked for as long as a claim of it is held.
-            Some(limit) => group_number(&inner.table, &format!("limit of {}\0{group}", limit.column)),
-            None => group_number(&inner.table, group),
+    ) -> Result<Candidate, ClaimError> {
+        // Of the statement that found the row, and not of another that may be carried out on another search path.
+        let relation = get(row, "relation", TAKE)?;
+        let lock = group.as_ref().map(|group| match &self.words.inner().limit {
+            // Differs from the group's own lock number, which stays locked while a claim is held.
+            Some(limit) => group_number(relation, &format!("limit of {}\0{group}", limit.column)),
+            None => group_number(relation, group),
         });
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        Candidate { id, queue, group, number, lock }
+        Ok(Candidate { id: get(row, "id", TAKE)?, queue: get(row, "queue", TAKE)?, group, number, lock })
     }
 
     /// Rows of its tenant are not looked for any more.
@@ -229,7 +228,8 @@ fn candidates(
         "{with}found AS MATERIALIZED (SELECT {grp} AS g, {grp}::text AS grp, {id}::text AS id, {queue} AS queue, \
          {raw}{texts} FROM {table} t WHERE {ready}{and_behind} AND ({grp} IS NULL OR {grp}::text <> ALL ($6::text[])) \
          ORDER BY {by} LIMIT $5) \
-         SELECT f.*, {passed} AS passed FROM found f ORDER BY {by_raw}",
+         SELECT f.*, {passed} AS passed, {relation} AS relation FROM found f ORDER BY {by_raw}",
+        relation = words.inner().table.oid(),
         with = words.with(),
         id = words.id,
         raw = order.raw(),

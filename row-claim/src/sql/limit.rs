@@ -81,8 +81,7 @@ impl Search<'_> {
                 *before += 1;
             }
             self.line = Some(line_of(row, self.order)?);
-            let (id, queue) = (get(row, "id", TAKE)?, get(row, "queue", TAKE)?);
-            found.push(self.candidate(id, queue, tenant, found.len() + 1));
+            found.push(self.candidate(row, tenant, found.len() + 1)?);
         }
         Ok(found)
     }
@@ -171,7 +170,9 @@ pub(crate) fn in_order(search: &Search<'_>, nulls: Option<&[bool]>) -> String {
     format!(
         "{with}found AS MATERIALIZED (SELECT {answered} FROM {table} t WHERE {ready} ORDER BY {by} LIMIT $5), \
          tenant AS MATERIALIZED (SELECT f.g, {room} AS room FROM (SELECT DISTINCT g FROM found WHERE g IS NOT NULL) f) \
-         SELECT f.*, (SELECT e.room FROM tenant e WHERE e.g = f.g) AS room FROM found f ORDER BY {by_raw}",
+         SELECT f.*, (SELECT e.room FROM tenant e WHERE e.g = f.g) AS room, {relation} AS relation \
+         FROM found f ORDER BY {by_raw}",
+        relation = search.words.inner().table.oid(),
         with = search.words.with(),
         answered = answered(search),
         table = search.words.table,
@@ -199,7 +200,8 @@ pub(crate) fn by_tenant(search: &Search<'_>, nulls: Option<&[bool]>) -> String {
          WHERE {tenant} = r.g AND {stored} AND {ready} ORDER BY {by} LIMIT {each}) m WHERE r.room > 0 \
          UNION ALL (SELECT {answered}, NULL FROM {table} t WHERE {tenant} IS NULL AND {stored} AND {ready} \
          ORDER BY {tenant}, {by} LIMIT $1)) \
-         SELECT * FROM found f ORDER BY {by_raw} LIMIT $5",
+         SELECT *, {relation} AS relation FROM found f ORDER BY {by_raw} LIMIT $5",
+        relation = inner.table.oid(),
         with = words.with().replacen("WITH", "WITH RECURSIVE", 1),
         table = words.table,
         room = room(search, "f.g"),

@@ -7,6 +7,7 @@ mod group_key;
 pub(crate) mod groups;
 pub(crate) mod limit;
 pub(crate) mod order;
+pub(crate) mod payload;
 pub(crate) mod pick;
 pub(crate) mod query;
 pub(crate) mod row;
@@ -16,6 +17,8 @@ mod waits;
 pub(crate) mod words;
 
 pub use group_key::group_number;
+pub(crate) use group_key::group_number_sql;
+pub use payload::inserted;
 
 pub(crate) const TAKE: &str = "take rows";
 pub(crate) const SETTLE: &str = "settle a claim";

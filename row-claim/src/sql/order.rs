@@ -84,7 +84,7 @@ impl Sequence {
         }
         let times = inner.parts(None).into_iter().filter(|part| part.types == TIME);
         let times: Vec<&str> = times.map(|part| part.column.as_str()).collect();
-        let mut given = Vec::new();
+        let (mut given, mut local) = (Vec::new(), Vec::new());
         for row in rows {
             let name: String = get(row, "name", LOOK)?;
             let kind: String = get(row, "kind", LOOK)?;
@@ -98,6 +98,9 @@ impl Sequence {
                     literal("UTC"),
                 )));
             }
+            if kind == "timestamp without time zone" {
+                local.push(name.clone());
+            }
             if get(row, "is_given", LOOK)? {
                 given.push(name);
             }
@@ -105,7 +108,14 @@ impl Sequence {
         if let Some(ready) = &inner.ready_at {
             let _ = words.ready_is_given.set(given.iter().any(|given| given == ready.as_str()));
         }
-        Ok(Self::new(words, |name| !given.iter().any(|given| given == name)))
+        let mut sequence = Self::new(words, |name| !given.iter().any(|given| given == name));
+        for (part, by) in sequence.parts.iter_mut().zip(&inner.order) {
+            // A line is compared as what the column is: converted, it would be another moment in each session.
+            if by.kind == OrderType::Time && local.iter().any(|local| local == by.column.as_str()) {
+                part.kind = "timestamp";
+            }
+        }
+        Ok(sequence)
     }
 
     /// To stand behind `ORDER BY`, for the columns of `t`.

@@ -55,7 +55,7 @@ pub(crate) struct Words {
 #[derive(Debug)]
 pub(crate) struct SideWords {
     pub(crate) table: String,
-    /// What the claimed table is called in it.
+    /// What the claimed table is called in it, with its schema: an expression.
     pub(crate) tab: String,
 }
 
@@ -87,7 +87,7 @@ impl Words {
                 (None, of(column("t", owner), column("t", epoch), column("t", until)))
             }
             Tracking::Side(side) => (
-                Some(SideWords { table: side.quoted(), tab: literal(&inner.table.quoted()) }),
+                Some(SideWords { table: side.quoted(), tab: inner.table.full_name() }),
                 of("x.owner".to_owned(), "x.epoch".to_owned(), "x.lease_until".to_owned()),
             ),
         };
@@ -138,7 +138,7 @@ impl Words {
             Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),
             None => "''".to_owned(),
         };
-        let table = literal(&self.table);
+        let table = self.inner().table.oid();
         hashed(&format!("pg_catalog.concat({table}, '|', {queue}, '|', {}::text)", self.id))
     }
 

@@ -1,6 +1,7 @@
 //! What a claimer asks the store for while there is nothing to do, in memory.
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::{Probe, builder, insert, paused, state, still_memory, within};
@@ -94,6 +95,28 @@ async fn row_07_it_polls_rarely_while_a_listener_knows_that_work_is_announced() 
     polls("proven again", 10, 19..=26).await;
     set(&store.proven, false);
     polls("the next listener knows nothing", 1, 29..=38).await;
+    worker.abort();
+}
+
+/// That a listener was lost is reported, once for each time; that nobody can listen is not.
+#[tokio::test(start_paused = true)]
+async fn a_listener_that_is_lost_is_reported() {
+    let store = Probe::of(still_memory());
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    let tell = move |_: &_| drop(count.fetch_add(1, Ordering::SeqCst));
+    let claimer = paused(&store).on_error(tell).start().unwrap();
+    let worker = worker(&claimer);
+    for losses in 0..3 {
+        sleep(MINUTE * 2).await;
+        assert_eq!(told.load(Ordering::SeqCst), losses);
+        store.break_listeners();
+    }
+    sleep(MINUTE * 2).await;
+    store.deaf.store(true, Ordering::SeqCst);
+    store.break_listeners();
+    sleep(MINUTE * 10).await;
+    assert_eq!(told.load(Ordering::SeqCst), 4, "the last connection, and not that there is none");
     worker.abort();
 }
 

@@ -7,7 +7,7 @@ use crate::common::pg::{id, insert, number, pool, prepare, spec};
 use crate::common::{Probe, until, within};
 use leasehold_claim::sqlx::{PgPool, query, query_scalar};
 use leasehold_claim::support::group_number;
-use leasehold_claim::{ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Table, Take};
+use leasehold_claim::{ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Take};
 use test_servers::fresh_database;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -184,7 +184,7 @@ async fn one_process_sweeps_and_purges_at_a_time() {
     assert_eq!(take(&claims, 1, Duration::from_millis(1)).await.len(), 1);
     sleep(Duration::from_millis(20)).await;
 
-    let turn = group_number(&Table::new("request").unwrap(), "\0upkeep");
+    let turn = group_number(number(&admin, "SELECT 'request'::regclass::oid::bigint").await, "\0upkeep");
     let mut other = admin.begin().await.unwrap();
     query("SELECT pg_advisory_xact_lock($1)").bind(turn).execute(&mut *other).await.unwrap();
     let upkeep = claims.upkeep(10).await.unwrap();

@@ -67,7 +67,8 @@ async fn a_side_table_is_respected() {
     let hook = "CREATE FUNCTION hook(n bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
         IF n = 3 THEN PERFORM pg_advisory_lock(1); PERFORM pg_advisory_unlock(1); END IF; RETURN true; END $$";
     run(&mut observer, hook).await;
-    let lease = |id: i32| format!("INSERT INTO lease (tab, queue, id) VALUES ('\"item\"', '', '{id}')");
+    let lease =
+        |id: i32| format!("INSERT INTO lease (tab, queue, id) VALUES ('\"public\".\"item\"', '', '{id}')");
     run(&mut observer, &lease(1)).await;
     for grouped in [false, true] {
         let spec = items().side_table(Table::new("lease").unwrap()).filter(Sql::trusted("hook(t.id)"));
@@ -209,7 +210,7 @@ async fn rows_that_a_held_claim_puts_back_are_announced() {
     let channel = held.spec().channel().to_owned();
     let mut listener = PgListener::connect(db.url()).await.unwrap();
     listener.listen(&channel).await.unwrap();
-    for (commits, heard) in [(false, "marker"), (true, "returned")] {
+    for (commits, heard) in [(false, "marker"), (true, "returned in public")] {
         let mut hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
         let claim = hold.taken().claims[0].claim.clone();
         hold.settle(&claim, &Outcome::PutBack).await.unwrap();

@@ -168,7 +168,8 @@ async fn row_22_a_group_is_one_claim() {
     assert_eq!((hold.taken().claims.len(), claimed.rows.len(), claimed.group.as_deref()), (1, 30, Some("7")));
     assert!(claimed.rows.is_sorted_by_key(|row| row.key.clone()));
     assert!(claimed.epoch().is_some_and(|epoch| claimed.rows.iter().all(|row| row.epoch <= epoch)));
-    let number = group_number(held.spec().table(), "7");
+    let number =
+        group_number(text(&mut observer, "SELECT 'request'::regclass::oid").await.parse().unwrap(), "7");
     let free = format!("pg_try_advisory_xact_lock({number})");
     assert_eq!(text(&mut observer, &free).await, "false");
     // The others, in order; the group that is at work is counted.

@@ -95,7 +95,7 @@ async fn trap_4_the_key_of_the_group_comes_first() {
     world.run("INSERT INTO request (entity) VALUES ('a'), ('b')").await;
     let claims = world.claims(grouped(request()));
     let mut other = world.pool.begin().await.unwrap();
-    let key = group_number(&Table::new("request").unwrap(), "a");
+    let key = group_number(world.number("'request'::regclass::oid").await, "a");
     other.execute(sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(key)).await.unwrap();
     let taken = bounded(take(&claims, 9)).await;
     assert_eq!((ids(&taken), taken.skipped), (vec![vec!["2".to_owned()]], 1));

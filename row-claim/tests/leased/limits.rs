@@ -112,7 +112,7 @@ async fn one_transaction_has_no_more_than_the_limit() {
 async fn whoever_takes_keeps_others_from_the_tenant() {
     let world = world().await;
     let claims = world.claims(limited(request()));
-    let number = group_number(claims.spec().table(), "limit of entity\0a");
+    let number = group_number(world.number("'request'::regclass::oid").await, "limit of entity\0a");
     let mut other = world.pool.begin().await.unwrap();
     let lock = AssertSqlSafe(format!("SELECT pg_advisory_xact_lock({number})"));
     sqlx::raw_sql(lock).execute(&mut *other).await.unwrap();

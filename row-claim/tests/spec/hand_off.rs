@@ -154,7 +154,7 @@ async fn row_6_row_and_wake_up_are_one_hand_off() {
     record(&mut tx, "update", 1, None).await.unwrap().unwrap();
     assert!(timeout(Duration::from_millis(50), listener.recv()).await.is_err(), "not before the commit");
     tx.commit().await.unwrap();
-    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "");
+    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "new in public");
     let document = format!("SELECT document::text FROM request WHERE id = {id}");
     assert_eq!(text(&pool, &document).await, r#"{"a": 1}"#);
 

@@ -9,3 +9,4 @@ mod hand_off;
 mod migration;
 mod migration_claims;
 mod notify_trigger;
+mod wide_keys;

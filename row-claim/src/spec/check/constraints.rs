@@ -44,6 +44,9 @@ impl Look<'_> {
         if facts.column(&inner.id).is_none() || facts.indexes.iter().any(identifies) {
             return;
         }
+        if let Some(wider) = self.wider_key() {
+            return self.wide(&wider);
+        }
         let (what, columns) = match &inner.queue {
             Some(queue) => ("queue and id", format!("{}, {}", queue.quoted(), inner.id.quoted())),
             None => ("the id", inner.id.quoted()),
@@ -51,6 +54,35 @@ impl Look<'_> {
         self.error(format!(
             "nothing makes {what} unique, so that one claim could settle several rows; run the migration, or \
              CREATE UNIQUE INDEX CONCURRENTLY ON {table} ({columns})"
+        ));
+    }
+
+    /// The columns of a unique index of which the id is a part, besides others than the queue.
+    fn wider_key(&self) -> Option<Vec<String>> {
+        let (facts, inner) = (self.facts, &self.spec.inner);
+        let id = facts.number(&inner.id);
+        let index = facts.indexes.iter().find(|index| {
+            index.is_unique && index.predicate.is_none() && index.keys.len() > 1 && index.keys.contains(&id)
+        })?;
+        let name = |number: &i64| facts.columns.iter().find(|fact| fact.number == *number);
+        Some(index.keys.iter().filter_map(name).map(|fact| fact.name.clone()).collect())
+    }
+
+    /// Rows are identified by more columns than the spec names.
+    fn wide(&mut self, key: &[String]) {
+        let (spec, facts) = (self.spec, self.facts);
+        let (table, id, key) = (spec.table(), &spec.inner.id, key.join(", "));
+        if facts.is_partitioned() {
+            // The server has no narrower unique index for such a table.
+            return self.warning(format!(
+                "rows of the partitioned table {table} are unique by {key} alone, so that one claim could settle several \
+                 rows of the same {id}; see that no {id} comes twice: GENERATED ALWAYS AS IDENTITY, or UUIDs"
+            ));
+        }
+        self.error(format!(
+            "rows of table {table} are identified by {key}, and claims know a row by {}; name the other column of a key of \
+             two as the queue (text, or a generated column that is its text), or give the table a unique column of its own",
+            if spec.inner.queue.is_some() { "queue and id" } else { "its id" }
         ));
     }
 

@@ -6,6 +6,7 @@ use crate::error::ClaimError;
 use crate::name::{Table, literal};
 use crate::spec::migration::names::{regclass, side_epochs};
 use crate::spec::migration::state_function_is_missing;
+use crate::spec::migration::step::quote;
 use crate::spec::parts::Use;
 use crate::spec::{Retention, Tracking};
 
@@ -77,10 +78,29 @@ impl Look<'_> {
                 )),
             }
         }
+        self.leases_of_before(side).await?;
         for privilege in ["SELECT", "INSERT", "UPDATE", "DELETE"] {
             if !self.may(side, privilege).await? {
                 self.not_granted(side, privilege);
             }
+        }
+        Ok(())
+    }
+
+    /// Does the side table have leases under the table's name without a schema? Whose they are in a database with several
+    /// tables of that name, the server does not know.
+    async fn leases_of_before(&mut self, side: &Table) -> Result<(), ClaimError> {
+        let (table, side_name) = (self.spec.table(), side.quoted());
+        let bare = literal(&quote(table.name()));
+        let found = format!("SELECT EXISTS (SELECT FROM {side_name} WHERE tab = {bare})::pg_catalog.text");
+        let answer = self.reader.attempt(&found).await?;
+        if answer.is_ok_and(|rows| rows.first().is_some_and(|row| row.is(0))) {
+            self.error(format!(
+                "side table {side} has leases of table {table} under its name without a schema, as an early version wrote \
+                 them, and nobody sees these any more: end the processes of that version, then say which table they are \
+                 of: UPDATE {side_name} SET tab = {} WHERE tab = {bare}",
+                table.full_name()
+            ));
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ impl Reader {
         connection.close_on_drop();
         let mut reader = Self { connection, deadline, doing };
         let begin = "BEGIN ISOLATION LEVEL READ COMMITTED, READ ONLY; SET LOCAL lock_timeout = '5s'; \
+                     SET LOCAL quote_all_identifiers = off; \
                      SET LOCAL statement_timeout = '10s'";
         reader.rows(begin).await?;
         Ok(reader)

@@ -23,7 +23,8 @@ pub fn derived(parts: &[&str]) -> String {
 }
 
 /// Sixteen digits that stand for `text`.
-pub(crate) fn hash(text: &str) -> String {
+#[must_use]
+pub fn hash(text: &str) -> String {
     let mut hasher = fnv::FnvHasher::default();
     hasher.write(text.as_bytes());
     format!("{:016x}", hasher.finish())

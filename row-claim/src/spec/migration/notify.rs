@@ -4,6 +4,7 @@ use super::names::{beside, dollar_tag, hash, regclass};
 use super::step::{Step, quote};
 use crate::name::{Table, literal};
 use crate::spec::ClaimSpec;
+use crate::sql::payload::INSERTED;
 
 const COMMENT: &str = "Wakes workers that claim rows of the table. Made by leasehold-claim; \
                        see ClaimSpecBuilder::notify_on_insert.";
@@ -26,8 +27,9 @@ impl NotifyTrigger {
         // The channel is part of the name, so that two specs of one table each have theirs.
         let function = beside(spec.table(), &["claim_notify", &hash(channel)[..8]]);
         let body = format!(
-            "\nBEGIN\n  PERFORM pg_catalog.pg_notify({}, '');\n  RETURN NULL;\nEND\n",
-            literal(channel)
+            "\nBEGIN\n  PERFORM pg_catalog.pg_notify({}, pg_catalog.concat({}, TG_TABLE_SCHEMA));\n  RETURN NULL;\nEND\n",
+            literal(channel),
+            literal(INSERTED)
         );
         Some(Self { table: spec.table().clone(), function, body })
     }

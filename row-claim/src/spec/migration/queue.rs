@@ -25,10 +25,11 @@ impl Writer<'_> {
             literal(&name)
         );
         let fill = format!(
-            "  IF {nullable} THEN\n    LOOP\n      \
+            "  IF {} THEN\n    LOOP\n      \
              UPDATE {table} AS t SET {column} = 'default' FROM (SELECT ctid FROM {table} WHERE {column} IS NULL\n        \
              LIMIT 1000 FOR UPDATE) AS batch WHERE t.ctid = batch.ctid AND t.{column} IS NULL;\n      \
-             EXIT WHEN NOT FOUND;\n      COMMIT;\n    END LOOP;\n  END IF;"
+             EXIT WHEN NOT FOUND;\n      COMMIT;\n    END LOOP;\n  END IF;",
+            attribute("NOT attnotnull AND attgenerated = ''")
         );
         vec![
             Step::only_if(
@@ -54,6 +55,46 @@ impl Writer<'_> {
                 &format!("ALTER TABLE {table} DROP CONSTRAINT {guard}"),
             ),
         ]
+    }
+
+    /// Refuses a table whose rows are identified by more columns than the spec names. A unique constraint on fewer would
+    /// hold by chance for the rows that are there, and refuse those that the application inserts later.
+    pub(super) fn whole_key(&self) -> Step {
+        let (table, id) = (self.spec.table(), &self.inner.id);
+        let here = regclass(table);
+        let named: Vec<String> =
+            self.inner.queue.iter().chain([id]).map(|column| literal(column.as_str())).collect();
+        let numbers = format!(
+            "ARRAY(SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = {here} AND attname IN ({}))",
+            named.join(", ")
+        );
+        let keys = "ARRAY(SELECT k FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS u(k, n) \
+                    WHERE n <= i.indnkeyatts)";
+        let unique = format!(
+            "pg_catalog.pg_index AS i WHERE i.indrelid = {here} AND i.indisunique AND i.indisvalid AND i.indpred IS NULL"
+        );
+        let attnum = format!(
+            "(SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = {here} AND attname = {})",
+            literal(id.as_str())
+        );
+        let body = format!(
+            "  IF EXISTS (SELECT FROM {unique} AND i.indexprs IS NULL AND {keys} <@ {numbers}) THEN\n    RETURN;\n  END IF;\n  \
+             SELECT (SELECT pg_catalog.string_agg(a.attname::pg_catalog.text, ', ') FROM pg_catalog.pg_attribute AS a\n      \
+               WHERE a.attrelid = {here} AND a.attnum = ANY ({keys})) INTO wider\n    \
+             FROM {unique} AND {id} = ANY ({keys}) ORDER BY i.indisprimary DESC LIMIT 1;\n  \
+             IF wider IS NOT NULL THEN\n    \
+               RAISE EXCEPTION USING ERRCODE = 'invalid_table_definition', MESSAGE = pg_catalog.concat({}, wider, {});\n  \
+             END IF;",
+            literal(&format!("rows of table {table} are identified by the columns ")),
+            literal(&format!(
+                "; a unique constraint on {} would refuse rows of the application. Claims know a row by its id, or by a \
+                 queue and an id: name the other column of a key of two as the queue (text, or a generated column that \
+                 is its text), or give the table a unique column of its own",
+                named.join(", ").replace('\'', "")
+            )),
+            id = attnum,
+        );
+        Step::new("Nothing is made unique that is a part of a wider key.", block("  wider text;", &body))
     }
 
     /// What identifies a row is unique; with a queue, within it.

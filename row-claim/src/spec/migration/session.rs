@@ -41,7 +41,8 @@ impl Session {
         // One level for everybody: the pool's own may be stricter, or not allow to write.
         let settings = format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; \
-             SET statement_timeout = {}; SET client_min_messages = warning",
+             SET statement_timeout = {}; SET client_min_messages = warning; \
+             SET quote_all_identifiers = off",
             within.as_millis().clamp(1, i32::MAX as u128)
         );
         session.run(&settings).await?;
@@ -110,8 +111,11 @@ impl Session {
     }
 
     fn explain(&self, error: sqlx::Error) -> ClaimError {
+        let said = error.as_database_error().map_or("", |answer| answer.message());
+        if sqlstate(&error).as_deref() == Some("42P16") {
+            return ClaimError::spec(said);
+        }
         if sqlstate(&error).as_deref() == Some("2BP01") {
-            let said = error.as_database_error().map_or("", |answer| answer.message());
             return ClaimError::spec(format!(
                 "{said}: something refers to the id alone, a foreign key for example; let it refer to queue and id, \
                  or keep ids unique over all queues with `keep_unique_id`"

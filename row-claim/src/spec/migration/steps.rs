@@ -17,7 +17,8 @@ pub(super) struct Choices {
 /// Every statement that `spec` needs, in order.
 pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
     let writer = Writer { spec, inner: &spec.inner, choices, table: spec.table().quoted() };
-    let mut steps = writer.states();
+    let mut steps = vec![writer.whole_key()];
+    steps.extend(writer.states());
     steps.extend(writer.sequences_before());
     steps.extend(writer.columns());
     steps.extend(writer.queue());
@@ -35,7 +36,7 @@ pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
 pub fn identity(spec: &ClaimSpec) -> Vec<Step> {
     let choices = &Choices::default();
     let writer = Writer { spec, inner: &spec.inner, choices, table: spec.table().quoted() };
-    writer.queue().into_iter().chain(writer.identity()).collect()
+    [writer.whole_key()].into_iter().chain(writer.queue()).chain(writer.identity()).collect()
 }
 
 pub(super) struct Writer<'a> {

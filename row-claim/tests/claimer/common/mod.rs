@@ -354,7 +354,13 @@ impl Wake for ProbeWake {
         };
         tokio::select! {
             woken = inner => woken,
-            _ = self.broken.changed() => Err(ClaimError::Unsupported("the connection broke".to_owned())),
+            _ = self.broken.changed() => {
+                let broken = leasehold_claim::api::Error::new(
+                    leasehold_claim::api::ErrorKind::Unavailable,
+                    "the connection broke",
+                );
+                Err(broken.into())
+            }
         }
     }
 

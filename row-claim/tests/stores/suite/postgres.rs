@@ -71,12 +71,14 @@ fn ddl(layout: &Layout) -> String {
         }
         _ => String::new(),
     };
+    // What a spec without queues does not name is no part of the key.
+    let key = if layout.queued { "queue, id" } else { "id" };
     format!(
         "{make}
          CREATE TABLE request (id {id} NOT NULL, queue text NOT NULL DEFAULT 'default', status {state},
              entity text, kind text NOT NULL, attempts_left integer, {lease} settled_at timestamptz,
              ready_at timestamptz, timeout_seconds integer, error text, priority bigint NOT NULL,
-             due timestamptz, label text NOT NULL, PRIMARY KEY (queue, id));
+             due timestamptz, label text NOT NULL, PRIMARY KEY ({key}));
          CREATE TABLE request_claims (tab text NOT NULL, queue text NOT NULL, id text NOT NULL, owner {owner} NOT NULL,
              epoch bigint NOT NULL, lease_until timestamptz NOT NULL, taken_at timestamptz NOT NULL,
              PRIMARY KEY (tab, queue, id));
