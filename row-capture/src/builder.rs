@@ -17,6 +17,8 @@ pub struct Source {
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
     pub(super) table: Table,
+    /// The table as the capture was told its name, for what is recorded.
+    pub(super) label: String,
     /// Column of the target, column of the source.
     pub(super) copied: Vec<(Column, Column)>,
     /// Column of the target, literal.
@@ -31,6 +33,7 @@ impl Source {
     /// Changes of `table`.
     pub fn new(table: Table) -> Self {
         let mapping = Mapping {
+            label: table.to_string(),
             table,
             copied: Vec::new(),
             constants: Vec::new(),

@@ -28,8 +28,11 @@ const LONGEST: Duration = Duration::from_secs(600);
 ///
 /// - A trigger that is disabled records nothing. The owner of the table and superusers can disable it, and can
 ///   drop it. [`check`](Self::check) finds that out, afterwards.
-/// - Where `session_replication_role` is `replica`, as in sessions that apply logical replication or load a
-///   dump, triggers do not fire unless they are installed with [`CaptureBuilder::always`].
+/// - Where `session_replication_role` is `replica`, as in sessions that apply logical replication, triggers do not fire
+///   unless they are installed with [`CaptureBuilder::always`].
+/// - A load of data alone (`pg_restore --data-only`) fires them: each row that is loaded would be recorded again, and where
+///   the recorded rows are loaded as well, the load of the source fails because their ids exist. Load with
+///   `--disable-triggers`, or before the triggers are installed. A whole dump makes the triggers after the data.
 /// - Changes below SQL (a restored file, `pg_resetwal`) fire nothing.
 /// - A row that the claimed table refuses fails the change itself: nothing is ever lost in silence, but a
 ///   constraint on the claimed table is then a constraint on its sources.
@@ -54,7 +57,9 @@ impl Capture {
         CaptureBuilder::new(target)
     }
 
-    /// The statements that install it, in order. Each may be run again.
+    /// The statements that install it, in order. Each may be run again. A table that was named without a schema is found by
+    /// the search path of whoever runs them, and its triggers have other names than those that [`install`](Self::install)
+    /// makes, which finds the schema first: use one of the two, or name the schemas.
     #[must_use]
     pub fn statements(&self) -> Vec<String> {
         self.install_steps().into_iter().map(|step| step.sql).collect()
@@ -78,7 +83,8 @@ impl Capture {
     ///
     /// Its connection is closed. Some sources may have their triggers and others not; call again.
     pub async fn install(&self, pool: &PgPool) -> Result<(), ClaimError> {
-        let findings = self.look(pool, false).await?;
+        let capture = self.resolved(pool).await?;
+        let findings = capture.look(pool, false).await?;
         if !findings.is_empty() {
             let lines: Vec<&str> = findings.iter().map(Finding::message).collect();
             return Err(ClaimError::InvalidSpec(format!(
@@ -87,7 +93,7 @@ impl Capture {
                 lines.join("\n")
             )));
         }
-        run(pool, self.install_steps(), "install the triggers").await
+        run(pool, capture.install_steps(), "install the triggers").await
     }
 
     /// Takes the triggers and their functions away.
@@ -100,7 +106,7 @@ impl Capture {
     ///
     /// Its connection is closed. Some sources may have their triggers still; call again.
     pub async fn uninstall(&self, pool: &PgPool) -> Result<(), ClaimError> {
-        run(pool, self.uninstall_steps(), "take the triggers away").await
+        run(pool, self.resolved(pool).await?.uninstall_steps(), "take the triggers away").await
     }
 
     /// Looks whether every change is recorded: best at start-up, and from time to time. Empty: it is.
@@ -113,7 +119,15 @@ impl Capture {
     ///
     /// It only looks; its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
-        self.look(pool, true).await
+        let findings = self.resolved(pool).await?.look(pool, true).await?;
+        if findings.iter().any(|finding| matches!(finding, Finding::Error(_))) {
+            // The printed statements were run, in which a name without a schema stays so.
+            let printed = self.look(pool, true).await?;
+            if !printed.iter().any(|finding| matches!(finding, Finding::Error(_))) {
+                return Ok(printed);
+            }
+        }
+        Ok(findings)
     }
 }
 

@@ -12,6 +12,26 @@ use crate::{Capture, Mapping};
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl Capture {
+    /// The same capture with the schema of each table that was named without one, as a connection of the pool finds it.
+    /// A table that does not exist stays as it is.
+    pub(super) async fn resolved(&self, pool: &PgPool) -> Result<Self, ClaimError> {
+        let mut reader = Reader::open(pool, LONGEST, "find the tables").await?;
+        let mut all = self.clone();
+        let tables = all.sources.iter_mut().map(|source| &mut source.table).chain([&mut all.target]);
+        for table in tables.filter(|table| table.schema().is_none()) {
+            let sql = format!(
+                "SELECT n.nspname::pg_catalog.text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
+                 ON n.oid = c.relnamespace WHERE c.oid = pg_catalog.to_regclass({})",
+                literal(&table.quoted())
+            );
+            if let Some(found) = reader.rows(&sql).await?.first() {
+                *table = table.clone().in_schema(found.text(0))?;
+            }
+        }
+        reader.close().await?;
+        Ok(all)
+    }
+
     /// What keeps changes from being recorded. Before it is installed, the triggers are not looked at.
     pub(super) async fn look(&self, pool: &PgPool, is_installed: bool) -> Result<Vec<Finding>, ClaimError> {
         let mut reader = Reader::open(pool, LONGEST, "check the triggers").await?;

@@ -1,7 +1,9 @@
 //! The statements of a capture.
 
 use leasehold_claim::Table;
-use leasehold_claim::support::{Column, Step, block, derived, dollar_tag, literal, quote, regclass};
+use leasehold_claim::support::{
+    Column, Step, block, derived, dollar_tag, hash, inserted, literal, quote, regclass,
+};
 
 use crate::{Capture, Mapping};
 
@@ -14,18 +16,23 @@ enum Row {
     Truncated,
 }
 
+/// Tells `table` from others of its name, with schema and name kept apart.
+fn mark(table: &Table) -> String {
+    hash(&table.quoted())[..8].to_owned()
+}
+
 impl Capture {
     /// The function of a source, in the schema of the target.
     pub(super) fn function(&self, source: &Mapping) -> Table {
-        let schema = source.table.schema().unwrap_or_default();
-        let name = derived(&[self.target.name(), "capture", schema, source.table.name()]);
+        let (source, target) = (&source.table, &self.target);
+        let name = derived(&[target.name(), "capture", source.name(), &mark(source)]);
         self.target.sibling(&name).unwrap_or_else(|_| self.target.clone())
     }
 
-    /// The triggers for rows and for TRUNCATE.
+    /// The triggers for rows and for TRUNCATE. Two targets of one name in two schemas may have the same source.
     pub(super) fn triggers(&self) -> [String; 2] {
-        let name = self.target.name();
-        [derived(&[name, "capture_row"]), derived(&[name, "capture_truncate"])]
+        ["capture_row", "capture_truncate"]
+            .map(|what| derived(&[self.target.name(), what, &mark(&self.target)]))
     }
 
     pub(super) fn install_steps(&self) -> Vec<Step> {
@@ -108,7 +115,11 @@ impl Capture {
         }
         body.push_str("  END IF;\n");
         if let Some(channel) = &self.notify {
-            body.push_str(&format!("  PERFORM pg_catalog.pg_notify({}, '');\n", literal(channel)));
+            body.push_str(&format!(
+                "  PERFORM pg_catalog.pg_notify({}, {});\n",
+                literal(channel),
+                inserted(&self.target)
+            ));
         }
         body.push_str("  RETURN NULL;\nEND\n");
         let tag = dollar_tag(&body);
@@ -172,7 +183,7 @@ impl Capture {
                 column,
                 format!(
                     "pg_catalog.jsonb_build_object('table', {}, 'op', TG_OP){rows}",
-                    literal(&source.table.to_string())
+                    literal(&source.label)
                 ),
             );
         }

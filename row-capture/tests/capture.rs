@@ -129,7 +129,7 @@ async fn trap_28_a_truncate_is_recorded() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     run(&pool, "INSERT INTO orders VALUES (1), (2); TRUNCATE orders").await;
     assert_eq!(text(&pool, EVENTS).await, "order INSERT 1, order INSERT 2, order TRUNCATE -");
-    run(&pool, "DROP TRIGGER event_capture_truncate ON orders").await;
+    run(&pool, "DROP TRIGGER event_capture_truncate_67f56cc9 ON orders").await;
     assert_finding(
         &capture.check(&pool).await.unwrap(),
         Finding::Error,
@@ -177,26 +177,26 @@ async fn trap_28_partitions_have_their_triggers_and_new_ones_are_missed_by_the_c
 async fn trap_28_every_way_to_lose_a_trigger_is_found_and_mended() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     for (harm, words) in [
-        ("ALTER TABLE orders DISABLE TRIGGER event_capture_row", ["disabled", "ENABLE TRIGGER"]),
-        ("ALTER TABLE orders DISABLE TRIGGER ALL", ["event_capture_truncate", "disabled"]),
+        ("ALTER TABLE orders DISABLE TRIGGER event_capture_row_67f56cc9", ["disabled", "ENABLE TRIGGER"]),
+        ("ALTER TABLE orders DISABLE TRIGGER ALL", ["event_capture_truncate_67f56cc9", "disabled"]),
         (
-            "ALTER TABLE orders ENABLE REPLICA TRIGGER event_capture_row",
+            "ALTER TABLE orders ENABLE REPLICA TRIGGER event_capture_row_67f56cc9",
             ["replicated changes only", "install"],
         ),
-        ("DROP TRIGGER event_capture_row ON orders", ["not recorded", "install"]),
+        ("DROP TRIGGER event_capture_row_67f56cc9 ON orders", ["not recorded", "install"]),
         (
-            "CREATE OR REPLACE TRIGGER event_capture_row AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION event_capture__orders()",
+            "CREATE OR REPLACE TRIGGER event_capture_row_67f56cc9 AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION event_capture_orders_57d0b96a()",
             ["not the one", "rows"],
         ),
         (
-            "CREATE OR REPLACE TRIGGER event_capture_row AFTER INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW WHEN (false) EXECUTE FUNCTION event_capture__orders()",
+            "CREATE OR REPLACE TRIGGER event_capture_row_67f56cc9 AFTER INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW WHEN (false) EXECUTE FUNCTION event_capture_orders_57d0b96a()",
             ["not the one", "rows"],
         ),
         (
-            "CREATE OR REPLACE FUNCTION event_capture__orders() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+            "CREATE OR REPLACE FUNCTION event_capture_orders_57d0b96a() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
             ["function", "something else"],
         ),
-        ("DROP FUNCTION event_capture__orders() CASCADE", ["function", "missing"]),
+        ("DROP FUNCTION event_capture_orders_57d0b96a() CASCADE", ["function", "missing"]),
     ] {
         let harm = harm.replace("WHEN (false)", "WHEN (pg_trigger_depth() > 99)");
         run(&pool, &harm).await;
@@ -260,7 +260,7 @@ async fn workers_are_woken_only_where_it_is_asked_for() {
     let waking = Capture::into(table("event")).source(orders()).notify("it's").build().unwrap();
     waking.install(&pool).await.unwrap();
     run(&pool, "INSERT INTO orders VALUES (2), (3)").await;
-    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "");
+    assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "new in public");
 }
 
 /// The spec of the claimed table has to leave its own trigger out, too.
@@ -425,4 +425,58 @@ async fn several_install_at_once_in_use_and_the_printed_statements_do_the_same()
         run(&pool, statement).await;
     }
     assert!(capture.check(&pool).await.unwrap().is_empty());
+}
+
+/// A schema for each tenant: targets of one name, sources of one name, and a source that both have in common.
+#[tokio::test]
+async fn two_targets_of_one_name_each_record_the_changes_of_a_common_source() {
+    let (db, pool) = database().await;
+    run(&pool, "CREATE TABLE common (id bigint PRIMARY KEY); CREATE SCHEMA t1; CREATE SCHEMA t2").await;
+    let mut captures = Vec::new();
+    for tenant in ["t1", "t2"] {
+        let options: PgConnectOptions = db.url().parse().unwrap();
+        // The first schema of the path is the same for both, and the tables are not in it.
+        let options = options.options([("search_path", format!("public,{tenant}"))]);
+        let own = PgPoolOptions::new().connect_with(options).await.unwrap();
+        run(&own, &format!(
+            "CREATE TABLE {tenant}.event (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'new', kind text NOT NULL, \
+             order_id bigint, op text); CREATE TABLE {tenant}.orders (id bigint PRIMARY KEY)"
+        )).await;
+        let common =
+            Source::new(table("common")).copy("order_id", "id").constant("kind", "common").operation("op");
+        let capture = Capture::into(table("event")).source(orders()).source(common).build().unwrap();
+        capture.install(&own).await.unwrap();
+        captures.push((own, capture));
+    }
+    for (own, capture) in &captures {
+        assert!(capture.check(own).await.unwrap().is_empty());
+    }
+    run(
+        &pool,
+        "INSERT INTO common VALUES (1); INSERT INTO t1.orders VALUES (2); INSERT INTO t2.orders VALUES (3)",
+    )
+    .await;
+    let events = |tenant: &str| EVENTS.replace("FROM event", &format!("FROM {tenant}.event"));
+    assert_eq!(text(&pool, &events("t1")).await, "common INSERT 1, order INSERT 2");
+    assert_eq!(text(&pool, &events("t2")).await, "common INSERT 1, order INSERT 3");
+    captures[1].1.uninstall(&captures[1].0).await.unwrap();
+    run(&pool, "INSERT INTO common VALUES (4)").await;
+    assert_eq!(text(&pool, &events("t1")).await, "common INSERT 1, order INSERT 2, common INSERT 4");
+    assert!(captures[0].1.check(&captures[0].0).await.unwrap().is_empty());
+}
+
+/// What a load of data alone does, here by COPY as `pg_restore` does it.
+#[tokio::test]
+async fn a_load_of_data_alone_fires_the_triggers_and_disabling_them_loads_right() {
+    let (_db, pool, _) = made(Capture::into(table("event")).source(orders())).await;
+    run(&pool, "INSERT INTO orders VALUES (1, 'a')").await;
+    run(&pool, "CREATE TABLE dump AS TABLE event; CREATE TABLE dumped AS TABLE orders; DELETE FROM event; TRUNCATE orders; TRUNCATE event RESTART IDENTITY").await;
+    let load = "INSERT INTO event TABLE dump; INSERT INTO orders TABLE dumped";
+    assert_eq!(refused(&pool, load).await, "23505", "the ids of what is recorded again exist");
+    run(
+        &pool,
+        &format!("ALTER TABLE orders DISABLE TRIGGER ALL; {load}; ALTER TABLE orders ENABLE TRIGGER ALL"),
+    )
+    .await;
+    assert_eq!(text(&pool, EVENTS).await, "order INSERT 1");
 }
