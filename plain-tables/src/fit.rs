@@ -129,9 +129,23 @@ async fn look(reader: &mut Reader, rows: &Rows, more: Vec<Part<'_>>) -> Result<V
     );
     if !reader.ask(&unique).await? {
         let columns = names.iter().map(|column| column.quoted()).collect::<Vec<_>>().join(", ");
+        // A unique index on fewer columns would refuse rows of the application.
+        let wider = format!(
+            "EXISTS (SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid \
+             AND a.attnum = ANY (i.indkey::pg_catalog.int2[]) WHERE i.indrelid = {} AND i.indisunique AND i.indisvalid \
+             AND i.indpred IS NULL AND i.indnkeyatts > {} AND a.attname = {})",
+            regclass(table),
+            names.len(),
+            literal(rows.id.as_str())
+        );
+        let fix = if reader.ask(&wider).await? {
+            "the key of the table has more columns than were named, so name another column, which is unique by itself"
+                .to_owned()
+        } else {
+            format!("CREATE UNIQUE INDEX CONCURRENTLY ON {name} ({columns})")
+        };
         findings.push(Finding::Error(format!(
-            "nothing makes {columns} of table {table} unique, so that a lock could be two rows: \
-             CREATE UNIQUE INDEX CONCURRENTLY ON {name} ({columns})"
+            "nothing makes {columns} of table {table} unique, so that a lock could be two rows: {fix}"
         )));
     }
     Ok(findings)

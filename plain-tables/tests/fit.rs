@@ -240,3 +240,19 @@ async fn row_34_an_owner_may_be_text() {
         assert_eq!(text(&mut observer, "SELECT owner FROM mutex").await, "NULL");
     }
 }
+
+/// A part of a wider key is made unique by nobody: that would refuse rows of the application.
+#[tokio::test]
+async fn no_unique_index_on_a_part_of_a_wider_key_is_advised_or_made() {
+    let (_db, pool, mut observer) = database(
+        "CREATE TABLE mutex (tenant int, id int, acquired boolean NOT NULL DEFAULT false, PRIMARY KEY (tenant, id));
+        INSERT INTO mutex VALUES (1, 1), (2, 2)",
+    )
+    .await;
+    let found = mutexes().check(&pool).await.unwrap();
+    assert_finding(&found, Finding::Error, &["key of the table has more columns"]);
+    assert!(found.iter().all(|finding| !finding.message().contains("CREATE UNIQUE")), "{found:#?}");
+    let error = mutexes().queue(column("queue_id")).migration().apply(&pool).await.unwrap_err();
+    assert!(matches!(&error, ClaimError::InvalidSpec(text) if text.contains("tenant, id")), "{error}");
+    run(&mut observer, "INSERT INTO mutex VALUES (3, 1)").await;
+}
