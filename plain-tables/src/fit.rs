@@ -234,7 +234,10 @@ impl PlainMigration {
                 .queue(queue.as_str())
                 .state(other.as_str(), States::boolean())
                 .build()?;
-            steps.extend(identity(&spec));
+            let mut identity = identity(&spec).into_iter();
+            // The first refuses a table whose key is wider, before it gets any column.
+            steps.splice(0..0, identity.next());
+            steps.extend(identity);
         }
         Ok(steps)
     }

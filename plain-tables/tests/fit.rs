@@ -255,4 +255,6 @@ async fn no_unique_index_on_a_part_of_a_wider_key_is_advised_or_made() {
     let error = mutexes().queue(column("queue_id")).migration().apply(&pool).await.unwrap_err();
     assert!(matches!(&error, ClaimError::InvalidSpec(text) if text.contains("tenant, id")), "{error}");
     run(&mut observer, "INSERT INTO mutex VALUES (3, 1)").await;
+    let columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = 'mutex'::regclass AND attnum > 0";
+    assert_eq!(text(&mut observer, columns).await, "3", "nothing was added");
 }
