@@ -104,7 +104,9 @@ async fn a_listener_that_is_lost_is_reported() {
     let store = Probe::of(still_memory());
     let told = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&told);
-    let tell = move |_: &_| drop(count.fetch_add(1, Ordering::SeqCst));
+    let tell = move |_: &_| {
+        count.fetch_add(1, Ordering::SeqCst);
+    };
     let claimer = paused(&store).on_error(tell).start().unwrap();
     let worker = worker(&claimer);
     for losses in 0..3 {
