@@ -77,7 +77,7 @@ async fn a_connection_whose_search_path_changes_works_on_the_table_that_it_names
     let world = tenants().await;
     let single = pool(world.database.url(), 1).await;
     let path = async |path: &str| {
-        run_on(&mut single.acquire().await.unwrap(), &format!("SET search_path = {path}")).await
+        run_on(&mut single.acquire().await.unwrap(), &format!("SET search_path = {path}")).await;
     };
     path("t1, public").await;
     let claims = PgClaims::new(single.clone(), in_common().build().unwrap()).timeout(LONG);
