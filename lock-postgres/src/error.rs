@@ -178,12 +178,12 @@ pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool
         // The driver cannot read what the server says, mostly of who may not log in.
         sqlx::Error::Protocol(words) if words.contains("UTF-8") => {
             let advice = "check user and password, and see the server's log for what it said";
-            let message = format!("could not {doing}: {}; {advice}", words.trim_end_matches('.'));
+            let words = without_lines(words).trim_end_matches('.');
+            let message = format!("could not {doing}: {words}; {advice}");
             return with_driver(Error::new(PermissionDenied, message), error);
         }
         sqlx::Error::Protocol(words) => {
-            // Behind it the driver names lines of its own source code.
-            let words = words.split(" (sqlx_").next().unwrap_or(words);
+            let words = without_lines(words);
             let advice = "check that it is a Postgres server, and which way to log in it asks for";
             return with_driver(
                 Error::new(InvalidOption, format!("could not {doing}: {words}; {advice}")),
@@ -202,6 +202,11 @@ pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool
         return with_driver(Error::new(InvalidOption, told.message().to_owned()), error);
     }
     with_driver(told, error)
+}
+
+/// The driver's words, behind which it names lines of its own source code.
+fn without_lines(words: &str) -> &str {
+    words.split(" (sqlx_").next().unwrap_or(words)
 }
 
 /// The codes of refusals that pass by themselves while a session is opened: the connection, a resource, a database that takes

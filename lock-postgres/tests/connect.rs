@@ -94,6 +94,7 @@ async fn what_the_driver_cannot_read_is_final() {
     let error = refused_by(refusal("28P01", latin)).await;
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(error.message().contains("UTF-8") && error.message().contains("password"), "{error}");
+    assert!(!error.message().contains("sqlx"), "{error}");
     let gss = message(b'R', &7_u32.to_be_bytes());
     let error = refused_by(gss).await;
     assert!(
