@@ -189,7 +189,10 @@ impl Acquisition {
             let such = |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
             let entered = shared.queues.enter_if(key, Owner::new(&entry.hold), such).map_err(closed)?;
             entry.permit = Some(match entered {
-                None => return Err(failure_of(&shared, key).map_or(Refusal::Contended, Refusal::Failed)),
+                None => {
+                    return Err(failure_of(&shared, key)
+                        .map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
+                }
                 Some(Entered::Permit(permit)) => permit,
                 Some(Entered::Waiter(waiter)) => {
                     let limit = match budget {
@@ -206,7 +209,7 @@ impl Acquisition {
                                 let error = Error::new(ErrorKind::Unavailable, message);
                                 return Err(shared.name_error(error, Some(key)).into());
                             }
-                            return Err(failure_of(&shared, key).map_or(Refusal::Contended, Refusal::Failed));
+                            return Err(failure_of(&shared, key).map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
                         }
                     }
                 }
@@ -455,7 +458,7 @@ impl Acquisition {
 
     fn out_of_budget(&self) -> Refusal {
         match (&self.outage, self.first_key(self.first_left())) {
-            _ if self.met.others => Refusal::Contended,
+            (_, key) if self.met.others => Refusal::Contended(key.cloned()),
             (Some(outage), _) => Refusal::Failed(outage.error.clone()),
             (None, Some(key)) if self.met.own => self.own_attempt(key),
             (None, key) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_api::{Error, Wait};
+use leasehold_api::{Error, LockKey, Wait};
 use tokio::time::{Instant, sleep_until};
 
 /// How long a caller waits.
@@ -70,8 +70,8 @@ impl Limit {
 /// Why an acquisition ended without a grant.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Somebody else holds or awaits the key, and the budget allows no (more) waiting.
-    Contended,
+    /// Somebody else holds or awaits this key, and the budget allows no (more) waiting.
+    Contended(Option<LockKey>),
     Failed(Error),
 }
 

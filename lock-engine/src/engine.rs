@@ -146,7 +146,7 @@ impl Engine {
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };
         let guards = self.go_on(begun, holds, options, false).await;
-        guards.map_err(|refusal| self.timed_out(refusal, Some(key)))?.pop().ok_or_else(Error::closed)
+        guards.map_err(|refusal| self.timed_out(refusal))?.pop().ok_or_else(Error::closed)
     }
 
     /// Takes the keys in their order, and gives the guards in the order of `keys`.
@@ -171,14 +171,15 @@ impl Engine {
         Ok(placed.into_iter().map(|(_, guard)| guard).collect())
     }
 
-    /// A wait that came to nothing, as the caller sees it.
-    fn timed_out(&self, refusal: Refusal, key: Option<&LockKey>) -> Error {
-        if let Refusal::Failed(error) = refusal {
-            return error;
-        }
+    /// A wait that came to nothing, as the caller sees it: of several keys the error names the one it waited for.
+    fn timed_out(&self, refusal: Refusal) -> Error {
+        let key = match refusal {
+            Refusal::Failed(error) => return error,
+            Refusal::Contended(key) => key,
+        };
         self.shared.metrics.count(Event::Timeout);
         let message = "the wait budget ended while somebody else held or awaited the lock; wait longer, or find the holder with inspect";
-        self.shared.name_error(Error::new(ErrorKind::Timeout, message), key)
+        self.shared.name_error(Error::new(ErrorKind::Timeout, message), key.as_ref())
     }
 
     /// Begins to count an acquire or a try. Several keys are one attempt, at the first in order.
@@ -201,7 +202,7 @@ fn attempted<T>(
 fn tried<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
     match outcome {
         Ok(value) => Ok(Some(value)),
-        Err(Refusal::Contended) => Ok(None),
+        Err(Refusal::Contended(_)) => Ok(None),
         Err(Refusal::Failed(error)) => Err(error),
     }
 }
@@ -237,7 +238,7 @@ impl Lock for Engine {
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
         let attempt = self.attempt(keys.iter().min());
         let outcome = self.take_all(keys, options, false).await;
-        let outcome = outcome.map_err(|refusal| self.timed_out(refusal, None));
+        let outcome = outcome.map_err(|refusal| self.timed_out(refusal));
         attempted(attempt, outcome, |_| Attempted::Granted)
     }
 
