@@ -95,6 +95,36 @@ impl Key {
     }
 }
 
+/// The keys, as arguments or as options.
+#[derive(Debug, clap::Args)]
+#[group(id = "which", required = true, multiple = false)]
+pub(crate) struct Keys {
+    /// The key: 1 to 512 bytes of text. Of several keys, all are taken or none, so that no two of us wait for each other.
+    #[arg(value_name = "KEY", allow_negative_numbers = true, value_parser = key)]
+    arguments: Vec<LockKey>,
+
+    /// The key, whatever it begins with: scripts that do not know are safe with it. May be given several times.
+    #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true, value_parser = key)]
+    options: Vec<LockKey>,
+}
+
+impl Keys {
+    /// The keys in the order in which they were given, of which there is at least one.
+    pub(crate) fn get(&self) -> &[LockKey] {
+        if self.arguments.is_empty() { &self.options } else { &self.arguments }
+    }
+
+    /// The keys for a sentence: `"a", "b"`.
+    pub(crate) fn named(&self) -> String {
+        named(self.get())
+    }
+}
+
+/// Several keys for a sentence: `"a", "b"`.
+pub(crate) fn named<'a>(keys: impl IntoIterator<Item = &'a LockKey>) -> String {
+    keys.into_iter().map(|key| format!("\"{key}\"")).collect::<Vec<_>>().join(", ")
+}
+
 /// List what is locked: who, since when, for how long.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold list ledger: --watch=5")]

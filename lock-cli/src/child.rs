@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 
 use leasehold::file::HeldFile;
-use leasehold::{Error, ErrorKind, LockGuard};
+use leasehold::{Error, ErrorKind, LockGuard, MultiGuard};
 use rustix::io::Errno;
 use rustix::process::Pid;
 #[cfg(target_os = "linux")]
@@ -56,13 +56,13 @@ pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
     Err(cannot_run(program, &errno.into()))
 }
 
-/// Starts the command under `guard`.
+/// Starts the command under `guards`.
 ///
 /// `Err` inside `Ok` is the exit code when the command cannot be started; on Linux that shows in the
 /// child instead.
 pub(crate) fn start(
     command: &[OsString],
-    guard: &LockGuard,
+    guards: &MultiGuard,
     place: &Place,
 ) -> Result<Result<Running, u8>, Error> {
     tree::adopt_orphans();
@@ -72,19 +72,12 @@ pub(crate) fn start(
     #[cfg(not(target_os = "linux"))]
     let mut process = prepare(command);
     place.tell(&mut process);
-    process.env("LEASEHOLD_KEY", guard.key().as_str()).env("LEASEHOLD_HOLDER", guard.holder().to_string());
-    process.env(waiting::HOLDERS, waiting::holders_with(guard.holder()));
-    match guard.token() {
-        Some(token) => process.env("LEASEHOLD_TOKEN", token.to_string()),
-        // Not that of a run around this one.
-        None => process.env_remove("LEASEHOLD_TOKEN"),
-    };
+    name_grants(&mut process, guards);
     // A file lock belongs to the open file: while the child has a descriptor of it, it is not free.
-    let inherited = guard
-        .extension::<HeldFile>()
-        .map(HeldFile::inheritable)
-        .transpose()
-        .map_err(|error| output::system("cannot pass the lock's file on to the command", error))?;
+    let files = guards.iter().filter_map(|guard| guard.extension::<HeldFile>());
+    let inherited: io::Result<Vec<_>> = files.map(HeldFile::inheritable).collect();
+    let inherited =
+        inherited.map_err(|error| output::system("cannot pass the lock's file on to the command", error))?;
     let started = process.spawn();
     drop(inherited);
     match started {
@@ -104,6 +97,30 @@ pub(crate) fn start(
             Err(output::system("cannot start the process for the command; is /proc mounted?", error))
         }
         Err(error) => Ok(Err(cannot_run(&command[0], &error))),
+    }
+}
+
+/// Lets the command know its keys, tokens and holders. What is of a single key is not set where there are several: nobody is
+/// to send the token of one key along to what another one protects.
+fn name_grants(process: &mut Command, guards: &MultiGuard) {
+    let all =
+        |of: &dyn Fn(&LockGuard) -> String, between| guards.iter().map(of).collect::<Vec<_>>().join(between);
+    let token = |guard: &LockGuard| guard.token().map(|token| token.to_string());
+    process.env(waiting::KEYS, all(&|guard| guard.key().to_string(), "\n"));
+    process.env("LEASEHOLD_TOKENS", all(&|guard| output::or_dash(token(guard)), " "));
+    process.env(waiting::HOLDERS, waiting::holders_with(&all(&|guard| guard.holder().to_string(), " ")));
+    let single = if let [guard] = &**guards { Some(guard) } else { None };
+    let of_single = [
+        ("LEASEHOLD_KEY", single.map(|guard| guard.key().to_string())),
+        ("LEASEHOLD_HOLDER", single.map(|guard| guard.holder().to_string())),
+        ("LEASEHOLD_TOKEN", single.and_then(token)),
+    ];
+    for (name, value) in of_single {
+        match value {
+            Some(value) => process.env(name, value),
+            // Not that of a run around this one.
+            None => process.env_remove(name),
+        };
     }
 }
 

@@ -30,6 +30,8 @@ const ARGUMENTS: Fuzz<'_> = Fuzz {
         "schema\u{1f}apply\u{1f}--grant-read-to\u{1f}app",
         "completions\u{1f}zsh",
         "man\u{1f}run",
+        "run\u{1f}a\u{1f}b\u{1f}-n\u{1f}--\u{1f}true",
+        "lock\u{1f}--key\u{1f}-a\u{1f}--key=b\u{1f}--json",
         "run\u{1f}--help",
         "--version",
     ],
@@ -96,7 +98,7 @@ fn read(args: &Args, given: &[OsString]) {
         assert!(!is_open || !has_password(url), "it would be handed on: {url}");
         let _ = place::signed(url);
     }
-    let key = match &args.command {
+    let keys = match &args.command {
         Command::Run(run) => {
             // All behind the first dashes that are no option's value.
             let command = run.command();
@@ -106,18 +108,18 @@ fn read(args: &Args, given: &[OsString]) {
                     || command[0] == "sh"
                         && given.iter().any(|g| g.as_bytes().ends_with(command[2].as_bytes()))
             );
-            Some(run.acquire.key.get())
+            run.acquire.keys.get()
         }
-        Command::Hold(hold) => Some(hold.acquire.key.get()),
-        Command::Inspect(inspect) => Some(inspect.key.get()),
-        Command::Release(release) => Some(release.key.get()),
+        Command::Hold(hold) => hold.acquire.keys.get(),
+        Command::Inspect(inspect) => std::slice::from_ref(inspect.key.get()),
+        Command::Release(release) => std::slice::from_ref(release.key.get()),
         Command::Claims(claims) => {
             let _ = claims::survey(claims);
-            None
+            &[]
         }
-        _ => None,
+        _ => &[],
     };
-    if let Some(key) = key {
+    for key in keys {
         assert!(is_given(key.as_str(), given), "{key:?}");
         assert!(!has_password(key.as_str()), "it would be listed: {key:?}");
     }

@@ -4,17 +4,18 @@ use std::cell::Cell;
 use std::pin::pin;
 
 use leasehold::{
-    AcquireOptions, Error, ErrorKind, KeyInfo, Lock, LockGuard, LossReason, OnCooldown, Scope, Validity,
+    AcquireOptions, Error, ErrorKind, KeyInfo, Lock, LockKey, LossReason, MultiGuard, OnCooldown, Scope,
+    Validity,
 };
 use rustix::process::Signal;
 use tokio::time::Instant;
 
-use crate::args::Acquire;
+use crate::args::{self, Acquire};
 use crate::output::{self, Notes};
 use crate::patience::{Outage, Patience};
 use crate::place::Place;
 use crate::signals::Signals;
-use crate::waiting::{self, Around};
+use crate::waiting::{self, Around, Wanted};
 use crate::{admin, exit, look, who};
 
 /// How a lock is asked for, and by whom.
@@ -29,10 +30,10 @@ pub(crate) struct Request<'a> {
     pub(crate) not_due: u8,
 }
 
-/// Does `body` under the lock that is asked for, and answers its exit code.
+/// Does `body` under the locks that are asked for, and answers its exit code.
 pub(crate) async fn under<F>(request: Request<'_>, body: F) -> Result<u8, Error>
 where
-    F: AsyncFnOnce(LockGuard, &dyn Lock, &mut Signals) -> Result<u8, Error>,
+    F: AsyncFnOnce(MultiGuard, &dyn Lock, &mut Signals) -> Result<u8, Error>,
 {
     let Request { args, place, notes, .. } = request;
     let mut signals =
@@ -58,9 +59,10 @@ where
             if let Err(reason) = close(&*lock, request, &mut signals).await {
                 // Also where notes are not wanted: what is left behind concerns whoever comes next.
                 let later = stays_shut(&*lock).unwrap_or("it is free later, as after a crash of its holder");
-                let key = args.key.get();
+                let keys = args.keys.named();
+                let are = if args.keys.get().len() > 1 { "are" } else { "is" };
                 output::problem(&format!(
-                    "the store has not confirmed that \"{key}\" is free; {later} ({reason})"
+                    "the store has not confirmed that {keys} {are} free; {later} ({reason})"
                 ));
             }
             code
@@ -109,7 +111,7 @@ async fn close(lock: &dyn Lock, request: Request<'_>, signals: &mut Signals) -> 
 
 /// What an attempt may have left that nobody heard of, and that the store has not confirmed to be undone.
 fn left_behind(lock: &dyn Lock, args: &Acquire, reason: &str) -> String {
-    let (key, process) = (args.key.get(), std::process::id());
+    let (keys, process) = (args.keys.named(), std::process::id());
     let window = args.once_per.or(args.cooldown).map_or("", |_| ", and its window has begun");
     let later = match lock.capabilities().crash_release {
         Some(_) => format!("if it was, it ends by itself, as after a crash of its holder{window}"),
@@ -118,7 +120,7 @@ fn left_behind(lock: &dyn Lock, args: &Acquire, reason: &str) -> String {
         ),
     };
     format!(
-        "whether \"{key}\" was granted to this attempt is not known, and the store has not confirmed that it is undone; {later} ({reason})"
+        "whether {keys} was granted to this attempt is not known, and the store has not confirmed that it is undone; {later} ({reason})"
     )
 }
 
@@ -129,7 +131,7 @@ fn stays_shut(lock: &dyn Lock) -> Option<&'static str> {
 }
 
 enum Acquired {
-    Granted(LockGuard),
+    Granted(MultiGuard),
     Not(Refused),
 }
 
@@ -154,22 +156,22 @@ async fn acquire(
     outage: &mut Outage,
 ) -> Result<Acquired, Error> {
     let Request { args, notes, .. } = request;
-    let key = args.key.get();
+    let keys = args.keys.get();
     let options = options(request, patience);
     let started = Instant::now();
     let said = Cell::new(false);
-    notes.detail(&format!("asking for \"{key}\""));
+    notes.detail(&format!("asking for {}", args.keys.named()));
+    let label = options.label.as_deref().unwrap_or_default();
+    let wanted = Wanted { lock, keys, label };
     let granted = {
-        let mut acquiring = pin!(lock.acquire(key, &options));
-        let around = Around::of_environment(key);
-        let mut telling = pin!(waiting::tell(lock, key, &around, notes, outage, &said));
+        let mut acquiring = pin!(lock.acquire_all(keys, &options));
+        let around = Around::of_environment(keys);
+        let mut telling = pin!(waiting::tell(wanted, &around, notes, outage, &said));
         tokio::select! {
             granted = &mut acquiring => granted,
             signal = signals.next() => return Ok(interrupted(signal)),
-            () = &mut telling => {
-                output::problem(&format!(
-                    "you hold \"{key}\" already: a `leasehold` that runs this one does (LEASEHOLD_HOLDERS), and would be waited for without an end"
-                ));
+            circle = &mut telling => {
+                output::problem(&circle);
                 return Ok(Refused::with(args.conflict_exit_code, None));
             }
         }
@@ -187,6 +189,7 @@ async fn acquire(
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.retry_after().map(output::left).unwrap_or_default();
             // A mutex row that a crash has left shut reads as not due, too: say who holds it.
+            let key = error.key().unwrap_or(&keys[0]);
             let held = waiting::seen(lock, key).await.filter(KeyInfo::is_held);
             let holder = held.as_ref().map(admin::in_words).unwrap_or_default();
             let note =
@@ -195,7 +198,7 @@ async fn acquire(
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
             // Also of a store that was too slow: then nobody is seen.
-            let seen = waiting::seen(lock, key).await;
+            let (key, seen) = wanted.held().await;
             let holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             let why = if holder.is_empty() { "was not granted in time" } else { "is locked" };
             Ok(Refused::with(args.conflict_exit_code, format!("\"{key}\" {why}{holder}; nothing was done")))
@@ -226,35 +229,43 @@ fn options(request: Request<'_>, patience: Patience) -> AcquireOptions {
     options
 }
 
-/// Releases, and says how it all ended: with `code`, if the lock was held until then.
+/// Releases, and says how it all ended: with `code`, if the locks were held until then.
 pub(crate) async fn finish(
-    guard: LockGuard,
+    guards: MultiGuard,
     lock: &dyn Lock,
     code: u8,
     what_ended: &str,
     signals: &mut Signals,
     notes: Notes,
 ) -> Result<u8, Error> {
-    let key = guard.key().clone();
-    let (lost, watch) = (guard.validity() == Validity::Lost, guard.lost());
+    let watches: Vec<_> = guards.iter().map(|guard| (guard.key().clone(), guard.lost())).collect();
+    let keys = || watches.iter().map(|(key, _)| key);
+    let lost =
+        guards.iter().find(|guard| guard.validity() == Validity::Lost).map(|guard| guard.key().clone());
     // They were for what has ended, which may have done so before they were read.
     drop(signals.drain().await);
     let released = tokio::select! {
         biased;
-        released = guard.release() => released,
+        released = guards.release() => released,
         () = signals.impatience() => {
             let ended = "ended by a signal before it was answered";
-            Err(Error::new(ErrorKind::OutcomeUnknown, ended).with_key(&key))
+            Err(Error::new(ErrorKind::OutcomeUnknown, ended).with_key(&watches[0].0))
         }
     };
-    let reason = match released {
-        _ if lost => watch.reason(),
-        Ok(()) => {
-            notes.detail(&format!("released \"{key}\""));
+    let reason_of = |lost: &LockKey| watches.iter().find(|(key, _)| key == lost)?.1.reason();
+    let (key, reason) = match (lost, released) {
+        (Some(key), _) => {
+            let reason = reason_of(&key);
+            (key, reason)
+        }
+        (None, Ok(())) => {
+            notes.detail(&format!("released {}", args::named(keys())));
             return Ok(code);
         }
-        Err(error) if error.kind() == ErrorKind::Lost => error.loss(),
-        Err(error) => {
+        (None, Err(error)) if error.kind() == ErrorKind::Lost => {
+            (error.key().unwrap_or(&watches[0].0).clone(), error.loss())
+        }
+        (None, Err(error)) => {
             // It was held until then; only when it will be free is not known.
             notes.say(&format!("{what_ended} has ended, but the release was not confirmed: {error}"));
             return Ok(code);

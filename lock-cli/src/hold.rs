@@ -3,7 +3,6 @@
 use std::fs::{File, Metadata};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::pin::pin;
 use std::{fs, io, thread};
 
 use leasehold::{Error, ErrorKind, FencingToken, LockGuard};
@@ -27,19 +26,18 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
     }
     let not_due = exit::CONFLICT;
     let request = Request { args: &args.acquire, place, notes, program: "leasehold lock", not_due };
-    grant::under(request, async |guard, lock, signals| {
-        print(&guard, args.json);
+    grant::under(request, async |guards, lock, signals| {
+        guards.iter().for_each(|guard| print(guard, args.json));
         if output::is_over() {
             notes.say("nobody can read that the lock was granted, so it is released");
-            return grant::finish(guard, lock, exit::OUTPUT_LOST, "the hold", signals, notes).await;
+            return grant::finish(guards, lock, exit::OUTPUT_LOST, "the hold", signals, notes).await;
         }
-        let mut lost = pin!(guard.lost());
         tokio::select! {
-            reason = &mut lost => notes.say(&format!("lost the lock \"{}\" ({reason})", guard.key())),
+            (key, reason) = guards.lost() => notes.say(&format!("lost the lock \"{key}\" ({reason})")),
             () = end_of_input() => notes.detail("standard input is closed"),
             () = end_by_signal(signals) => notes.detail("ended by a signal"),
         }
-        grant::finish(guard, lock, 0, "the hold", signals, notes).await
+        grant::finish(guards, lock, 0, "the hold", signals, notes).await
     })
     .await
 }

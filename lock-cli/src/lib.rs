@@ -10,6 +10,7 @@ mod args;
 mod bystanders;
 mod check;
 mod child;
+mod circle;
 mod claims;
 mod completions;
 mod exit;

@@ -19,6 +19,10 @@ const ENVIRONMENT: &[(&str, &str)] = &[
         "Set for the command of `run`: the key, the fencing token and the id of the holder. Of --url, LEASEHOLD_URL is set too, unless it has a password.",
     ),
     (
+        "LEASEHOLD_KEYS, LEASEHOLD_TOKENS",
+        "Set for the command of `run`: its keys, one in a line, and their fencing tokens in the same order, with spaces between them (- for none). Of several keys, LEASEHOLD_KEY, LEASEHOLD_TOKEN and LEASEHOLD_HOLDER are not set.",
+    ),
+    (
         "LEASEHOLD_HOLDERS",
         "Set for the command of `run`: the ids of the holders of all runs around it, the innermost first, with spaces between them. A run that would wait for one of them says so and exits.",
     ),

@@ -12,7 +12,7 @@ use tokio::process::Command;
 use url::{Url, form_urlencoded};
 
 use crate::schema::is_postgres;
-use crate::who;
+use crate::{waiting, who};
 
 /// Holds the URL of the store.
 const URL: &str = "LEASEHOLD_URL";
@@ -82,7 +82,7 @@ fn of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Optio
         (Some(url), None) => url.into_string().map_err(|_| invalid(format!("{URL} is not UTF-8 text")))?,
         (None, Some(path)) => first_line(Path::new(&path))?,
     };
-    if text.trim().is_empty() && env::var_os("LEASEHOLD_KEY").is_some() {
+    if text.trim().is_empty() && env::var_os(waiting::HOLDERS).is_some() {
         return Err(invalid(format!(
             "{URL} is empty, as `leasehold run` leaves it for its command where the URL has a password: name the same store here, by --url or {URL_FILE}. Without any this would lock files of this machine, which keep nobody out of that store"
         )));

@@ -19,14 +19,14 @@ pub(crate) async fn run(args: &Run, place: &Place, notes: Notes) -> Result<u8, E
     // Its arguments may be secrets, and others read labels.
     let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy();
     let request = Request { args: &args.acquire, place, notes, program: &program, not_due: 0 };
-    grant::under(request, async |guard, lock, signals| {
-        let mut running = match child::start(&command, &guard, place)? {
+    grant::under(request, async |guards, lock, signals| {
+        let mut running = match child::start(&command, &guards, place)? {
             Ok(running) => running,
-            Err(code) => return guard.release().await.map(|()| code),
+            Err(code) => return guards.release().await.map(|()| code),
         };
-        let ended = supervise::until_end(&mut running, &guard, signals, args, notes).await;
+        let ended = supervise::until_end(&mut running, &guards, signals, args, notes).await;
         let status = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
-        grant::finish(guard, lock, child::exit_code(status), "the command", signals, notes).await
+        grant::finish(guards, lock, child::exit_code(status), "the command", signals, notes).await
     })
     .await
 }

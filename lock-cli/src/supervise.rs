@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use leasehold::LockGuard;
+use leasehold::MultiGuard;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -27,12 +27,12 @@ const KILLED: Duration = Duration::from_secs(10);
 /// Waits for the end of the command; passes signals on, and ends it when the lock is lost.
 pub(crate) async fn until_end(
     running: &mut Running,
-    guard: &LockGuard,
+    guards: &MultiGuard,
     signals: &mut Signals,
     args: &Run,
     notes: Notes,
 ) -> io::Result<ExitStatus> {
-    let mut lost = pin!(guard.lost());
+    let mut lost = pin!(guards.lost());
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_told, mut is_ending, mut kill_at) = (false, false, None);
     // As bits: those that are for the first process alone.
@@ -43,12 +43,12 @@ pub(crate) async fn until_end(
     let status = loop {
         tokio::select! {
             status = running.ended() => break status?,
-            reason = &mut lost, if !is_told => {
+            (key, reason) = &mut lost, if !is_told => {
                 is_told = true;
                 if args.on_loss == OnLoss::Warn {
-                    notes.say(&format!("lost the lock \"{}\" ({reason}); the command goes on", guard.key()));
+                    notes.say(&format!("lost the lock \"{key}\" ({reason}); the command goes on"));
                 } else {
-                    notes.say(&format!("lost the lock \"{}\" ({reason}); ending the command", guard.key()));
+                    notes.say(&format!("lost the lock \"{key}\" ({reason}); ending the command"));
                     let refused = tree.send(Signal::TERM, Reach::Alone);
                     if !refused.is_empty() {
                         let list = refused.iter().map(|pid| pid.as_raw_pid().to_string()).collect::<Vec<_>>().join(", ");

@@ -4,15 +4,19 @@ use std::cell::Cell;
 use std::future::pending;
 use std::time::Duration;
 
-use leasehold::{HolderId, KeyInfo, Lock, LockKey};
+use leasehold::{HoldInfo, HolderId, KeyInfo, Lock, LockKey};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::circle::Circle;
 use crate::output::Notes;
 use crate::patience::{AGAIN, Outage};
 use crate::{admin, look};
 
-/// The holders of all runs around a command, the innermost first.
+/// The holders of all runs around a command, the innermost first, and within a run in the order of its keys.
 pub(crate) const HOLDERS: &str = "LEASEHOLD_HOLDERS";
+
+/// The keys of the innermost run around a command, one in a line.
+pub(crate) const KEYS: &str = "LEASEHOLD_KEYS";
 
 /// How long a wait is silent.
 const SILENT: Duration = Duration::from_secs(2);
@@ -21,23 +25,27 @@ const SILENT: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long to look for the holder's name, for a message.
-const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
 /// The runs around this one, by the ids of their holders.
 #[derive(Debug, Default)]
 pub(crate) struct Around {
-    holders: Vec<HolderId>,
-    /// The innermost is for the same key.
+    pub(crate) holders: Vec<HolderId>,
+    /// The keys of the innermost one, each with its holder.
+    pub(crate) innermost: Vec<(LockKey, HolderId)>,
+    /// The innermost is for one of the keys that are wanted.
     same_key: bool,
 }
 
 impl Around {
-    pub(crate) fn of_environment(key: &LockKey) -> Self {
+    pub(crate) fn of_environment(wanted: &[LockKey]) -> Self {
         let holders = std::env::var(HOLDERS).unwrap_or_default();
-        Self {
-            holders: holders.split(' ').filter_map(|holder| holder.parse().ok()).collect(),
-            same_key: std::env::var("LEASEHOLD_KEY").is_ok_and(|outer| outer == key.as_str()),
-        }
+        let holders: Vec<HolderId> = holders.split(' ').filter_map(|holder| holder.parse().ok()).collect();
+        let keys = std::env::var(KEYS).unwrap_or_default();
+        let keys = keys.lines().filter_map(|key| key.parse().ok());
+        let innermost: Vec<(LockKey, HolderId)> = keys.zip(holders.iter().copied()).collect();
+        let same_key = innermost.iter().any(|(key, _)| wanted.contains(key));
+        Self { holders, innermost, same_key }
     }
 
     fn holds(&self, seen: &KeyInfo) -> bool {
@@ -46,35 +54,88 @@ impl Around {
     }
 }
 
-/// For a command that runs under a hold of `holder`: its id, before those of the runs around this one.
-pub(crate) fn holders_with(holder: HolderId) -> String {
+/// For a command that runs under holds of `holders`: their ids, before those of the runs around this one.
+pub(crate) fn holders_with(holders: &str) -> String {
     let around = std::env::var(HOLDERS).unwrap_or_default();
-    format!("{holder} {around}").trim_end().to_owned()
+    format!("{holders} {around}").trim_end().to_owned()
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) lock: &'a dyn Lock,
+    pub(crate) keys: &'a [LockKey],
+    /// The label of this wait.
+    pub(crate) label: &'a str,
+}
+
+impl<'a> Wanted<'a> {
+    /// Looks at the keys in the order in which they are taken, up to the first one that somebody else holds.
+    async fn look(self) -> (&'a LockKey, Seen) {
+        let mut keys: Vec<&LockKey> = self.keys.iter().collect();
+        keys.sort_unstable_by_key(|key| key.as_str());
+        let mut first = None;
+        for key in keys {
+            match look(self.lock, key).await {
+                Seen::Answer(seen) if seen.holder().is_none_or(|hold| self.is_ours(hold)) => {
+                    first.get_or_insert((key, Seen::Answer(seen)));
+                }
+                other => return (key, other),
+            }
+        }
+        first.unwrap_or((&self.keys[0], Seen::Nothing))
+    }
+
+    /// The first key that somebody else holds, if the store tells soon enough.
+    pub(crate) async fn held(self) -> (&'a LockKey, Option<KeyInfo>) {
+        match self.look().await {
+            (key, Seen::Answer(seen)) => (key, Some(seen)),
+            (key, Seen::Failed(_) | Seen::Nothing) => (key, None),
+        }
+    }
+
+    /// Whether this process, which waits for the other keys, has the hold.
+    fn is_ours(self, hold: &HoldInfo) -> bool {
+        let process = std::process::id().to_string();
+        let is_process =
+            |owner: &str| owner.split(|c: char| !c.is_ascii_digit()).any(|number| number == process);
+        self.keys.len() > 1
+            && hold.label.as_deref() == Some(self.label)
+            && hold.owner.as_deref().is_some_and(is_process)
+    }
+}
+
+fn by_itself(key: &LockKey) -> String {
+    format!(
+        "you hold \"{key}\" already: a `leasehold` that runs this one does (LEASEHOLD_HOLDERS), and would be waited for without an end"
+    )
 }
 
 /// Says what is waited for, again when the holder changes and once a minute; sets `said` then. Ends only when the
-/// key turns out to be held by one of `around`, which would be waited for without an end.
+/// wait would have no end, with the reason: one of `around` holds a key, or waits for this run in a circle.
 pub(crate) async fn tell(
-    lock: &dyn Lock,
-    key: &LockKey,
+    wanted: Wanted<'_>,
     around: &Around,
     notes: Notes,
     outage: &mut Outage,
     said: &Cell<bool>,
-) {
+) -> String {
+    let lock = wanted.lock;
     if around.same_key
-        && let Seen::Answer(seen) = look(lock, key).await
+        && let (key, Seen::Answer(seen)) = wanted.look().await
         && around.holds(&seen)
     {
-        return;
+        return by_itself(key);
     }
     if notes.quiet && around.holders.is_empty() {
         return pending().await;
     }
     sleep(SILENT).await;
     let mut last: Option<(Vec<Option<HolderId>>, Instant)> = None;
+    let mut circle = Circle::default();
     loop {
-        let seen = match look(lock, key).await {
+        let (key, seen) = wanted.look().await;
+        let seen = match seen {
             Seen::Failed(error) if error.is_retryable() => {
                 outage.tell(&error);
                 None
@@ -104,8 +165,13 @@ pub(crate) async fn tell(
             said.set(true);
             last = Some((holders, Instant::now()));
         }
-        if seen.is_some_and(|seen| around.holds(&seen)) {
-            return;
+        if let Some(seen) = seen {
+            if around.holds(&seen) {
+                return by_itself(key);
+            }
+            if let Some(found) = circle.look(lock, around, key, &seen).await {
+                return found;
+            }
         }
         sleep(LOOK_EVERY).await;
     }

@@ -93,10 +93,31 @@ fn what_flock_has_and_this_has_not_is_refused_with_what_to_do_instead() {
 }
 
 #[test]
+fn who_comes_from_setlock_or_consul_is_told_what_to_write() {
+    let store = Store::new();
+    for (options, instead) in [
+        ("-N", "-E 0"),
+        ("-X", "-E 0"),
+        ("-try=30s", "--wait DURATION"),
+        ("--try 30s", "--wait DURATION"),
+        ("-timeout=15s", "--wait DURATION"),
+        ("--child-exit-code", "always passed on"),
+        ("-pass-stdin=true", "always gets the standard input"),
+        ("-name=deploy", "--label TEXT"),
+    ] {
+        let (code, stdout, stderr) = finish(&mut store.run(&format!("k {options}"), "echo ran"));
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (64, "", 1), "{options}: {stderr}");
+        assert!(stderr.contains(instead), "{options}: {stderr}");
+    }
+}
+
+#[test]
 fn a_string_with_arguments_is_told_how_to_have_them() {
     for arguments in [
         &["run", "a", "-c", r#"echo "$1""#, "x", "y"][..],
         &["run", "-nc", r#"echo "$1""#, "a", "--", "x", "y"],
+        &["run", "a", "-c", r#"echo "$1""#, "x"],
+        &["run", "-c", r#"echo "$1""#, "a", "x"],
     ] {
         let (code, _, stderr) = finish(&mut with(Store::new().tool(""), arguments));
         assert!(code == 64 && stderr.contains("-- sh -c STRING sh ARGUMENT"), "{arguments:?}: {stderr}");

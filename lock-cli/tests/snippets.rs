@@ -174,6 +174,14 @@ fn the_habits_of_flock() {
 }
 
 #[test]
+fn several_keys() {
+    let machine = Machine::new();
+    let (code, stdout, stderr) = finish(machine.command("sh").args(["-c", &script("several-keys")]));
+    let tokens = stdout.trim_end().strip_prefix("moved under ").unwrap_or_default();
+    assert!(code == 0 && tokens.split(' ').count() == 2, "{stdout}{stderr}");
+}
+
+#[test]
 fn monitoring() {
     let machine = Machine::new();
     let run = |url: &str| {
@@ -225,7 +233,7 @@ fn bash_completes_keys() {
 
 #[test]
 fn every_block_is_run() {
-    let run = ["whole-script", "some-commands", "some-commands-sh", "as-flock", "monitoring"];
+    let run = ["whole-script", "some-commands", "some-commands-sh", "as-flock", "several-keys", "monitoring"];
     assert_eq!(blocks("sh").chain(blocks("bash")).count(), run.len());
     assert_eq!((blocks("cron").count(), blocks("ini").count()), (1, 2));
 }

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use super::{Key, duration};
+use super::{Keys, duration};
 use crate::exit;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Acquire {
     #[command(flatten)]
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
 
     /// Wait at most this long for the store and the lock, such as 250ms, 30s or 5m [default: for ever].
     ///

@@ -22,7 +22,19 @@ fn command() -> Command {
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Args, clap::Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments)?;
+    if has_keys_behind_string(&matches) {
+        return Err(command.error(ErrorKind::ArgumentConflict, "there are arguments behind the string of -c"));
+    }
     Args::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Whether what was meant for the string of -c was read as more keys.
+fn has_keys_behind_string(matches: &clap::ArgMatches) -> bool {
+    let of = |run: &clap::ArgMatches, name| run.indices_of(name).into_iter().flatten().collect::<Vec<_>>();
+    matches.subcommand_matches("run").is_some_and(|run| {
+        let (keys, string) = (of(run, "arguments"), of(run, "shell"));
+        keys.len() > 1 && string.iter().any(|string| keys.iter().any(|key| key > string))
+    })
 }
 
 /// What to do instead of an option of flock(1) that `run` and `lock` do not have.
@@ -45,8 +57,26 @@ pub(crate) fn instead_of(error: &clap::Error, given: &[OsString]) -> Option<&'st
         "-F" | "--no-fork" => Some(
             "`run` has to outlive its command to release the lock (-F, --no-fork): leave it out; signals and the exit code are passed on",
         ),
-        _ => None,
+        "-N" | "-X" => Some(
+            "to wait, and to exit with another code than 0 on a conflict, is the default: leave out -N and -X of setlock(8); for its -x write -E 0",
+        ),
+        _ => of_consul(given),
     }
+}
+
+/// What to do instead of an option of `consul lock`, which are spelled with one dash or two.
+fn of_consul(given: &[OsString]) -> Option<&'static str> {
+    let names =
+        given.iter().take_while(|word| *word != "--").filter_map(|word| word.to_str()?.strip_prefix('-'));
+    let mut names = names.map(|word| word.trim_start_matches('-').split('=').next().unwrap_or_default());
+    names.find_map(|name| match name {
+        "try" | "timeout" => Some("the time to wait is --wait DURATION, such as --wait 30s, or -w SECONDS"),
+        "name" => Some("the text for those who list the locks is --label TEXT"),
+        "pass-stdin" | "child-exit-code" | "monitor-retry" => Some(
+            "the command always gets the standard input, its exit code is always passed on, and a store that does not answer is always tried again: leave the option out",
+        ),
+        _ => None,
+    })
 }
 
 /// What to write instead of a command of `run` that has no `--` before it, or that follows -c.
@@ -61,7 +91,7 @@ pub(crate) fn tip(error: &clap::Error, given: &[OsString]) -> Option<&'static st
         ErrorKind::UnknownArgument | ErrorKind::ArgumentConflict if has_shell => Some(
             "-c takes one string and nothing behind it; with arguments: leasehold run KEY -- sh -c STRING sh ARGUMENT..",
         ),
-        ErrorKind::UnknownArgument if !has_dashes => {
+        ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument if !has_dashes && !has_shell => {
             Some("put -- before the command: leasehold run KEY -- COMMAND")
         }
         _ => None,

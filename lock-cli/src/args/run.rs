@@ -9,6 +9,7 @@ use super::{Acquire, duration};
 const RUN_HELP: &str = "\
 Example:
   leasehold run deploy --wait 5m -- ./deploy.sh production
+  leasehold run ledger:41 ledger:42 -- ./transfer.sh
 
 Exit codes: of the command; 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost.
 All of them, and the environment, are in `leasehold --help` and `leasehold man`.";
@@ -22,15 +23,15 @@ Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not
 /// Wait for the lock, run a command while holding it, pass on its exit code.
 ///
 /// It waits for ever unless told otherwise, also for a store that cannot be reached. The command finds LEASEHOLD_KEY,
-/// LEASEHOLD_TOKEN (the fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment, and LEASEHOLD_URL
-/// if --url has no password. Signals (SIGTERM, SIGHUP, ..) are passed on to it, and the lock is released after it has
-/// ended. If the lock is lost, or held for longer than --max-hold, the command and all processes that it has started
+/// LEASEHOLD_TOKEN (the fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment (of several keys
+/// LEASEHOLD_KEYS and LEASEHOLD_TOKENS), and LEASEHOLD_URL if --url has no password. Signals (SIGTERM, SIGHUP, ..) are
+/// passed on to it unless they have reached it already, and the lock is released after it has ended. If the lock is lost, or held for longer than --max-hold, the command and all processes that it has started
 /// get SIGTERM, and SIGKILL after the grace period (--on-loss). If this tool is killed, on Linux the command is killed
 /// with it, but not what the command has started: a file store frees the lock only after all of these are gone, a server
 /// before that. Have a unit of systemd end them all.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "leasehold run [OPTIONS] KEY -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY -c STRING",
+    override_usage = "leasehold run [OPTIONS] KEY... -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY... -c STRING",
     after_help = RUN_HELP
 )]
 pub(crate) struct Run {
@@ -77,8 +78,8 @@ pub(crate) enum OnLoss {
 
 /// Wait for the lock, say that it is held, and hold it until standard input is closed.
 ///
-/// For several commands of one script. Prints one line when it is held: the fencing token (or -), the holder's id and
-/// the key. SIGINT, SIGTERM, SIGHUP and SIGQUIT release it as well. It ends with 0 if the lock was held until then, and
+/// For several commands of one script. Prints one line for each key when all are held: the fencing token (or -), the holder's
+/// id and the key. SIGINT, SIGTERM, SIGHUP and SIGQUIT release it as well. It ends with 0 if the lock was held until then, and
 /// at once with 76 when it is lost: then stop. Keep its standard input open, for example with a pipe: of a cron job, and of
 /// a command with `&` in a script, it is /dev/null or empty. The first is refused, with the second the lock is released at
 /// once.

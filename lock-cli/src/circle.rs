@@ -1,0 +1,178 @@
+//! Finds a circle of runs: each holds a key, and a run inside of it waits for a key that the next one holds.
+//!
+//! ```text
+//!   leasehold run a -- leasehold run b -- ..      holds a, waits for b
+//!   leasehold run b -- leasehold run a -- ..      holds b, waits for a
+//! ```
+//!
+//! A run inside a run that waits says so in the store: for each key of the run around it, it takes another key, whose label has
+//! the holder of the former and the key that is waited for. Who waits for a key follows these labels from holder to holder. A
+//! circle ends where a run around this one holds a key.
+
+use leasehold::{AcquireOptions, HolderId, KeyInfo, Lock, LockGuard, LockKey};
+use tokio::time::timeout;
+
+use crate::waiting::{Around, LOOK};
+
+/// What the keys that say who waits begin with.
+const PREFIX: &str = "leasehold:nested:";
+
+/// Stands between holder and key in a label.
+const WAITS_FOR: &str = " waits for ";
+
+/// How many runs a circle is looked for in.
+const LONGEST: usize = 16;
+
+/// After so many looks a run ends a circle that another one was to end: that run may not see the circle.
+const PATIENCE: u32 = 4;
+
+/// The stores keep so much of a label.
+const LONGEST_LABEL: usize = 256;
+
+/// What a wait has published, and found.
+#[derive(Debug, Default)]
+pub(crate) struct Circle {
+    published: Option<(LockKey, Vec<LockGuard>)>,
+    /// How many looks in a row have found a circle that another run was to end.
+    found: u32,
+}
+
+impl Circle {
+    /// Publishes that a run inside `around` waits for `key`, which is held as `seen`. Returns the circle that this wait is in,
+    /// in words, if this run is the one to end it: that with the greatest holder, or any if the circle lasts.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, what was published is released in the background.
+    pub(crate) async fn look(
+        &mut self,
+        lock: &dyn Lock,
+        around: &Around,
+        key: &LockKey,
+        seen: &KeyInfo,
+    ) -> Option<String> {
+        if around.innermost.is_empty() {
+            return None;
+        }
+        if self.published.as_ref().is_none_or(|(published, _)| published != key) {
+            // The former one first: its keys are those of the next.
+            if let Some((_, guards)) = self.published.take() {
+                let released = guards.into_iter().collect::<leasehold::MultiGuard>().release();
+                let _ = timeout(LOOK, released).await;
+            }
+            let published = timeout(LOOK, publish(lock, around, key)).await.unwrap_or_default();
+            self.published = Some((key.clone(), published));
+        }
+        let path = timeout(LOOK, find(lock, around, key, seen)).await.ok().flatten();
+        self.found = if path.is_some() { self.found + 1 } else { 0 };
+        path.filter(|path| is_greatest(path) || self.found >= PATIENCE).map(|path| in_words(&path))
+    }
+}
+
+/// The key that says who waits under the holder of `key`. `None` if it would be too long.
+fn note(key: &LockKey) -> Option<LockKey> {
+    format!("{PREFIX}{}", key.as_str()).parse().ok()
+}
+
+async fn publish(lock: &dyn Lock, around: &Around, waits_for: &LockKey) -> Vec<LockGuard> {
+    let mut published = Vec::new();
+    for (key, holder) in &around.innermost {
+        let label = format!("{holder}{WAITS_FOR}{}", waits_for.as_str());
+        let Some(note) = note(key).filter(|_| label.len() <= LONGEST_LABEL) else { continue };
+        let options = AcquireOptions::new().label(label);
+        let mut taken = lock.try_acquire(&note, &options).await;
+        if matches!(taken, Ok(None)) && is_stale(lock, &note, *holder).await {
+            taken = lock.try_acquire(&note, &options).await;
+        }
+        published.extend(taken.ok().flatten());
+    }
+    published
+}
+
+/// Ends what a run under an earlier holder has left, where a store does not end the holds of the dead. Returns whether it did.
+async fn is_stale(lock: &dyn Lock, note: &LockKey, holder: HolderId) -> bool {
+    let Some(admin) = lock.admin() else { return false };
+    let Ok(seen) = admin.inspect(note).await else { return false };
+    let by = seen.holder().and_then(|hold| waits_for(hold.label.as_deref()?));
+    match (by, seen.holder().and_then(|hold| hold.holder)) {
+        (Some((by, _)), Some(left)) if by != holder => admin.force_release(note, left).await.unwrap_or(false),
+        _ => false,
+    }
+}
+
+/// The holder under which somebody waits, and for which key.
+fn waits_for(label: &str) -> Option<(HolderId, LockKey)> {
+    let (holder, key) = label.split_once(WAITS_FOR)?;
+    Some((holder.parse().ok()?, key.parse().ok()?))
+}
+
+/// The keys from `key` to one that a run around this one holds, each with its holder, if there is such a way.
+async fn find(
+    lock: &dyn Lock,
+    around: &Around,
+    key: &LockKey,
+    seen: &KeyInfo,
+) -> Option<Vec<(LockKey, HolderId)>> {
+    let admin = lock.admin()?;
+    let (mut key, mut seen) = (key.clone(), seen.clone());
+    let mut path = Vec::new();
+    while path.len() < LONGEST {
+        let holder = seen.holder()?.holder?;
+        path.push((key.clone(), holder));
+        if around.holders.contains(&holder) {
+            return Some(path);
+        }
+        let published = admin.inspect(&note(&key)?).await.ok()?;
+        let (by, next) = waits_for(published.holder()?.label.as_deref()?)?;
+        if by != holder {
+            return None;
+        }
+        seen = admin.inspect(&next).await.ok()?;
+        key = next;
+    }
+    None
+}
+
+/// Whether the run around this one, which is the last, has the greatest holder: all runs of a circle agree about that.
+fn is_greatest(path: &[(LockKey, HolderId)]) -> bool {
+    path.iter().map(|(_, holder)| holder.to_string()).max()
+        == path.last().map(|(_, holder)| holder.to_string())
+}
+
+fn in_words(path: &[(LockKey, HolderId)]) -> String {
+    let pairs = path.iter().zip(path.iter().skip(1));
+    let steps =
+        pairs.map(|((key, _), (next, _))| format!("the run that holds \"{key}\" waits for \"{next}\""));
+    let steps = steps.collect::<Vec<_>>().join(", ");
+    let (first, last) = (&path[0].0, &path[path.len() - 1].0);
+    format!(
+        "a circle of runs, which would wait for each other without an end: this one holds \"{last}\" and waits for \"{first}\", {steps}; take all keys in one run, as in: leasehold run KEY KEY2 -- COMMAND"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_circle_one_run_is_the_one_to_end_it() {
+        let key = |name: &str| name.parse::<LockKey>().unwrap();
+        let holder = |n: u64| format!("{n:032x}-1").parse::<HolderId>().unwrap();
+        let path = |ids: [(&str, u64); 2]| ids.map(|(name, n)| (key(name), holder(n)));
+        let (one, other) = (path([("b", 2), ("a", 1)]), path([("a", 1), ("b", 2)]));
+        assert_eq!((is_greatest(&one), is_greatest(&other)), (false, true));
+        let words = in_words(&other);
+        assert!(
+            words.contains("holds \"b\" and waits for \"a\", the run that holds \"a\" waits for \"b\""),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn a_label_says_who_waits_for_what() {
+        let label = format!("{:032x}-1 waits for a waits for b", 7);
+        let (holder, key) = waits_for(&label).unwrap();
+        assert_eq!((holder.to_string(), key.as_str()), (format!("{:032x}-1", 7), "a waits for b"));
+        assert_eq!(waits_for("nightly waits for nobody"), None);
+    }
+}
