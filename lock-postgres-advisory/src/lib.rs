@@ -22,6 +22,7 @@ mod waiting;
 pub mod xact;
 mod xact_guard;
 mod xact_sql;
+mod xact_watch;
 
 pub use backend::AdvisoryBackend;
 pub use config::{AdvisoryConfig, XactConfig};

@@ -72,10 +72,11 @@ use leasehold_postgres::{
     store_error, token,
 };
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use crate::xact_sql;
+use crate::xact_watch::{Longest, Watch};
 
 /// How long the server has for an answer, beyond what it may wait for the lock.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
@@ -90,6 +91,7 @@ pub struct XactLocks {
     schema: Identifier,
     numbers: Arc<dyn KeyNumber>,
     token: Arc<str>,
+    longest: Option<Longest>,
 }
 
 impl XactLocks {
@@ -97,13 +99,27 @@ impl XactLocks {
     #[must_use]
     pub fn new(schema: Identifier) -> Self {
         let token = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
-        Self { schema, numbers: Arc::new(Fnv1a64), token }
+        Self { schema, numbers: Arc::new(Fnv1a64), token, longest: None }
     }
 
     /// Other numbers for keys than [`Fnv1a64`]'s.
     #[must_use]
     pub fn numbers(mut self, numbers: impl KeyNumber) -> Self {
         self.numbers = Arc::new(numbers);
+        self
+    }
+
+    /// Bounds how long a transaction lasts that has taken a lock here: when `longest` has passed since the lock was granted and
+    /// the transaction is still open, a connection of `pool` ends its session, and with it transaction and lock. The work is
+    /// rolled back; the next statement on the connection fails. That also helps against a program that hangs, awaits for ever
+    /// or blocks its thread, as long as another thread of its runtime is free. Behind a pooler too.
+    ///
+    /// Without it, a transaction that idles is bounded by the server's `idle_in_transaction_session_timeout` alone. It costs
+    /// one statement more for each call that takes locks, and, unless a guard has seen the transaction end, another after
+    /// `longest`. `pool` must not be used up by the transactions themselves.
+    #[must_use]
+    pub fn max_hold(mut self, longest: Duration, pool: PgPool) -> Self {
+        self.longest = Some(Longest::new(longest, pool));
         self
     }
 
@@ -165,8 +181,12 @@ impl XactLocks {
     ) -> Result<Option<XactProof>, Error> {
         let proof = self.proof(key)?;
         let attempt = xact_sql::attempt(proof.number, proof.space);
-        let granted = self.take(connection, &proof, attempt, wait).await;
-        Ok(granted.map_err(|error| error.with_key(key))?.then_some(proof))
+        let granted =
+            self.take(connection, &proof, attempt, wait).await.map_err(|error| error.with_key(key))?;
+        if granted {
+            self.watch(connection).await.map_err(|error| error.with_key(key))?;
+        }
+        Ok(granted.then_some(proof))
     }
 
     /// `attempt`, then waits if that was not enough. `false` with [`LockWait::Skip`] alone.
@@ -223,7 +243,19 @@ impl XactLocks {
         };
         match self.wait_for(connection, &ordered, budget).await {
             Err(error) if error.kind() == ErrorKind::Timeout && wait == LockWait::Skip => Ok(None),
-            outcome => outcome.map(|()| Some(proofs)),
+            outcome => {
+                outcome?;
+                self.watch(connection).await?;
+                Ok(Some(proofs))
+            }
+        }
+    }
+
+    /// Sees to it that the transaction of `connection` ends in time.
+    pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<Option<Watch>, Error> {
+        match &self.longest {
+            Some(longest) => longest.watch(connection).await.map(Some),
+            None => Ok(None),
         }
     }
 

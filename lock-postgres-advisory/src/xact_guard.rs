@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, contended};
 use crate::xact_sql;
+use crate::xact_watch::Watch;
 
 const BEGIN: &str = "begin a transaction";
 
@@ -84,7 +85,10 @@ impl XactLocks {
         };
         let begin = xact_sql::begin(proof.number(), proof.space);
         match self.take(opening.connection()?, &proof, begin, wait).await {
-            Ok(true) => Ok(Some(XactGuard { transaction: opening.into_transaction().await?, proof })),
+            Ok(true) => {
+                let watch = self.watch(opening.connection()?).await?;
+                Ok(Some(XactGuard { transaction: opening.into_transaction().await?, proof, watch }))
+            }
             Ok(false) => opening.roll_back().await.map(|()| None),
             Err(error) if error.kind() == ErrorKind::Timeout => opening.roll_back().await.and(Err(error)),
             Err(error) => Err(error),
@@ -100,6 +104,7 @@ impl XactLocks {
 pub struct XactGuard {
     transaction: Transaction<'static, Postgres>,
     proof: XactProof,
+    watch: Option<Watch>,
 }
 
 impl XactGuard {
@@ -134,7 +139,10 @@ impl XactGuard {
             return Err(Error::new(ErrorKind::OutcomeUnknown, ENDED_BEFORE));
         }
         match timeout(ANSWER, self.transaction.commit()).await {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(())) => {
+                self.watch.iter().for_each(Watch::over);
+                Ok(())
+            }
             Ok(Err(error)) if outcome_unknown(&error) => {
                 Err(Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)
                     .with_source(leasehold_postgres::DriverError::new(error)))
@@ -154,7 +162,9 @@ impl XactGuard {
     ///
     /// Safe: it is rolled back in the background.
     pub async fn rollback(self) -> Result<(), Error> {
-        answer(self.transaction.rollback(), ANSWER, "roll back").await
+        answer(self.transaction.rollback(), ANSWER, "roll back").await?;
+        self.watch.iter().for_each(Watch::over);
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ mod libpq;
 mod limit;
 mod link;
 mod number;
+mod open;
 #[cfg(unix)]
 mod relay;
 mod route;
@@ -34,6 +35,7 @@ pub use libpq::is_parameter;
 pub use number::{
     Djb2Xor, Fnv1a64, KeyNumber, KeySpace, RawBigint, RawPair, Sha256, SqlxNames, pack, unpack,
 };
+pub use open::OpenTransaction;
 pub use sql::channel;
 pub use wait::LockWait;
 

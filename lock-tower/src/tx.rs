@@ -12,8 +12,9 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use leasehold_api::{BoxFuture, Error, ErrorKind};
-use leasehold_postgres_advisory::XactLocks;
+use leasehold_postgres_advisory::{XactGuard, XactLocks};
 use sqlx::PgPool;
+use tokio::time::timeout;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{debug, error, warn};
@@ -88,6 +89,15 @@ impl<K> TxLayer<K> {
     #[must_use]
     pub fn wait(self, budget: Duration) -> Self {
         self.set(|shared| shared.wait = budget)
+    }
+
+    /// The longest that a handler may have its transaction; without this there is no bound. A handler that awaits for longer is
+    /// dropped, its transaction is rolled back, and the request is answered with 500 and the problem `...:held-too-long`. One
+    /// that blocks its thread cannot be dropped: a second later, a connection of the pool ends its session, so that others get
+    /// the lock, and its commit fails. Another thread of the runtime has to be free for that.
+    #[must_use]
+    pub fn max_hold(self, longest: Duration) -> Self {
+        self.set(|shared| shared.queue.bound(longest))
     }
 
     /// As [`LockLayer::contended`](crate::LockLayer::contended).
@@ -249,8 +259,9 @@ where
     request.extensions_mut().insert(tx.slot());
     // Locks of layers inside last until the commit.
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
+    let longest = shared.queue.longest;
     Finish::new(Box::pin(async move {
-        let answer = run(inner, request, tx, &open, &shared.http, &in_flight).await;
+        let answer = run(inner, request, tx, &open, &shared.http, &in_flight, longest).await;
         open.end().await;
         // In this order: whoever waits for none to be in flight finds all keys free.
         drop(admission);
@@ -267,26 +278,31 @@ async fn run<S, B, R>(
     open: &OpenCommit,
     http: &Http,
     in_flight: &InFlight,
+    longest: Option<Duration>,
 ) -> Result<Response<LockBody<R>>, S::Error>
 where
     S: Service<Request<B>, Response = Response<R>>,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let handled = call(inner, request).await;
+    let called = call(inner, request);
+    let handled = match longest {
+        Some(longest) => timeout(longest, called).await.ok(),
+        None => Some(called.await),
+    };
     let guard = tx.into_guard();
+    let Some(handled) = handled else {
+        error!(?longest, "a handler had its transaction for too long and was dropped");
+        roll_back(guard).await;
+        return Ok(failed("held-too-long", "the service took too long; nothing was done"));
+    };
     let is_final =
         |response: &Response<R>| response.status().is_success() || response.status().is_redirection();
     let lost = open.lost();
     let response = match handled {
         Ok(response) if is_final(&response) && lost.is_none() => response,
         other => {
-            if let Some(Err(error)) = match guard {
-                Some(guard) => Some(guard.rollback().await),
-                None => None,
-            } {
-                warn!(%error, "a transaction was not rolled back in order; its connection ends it");
-            }
+            roll_back(guard).await;
             return match lost {
                 Some(reason) if other.as_ref().is_ok_and(is_final) => {
                     <Http as Transport<Request<B>, Response<R>, S::Error>>::refuse(
@@ -317,6 +333,14 @@ where
                 _ => failed("commit-failed", "the work could not be committed; nothing was done"),
             })
         }
+    }
+}
+
+async fn roll_back(guard: Option<XactGuard>) {
+    if let Some(guard) = guard
+        && let Err(error) = guard.rollback().await
+    {
+        warn!(%error, "a transaction was not rolled back in order; its connection ends it");
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{LossReason, Lost};
+use leasehold_api::{Error, LossReason, Lost};
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::oneshot;
@@ -55,10 +55,15 @@ impl Claim {
     /// As [`lost`](Self::lost), but never where a worker is writing or has written its end, which says more.
     pub(crate) async fn lost_in_hand(&self) -> LossReason {
         let reason = self.lost().await;
-        if !self.hold.is_begun() {
+        if reason != LossReason::HeldTooLong && !self.hold.is_begun() {
             std::future::pending::<()>().await;
         }
         reason
+    }
+
+    /// The end of a claim whose worker had it for too long and was dropped.
+    pub(crate) fn overdue(&self) {
+        self.shared.end_overdue(&self.hold);
     }
 
     /// Its rows, in order; at least one.
@@ -258,7 +263,7 @@ impl Claim {
     /// returns the claim.
     pub async fn settle(mut self, outcome: Outcome) -> Result<Settled, ClaimError> {
         self.leave_transaction();
-        self.settle_shared(outcome).await.unwrap_or_else(|| Err(settled()))
+        self.settle_shared(outcome).await.unwrap_or_else(|| Err(self.ended()))
     }
 
     /// `None` when it was settled already.
@@ -269,6 +274,14 @@ impl Claim {
         let (reply, answer) = oneshot::channel();
         self.shared.settle(Arc::clone(&self.hold), outcome, Some(reply));
         Some(answer.await.unwrap_or_else(|_| Err(closed())))
+    }
+
+    /// Why it cannot be ended any more.
+    fn ended(&self) -> ClaimError {
+        match self.hold.signal.reason() {
+            Some(LossReason::HeldTooLong) => Error::lost(LossReason::HeldTooLong).into(),
+            _ => ClaimError::unsupported("the claim was settled already; take the next one"),
+        }
     }
 
     /// Ends the claim in a transaction of yours, in which the work was done, and commits it: both count, or
@@ -291,8 +304,8 @@ impl Claim {
         mut transaction: Transaction<'_, Postgres>,
         outcome: Outcome,
     ) -> Result<Settled, ClaimError> {
-        if !self.hold.try_settle() {
-            return Err(settled());
+        if !self.hold.try_commit() {
+            return Err(self.ended());
         }
         let settling = Settling(self);
         let settled = match claims.settle_in(&mut transaction, self.claim_ref(), &outcome).await {
@@ -343,8 +356,4 @@ impl fmt::Debug for Claim {
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }
-}
-
-fn settled() -> ClaimError {
-    ClaimError::unsupported("the claim was settled already; take the next one")
 }

@@ -55,7 +55,9 @@ mod on {
             for outcome in ["done", "failed", "retry", "put back", "snooze", "other state"] {
                 published.count(ENDED, "outcome", outcome, 0);
             }
-            for reason in [LossReason::Expired, LossReason::Gone, LossReason::RuntimeGone] {
+            for reason in
+                [LossReason::Expired, LossReason::Gone, LossReason::HeldTooLong, LossReason::RuntimeGone]
+            {
                 published.count(LOST, "reason", reason.as_str(), 0);
             }
             published.swept(&Swept::default());

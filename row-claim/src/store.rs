@@ -32,6 +32,8 @@ pub struct Claimed {
     pub group: Option<Arc<str>>,
     /// The shortest lease of its rows.
     pub lease: Duration,
+    /// The shortest timeout that its rows have of their own.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Claimed {

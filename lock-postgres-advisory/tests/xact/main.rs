@@ -5,3 +5,4 @@
 mod common;
 mod faults;
 mod locks;
+mod max_hold;

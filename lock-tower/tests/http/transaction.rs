@@ -162,6 +162,52 @@ async fn a_handler_that_leaves_its_transaction_to_a_task_is_rolled_back() {
     assert_eq!(it.count().await, 0);
 }
 
+/// Row 94: the bound drops a handler that awaits for ever, and its statement with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_94_a_handler_that_awaits_for_ever_loses_its_transaction() {
+    let mut it = setup(4).await;
+    it.layer = it.layer.clone().max_hold(Duration::from_millis(300));
+    for statement in ["SELECT 1", "SELECT pg_sleep(3600)"] {
+        let app = it.app(async move |mut tx: SharedTx| {
+            write(&mut tx).await;
+            sqlx::raw_sql(statement).execute(&mut *tx).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let response = send(&app, request("a")).await;
+        assert_eq!(response.status(), 500);
+        assert!(text(response).await.contains("held-too-long"));
+        let app = it.app(async |_: SharedTx| ());
+        assert_eq!(send(&app, request("a")).await.status(), 200);
+    }
+    assert_eq!(it.count().await, 0);
+    it.layer.idle().await;
+}
+
+/// Row 94: nothing can be dropped of a handler that blocks its thread. Others of its key get in, here too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn row_94_a_handler_that_blocks_its_thread_loses_its_transaction() {
+    let mut it = setup(6).await;
+    it.layer = it.layer.clone().max_hold(Duration::from_millis(300));
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = Arc::new(std::sync::Mutex::new(Some(blocked)));
+    let (told, begun) = tokio::sync::oneshot::channel();
+    let told = Arc::new(std::sync::Mutex::new(Some(told)));
+    let app = it.app(async move |mut tx: SharedTx| {
+        write(&mut tx).await;
+        told.lock().unwrap().take().unwrap().send(()).unwrap();
+        let blocked = blocked.lock().unwrap().take().unwrap();
+        let _ = blocked.recv();
+    });
+    let first = tokio::spawn(async move { send(&app, request("a")).await });
+    within(LONG, "the handler begins", begun).await.unwrap();
+    let app = it.app(async |_: SharedTx| ());
+    assert_eq!(within(LONG, "the second", send(&app, request("a"))).await.status(), 200);
+    release.send(()).unwrap();
+    let response = within(LONG, "the first", first).await.unwrap();
+    assert_eq!(response.status(), 500);
+    assert_eq!(it.count().await, 0);
+}
+
 #[tokio::test]
 async fn without_a_layer_and_twice_there_is_no_transaction() {
     let it = setup(4).await;

@@ -14,7 +14,7 @@ use crate::error::ClaimError;
 use crate::held::HeldStore;
 use crate::id::RowKey;
 use crate::state::State;
-use crate::store::{ClaimStore, Take};
+use crate::store::{ClaimStore, Claimed, Take};
 
 /// How long an idle claimer sleeps where new work is known to be announced, and where it is not.
 const ANNOUNCED: Duration = Duration::from_secs(30);
@@ -36,6 +36,8 @@ pub(crate) struct Config {
     poll: Option<Duration>,
     pub(crate) sweep_every: Duration,
     pub(crate) close_limit: Duration,
+    max_hold: Option<Duration>,
+    is_timeout_max_hold: bool,
     /// `None` where it was not said and the spec has nothing for it: then there is no running of handlers.
     pub(crate) on_failure: Option<OnFailure>,
     pub(crate) on_exhausted: Option<OnExhausted>,
@@ -58,6 +60,17 @@ impl Config {
     /// How soon to look again after a sweep.
     pub(crate) fn sweep_pause(&self) -> Duration {
         (self.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500))
+    }
+
+    /// The longest that a worker may have a claim.
+    pub(crate) fn most(&self, claimed: &Claimed) -> Option<Duration> {
+        let own = claimed.timeout.filter(|_| self.is_timeout_max_hold);
+        own.into_iter().chain(self.max_hold).min()
+    }
+
+    /// Whether there is such a bound.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.max_hold.is_some() || self.is_timeout_max_hold
     }
 
     /// After which part of its lease a claim is renewed.
@@ -106,6 +119,8 @@ impl ClaimerBuilder {
                 poll: None,
                 sweep_every: Duration::ZERO,
                 close_limit: Duration::from_secs(10),
+                max_hold: None,
+                is_timeout_max_hold: false,
                 on_failure: None,
                 on_exhausted: None,
                 on_error: None,
@@ -184,6 +199,29 @@ impl ClaimerBuilder {
         self
     }
 
+    /// The longest that a worker may have a claim, counted from when it got it. By default there is no such bound: a worker
+    /// that lives and hangs keeps its rows, because the claimer renews its leases.
+    ///
+    /// A claim that is held for longer is lost, for the reason [`HeldTooLong`](leasehold_api::LossReason::HeldTooLong), and
+    /// its attempt counts: others can take the row, after the pause that follows a panic. `on_error` is told. A handler of
+    /// [`run`](super::Claimer::run) is dropped where it awaits. One that blocks its thread cannot be dropped and takes up its
+    /// place in `run` until it returns; whatever it writes through the claim is refused. The transaction of a held claim is
+    /// rolled back. If the worker does not let go of it within a second, another session of the pool ends its session:
+    /// therefore the pool needs one connection more than claims that are out. If another process takes the row in that very
+    /// moment, the attempt does not count. Another thread of the runtime has to be free.
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.config.max_hold = Some(longest);
+        self
+    }
+
+    /// The timeout of a row ([`timeout_seconds`](crate::ClaimSpecBuilder::timeout_seconds)) also bounds how long a worker may have its
+    /// claim, as [`max_hold`](Self::max_hold) does for all; the smaller of both counts. Without this, such a lease is renewed
+    /// as every other.
+    pub fn timeout_is_max_hold(mut self) -> Self {
+        self.config.is_timeout_max_hold = true;
+        self
+    }
+
     /// What [`run`](super::Claimer::run) does with a claim whose handler answered an error. By default it
     /// is failed. The same goes for a claim whose end as done, or in another state, the table refuses. What the spec has no
     /// state or column for is refused by [`start`](Self::start).
@@ -241,6 +279,7 @@ impl ClaimerBuilder {
             ("poll interval", config.poll),
             ("renewal interval", renew_every),
             ("sweep interval", sweep_every),
+            ("maximum hold", config.max_hold),
         ];
         let least = Duration::from_millis(1);
         if let Some((what, _)) = times.iter().find(|(_, time)| time.is_some_and(|time| time < least)) {
@@ -256,6 +295,9 @@ impl ClaimerBuilder {
         // Beyond that, moments in time cannot be counted with.
         config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
         config.poll = config.poll.map(|poll| poll.min(LONGEST));
+        if let Some(held) = held.as_ref().filter(|_| config.is_bounded()) {
+            held.watch();
+        }
         let (shared, settlements) = shared::Shared::new(store, held, clock, config);
         runtime.spawn(keeper::run(Arc::clone(&shared)));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));

@@ -18,6 +18,8 @@ const READY: u8 = 0;
 const BEGUN: u8 = 1;
 /// Its end is being written.
 const SETTLING: u8 = 2;
+/// Its worker writes the end, in a transaction of its own.
+const COMMITTING: u8 = 4;
 /// It has ended, one way or another.
 const ENDED: u8 = 3;
 
@@ -27,6 +29,8 @@ pub(crate) struct Hold {
     pub(crate) claimed: Claimed,
     pub(crate) signal: Arc<LossSignal>,
     stage: AtomicU8,
+    /// The longest that a worker may have it.
+    most: Option<Duration>,
     /// When a worker began with it.
     pub(crate) begun_at: OnceLock<Moment>,
     /// From here on somebody else may have it.
@@ -39,12 +43,19 @@ pub(crate) struct Hold {
 
 impl Hold {
     /// A claim whose taking was asked for at `asked`. It is to be renewed after `part` of its lease.
-    pub(crate) fn new(serial: u64, claimed: Claimed, asked: Moment, part: f64) -> Self {
+    pub(crate) fn new(
+        serial: u64,
+        claimed: Claimed,
+        asked: Moment,
+        part: f64,
+        most: Option<Duration>,
+    ) -> Self {
         let hold = Self {
             serial,
             claimed,
             signal: LossSignal::new(),
             stage: AtomicU8::new(READY),
+            most,
             begun_at: OnceLock::new(),
             deadline: AtomicU64::new(0),
             due: AtomicU64::new(0),
@@ -128,6 +139,23 @@ impl Hold {
         matches!(self.stage.load(Ordering::Acquire), READY | BEGUN) && self.signal.fire(reason)
     }
 
+    /// When a worker has had it for as long as it may.
+    pub(crate) fn over(&self) -> Option<Moment> {
+        Some(self.begun_at.get()?.after(self.most?)).filter(|_| !self.has_ended())
+    }
+
+    /// The longest that a worker may have it.
+    pub(crate) fn most(&self) -> Option<Duration> {
+        self.most
+    }
+
+    /// It was held for too long. Returns whether that is news. An end that is handed over is written all the same, because
+    /// it has a limit; one in a transaction of the worker may wait for anything.
+    pub(crate) fn lose_over(&self) -> bool {
+        matches!(self.stage.load(Ordering::Acquire), READY | BEGUN | COMMITTING)
+            && self.signal.fire(LossReason::HeldTooLong)
+    }
+
     /// A worker begins with it.
     pub(crate) fn begin(&self) {
         self.stage.store(BEGUN, Ordering::Release);
@@ -145,9 +173,14 @@ impl Hold {
         from(BEGUN) || from(READY)
     }
 
+    /// From now on the worker writes its end. False if somebody was quicker.
+    pub(crate) fn try_commit(&self) -> bool {
+        self.stage.compare_exchange(BEGUN, COMMITTING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
     /// Its end was not written.
     pub(crate) fn unsettled(&self) {
-        let _ = self.stage.compare_exchange(SETTLING, BEGUN, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.stage.compare_exchange(COMMITTING, BEGUN, Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -23,9 +23,35 @@ use crate::store::{Outcome, Renewal};
 /// runtime's timers may stand still.
 const GLANCE: Duration = Duration::from_secs(1);
 
+/// How often a claimer with a maximum hold looks, whatever becomes of the runtime's timers.
+const PULSE: Duration = Duration::from_millis(250);
+
+/// How soon it looks again at a claim that was held for too long and has not ended.
+const OVERDUE: Duration = Duration::from_millis(20);
+
 pub(crate) async fn run(shared: Arc<Shared>) {
     let part = shared.config.renewal_part();
+    if shared.config.is_bounded() {
+        pulse(&shared);
+    }
     Keeper { shared, calls: FuturesUnordered::new(), part }.run().await;
+}
+
+/// Wakes the keeper from a thread of its own: a worker of the runtime that blocks may keep the runtime's timers from
+/// everybody, until another one is woken from outside.
+fn pulse(shared: &Arc<Shared>) {
+    let shared = Arc::downgrade(shared);
+    let pulse = move || {
+        while let Some(shared) = shared.upgrade() {
+            shared.kept.notify_one();
+            drop(shared);
+            std::thread::sleep(PULSE);
+        }
+    };
+    let started = std::thread::Builder::new().name("leasehold-max-hold".to_owned()).spawn(pulse);
+    if let Err(error) = started {
+        tracing::error!(%error, "handlers that block their thread are not bounded: no thread can be started");
+    }
 }
 
 struct Keeper {
@@ -63,6 +89,12 @@ impl Keeper {
         let now = self.shared.clock.now();
         self.return_unbegun();
         let mut holds = self.shared.held();
+        for hold in &holds {
+            self.shared.overdue(hold, now);
+        }
+        // Again then, and until those that are over have ended.
+        let over = holds.iter().filter_map(|hold| hold.over());
+        let over = over.min().map(|over| over.since(now).min(GLANCE).max(OVERDUE));
         holds.retain(|hold| {
             if !hold.is_lost() && hold.deadline() <= now && hold.lose(LossReason::Expired) {
                 tracing::warn!(claim = ?hold.claimed.claim, "a lease ended before the store renewed it");
@@ -79,6 +111,7 @@ impl Keeper {
         };
         let left = holds.iter().map(next).min().map(|next| next.since(now).min(GLANCE));
         let stale = self.shared.ready_since().map(|since| since + self.shared.config.patience() * 2);
+        let left = left.into_iter().chain(over).min();
         let look = left.map(|left| Instant::now() + left.max(Duration::from_millis(1)));
         look.into_iter().chain(stale).min()
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use leasehold_api::LossReason;
 use tokio::task::JoinSet;
 
 use super::Claimer;
@@ -28,7 +29,8 @@ impl Claimer {
     /// claim is the handler's: what is left of it when the handler has answered cannot be settled any more.
     ///
     /// A handler that panics, or that is dropped, returns the claim to where it can be taken, and the attempt
-    /// counts; after a panic it is left alone for as long as after an error that is to be tried again. A handler whose claim is lost is dropped where it is, unless it is ending the claim itself.
+    /// counts; after a panic it is left alone for as long as after an error that is to be tried again. A handler whose claim is lost is dropped where it is, unless it is ending the claim
+    /// itself. One that does not come back loses its claim if there is a [`max_hold`](super::ClaimerBuilder::max_hold).
     ///
     /// Errors of settling go to [`on_error`](super::ClaimerBuilder::on_error).
     ///
@@ -108,6 +110,9 @@ where
             answer = AssertUnwindSafe(handler).catch_unwind() => answer,
             reason = claim.lost_in_hand() => {
                 tracing::warn!(?claim, %reason, "the claim was lost, its handler is dropped");
+                if reason == LossReason::HeldTooLong {
+                    claim.overdue();
+                }
                 return Ok(());
             }
         },

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::apart::LeftAlone;
 use super::builder::Config;
 use super::hold::Hold;
+use super::on_failure::OnFailure;
 use crate::error::ClaimError;
 use crate::held::HeldStore;
 use crate::id::RowKey;
@@ -24,6 +25,9 @@ use crate::store::{ClaimStore, Claimed, Outcome, RefusedRow, Settled, Take};
 /// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
 /// pause are one look.
 const GRAIN: Duration = Duration::from_millis(20);
+
+/// How long a handler has to let go of the claim's transaction.
+pub(super) const LET_GO: Duration = Duration::from_secs(1);
 
 pub(crate) type SettleReply = oneshot::Sender<Result<Settled, ClaimError>>;
 
@@ -132,7 +136,8 @@ impl Shared {
         let part = self.config.renewal_part();
         let hold = |claimed: Claimed| {
             let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Hold::new(serial, claimed, asked, part))
+            let most = self.config.most(&claimed);
+            Arc::new(Hold::new(serial, claimed, asked, part, most))
         };
         let holds: Vec<_> = claims.into_iter().filter(|claim| !claim.rows.is_empty()).map(hold).collect();
         lock(&self.holds).extend(holds.iter().map(|hold| (hold.serial, Arc::clone(hold))));
@@ -164,6 +169,9 @@ impl Shared {
             if hold.remaining(&*self.clock) > Duration::ZERO {
                 hold.begin();
                 let _ = hold.begun_at.set(self.clock.now());
+                if hold.most().is_some() {
+                    self.kept.notify_one();
+                }
                 self.published.begun();
                 break Some(hold);
             }
@@ -245,11 +253,40 @@ impl Shared {
         self.settle(Arc::clone(hold), outcome, None);
     }
 
+    /// A worker has had it for as long as it may: whoever waits for its loss is told, and its end is written. A handler is
+    /// dropped first where it has the claim's transaction, because that is needed for the end; of one that does not let go of
+    /// it, the transaction is ended by another session.
+    pub(crate) fn overdue(&self, hold: &Arc<Hold>, now: Moment) {
+        let Some(over) = hold.over().filter(|over| *over <= now) else { return };
+        if hold.lose_over() {
+            if self.held.is_some() {
+                // Until its end is written: a session that is ended frees the row before that.
+                self.set_apart(hold);
+            }
+            self.report(&hold.named(Error::lost(LossReason::HeldTooLong).into()));
+        }
+        if hold.signal.reason() == Some(LossReason::HeldTooLong)
+            && (self.held.is_none() || now.since(over) >= LET_GO)
+        {
+            self.end_overdue(hold);
+        }
+    }
+
+    /// The attempt counts, and the pause is that after a panic.
+    pub(crate) fn end_overdue(&self, hold: &Arc<Hold>) {
+        let after = match self.config.on_failure {
+            Some(OnFailure::Retry(backoff)) => backoff.after(hold.tries(self.store.spec())),
+            _ => Duration::ZERO,
+        };
+        let error = format!("its worker had it for longer than {:?}", hold.most().unwrap_or_default());
+        self.give_back(hold, Outcome::Retry { error: Some(error), after });
+    }
+
     /// A claim has ended, as far as this process goes.
     pub(crate) fn release(&self, hold: &Hold) {
         hold.end();
         // What was not committed is rolled back.
-        drop(self.held.as_ref().and_then(|held| held.lend(hold.claimed.claim.owner)));
+        drop(self.held.as_ref().and_then(|held| held.forget(hold.claimed.claim.owner)));
         if lock(&self.holds).remove(&hold.serial).is_some() {
             let worked = hold.begun_at.get().map(|begun| self.clock.now().since(*begun));
             self.published.gone(worked, hold.signal.reason());
@@ -295,15 +332,17 @@ impl Shared {
     /// The end of a claim was not written: its rows are left alone for a growing pause, so that its handler does not run
     /// again at once.
     pub(crate) fn leave(&self, hold: &Hold) {
-        let (spec, claimed) = (self.store.spec(), &hold.claimed);
-        let mut left = lock(&self.apart);
-        let pauses = claimed.rows.iter().map(|row| left.leave(spec, &row.key, claimed.group.as_ref()));
-        let pause = pauses.max();
-        drop(left);
-        if let Some(pause) = pause {
-            tracing::warn!(claim = ?claimed.claim, ?pause, "a claim's end was not written, its rows are left alone");
+        if let Some(pause) = self.set_apart(hold) {
+            let claim = &hold.claimed.claim;
+            tracing::warn!(?claim, ?pause, "a claim's end was not written, its rows are left alone");
             self.wake_after(pause);
         }
+    }
+
+    fn set_apart(&self, hold: &Hold) -> Option<Duration> {
+        let (spec, claimed) = (self.store.spec(), &hold.claimed);
+        let mut left = lock(&self.apart);
+        claimed.rows.iter().map(|row| left.leave(spec, &row.key, claimed.group.as_ref())).max()
     }
 
     /// The end of a claim was written.

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use leasehold_postgres::OpenTransaction;
 
 use super::{PgHeld, PgHold};
 use crate::claimer::ClaimerBuilder;
@@ -52,7 +54,12 @@ impl PgHeld {
     /// # }
     /// ```
     pub fn claimer(&self) -> ClaimerBuilder {
-        let store = HeldStore { held: self.clone(), open: Mutex::default() };
+        let store = HeldStore {
+            held: self.clone(),
+            open: Mutex::default(),
+            watches: AtomicBool::new(false),
+            watched: Mutex::default(),
+        };
         ClaimerBuilder::holding(Arc::new(store)).lease(Take::DEFAULT_LEASE.max(self.table.limit() * 3))
     }
 }
@@ -62,6 +69,9 @@ impl PgHeld {
 pub(crate) struct HeldStore {
     held: PgHeld,
     open: Mutex<HashMap<OwnerToken, PgHold>>,
+    watches: AtomicBool,
+    /// How to end those whose workers may not let go of them.
+    watched: Mutex<HashMap<OwnerToken, OpenTransaction>>,
 }
 
 impl HeldStore {
@@ -79,10 +89,43 @@ impl HeldStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nobody needs its transaction any more.
+    pub(crate) fn forget(&self, owner: OwnerToken) -> Option<PgHold> {
+        self.watched().remove(&owner);
+        self.lend(owner)
+    }
+
+    /// From now on it is noted how to end the transactions of workers that do not let go of them.
+    pub(crate) fn watch(&self) {
+        self.watches.store(true, Ordering::Relaxed);
+    }
+
+    fn watched(&self) -> MutexGuard<'_, HashMap<OwnerToken, OpenTransaction>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn begin_work(&self, hold: &mut PgHold) -> Result<(), ClaimError> {
+        if !self.watches.load(Ordering::Relaxed) {
+            return hold.begin_work().await;
+        }
+        let open = hold.begin_watched_work().await?;
+        let owners = hold.taken().claims.iter().map(|claimed| (claimed.claim.owner, open));
+        self.watched().extend(owners);
+        Ok(())
+    }
+
     async fn end(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
-        let mut hold = self.lend(claim.owner).ok_or_else(|| nowhere(claim))?;
-        if !matches!(outcome, Outcome::Done | Outcome::To(_)) {
-            hold.undo_work().await?;
+        let is_of_work = matches!(outcome, Outcome::Done | Outcome::To(_));
+        let Some(mut hold) = self.lend(claim.owner) else {
+            return if is_of_work {
+                Err(nowhere(claim))
+            } else {
+                self.end_anew(claim, outcome, nowhere(claim)).await
+            };
+        };
+        if !is_of_work && let Err(error) = hold.undo_work().await {
+            drop(hold);
+            return self.end_anew(claim, outcome, error).await;
         }
         match hold.settle(claim, outcome).await {
             Ok(settled) => hold.commit().await.map(|()| settled),
@@ -92,6 +135,52 @@ impl HeldStore {
                 Err(error)
             }
         }
+    }
+
+    /// Writes an end other than that of work in a new transaction, because that of the claim is of no use any more: the
+    /// worker does not let go of it, or its session or its commit has failed. Nobody else may have had the rows since, or have
+    /// them now; else this returns `error`.
+    async fn end_anew(
+        &self,
+        claim: &ClaimRef,
+        outcome: &Outcome,
+        error: ClaimError,
+    ) -> Result<Settled, ClaimError> {
+        let open = self.watched().get(&claim.owner).copied();
+        let Some(open) = open else { return self.retake(claim, outcome, error).await };
+        let ended = async {
+            if open.end(self.held.pool(), self.held.table.limit()).await? {
+                tracing::warn!(
+                    ?claim,
+                    "the session of a claim was ended, which its worker did not let go of"
+                );
+            }
+            self.retake(claim, outcome, error).await
+        };
+        match ended.await {
+            // It is tried again.
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(?claim, %error, "the transaction of a claim cannot be ended yet");
+                Err(ClaimError::Busy { what: "the transaction of a claim".to_owned() })
+            }
+            settled => settled,
+        }
+    }
+
+    async fn retake(
+        &self,
+        claim: &ClaimRef,
+        outcome: &Outcome,
+        error: ClaimError,
+    ) -> Result<Settled, ClaimError> {
+        let mut take = Take::up_to(1);
+        take.only = Some(claim.rows.iter().map(|(row, _)| row.clone()).collect());
+        let (Some(mut hold), _) = self.held.begin_or_pass(&take).await? else { return Err(error) };
+        let Some(again) = hold.taken().claims.first().map(|claimed| claimed.claim.clone()) else {
+            return Err(error);
+        };
+        let settled = hold.settle(&again, outcome).await?;
+        hold.commit().await.map(|()| settled)
     }
 }
 
@@ -120,7 +209,7 @@ impl ClaimStore for HeldStore {
             one.after = seen.line.clone().or(one.after);
             taken.line.clone_from(&one.after);
             let Some(mut hold) = hold else { break };
-            hold.begin_work().await?;
+            self.begin_work(&mut hold).await?;
             opened.push(hold);
         }
         let mut open = self.open();

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use leasehold_api::{Error, ErrorKind};
-use leasehold_postgres::outcome_unknown;
+use leasehold_postgres::{OpenTransaction, outcome_unknown};
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, PgPool, Postgres, SqlStr, Transaction};
 use tokio::time::timeout;
 
@@ -12,11 +13,14 @@ use super::pick::Taking;
 use super::statement::bounded;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
+use crate::sql::query::failed;
 use crate::sql::words::Words;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
 /// In words, as the database may have other defaults.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+const WORK: &str = "work on claimed rows";
 
 const COMMIT_LOST: &str =
     "the commit was not confirmed, so it may have been carried out; look before doing the work again";
@@ -180,16 +184,24 @@ impl PgHold {
 
     /// From here on the work is done.
     pub(super) async fn begin_work(&mut self) -> Result<(), ClaimError> {
-        self.plain("SAVEPOINT leasehold_work").await
+        self.plain("SAVEPOINT leasehold_work").await.map(drop)
+    }
+
+    /// The same. Returns what another session needs to end the transaction.
+    pub(super) async fn begin_watched_work(&mut self) -> Result<OpenTransaction, ClaimError> {
+        let text = format!("SAVEPOINT leasehold_work; {}", OpenTransaction::STATEMENT);
+        let rows = self.plain(&text).await?;
+        let row = rows.last().ok_or_else(|| failed(sqlx::Error::RowNotFound, WORK))?;
+        OpenTransaction::read(row).map_err(|error| failed(error, WORK))
     }
 
     /// As if it had not been done; the rows stay held.
     pub(super) async fn undo_work(&mut self) -> Result<(), ClaimError> {
-        self.plain("ROLLBACK TO SAVEPOINT leasehold_work").await
+        self.plain("ROLLBACK TO SAVEPOINT leasehold_work").await.map(drop)
     }
 
-    async fn plain(&mut self, text: &str) -> Result<(), ClaimError> {
-        self.held.run().plain(&mut self.transaction, text.to_owned(), "work on claimed rows").await.map(drop)
+    async fn plain(&mut self, text: &str) -> Result<Vec<PgRow>, ClaimError> {
+        self.held.run().plain(&mut self.transaction, text.to_owned(), WORK).await
     }
 
     fn sound(&self) -> Result<(), ClaimError> {

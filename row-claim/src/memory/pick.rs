@@ -168,7 +168,7 @@ pub(super) fn claim(
     now: Micros,
 ) -> Result<(Vec<MemoryRow>, Claimed), ClaimError> {
     let owner = table.owner(spec);
-    let (mut rows, mut claimed, mut shortest) = (Vec::new(), Vec::new(), Duration::MAX);
+    let (mut rows, mut claimed, mut shortest, mut timeout) = (Vec::new(), Vec::new(), Duration::MAX, None);
     for key in keys {
         let mut row = table.row(key)?.clone();
         let found = spec.takeable(&row, now).unwrap_or_else(|| spec.states.home()).clone();
@@ -176,6 +176,7 @@ pub(super) fn claim(
         row.attempts = row.attempts.map(|left| left.saturating_sub(1));
         let lasts = lasts(spec, &row, lease);
         shortest = shortest.min(lasts);
+        timeout = own(spec, &row).into_iter().chain(timeout).min();
         begin(spec, &mut row, owner, now, lasts);
         row.state = Some(spec.states.taken.as_ref().unwrap_or(&found).clone());
         claimed.push(ClaimedRow {
@@ -191,7 +192,7 @@ pub(super) fn claim(
     let group = rows.first().and_then(MemoryRow::group);
     let refs = claimed.iter().map(|row| (row.key.clone(), row.epoch)).collect();
     let claim = ClaimRef { owner, rows: refs };
-    Ok((rows, Claimed { claim, rows: claimed, group, lease: shortest }))
+    Ok((rows, Claimed { claim, rows: claimed, group, lease: shortest, timeout }))
 }
 
 fn begin(spec: &Inner, row: &mut MemoryRow, owner: OwnerToken, now: Micros, lasts: Duration) {
@@ -206,9 +207,13 @@ fn begin(spec: &Inner, row: &mut MemoryRow, owner: OwnerToken, now: Micros, last
 
 /// How long a lease of the row lasts.
 pub(super) fn lasts(spec: &Inner, row: &MemoryRow, lease: Duration) -> Duration {
+    own(spec, row).unwrap_or(lease)
+}
+
+/// The timeout that the row has of its own.
+fn own(spec: &Inner, row: &MemoryRow) -> Option<Duration> {
     let own = row.timeout.filter(|_| spec.timeout.is_some()).and_then(|seconds| u64::try_from(seconds).ok());
-    let own = own.filter(|seconds| *seconds > 0);
-    own.map_or(lease, Duration::from_secs)
+    own.filter(|seconds| *seconds > 0).map(Duration::from_secs)
 }
 
 fn work(spec: &Inner, row: &MemoryRow) -> Value {

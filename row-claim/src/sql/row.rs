@@ -185,7 +185,8 @@ fn claim_of(rows: Vec<Answer>, asked: Duration) -> Claimed {
     let lease = rows.iter().map(|row| row.lease.unwrap_or(asked)).min().unwrap_or(asked);
     let claim =
         ClaimRef { owner, rows: rows.iter().map(|row| (row.row.key.clone(), row.row.epoch)).collect() };
-    Claimed { claim, rows: rows.into_iter().map(|row| row.row).collect(), group, lease }
+    let timeout = rows.iter().filter_map(|row| row.lease).min();
+    Claimed { claim, rows: rows.into_iter().map(|row| row.row).collect(), group, lease, timeout }
 }
 
 pub(crate) fn line_of(row: &PgRow, order: &Sequence) -> Result<Line, ClaimError> {

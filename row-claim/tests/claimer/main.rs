@@ -7,6 +7,7 @@ mod close;
 mod common;
 mod idle;
 mod keep;
+mod max_hold;
 mod passes;
 mod postgres;
 mod processes;

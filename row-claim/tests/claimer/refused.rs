@@ -12,15 +12,15 @@ use leasehold_claim::{
 };
 use test_servers::{Database, fresh_database};
 
-async fn run(pool: &PgPool, sql: &str) {
+pub(crate) async fn run(pool: &PgPool, sql: &str) {
     raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await.unwrap();
 }
 
-async fn number(pool: &PgPool, sql: &str) -> i64 {
+pub(crate) async fn number(pool: &PgPool, sql: &str) -> i64 {
     query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(pool).await.unwrap()
 }
 
-async fn until_number(what: &str, pool: &PgPool, sql: &str, wanted: i64) {
+pub(crate) async fn until_number(what: &str, pool: &PgPool, sql: &str, wanted: i64) {
     within(what, async {
         while number(pool, sql).await != wanted {
             tokio::time::sleep(Duration::from_millis(5)).await;

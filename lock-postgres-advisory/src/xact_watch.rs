@@ -1,0 +1,127 @@
+//! Transactions that may not last for ever.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::OpenTransaction;
+use sqlx::{PgConnection, PgPool};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use crate::xact::ANSWER;
+
+/// How often it is tried to end a transaction, for example while the pool has no connection.
+const TRIES: u32 = 20;
+
+/// As good as never.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// How long transactions last, and who ends them: a thread, because a worker of the runtime that blocks may keep the
+/// runtime's timers, and the tasks that it has woken last, from everybody.
+#[derive(Clone, Debug)]
+pub(crate) struct Longest {
+    longest: Duration,
+    thread: Sender<Due>,
+}
+
+/// A transaction whose time is over at `at`.
+struct Due {
+    at: Instant,
+    open: OpenTransaction,
+    is_over: Arc<AtomicBool>,
+    runtime: Handle,
+}
+
+impl Longest {
+    pub(crate) fn new(longest: Duration, pool: PgPool) -> Self {
+        let longest = longest.min(LONGEST);
+        let (thread, inbox) = channel();
+        let started = std::thread::Builder::new()
+            .name("leasehold-max-hold".to_owned())
+            .spawn(move || watch(&inbox, &pool, longest));
+        if let Err(error) = started {
+            // What is sent to it is refused then, and with it the lock.
+            tracing::error!(%error, "the thread that bounds transactions cannot be started");
+        }
+        Self { longest, thread }
+    }
+
+    /// Ends the transaction of `connection` when its time is over.
+    pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<Watch, Error> {
+        let at = Instant::now() + self.longest;
+        let open = OpenTransaction::of(connection, ANSWER).await?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let due = Due { at, open, is_over: Arc::clone(&is_over), runtime: Handle::current() };
+        self.thread.send(due).map_err(|_| {
+            let message =
+                "the thread that bounds transactions is not there; roll back, and make the locks anew";
+            Error::new(ErrorKind::Unavailable, message)
+        })?;
+        Ok(Watch(is_over))
+    }
+}
+
+/// All last equally long, so that they end in the order in which they came.
+fn watch(inbox: &Receiver<Due>, pool: &PgPool, longest: Duration) {
+    let (mut queue, mut is_open) = (VecDeque::<Due>::new(), true);
+    loop {
+        let next = queue.front().map(|due| due.at.saturating_duration_since(Instant::now()));
+        match next {
+            Some(wait) if !wait.is_zero() && is_open => match inbox.recv_timeout(wait) {
+                Ok(due) => queue.push_back(due),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => is_open = false,
+            },
+            Some(wait) if !wait.is_zero() => std::thread::sleep(wait),
+            None => match inbox.recv() {
+                Ok(due) => queue.push_back(due),
+                Err(_) => return,
+            },
+            Some(_) => {
+                if let Some(Due { open, is_over, runtime, .. }) = queue.pop_front()
+                    && !is_over.load(Ordering::Acquire)
+                {
+                    runtime.spawn(end(open, pool.clone(), longest));
+                }
+            }
+        }
+        while queue.front().is_some_and(|due| due.is_over.load(Ordering::Acquire)) {
+            queue.pop_front();
+        }
+    }
+}
+
+async fn end(open: OpenTransaction, pool: PgPool, longest: Duration) {
+    for _ in 0..TRIES {
+        match open.end(&pool, ANSWER).await {
+            Ok(true) => {
+                tracing::warn!(
+                    ?longest,
+                    "a transaction with a lock was open for too long, its session was ended"
+                );
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(%error, "a transaction with a lock is open for too long, and cannot be ended yet");
+                sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+        }
+        return;
+    }
+}
+
+/// That a transaction is watched. It goes on when this is dropped, because then nobody knows that the transaction has ended.
+#[derive(Debug)]
+pub(crate) struct Watch(Arc<AtomicBool>);
+
+impl Watch {
+    /// The transaction has ended.
+    pub(crate) fn over(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,77 @@
+//! Transactions with a lock whose program hangs: others get in all the same.
+
+use std::sync::mpsc;
+
+use crate::common::*;
+use leasehold_postgres::OpenTransaction;
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use test_servers::fresh_database;
+use tokio::time::timeout;
+
+async fn pool(url: &str) -> PgPool {
+    PgPoolOptions::new().max_connections(4).acquire_timeout(LONG).connect(url).await.unwrap()
+}
+
+/// The connection is the caller's, who awaits for ever: another session ends the transaction, and the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_borrowed_connection_whose_caller_awaits_for_ever_loses_its_lock() {
+    let db = fresh_database().await;
+    let (pool, mut mine, mut other) = (pool(db.url()).await, db.connect().await, db.connect().await);
+    run(&mut mine, "CREATE TABLE work (n int)").await;
+    let bounded = locks().max_hold(ms(200), pool);
+    for many in [false, true] {
+        run(&mut mine, "BEGIN; INSERT INTO work VALUES (1)").await;
+        if many {
+            let wait = leasehold_postgres_advisory::LockWait::NoWait;
+            bounded.lock_all_in(&mut mine, &[key("a"), key("b")], wait).await.unwrap();
+        } else {
+            bounded.lock_in(&mut mine, &key("a"), LONG).await.unwrap();
+        }
+        run(&mut other, "BEGIN").await;
+        locks().lock_in(&mut other, &key("a"), LONG).await.unwrap();
+        assert_eq!(text(&mut other, "SELECT count(*) FROM work").await, "0", "its work is undone");
+        run(&mut other, "ROLLBACK").await;
+        assert!(sqlx::raw_sql("SELECT 1").execute(&mut mine).await.is_err(), "its session has ended");
+        mine = db.connect().await;
+    }
+}
+
+/// A task that blocks its thread, with a transaction of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_task_that_blocks_its_thread_loses_its_lock() {
+    let db = fresh_database().await;
+    let (pool, mut other) = (pool(db.url()).await, db.connect().await);
+    let bounded = locks().max_hold(ms(200), pool.clone());
+    let (release, blocked) = mpsc::channel::<()>();
+    let (told, begun) = tokio::sync::oneshot::channel();
+    let task = tokio::spawn(async move {
+        let guard = bounded.begin(&pool, &key("a"), LONG).await.unwrap();
+        told.send(()).unwrap();
+        let _ = blocked.recv();
+        guard.commit().await
+    });
+    timeout(LONG, begun).await.unwrap().unwrap();
+    run(&mut other, "BEGIN").await;
+    locks().lock_in(&mut other, &key("a"), LONG).await.unwrap();
+    release.send(()).unwrap();
+    assert!(timeout(LONG, task).await.unwrap().unwrap().is_err(), "nothing is committed");
+}
+
+/// Only that transaction: not a later one of the same session.
+#[tokio::test]
+async fn a_transaction_that_has_ended_is_not_ended_again() {
+    let db = fresh_database().await;
+    let (pool, mut mine) = (pool(db.url()).await, db.connect().await);
+    run(&mut mine, "BEGIN").await;
+    let open = OpenTransaction::of(&mut mine, LONG).await.unwrap();
+    assert_eq!(OpenTransaction::of(&mut mine, LONG).await.unwrap(), open);
+    run(&mut mine, "COMMIT").await;
+    assert!(!open.end(&pool, LONG).await.unwrap());
+    run(&mut mine, "BEGIN").await;
+    assert!(!open.end(&pool, LONG).await.unwrap());
+    let later = OpenTransaction::of(&mut mine, LONG).await.unwrap();
+    run(&mut mine, "SELECT 1").await;
+    assert!(later.end(&pool, LONG).await.unwrap());
+    assert!(sqlx::raw_sql("SELECT 1").execute(&mut mine).await.is_err());
+    assert!(!later.end(&pool, LONG).await.unwrap());
+}
