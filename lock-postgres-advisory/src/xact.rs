@@ -54,7 +54,7 @@
 //! - **It does not outlive the transaction.** To commit twice under one lock, or to lock something that is
 //!   not in this database, use the session scope or a lease.
 //! - **Keep it short.** The connection is occupied, and `idle_in_transaction_session_timeout` ends it with
-//!   the transaction and the lock. Advisory locks alone do not hold back vacuum (H26).
+//!   the transaction and the lock. [`XactLocks::max_hold`] bounds transactions whose program hangs. Advisory locks alone do not hold back vacuum (H26).
 //! - **Behind a pooler in transaction mode** everything here works: nothing is prepared, nothing is left
 //!   behind in the session.
 //! - **Waiting needs PL/pgSQL**, which every database has unless somebody removed it.

@@ -23,7 +23,8 @@ const DROPPED: &str = "dropped";
 /// renews in the background.
 ///
 /// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry),
-/// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts;
+/// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts,
+/// unless the claimer was closed before;
 /// that of a handler of [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store
 /// refuses an end and nothing was written, the claim ends as [`on_failure`](crate::ClaimerBuilder::on_failure) says of an
 /// error, because the work counts as tried.
@@ -332,7 +333,12 @@ impl Drop for Claim {
         if !self.returns {
             return;
         }
-        let outcome = Outcome::Retry { error: Some(DROPPED.to_owned()), after: Duration::ZERO };
+        // After `close` it is the program that ends, and not the work that failed.
+        let outcome = if self.shared.stop.is_cancelled() && !std::thread::panicking() {
+            Outcome::PutBack
+        } else {
+            Outcome::Retry { error: Some(DROPPED.to_owned()), after: Duration::ZERO }
+        };
         self.shared.give_back(&self.hold, outcome);
     }
 }

@@ -122,7 +122,8 @@ impl Claimer {
     /// # Errors
     ///
     /// [`Store`](ClaimError::Store) of kind `Timeout` when claims are left. They are renewed on, and can be
-    /// settled; call again to wait longer.
+    /// settled; call again to wait longer, or drop [`run`](Self::run) or the claims, which puts them back: attempts do not
+    /// count then.
     ///
     /// # Cancel safety
     ///

@@ -41,7 +41,8 @@ impl Claimer {
     ///
     /// # Cancel safety
     ///
-    /// A dropped call drops the handlers that are running, whose claims are returned.
+    /// A dropped call drops the handlers that are running, whose claims are returned. The attempts count, unless the claimer
+    /// was closed before.
     ///
     /// ```
     /// use leasehold_claim::{Claim, ClaimError, Claimer, Outcome, PgClaims, sqlx};

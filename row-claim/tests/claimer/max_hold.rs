@@ -165,6 +165,34 @@ async fn whoever_asks_for_claims_one_by_one_loses_them_too() {
     assert_eq!(state(&claims, 1), "complete");
 }
 
+/// When the time to close is over, the program drops `run`: the row is back at once, and its attempt does not count.
+#[tokio::test(start_paused = true)]
+async fn what_is_dropped_after_close_is_put_back_uncounted() {
+    for closed in [true, false] {
+        let claims = still_memory();
+        with_attempts(&claims, 1, 5);
+        let claimer = paused(&crate::common::Probe::of(claims.clone())).close_limit(SECOND).start().unwrap();
+        let worker = claimer.clone();
+        let handler = |_: Claim| async {
+            std::future::pending::<()>().await;
+            Ok::<(), String>(())
+        };
+        let running = tokio::spawn(async move { worker.run(1, handler).await });
+        until("it is begun", || state(&claims, 1) == "in-progress").await;
+        if closed {
+            let error = within("closing", claimer.close()).await.unwrap_err();
+            assert_eq!(crate::common::kind(&error), Some(ErrorKind::Timeout));
+            assert!(!running.is_finished(), "`run` goes on");
+        }
+        running.abort();
+        let left = if closed { 5 } else { 4 };
+        let row = || claims.row(&RowKey::new(1)).unwrap();
+        until("it is back", || row().state().unwrap().as_str() == "new").await;
+        assert_eq!(row().attempts_left(), Some(left));
+        within("closing", claimer.close()).await.unwrap();
+    }
+}
+
 /// The timeout of a row means "at most", where that is said; else its lease is renewed.
 #[tokio::test(start_paused = true)]
 async fn the_timeout_of_a_row_can_bound_its_claim() {
