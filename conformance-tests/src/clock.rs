@@ -31,4 +31,8 @@ impl<C: Clock> Clock for SkewedClock<C> {
     fn now(&self) -> Moment {
         Moment::from_nanos(self.clock.now().as_nanos().saturating_add(self.offset))
     }
+
+    fn wall(&self) -> Option<Duration> {
+        self.clock.wall()
+    }
 }

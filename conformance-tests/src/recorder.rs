@@ -305,6 +305,14 @@ impl Grant for Recorded {
         })
     }
 
+    fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(async move {
+            let confirmed = Arc::clone(&self.inner).confirm().await;
+            self.note_loss();
+            confirmed
+        })
+    }
+
     fn release(self: Arc<Self>) -> Release {
         let inner = Arc::clone(&self.inner);
         self.release_by(|| inner.release())

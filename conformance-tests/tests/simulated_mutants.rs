@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
-use leasehold_conformance::simulation::{Disturbances, Seen, Sometimes};
+use leasehold_conformance::simulation::{Disturbances, Seen, Simulation, Sometimes};
 
 /// How many schedules each of them gets.
 const SCHEDULES: u64 = 1_000;
@@ -22,7 +22,7 @@ const SCHEDULES: u64 = 1_000;
 const OFTEN: u64 = 50;
 
 /// What the simulator does not reach, and why. The suite kills all of them.
-const OUT_OF_REACH: [(&str, &[&str]); 19] = [
+const OUT_OF_REACH: [(&str, &[&str]); 20] = [
     (
         "the order between clients, and among the callers of one, is not judged",
         &[
@@ -67,6 +67,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 19] = [
             "lock:all-keeps-duplicates",
         ],
     ),
+    ("no caller of a schedule confirms a grant", &["lock:confirms-from-memory"]),
     (
         "needs more keys, longer ones, or more refusals than a schedule has",
         &[
@@ -202,6 +203,20 @@ fn every_mutant_in_reach_dies() {
     let survivors: Vec<_> =
         outcomes.iter().filter(|(_, death)| death.is_none()).map(|(name, _)| name).collect();
     assert!(survivors.is_empty(), "{survivors:?} survive {SCHEDULES} schedules");
+}
+
+/// Where clients are stopped together with their clocks, only the next question to the store tells them.
+#[test]
+fn an_engine_that_never_looks_dies() {
+    let simulation = Simulation::of_an_engine_that_never_looks();
+    let wrong = (0..SCHEDULES).find_map(|seed| {
+        let played = simulation.play(seed, Disturbances::none());
+        let wrong = played.violations.first()?;
+        assert!(played.happened.to_string().contains("stop"), "seed {seed}: {wrong}");
+        Some(format!("seed {seed}: {wrong}"))
+    });
+    println!("{wrong:?}");
+    assert!(wrong.is_some_and(|wrong| wrong.contains("C1")), "it survives {SCHEDULES} schedules");
 }
 
 /// Plays schedules until one shows something wrong: what was seen, and what was wrong in which.

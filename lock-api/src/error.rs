@@ -38,6 +38,8 @@ pub enum Operation {
     Acquire,
     /// Renewing a lease.
     Renew,
+    /// Confirming a grant.
+    Confirm,
     /// Running a body under a lock.
     Run,
     /// Releasing.
@@ -53,6 +55,7 @@ impl Operation {
         match self {
             Self::Acquire => "acquire",
             Self::Renew => "renew",
+            Self::Confirm => "confirm",
             Self::Run => "run",
             Self::Release => "release",
             Self::Close => "close",

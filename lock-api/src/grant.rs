@@ -48,6 +48,12 @@ pub trait Grant: Debug + Send + Sync + 'static {
     /// have renewed, and validity never claims more than was confirmed.
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>>;
 
+    /// Asks the store whether the grant is still held; see [`LockGuard::confirm`](crate::LockGuard::confirm). Cancel
+    /// safe. By default [`Unsupported`](crate::ErrorKind::Unsupported).
+    fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(std::future::ready(Err(Error::unsupported("confirmation of a grant"))))
+    }
+
     /// Releases; see [`LockGuard::release`](crate::LockGuard::release). Dropping the returned future, polled or
     /// not, still releases in the background.
     fn release(self: Arc<Self>) -> Release;

@@ -118,6 +118,28 @@ impl LockGuard {
         self.shared().renew(Some(ttl)).await.map_err(|e| e.with_operation(Operation::Renew))
     }
 
+    /// Asks the store whether the lock is still held, for a step that cannot be undone. `Ok` means that the store
+    /// answered a question that was sent after this call, and that the lock was held then.
+    ///
+    /// [`validity`](Self::validity) is computed from a clock. A machine that its hypervisor stops (a snapshot, a
+    /// migration) has no clock that counts while it stands still, and reads valid until the next look. This call does
+    /// not rely on a clock. It still says nothing about the time after its answer: send the
+    /// [`token`](Self::token) along where the receiver can check it.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock is not held any more.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the
+    /// store did not answer within the limit of one call: nothing is known then, so do not take the step.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a lock that cannot ask its store.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn confirm(&self) -> Result<(), Error> {
+        self.shared().confirm().await.map_err(|e| e.with_operation(Operation::Confirm))
+    }
+
     /// Releases the lock and tells the truth about it: `Ok` means that it was held until now and is
     /// free (or with the next waiter) from here on.
     ///

@@ -1,6 +1,6 @@
 //! Several guards that belong together.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::ops::Deref;
 use std::pin::Pin;
 use std::task::Poll;
@@ -54,6 +54,34 @@ impl MultiGuard {
             Poll::Pending
         })
         .await
+    }
+
+    /// Asks the store about all of them at once, as [`LockGuard::confirm`].
+    ///
+    /// # Errors
+    ///
+    /// The first failure in the order of the keys, as [`LockGuard::confirm`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn confirm(&self) -> Result<(), Error> {
+        let mut confirmations: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.confirm())).collect();
+        let mut answers: Vec<Option<Result<(), Error>>> = self.guards.iter().map(|_| None).collect();
+        poll_fn(|cx| {
+            let mut pending = false;
+            for (confirmation, answer) in confirmations.iter_mut().zip(&mut answers) {
+                if answer.is_none() {
+                    match confirmation.as_mut().poll(cx) {
+                        Poll::Ready(said) => *answer = Some(said),
+                        Poll::Pending => pending = true,
+                    }
+                }
+            }
+            if pending { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        answers.into_iter().flatten().collect()
     }
 
     /// Releases all of them, in as few calls of the store as it can take, and all even if one fails.

@@ -198,6 +198,11 @@ impl Grant for NamespacedGrant {
         Box::pin(async move { renewed.await.map_err(|e| e.replace_key(&self.key)) })
     }
 
+    fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        let confirmed = Arc::clone(&self.inner).confirm();
+        Box::pin(async move { confirmed.await.map_err(|e| e.replace_key(&self.key)) })
+    }
+
     fn release(self: Arc<Self>) -> Release {
         Arc::clone(&self.inner).release().map_err(move |e| e.replace_key(&self.key))
     }

@@ -79,6 +79,13 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// that holder; where there is no lease, confirms that it is still held.
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>>;
 
+    /// Whether each hold is still that holder's, without extending it: a read, which may be dropped half-way. For
+    /// [`LockGuard::confirm`](leasehold_api::LockGuard::confirm), and of leases every [`Timing::look`]. Without that
+    /// setting leases are renewed instead. By default the same as [`renew`](Self::renew).
+    async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        self.renew(holds).await
+    }
+
     /// Answers a release without I/O, if the store can. Must not block. It is also called from `Drop`. Not asked where a
     /// cooldown would have to end with the hold ([`HoldRef::unused`]): that goes through [`release`](Self::release).
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
@@ -298,6 +305,10 @@ pub struct Timing {
     /// them after a release that found some ([`Freed::waiters`]). Polling stores leave it for one and a half
     /// intervals.
     pub yield_to_remote: Option<Duration>,
+    /// Stores with leases on another machine than their holders: how often to [`look`](Backend::look) whether the
+    /// leases are still there, and at least every sixth of the TTL. It bounds how long a guard can read valid after
+    /// its machine was stopped together with its clocks.
+    pub look: Option<Duration>,
     /// Stores without leases: how often to confirm that the holds are still there, if that can end.
     pub confirm: Option<Confirm>,
     /// How long `close` waits for the store.
@@ -305,12 +316,13 @@ pub struct Timing {
 }
 
 impl Default for Timing {
-    /// 10 s a call, polling every 100 ms, no confirmation, 10 s for closing.
+    /// 10 s a call, polling every 100 ms, no look and no confirmation, 10 s for closing.
     fn default() -> Self {
         Self {
             request_timeout: Duration::from_secs(10),
             waiting: Waiting::Poll { every: Duration::from_millis(100) },
             yield_to_remote: None,
+            look: None,
             confirm: None,
             close: Duration::from_secs(10),
         }

@@ -54,6 +54,13 @@ fn nanos(duration: Duration) -> u64 {
 pub trait Clock: Debug + Send + Sync + 'static {
     /// The moment now.
     fn now(&self) -> Moment;
+
+    /// The wall clock as the time since 1970, if there is one beside this clock. If it is ahead of this clock by more
+    /// than before, this clock may have stood still: every lease is in doubt until the store has confirmed it. A step
+    /// of the wall clock ends nothing.
+    fn wall(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// A clock that goes on while the machine is suspended, so that a lease that ended meanwhile reads lost at the
@@ -88,6 +95,10 @@ impl Clock for SystemClock {
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
         Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+    }
+
+    fn wall(&self) -> Option<Duration> {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()
     }
 
     #[cfg(windows)]

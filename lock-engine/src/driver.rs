@@ -17,14 +17,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backend::{Attempt, Backend, Freed};
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::entry::Call;
 use crate::hold::{Hold, Owner};
 use crate::inbox::{Inbox, Told};
+use crate::look::Looks;
 use crate::metrics::{Event, Metrics};
 use crate::outbox::{Batch, Freeing, Outbox};
 use crate::queue::Queues;
-use crate::renewal::{Queued, Renewal, Renewals, WaitingRenewals};
+use crate::renewal::{Due, Queued, Renewal, Renewals, WaitingRenewals};
 use crate::schedule::Schedule;
 use crate::shared::{CloseOutcome, Shared};
 use crate::tasks::Tasks;
@@ -62,6 +63,8 @@ pub(crate) struct Driver {
     pub(crate) moved: bool,
     outbox: Outbox,
     waiting: WaitingRenewals,
+    /// What the clock of validity and the wall clock said when they were last compared.
+    compared: Option<(Moment, Duration)>,
     pub(crate) closed: watch::Sender<CloseOutcome>,
     /// Dropped with the driver, for [`RuntimeWatch`](crate::outlive::RuntimeWatch), which waits for that.
     _ends: mpsc::Sender<()>,
@@ -74,6 +77,7 @@ type Abandoned = Arc<Mutex<Vec<Freeing>>>;
 /// What a call came to.
 enum Answered {
     Renewed(Renewals),
+    Looked(Looks),
     Freed(Batch, Option<Vec<Result<Freed, Error>>>),
     /// A call whose caller had gone: its number, and what is left to free of it.
     Finished(u64, Vec<Freeing>),
@@ -104,6 +108,7 @@ impl Driver {
             moved: false,
             outbox: Outbox::new(),
             waiting: WaitingRenewals::default(),
+            compared: None,
             closed,
             _ends: ends,
         }
@@ -167,8 +172,26 @@ impl Driver {
     /// Looks at every hold that is due: loses those that are over, renews the others.
     fn carry_out_due(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
-        for renewals in shared.due_renewals() {
+        self.compare_clocks(&shared);
+        let Due { renewals, looks } = shared.due();
+        for renewals in renewals {
             self.renew(&shared, renewals);
+        }
+        if !looks.is_empty() {
+            let call = shared.look_from_time_to_time(looks);
+            self.tasks.spawn_into(&mut self.calls, async move { Answered::Looked(call.await) });
+        }
+    }
+
+    /// A machine that was stopped by its hypervisor has lost time on the clock of validity. If somebody sets its wall
+    /// clock afterwards, that shows.
+    fn compare_clocks(&mut self, shared: &Shared) {
+        let Some(wall) = self.clock.wall() else { return };
+        let now = self.clock.now();
+        let Some((then, wall_then)) = self.compared.replace((now, wall)) else { return };
+        let lost = wall.saturating_sub(wall_then).saturating_sub(now.since(then));
+        if !lost.is_zero() {
+            shared.distrust(now, lost);
         }
     }
 
@@ -244,6 +267,11 @@ impl Driver {
                     for queued in self.waiting.take(holder) {
                         self.renew_for(queued);
                     }
+                }
+            }
+            Ok(Answered::Looked(looks)) => {
+                if let Some(shared) = self.shared.upgrade() {
+                    shared.settle_looks(looks);
                 }
             }
             Ok(Answered::Freed(batch, answers)) => self.settle_freed(batch, answers),

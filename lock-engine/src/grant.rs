@@ -62,6 +62,10 @@ impl Grant for Hold {
         Box::pin(self.renew_now(ttl))
     }
 
+    fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.confirm_now())
+    }
+
     fn release(self: Arc<Self>) -> Release {
         if let Err(error) = self.begin_release() {
             return Release::ready(Err(error.with_operation(Operation::Release)));
@@ -105,7 +109,7 @@ impl Grant for Hold {
 
 impl Hold {
     /// Renews through the driver, which keeps renewals of one hold in order.
-    async fn renew_now(self: Arc<Self>, ttl: Option<Duration>) -> Result<(), Error> {
+    pub(crate) async fn renew_now(self: Arc<Self>, ttl: Option<Duration>) -> Result<(), Error> {
         let named = |e: Error| self.named(e).with_operation(Operation::Renew);
         match ttl {
             Some(Duration::ZERO) => {

@@ -111,8 +111,10 @@ impl Hold {
             permit.leave_to_hold();
         }
         if let Some(lease) = &self.lease {
-            let due = if lease.is_renewed() { sent.after(lease.interval()) } else { Moment::NEVER };
-            self.shared.schedule.schedule(&self, due.min(lease.end()));
+            if lease.is_renewed() {
+                lease.renew_at(sent.after(lease.interval()), sent);
+            }
+            self.shared.plan(&self, lease);
         }
         self.shared.metrics.granted(&self);
         Ok(LockGuard::new(self))

@@ -21,6 +21,14 @@ pub(crate) struct LeaseClock {
     deadline: AtomicU64,
     /// From here on it is in doubt: a renewal that was due has not been answered.
     doubt: AtomicU64,
+    /// The last moment at which the clock may have stood still before it, unless the store has confirmed the lease since:
+    /// in doubt from then on.
+    distrusted: AtomicU64,
+    /// How often to look at the store between two renewals, at most.
+    look: Option<Duration>,
+    /// When it is to be renewed, and when the store is to be looked at, next. Never while that is under way.
+    renew_at: AtomicU64,
+    look_at: AtomicU64,
     /// How long it may be held at the most, and from when on it has been held too long.
     max_hold: Option<Duration>,
     limit: AtomicU64,
@@ -60,6 +68,10 @@ impl LeaseClock {
             longest: AtomicU64::new(nanos(window)),
             deadline: AtomicU64::new(Moment::NEVER.as_nanos()),
             doubt: AtomicU64::new(Moment::NEVER.as_nanos()),
+            distrusted: AtomicU64::new(Moment::NEVER.as_nanos()),
+            look: timing.look.filter(|_| kind == Kind::Lease),
+            renew_at: AtomicU64::new(Moment::NEVER.as_nanos()),
+            look_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             max_hold,
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             due: AtomicU64::new(0),
@@ -85,6 +97,72 @@ impl LeaseClock {
         let doubt = sent.after(self.interval_of(window).saturating_mul(2));
         self.doubt.store(doubt.as_nanos(), Ordering::Release);
         self.deadline.store(self.deadline_of(sent, window).as_nanos(), Ordering::Release);
+        self.heard(sent);
+    }
+
+    /// The store has said that it still has what was asked about at `sent`.
+    pub(crate) fn heard(&self, sent: Moment) {
+        let distrusted = self.distrusted.load(Ordering::Acquire);
+        if distrusted <= sent.as_nanos() {
+            // Not if the clock was found wrong once more since.
+            let never = Moment::NEVER.as_nanos();
+            let _ = self.distrusted.compare_exchange(distrusted, never, Ordering::AcqRel, Ordering::Acquire);
+        }
+        if let Some(every) = self.look_every() {
+            let next = if self.is_distrusted() { sent } else { sent.after(every) };
+            self.look_at.store(next.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// At `now` the clock was found to have lost `lost`. If that is more than the margin of the lease, it is in doubt, and
+    /// the store is asked.
+    pub(crate) fn distrust(&self, now: Moment, lost: Duration) -> bool {
+        if self.kind != Kind::Lease || lost <= self.window() / 10 {
+            return false;
+        }
+        self.distrusted.store(now.as_nanos(), Ordering::Release);
+        let next = if self.look.is_some() { &self.look_at } else { &self.renew_at };
+        if !self.renewing.load(Ordering::Acquire) {
+            next.store(now.as_nanos(), Ordering::Release);
+        }
+        true
+    }
+
+    fn is_distrusted(&self) -> bool {
+        self.distrusted.load(Ordering::Acquire) != Moment::NEVER.as_nanos()
+    }
+
+    /// How often to look at the store, at most; `None` if it is only renewed.
+    pub(crate) fn look_every(&self) -> Option<Duration> {
+        self.look.map(|look| look.min(self.window() / 6))
+    }
+
+    /// The next renewal is due at `at`, or at once if the clock is not to be trusted and nothing else is asked.
+    pub(crate) fn renew_at(&self, at: Moment, now: Moment) {
+        let at = if self.is_distrusted() && self.look.is_none() { at.min(now) } else { at };
+        self.renew_at.store(at.as_nanos(), Ordering::Release);
+    }
+
+    pub(crate) fn look_at(&self, at: Moment) {
+        self.look_at.store(at.as_nanos(), Ordering::Release);
+    }
+
+    /// A renewal is under way, which says as much as a look.
+    pub(crate) fn is_sent(&self) {
+        self.renewing.store(true, Ordering::Release);
+        self.renew_at.store(Moment::NEVER.as_nanos(), Ordering::Release);
+        self.look_at(Moment::NEVER);
+    }
+
+    /// Whether it is to be renewed by `at`, and not only to be looked at.
+    pub(crate) fn is_renewed_by(&self, at: Moment) -> bool {
+        self.look.is_none() || self.renew_at.load(Ordering::Acquire) <= at.as_nanos()
+    }
+
+    /// When the driver has to do something about it next.
+    pub(crate) fn next(&self) -> Moment {
+        let asks = self.renew_at.load(Ordering::Acquire).min(self.look_at.load(Ordering::Acquire));
+        Moment::from_nanos(asks).min(self.end())
     }
 
     /// A renewal for `window` was sent at `sent` and its outcome is not known: the store may count
@@ -161,7 +239,7 @@ impl LeaseClock {
     }
 
     pub(crate) fn doubt(&self) -> Moment {
-        Moment::from_nanos(self.doubt.load(Ordering::Acquire))
+        Moment::from_nanos(self.doubt.load(Ordering::Acquire).min(self.distrusted.load(Ordering::Acquire)))
     }
 
     /// A lease is renewed when a third of it has passed: two more tries fit before it ends.

@@ -19,6 +19,7 @@ mod hash;
 mod hold;
 mod inbox;
 mod lease_clock;
+mod look;
 mod metrics;
 mod outbox;
 mod outlive;

@@ -19,6 +19,14 @@ use crate::metrics::Event;
 use crate::retries::PARTS;
 use crate::shared::Shared;
 
+/// What is to be asked of the store now.
+pub(crate) struct Due {
+    /// Each is one call.
+    pub(crate) renewals: Vec<Vec<Renewal>>,
+    /// All in one call.
+    pub(crate) looks: Vec<Arc<Hold>>,
+}
+
 /// One hold in a renewal.
 pub(crate) struct Renewal {
     hold: Arc<Hold>,
@@ -50,25 +58,40 @@ pub(crate) struct Queued {
 const SAME_CALL: u32 = 4;
 
 impl Shared {
-    /// Looks at every hold that is due: loses those that are over, and says which to renew in one call each.
-    pub(crate) fn due_renewals(&self) -> Vec<Vec<Renewal>> {
+    /// Looks at every hold that is due: loses those that are over, and says about which to ask the store.
+    pub(crate) fn due(&self) -> Due {
         let now = self.clock.now();
+        // Those that are due soon are taken along.
         let ahead = |hold: &Hold| match &hold.lease {
-            Some(lease) if lease.is_renewed() => lease.interval() / 2,
-            _ => Duration::ZERO,
+            Some(lease) if lease.is_renewed() && lease.is_renewed_by(now) => lease.interval() / 2,
+            Some(lease) => lease.look_every().unwrap_or_default() / 2,
+            None => Duration::ZERO,
         };
-        let mut renewals = Vec::new();
-        for hold in self.schedule.take_due(now, ahead) {
+        let holds = self.schedule.take_due(now, ahead);
+        let renews = |hold: &Arc<Hold>| hold.lease.as_ref().is_some_and(|lease| lease.is_renewed_by(now));
+        let any_renewal = holds.iter().any(renews);
+        let (mut renewals, mut looks) = (Vec::new(), Vec::new());
+        for hold in holds {
             let Some(lease) = &hold.lease else { continue };
             hold.end_if_over();
             // One that has ended is not scheduled again.
             if lease.renewing.load(Ordering::Acquire) || !lease.is_renewed() {
                 self.schedule.schedule(&hold, lease.end());
             } else if hold.is_live() {
-                renewals.push(Renewal { window: lease.window(), hold, replies: Vec::new() });
+                let by = if any_renewal { now.after(lease.interval() / 2) } else { now };
+                if lease.is_renewed_by(by) {
+                    renewals.push(Renewal { window: lease.window(), hold, replies: Vec::new() });
+                } else {
+                    looks.push(hold);
+                }
             }
         }
-        by_window(renewals).into_iter().flat_map(parted).collect()
+        Due { renewals: by_window(renewals).into_iter().flat_map(parted).collect(), looks }
+    }
+
+    /// Has the driver come back to `hold` when there is something to do.
+    pub(crate) fn plan(&self, hold: &Arc<Hold>, lease: &LeaseClock) {
+        self.schedule.schedule(hold, lease.next());
     }
 
     /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
@@ -102,7 +125,7 @@ impl Shared {
             reference.ttl = reference.ttl.map(|_| *window);
             holds.push(reference);
             if let Some(lease) = &hold.lease {
-                lease.renewing.store(true, Ordering::Release);
+                lease.is_sent();
                 lease.asks_for(sent, *window);
                 // Leaves time for another try before the lease ends; a part of a call for one more.
                 limit = limit.min(*window / if lease.is_parted() { 8 } else { 3 });
@@ -160,8 +183,8 @@ impl Shared {
                 let share = || left.as_secs_f64() / lease.window().as_secs_f64().max(f64::MIN_POSITIVE);
                 self.metrics.published.margin(hold, share);
                 lease.confirmed(sent, window);
-                let next = sent.after(scaled(lease.interval(), jitter));
-                self.schedule.schedule(hold, next.min(lease.end()));
+                lease.renew_at(sent.after(scaled(lease.interval(), jitter)), now);
+                self.plan(hold, lease);
             }
             // The answer came after the grant was over here: it stays so.
             Ok(Renewed::Extended) => hold.end_if_over(),
@@ -174,7 +197,8 @@ impl Shared {
                 // answer the time that it took was pause enough.
                 let share = if lease.is_parted() { 64 } else { 8 };
                 let pause = (lease.interval().min(window / 3) / share).max(Duration::from_millis(1));
-                self.schedule.schedule(hold, now.after(pause).min(lease.end()));
+                lease.renew_at(now.after(pause), now.after(pause));
+                self.plan(hold, lease);
                 return Err(error);
             }
         }

@@ -31,6 +31,11 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
     /// Extends the hold, or confirms it where there is no lease.
     async fn renew(&self, hold: HoldRef) -> Result<Renewed, Error>;
 
+    /// See [`Backend::look`].
+    async fn look(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        self.renew(hold).await
+    }
+
     /// Frees the hold if it is still that holder's.
     async fn release(&self, hold: HoldRef) -> Result<Freed, Error>;
 
@@ -93,6 +98,10 @@ impl<S: SingleKey> Backend for Single<S> {
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         join_all(holds.into_iter().map(|h| self.0.renew(h))).await
+    }
+
+    async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        join_all(holds.into_iter().map(|h| self.0.look(h))).await
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {

@@ -128,7 +128,6 @@ impl RowConfig {
             poll: self.poll,
             connections: self.connections,
             // The engine's own confirmation does it.
-            check_every: None,
             purge_after: self.purge_after,
             extension: None,
         };

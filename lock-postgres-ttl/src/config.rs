@@ -133,7 +133,6 @@ impl TtlConfig {
             timing: self.timing(),
             poll: self.poll,
             connections: self.connections,
-            check_every: Some(CHECK_EVERY),
             purge_after: self.purge_after,
             extension: Some(extension(&self.postgres)),
         };
@@ -160,6 +159,7 @@ impl TtlConfig {
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
         timing.waiting = Waiting::Poll { every: self.poll };
+        timing.look = Some(CHECK_EVERY);
         timing
     }
 }

@@ -167,6 +167,14 @@ macro_rules! for_each_case {
                 a_handle_sees_the_end [C9] [];
                 a_handle_sees_the_loss [C9] [Lose];
             }
+            confirm {
+                is_ok_while_it_is_held [C9] [];
+                asks_after_the_call [C9] [Silence];
+                finds_what_the_store_has_ended [C9] [Lose];
+                of_several_names_the_lost_one [C9 C15] [Lose Alone];
+                after_the_end_is_an_error [C9] [];
+                dropped_confirmations_change_nothing [C5 C9] [];
+            }
             max_hold {
                 ends_the_hold [C9] [];
                 shows_without_a_listener [C9] [];

@@ -117,6 +117,7 @@ pub(crate) enum LockFault {
     MaxHoldKeepsLease,
     MaxHoldIsExpiry,
     MaxHoldZeroAccepted,
+    ConfirmsFromMemory,
 }
 
 use LockFault as F;
@@ -236,5 +237,6 @@ impl LockFault {
         (F::MaxHoldKeepsLease, "max-hold-keeps-lease", &["C9", "C10"]),
         (F::MaxHoldIsExpiry, "max-hold-is-expiry", &["C9"]),
         (F::MaxHoldZeroAccepted, "max-hold-zero-accepted", &["C15"]),
+        (F::ConfirmsFromMemory, "confirms-from-memory", &["C9"]),
     ];
 }

@@ -50,6 +50,7 @@ impl World for Mutated {
         Bounds {
             capabilities: capabilities(self.server.fault()),
             call: timing.request_timeout,
+            look: None,
             close: timing.close + Duration::from_secs(1),
         }
     }

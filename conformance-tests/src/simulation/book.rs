@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::client::{ClientTurns, DRIFT};
 use super::sometimes::Sometimes;
+use super::store::LONGEST_TTL;
 use super::table::Table;
-use super::wire::Weather;
+use super::wire::{Weather, Wire};
 use crate::history::{Event, History, What};
 
 /// How callers of the store under simulation are bound.
@@ -21,6 +22,8 @@ pub(crate) struct Bounds {
     pub(crate) capabilities: Capabilities,
     /// The longest that one call of the store may take.
     pub(crate) call: Duration,
+    /// How often a client asks the store about what it holds, at least.
+    pub(crate) look: Option<Duration>,
     pub(crate) close: Duration,
 }
 
@@ -42,6 +45,8 @@ pub(super) struct State {
     pub(super) next_call: u64,
     pub(super) guards: Vec<Guard>,
     pub(super) seen: BTreeSet<HolderId>,
+    /// How each client reaches the store.
+    pub(super) wires: BTreeMap<u64, Arc<Wire>>,
     pub(super) dead: BTreeSet<u64>,
     pub(super) gone: BTreeSet<u64>,
     /// Of which keys a client has asked for several at a time: what it gives back of those was granted to it.
@@ -135,6 +140,11 @@ impl Book {
         self.weather.seen.note(what);
     }
 
+    /// A client comes, which reaches the store by this wire.
+    pub(crate) fn comes(&self, client: u64, wire: &Arc<Wire>) {
+        self.lock().wires.insert(client, Arc::clone(wire));
+    }
+
     /// Something is wrong.
     pub(crate) fn wrong(&self, rule: &str, what: impl AsRef<str>) {
         self.lock().wrong(self.start, rule, what.as_ref());
@@ -183,7 +193,9 @@ impl Book {
         }
         // The answer to a grant that an operator has ended may come when a later one has begun its cooldown.
         let forced = state.forced.contains_key(&of.key);
-        if !forced && state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
+        // So may that to a client whose clocks stood still: the store has ended the hold, and it does not know.
+        let stopped = of.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
+        if !forced && !stopped && state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
             state.wrong(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
         }
         if of.asked.cooldown {

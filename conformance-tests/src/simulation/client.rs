@@ -20,6 +20,11 @@ struct State {
     /// Whether tasks that are ready let others go first from time to time.
     shuffles: bool,
     paused_at: Option<Instant>,
+    /// Whether its clocks stand still with it, as those of a machine that its hypervisor has stopped.
+    is_stopped: bool,
+    /// How long its clocks have stood still in all, and since when they go on.
+    stopped: Duration,
+    went_on: Option<Instant>,
     /// How long it has stood still in all.
     stood_still: Duration,
     dead: bool,
@@ -32,6 +37,9 @@ impl ClientTurns {
             dice: Rng::with_seed(seed),
             shuffles,
             paused_at: None,
+            is_stopped: false,
+            stopped: Duration::ZERO,
+            went_on: None,
             stood_still: Duration::ZERO,
             dead: false,
             parked: Vec::new(),
@@ -42,10 +50,34 @@ impl ClientTurns {
         self.lock().paused_at.get_or_insert_with(Instant::now);
     }
 
+    /// As [`pause`](Self::pause), and its clocks stand still too, unless it stands still already.
+    pub(crate) fn stop(&self) {
+        let mut state = self.lock();
+        if state.paused_at.is_none() {
+            (state.paused_at, state.is_stopped) = (Some(Instant::now()), true);
+        }
+    }
+
+    /// For how long its clocks have stood still until now.
+    fn stopped(&self) -> Duration {
+        let state = self.lock();
+        let now = state.paused_at.filter(|_| state.is_stopped).map_or(Duration::ZERO, |at| at.elapsed());
+        state.stopped + now
+    }
+
+    /// When it last went on after its clocks had stood still.
+    pub(crate) fn went_on(&self) -> Option<Instant> {
+        self.lock().went_on
+    }
+
     pub(crate) fn resume(&self) {
         let mut state = self.lock();
         if let Some(at) = state.paused_at.take() {
             state.stood_still += at.elapsed();
+            if std::mem::take(&mut state.is_stopped) {
+                state.stopped += at.elapsed();
+                state.went_on = Some(Instant::now());
+            }
         }
         let mut parked = std::mem::take(&mut state.parked);
         state.dice.shuffle(&mut parked);
@@ -117,26 +149,27 @@ impl<F: Future> Future for InTurn<F> {
 pub(crate) const DRIFT: f64 = 0.09;
 
 /// A client's clock: it began elsewhere than others, and runs at a rate of its own. It goes on while the client
-/// stands still.
+/// stands still, unless its machine is stopped.
 #[derive(Debug)]
 pub(crate) struct ClientClock {
+    turns: Arc<ClientTurns>,
     origin: Instant,
     offset: u64,
     rate: f64,
 }
 
 impl ClientClock {
-    pub(crate) fn draw(dice: &mut Rng, drifts: bool) -> Arc<Self> {
+    pub(crate) fn draw(dice: &mut Rng, drifts: bool, turns: &Arc<ClientTurns>) -> Arc<Self> {
         let offset = dice.u64(..1 << 50);
         let off = [-1.0, 1.0, dice.f64() * 2.0 - 1.0, 0.0][dice.usize(..4)];
         let rate = if drifts { 1.0 + DRIFT * off } else { 1.0 };
-        Arc::new(Self { origin: Instant::now(), offset, rate })
+        Arc::new(Self { turns: Arc::clone(turns), origin: Instant::now(), offset, rate })
     }
 }
 
 impl Clock for ClientClock {
     fn now(&self) -> Moment {
-        let elapsed = self.origin.elapsed().mul_f64(self.rate);
+        let elapsed = self.origin.elapsed().saturating_sub(self.turns.stopped()).mul_f64(self.rate);
         Moment::from_nanos(self.offset + u64::try_from(elapsed.as_nanos()).unwrap_or(0))
     }
 }

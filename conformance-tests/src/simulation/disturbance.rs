@@ -49,13 +49,15 @@ pub enum Disturbance {
     Cancel,
     /// No client can reach the store for a while.
     Away,
+    /// A client stands still for a while together with its clocks.
+    Stop,
 }
 
 use Disturbance as D;
 
 impl Disturbance {
     /// All of them, with their names.
-    pub const ALL: [(Self, &'static str); 20] = [
+    pub const ALL: [(Self, &'static str); 21] = [
         (D::SlowRequest, "slow-request"),
         (D::SlowAnswer, "slow-answer"),
         (D::LostRequest, "lost-request"),
@@ -76,6 +78,7 @@ impl Disturbance {
         (D::Order, "order"),
         (D::Cancel, "cancel"),
         (D::Away, "away"),
+        (D::Stop, "stop"),
     ];
 
     /// Those that happen to single calls.
@@ -146,7 +149,7 @@ impl Disturbances {
     pub(super) fn draw(dice: &mut Rng) -> Self {
         let likely = [0.15, 0.4, 0.8][dice.usize(..3)];
         // Apart from the others, so that what is drawn after them stays as it was for the seeds that are known.
-        let apart = |one: &Disturbance| *one == D::Away;
+        let apart = |one: &Disturbance| matches!(one, D::Away | D::Stop);
         let such = Disturbance::ALL.iter().filter(|(one, _)| !apart(one) && dice.f64() < likely);
         such.fold(Self::none(), |set, (one, _)| set.with(*one))
     }

@@ -7,10 +7,12 @@ use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Validity};
 use leasehold_engine::token;
 use tokio::time::Instant;
 
-use super::book::{Book, Call, State};
+use super::book::{Book, Bounds, Call, Guard, State};
 use super::client::DRIFT;
 use super::sometimes::Sometimes;
+use super::store::LONGEST_TTL;
 use super::table::{EndedBy, Stay};
+use super::wire::Wire;
 use crate::history::{Event, What};
 
 /// How much later than its budget a wait may end: it leaves the store's queue meanwhile, and once more if a hint came
@@ -19,6 +21,9 @@ const LATE: Duration = Duration::from_millis(250);
 
 /// How long a try may take where every call is quick: what its client has just released is left to others first.
 const QUICK: Duration = Duration::from_millis(700);
+
+/// How long an answer takes at most while nothing disturbs the calls, with tasks that let others go first.
+const ANSWERED: Duration = Duration::from_millis(20);
 
 /// How long an answer may take that a client knows by itself.
 const KNOWN: Duration = Duration::from_millis(10);
@@ -42,7 +47,9 @@ impl Book {
             }
             if !validity.is_held() {
                 let reason = guard.handle.lost().reason();
-                let stood_still = guard.turns.stood_still() > guard.stood_still;
+                // Or on the way of the grant to its caller, while others of the same call were awaited.
+                let just_now = guard.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
+                let stood_still = guard.turns.stood_still() > guard.stood_still || just_now;
                 if guard.lost.is_none() && validity == Validity::Lost {
                     guard.lost = Some(now);
                     let forced = state.forced.contains_key(&key);
@@ -68,7 +75,17 @@ impl Book {
                 state.wrong(self.start, "C9", &format!("{holder} was lost and reads held again"));
                 continue;
             }
+            let ended = self.truth.as_ref().and_then(|truth| truth.stays(|stays| ended_at(stays, holder)));
+            let is_excused = |ended| {
+                let wire = state.wires.get(&client);
+                wire.is_some_and(|wire| has_not_asked(guard, ended, wire, &self.bounds))
+            };
+            if ended.is_some_and(is_excused) {
+                self.note(Sometimes::HeldAfterAStop);
+                continue;
+            }
             let most = guard.max_hold.map(|most| most.div_f64(1.0 - DRIFT) + Duration::from_millis(2));
+            let most = most.filter(|_| guard.turns.went_on().is_none());
             if most.is_some_and(|most| now > guard.granted_at + most) {
                 let what = format!("{holder} reads held after its maximum hold of {:?}", guard.max_hold);
                 state.wrong(self.start, "C9", &what);
@@ -236,4 +253,20 @@ impl Book {
     pub(crate) fn was_seen(&self, holder: HolderId) -> bool {
         self.lock().seen.contains(&holder)
     }
+}
+
+/// When the store ended the hold, if it did.
+fn ended_at(stays: &[Stay], holder: HolderId) -> Option<Instant> {
+    stays.iter().rev().find(|stay| stay.holder == holder)?.ended.map(|(at, _)| at)
+}
+
+/// Whether the client of a guard may not have asked the store since it ended the hold, because its clocks stood still not
+/// long ago: for one look, and while calls fail until the end of the lease on its own clock.
+fn has_not_asked(guard: &Guard, ended: Instant, wire: &Wire, bounds: &Bounds) -> bool {
+    let (Some(at), Some(look)) = (guard.turns.went_on(), bounds.look) else { return false };
+    let lease = guard.ttl.filter(|_| guard.lasts_until.is_some());
+    let look = lease.map_or(look, |ttl| look.min(ttl / 6)).div_f64(1.0 - DRIFT) + ANSWERED;
+    let lasts = guard.ttl.unwrap_or_default().max(LONGEST_TTL).div_f64(1.0 - DRIFT) + bounds.call;
+    let asks = wire.untroubled_since() <= at;
+    at.elapsed() <= lasts && (!asks || ended.max(at).elapsed() <= look)
 }

@@ -31,6 +31,7 @@ use leasehold_engine::Backend;
 pub use self::disturbance::{Disturbance, Disturbances};
 pub use self::schedule::Played;
 pub use self::sometimes::{Seen, Sometimes};
+use self::store::LOOK;
 use self::world::{Foreign, Own, Subject};
 
 /// What schedules are played with.
@@ -52,7 +53,15 @@ impl Simulation {
     /// The engine over the simulator's own store, with leases, sessions or latches as the seed says.
     #[must_use]
     pub fn of_the_engine() -> Self {
-        Self { subject: Box::new(Own) }
+        Self { subject: Box::new(Own { look: Some(LOOK) }) }
+    }
+
+    /// The same without looks at the store between two renewals, which is a fault where clients are stopped with
+    /// their clocks.
+    #[cfg(feature = "self-test")]
+    #[must_use]
+    pub fn of_an_engine_that_never_looks() -> Self {
+        Self { subject: Box::new(Own { look: None }) }
     }
 
     /// The engine over another store that lives in this process and knows no time but tokio's: `open` makes a fresh one

@@ -101,6 +101,9 @@ impl Play {
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
         let world = subject.open(kind);
+        // Only of stores that are looked at often: else a guard reads held for as long as until its next renewal.
+        let stops = world.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
+        let may = if stops && !without.has(D::Stop) { may.with(D::Stop) } else { may };
         let weather = Weather::new(seed, may, one_of, &world.bounds());
         Self { seed, dice, world, weather, keys, cooldown, probe: u64::MAX }
     }
@@ -149,6 +152,13 @@ impl Play {
                 happenings.push((at, what, self.dice.usize(..places)));
             }
         }
+        if self.weather.may.has(D::Stop) {
+            let mut dice = stream(self.seed, 7, 0);
+            for _ in 0..dice.usize(1..4) {
+                let at = begun + Duration::from_millis(dice.u64(..11_000));
+                happenings.push((at, D::Stop, dice.usize(..places)));
+            }
+        }
         happenings.sort();
         let mut ends = Vec::new();
         for (at, what, place) in happenings {
@@ -166,14 +176,18 @@ impl Play {
                     }
                     continue;
                 }
-                D::Cut | D::Pause => {
+                D::Cut | D::Pause | D::Stop => {
                     let Some(client) = &clients[place] else { continue };
                     if what == D::Cut {
                         client.seat.wire.cut(now + pause);
                         continue;
                     }
                     let turns = Arc::clone(&client.seat.turns);
-                    turns.pause();
+                    if what == D::Stop {
+                        turns.stop();
+                    } else {
+                        turns.pause();
+                    }
                     ends.push(tokio::spawn(async move {
                         sleep(pause).await;
                         turns.resume();
@@ -203,6 +217,7 @@ impl Play {
     /// A new client, with callers of its own.
     fn client(&mut self, number: u64, end: Instant, book: &Arc<Book>) -> Result<Client, Error> {
         let seat = self.seat(number);
+        book.comes(number, &seat.wire);
         let connection = self.world.connect(&seat)?;
         let mut dice = stream(self.seed, 3, number);
         let mut callers = Vec::new();
@@ -230,7 +245,7 @@ impl Play {
         let mut dice = stream(self.seed, 2, number);
         let turns = ClientTurns::new(dice.u64(..), may(D::Order));
         let wire = Wire::new(&self.weather, number, &turns);
-        Seat { number, clock: ClientClock::draw(&mut dice, may(D::ClockRate)), turns, wire }
+        Seat { number, clock: ClientClock::draw(&mut dice, may(D::ClockRate), &turns), turns, wire }
     }
 
     fn crash(&self, client: Client, book: &Arc<Book>, ends: &mut Vec<JoinHandle<()>>) {
@@ -373,11 +388,12 @@ impl Play {
         let mut violations = book.violations();
         violations.extend(self.weather.violations(book.start));
         // Where an operator ends holds, the live look has what the store knows and the history has not; and nobody sees
-        // what a client that stands still has lost.
+        // what a client that stands still has lost. One whose clocks stood still too may be told late of a grant that has
+        // ended.
         let happened = self.weather.happened();
         let counts = |kind: ViolationKind| match kind {
-            ViolationKind::Overlap => !happened.has(D::Force) && !happened.has(D::Pause),
-            ViolationKind::TokenNotGreater => !happened.has(D::Force),
+            ViolationKind::Overlap => ![D::Force, D::Pause, D::Stop].iter().any(|one| happened.has(*one)),
+            ViolationKind::TokenNotGreater => !happened.has(D::Force) && !happened.has(D::Stop),
             _ => true,
         };
         if let Err(found) = check(&history, &book.bounds.capabilities) {

@@ -55,11 +55,13 @@ pub enum Sometimes {
     FencedWriteRefused,
     /// A caller was told of a cooldown.
     NotDue,
+    /// A guard of a client that had been stopped with its clocks read held for a moment after the store had ended it.
+    HeldAfterAStop,
 }
 
 impl Sometimes {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::RenewalMetSuccessor,
         Self::ReleaseMetSuccessor,
         Self::UndoneGrant,
@@ -84,6 +86,7 @@ impl Sometimes {
         Self::UnfencedUpdateLost,
         Self::FencedWriteRefused,
         Self::NotDue,
+        Self::HeldAfterAStop,
     ];
 }
 

@@ -23,6 +23,8 @@ pub(crate) const TTL: Duration = Duration::from_secs(3);
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(6);
 /// The longest that a call may take.
 pub(crate) const CALL: Duration = Duration::from_secs(1);
+/// How often the engine looks whether leases are still there, and confirms what has none.
+pub(crate) const LOOK: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(100);
 const CLOSE: Duration = Duration::from_secs(5);
 
@@ -31,16 +33,18 @@ pub(crate) struct TableClient {
     table: Arc<Table>,
     client: u64,
     wire: Arc<Wire>,
+    look: Option<Duration>,
     capabilities: Capabilities,
     events: OnceLock<Events>,
 }
 
 impl TableClient {
-    pub(crate) fn new(table: &Arc<Table>, client: u64, wire: &Arc<Wire>) -> Self {
+    pub(crate) fn new(table: &Arc<Table>, client: u64, wire: &Arc<Wire>, look: Option<Duration>) -> Self {
         Self {
             table: Arc::clone(table),
             client,
             wire: Arc::clone(wire),
+            look,
             capabilities: capabilities(table.kind),
             events: OnceLock::new(),
         }
@@ -74,7 +78,7 @@ fn timing(kind: Kind) -> Timing {
     let mut timing = Timing::default();
     timing.request_timeout = CALL;
     timing.close = CLOSE;
-    let confirm = Confirm::new(Duration::from_millis(500), Duration::from_millis(2_500));
+    let confirm = Confirm::new(LOOK, Duration::from_millis(2_500));
     timing.waiting = Waiting::Poll { every: POLL };
     match kind {
         Kind::Lease => {}
@@ -94,7 +98,9 @@ impl Backend for TableClient {
     }
 
     fn timing(&self) -> Timing {
-        timing(self.table.kind)
+        let mut timing = timing(self.table.kind);
+        timing.look = self.look;
+        timing
     }
 
     fn attach(&self, events: Events) {
@@ -139,6 +145,10 @@ impl Backend for TableClient {
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         holds.iter().map(|h| Ok(self.table.renew(self.client, h, &self.wire))).collect()
+    }
+
+    async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        holds.iter().map(|h| Ok(self.table.look(h))).collect()
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
@@ -231,6 +241,16 @@ impl Backend for Remote {
         let work = move || {
             let (inner, holds) = (Arc::clone(&inner), holds.clone());
             async move { inner.renew(holds).await }
+        };
+        let answers = self.wire.carry(Op::Renew, work).await;
+        answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
+    }
+
+    async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        let (inner, asked) = (Arc::clone(&self.inner), holds.len());
+        let work = move || {
+            let (inner, holds) = (Arc::clone(&inner), holds.clone());
+            async move { inner.look(holds).await }
         };
         let answers = self.wire.carry(Op::Renew, work).await;
         answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())

@@ -219,6 +219,14 @@ impl Table {
         }
     }
 
+    /// Whether the hold is still there.
+    pub(crate) fn look(&self, hold: &HoldRef) -> Renewed {
+        let mut state = self.lock();
+        let slot = state.slot(&hold.key, Instant::now());
+        let is_held = slot.hold.as_ref().is_some_and(|held| held.holder == hold.holder);
+        if is_held { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) }
+    }
+
     pub(crate) fn release(&self, client: u64, hold: &HoldRef, wire: &Wire) -> Freed {
         let mut state = self.lock();
         let now = Instant::now();

@@ -216,6 +216,11 @@ impl Wire {
         })
     }
 
+    /// Whether clients may be stopped together with their clocks in this schedule.
+    pub(crate) fn may_stop(&self) -> bool {
+        self.weather.may.has(D::Stop)
+    }
+
     pub(crate) fn seen(&self) -> &Seen {
         &self.weather.seen
     }

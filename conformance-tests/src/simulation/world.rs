@@ -9,7 +9,7 @@ use leasehold_engine::{Backend, Engine};
 
 use super::book::Bounds;
 use super::client::{ClientClock, ClientTurns};
-use super::store::{CALL, Remote, TableClient, capabilities};
+use super::store::{CALL, LOOK, Remote, TableClient, capabilities};
 use super::table::{Kind, Table};
 use super::wire::Wire;
 
@@ -59,27 +59,40 @@ impl Seat {
 
 /// The engine over the simulator's own store.
 #[derive(Debug)]
-pub(crate) struct Own;
+pub(crate) struct Own {
+    /// How often the engine looks between two renewals; `None` for the mutant that does not.
+    pub(crate) look: Option<Duration>,
+}
 
 impl Subject for Own {
     fn open(&self, kind: Kind) -> Box<dyn World> {
-        Box::new(OwnWorld(Table::new(kind)))
+        Box::new(OwnWorld { table: Table::new(kind), look: self.look })
     }
 }
 
-struct OwnWorld(Arc<Table>);
+struct OwnWorld {
+    table: Arc<Table>,
+    look: Option<Duration>,
+}
 
 impl World for OwnWorld {
     fn bounds(&self) -> Bounds {
-        Bounds { capabilities: capabilities(self.0.kind), call: CALL, close: Duration::from_secs(6) }
+        Bounds {
+            capabilities: capabilities(self.table.kind),
+            call: CALL,
+            look: Some(LOOK),
+            close: Duration::from_secs(6),
+        }
     }
 
     fn connect(&self, seat: &Seat) -> Result<Connection, Error> {
-        seat.engine(Arc::new(TableClient::new(&self.0, seat.number, &seat.wire)))
+        // Otherwise the schedules of seeds that are known would change.
+        let look = self.look.filter(|_| seat.wire.may_stop());
+        seat.engine(Arc::new(TableClient::new(&self.table, seat.number, &seat.wire, look)))
     }
 
     fn table(&self) -> Option<Arc<Table>> {
-        Some(Arc::clone(&self.0))
+        Some(Arc::clone(&self.table))
     }
 }
 
@@ -110,6 +123,7 @@ impl World for ForeignWorld {
         Bounds {
             capabilities: backend.capabilities().clone(),
             call: timing.request_timeout,
+            look: None,
             close: timing.close + Duration::from_secs(1),
         }
     }

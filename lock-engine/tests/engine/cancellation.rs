@@ -262,6 +262,22 @@ async fn renew() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn confirm() {
+    for ttl in [None, Some(Duration::from_secs(30))] {
+        each(Op::Renew, Waiting::Store, ttl, |scene, polls, time| async move {
+            let guard = scene.client.lock.key(&scene.key).acquire().await.unwrap();
+            drop(drop_after(guard.confirm(), polls, time).await);
+            tokio::time::sleep(Duration::from_secs(90)).await;
+            // What was never polled has left its fault to the next call.
+            scene.client.faults.clear();
+            guard.confirm().await.unwrap_or_else(|error| panic!("{}: {error}", scene.what));
+            guard.release().await.unwrap();
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn close() {
     for (op, polls) in [(Op::Acquire, 0), (Op::Acquire, 1), (Op::Release, 0), (Op::Release, 1)] {
         for store in STORES {

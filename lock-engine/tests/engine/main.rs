@@ -9,6 +9,7 @@ mod contention;
 mod ending;
 mod interleavings;
 mod life;
+mod look;
 mod outbox;
 mod runtime;
 mod trouble;

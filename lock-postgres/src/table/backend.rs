@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, LockAdmin};
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LossReason};
 use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Request, Timing};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -42,8 +42,6 @@ pub struct TableSettings {
     pub poll: Duration,
     /// How many sessions to keep.
     pub connections: u8,
-    /// How often to look whether holds are still there, if renewing does not tell soon enough.
-    pub check_every: Option<Duration>,
     /// How long after their end rows are removed; `None` keeps them.
     pub purge_after: Option<Duration>,
     /// What a guard of this store offers beside the lock.
@@ -81,8 +79,7 @@ impl TableBackend {
     ) -> Result<Self, Error> {
         config.check()?;
         check(&settings)?;
-        let TableSettings { capabilities, timing, poll, connections, check_every, purge_after, extension } =
-            settings;
+        let TableSettings { capabilities, timing, poll, connections, purge_after, extension } = settings;
         // One interval earlier than the engine, which counts from before we did.
         let sticky = timing.confirm.filter(|confirm| confirm.sticky);
         let channel = channel(dialect.kind, &config.schema);
@@ -106,13 +103,8 @@ impl TableBackend {
         let mut sessions = vec![Session::open(config, &lane, TableWork::new(&common)).await?];
         sessions.extend((1..connections).map(|_| Session::lazy(config, &lane, TableWork::new(&common))));
         let closed = CancellationToken::new();
-        let upkeep = Upkeep {
-            common: Arc::clone(&common),
-            lane: lane.clone(),
-            closed: closed.clone(),
-            check_every,
-            purge_after,
-        };
+        let upkeep =
+            Upkeep { common: Arc::clone(&common), lane: lane.clone(), closed: closed.clone(), purge_after };
         tokio::spawn(upkeep.run());
         let (sessions, last) = (Mutex::new(sessions), OnceLock::new());
         Ok(Self { common, capabilities, timing, lane, sessions, last, closed })
@@ -254,6 +246,20 @@ impl Backend for TableBackend {
         self.ask(TableJob::Renew, holds.into_iter().map(with_ttl).collect()).await
     }
 
+    async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        let holders: Vec<_> = holds.iter().map(|hold| hold.holder).collect();
+        let answers = self.ask(TableJob::Confirm, holds.into_iter().map(named).collect()).await;
+        let told = |(holder, answer): (HolderId, Result<bool, Error>)| match answer {
+            Ok(true) => Ok(Renewed::Extended),
+            Ok(false) => {
+                self.common.registry.ended(holder);
+                Ok(Renewed::Gone(LossReason::Gone))
+            }
+            Err(error) => Err(error),
+        };
+        holders.into_iter().zip(answers).map(told).collect()
+    }
+
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
         self.ask(TableJob::Release, holds.into_iter().map(ending).collect()).await
     }
@@ -320,7 +326,6 @@ impl fmt::Debug for TableSettings {
             .field("timing", &self.timing)
             .field("poll", &self.poll)
             .field("connections", &self.connections)
-            .field("check_every", &self.check_every)
             .field("purge_after", &self.purge_after)
             .finish_non_exhaustive()
     }

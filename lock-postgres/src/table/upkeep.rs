@@ -1,5 +1,5 @@
-//! What goes on beside the calls: freeing what lost answers left behind, looking whether holds are still
-//! there, removing old rows.
+//! What goes on beside the calls: freeing what lost answers left behind, looking at holds that somebody says were ended,
+//! removing old rows.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,7 +31,6 @@ pub(super) struct Upkeep {
     pub(super) common: Arc<Common>,
     pub(super) lane: Lane<TableJob>,
     pub(super) closed: CancellationToken,
-    pub(super) check_every: Option<Duration>,
     pub(super) purge_after: Option<Duration>,
 }
 
@@ -41,7 +40,7 @@ impl Upkeep {
         tokio::select! {
             () = closed.cancelled() => {}
             _ = async {
-                tokio::join!(self.free(), self.check(), self.look_at_suspects(), self.purge())
+                tokio::join!(self.free(), self.look_at_suspects(), self.purge())
             } => {}
         }
     }
@@ -76,23 +75,6 @@ impl Upkeep {
                     sleep_until(Instant::now() + AGAIN).await;
                 }
                 suspects = unknown;
-            }
-        }
-    }
-
-    async fn check(&self) {
-        let Some(every) = self.check_every else { return };
-        loop {
-            sleep_until(Instant::now() + every).await;
-            let holds = self.common.registry.held();
-            if holds.is_empty() {
-                continue;
-            }
-            let answers = ask(&self.lane, TableJob::Confirm, holds.clone()).await;
-            for (hold, answer) in holds.into_iter().zip(answers) {
-                if matches!(answer, Ok(false)) {
-                    self.tell_lost(&hold, LossReason::Gone);
-                }
             }
         }
     }

@@ -42,7 +42,6 @@ async fn backend(config: &PgConfig) -> TableBackend {
         timing: Timing::default(),
         poll: Duration::from_secs(1),
         connections: 1,
-        check_every: None,
         purge_after: None,
         extension: None,
     };
@@ -54,7 +53,6 @@ fn upkeep(backend: &TableBackend) -> Upkeep {
         common: Arc::clone(&backend.common),
         lane: backend.lane.clone(),
         closed: CancellationToken::new(),
-        check_every: None,
         purge_after: None,
     }
 }

@@ -1,0 +1,93 @@
+//! Confirming a grant: the answer of the store to a question that was sent after the call.
+
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_api::{ErrorKind, LossReason, Validity};
+
+use crate::context::{Context, fails};
+
+pub(crate) async fn is_ok_while_it_is_held(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    for _ in 0..5 {
+        cx.within("a confirmation", cx.call_limit(), guard.confirm()).await.expect("held");
+        assert_eq!(guard.validity(), Validity::Valid);
+        cx.held(&b, &key).await;
+        cx.sleep(cx.ttl() / 4).await;
+    }
+    cx.give(guard).await;
+}
+
+/// What this client knew before the call is not enough.
+pub(crate) async fn asks_after_the_call(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take(&a.lock, &key).await;
+    guard.confirm().await.expect("held");
+    a.faults.silence(true);
+    assert_eq!(guard.validity(), Validity::Valid, "nothing is known yet");
+    let answer = cx.within("a confirmation by a silent store", cx.call_limit(), guard.confirm()).await;
+    fails(answer, &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown, ErrorKind::Lost]);
+    a.faults.silence(false);
+    drop(guard);
+}
+
+pub(crate) async fn finds_what_the_store_has_ended(cx: &Context) {
+    let lock = cx.client().await;
+    let key = cx.key();
+    let guard = cx.take(&lock, &key).await;
+    cx.lose(&key, LossReason::Gone).await;
+    let answer = cx.within("a confirmation", cx.call_limit(), guard.confirm()).await;
+    let error = fails(answer, &[ErrorKind::Lost]);
+    assert!(error.loss().is_some());
+    assert_eq!(guard.validity(), Validity::Lost);
+}
+
+pub(crate) async fn of_several_names_the_lost_one(cx: &Context) {
+    let lock = cx.client().await;
+    let keys = cx.some_keys(3);
+    let guards = cx.within("three free keys", cx.call_limit(), lock.acquire_all(&keys, &cx.patient())).await;
+    let guards = guards.expect("free");
+    cx.within("a confirmation", cx.call_limit(), guards.confirm()).await.expect("held");
+    cx.lose(&keys[1], LossReason::Gone).await;
+    let error = fails(
+        cx.within("a confirmation", cx.call_limit(), guards.confirm()).await,
+        &[ErrorKind::Lost],
+    );
+    assert!(error.to_string().contains(keys[1].as_str()), "the lost key is named: {error}");
+}
+
+pub(crate) async fn after_the_end_is_an_error(cx: &Context) {
+    let lock = cx.client().await;
+    let guard = cx.take(&lock, &cx.key()).await;
+    let _ = lock.close().await;
+    let answer = cx.within("a confirmation of a closed lock", cx.call_limit(), guard.confirm()).await;
+    fails(answer, &[ErrorKind::Lost, ErrorKind::Closed]);
+}
+
+pub(crate) async fn dropped_confirmations_change_nothing(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let guard = cx.take(&a, &key).await;
+    for polls in 0..4 {
+        let mut left = polls;
+        let mut confirmation = pin!(guard.confirm());
+        let polled = poll_fn(|cx| {
+            if left == 0 {
+                return Poll::Ready(());
+            }
+            left -= 1;
+            confirmation.as_mut().poll(cx).map(drop)
+        });
+        let _ = tokio::time::timeout(Duration::from_millis(1), polled).await;
+    }
+    cx.settle().await;
+    guard.confirm().await.expect("held");
+    cx.held(&b, &key).await;
+    cx.give(guard).await;
+    cx.take(&b, &key).await.release().await.expect("held until now");
+}

@@ -1,0 +1,130 @@
+//! Looking whether the store still has what is held here, without extending it: from time to time, because this
+//! machine may have been stopped together with its clocks, and when a holder wants to be sure.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use leasehold_api::{Error, ErrorKind, Operation};
+use tokio::time::timeout;
+
+use crate::backend::{Backend, Renewed, short_answer};
+use crate::clock::Moment;
+use crate::hold::Hold;
+use crate::shared::Shared;
+
+/// What a look came to: what was asked when, and what was answered, if anything.
+pub(crate) struct Looks {
+    sent: Moment,
+    holds: Vec<Arc<Hold>>,
+    answers: Option<Vec<Result<Renewed, Error>>>,
+}
+
+impl Shared {
+    /// One call for all of them, sent when the future is polled.
+    pub(crate) fn look(&self, holds: Vec<Arc<Hold>>) -> impl Future<Output = Looks> + Send + 'static + use<> {
+        let (backend, clock) = (Arc::clone(&self.backend), Arc::clone(&self.clock));
+        let limit = self.timing.request_timeout;
+        async move {
+            let sent = clock.now();
+            let references = holds.iter().map(|hold| hold.reference()).collect();
+            let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).look(references)).await };
+            let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
+            Looks { sent, holds, answers }
+        }
+    }
+
+    /// As [`look`](Self::look), for the driver.
+    pub(crate) fn look_from_time_to_time(
+        &self,
+        holds: Vec<Arc<Hold>>,
+    ) -> impl Future<Output = Looks> + Send + 'static + use<> {
+        for hold in &holds {
+            if let Some(lease) = &hold.lease {
+                // Once more in that time, if there is no answer.
+                let again = lease.look_every().map_or(Moment::NEVER, |every| self.clock.now().after(every));
+                lease.look_at(again);
+                self.plan(hold, lease);
+            }
+        }
+        self.look(holds)
+    }
+
+    /// Settles the answers.
+    pub(crate) fn settle_looks(&self, done: Looks) {
+        for (hold, _) in settled(done) {
+            if let Some(lease) = &hold.lease {
+                self.plan(&hold, lease);
+            }
+        }
+    }
+
+    /// Looks at all leases, if the clock of this machine seems to have lost `lost`.
+    pub(crate) fn distrust(&self, now: Moment, lost: Duration) {
+        let mut holds = Vec::new();
+        self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
+        for hold in holds.iter().filter(|hold| hold.is_live()) {
+            if let Some(lease) = hold.lease.as_ref().filter(|lease| lease.distrust(now, lost)) {
+                tracing::debug!(key = %hold.request.key, store = %self.name, ?lost, "the wall clock is ahead; in doubt until the store confirms");
+                self.plan(hold, lease);
+            }
+        }
+    }
+}
+
+/// Takes in what the store has said, and returns it.
+fn settled(done: Looks) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>)> {
+    let Looks { sent, holds, answers } = done;
+    let mut answers = answers.map(Vec::into_iter);
+    holds.into_iter().map(move |hold| {
+        let answer = match &mut answers {
+            Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
+            None => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the store did not answer whether the lock is still held; do not take it for held",
+            )),
+        };
+        let answer = answer.map(|renewed| match renewed {
+            Renewed::Extended => {
+                if let Some(lease) = &hold.lease {
+                    lease.heard(sent);
+                }
+            }
+            Renewed::Gone(reason) => hold.lose(reason),
+        });
+        (hold, answer)
+    })
+}
+
+impl Hold {
+    /// Asks the store, and is sure that the question was sent after the call.
+    pub(crate) async fn confirm_now(self: Arc<Self>) -> Result<(), Error> {
+        let named = |error: Error| self.named(error).with_operation(Operation::Confirm);
+        let ended = || named(self.loss_reason().map_or_else(Error::closed, Error::lost));
+        self.current_validity();
+        if !self.is_live() {
+            return Err(ended());
+        }
+        let has_lease = self.lease.as_ref().is_some_and(|lease| lease.ttl().is_some());
+        if has_lease && self.shared.timing.look.is_none() {
+            // Renewals of one hold come in order, so that an older one cannot shorten the lease.
+            Arc::clone(&self).renew_now(None).await.map_err(named)?;
+        } else {
+            // In a task, because some stores answer it by a renewal, which is not to be dropped half-way.
+            let looks = self.shared.tasks.spawn(self.shared.look(vec![Arc::clone(&self)]));
+            let lost = self.state.watch();
+            tokio::select! {
+                biased;
+                looks = looks => {
+                    let looks = looks.map_err(|_| ended())?;
+                    settled(looks).try_for_each(|(_, answer)| answer).map_err(named)?;
+                }
+                reason = lost => return Err(named(Error::lost(reason))),
+            }
+        }
+        // An answer that came after the end here changes nothing.
+        self.current_validity();
+        if self.is_live() { Ok(()) } else { Err(ended()) }
+    }
+}
