@@ -215,7 +215,9 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `body` where it is and releases in the background.
+    /// Dropping the future drops `body` where it is and releases in the background. What `body` has sent goes on: a `COMMIT`
+    /// that is on its way may be carried out after the release. Where the caller may be dropped, as a request's handler is when
+    /// its client leaves, run this in a task.
     pub async fn run<F, T>(self, body: F) -> Result<T, RunError<T>>
     where
         F: AsyncFnOnce(&LockGuard) -> T,

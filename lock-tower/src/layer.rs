@@ -150,7 +150,8 @@ impl<K, T: Clone> LockLayer<K, T> {
     }
 
     /// What happens when the client goes away while the handler runs. The default is [`OnGone::Finish`]. One that
-    /// leaves while it waits for the lock gives its place up in any case.
+    /// leaves while it waits for the lock gives its place up in any case. Inside of another lock layer that one decides, because
+    /// the handler must not go on without its lock.
     #[must_use]
     pub fn on_gone(self, policy: OnGone) -> Self {
         self.set(|shared| shared.on_gone = policy)

@@ -94,17 +94,15 @@ where
         Ok(admitted) => admitted,
         Err(why) => return shared.transport.refuse(why),
     };
+    // A handler must not go on without the lock of a layer around this one, so that layer decides.
+    let finishes = shared.on_gone == OnGone::Finish && outer.is_none();
     let held = Held::new(guard.handle(), Arc::clone(&shared.lock), outer);
     let hold = Hold::new(guard, shared.on_lost, shared.release_within, in_flight, commit);
     shared.transport.attach(&mut request, held);
     // From here on the client's leaving is not the handler's end, if so set.
-    let on_gone = shared.on_gone;
     // Boxed here and not in each branch: a future that holds it twice is moved with every request.
     let work: BoxFuture<'static, _> = Box::pin(run(shared, inner, request, hold));
-    match on_gone {
-        OnGone::Finish => Finish::new(work).await,
-        OnGone::Cancel => work.await,
-    }
+    if finishes { Finish::new(work).await } else { work.await }
 }
 
 /// Everything under the lock. The handler and all that belongs to it is gone before `hold` is.

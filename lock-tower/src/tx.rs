@@ -23,6 +23,7 @@ use crate::BoxError;
 use crate::body::LockBody;
 use crate::commit::{OpenCommit, Reads};
 use crate::finish::Finish;
+use crate::held::Held;
 use crate::http::Http;
 use crate::key::{KeyError, KeyFor};
 use crate::problem::Problem;
@@ -41,7 +42,7 @@ pub use shared::{SharedTx, SharedTxError};
 /// would be untrue. Then the `type` of the problem is `...:commit-failed` (nothing was done) or
 /// `...:commit-unknown` (look before trying again).
 ///
-/// - When the client goes away, the handler finishes and its transaction is committed.
+/// - When the client goes away, the handler finishes and its transaction is committed. Inside of a lock layer that one decides.
 /// - A lock layer inside of it passes its lock to the transaction: it is released after the commit. Another `TxLayer` inside,
 ///   or this one inside of a layer that commits a transaction of its own ([`OpenCommit`]), is answered with 500.
 /// - Inside, use only the transaction. A handler that takes further connections of the same pool waits for
@@ -260,15 +261,17 @@ where
     // Locks of layers inside last until the commit.
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     let longest = shared.queue.longest;
-    Finish::new(Box::pin(async move {
+    // A handler must not go on without the lock of a layer around this one, so that layer decides.
+    let is_locked = request.extensions().get::<Held>().is_some();
+    let work: BoxFuture<'static, _> = Box::pin(async move {
         let answer = run(inner, request, tx, &open, &shared.http, &in_flight, longest).await;
         open.end().await;
         // In this order: whoever waits for none to be in flight finds all keys free.
         drop(admission);
         drop(in_flight);
         answer
-    }))
-    .await
+    });
+    if is_locked { work.await } else { Finish::new(work).await }
 }
 
 async fn run<S, B, R>(

@@ -82,6 +82,11 @@ impl Gate {
         self.0.opened.add_permits(1);
     }
 
+    /// Takes back one [`open`](Self::open) that no request has used.
+    pub async fn pass(&self) {
+        self.0.opened.acquire().await.unwrap().forget();
+    }
+
     /// Waits until one more request has come to the gate.
     pub async fn reached(&self) {
         within(LONG, "no request came", self.0.begun.acquire()).await.unwrap().forget();

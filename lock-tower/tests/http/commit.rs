@@ -254,3 +254,36 @@ async fn a_transaction_layer_inside_of_another_transaction_is_refused() {
     assert_eq!(calls.load(Ordering::SeqCst), 0);
     assert_eq!(number(&database, "SELECT count(*) FROM work").await, 0);
 }
+
+/// Otherwise it would commit beside the next holder of the outer lock.
+#[tokio::test]
+async fn a_layer_inside_of_a_lock_that_is_lost_does_not_go_on() {
+    let (store, lock) = memory();
+    let (database, transaction) = transactions().await;
+    let outer = || LockLayer::new(Arc::clone(&lock), Template::parse("outer").unwrap());
+    let inner = LockLayer::new(Arc::clone(&lock), Template::parse("inner").unwrap());
+    let gate = Gate::new();
+    let handler = || {
+        let gate = gate.clone();
+        post(async move || {
+            gate.service::<()>().oneshot(Request::new(())).await.unwrap();
+        })
+    };
+    for method in [
+        handler().route_layer(inner.clone()).route_layer(outer()),
+        handler().route_layer(transaction.clone()).route_layer(outer()),
+    ] {
+        let app = Router::new().route("/", method);
+        let answer = tokio::spawn(async move { send(&app, posted()).await.status() });
+        gate.reached().await;
+        assert!(store.lose(&key("outer"), LossReason::ForcedRelease));
+        assert_eq!(answer.await.unwrap(), 503);
+        gate.open();
+        inner.idle().await;
+        transaction.idle().await;
+        assert_eq!(gate.ended(), 0, "it was dropped");
+        // The permit that nobody took.
+        gate.pass().await;
+    }
+    drop(database);
+}
