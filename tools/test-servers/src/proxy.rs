@@ -48,6 +48,8 @@ pub struct Traffic {
     pub dropped_replies: u64,
     /// Bytes, or the end of a connection, that had to wait.
     pub held: u64,
+    /// Places in requests that were rewritten.
+    pub rewritten: u64,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,8 @@ struct Shared {
     faults: watch::Sender<Faults>,
     /// The replies to swallow: what they must contain.
     traps: Mutex<VecDeque<Vec<u8>>>,
+    /// What to replace in requests, and by what.
+    rewrites: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
     counters: Counters,
 }
 
@@ -75,6 +79,7 @@ struct Counters {
     round_trips: AtomicU64,
     dropped_replies: AtomicU64,
     held: AtomicU64,
+    rewritten: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,9 +100,9 @@ impl Proxy {
     /// Dropping it leaves the servers as they are at that moment; they end with their values.
     pub async fn start(target: impl Into<String>) -> Self {
         let target = Mutex::new(target.into());
-        let (traps, counters) = (Mutex::default(), Counters::default());
-        let shared =
-            Arc::new(Shared { target, faults: watch::Sender::new(Faults::default()), traps, counters });
+        let (traps, rewrites, counters) = (Mutex::default(), Mutex::default(), Counters::default());
+        let faults = watch::Sender::new(Faults::default());
+        let shared = Arc::new(Shared { target, faults, traps, rewrites, counters });
         let listening = admin::blocking(|| {
             for _ in 0..10 {
                 let port = port::free();
@@ -184,6 +189,18 @@ impl Proxy {
         lock(&self.shared.traps).push_back(bytes.as_ref().to_owned());
     }
 
+    /// Replaces these words in every request from now on, as if the server did not know what they ask for. Spaces fill up
+    /// what is shorter.
+    ///
+    /// # Panics
+    ///
+    /// When the replacement is longer, which would change the length of messages.
+    pub fn rewrite(&self, words: &str, by: &str) {
+        assert!(by.len() <= words.len(), "{by:?} is longer than {words:?}");
+        let by = format!("{by:width$}", width = words.len());
+        lock(&self.shared.rewrites).push((words.into(), by.into()));
+    }
+
     /// What has gone through until now.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
@@ -197,6 +214,7 @@ impl Proxy {
             round_trips: read(&counters.round_trips),
             dropped_replies: read(&counters.dropped_replies),
             held: read(&counters.held),
+            rewritten: read(&counters.rewritten),
         }
     }
 
@@ -340,6 +358,7 @@ impl Shared {
             if way == Way::ToClient && self.is_trapped(&bytes) {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
+            let bytes = if way == Way::ToServer { self.rewritten(bytes) } else { bytes };
             self.counters.count(way, bytes.len(), is_asked);
             writer.write_all(&bytes).await?;
         }
@@ -359,6 +378,20 @@ impl Shared {
         }
         // The sender is ours, so it cannot be gone.
         let _ = faults.wait_for(is_open).await;
+    }
+
+    fn rewritten(&self, mut bytes: Vec<u8>) -> Vec<u8> {
+        for (words, by) in &*lock(&self.rewrites) {
+            let mut at = 0;
+            while let Some(found) = bytes[at..].windows(words.len()).position(|window| window == words) {
+                at += found;
+                bytes[at..at + by.len()].copy_from_slice(by);
+                at += by.len();
+                at += by.len();
+                self.counters.rewritten.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        bytes
     }
 
     fn is_trapped(&self, bytes: &[u8]) -> bool {
