@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use leasehold_api::{Error, ErrorKind};
 
 use crate::error::{corrupt, io_error};
-use crate::files::{FileMode, place, read, sync_dir};
+use crate::files::{FileMode, open_lock, place, read, sync_dir};
+use crate::hold::Locked;
 
 /// The version of what is kept in the directory. A store of another version is refused.
 pub const FORMAT: u32 = 1;
@@ -44,10 +45,39 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
             ),
         ));
     }
+    try_a_lock(&dir, found)?;
     for caution in cautions(&dir) {
         tracing::warn!("{caution}");
     }
     Ok((dir, found))
+}
+
+/// Refuses a file system that grants a lock which is held, as some network file systems do that answer each request with
+/// success. The marker is locked, which nobody else locks for longer than this.
+fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
+    let path = marker(dir);
+    // Shared, so that others who open the directory at the same time are not in the way.
+    let locked = open_lock(&path, mode).and_then(Locked::shared);
+    let held = match locked {
+        Ok(Some(held)) => held,
+        Ok(None) => return Ok(()),
+        // Who may not write to the marker is told so for the first lock.
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+        Err(e) => return Err(io_error(e, "lock", &path)),
+    };
+    let granted = open_lock(&path, mode).and_then(Locked::exclusive);
+    drop(held);
+    match granted {
+        Ok(None) => Ok(()),
+        Ok(Some(_)) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the file system of {} grants a lock that is held, so that it would exclude nobody; use a local file system, or a server store",
+                dir.display()
+            ),
+        )),
+        Err(e) => Err(io_error(e, "lock", &path)),
+    }
 }
 
 /// Checks that the directory is ours, if there is one, and makes nothing.

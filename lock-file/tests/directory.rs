@@ -172,3 +172,41 @@ async fn a_record_that_cannot_be_written_grants_nothing_and_breaks_nothing() {
     fs::remove_dir(&temporary).unwrap();
     assert!(token(&backend, &request("k")).await > earlier);
 }
+
+/// A child process in which every lock succeeds, as on some network file systems.
+#[test]
+fn where_every_lock_succeeds() {
+    let Some(dir) = std::env::var_os("LEASEHOLD_TEST_PRETENDING") else { return };
+    let error = refused_dir(Path::new(&dir));
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("grants a lock that is held"), "{error}");
+    println!("refused");
+}
+
+// The linker that made this program makes the library.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_system_that_grants_what_is_held_is_refused() {
+    use std::process::Command;
+
+    let root = tempfile::tempdir().unwrap();
+    let (source, library) = (root.path().join("flock.c"), root.path().join("flock.so"));
+    fs::write(&source, "int flock(int fd, int operation) { (void)fd; (void)operation; return 0; }").unwrap();
+    let made =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(made.success());
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "where_every_lock_succeeds", "--nocapture"])
+        .env("LEASEHOLD_TEST_PRETENDING", root.path().join("store"))
+        .env("LD_PRELOAD", &library)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && text.contains("refused"),
+        "{text}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+    // Nothing was left that keeps an honest one from being used.
+    open(&root.path().join("store"));
+}
