@@ -104,7 +104,7 @@ impl fmt::Debug for ConnectOptions {
 /// A Postgres URL goes on like libpq's, `//user:password@host:5432/database?sslmode=require`, also with several hosts; what
 /// it leaves out comes from `PGHOST`, `PGUSER`, `PGCONNECT_TIMEOUT` and so on. Parameters of our own: `schema=NAME`,
 /// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
-/// `connect_timeout=5s` and `statement_timeout=5s`; for rows `poll=500ms`, for leases `ttl=30s` as well; for rows and
+/// `connect_timeout=5s` and `statement_timeout=5s`, `idle=10m` (close the sessions of a client that is not used); for rows `poll=500ms`, for leases `ttl=30s` as well; for rows and
 /// advisory locks `lost_after=10s`, how long a holder that gets no answer counts as holding; for advisory locks also
 /// `confirm_every=3s`, `server_gives_up=15s`, and
 /// `hash=fnv` (or `sha256`, `raw`, `pair`, `djb2`, `djb2-reverse`, `sqlx`), how keys become numbers.
@@ -114,6 +114,13 @@ impl fmt::Debug for ConnectOptions {
 /// feature `metrics`; to read it in the program, connect with the store's own function (such as `memory::connect`
 /// or `postgres_row::connect`), which returns the [`Engine`](crate::engine::Engine) with its
 /// [`counters`](crate::engine::Engine::counters).
+///
+/// # Blocking
+///
+/// Connections and timers run on the runtime on which this is called. On a current-thread runtime nothing may block its
+/// thread while a lock is awaited: `futures::executor::block_on` around `acquire()`, called from a task there, hangs
+/// beyond the wait's budget, because the server's answer is never read. Await instead, or connect on a runtime with several
+/// workers.
 ///
 /// # Errors
 ///

@@ -119,6 +119,9 @@ fn server(target: &PgTarget) -> Result<crate::postgres::PgConfig, Error> {
     if let Some(timeout) = target.statement_timeout {
         config = config.statement_timeout(timeout);
     }
+    if let Some(idle) = target.idle {
+        config = config.idle(idle);
+    }
     config.check()?;
     Ok(config)
 }

@@ -47,6 +47,7 @@ pub(crate) struct PgTarget {
     pub(crate) pooler: Option<PgPooler>,
     pub(crate) connect_timeout: Option<Duration>,
     pub(crate) statement_timeout: Option<Duration>,
+    pub(crate) idle: Option<Duration>,
     pub(crate) confirm_every: Option<Duration>,
     pub(crate) lost_after: Option<Duration>,
     pub(crate) server_gives_up: Option<Duration>,
@@ -127,7 +128,7 @@ const OF_LIBPQ: [&str; 57] = [
 ];
 
 /// Our parameters that every store has.
-const OF_ALL: [&str; 5] = ["schema", "install", "pooler", "connect_timeout", "statement_timeout"];
+const OF_ALL: [&str; 6] = ["schema", "install", "pooler", "connect_timeout", "statement_timeout", "idle"];
 
 impl PgStore {
     /// The store that a scheme names.
@@ -188,6 +189,7 @@ impl PgTarget {
             pooler: None,
             connect_timeout: None,
             statement_timeout: None,
+            idle: None,
             confirm_every: None,
             lost_after: None,
             server_gives_up: None,
@@ -238,6 +240,7 @@ impl PgTarget {
             }
             "connect_timeout" => self.connect_timeout = Some(connect_timeout(value)?),
             "statement_timeout" => self.statement_timeout = Some(duration(name, value)?),
+            "idle" => self.idle = Some(duration(name, value)?),
             _ if !self.store.parameters().contains(&name) => return Ok(false),
             "confirm_every" => self.confirm_every = Some(duration(name, value)?),
             "lost_after" => self.lost_after = Some(duration(name, value)?),
@@ -341,7 +344,7 @@ mod tests {
     #[test]
     fn ours_are_taken_and_the_driver_gets_the_rest_unchanged() {
         let target = parsed(
-            "postgres+ttl://a%40b:p%3Fw%2F@[::1]:5433/my%20db?sslmode=require&schema=My%20%22locks&install=true&ttl=45s&poll=50ms&options=-c%20work_mem%3D1MB&options[geqo]=off&pooler=transaction&connect_timeout=3",
+            "postgres+ttl://a%40b:p%3Fw%2F@[::1]:5433/my%20db?sslmode=require&schema=My%20%22locks&install=true&ttl=45s&poll=50ms&options=-c%20work_mem%3D1MB&options[geqo]=off&pooler=transaction&connect_timeout=3&idle=10m",
         );
         assert_eq!(
             target.server.0,
@@ -355,6 +358,7 @@ mod tests {
         );
         assert_eq!(target.pooler, Some(PgPooler::Transaction));
         assert_eq!(target.connect_timeout, Some(Duration::from_secs(3)));
+        assert_eq!(target.idle, Some(Duration::from_secs(600)));
         assert_eq!(parsed("postgres://db?connect_timeout=3s").connect_timeout, Some(Duration::from_secs(3)));
         let target = parsed(
             "postgres://db?confirm_every=500ms&lost_after=3s&server_gives_up=1m&statement_timeout=2s&sslmode=require",
@@ -421,7 +425,8 @@ mod tests {
             ("postgres://db/x?lost_after=0s", "zero"),
             ("postgres://db/x?lost_after=3s&lost_after=3s", "twice"),
             ("postgres+row://db/x?confirm_every=1s", "lost_after"),
-            ("postgres+ttl://db/x?lost_after=30s", "statement_timeout, ttl, poll"),
+            ("postgres+ttl://db/x?lost_after=30s", "statement_timeout, idle, ttl, poll"),
+            ("postgres://db/x?idle=5", "30s"),
             ("postgres://db/x?schema=a&schema=b", "twice"),
             ("postgres://db/x?sslmode=require&sslmode=disable", "twice"),
             ("postgres://db/x#y", "%23"),

@@ -32,6 +32,10 @@ use crate::run::{RunError, confirm, run_many, run_one, until_lost};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The futures may be polled by any executor, but the store's connections and the timers of waits run on the runtime on which
+/// the lock was connected. Whoever blocks the only thread of that one (`block_on` inside of a current-thread runtime) waits
+/// without end, whatever the budget.
 pub trait LockExt: Lock {
     /// Begins a request for one key. Nothing happens before one of the builder's async methods is awaited.
     fn key<K>(&self, key: K) -> KeyRequest<'_, Self>

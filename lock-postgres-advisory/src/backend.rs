@@ -60,7 +60,7 @@ impl AdvisoryBackend {
                 }
             }
         }
-        let helper = Helper { limit: common.statement_limit() };
+        let helper = Helper { limit: common.statement_limit(), spare: common.config.spare_time() };
         let config = common.config_of_more();
         shared_sessions.push(Session::lazy(&config, &common.helper, helper));
         let capabilities = crate::config::capabilities(&common, scope, wait_sessions);

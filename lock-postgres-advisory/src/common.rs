@@ -190,6 +190,24 @@ impl Common {
         }
     }
 
+    /// A session that keeps nothing was closed.
+    pub(crate) fn shared_session_closed(&self, index: usize) {
+        if let Some(slot) = self.pids.get(index) {
+            slot.store(0, Ordering::Release);
+        }
+    }
+
+    /// Whether a lock is held or asked for.
+    pub(crate) fn is_used(&self) -> bool {
+        let is_polled = !self.pollers.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        is_polled || self.registry.len() > 0
+    }
+
+    /// Whether the sessions of this client were closed because nobody used them.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.config.closes_when_idle(Duration::MAX) && !self.lanes.iter().any(Lane::is_served)
+    }
+
     /// Everything at `location` is gone, and its holders are told.
     pub(crate) fn session_lost(&self, location: Location, reason: LossReason) {
         let lost = self.registry.lost(location);
@@ -217,6 +235,14 @@ impl Common {
         Error::new(
             ErrorKind::Unsupported,
             "a pooler in transaction mode is in between, where a session lock would be left on a connection that others use; connect to the server directly, or use postgres+advisory-xact, postgres+row or postgres+ttl",
+        )
+        .with_store(self.config.to_string())
+    }
+
+    pub(crate) fn only_pretends(&self) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            "the server has no advisory locks that exclude: one session was granted what another one held, or the functions are missing. Servers that only resemble Postgres may have functions that do nothing; use postgres+row or postgres+ttl, or a server of PostgreSQL itself",
         )
         .with_store(self.config.to_string())
     }

@@ -56,6 +56,8 @@ impl Job for HelperJob {
 pub(crate) struct Helper {
     /// How long one job may take.
     pub(crate) limit: Duration,
+    /// How long its session is kept without a job.
+    pub(crate) spare: Duration,
 }
 
 impl Work for Helper {
@@ -87,8 +89,8 @@ impl Work for Helper {
         None
     }
 
-    fn keep(&mut self) -> bool {
-        false
+    fn keep(&mut self, unused: Duration) -> bool {
+        unused < self.spare
     }
 }
 

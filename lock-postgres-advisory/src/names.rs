@@ -88,7 +88,8 @@ async fn forget(common: &Common) {
     let mut watch = Watch::new(TASK);
     loop {
         sleep(TIDY.mul_f64(0.5 + fastrand::f64())).await;
-        if !common.may_only_read() {
+        // An idle client leaves it to others: it would open a session.
+        if !common.may_only_read() && !common.is_asleep() {
             let outcome = walk(common, &mut watch).await;
             watch.ended(&common.config, &outcome);
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
-use leasehold_engine::{Freed, token as store_token};
+use leasehold_engine::Freed;
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, store_error, token};
 use sqlx::postgres::PgRow;
@@ -19,7 +19,7 @@ use crate::names::space_of;
 use crate::registry::Location;
 use crate::shared_job::{Answer, SharedJob, interrupted, not_sent, unanswered};
 use crate::sql::{self, Process};
-use crate::tried::Tried;
+use crate::tried::{Tried, token_of};
 use crate::wait_session_work::is_cancelled;
 
 /// The pollers of this process, who want to know when a number becomes free.
@@ -74,6 +74,9 @@ impl Work for SharedSession {
         if session.pooled && self.keeps {
             return Err(self.common.behind_a_pooler());
         }
+        if !session.excludes {
+            return Err(self.common.only_pretends());
+        }
         self.common.prepare(connection).await?;
         let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
         if let (Some((before, numbers)), false) = (&self.before, session.pooled) {
@@ -103,6 +106,16 @@ impl Work for SharedSession {
     fn limit(&self, _jobs: &[SharedJob], _usual: Duration) -> Option<Duration> {
         // Each statement has its own: many small ones are no sign that the server is silent.
         None
+    }
+
+    fn keep(&mut self, unused: Duration) -> bool {
+        let common = &self.common;
+        if !common.config.closes_when_idle(unused) || common.is_used() || !self.unsure.is_empty() {
+            return true;
+        }
+        self.marked.clear();
+        common.shared_session_closed(self.index);
+        false
     }
 
     fn notified(&mut self, _channel: &str, payload: &str) {
@@ -483,14 +496,4 @@ pub(crate) fn ended(failure: sqlx::Error, doing: &str) -> Error {
         sqlx::Error::Protocol(text) if text == ELSEWHERE => Error::new(ErrorKind::Unavailable, ELSEWHERE),
         _ => store_error(failure, doing),
     }
-}
-
-/// The token of the `i`th grant of a statement that drew `number`.
-fn token_of(number: i64, i: u64) -> Result<Option<FencingToken>, sqlx::Error> {
-    if number <= 0 {
-        return Ok(None);
-    }
-    let base = u64::try_from(number).ok().and_then(store_token::from_store_number);
-    let base = base.ok_or_else(|| sqlx::Error::Protocol("the sequence of tokens is exhausted".into()))?;
-    Ok(Some(FencingToken::from_u64(base.as_u64() + i)))
 }

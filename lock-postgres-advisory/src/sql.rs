@@ -42,18 +42,44 @@ SELECT array_agg(ok ORDER BY i), array_agg(waiters ORDER BY i),
        CASE WHEN bool_or(ok AND NOT free) THEN nextval('{schema}.token') END
 FROM told";
 
-/// Frees what a failed statement may have left held; each number once.
+/// Frees what a failed statement may have left held; each number once. Only what the server's own list shows: it logs a
+/// warning for each unlock of what is not held.
 const CLEAN_UP: &str = "
-SELECT pg_advisory_unlock({n}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
+WITH mine AS MATERIALIZED (
+    SELECT (l.classid::bigint << 32) | l.objid::bigint AS n FROM pg_locks AS l
+    WHERE l.pid = pg_backend_pid() AND l.locktype = 'advisory' AND l.granted
+      AND l.mode = 'ExclusiveLock' AND l.objsubid = {own_space})
+SELECT CASE WHEN o.n IN (SELECT m.n FROM mine AS m) THEN pg_advisory_unlock({n}) END
+FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
-/// Waits in the server's queue; the token is drawn once the lock is held. -1 from another process.
-const WAIT: &str = "
-WITH held AS MATERIALIZED (
-    SELECT pg_advisory_lock({n}) FROM (SELECT $1::bigint AS n) AS o WHERE pg_backend_pid() = $2
-)
-SELECT nextval('{schema}.token') FROM held
-UNION ALL
-SELECT -1 WHERE pg_backend_pid() <> $2";
+/// What to wait for, beside the block, whose text is the same for all waits (`docs/hazards.md` H56). In another process
+/// than `{pid}` nothing is waited for.
+const ORDER: &str = "
+SELECT set_config('leasehold.wait', '{number}', true), set_config('leasehold.outcome', '', true)
+WHERE pg_backend_pid() = {pid};";
+
+/// A wait in the server's queue. The block catches the request to end it, because the server logs an error otherwise, for
+/// each wait that ends with its budget.
+const BLOCK: &str = "
+DO $leasehold$
+DECLARE
+    o record;
+BEGIN
+    IF current_setting('leasehold.wait', true) <> '' THEN
+        SELECT current_setting('leasehold.wait')::bigint AS n INTO o;
+        PERFORM {wait}({n});
+        PERFORM set_config('leasehold.outcome', 'granted', true);
+    END IF;
+EXCEPTION WHEN query_canceled THEN
+    PERFORM set_config('leasehold.outcome', 'cancelled', true);
+END
+$leasehold$;";
+
+/// What came of a wait in session scope: the token, which is drawn once the lock is held, 0 if the wait was ended, when the
+/// lock may be held all the same, -1 from another process.
+const WAITED: &str = "
+SELECT CASE current_setting('leasehold.outcome', true)
+    WHEN 'granted' THEN nextval('{schema}.token') WHEN 'cancelled' THEN 0 ELSE -1 END";
 
 /// The same until the transaction ends. [`UNMARKED`] when the server has crashed since: behind a pooler
 /// that is not noticed otherwise, and tokens may have been lost. Also whether the transaction has an id now:
@@ -65,11 +91,13 @@ FROM (SELECT CASE WHEN NOT {marked} THEN -2
                   ELSE 0 END AS drawn
       FROM (SELECT $1::bigint AS n) AS o OFFSET 0) AS d";
 
-const WAIT_IN_TRANSACTION: &str = "
-WITH held AS MATERIALIZED (SELECT pg_advisory_xact_lock({n}) FROM (SELECT $1::bigint AS n) AS o)
+/// What came of a wait until the transaction ends: as [`TRY_IN_TRANSACTION`]. 0 if the wait was ended.
+const WAITED_IN_TRANSACTION: &str = "
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
-FROM (SELECT CASE WHEN {marked} THEN nextval('{schema}.token') ELSE -2 END AS drawn
-      FROM held OFFSET 0) AS d";
+FROM (SELECT CASE WHEN current_setting('leasehold.outcome', true) <> 'granted' THEN 0
+                  WHEN {marked} THEN nextval('{schema}.token')
+                  ELSE -2 END AS drawn
+      OFFSET 0) AS d";
 
 /// Tokens may have been lost: they have to be marked first.
 pub(crate) const UNMARKED: i64 = -2;
@@ -222,6 +250,8 @@ pub(crate) struct Statements {
 
 impl Statements {
     pub(crate) fn new(schema: &Identifier, space: KeySpace) -> Self {
+        // As `pg_locks` tells the key spaces apart.
+        let own_space = if space == KeySpace::Pair { "2" } else { "1" };
         let (number, mark) = match space {
             KeySpace::Pair => (
                 "(o.n >> 32)::integer, ((o.n << 32) >> 32)::integer".to_owned(),
@@ -235,16 +265,17 @@ impl Statements {
         let marked = token::marked();
         let one = |template: &str| {
             let text = template.replace("{n}", &number).replace("{mark}", &mark).replace("{marked}", &marked);
-            render(&text, schema)
+            render(&text.replace("{own_space}", own_space), schema)
         };
+        let block = |wait: &str, outcome: &str| one(&(BLOCK.replace("{wait}", wait) + outcome));
         Self {
             try_one: one(TRY_ONE),
             unlock_one: one(UNLOCK_ONE),
             many: one(MANY),
             clean_up: one(CLEAN_UP),
-            wait: one(WAIT),
+            wait: block("pg_advisory_lock", WAITED),
             try_in_transaction: one(TRY_IN_TRANSACTION),
-            wait_in_transaction: one(WAIT_IN_TRANSACTION),
+            wait_in_transaction: block("pg_advisory_xact_lock", WAITED_IN_TRANSACTION),
             mark: one(MARK),
             unmark: one(UNMARK),
             name: one(crate::admin_sql::NAME),
@@ -252,6 +283,16 @@ impl Statements {
             claim_upkeep: one(upkeep::TAKE),
             note_upkeep: one(upkeep::NOTE),
             list: one(crate::admin_sql::LIST),
+        }
+    }
+
+    /// Waits in the server's queue, by the simple protocol: in session scope in process `pid` alone, else in the transaction
+    /// that was begun.
+    pub(crate) fn wait(&self, number: i64, pid: Option<i32>) -> String {
+        let order = ORDER.replace("{number}", &number.to_string());
+        match pid {
+            Some(pid) => order.replace("{pid}", &pid.to_string()) + &self.wait,
+            None => order.replace("{pid}", "pg_backend_pid()") + &self.wait_in_transaction,
         }
     }
 }

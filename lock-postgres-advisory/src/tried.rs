@@ -1,7 +1,7 @@
 //! What became of one request for one number.
 
 use leasehold_api::{Error, FencingToken};
-use leasehold_engine::{Attempt, Contended, Granted, Moment};
+use leasehold_engine::{Attempt, Contended, Granted, Moment, token as store_token};
 
 /// The answer to one try or wait. An error in its stead means that the outcome is not known: something was sent
 /// and not answered.
@@ -42,4 +42,14 @@ pub(crate) fn dated(attempt: Attempt, asked_at: Option<Moment>) -> Attempt {
         }
         other => other,
     }
+}
+
+/// The token of the `i`th grant of a statement that drew `number`.
+pub(crate) fn token_of(number: i64, i: u64) -> Result<Option<FencingToken>, sqlx::Error> {
+    if number <= 0 {
+        return Ok(None);
+    }
+    let base = u64::try_from(number).ok().and_then(store_token::from_store_number);
+    let base = base.ok_or_else(|| sqlx::Error::Protocol("the sequence of tokens is exhausted".into()))?;
+    Ok(Some(FencingToken::from_u64(base.as_u64() + i)))
 }

@@ -90,8 +90,8 @@ impl Work for WaitSessionWork {
         (!waits).then_some(limit)
     }
 
-    fn keep(&mut self) -> bool {
-        let unwanted = self.state.go(IDLE, ENDED);
+    fn keep(&mut self, unused: Duration) -> bool {
+        let unwanted = unused >= self.common.config.spare_time() && self.state.go(IDLE, ENDED);
         if let (true, Some(wait_sessions)) = (unwanted, self.wait_sessions.upgrade()) {
             wait_sessions.forget(self.id);
         }
@@ -220,17 +220,25 @@ impl WaitSessionWork {
         let pid = self.state.process().pid;
         self.state.number.store(number, Ordering::Release);
         let drawn: Option<i64> = match self.scope {
-            LockScope::Session => {
-                let text = if wait { &statements.wait } else { &statements.try_one };
-                let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(number).bind(pid);
-                match self.answered(query.fetch_optional(&mut *connection), wait).await? {
-                    Ok(row) => row.map(|row| row.try_get(0)).transpose()?,
+            LockScope::Session if wait => {
+                let text = statements.wait(number, Some(pid));
+                match self.answered(last_row(connection, text)).await? {
+                    // A wait that was ended may have been granted just before.
+                    Ok(row) if row.try_get::<i64, _>(0)? == 0 => {
+                        self.give_back(connection, number).await?;
+                        return Ok(None);
+                    }
+                    Ok(row) => Some(row.try_get(0)?),
                     Err(error) if is_cancelled(&error) => {
                         self.give_back(connection, number).await?;
                         return Ok(None);
                     }
                     Err(error) => return Err(error),
                 }
+            }
+            LockScope::Session => {
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
+                Some(query.bind(number).bind(pid).fetch_one(connection).await?.try_get(0)?)
             }
             LockScope::Transaction => self.take_in_transaction(connection, number, wait).await?,
         };
@@ -244,15 +252,11 @@ impl WaitSessionWork {
         }
     }
 
-    /// What the server answers to an attempt. If that waits, whatever was asked to end it is over as well.
+    /// What the server answers to an attempt that waits. Whatever was asked to end the wait is over as well.
     async fn answered(
         &self,
-        attempt: impl Future<Output = Result<Option<PgRow>, sqlx::Error>>,
-        wait: bool,
-    ) -> Result<Result<Option<PgRow>, sqlx::Error>, sqlx::Error> {
-        if !wait {
-            return Ok(attempt.await);
-        }
+        attempt: impl Future<Output = Result<PgRow, sqlx::Error>>,
+    ) -> Result<Result<PgRow, sqlx::Error>, sqlx::Error> {
         self.state.cancels.wait_begins();
         let mut attempt = std::pin::pin!(attempt);
         let answer = loop {
@@ -279,7 +283,6 @@ impl WaitSessionWork {
         wait: bool,
     ) -> Result<Option<i64>, sqlx::Error> {
         let statements = &self.common.statements;
-        let text = if wait { &statements.wait_in_transaction } else { &statements.try_in_transaction };
         let begin = sql::begin(self.common.config.liveness_settings().server_gives_up);
         for attempt in 1..=ATTEMPTS {
             let begun = async {
@@ -295,11 +298,14 @@ impl WaitSessionWork {
                 begun = begun => begun?,
                 () = self.state.cancels.given_up() => return Err(given_up()),
             }
-            let query = sqlx::query(AssertSqlSafe(Arc::clone(text))).persistent(!self.pooled).bind(number);
-            let answered = self.answered(query.fetch_optional(&mut *connection), wait).await?;
+            let answered = if wait {
+                self.answered(last_row(connection, statements.wait(number, None))).await?
+            } else {
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_in_transaction)));
+                query.persistent(!self.pooled).bind(number).fetch_one(&mut *connection).await
+            };
             let (drawn, has_id): (i64, bool) = match answered {
-                Ok(Some(row)) => (row.try_get(0)?, row.try_get(1)?),
-                Ok(None) => (0, false),
+                Ok(row) => (row.try_get(0)?, row.try_get(1)?),
                 Err(error) if is_cancelled(&error) => (0, false),
                 Err(error) => return Err(error),
             };
@@ -335,6 +341,12 @@ impl WaitSessionWork {
             }
         }
     }
+}
+
+/// The last row that a message of several statements is answered with.
+async fn last_row(connection: &mut PgConnection, text: String) -> Result<PgRow, sqlx::Error> {
+    let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await?;
+    rows.into_iter().next_back().ok_or(sqlx::Error::RowNotFound)
 }
 
 /// How often a transaction is begun for one lock: anew if the server lost its memory behind a pooler that

@@ -42,14 +42,16 @@ async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
 /// Each statement in the schema `name`, by its name.
 fn statements(name: &str) -> Vec<Probe> {
     let schema = Identifier::new(name).unwrap();
+    let all = sql::Statements::new(&schema, KeySpace::Big);
+    let (waits, waits_in_transaction) = (all.wait(5, Some(1)), all.wait(5, None));
     let sql::Statements {
         try_one,
         unlock_one,
         many,
         clean_up,
-        wait,
+        wait: _,
         try_in_transaction,
-        wait_in_transaction,
+        wait_in_transaction: _,
         mark,
         unmark,
         name: write,
@@ -57,7 +59,7 @@ fn statements(name: &str) -> Vec<Probe> {
         claim_upkeep,
         note_upkeep,
         list,
-    } = sql::Statements::new(&schema, KeySpace::Big);
+    } = all;
     let drawn = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
     let (pid, three) = ("pg_backend_pid()", "ARRAY[1, 500, 900]");
     let texts = "ARRAY['a', 'b', 'c']";
@@ -66,9 +68,9 @@ fn statements(name: &str) -> Vec<Probe> {
         ("unlock_one", unlock_one, vec!["5", pid, "'growth'"]),
         ("many", many, vec![three, "ARRAY[false, false, true]", pid, "'growth'"]),
         ("clean_up", clean_up, vec![three, pid]),
-        ("wait", wait, vec!["5", pid]),
+        ("wait", behind_the_block(&waits), vec![]),
         ("try_in_transaction", try_in_transaction, vec!["5"]),
-        ("wait_in_transaction", wait_in_transaction, vec!["5"]),
+        ("wait_in_transaction", behind_the_block(&waits_in_transaction), vec![]),
         ("mark", mark, vec![three, pid]),
         ("unmark", unmark, vec![three, pid]),
         (
@@ -86,6 +88,13 @@ fn statements(name: &str) -> Vec<Probe> {
     .into_iter()
     .map(|(statement, text, values)| Probe::new(statement, &*text, &values))
     .collect()
+}
+
+/// The statement behind the block in which a lock is waited for, which names no table.
+fn behind_the_block(text: &str) -> std::sync::Arc<str> {
+    let (block, statement) = text.rsplit_once("$leasehold$;").unwrap();
+    assert!(!block.contains("{schema}") && !block.contains("advisory_name"), "{block}");
+    statement.into()
 }
 
 /// These look at sessions, locks and settings, and name no table.

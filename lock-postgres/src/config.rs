@@ -15,6 +15,7 @@ use crate::libpq::{self, Environment, Target, Wanted};
 use crate::limit::limited;
 use crate::route::LastGood;
 use crate::schema::{self, Access, Stores};
+use crate::slow::without_slow_statements;
 
 /// The schema that is used unless another is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
@@ -93,6 +94,7 @@ pub struct PgConfig {
     pub(crate) liveness: Liveness,
     pub(crate) connect_timeout: Duration,
     pub(crate) statement_timeout: Duration,
+    pub(crate) idle: Option<Duration>,
     pub(crate) name: Arc<str>,
 }
 
@@ -154,6 +156,7 @@ impl PgConfig {
             liveness: Liveness::default(),
             connect_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
+            idle: None,
         }
     }
 
@@ -250,6 +253,28 @@ impl PgConfig {
         self
     }
 
+    /// Closes the sessions once nothing was held, awaited or called for this long, and opens them again with the next
+    /// call, for a database that is stopped while nobody is connected. Default: they stay open. The first call afterwards
+    /// takes as long as connecting.
+    #[must_use]
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.idle = Some(idle);
+        self
+    }
+
+    /// Whether the sessions of a client that was not used for as long as `unused` are to be closed.
+    #[must_use]
+    pub fn closes_when_idle(&self, unused: Duration) -> bool {
+        self.idle.is_some_and(|idle| unused >= idle)
+    }
+
+    /// How long a session that is opened only when it is needed stays open without use.
+    #[must_use]
+    pub fn spare_time(&self) -> Duration {
+        const SPARE: Duration = Duration::from_secs(20);
+        self.idle.map_or(SPARE, |idle| idle.min(SPARE))
+    }
+
     /// The name by which the server knows our sessions (`pg_stat_activity.application_name`). Default:
     /// that of the options, else `leasehold`.
     #[must_use]
@@ -331,6 +356,9 @@ impl PgConfig {
         if self.connect_timeout > LONGEST || self.statement_timeout > LONGEST {
             return invalid(format!("a timeout above {LONGEST:?} is no timeout; choose a shorter one"));
         }
+        if self.idle.is_some_and(|idle| idle < Duration::from_secs(1)) {
+            return invalid("sessions that are closed sooner than a second after their last use (idle) would be opened for each call; choose a longer time".to_owned());
+        }
         if confirm_every > lost_after / 2 {
             return invalid(format!(
                 "a session that is confirmed every {confirm_every:?} (confirm_every) cannot count as lost after {lost_after:?} (lost_after); leave room for two confirmations"
@@ -351,7 +379,7 @@ impl PgConfig {
 /// The driver's options as our sessions have them.
 pub(crate) fn ours(options: PgConnectOptions) -> PgConnectOptions {
     // Poolers refuse this start-up parameter, and nothing here reads floats.
-    let options = options.extra_float_digits(None);
+    let options = without_slow_statements(options.extra_float_digits(None));
     match options.get_application_name() {
         Some(_) => options,
         None => options.application_name("leasehold"),
@@ -395,6 +423,7 @@ impl fmt::Debug for PgConfig {
             .field("liveness", &self.liveness)
             .field("connect_timeout", &self.connect_timeout)
             .field("statement_timeout", &self.statement_timeout)
+            .field("idle", &self.idle)
             .finish_non_exhaustive()
     }
 }

@@ -5,6 +5,8 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use leasehold_api::{Error, ErrorKind};
+use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use ErrorKind::{
     Capacity, Deadlock, InvalidOption, OutcomeUnknown, PermissionDenied, SchemaMissing, Unavailable,
@@ -124,7 +126,11 @@ fn explained(error: &sqlx::Error, doing: &str) -> Error {
     use sqlx::Error as E;
     let (kind, what) = match error {
         E::Database(answer) => {
-            return state_error(&answer.code().unwrap_or_default(), answer.message(), doing);
+            let told = state_error(&answer.code().unwrap_or_default(), answer.message(), doing);
+            return match foreign_function(&**answer) {
+                Some(function) => failed_elsewhere(told.kind(), &**answer, doing, function),
+                None => told,
+            };
         }
         E::Configuration(_) => {
             let message =
@@ -212,6 +218,28 @@ fn without_lines(words: &str) -> &str {
 /// The codes of refusals that pass by themselves while a session is opened: the connection, a resource, a database that takes
 /// no connections, a server that starts or stops, or that had no time to let the client in.
 const WHILE_CONNECTING: [&str; 5] = ["08", "53", "55000", "57P0", "57014"];
+
+/// The function in which the server failed, if it is none of ours: a trigger or an event trigger has called it. The name is
+/// as the server writes it, with the types of its arguments.
+fn foreign_function(answer: &dyn DatabaseError) -> Option<&str> {
+    let context = answer.try_downcast_ref::<PgDatabaseError>()?.r#where()?;
+    // The innermost comes first.
+    let (function, _) = context.strip_prefix("PL/pgSQL function ")?.split_once(" line ")?;
+    let is_ours = function == "inline_code_block" || function.ends_with("idempotency_finished()");
+    (!is_ours).then_some(function)
+}
+
+/// The error of somebody else's function, which does not say that our own schema is missing or damaged.
+fn failed_elsewhere(kind: ErrorKind, answer: &dyn DatabaseError, doing: &str, function: &str) -> Error {
+    let kind = if matches!(kind, SchemaMissing | ErrorKind::Corrupt) { Unavailable } else { kind };
+    let (message, state) = (answer.message(), answer.code().unwrap_or_default());
+    Error::new(
+        kind,
+        format!(
+            "could not {doing}: {message} ({state}): it was raised in the function {function}, which is not leasehold's and is called by a trigger or an event trigger; correct or disable that one, then try again"
+        ),
+    )
+}
 
 /// The driver's error, as the source of ours. Of the server's answers its text has the message alone: the driver
 /// adds a line number of the server's own source code.
@@ -301,7 +329,6 @@ pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
 /// out of step. After any other error the server goes on to serve it.
 #[must_use]
 pub fn ends_session(error: &sqlx::Error) -> bool {
-    use sqlx::postgres::{PgDatabaseError, PgSeverity};
     let Some(database) = error.as_database_error() else { return true };
     let severity = database.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::severity);
     severity.is_none_or(|severity| matches!(severity, PgSeverity::Fatal | PgSeverity::Panic))

@@ -108,6 +108,12 @@ impl<J: Job> Lane<J> {
         self.state().closed
     }
 
+    /// Whether a session is open that takes jobs.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.state().serving > 0
+    }
+
     /// Waits until there is a job, and leaves it there; `false` once the lane is closed and empty.
     pub(crate) async fn wanted(&self) -> bool {
         self.until(1, |state| (!state.jobs.is_empty()).then_some(())).await.is_some()

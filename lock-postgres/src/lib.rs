@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod compared;
 mod config;
 mod credentials;
 mod error;
@@ -17,6 +18,7 @@ mod relay;
 mod route;
 pub mod schema;
 pub mod session;
+mod slow;
 pub mod sql;
 pub mod table;
 pub mod token;

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{Acquire, Connection, Executor, PgConnection, Row};
+use sqlx::{Acquire, Connection, Executor, PgConnection};
 use tokio::time::timeout;
 
+use crate::compared::{Compared, backend_pid, compare};
 use crate::config::{PgConfig, Pooler};
 use crate::credentials::Login;
 use crate::error::{connect_error, store_error};
@@ -19,15 +20,14 @@ const CLOSE: Duration = Duration::from_millis(500);
 /// How long the pool may take to connect before a plain connection is opened, which tells the cause.
 const POOL_DELAY: Duration = Duration::from_millis(500);
 
-/// How many times the process on the server is compared outside a transaction.
-const LOOKS: usize = 5;
-
 /// One connection with the server.
 pub(crate) struct Link {
     listener: PgListener,
     pool: sqlx::PgPool,
     pub(crate) pid: i32,
     pub(crate) pooled: bool,
+    /// Whether advisory locks exclude on this server, if that was tried.
+    pub(crate) excludes: bool,
 }
 
 impl Link {
@@ -58,17 +58,18 @@ impl Link {
             .connect_lazy_with(route.options.clone());
         let listener = listen(&pool, &route.options).await?;
         let pooled = config.pooler == Pooler::Transaction;
-        let mut link = Self { listener, pool, pid: 0, pooled };
+        let mut link = Self { listener, pool, pid: 0, pooled, excludes: true };
         link.listener.eager_reconnect(false);
         link.listener.ignore_pool_close_event(true);
         match probe {
             Some(probe) => {
-                let (pid, pooled) = compare(link.connection().await?, probe).await?;
+                let Compared { pid, pooled, excludes } = compare(link.connection().await?, probe).await?;
                 if pooled && config.pooler == Pooler::None {
                     return Err(denied());
                 }
                 link.pid = pid;
                 link.pooled |= pooled;
+                link.excludes = excludes;
             }
             None => {
                 let pid = backend_pid(link.connection().await?).await;
@@ -175,35 +176,6 @@ fn slow() -> Error {
     Error::new(ErrorKind::Unavailable, "the server was too slow to open a session; try again")
 }
 
-/// The process behind `a`, and whether transactions of one connection end up at several.
-///
-/// With a pooler, statements outside a transaction may reach any of its server connections; `b`
-/// occupies one of them so that equal answers by chance are told apart.
-async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<(i32, bool), Error> {
-    let compared = async {
-        let pid = backend_pid(a).await?;
-        for _ in 1..LOOKS {
-            if backend_pid(a).await? != pid {
-                return Ok((pid, true));
-            }
-        }
-        b.execute(sql::BEGIN).await?;
-        if backend_pid(&mut b).await? == pid {
-            // A pooler with a single server connection has none left to ask again.
-            return Ok((pid, true));
-        }
-        if backend_pid(a).await? != pid {
-            return Ok((pid, true));
-        }
-        // A pooler that was slow to take back what `a` had used has given `b` another one, and gives that to `a` now.
-        b.execute(sql::ROLLBACK).await?;
-        Ok((pid, backend_pid(a).await? != pid))
-    };
-    let outcome = compared.await;
-    let _ = timeout(CLOSE, b.close()).await;
-    outcome.map_err(|error| connect_error(error, "find out whether a pooler is in between"))
-}
-
 /// Whether there are transactions: a pooler in statement mode ends the connection of whoever begins one.
 async fn has_transactions(connection: &mut PgConnection) -> Result<(), Error> {
     let begun = async {
@@ -211,11 +183,6 @@ async fn has_transactions(connection: &mut PgConnection) -> Result<(), Error> {
         connection.execute(sql::ROLLBACK).await
     };
     begun.await.map(drop).map_err(|error| connect_error(error, "begin a transaction"))
-}
-
-async fn backend_pid(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
-    // The simple protocol: prepared statements fail behind some poolers.
-    connection.fetch_one(sqlx::raw_sql(sql::BACKEND_PID)).await?.try_get(0)
 }
 
 /// Sets what our statements rely on, whatever the defaults of server, database and role are.

@@ -29,8 +29,9 @@ pub const MOST_JOBS: usize = 512;
 /// The pauses between attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long an idle session is left alone before it is asked whether it is still there.
-const IDLE: Duration = Duration::from_secs(20);
+/// How long a session that reads nothing is left alone at most before it is asked whether it is still there, so that one
+/// on a dead path, which brings no notification any more, is opened again.
+const ECHO: Duration = Duration::from_secs(20);
 
 /// What the statement's own time limit on the server is given to come first.
 const GRACE: Duration = Duration::from_secs(1);
@@ -45,6 +46,9 @@ pub struct SessionId {
     pub epoch: u64,
     /// Whether a transaction pooler is in between.
     pub pooled: bool,
+    /// Whether an advisory lock that one session held kept another one out. `true` also if that was not tried, because
+    /// the configuration says what is in between ([`Pooler`](crate::Pooler)).
+    pub excludes: bool,
 }
 
 /// What an actor does with its session.
@@ -75,9 +79,10 @@ pub trait Work: Send + 'static {
         Some(usual)
     }
 
-    /// Asked when nothing was done for a while; `false` ends the session, which is opened anew when there
-    /// is something to do.
-    fn keep(&mut self) -> bool {
+    /// Whether a session that carried out nothing for as long as `unused` is kept. `false` ends it, without
+    /// [`ended`](Self::ended), and it is opened again when there is something to do. Called from time to time, between jobs.
+    fn keep(&mut self, unused: Duration) -> bool {
+        let _ = unused;
         true
     }
 
@@ -232,7 +237,8 @@ impl<W: Work> Actor<W> {
         let limit = self.config.connect_timeout;
         let opening = async {
             let mut link = Link::open(&self.config).await?;
-            let id = SessionId { pid: link.pid, epoch: self.epoch, pooled: link.pooled };
+            let Link { pid, pooled, excludes, .. } = link;
+            let id = SessionId { pid, epoch: self.epoch, pooled, excludes };
             self.work.opened(link.connection().await?, id).await?;
             Ok(link)
         };
@@ -253,13 +259,21 @@ impl<W: Work> Actor<W> {
     async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Error>> {
         self.serving = true;
         let mut serving = self.lane.serve();
-        let mut idle = std::pin::pin!(sleep_until(Instant::now() + IDLE));
+        let echo = ECHO.min(self.config.liveness.lost_after.saturating_mul(2));
+        let pause = self.config.idle.map_or(echo, |idle| idle.min(echo));
+        let mut idle = std::pin::pin!(sleep_until(Instant::now() + pause));
+        // When the server last said something, and when the last job was done.
         let mut last = Instant::now();
+        let mut worked = last;
         loop {
             let done = tokio::select! {
                 biased;
                 jobs = serving.take(MOST_JOBS) => match jobs {
-                    Some(jobs) => self.run(&mut link, jobs).await,
+                    Some(jobs) => {
+                        let done = self.run(&mut link, jobs).await;
+                        worked = Instant::now();
+                        done
+                    }
                     None => {
                         link.close().await;
                         return ControlFlow::Break(());
@@ -267,14 +281,18 @@ impl<W: Work> Actor<W> {
                 },
                 event = link.next_event() => event.map(|(channel, payload)| self.work.notified(&channel, &payload)),
                 () = &mut idle => {
-                    let now = Instant::now();
-                    let idle_for = now.duration_since(last);
-                    if idle_for >= IDLE && !self.work.keep() {
+                    if !self.work.keep(worked.elapsed()) {
+                        // What comes from here on waits in the lane, until the session is opened again.
                         link.close().await;
                         return ControlFlow::Continue(None);
                     }
-                    let outcome = if idle_for < IDLE { Ok(()) } else { self.ping(&mut link).await };
-                    idle.as_mut().reset(Instant::now() + IDLE);
+                    let next = Instant::now() + pause;
+                    if last.elapsed() < echo {
+                        idle.as_mut().reset(next.min(last + echo));
+                        continue;
+                    }
+                    let outcome = self.ping(&mut link).await;
+                    idle.as_mut().reset(Instant::now() + pause);
                     outcome
                 }
             };

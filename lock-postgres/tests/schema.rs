@@ -129,6 +129,23 @@ async fn installing_leaves_no_error_in_the_server_s_log() {
 }
 
 #[tokio::test]
+async fn an_error_in_somebody_s_event_trigger_is_not_a_fault_of_our_schema() {
+    let database = Cluster::shared().fresh_database().await;
+    let mut conn = database.connect().await;
+    let audit = "CREATE FUNCTION public.audit() RETURNS event_trigger LANGUAGE plpgsql
+                 AS 'BEGIN INSERT INTO audit_log VALUES (1); END';
+         CREATE EVENT TRIGGER audit ON ddl_command_end EXECUTE FUNCTION public.audit()";
+    run(&mut conn, audit).await;
+    let error = schema::install(&mut conn, &name("leasehold")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("audit_log") && text.contains("the function audit(), which"), "{text}");
+    assert!(!text.contains("schema apply"), "{text}");
+    run(&mut conn, "DROP EVENT TRIGGER audit").await;
+    schema::install(&mut conn, &name("leasehold")).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_row_by_hand_has_a_key_that_the_library_can_read() {
     let database = fresh_database().await;
     let mut conn = database.connect().await;

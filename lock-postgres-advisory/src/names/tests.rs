@@ -35,7 +35,11 @@ async fn old_names_are_deleted_page_by_page_by_whose_turn_it_is() {
     )
     .await;
     let common = Common::new(config, Arc::new(Fnv1a64), 1);
-    let session = Session::lazy(&common.config, &common.helper, Helper { limit: Duration::from_secs(30) });
+    let session = Session::lazy(
+        &common.config,
+        &common.helper,
+        Helper { limit: Duration::from_secs(30), spare: Duration::from_secs(20) },
+    );
     let mut watch = Watch::new(TASK);
 
     // Somebody else has come to here, and ended.

@@ -258,3 +258,32 @@ async fn settings_that_cannot_be_used_are_refused_before_anything_is_opened() {
     }
     assert_eq!(Cluster::shared().backends(database.name()).await, []);
 }
+
+// docs/operators.md, "Work on the database of the locks itself".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_in_a_database_of_its_own_survives_work_on_the_other() {
+    let cluster = Cluster::shared();
+    let (locks, app) = (cluster.fresh_database().await, cluster.fresh_database().await);
+    let mut admin = admin(cluster).await;
+    let (old, copy) = (format!("{}_old", app.name()), format!("{}_copy", app.name()));
+    let works = [
+        format!("CREATE DATABASE {copy} TEMPLATE {}", app.name()),
+        format!("ALTER DATABASE {} RENAME TO {old}", app.name()),
+        format!("ALTER DATABASE {old} RENAME TO {}", app.name()),
+        format!("DROP DATABASE {copy} WITH (FORCE)"),
+    ];
+    for guard in both(locks.url()).await {
+        let held = take(&guard, "7").await;
+        for work in &works {
+            run(&mut admin, work.as_str()).await;
+        }
+        assert_eq!(held.validity(), Validity::Valid);
+        held.release().await.unwrap();
+    }
+    // In the database itself a client is in the way, also one that holds nothing.
+    let _idle = session(app.url()).await;
+    for work in &works[..2] {
+        let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(work.clone())).execute(&mut admin).await.unwrap_err();
+        assert!(refused.to_string().contains("being accessed by other users"), "{refused}");
+    }
+}

@@ -99,6 +99,8 @@ async fn a_mark_that_meets_a_release_is_set_with_the_next_poll() {
 async fn a_release_that_fails_after_it_freed_was_a_release() {
     let database = Cluster::shared().fresh_database().await;
     let mut user = database.connect().await;
+    // To connect is to try the function as well (H59).
+    let lock = session(database.url()).await;
     run(&mut user, "CREATE SEQUENCE public.calls;
         ALTER FUNCTION pg_catalog.pg_try_advisory_xact_lock(int, int) RENAME TO try_advisory_xact_lock;
         CREATE FUNCTION pg_catalog.pg_try_advisory_xact_lock(a int, b int) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -108,7 +110,6 @@ async fn a_release_that_fails_after_it_freed_was_a_release() {
             END IF;
             RETURN pg_catalog.try_advisory_xact_lock(a, b);
         END $$").await;
-    let lock = session(database.url()).await;
     let guard = take(&lock, "7").await;
     guard.release().await.unwrap_or_else(|error| panic!("it was held until now: {error}"));
     // The statement that failed has freed it; the one that repeated it found nothing to free, and went no further.

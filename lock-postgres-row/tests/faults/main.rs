@@ -4,6 +4,7 @@
 
 mod cells;
 mod loss;
+mod pretending;
 mod refused;
 mod server;
 

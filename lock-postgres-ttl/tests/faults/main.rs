@@ -9,6 +9,7 @@ mod cells;
 mod engine;
 mod fence;
 mod network;
+mod pretending;
 mod server;
 mod statements;
 mod support;

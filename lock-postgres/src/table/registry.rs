@@ -102,6 +102,13 @@ impl Registry {
         self.state().held.contains_key(&holder)
     }
 
+    /// Whether something is held, or may be, or is asked for.
+    pub(super) fn is_used(&self) -> bool {
+        let state = self.state();
+        let open = !state.doubts.is_empty() || !state.given_up.is_empty() || state.in_flight > 0;
+        open || state.held.values().any(|held| !self.is_lost(held))
+    }
+
     /// What is held and does not count as lost.
     pub(super) fn held(&self) -> Vec<Named> {
         let state = self.state();

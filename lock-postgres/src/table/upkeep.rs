@@ -92,7 +92,9 @@ impl Upkeep {
         let mut watch = Watch::new(self.common.statements.kind);
         loop {
             sleep_until(Instant::now() + PURGE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
-            if self.common.may_only_read.load(Ordering::Relaxed) {
+            // Idle clients leave it to others: it would open a session.
+            let is_asleep = self.common.config.idle.is_some() && !self.lane.is_served();
+            if is_asleep || self.common.may_only_read.load(Ordering::Relaxed) {
                 continue;
             }
             let outcome = self.round(age, &mut watch).await;

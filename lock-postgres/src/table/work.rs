@@ -162,6 +162,13 @@ impl TableWork {
         Ok(())
     }
 
+    /// Another session listens with its next job.
+    fn listens_no_more(&mut self) {
+        if std::mem::take(&mut self.listens) {
+            self.common.listening.store(false, Ordering::Release);
+        }
+    }
+
     async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<TableJob>) -> Result<(), Error> {
         let mut batch = Batch::of(jobs);
         let outcome = self.carry_out_batch(connection, &mut batch).await;
@@ -286,6 +293,17 @@ impl Work for TableWork {
         None
     }
 
+    fn keep(&mut self, unused: Duration) -> bool {
+        // Whoever waits asks once in each poll interval.
+        let is_spare = unused >= self.common.poll * 3 && self.common.config.closes_when_idle(unused);
+        if !is_spare || self.common.registry.is_used() {
+            return true;
+        }
+        self.asker.doubt_period.session = None;
+        self.listens_no_more();
+        false
+    }
+
     fn notified(&mut self, _: &str, payload: &str) {
         match Notice::parse(payload) {
             Some(Notice::Freed(key)) => self.common.events(|events| events.wake(&key)),
@@ -301,9 +319,7 @@ impl Work for TableWork {
         if let Some(session) = self.asker.doubt_period.session.take() {
             self.common.registry.give_up(session);
         }
-        if std::mem::take(&mut self.listens) {
-            self.common.listening.store(false, Ordering::Release);
-        }
+        self.listens_no_more();
     }
 }
 

@@ -11,6 +11,7 @@ mod infinite;
 mod lease;
 mod limits;
 mod listener;
+mod pretending;
 mod real_size;
 mod settle;
 mod stats;

@@ -1,0 +1,98 @@
+//! Servers whose functions of advisory locks do not lock (`docs/hazards.md` H59).
+
+use crate::common::*;
+use leasehold_api::ErrorKind;
+use test_servers::{Cluster, Database, PgBouncer, Proxy};
+
+/// The functions that take a lock, and what each answers.
+const FUNCTIONS: [(&str, &str); 4] = [
+    ("pg_try_advisory_lock", "boolean LANGUAGE sql AS 'SELECT true'"),
+    ("pg_advisory_lock", "void LANGUAGE plpgsql AS 'BEGIN END'"),
+    ("pg_try_advisory_xact_lock", "boolean LANGUAGE sql AS 'SELECT true'"),
+    ("pg_advisory_xact_lock", "void LANGUAGE plpgsql AS 'BEGIN END'"),
+];
+
+const ARGUMENTS: [&str; 2] = ["bigint", "integer, integer"];
+
+/// Replaces a function in this database by one that always succeeds. Under the old name, because the server calls its own
+/// functions by their number.
+async fn pretend(database: &Database, function: &str, arguments: &str, answers: &str) {
+    let sql = format!(
+        "ALTER FUNCTION pg_catalog.{function}({arguments}) RENAME TO honest_{function};
+         CREATE FUNCTION pg_catalog.{function}({arguments}) RETURNS {answers}"
+    );
+    Cluster::shared().run_sql(database.name(), sql).await;
+}
+
+async fn assert_refused(url: &str) {
+    for outcome in [numbers(server(url)).connect().await, in_transactions(server(url)).connect().await] {
+        let error = outcome.unwrap_err();
+        assert_error(&error, ErrorKind::Unsupported, "no advisory locks that exclude");
+        assert!(!error.is_retryable(), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_lock_functions_always_succeed_is_refused() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    for (function, answers) in FUNCTIONS {
+        for arguments in ARGUMENTS {
+            pretend(&database, function, arguments, answers).await;
+        }
+    }
+    for arguments in ARGUMENTS {
+        pretend(&database, "pg_advisory_unlock", arguments, "boolean LANGUAGE sql AS 'SELECT true'").await;
+    }
+    assert_refused(database.url()).await;
+    // Also if it stands behind a pooler, where only locks of transactions are tried.
+    let pooler = PgBouncer::transaction_mode(cluster);
+    let error = in_transactions(server(&pooler.url(database.name()))).connect().await.unwrap_err();
+    assert_error(&error, ErrorKind::Unsupported, "no advisory locks that exclude");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_function_that_only_pretends_is_enough_to_be_refused() {
+    for (function, answers) in FUNCTIONS {
+        for arguments in ARGUMENTS {
+            let database = Cluster::shared().fresh_database().await;
+            pretend(&database, function, arguments, answers).await;
+            let outcome = numbers(server(database.url())).connect().await;
+            let Err(error) = outcome else { panic!("{function}({arguments}) does nothing") };
+            assert_error(&error, ErrorKind::Unsupported, "no advisory locks that exclude");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_lock_functions_is_refused_in_the_same_words() {
+    let database = Cluster::shared().fresh_database().await;
+    let sql = "ALTER FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RENAME TO removed";
+    Cluster::shared().run_sql(database.name(), sql).await;
+    assert_refused(database.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn to_try_a_lock_takes_no_further_round_trip_and_leaves_none() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    session(database.url()).await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let trips = async |pooler: &str| {
+        let before = proxy.traffic().round_trips;
+        let url = proxy.url(database.url());
+        let pooler = match pooler {
+            "detect" => leasehold_postgres::Pooler::Detect,
+            _ => leasehold_postgres::Pooler::Known,
+        };
+        let lock = numbers(server(&url).install_schema(false).pooler(pooler)).connect().await.unwrap();
+        let trips = proxy.traffic().round_trips - before;
+        assert_eq!(cluster.advisory_locks(database.name()).await, []);
+        drop(lock);
+        trips
+    };
+    // To open a second session takes two, and to compare the two processes without a lock takes ten. Without a comparison one
+    // statement asks for the process.
+    let (detects, knows) = (trips("detect").await, trips("known").await);
+    assert!(detects - knows < 2 + 10, "{detects} instead of {knows}");
+}
