@@ -9,6 +9,7 @@ use leasehold_api::{
 };
 use tokio::time::Instant;
 
+use super::caller::Asked;
 use super::client::{ClientTurns, DRIFT};
 use super::sometimes::Sometimes;
 use super::store::LONGEST_TTL;
@@ -68,24 +69,6 @@ pub(super) struct Call {
     pub(super) turns: Arc<ClientTurns>,
     /// Whether its client knows that it is not due.
     pub(super) is_known: bool,
-}
-
-/// What a caller asked for.
-#[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    /// `None` waits for ever, zero is a try.
-    pub(crate) budget: Option<Duration>,
-    pub(crate) cooldown: bool,
-    /// Whether it is told of a cooldown instead of waiting for it.
-    pub(crate) not_due: bool,
-    pub(crate) gives_up: bool,
-    pub(crate) max_hold: Option<Duration>,
-    /// Whether it only tries.
-    pub(crate) tries: bool,
-    /// Its lease, where the store has leases.
-    pub(crate) ttl: Option<Duration>,
-    /// Of how many keys.
-    pub(crate) keys: u32,
 }
 
 pub(super) struct Guard {

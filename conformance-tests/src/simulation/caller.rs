@@ -10,11 +10,29 @@ use leasehold_api::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::book::{Asked, Book};
+use super::book::Book;
 use super::client::ClientTurns;
 use super::disturbance::Disturbance as D;
 use super::sometimes::Sometimes;
 use super::store::LONGEST_TTL;
+
+/// What a caller asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// `None` waits for ever, zero is a try.
+    pub(crate) budget: Option<Duration>,
+    pub(crate) cooldown: bool,
+    /// Whether it is told of a cooldown instead of waiting for it.
+    pub(crate) not_due: bool,
+    pub(crate) gives_up: bool,
+    pub(crate) max_hold: Option<Duration>,
+    /// Whether it only tries.
+    pub(crate) tries: bool,
+    /// Its lease, where the store has leases.
+    pub(crate) ttl: Option<Duration>,
+    /// Of how many keys.
+    pub(crate) keys: u32,
+}
 
 /// One caller: a task of a client.
 pub(crate) struct Caller {
