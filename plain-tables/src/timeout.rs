@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use leasehold_claim::support::Column;
 use leasehold_claim::{ClaimError, Finding, IdType, RowKey, Table};
-use sqlx::{PgExecutor, PgPool};
+use sqlx::{AssertSqlSafe, PgExecutor, PgPool};
 
 use crate::fit::{BIG, NUMBERS, Part, PlainMigration, TIME, check};
 use crate::rows::{Rows, ask};
@@ -89,7 +89,26 @@ impl<N: Naming> TimeoutTable<N> {
     ///
     /// It only looks; its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
-        check(pool, &self.rows, self.parts()).await
+        let mut findings = check(pool, &self.rows, self.parts()).await?;
+        if findings.iter().any(|finding| matches!(finding, Finding::Error(_))) {
+            return Ok(findings);
+        }
+        // Written under another clock, or by hand: until then nobody gets the lock.
+        let later =
+            if self.is_unix { format!("{UNIX_NOW} + 60") } else { format!("{NOW} + interval '1 minute'") };
+        let (table, since) = (self.rows.table.quoted(), self.since.quoted());
+        let sql = format!("SELECT pg_catalog.count(*) FROM {table} t WHERE t.{since} > {later}");
+        let ahead: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(pool)
+            .await
+            .map_err(|error| ClaimError::of(error, "check a table of locks"))?;
+        if ahead > 0 {
+            findings.push(Finding::Warning(format!(
+                "{ahead} locks were granted in the future, by column {}, and nobody gets them before; set it to now",
+                self.since
+            )));
+        }
+        Ok(findings)
     }
 
     /// The columns that the table lacks, as SQL.

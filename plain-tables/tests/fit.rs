@@ -180,6 +180,22 @@ async fn printed(observer: &mut PgConnection, migration: &PlainMigration) {
     }
 }
 
+/// A time of the grant that is yet to come shuts the lock until then.
+#[tokio::test]
+async fn times_in_the_future_are_named() {
+    for (kind, later) in
+        [("timestamptz", "now() + interval '2 hours'"), ("bigint", "extract(epoch from now()) + 7200")]
+    {
+        let (_db, pool, mut observer) =
+            database(&format!("CREATE TABLE task (id int PRIMARY KEY, started {kind}, timeout int)")).await;
+        let table = if kind == "bigint" { tasks().unix_time() } else { tasks() };
+        assert!(table.check(&pool).await.unwrap().is_empty());
+        run(&mut observer, &format!("INSERT INTO task VALUES (1, {later}, 5), (2, NULL, 5)")).await;
+        let found = table.check(&pool).await.unwrap();
+        assert_finding(&found, Finding::Warning, &["1 locks", "in the future", "column started"]);
+    }
+}
+
 /// Row 87 and trap 22: what does not fit is named, with what to do.
 #[tokio::test]
 async fn row_87_wrong_types_and_defaults_are_named() {

@@ -288,3 +288,15 @@ async fn requeue_and_cancel_go_around_rows_that_cannot_be_written() {
     let error = claims.requeue_all(&"failed".into(), 99, 1).await.unwrap_err();
     assert!(error.to_string().contains("email_is_one") && error.to_string().starts_with("row "), "{error}");
 }
+
+/// A claimer with a filter leaves the rows of others as they are, also those without an attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claimer_with_a_filter_exhausts_only_its_own_rows() {
+    let db = fresh_database().await;
+    let pool =
+        table(&db, "INSERT INTO job (id, grp, attempts) VALUES (1, 'mine', 0), (2, 'theirs', 0)").await;
+    let filter = leasehold_claim::Sql::trusted("grp = 'mine'");
+    let claims = PgClaims::new(pool.clone(), job(false).filter(filter).build().unwrap());
+    assert_eq!(claims.sweep(9).await.unwrap().exhausted, [RowKey::new(1)]);
+    assert_eq!(number(&pool, "SELECT count(*) FROM job WHERE id = 2 AND status = 'new'").await, 1);
+}
