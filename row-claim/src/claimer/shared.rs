@@ -22,6 +22,10 @@ use crate::id::RowKey;
 use crate::published::Published;
 use crate::store::{ClaimStore, Claimed, Outcome, RefusedRow, Settled, Take};
 
+mod waiting;
+
+pub(crate) use waiting::Waiting;
+
 /// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
 /// pause are one look.
 const GRAIN: Duration = Duration::from_millis(20);
@@ -466,23 +470,6 @@ impl Shared {
     }
 }
 
-/// Somebody who waits for a claim, counted for as long as this lives.
-pub(crate) struct Waiting<'a>(&'a Shared);
-
-impl<'a> Waiting<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Self {
-        shared.waiting.fetch_add(1, Ordering::AcqRel);
-        shared.demand.notify_one();
-        Self(shared)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// The claimer was closed, or its runtime has ended.
 pub(crate) fn closed() -> ClaimError {
     let message = "the claimer was closed, or its runtime has ended; the claim ends with its lease";
@@ -492,30 +479,4 @@ pub(crate) fn closed() -> ClaimError {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks can panic half-way, so a poisoned state is whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{ClaimSpec, Claimer, IdType, MemoryClaims, MemoryRow, States, Table};
-
-    #[tokio::test(start_paused = true)]
-    async fn whoever_has_got_a_claim_wants_none() {
-        let spec = ClaimSpec::builder(Table::new("request").unwrap())
-            .id("id", IdType::Int)
-            .state("status", States::text(["new"], "complete").taken("in-progress"))
-            .lease_columns("owner", "epoch", "lease_until");
-        let claims = MemoryClaims::new(spec.build().unwrap()).unwrap();
-        for id in 1..=2 {
-            claims.insert(MemoryRow::new(id)).unwrap();
-        }
-        let claimer = Claimer::builder(Arc::new(claims)).ahead(0).start().unwrap();
-        let shared = &claimer.shared;
-        let mut waiting = Some(Waiting::new(shared));
-        while lock(&shared.ready).queue.is_empty() {
-            sleep(Duration::from_millis(1)).await;
-        }
-        assert!(shared.begin(&mut waiting).is_some());
-        assert_eq!(shared.wanted(), 0, "nobody waits, and the second row is for others");
-    }
 }
