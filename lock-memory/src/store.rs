@@ -108,10 +108,17 @@ impl Store {
     /// holder to find or release.
     pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
         let mut state = self.lock();
+        let mut after = After::default();
         if let Some(entry) = state.find(&waiter.request.key) {
-            entry.others().queue.retain(|w| !Arc::ptr_eq(w, waiter));
+            let queue = &mut entry.others().queue;
+            let was_next = queue.front().is_some_and(|w| Arc::ptr_eq(w, waiter));
+            queue.retain(|w| !Arc::ptr_eq(w, waiter));
+            // Only the first was told when the key lets go by itself.
+            after.called.extend(queue.front().filter(|_| was_next).cloned());
         }
         state.tidy(&waiter.request.key);
+        drop(state);
+        after.run(self);
     }
 
     pub(crate) fn renew(&self, hold: &HoldRef) -> Renewed {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use leasehold_api::{ErrorKind, LossReason, Validity};
 
 use crate::context::{Context, fails};
+use crate::harness::{Fault, Op};
 
 pub(crate) async fn is_ok_while_it_is_held(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -34,6 +35,24 @@ pub(crate) async fn asks_after_the_call(cx: &Context) {
     fails(answer, &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown, ErrorKind::Lost]);
     a.faults.silence(false);
     drop(guard);
+}
+
+/// Nor is the answer to a renewal that was under way, which the store gave before.
+pub(crate) async fn asks_again_behind_a_renewal(cx: &Context) {
+    let a = cx.faulty().await;
+    let key = cx.key();
+    let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
+    let pause = cx.settling().max(Duration::from_millis(20));
+    a.faults.script(Op::Renew, Fault::DelayReply(pause * 2));
+    let confirmed = async {
+        cx.sleep(pause).await;
+        assert!(cx.faults().purge(&key).await, "there was no hold to purge");
+        guard.confirm().await
+    };
+    let both = async { tokio::join!(guard.renew(), confirmed) };
+    let (_, confirmed) = cx.within("a confirmation behind a renewal", cx.call_limit(), both).await;
+    fails(confirmed, &[ErrorKind::Lost]);
+    assert_eq!(guard.validity(), Validity::Lost);
 }
 
 pub(crate) async fn finds_what_the_store_has_ended(cx: &Context) {

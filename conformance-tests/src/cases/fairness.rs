@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, ErrorKind, Fairness, Lock, LockExt as _, LockGuard, LockKey, Once};
 use tokio::time::Instant;
 
-use crate::context::{Context, joined};
+use crate::context::{Context, fails, joined};
 use crate::harness::Op;
 
 pub(crate) async fn first_come_first_served_in_one_client(cx: &Context) {
@@ -345,6 +345,24 @@ pub(crate) async fn the_death_of_one_granted_from_the_queue_holds_up_nobody(cx: 
         }
         cx.give(last.granted(cx, ttl + cx.handover()).await).await;
     }
+}
+
+/// Who comes after the next one learns when the lease ends as well, once that one has given up.
+pub(crate) async fn one_that_gives_up_behind_a_lease_holds_up_nobody(cx: &Context) {
+    let bounds = cx.lease();
+    let ttl = if cx.is_virtual() { Duration::from_secs(5).clamp(bounds.min, bounds.max) } else { cx.ttl() };
+    let (dying, next, last) = (cx.faulty().await, cx.client().await, cx.client().await);
+    let (holder, key) = (cx.client().await, cx.key());
+    let guard = cx.take(&holder, &key).await;
+    let first = cx.queue_with(&dying.lock, &key, cx.patient().ttl(ttl)).await;
+    let next = cx.queue_with(&next, &key, AcquireOptions::new().wait(ttl / 2)).await;
+    let last = cx.queue(&last, &key).await;
+    cx.give(guard).await;
+    let dead = first.granted(cx, cx.handover()).await;
+    dying.faults.silence(true);
+    fails(next.outcome().await, cx.budget_ended());
+    cx.give(last.granted(cx, ttl + cx.handover()).await).await;
+    drop(dead);
 }
 
 pub(crate) async fn a_crowd_makes_no_herd(cx: &Context) {

@@ -72,6 +72,7 @@ macro_rules! for_each_case {
             release {
                 after_ok_the_next_try_succeeds [C6] [];
                 after_ok_a_registered_waiter_comes_first [C6] [];
+                after_ok_a_try_of_others_delays_nobody [C3 C6] [];
                 frees_one_hold_only [C2 C6] [];
                 drop_frees_within_the_bound [C5 C7] [];
                 drop_hands_over_to_waiters [C7 C11] [];
@@ -170,6 +171,7 @@ macro_rules! for_each_case {
             confirm {
                 is_ok_while_it_is_held [C9] [];
                 asks_after_the_call [C9] [Silence];
+                asks_again_behind_a_renewal [C9 C10] [Lease Purge Script];
                 finds_what_the_store_has_ended [C9] [Lose];
                 of_several_names_the_lost_one [C9 C15] [Lose Alone];
                 after_the_end_is_an_error [C9] [];
@@ -223,6 +225,7 @@ macro_rules! for_each_case {
                 every_looping_contender_gets_its_share [C11 C12] [];
                 the_death_of_the_next_in_line_holds_up_nobody [C11 C17] [];
                 the_death_of_one_granted_from_the_queue_holds_up_nobody [C11] [Lease Silence];
+                one_that_gives_up_behind_a_lease_holds_up_nobody [C4 C11] [Lease Fifo Silence];
                 a_crowd_makes_no_herd [C11 C16] [Calls];
                 a_release_reaches_a_waiter_within_the_bound [C11] [];
                 a_release_reaches_a_waiter_without_wake_ups [C11] [Mute];
@@ -333,6 +336,7 @@ macro_rules! for_each_case {
                 waiters_end_with_closed [C17] [];
                 everything_after_is_refused [C15 C17] [];
                 may_be_called_twice [C17] [];
+                repeats_a_release_that_is_not_answered [C17] [Script];
                 a_second_call_waits_for_the_first [C17] [Script];
                 waits_for_what_was_abandoned [C5 C17] [Script];
                 leaves_other_clients_alone [C17] [];

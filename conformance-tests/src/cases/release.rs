@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, LossReason, Validity};
+use leasehold_api::{AcquireOptions, ErrorKind, LossReason, Validity};
 
 use crate::context::{NO_ANSWER, Context, fails, joined};
 use crate::harness::{Fault, Op};
@@ -29,6 +29,18 @@ pub(crate) async fn after_ok_a_registered_waiter_comes_first(cx: &Context) {
     let guard = waiter.granted(cx, cx.handover()).await;
     cx.held(&a, &key).await;
     cx.give(guard).await;
+}
+
+/// Who only tries does not wait, and nothing is left to him.
+pub(crate) async fn after_ok_a_try_of_others_delays_nobody(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    for _ in 0..3 {
+        let guard = cx.take(&a, &key).await;
+        cx.held(&b, &key).await;
+        cx.give(guard).await;
+        cx.give(cx.soon("a try of a free key", cx.take(&a, &key)).await).await;
+    }
 }
 
 pub(crate) async fn frees_one_hold_only(cx: &Context) {
@@ -287,18 +299,24 @@ pub(crate) async fn a_leaked_guard_keeps_the_key_until_close(cx: &Context) {
     cx.give(waiter.granted(cx, cx.handover()).await).await;
 }
 
-/// The holder still had the lock when it released it, and the store had it no more: nobody has taken the key since, somebody was
-/// turned away, or it was one of several.
+/// The holder still had the lock when it released it, and the store had it no more: nobody has taken the key since, others were
+/// turned away or gave up waiting, it was one of several, or its cooldown has begun.
 pub(crate) async fn that_arrives_after_the_lease_has_ended_is_an_error(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
     let bounds = cx.lease();
     let ttl = if cx.is_virtual() { Duration::from_secs(2).clamp(bounds.min, bounds.max) } else { cx.ttl() };
-    for (turned_away, several) in [(false, false), (true, false), (false, true)] {
+    let cools = cx.capabilities().cooldown;
+    let all = [(false, false, false), (true, false, false), (false, true, false), (false, false, true)];
+    for (turned_away, several, cools) in all.into_iter().take(if cools { 4 } else { 3 }) {
         let keys = cx.some_keys(if several { 3 } else { 1 });
-        let guards = a.lock.acquire_all(&keys, &cx.patient().ttl(ttl)).await.expect("free keys");
+        let options = cx.patient().ttl(ttl);
+        let options = if cools { options.cooldown(ttl / 2) } else { options };
+        let guards = a.lock.acquire_all(&keys, &options).await.expect("free keys");
         if turned_away {
             cx.held(&b, &keys[0]).await;
+            let gives_up = b.acquire(&keys[0], &AcquireOptions::new().wait(ttl / 4)).await;
+            fails(gives_up, cx.budget_ended());
         }
         a.faults.script(Op::Release, Fault::Delay(ttl * 3 / 2));
         let released = cx.within("a release that is late", cx.call_limit(), guards.release()).await;

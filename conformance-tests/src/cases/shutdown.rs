@@ -133,6 +133,20 @@ pub(crate) async fn a_second_call_waits_for_the_first(cx: &Context) {
     drop(guard);
 }
 
+/// One answer that does not come leaves time to ask again.
+pub(crate) async fn repeats_a_release_that_is_not_answered(cx: &Context) {
+    let b = cx.client().await;
+    for fault in [Fault::Hang, Fault::LoseReplyHang].into_iter().take(cx.many(2, 1)) {
+        let a = cx.faulty().await;
+        let key = cx.key();
+        let guard = cx.take(&a.lock, &key).await;
+        a.faults.script(Op::Release, fault);
+        cx.within("a close", cx.call_limit(), a.lock.close()).await.expect("the store answers the second time");
+        cx.give(cx.take(&b, &key).await).await;
+        drop(guard);
+    }
+}
+
 /// An attempt that is under way when its caller leaves, and a hold that is undone: after the close they are over.
 pub(crate) async fn waits_for_what_was_abandoned(cx: &Context) {
     let b = cx.client().await;

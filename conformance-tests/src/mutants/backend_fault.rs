@@ -24,10 +24,12 @@ pub(crate) enum BackendFault {
     ReleaseNeverHeld,
     ReleaseStopsAtGone,
     ReleaseOfEndedIsOk,
+    ReleaseOfEndedIsOkWhereItCools,
     NoPollNoWake,
     NoPollAtExpiry,
     HidesWaiters,
     TryOvertakes,
+    TryCountsAsWaiting,
     WindowOvertakes,
     NeverExpires,
     ExpiresAtHalf,
@@ -92,6 +94,7 @@ pub(crate) enum BackendFault {
     QueueIsLifo,
     QueueSleepsToTheOldEnd,
     QueueWatchesTheFirstHolder,
+    QueueTellsTheNextAlone,
     QueueCountsFromPickUp,
     QueueIsPassedAtALapse,
     FifoIsPolled,
@@ -119,10 +122,12 @@ impl BackendFault {
         (F::ReleaseNeverHeld, "release-never-held", &["C6"]),
         (F::ReleaseStopsAtGone, "release-stops-at-gone", &["C6"]),
         (F::ReleaseOfEndedIsOk, "release-of-ended-is-ok", &["C6"]),
+        (F::ReleaseOfEndedIsOkWhereItCools, "release-of-ended-is-ok-where-it-cools", &["C6"]),
         (F::NoPollNoWake, "no-poll-no-wake", &["C11"]),
         (F::NoPollAtExpiry, "no-poll-at-expiry", &["C11"]),
         (F::HidesWaiters, "hides-waiters", &["C12"]),
         (F::TryOvertakes, "try-overtakes-waiters", &["C12"]),
+        (F::TryCountsAsWaiting, "try-counts-as-waiting", &["C3", "C6"]),
         (F::WindowOvertakes, "window-overtakes-waiters", &["C12"]),
         (F::NeverExpires, "never-expires", &["C11", "C16"]),
         (F::ExpiresAtHalf, "expires-at-half", &["C1", "C9"]),
@@ -187,6 +192,7 @@ impl BackendFault {
         (F::QueueIsLifo, "queue-is-lifo", &["C12"]),
         (F::QueueSleepsToTheOldEnd, "queue-sleeps-to-the-old-end", &["C11"]),
         (F::QueueWatchesTheFirstHolder, "queue-watches-the-first-holder", &["C11"]),
+        (F::QueueTellsTheNextAlone, "queue-tells-the-next-alone", &["C11"]),
         (F::QueueCountsFromPickUp, "queue-counts-from-pick-up", &["C1", "C9"]),
         (F::QueueIsPassedAtALapse, "queue-is-passed-at-a-lapse", &["C12"]),
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
@@ -200,6 +206,7 @@ impl BackendFault {
                 | Self::QueueIsLifo
                 | Self::QueueSleepsToTheOldEnd
                 | Self::QueueWatchesTheFirstHolder
+                | Self::QueueTellsTheNextAlone
                 | Self::QueueCountsFromPickUp
                 | Self::QueueIsPassedAtALapse
                 | Self::LabelLostInQueue

@@ -82,6 +82,7 @@ pub(crate) enum LockFault {
     CloseTwiceEarly,
     CloseIsSilent,
     CloseHangs,
+    CloseAsksOnce,
     CloseForgetsAbandoned,
     WorksAfterClose,
     RuntimeEndIsSilent,
@@ -118,6 +119,7 @@ pub(crate) enum LockFault {
     MaxHoldIsExpiry,
     MaxHoldZeroAccepted,
     ConfirmsFromMemory,
+    ConfirmsByEarlierRenewal,
 }
 
 use LockFault as F;
@@ -202,6 +204,7 @@ impl LockFault {
         (F::CloseTwiceEarly, "close-twice-early", &["C17"]),
         (F::CloseIsSilent, "close-is-silent", &["C17"]),
         (F::CloseHangs, "close-hangs", &["C17"]),
+        (F::CloseAsksOnce, "close-asks-once", &["C17"]),
         (F::CloseForgetsAbandoned, "close-forgets-abandoned", &["C17"]),
         (F::WorksAfterClose, "works-after-close", &["C17"]),
         (F::RuntimeEndIsSilent, "runtime-end-is-silent", &["C17"]),
@@ -238,5 +241,6 @@ impl LockFault {
         (F::MaxHoldIsExpiry, "max-hold-is-expiry", &["C9"]),
         (F::MaxHoldZeroAccepted, "max-hold-zero-accepted", &["C15"]),
         (F::ConfirmsFromMemory, "confirms-from-memory", &["C9"]),
+        (F::ConfirmsByEarlierRenewal, "confirms-by-earlier-renewal", &["C9"]),
     ];
 }

@@ -163,6 +163,7 @@ impl Backend for MiniBackend {
         let mut answer = queued.map_err(|kind| self.error(kind))?;
         let has_it = || server.inspect(&request.key).holder().and_then(|hold| hold.holder);
         let first = has_it();
+        let mut latest = first;
         loop {
             // The server grants after this, however long the wait has been.
             let asked_at = self.events.get().map(Events::now);
@@ -194,6 +195,11 @@ impl Backend for MiniBackend {
                 }
                 // A lease's end is no event: the server looks when it is asked to.
                 () = tokio::time::sleep(pause) => {
+                    latest = has_it().or(latest);
+                    let unaware = latest != first && !server.is_told(&request.key, request.holder);
+                    if unaware && self.fault == Fault::QueueTellsTheNextAlone {
+                        continue;
+                    }
                     server.serve(self.link.client(), &request.key);
                     if let Some(held) = server.cooling(self.link.asker(), &request.key) {
                         // The engine knows whether its caller waits for the end of a cooldown.

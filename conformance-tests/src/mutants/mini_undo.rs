@@ -91,7 +91,9 @@ impl Client {
         let mut pause = Duration::from_millis(50);
         loop {
             let call = self.link.call(Op::Release, |_, asker| self.link.release(asker, hold));
-            if let Ok(Ok(Ok(_))) = timeout(CALL, call).await {
+            // Whoever closes has time to ask again.
+            let hurries = *self.closing.borrow() && self.fault != Fault::CloseAsksOnce;
+            if let Ok(Ok(Ok(_))) = timeout(if hurries { CALL / 4 } else { CALL }, call).await {
                 return;
             }
             if self.fault == Fault::FailedUndoIsForgotten {

@@ -25,7 +25,10 @@ pub(super) struct Record {
     /// Which clients it was refused lately. One caller of each asks at a time.
     pub(super) refused: BTreeMap<u64, Asked>,
     pub(super) queue: VecDeque<Ticket>,
-    /// Whether somebody looked while it was held, under [`Fault::LookCountsAsWaiting`].
+    /// Who was next in the queue at the latest grant from it, for [`Fault::QueueTellsTheNextAlone`].
+    pub(super) told: Option<HolderId>,
+    /// Whether somebody looked or tried while it was held, under [`Fault::LookCountsAsWaiting`] or
+    /// [`Fault::TryCountsAsWaiting`].
     pub(super) looked_at: bool,
 }
 
@@ -88,6 +91,9 @@ impl Record {
         let is_passed = fault == Fault::QueueIsPassedAtALapse && is_lapsed;
         if !is_passed && self.queue.front().is_some_and(|t| t.request.holder != request.holder) {
             return true;
+        }
+        if fault == Fault::TryCountsAsWaiting && !request.waits {
+            self.looked_at = self.hold.is_some();
         }
         let hidden = match fault {
             Fault::HidesWaiters | Fault::FifoIsPolled => true,

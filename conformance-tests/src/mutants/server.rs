@@ -263,7 +263,11 @@ impl Server {
             }
             return self.freed(false);
         }
-        let is_ok = |h: &Stored| self.fault == Fault::ReleaseOfEndedIsOk || h.is_live(self.fault, asker.now);
+        let is_ok = |h: &Stored| match self.fault {
+            Fault::ReleaseOfEndedIsOk => true,
+            Fault::ReleaseOfEndedIsOkWhereItCools if h.request.cooldown.is_some() => true,
+            fault => h.is_live(fault, asker.now),
+        };
         let live = record.hold.take().is_some_and(|h| is_ok(&h));
         let looked_at = std::mem::take(&mut record.looked_at);
         match (self.fault, record.not_before) {
@@ -456,6 +460,9 @@ impl State {
                 return;
             }
             let attempt = self.attempt(fault, name.to_owned(), ticket.asker, &ticket.request);
+            if let Some(record) = self.records.get_mut(name) {
+                record.told = record.queue.front().map(|next| next.request.holder);
+            }
             if ticket.reply.send(attempt).is_err() && fault != Fault::QueueIgnoresStop {
                 let record = self.records.entry(name.to_owned()).or_default();
                 record.hold.take_if(|h| h.holder == ticket.request.holder);

@@ -22,6 +22,11 @@ impl Server {
         info
     }
 
+    /// Whether `holder` was next in the queue of `key` when that last went to somebody in it.
+    pub(crate) fn is_told(&self, key: &LockKey, holder: HolderId) -> bool {
+        self.lock().records.get(&self.name(0, key)).is_some_and(|record| record.told == Some(holder))
+    }
+
     pub(crate) fn list(&self, query: &ListQuery) -> Vec<KeyInfo> {
         let mut state = self.lock();
         let now = Instant::now();
