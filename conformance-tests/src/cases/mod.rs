@@ -72,6 +72,7 @@ macro_rules! for_each_case {
             release {
                 after_ok_the_next_try_succeeds [C6] [];
                 after_ok_a_registered_waiter_comes_first [C6] [];
+                after_ok_dropped_attempts_overtake_nobody [C5 C6 C12] [];
                 after_ok_a_try_of_others_delays_nobody [C3 C6] [];
                 frees_one_hold_only [C2 C6] [];
                 drop_frees_within_the_bound [C5 C7] [];

@@ -31,6 +31,25 @@ pub(crate) async fn after_ok_a_registered_waiter_comes_first(cx: &Context) {
     cx.give(guard).await;
 }
 
+/// Attempts that the client of the old holder drops meanwhile change nothing.
+pub(crate) async fn after_ok_dropped_attempts_overtake_nobody(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    for _ in 0..5 {
+        let guard = cx.take(&a, &key).await;
+        let waiter = cx.queue(&b, &key).await;
+        cx.give(guard).await;
+        let options = cx.patient();
+        let dropped = tokio::time::timeout(Duration::from_millis(1), a.acquire(&key, &options)).await;
+        // The one that was dropped may still be on its way, so that nobody knows who has the key.
+        let tried = a.try_acquire(&key, &AcquireOptions::new()).await;
+        assert!(!matches!((&dropped, &tried), (Ok(Ok(_)), _) | (_, Ok(Some(_)))), "{dropped:?}, {tried:?}");
+        cx.give(waiter.granted(cx, cx.handover() + cx.capabilities().undo).await).await;
+        // What was left to the other is over.
+        cx.give(cx.free_within(&a, &key, cx.call_limit()).await).await;
+    }
+}
+
 /// Who only tries does not wait, and nothing is left to him.
 pub(crate) async fn after_ok_a_try_of_others_delays_nobody(cx: &Context) {
     let (a, b) = cx.two().await;
