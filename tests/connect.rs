@@ -29,7 +29,6 @@ async fn what_is_not_a_store_is_refused_with_what_to_do() {
         ("redis://host/0", "memory:NAME"),
         ("memory:x#y", "%23"),
         ("postgres+lease://app@db/app", "+ttl"),
-        ("postgres://app@db/app?channel_binding=require", "channel_binding"),
         ("memory:x?ttl=1s&ttl=2s", "twice"),
     ] {
         let error = refused(url).await;
