@@ -41,7 +41,7 @@ fn late(lines: &[&str]) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const OUTPUT: &str = "
@@ -93,15 +93,15 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
         }
     }
 
-    const WANTED: &str = "XTASK_TEST_PASSES_A_BOUND";
+    pub(crate) const WANTED: &str = "XTASK_TEST_PASSES_A_BOUND";
+    pub(crate) const LATE_IF_WANTED: &str = "again::tests::passes_a_bound_if_wanted";
 
     #[test]
     fn a_bound_that_really_passes_is_recognised() {
         let mut program = std::process::Command::new(std::env::current_exe().unwrap());
-        let name = "again::tests::passes_a_bound_if_wanted";
-        let output = program.args(["--exact", name]).env(WANTED, "").output().unwrap();
+        let output = program.args(["--exact", LATE_IF_WANTED]).env(WANTED, "").output().unwrap();
         let output = String::from_utf8(output.stdout).unwrap();
         let late = Some("not granted within 0ns".to_owned());
-        assert_eq!(failures(&output), [Failure { test: name.to_owned(), late }], "{output}");
+        assert_eq!(failures(&output), [Failure { test: LATE_IF_WANTED.to_owned(), late }], "{output}");
     }
 }

@@ -309,4 +309,32 @@ mod tests {
         assert!(said(&missing, &[], &[]).is_err());
         fs::remove_dir_all(folder).unwrap();
     }
+
+    #[test]
+    fn a_late_test_is_run_again_and_counts_as_it_ends_then() {
+        use crate::again::tests::{LATE_IF_WANTED, WANTED};
+
+        let program = Program {
+            name: "xtask".to_owned(),
+            executable: std::env::current_exe().unwrap(),
+            folder: env!("CARGO_MANIFEST_DIR").into(),
+        };
+        let first = said(&program, &["--exact", LATE_IF_WANTED], &[(WANTED, "")]).unwrap();
+        let failures = first.only_late().expect("nothing but a bound has failed");
+        let late = Doubtful { program: &program, failures, machine: Machine::default() };
+        let watch = Watch::start();
+        assert_eq!(run_again(&late, &[], &watch), Some(1));
+        assert_eq!(run_again(&late, &[(WANTED, "")], &watch), None, "late again is red");
+        let other = first.text.clone() + "test other ... FAILED\n";
+        assert_eq!(
+            Said { text: other, succeeded: false }.only_late(),
+            None,
+            "another failure is none of time"
+        );
+        assert_eq!(
+            Said { text: String::new(), succeeded: false }.only_late(),
+            None,
+            "a program that just died"
+        );
+    }
 }
