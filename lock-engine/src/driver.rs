@@ -40,6 +40,9 @@ const LAST_CALL: Duration = Duration::from_secs(1);
 /// How many keys one warning names.
 const MOST_NAMED: usize = 20;
 
+/// Two clocks that were read within this time count as read at the same moment: a small part of the margin of any lease.
+const SAME_MOMENT: Duration = Duration::from_millis(1);
+
 pub(crate) struct Driver {
     /// Weak: an engine that nobody uses any more is closed.
     shared: Weak<Shared>,
@@ -186,8 +189,7 @@ impl Driver {
     /// A machine that was stopped by its hypervisor has lost time on the clock of validity. If somebody sets its wall
     /// clock afterwards, that shows.
     fn compare_clocks(&mut self, shared: &Shared) {
-        let Some(wall) = self.clock.wall() else { return };
-        let now = self.clock.now();
+        let Some((now, wall)) = both(&*self.clock) else { return };
         let Some((then, wall_then)) = self.compared.replace((now, wall)) else { return };
         let lost = wall.saturating_sub(wall_then).saturating_sub(now.since(then));
         if !lost.is_zero() {
@@ -440,6 +442,16 @@ impl Driver {
             }
         }
     }
+}
+
+/// Reads the clock of validity and the wall clock at the same moment. `None` without a wall clock, or if this thread stood
+/// still between the readings each time: the pause would read as time that one of the clocks has lost.
+fn both(clock: &dyn Clock) -> Option<(Moment, Duration)> {
+    (0..3).find_map(|_| {
+        let before = clock.now();
+        let wall = clock.wall()?;
+        (clock.now().since(before) <= SAME_MOMENT).then_some((before, wall))
+    })
 }
 
 fn take(abandoned: &Abandoned) -> Vec<Freeing> {

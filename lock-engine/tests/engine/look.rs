@@ -19,11 +19,13 @@ use tokio::time::{Instant, advance, sleep};
 struct Machine {
     origin: Instant,
     state: Mutex<(Duration, Option<Instant>, Duration)>,
+    /// How long the next reader of the wall clock stands still behind the reading, and for how long readers have.
+    pause: Mutex<(Duration, Duration)>,
 }
 
 impl Machine {
     fn new() -> Arc<Self> {
-        Arc::new(Self { origin: Instant::now(), state: Mutex::default() })
+        Arc::new(Self { origin: Instant::now(), state: Mutex::default(), pause: Mutex::default() })
     }
 
     fn stop(&self) {
@@ -42,7 +44,12 @@ impl Machine {
 
     fn counted(&self) -> Duration {
         let state = self.state.lock().unwrap();
-        self.origin.elapsed().saturating_sub(state.0 + state.1.map_or(Duration::ZERO, |at| at.elapsed()))
+        let paused = self.pause.lock().unwrap().1;
+        paused
+            + self
+                .origin
+                .elapsed()
+                .saturating_sub(state.0 + state.1.map_or(Duration::ZERO, |at| at.elapsed()))
     }
 }
 
@@ -52,7 +59,11 @@ impl Clock for Machine {
     }
 
     fn wall(&self) -> Option<Duration> {
-        Some(self.counted() + self.state.lock().unwrap().2)
+        let read = self.counted() + self.state.lock().unwrap().2;
+        let mut pause = self.pause.lock().unwrap();
+        let stands_still = std::mem::take(&mut pause.0);
+        pause.1 += stands_still;
+        Some(read)
     }
 }
 
@@ -238,6 +249,19 @@ async fn a_small_step_and_a_step_back_of_the_wall_clock_are_nothing() {
     machine.state.lock().unwrap().2 = Duration::ZERO;
     sleep(SECOND * 2).await;
     assert_eq!(guard.validity(), Validity::Valid, "a clock that is set back hides no time");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thread_that_stands_still_between_two_clocks_doubts_nothing() {
+    let (engine, asked, machine) = engine(Some(SECOND * 5), SECOND * 60);
+    let guard = hold(&engine, 1).await.remove(0);
+    sleep(SECOND * 2).await;
+    asked.lock().unwrap().silent = true;
+    machine.pause.lock().unwrap().0 = SECOND * 7;
+    sleep(SECOND * 3).await;
+    assert_eq!(machine.pause.lock().unwrap().1, SECOND * 7, "the wall clock was read");
+    assert_eq!(guard.validity(), Validity::Valid);
     drop(guard);
 }
 
