@@ -448,9 +448,9 @@ impl Driver {
 /// still between the readings each time: the pause would read as time that one of the clocks has lost.
 fn both(clock: &dyn Clock) -> Option<(Moment, Duration)> {
     (0..3).find_map(|_| {
-        let before = clock.now();
         let wall = clock.wall()?;
-        (clock.now().since(before) <= SAME_MOMENT).then_some((before, wall))
+        let now = clock.now();
+        (clock.wall()?.saturating_sub(wall) <= SAME_MOMENT).then_some((now, wall))
     })
 }
 

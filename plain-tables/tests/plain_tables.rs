@@ -330,8 +330,7 @@ async fn row_87_a_time_in_seconds_since_1970_is_used_as_it_is() {
         TimeoutTable::new(Table::new("job").unwrap(), id, IdType::Text, column("at"), column("timeout"));
     let jobs = jobs.unix_time().epoch(column("epoch"));
     let findings = jobs.check(&pool).await.unwrap();
-    assert_eq!(findings.len(), 1, "one lock is granted in the future: {findings:?}");
-    assert!(findings[0].message().contains("1 locks were granted in the future"), "{findings:?}");
+    assert!(matches!(&findings[..], [one] if one.message().contains("1 locks were granted in the future")));
     const NOW: &str = "EXTRACT(EPOCH FROM clock_timestamp())";
     for _ in 0..2 {
         let before = text(&mut observer, &format!("SELECT {NOW}")).await;
