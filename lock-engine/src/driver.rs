@@ -192,7 +192,8 @@ impl Driver {
         let Some((now, wall)) = both(&*self.clock) else { return };
         let Some((then, wall_then)) = self.compared.replace((now, wall)) else { return };
         let lost = wall.saturating_sub(wall_then).saturating_sub(now.since(then));
-        if !lost.is_zero() {
+        // Two readings differ by less than that anyway, and each doubt goes through all holds.
+        if lost > SAME_MOMENT {
             shared.distrust(now, lost);
         }
     }
@@ -385,7 +386,7 @@ impl Driver {
         self.close().await;
     }
 
-    /// Names what the store may still have, for those who drop their lock and do not hear what came of its closing.
+    /// Logs the keys of the holds that the store may still have. A caller that drops its lock gets no result of closing.
     pub(crate) fn warn_of_what_is_left(&self) {
         let left = self.outbox.left();
         if left.is_empty() {

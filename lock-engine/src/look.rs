@@ -14,7 +14,7 @@ use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::shared::Shared;
 
-/// What a look came to: what was asked when, and what was answered, if anything.
+/// One call of [`Backend::look`]: when it was sent, for which holds, and its answers (`None` if it timed out or panicked).
 pub(crate) struct Looks {
     sent: Moment,
     holds: Vec<Arc<Hold>>,

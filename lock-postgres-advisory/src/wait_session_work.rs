@@ -252,7 +252,7 @@ impl WaitSessionWork {
         }
     }
 
-    /// What the server answers to an attempt that waits. Whatever was asked to end the wait is over as well.
+    /// Returns the server's answer to an attempt that waits, once no request to cancel the wait is under way any more.
     async fn answered(
         &self,
         attempt: impl Future<Output = Result<PgRow, sqlx::Error>>,

@@ -1,4 +1,4 @@
-//! Who logs in: always the same, who the pool's options name, or who the program names when it is called.
+//! The user and password of a new session: fixed, taken from the options of the program's pool, or returned by a callback.
 
 use std::fmt;
 use std::pin::Pin;

@@ -219,7 +219,8 @@ pub(crate) async fn no_try_fails_because_somebody_looks(cx: &Context) {
     }
 }
 
-/// Whoever looks is nobody who waits: who has just released a key takes it again as soon as if nobody had looked.
+/// Inspecting a key does not count as waiting for it: the client that released the key takes it again without the yield
+/// that it would owe to a waiter.
 pub(crate) async fn looking_delays_no_try(cx: &Context) {
     let (a, b) = cx.two().await;
     let mut undisturbed = None;

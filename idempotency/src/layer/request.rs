@@ -1,4 +1,4 @@
-//! What is asked for: two requests with one key have to ask for the same.
+//! The fingerprint of a request. A repetition under the same key must have the same fingerprint.
 
 use axum::extract::OriginalUri;
 use bytes::Bytes;
