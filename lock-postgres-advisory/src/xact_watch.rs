@@ -17,6 +17,9 @@ use crate::xact::ANSWER;
 /// How often it is tried to end a transaction, for example while the pool has no connection.
 const TRIES: u32 = 20;
 
+/// How many transactions are queued before those that have ended are removed for the first time.
+const FULL: usize = 1024;
+
 /// As good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
@@ -67,7 +70,7 @@ impl Longest {
 
 /// All last equally long, so that they end in the order in which they came.
 fn watch(inbox: &Receiver<Due>, pool: &PgPool, longest: Duration) {
-    let (mut queue, mut is_open) = (VecDeque::<Due>::new(), true);
+    let (mut queue, mut is_open, mut full) = (VecDeque::<Due>::new(), true, FULL);
     loop {
         let next = queue.front().map(|due| due.at.saturating_duration_since(Instant::now()));
         match next {
@@ -91,6 +94,11 @@ fn watch(inbox: &Receiver<Due>, pool: &PgPool, longest: Duration) {
         }
         while queue.front().is_some_and(|due| due.is_over.load(Ordering::Acquire)) {
             queue.pop_front();
+        }
+        if queue.len() >= full {
+            // One transaction that lasts must not keep all those behind it that have ended.
+            queue.retain(|due| !due.is_over.load(Ordering::Acquire));
+            full = FULL.max(queue.len() * 2);
         }
     }
 }
