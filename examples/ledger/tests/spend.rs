@@ -1,5 +1,5 @@
 //! Spending over HTTP, with every way to guard it and with none. The races themselves, on the middleware alone, are
-//! in `lock-tower/tests/http/races.rs`.
+//! in `companions/tower/tests/http/races.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

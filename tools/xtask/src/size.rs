@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::step::Outcome;
 
 /// The package, and what it is to have at most.
-const SOURCE: &str = "row-claim/src";
+const SOURCE: &str = "companions/claim/src";
 const MOST_LINES: usize = 9_000;
 const MOST_NAMES: usize = 40;
 

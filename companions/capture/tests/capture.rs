@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
-#[path = "../../row-claim/tests/spec/common.rs"]
+#[path = "../../claim/tests/spec/common.rs"]
 mod spec_common;
 
 use leasehold_capture::{Capture, CaptureBuilder, Source};

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // Also in what the tests share.
 
-#[path = "../../row-claim/tests/held/common.rs"]
+#[path = "../../claim/tests/held/common.rs"]
 mod held_common;
 
 use std::sync::Arc;

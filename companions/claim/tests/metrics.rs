@@ -126,7 +126,7 @@ async fn what_nobody_waits_for_is_counted_too() {
 /// The page describes each metric that is exported, with its labels.
 #[test]
 fn the_page_describes_them() {
-    let page = include_str!("../../docs/metrics.md");
+    let page = include_str!("../../../docs/metrics.md");
     let code = include_str!("../src/published.rs");
     let named: Vec<&str> = code.split('"').filter(|text| text.starts_with("leasehold.claim.")).collect();
     assert!(named.len() >= 11, "{named:?}");
