@@ -1,3 +1,4 @@
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
 // Decided type by type: docs/decisions/public-api.md.
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]

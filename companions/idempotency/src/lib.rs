@@ -1,3 +1,4 @@
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // The README shows the layer too.
 #![cfg_attr(feature = "tower", doc = include_str!("../README.md"))]
 #![cfg_attr(

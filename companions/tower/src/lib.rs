@@ -1,3 +1,4 @@
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(feature = "axum", doc = include_str!("../README.md"))]
 #![cfg_attr(
     not(feature = "axum"),
