@@ -136,7 +136,7 @@ fn a_side_table_is_read_instead_of_columns() {
     assert_eq!((ids(&found["taken"]), &found["taken"][0]["epoch"]), (vec!["y"], &9.into()));
 }
 
-/// Trap 27: what an open transaction has taken is invisible to others, but not that it is there.
+/// What an open transaction has taken is invisible to others, but not that it is there.
 #[test]
 fn a_held_claim_shows_as_its_transaction() {
     let (runtime, database, mut connection) = database(REQUESTS);

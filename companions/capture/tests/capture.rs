@@ -40,9 +40,8 @@ async fn made(builder: CaptureBuilder) -> (test_servers::Database, PgPool, Captu
 
 const EVENTS: &str = "SELECT string_agg(kind || ' ' || op || ' ' || coalesce(order_id::text, '-'), ', ' ORDER BY id) FROM event";
 
-/// row 27
 #[tokio::test]
-async fn row_27_a_change_outside_of_the_application_is_one_row() {
+async fn a_change_by_plain_sql_is_recorded_as_one_row() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     assert!(capture.check(&pool).await.unwrap().is_empty());
     run(&pool, "INSERT INTO orders VALUES (1, 'a'), (2, 'b')").await;
@@ -56,9 +55,8 @@ async fn row_27_a_change_outside_of_the_application_is_one_row() {
     assert_eq!(text(&pool, "SELECT string_agg(DISTINCT status, '') FROM event").await, "new");
 }
 
-/// row 27
 #[tokio::test]
-async fn row_27_seventeen_tables_feed_one() {
+async fn seventeen_tables_feed_one() {
     let (_db, pool) = database().await;
     event_table(&pool).await;
     let mut builder = Capture::into(table("event"));
@@ -91,9 +89,8 @@ async fn row_27_seventeen_tables_feed_one() {
     assert_eq!(capture.check(&pool).await.unwrap().len(), 17 * 3);
 }
 
-/// row 28
 #[tokio::test]
-async fn row_28_change_and_record_are_one_transaction() {
+async fn a_change_and_its_record_are_one_transaction() {
     let (_db, pool, _) = made(Capture::into(table("event")).source(orders())).await;
     let mut tx = pool.begin().await.unwrap();
     run(&mut *tx, "INSERT INTO orders VALUES (1)").await;
@@ -123,9 +120,9 @@ async fn row_28_change_and_record_are_one_transaction() {
     assert_eq!(text(&pool, "SELECT count(*)::text FROM orders").await, "1");
 }
 
-/// trap 28: TRUNCATE has a trigger of its own, also on partitions.
+/// TRUNCATE has a trigger of its own, also on partitions.
 #[tokio::test]
-async fn trap_28_a_truncate_is_recorded() {
+async fn a_truncate_is_recorded() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     run(&pool, "INSERT INTO orders VALUES (1), (2); TRUNCATE orders").await;
     assert_eq!(text(&pool, EVENTS).await, "order INSERT 1, order INSERT 2, order TRUNCATE -");
@@ -141,9 +138,8 @@ async fn trap_28_a_truncate_is_recorded() {
     assert_eq!(refused(&pool, "TRUNCATE orders").await, "23502", "nothing goes that is not recorded");
 }
 
-/// trap 28
 #[tokio::test]
-async fn trap_28_partitions_have_their_triggers_and_new_ones_are_missed_by_the_check() {
+async fn partitions_have_triggers_and_the_check_reports_a_new_one_without() {
     let (_db, pool) = database().await;
     event_table(&pool).await;
     run(
@@ -172,9 +168,9 @@ async fn trap_28_partitions_have_their_triggers_and_new_ones_are_missed_by_the_c
     assert_eq!(text(&pool, "SELECT count(*)::text FROM pg_trigger WHERE tgname LIKE '%capture%'").await, "0");
 }
 
-/// trap 28: what keeps a trigger from firing is found, and an installation mends it.
+/// What keeps a trigger from firing is found, and an installation mends it.
 #[tokio::test]
-async fn trap_28_every_way_to_lose_a_trigger_is_found_and_mended() {
+async fn every_lost_or_changed_trigger_is_found_and_repaired() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     for (harm, words) in [
         ("ALTER TABLE orders DISABLE TRIGGER event_capture_row_67f56cc9", ["disabled", "ENABLE TRIGGER"]),
@@ -210,9 +206,9 @@ async fn trap_28_every_way_to_lose_a_trigger_is_found_and_mended() {
     assert_finding(&capture.check(&pool).await.unwrap(), Finding::Warning, &["child", "inherits"]);
 }
 
-/// trap 28: the documented limit, and the way round it.
+/// The documented limit, and the way round it.
 #[tokio::test]
-async fn trap_28_replica_sessions_record_only_where_it_is_asked_for() {
+async fn replica_sessions_record_only_if_configured() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     let as_replica = "SET LOCAL session_replication_role = replica";
     run(&pool, &format!("{as_replica}; INSERT INTO orders VALUES (1)")).await;

@@ -8,9 +8,8 @@ mod orders;
 
 use test_servers::fresh_database;
 
-/// rows 27, 28 and 30
 #[tokio::test]
-async fn row_30_an_order_is_rebuilt_once_for_all_its_changes_in_three_tables() {
+async fn an_order_is_rebuilt_once_for_all_its_changes_in_three_tables() {
     let db = fresh_database().await;
     let shop = orders::Shop::set_up(db.url()).await.unwrap();
     shop.sell().await.unwrap();
@@ -33,9 +32,8 @@ async fn row_30_an_order_is_rebuilt_once_for_all_its_changes_in_three_tables() {
     assert_eq!(shop.search().await.unwrap(), found);
 }
 
-/// row 29
 #[tokio::test]
-async fn row_29_changes_stay_for_their_time_and_are_purged_then() {
+async fn settled_changes_are_purged_after_their_retention() {
     let db = fresh_database().await;
     let shop = orders::Shop::set_up(db.url()).await.unwrap();
     shop.sell().await.unwrap();

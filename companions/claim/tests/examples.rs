@@ -36,9 +36,8 @@ async fn text(db: &Database, sql: &'static str) -> String {
     query_scalar(sql).fetch_one(&mut db.connect().await).await.unwrap()
 }
 
-/// rows 1, 2, 5, 20 and 22
 #[tokio::test]
-async fn row_01_what_was_recorded_without_a_worker_is_done_by_one_that_comes_later() {
+async fn work_recorded_without_a_worker_is_done_by_a_later_one() {
     let db = fresh_database().await;
     let mut told = spreadsheet::hand_over(db.url(), another).await.unwrap();
     let mut done = told.split_off(10);
@@ -71,9 +70,8 @@ async fn row_01_what_was_recorded_without_a_worker_is_done_by_one_that_comes_lat
     );
 }
 
-/// rows 13, 20, 22, 23, 24 and 26
 #[tokio::test]
-async fn row_26_two_processes_step_by_step() {
+async fn two_processes_share_rows_step_by_step_under_leases() {
     let db = fresh_database().await;
     let told = spreadsheet::replay(db.url(), another).await.unwrap();
     let schedule = [
@@ -102,10 +100,10 @@ async fn row_26_two_processes_step_by_step() {
     assert_eq!(text(&db, transactions).await, "1");
 }
 
-/// rows 13, 20, 21, 22, 23 and 26, in open transactions: a sheet that was created before is done while another is still
+/// In open transactions: a sheet that was created before is done while another is still
 /// being created, and what waits for that is refused at once and rolled back.
 #[tokio::test]
-async fn row_26_two_processes_step_by_step_in_open_transactions() {
+async fn two_processes_share_rows_step_by_step_in_open_transactions() {
     let db = fresh_database().await;
     let told = spreadsheet::replay_held(db.url(), another).await.unwrap();
     let schedule = [
@@ -135,9 +133,8 @@ async fn row_26_two_processes_step_by_step_in_open_transactions() {
     assert_eq!(text(&db, transactions).await, "1");
 }
 
-/// rows 16, 17, 64 and 68
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_64_each_payment_is_booked_once_and_no_column_is_added() {
+async fn each_payment_is_booked_once_and_no_column_is_added() {
     let db = fresh_database().await;
     let books = processed::run(db.url()).await.unwrap();
     let expected = processed::Books {
@@ -156,9 +153,8 @@ async fn row_64_each_payment_is_booked_once_and_no_column_is_added() {
     assert_eq!(text(&db, tables).await, "booking payment");
 }
 
-/// rows 37, 38 and 39
 #[tokio::test]
-async fn row_38_capture_takes_at_most_the_limit_and_only_the_holder_sets_a_status() {
+async fn a_capture_takes_at_most_the_limit_and_only_its_holder_sets_a_status() {
     let db = fresh_database().await;
     let example = capture::Example::set_up(db.url()).await.unwrap();
     let told = [
@@ -178,9 +174,8 @@ async fn row_38_capture_takes_at_most_the_limit_and_only_the_holder_sets_a_statu
     assert_eq!(text(&db, tasks).await, "1 done 3, 2 done 4, 3 retired 4, 4 done 4, 5 done 5");
 }
 
-/// row 40
 #[tokio::test]
-async fn row_40_after_its_timeout_a_task_is_swept_once_and_whoever_had_it_is_refused() {
+async fn a_task_past_its_timeout_is_swept_once_and_its_late_holder_refused() {
     let db = fresh_database().await;
     let example = capture::Example::set_up(db.url()).await.unwrap();
     let told = [
@@ -193,9 +188,8 @@ async fn row_40_after_its_timeout_a_task_is_swept_once_and_whoever_had_it_is_ref
     assert_eq!(example.one_is_too_late().await.unwrap(), told);
 }
 
-/// row 42
 #[tokio::test]
-async fn row_42_three_retries_are_three_captures_then_it_is_exhausted_until_topped_up() {
+async fn after_three_captures_a_task_is_exhausted_until_topped_up() {
     let db = fresh_database().await;
     let example = capture::Example::set_up(db.url()).await.unwrap();
     let told = [

@@ -179,7 +179,7 @@ async fn another_request_under_the_key_is_unprocessable() {
 }
 
 #[tokio::test]
-async fn row_70_in_flight_is_a_conflict_with_a_time_to_come_back() {
+async fn a_request_in_flight_is_a_conflict_with_a_retry_after() {
     let app = app(|layer| layer);
     let keyed = || request("/slow").header("idempotency-key", "a");
     let mut first = Box::pin(app.send(keyed(), ""));
@@ -193,7 +193,7 @@ async fn row_70_in_flight_is_a_conflict_with_a_time_to_come_back() {
 }
 
 #[tokio::test]
-async fn row_70_a_client_that_leaves_is_told_in_flight_and_then_given_the_response() {
+async fn a_client_that_left_gets_in_flight_and_later_the_response() {
     let app = app(|layer| layer);
     let keyed = || request("/slow").header("idempotency-key", "b");
     let mut gone = Box::pin(app.send(keyed(), ""));
@@ -282,7 +282,7 @@ async fn a_fingerprint_of_ones_own_knows_a_form_that_is_sent_again() {
 }
 
 #[tokio::test]
-async fn row_71_by_choice_a_repetition_is_refused() {
+async fn a_repetition_can_be_refused() {
     let app = app(|layer| layer.on_replay(OnReplay::Refuse));
     let keyed = || request("/spend").header("idempotency-key", "a");
     assert_eq!(app.send(keyed(), "").await.0, StatusCode::CREATED);

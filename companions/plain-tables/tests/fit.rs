@@ -56,9 +56,9 @@ async fn picture(observer: &mut PgConnection, table: &str) -> String {
     text(observer, &sql).await
 }
 
-/// Row 93: who was there before the column and who came after it are told apart, while locks are made all the time.
+/// Who was there before the column and who came after it are told apart, while locks are made all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_93_locks_that_were_there_get_other_attempts_than_new_ones() {
+async fn existing_locks_get_other_attempts_than_new_ones() {
     let (_db, pool, mut observer) = database(
         "CREATE TABLE mutex (id bigserial PRIMARY KEY, acquired boolean NOT NULL DEFAULT false, writer int, n bigint);
         INSERT INTO mutex (writer, n) SELECT 9, n FROM generate_series(1, 5000) n",
@@ -124,9 +124,9 @@ async fn row_93_locks_that_were_there_get_other_attempts_than_new_ones() {
     assert_eq!(picture(&mut observer, "mutex").await, before, "there is nothing to do the second time");
 }
 
-/// Rows 43 to 46: any lock gets attempts and queues later; what is printed is what is applied.
+/// Any lock gets attempts and queues later; what is printed is what is applied.
 #[tokio::test]
-async fn row_46_plain_tables_get_attempts_and_queues() {
+async fn plain_tables_can_get_attempts_and_queues_later() {
     let (_db, pool, mut observer) = database(
         "CREATE TABLE mutex (id int PRIMARY KEY, acquired boolean NOT NULL DEFAULT false);
         INSERT INTO mutex VALUES (1), (2);
@@ -143,7 +143,7 @@ async fn row_46_plain_tables_get_attempts_and_queues() {
     assert_finding(&found, Finding::Error, &["nothing makes", "\"queue_id\", \"id\"", "unique"]);
     full.migration().attempts(2).apply(&pool).await.unwrap();
     assert!(full.check(&pool).await.unwrap().is_empty());
-    // Without a number for those that are there, they have as many as new ones. Row 45: the same id in two queues.
+    // Without a number for those that are there, they have as many as new ones. The same id in two queues is two locks.
     assert!(full.create(&pool, ("other", 1)).await.unwrap());
     for queue in ["default", "other"] {
         assert_eq!(full.grant(&pool, (queue, 1)).await.unwrap().unwrap().attempts_left, Some(1), "{queue}");
@@ -196,9 +196,9 @@ async fn times_in_the_future_are_named() {
     }
 }
 
-/// Row 87 and trap 22: what does not fit is named, with what to do.
+/// What does not fit is named, with what to do.
 #[tokio::test]
-async fn row_87_wrong_types_and_defaults_are_named() {
+async fn wrong_types_and_defaults_are_reported() {
     let (_db, pool, mut observer) = database(
         "CREATE TABLE task (id int PRIMARY KEY, started bigint, timeout text);
         CREATE TABLE mutex (id text, acquired int, owner int, retries_left int NOT NULL DEFAULT 0, small smallint DEFAULT 0)",
@@ -238,7 +238,7 @@ async fn row_87_wrong_types_and_defaults_are_named() {
 
 /// Owners may be kept as text.
 #[tokio::test]
-async fn row_34_an_owner_may_be_text() {
+async fn an_owner_can_be_text() {
     for kind in ["uuid", "text", "varchar(36)"] {
         let table = format!(
             "CREATE TABLE mutex (id int PRIMARY KEY, acquired boolean, owner {kind}); INSERT INTO mutex VALUES (1)"

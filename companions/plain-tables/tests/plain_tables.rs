@@ -62,9 +62,9 @@ async fn database(sql: &str) -> (Database, sqlx::PgPool, sqlx::PgConnection) {
     (db, pool, observer)
 }
 
-/// Rows 32 and 33: of many at once exactly one gets it; releasing what is free is `false`.
+/// Of many at once exactly one gets it; releasing what is free is `false`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_32_33_a_mutex_of_id_and_boolean() {
+async fn a_boolean_mutex_has_one_holder_and_a_second_release_is_no_error() {
     let (_db, pool, mut observer) = database(MUTEX).await;
     let locks = mutexes();
     for _ in 0..3 {
@@ -83,7 +83,7 @@ async fn row_32_33_a_mutex_of_id_and_boolean() {
         assert!(!locks.release(&pool, 1).await.unwrap(), "it was free");
     }
     assert!(locks.acquire(&pool, 2).await.unwrap(), "another lock");
-    // Trap 19: a missing row is no lock that is held; NULL is free.
+    // A missing row is no lock that is held; NULL is free.
     for error in [locks.acquire(&pool, 9).await.unwrap_err(), locks.release(&pool, 9).await.unwrap_err()] {
         assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
     }
@@ -99,9 +99,9 @@ async fn row_32_33_a_mutex_of_id_and_boolean() {
     assert!(locks.acquire(&pool, 9).await.unwrap());
 }
 
-/// Row 34: in the caller's transaction it comes and goes with that; committed, it outlives its holder.
+/// In the caller's transaction it comes and goes with that; committed, it outlives its holder.
 #[tokio::test]
-async fn row_34_a_latch_stays_shut() {
+async fn a_committed_latch_stays_locked_after_its_holder_died() {
     let (db, pool, mut observer) = database(MUTEX).await;
     let locks = mutexes();
     let mut holder = db.connect().await;
@@ -118,22 +118,21 @@ async fn row_34_a_latch_stays_shut() {
     assert!(matches!(error, ClaimError::Unsupported(_)), "{error}");
 }
 
-/// Rows 34, 42 to 45, trap 19, on both: owners, epochs, attempts, queues.
+/// Checks owners, epochs, attempts and queues of a mutex, in Postgres and in memory.
 async fn a_mutex(locks: &dyn Mutexes) {
     let (one, other) = (RowKey::queued("q1", 1), RowKey::queued("q2", 1));
-    // Row 45: the same id in two queues.
+    // The same id in two queues.
     let grant = locks.grant(&one).await.unwrap().unwrap();
     assert!(locks.grant(&other).await.unwrap().is_some());
     assert_eq!((grant.epoch, grant.attempts_left), (Some(1), Some(2)));
     assert!(locks.grant(&one).await.unwrap().is_none());
-    // Trap 19: only the owner gives it back, once.
+    // Only the owner gives it back, once.
     let mut wrong = grant.clone();
     wrong.owner = Some(Uuid::new_v4());
     match locks.give_back(&wrong).await.unwrap_err() {
         ClaimError::Superseded { current_epoch, .. } => assert_eq!(current_epoch, Some(1)),
         error => panic!("{error}"),
     }
-    // Row 34.
     assert!(!locks.break_lock(&one, Uuid::new_v4()).await.unwrap());
     assert!(locks.break_lock(&one, grant.owner.unwrap()).await.unwrap());
     assert!(!locks.give_back(&grant).await.unwrap(), "it is free");
@@ -142,7 +141,7 @@ async fn a_mutex(locks: &dyn Mutexes) {
     assert_ne!(second.owner, grant.owner);
     assert!(matches!(locks.give_back(&grant).await.unwrap_err(), ClaimError::Superseded { .. }));
     assert!(locks.give_back(&second).await.unwrap());
-    // Rows 42 and 43: with 3, exactly 3.
+    // With 3, exactly 3.
     let third = locks.grant(&one).await.unwrap().unwrap();
     assert_eq!(third.attempts_left, Some(0));
     assert!(locks.grant(&one).await.unwrap().is_none(), "taken, for now");
@@ -161,7 +160,7 @@ async fn a_mutex(locks: &dyn Mutexes) {
     ] {
         assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
     }
-    // Row 44: a batch within a queue, at most as many as asked for, in order, not those that are taken.
+    // A batch within a queue, at most as many as asked for, in order, not those that are taken.
     for id in [3, 10, 2] {
         assert!(locks.create(&RowKey::queued("q1", id)).await.unwrap());
     }
@@ -178,7 +177,7 @@ async fn a_mutex(locks: &dyn Mutexes) {
 }
 
 #[tokio::test]
-async fn row_34_42_43_44_45_a_mutex_with_everything() {
+async fn a_mutex_in_postgres_has_owner_attempts_and_queues() {
     let (_db, pool, mut observer) = database(FULL).await;
     run(&mut observer, "INSERT INTO latch (id, queue_id, retries_left) VALUES (1, 'q1', 3), (1, 'q2', NULL)")
         .await;
@@ -190,15 +189,15 @@ async fn row_34_42_43_44_45_a_mutex_with_everything() {
 }
 
 #[tokio::test]
-async fn row_34_42_43_44_45_a_mutex_in_memory() {
+async fn a_mutex_in_memory_has_owner_attempts_and_queues() {
     let locks = MemoryMutexes::new();
     locks.set_attempts(RowKey::queued("q1", 1), Some(3));
     locks.set_attempts(RowKey::queued("q2", 1), None);
     a_mutex(&locks).await;
 }
 
-/// Rows 35, 36, 42 to 45 and trap 20, on both. `window` changes the window of the lock in `q1`, `pass` lets it
-/// end.
+/// Checks windows, attempts and queues of a timeout, in Postgres and in memory. `window` changes the window of the
+/// lock in `q1`, `pass` lets it end.
 async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl AsyncFn()) {
     let (one, other) = (RowKey::queued("q1", 1), RowKey::queued("q2", 1));
     let first = locks.grant(&one).await.unwrap().unwrap();
@@ -211,7 +210,7 @@ async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl A
     locks.settle(&first).await.unwrap();
     let second = locks.grant(&one).await.unwrap().unwrap();
     assert!(second.epoch > first.epoch);
-    // Trap 20: the run that was too slow is told, and moves nothing.
+    // The run that was too slow is told, and moves nothing.
     for error in [locks.extend(&first).await.unwrap_err(), locks.settle(&first).await.unwrap_err()] {
         match error {
             ClaimError::Superseded { current_epoch, .. } => assert_eq!(current_epoch, second.epoch),
@@ -219,7 +218,7 @@ async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl A
         }
     }
     locks.extend(&second).await.unwrap();
-    // Row 36: another window, without anybody being told.
+    // Another window, without anybody being told.
     assert!(locks.grant(&one).await.unwrap().is_none());
     window(0).await;
     assert_eq!(locks.grant(&one).await.unwrap().unwrap().attempts_left, Some(0));
@@ -237,7 +236,7 @@ async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl A
 }
 
 #[tokio::test]
-async fn row_35_36_42_43_44_45_a_timeout_in_postgres() {
+async fn a_timeout_in_postgres_has_windows_attempts_and_queues() {
     let (db, pool, mut observer) = database(FULL).await;
     run(&mut observer, "INSERT INTO task (id, queue_id, timeout, retries_left) VALUES (1, 'q1', 3600, 3), (1, 'q2', 3600, NULL)").await;
     let window = async |seconds| {
@@ -252,7 +251,7 @@ async fn row_35_36_42_43_44_45_a_timeout_in_postgres() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_35_36_42_43_44_45_a_timeout_in_memory() {
+async fn a_timeout_in_memory_has_windows_attempts_and_queues() {
     let locks = MemoryTimeouts::new();
     let hour = std::time::Duration::from_secs(3_600);
     locks.set(RowKey::queued("q1", 1), hour, Some(3));
@@ -266,10 +265,10 @@ async fn row_35_36_42_43_44_45_a_timeout_in_memory() {
     a_timeout(&locks, window, pass).await;
 }
 
-/// Row 35: one run in each window, whoever asks; trap 18: by the server's clock, free at the end of the window
+/// One run in each window, whoever asks; by the server's clock, free at the end of the window
 /// to the instant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_35_trap_18_once_in_each_window_by_the_server_s_clock() {
+async fn a_timeout_is_granted_once_in_each_window_by_the_servers_clock() {
     let (_db, pool, mut observer) = database(
         "CREATE TABLE job (id text PRIMARY KEY, at timestamptz, timeout numeric);
         INSERT INTO job VALUES ('daily', NULL, 86400), ('none', NULL, NULL)",
@@ -316,10 +315,10 @@ async fn row_35_trap_18_once_in_each_window_by_the_server_s_clock() {
     assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
 }
 
-/// Row 87: a time in whole seconds since 1970, as it is; by the server's clock, free at the end of the window to the
-/// instant and never before; trap 20 too.
+/// A time in whole seconds since 1970, as it is; by the server's clock, free at the end of the window to the
+/// instant and never before; a run that was too slow changes nothing.
 #[tokio::test]
-async fn row_87_a_time_in_seconds_since_1970_is_used_as_it_is() {
+async fn a_time_in_seconds_since_1970_is_used_unchanged() {
     let (_db, pool, mut observer) = database(
         "CREATE TABLE job (id text PRIMARY KEY, at bigint, timeout int, epoch bigint);
         INSERT INTO job VALUES ('hourly', NULL, 3600), ('far', 9223372036854775807, 2147483647), ('none', NULL, NULL)",
@@ -431,9 +430,9 @@ async fn tenants_have_locks_of_their_own() {
     connection.close().await.unwrap();
 }
 
-/// Rows 44 and 38, trap 21 and 5: in order, disjoint, never more than the limit under any plan.
+/// In order, disjoint, never more than the limit under any plan.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_44_38_captures_are_disjoint() {
+async fn captures_are_ordered_disjoint_and_within_the_limit() {
     let (db, pool, mut observer) = database(FULL).await;
     run(
         &mut observer,

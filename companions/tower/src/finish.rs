@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn row_55_what_panics_is_not_polled_again() {
+    async fn work_that_panicked_is_not_polled_again() {
         let polls = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&polls);
         let work = Finish::new(Box::pin(poll_fn(move |_| -> Poll<()> {

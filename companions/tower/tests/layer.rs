@@ -32,7 +32,7 @@ async fn becomes_free(lock: &Arc<dyn Lock>, name: &str) {
 }
 
 #[tokio::test]
-async fn row_53_57_the_handler_s_response_is_the_same_with_and_without() {
+async fn the_handlers_response_is_the_same_with_and_without_the_layer() {
     let (_, lock) = memory();
     for status in [200, 204, 303, 400, 404, 409, 422, 500, 503] {
         let handler = service_fn(move |request: Request<Body>| async move {
@@ -53,7 +53,7 @@ async fn row_53_57_the_handler_s_response_is_the_same_with_and_without() {
 }
 
 #[tokio::test]
-async fn row_55_errors_of_the_service_pass_and_release() {
+async fn errors_of_the_service_pass_through_and_release_the_lock() {
     let (_, lock) = memory();
     let failing = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("broken") });
     let answer = layer(&lock).layer(failing).oneshot(get("/k")).await;
@@ -62,7 +62,7 @@ async fn row_55_errors_of_the_service_pass_and_release() {
 }
 
 #[tokio::test]
-async fn row_55_a_panic_releases_and_is_not_polled_again() {
+async fn a_panicked_handler_releases_and_is_not_polled_again() {
     let (_, lock) = memory();
     let polls = Arc::new(AtomicUsize::new(0));
     for policy in [OnGone::Finish, OnGone::Cancel] {
@@ -84,7 +84,7 @@ async fn row_55_a_panic_releases_and_is_not_polled_again() {
 }
 
 #[tokio::test]
-async fn row_55_when_the_client_goes_the_handler_finishes_under_the_lock() {
+async fn the_handler_of_a_client_that_left_finishes_under_the_lock() {
     let (_, lock) = memory();
     let (layer, gate) = (layer(&lock), Gate::new());
     let service = layer.layer(gate.service());
@@ -111,7 +111,7 @@ async fn row_55_when_the_client_goes_the_handler_finishes_under_the_lock() {
 }
 
 #[tokio::test]
-async fn row_55_idle_waits_for_those_whose_client_has_gone() {
+async fn idle_waits_for_handlers_whose_client_left() {
     let (_, lock) = memory();
     let (layer, gate) = (layer(&lock), Gate::new());
     let mut request = Box::pin(layer.layer(gate.service()).oneshot(get("/k")));
@@ -126,7 +126,7 @@ async fn row_55_idle_waits_for_those_whose_client_has_gone() {
 }
 
 #[tokio::test]
-async fn row_55_a_cancelled_handler_is_dropped_before_its_lock() {
+async fn a_cancelled_handler_is_dropped_before_its_lock() {
     let (_, lock) = memory();
     let (layer, gate) = (layer(&lock).on_gone(OnGone::Cancel), Gate::new());
     let mut request = Box::pin(layer.layer(gate.service()).oneshot(get("/k")));
@@ -140,7 +140,7 @@ async fn row_55_a_cancelled_handler_is_dropped_before_its_lock() {
 }
 
 #[tokio::test]
-async fn row_55_a_timeout_around_the_layer_is_a_client_that_goes() {
+async fn a_timeout_around_the_layer_counts_as_a_client_that_left() {
     let (_, lock) = memory();
     let (locks, gate) = (layer(&lock), Gate::new());
     let service = ServiceBuilder::new()
@@ -157,7 +157,7 @@ async fn row_55_a_timeout_around_the_layer_is_a_client_that_goes() {
 }
 
 #[tokio::test]
-async fn row_55_who_leaves_while_it_waits_gives_its_place_up() {
+async fn a_client_that_leaves_while_waiting_gives_up_its_place() {
     let (_, lock) = memory();
     let (layer, gate) = (layer(&lock), Gate::new());
     let service = layer.layer(gate.service());
@@ -177,7 +177,7 @@ async fn row_55_who_leaves_while_it_waits_gives_its_place_up() {
 }
 
 #[test]
-fn row_55_without_a_runtime_the_handler_is_dropped_and_nothing_panics() {
+fn without_a_runtime_the_handler_is_dropped_without_a_panic() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let gate = Gate::new();
     let (_, lock) = runtime.block_on(async { memory() });
@@ -192,7 +192,7 @@ fn row_55_without_a_runtime_the_handler_is_dropped_and_nothing_panics() {
 }
 
 #[tokio::test]
-async fn row_55_the_rest_runs_in_the_request_s_span() {
+async fn a_handler_whose_client_left_runs_in_the_requests_span() {
     let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry());
     let (_, lock) = memory();
     let (sent, seen) = tokio::sync::oneshot::channel();
@@ -218,7 +218,7 @@ async fn row_55_the_rest_runs_in_the_request_s_span() {
 }
 
 #[tokio::test]
-async fn row_56_what_is_not_to_be_had_is_an_answer() {
+async fn a_refused_request_is_answered_with_a_problem() {
     let store = MemoryStore::new();
     let client = store.client_with(ClientSetup::new()).unwrap();
     let lock: Arc<dyn Lock> = Arc::new(client.lock);
@@ -270,7 +270,7 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
 }
 
 #[tokio::test]
-async fn row_58_a_failed_release_is_not_a_failed_response() {
+async fn a_failed_release_is_not_a_failed_response() {
     let store = MemoryStore::new();
     let client = store.client_with(ClientSetup::new()).unwrap();
     let lock: Arc<dyn Lock> = Arc::new(client.lock);
@@ -288,7 +288,7 @@ async fn row_58_a_failed_release_is_not_a_failed_response() {
 }
 
 #[tokio::test]
-async fn row_61_a_loss_stops_the_handler_before_its_next_step() {
+async fn a_loss_stops_the_handler_before_its_next_step() {
     let (store, lock) = memory();
     let (layer, gate) = (layer(&lock), Gate::new());
     let mut request = Box::pin(layer.layer(gate.service()).oneshot(get("/k")));
@@ -305,7 +305,7 @@ async fn row_61_a_loss_stops_the_handler_before_its_next_step() {
 }
 
 #[tokio::test]
-async fn row_61_told_of_a_loss_the_handler_goes_on() {
+async fn a_handler_notified_of_a_loss_goes_on() {
     let (store, lock) = memory();
     let (layer, gate) = (layer(&lock).on_lost(OnLost::Tell), Gate::new());
     let mut request = Box::pin(layer.layer(gate.service()).oneshot(get("/k")));
@@ -320,7 +320,7 @@ async fn row_61_told_of_a_loss_the_handler_goes_on() {
 
 /// A connection that is woken by the end of its own request is polled once more for nothing.
 #[tokio::test]
-async fn row_61_who_watches_for_a_loss_is_not_woken_by_the_release() {
+async fn the_watch_for_a_loss_is_not_woken_by_the_release() {
     let (_, lock) = memory();
     let handler = service_fn(|_: Request<Body>| {
         let mut polled = false;

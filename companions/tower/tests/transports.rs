@@ -23,7 +23,7 @@ fn by_header() -> Template {
 }
 
 #[tokio::test]
-async fn row_59_grpc_calls_of_one_key_come_one_after_the_other() {
+async fn grpc_calls_of_one_key_run_one_after_the_other() {
     let (_, lock) = memory();
     let layer = LockLayer::with(lock.clone(), by_header(), Grpc::new()).wait(LONG);
     let (calls, client) = serve(&layer).await;
@@ -45,7 +45,7 @@ async fn row_59_grpc_calls_of_one_key_come_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn row_56_grpc_refusals_are_statuses() {
+async fn grpc_refusals_are_statuses() {
     let (store, lock) = memory();
     let layer = LockLayer::with(lock.clone(), by_header(), Grpc::new()).fail_fast();
     let (calls, client) = serve(&layer).await;
@@ -78,7 +78,7 @@ async fn row_56_grpc_refusals_are_statuses() {
 }
 
 #[tokio::test]
-async fn row_55_a_grpc_call_that_is_cancelled_finishes_under_the_lock() {
+async fn a_cancelled_grpc_call_finishes_under_the_lock() {
     let (_, lock) = memory();
     let layer = LockLayer::with(lock.clone(), by_header(), Grpc::new()).wait(LONG);
     let (calls, client) = serve(&layer).await;
@@ -96,7 +96,7 @@ async fn row_55_a_grpc_call_that_is_cancelled_finishes_under_the_lock() {
 }
 
 #[tokio::test]
-async fn row_59_a_grpc_stream_keeps_its_lock_until_it_ends_or_is_reset() {
+async fn a_grpc_stream_keeps_its_lock_until_it_ends_or_is_reset() {
     let (_, lock) = memory();
     let layer = LockLayer::with(lock.clone(), by_header(), Grpc::new()).until(Until::BodyEnd).wait(LONG);
     let (calls, client) = serve(&layer).await;
@@ -134,7 +134,7 @@ fn by_holder(message: &Spend) -> Result<LockKey, Error> {
 }
 
 #[tokio::test]
-async fn row_59_messages_are_locked_by_the_same_layer() {
+async fn messages_are_locked_by_the_same_layer() {
     let (_, lock) = memory();
     let gate = Gate::new();
     let refused = |why: Refused| match why.retry_after() {
@@ -193,7 +193,7 @@ impl Transport<Spend, u32, BusError> for Bus {
 }
 
 #[tokio::test]
-async fn row_59_a_transport_of_one_s_own_carries_the_lock_and_finds_nested_layers() {
+async fn a_custom_transport_carries_the_lock_and_detects_nested_layers() {
     let (_, lock) = memory();
     let layer = || LockLayer::with(lock.clone(), by_holder, Bus).wait(LONG);
     let handler = service_fn(async |message: Spend| {

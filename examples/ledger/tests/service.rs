@@ -84,7 +84,7 @@ async fn the_load_spends_twice_without_a_lock_and_stops_when_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_53_the_lock_is_switched_under_load_and_none_of_them_lets_credit_be_spent_twice() {
+async fn no_lock_lets_credit_be_spent_twice_while_switched_under_load() {
     let database = fresh_database().await;
     let running = service(Some(&database), Mode::None, true).await;
     let browser = Browser::of(&running);
@@ -128,7 +128,7 @@ async fn assert_nothing_is_left(database: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_55_stopping_waits_for_a_handler_whose_client_has_gone() {
+async fn stopping_waits_for_a_handler_whose_client_left() {
     for mode in [Mode::Session, Mode::Lease, Mode::LayerTx] {
         let database = fresh_database().await;
         let running = service(Some(&database), mode, false).await;

@@ -48,27 +48,27 @@ async fn ten_of_a_hundred(mode: Mode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_51_53_session_ten_of_a_hundred_spends_on_two_instances_succeed() {
+async fn with_a_session_lock_ten_of_a_hundred_spends_succeed() {
     ten_of_a_hundred(Mode::Session).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_51_53_lease_ten_of_a_hundred_spends_on_two_instances_succeed() {
+async fn with_a_lease_ten_of_a_hundred_spends_succeed() {
     ten_of_a_hundred(Mode::Lease).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_51_53_tx_ten_of_a_hundred_spends_on_two_instances_succeed() {
+async fn with_a_transaction_lock_ten_of_a_hundred_spends_succeed() {
     ten_of_a_hundred(Mode::Tx).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_51_53_layer_tx_ten_of_a_hundred_spends_on_two_instances_succeed() {
+async fn with_a_transaction_of_the_layer_ten_of_a_hundred_spends_succeed() {
     ten_of_a_hundred(Mode::LayerTx).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_51_53_memory_ten_of_a_hundred_spends_succeed() {
+async fn with_a_lock_in_memory_ten_of_a_hundred_spends_succeed() {
     let running = service(None, Mode::Memory, false).await;
     let browser = Browser::of(&running);
     assert_eq!(served_and_refused(hundred(std::slice::from_ref(&browser))).await, (10, 90));
@@ -87,7 +87,7 @@ fn pair(browser: &Browser) -> JoinSet<StatusCode> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_without_a_lock_a_pair_spends_the_same_credit_twice() {
+async fn without_a_lock_a_pair_spends_the_same_credit_twice() {
     let database = fresh_database().await;
     let running = service(Some(&database), Mode::None, false).await;
     let browser = Browser::of(&running);
@@ -136,27 +136,27 @@ async fn a_pair_spends_once(mode: Mode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_50_52_session_a_pair_of_two_spellings_spends_once() {
+async fn with_a_session_lock_two_spellings_of_an_account_spend_once() {
     a_pair_spends_once(Mode::Session).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_50_52_lease_a_pair_of_two_spellings_spends_once() {
+async fn with_a_lease_two_spellings_of_an_account_spend_once() {
     a_pair_spends_once(Mode::Lease).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_50_52_tx_a_pair_of_two_spellings_spends_once() {
+async fn with_a_transaction_lock_two_spellings_of_an_account_spend_once() {
     a_pair_spends_once(Mode::Tx).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_50_52_layer_tx_a_pair_of_two_spellings_spends_once() {
+async fn with_a_transaction_of_the_layer_two_spellings_of_an_account_spend_once() {
     a_pair_spends_once(Mode::LayerTx).await;
 }
 
 #[tokio::test]
-async fn row_57_what_is_wrong_with_a_request_is_said_alike_with_and_without_the_layer() {
+async fn a_wrong_request_is_refused_the_same_with_and_without_the_layer() {
     let running = service(None, Mode::None, false).await;
     let browser = Browser::of(&running);
     for mode in ["none", "memory"] {

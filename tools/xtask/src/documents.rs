@@ -1,5 +1,6 @@
-//! What the documentation says is shown by a test: is there such a test? Are the bugs that were found counted right, and is each
-//! file short enough?
+//! Checks what documents say of tests: each test that they name exists, the list of what is covered has every number
+//! once, and bugs are counted right. Also checks that no test is named by a number of that list, and that each file is
+//! short enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::step::Outcome;
 
 /// Pages with tables that name tests, in backquotes, and the heads of those columns.
-const PAGES: [(&str, &str); 2] = [("docs/coverage.md", "Shown by"), (BUGS, "Test")];
+const PAGES: [(&str, &str); 2] = [(COVERAGE, "Shown by"), (BUGS, "Test")];
+
+/// The page that maps each number of the list of what is covered to tests.
+const COVERAGE: &str = "docs/coverage.md";
 
 /// The page of all bugs. It also names functions as `file.rs::function`, and counts its rows by who found them.
 const BUGS: &str = "docs/bugs.md";
@@ -42,6 +46,7 @@ pub(crate) fn check() -> Outcome {
             wrong.push(format!("{BUGS}:{line}: there is no function {function} in a {file}.rs"));
         }
     }
+    wrong.extend(misnumbered(&read(&root.join(COVERAGE))?));
     wrong.extend(miscounted(&bugs));
     if !wrong.is_empty() {
         return Err(wrong.join("\n"));
@@ -80,6 +85,21 @@ fn named_in(cells: &[(usize, &str)]) -> Vec<(usize, String)> {
         cell.split('`').skip(1).step_by(2).map(move |name| (line, name.to_owned())).collect::<Vec<_>>()
     };
     cells.iter().flat_map(names).collect()
+}
+
+/// Returns the rows whose number does not follow the one before. A table continues the one before it or begins a list.
+fn misnumbered(text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let (mut last_line, mut last) = (0, 0);
+    for (line, cell) in cells(text, "#") {
+        let number: usize = cell.parse().unwrap_or(0);
+        let begins_list = line != last_line + 1 && number == 1;
+        if number != last + 1 && !begins_list {
+            wrong.push(format!("{COVERAGE}:{line}: {cell} after {last}: a number is missing or there twice"));
+        }
+        (last_line, last) = (line, number);
+    }
+    wrong
 }
 
 /// Finders of whom the table of numbers says another one than there are rows of bugs, or who are not in it.
@@ -121,6 +141,9 @@ fn collect(folder: &Path, functions: &mut Functions, wrong: &mut Vec<String>) ->
                 wrong.push(format!("{}: more than {MOST_LINES} lines", path.display()));
             }
             for function in text.lines().filter_map(function_of) {
+                if is_numbered(&function) {
+                    wrong.push(format!("{}: {function} is named by a number", path.display()));
+                }
                 functions.entry(function).or_default().insert(name.clone().into_owned());
             }
         }
@@ -135,6 +158,12 @@ fn function_of(line: &str) -> Option<String> {
     let is_item = before.split_whitespace().all(begins);
     let name: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     (is_item && !name.is_empty()).then_some(name)
+}
+
+/// Returns whether a function is named by a number of the list of what is covered: `row_12_..`, `trap_3_..`.
+fn is_numbered(function: &str) -> bool {
+    let rest = ["row_", "trap_"].iter().find_map(|prefix| function.strip_prefix(prefix));
+    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 fn read(path: &Path) -> Outcome<String> {
@@ -155,10 +184,32 @@ mod tests {
 
     #[test]
     fn functions_are_found_and_calls_are_not() {
-        assert_eq!(function_of("    pub(crate) async fn row_1_x<T>(").as_deref(), Some("row_1_x"));
+        assert_eq!(function_of("    pub(crate) async fn x_1<T>(").as_deref(), Some("x_1"));
         assert_eq!(function_of("    pub const fn y() {").as_deref(), Some("y"));
         assert_eq!(function_of("// a fn here"), None);
         assert_eq!(function_of("let f = |x| fn y"), None);
+    }
+
+    #[test]
+    fn each_number_of_a_list_comes_once_and_in_order() {
+        let page = |tables: &[&[usize]]| {
+            let row = |number: &usize| format!("| {number} | x |\n");
+            let table = |rows: &&[usize]| {
+                format!("| # | What |\n|---|---|\n{}\n", rows.iter().map(row).collect::<String>())
+            };
+            misnumbered(&tables.iter().map(table).collect::<String>()).len()
+        };
+        assert_eq!(page(&[&[1, 2], &[3, 4], &[1, 2, 3]]), 0, "a list of two tables, and one more list");
+        assert_eq!(page(&[&[1, 2], &[4, 5]]), 1, "one is missing");
+        assert_eq!(page(&[&[2, 3]]), 1, "the first is missing");
+        assert_eq!(page(&[&[1, 2, 2, 3], &[3, 4]]), 2, "two are there twice");
+        assert_eq!(page(&[&[1, 2, 1]]), 1, "a list begins with a table");
+    }
+
+    #[test]
+    fn names_of_tests_have_no_number_of_the_list() {
+        let names = ["row_12_in_order", "trap_07", "rows_12", "row_of_12", "a_row_12", "trap"];
+        assert_eq!(names.map(is_numbered), [true, true, false, false, false, false]);
     }
 
     #[test]

@@ -25,9 +25,9 @@ fn message(claims: &MemoryClaims, id: i64) -> Option<String> {
     claims.row(&RowKey::new(id)).unwrap().error().map(str::to_owned)
 }
 
-/// row 25: an error is a settled state with a message; a panic is a crash, after which the row is as new.
+/// An error is a settled state with a message; a panic is a crash, after which the row is as new.
 #[tokio::test(start_paused = true)]
-async fn row_25_an_error_is_settled_and_a_crash_is_not() {
+async fn an_error_settles_the_row_and_a_panic_does_not() {
     let claims = still_memory();
     for id in 1..=3 {
         with_attempts(&claims, id, 5);
@@ -71,9 +71,9 @@ async fn row_25_an_error_is_settled_and_a_crash_is_not() {
     within("nothing is left", claimer.close()).await.unwrap();
 }
 
-/// row 25: the other policy.
+/// The other policy.
 #[tokio::test(start_paused = true)]
-async fn row_25_errors_may_be_tried_again_until_no_attempt_is_left() {
+async fn errors_can_be_retried_until_no_attempt_is_left() {
     let claims = still_memory();
     with_attempts(&claims, 1, 3);
     let exhausted = Arc::new(Mutex::new(Vec::new()));

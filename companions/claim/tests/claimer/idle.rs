@@ -23,7 +23,7 @@ fn worker(claimer: &Claimer) -> JoinHandle<()> {
 
 /// Once new work was heard of, an idle process makes at most one statement in ten seconds.
 #[tokio::test(start_paused = true)]
-async fn row_07_an_idle_process_asks_next_to_nothing() {
+async fn an_idle_claimer_calls_the_store_at_most_once_in_ten_seconds() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     let claimer = paused(&store).start().unwrap();
@@ -41,7 +41,7 @@ async fn row_07_an_idle_process_asks_next_to_nothing() {
 
 /// Where nobody announces new work it is found soon all the same.
 #[tokio::test(start_paused = true)]
-async fn row_08_it_polls_often_until_new_work_was_heard_of() {
+async fn a_claimer_polls_often_until_the_first_announcement() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     claims.lose_wake_ups(true);
@@ -71,7 +71,7 @@ async fn row_08_it_polls_often_until_new_work_was_heard_of() {
 /// Where a listener knows from the start that new work is announced, it polls rarely at once; and often while nobody
 /// listens, and where the next listener does not know it.
 #[tokio::test(start_paused = true)]
-async fn row_07_it_polls_rarely_while_a_listener_knows_that_work_is_announced() {
+async fn a_claimer_polls_rarely_while_its_listener_knows_of_announcements() {
     let store = Probe::of(still_memory());
     let claimer = paused(&store).start().unwrap();
     let worker = worker(&claimer);
@@ -124,7 +124,7 @@ async fn a_listener_that_is_lost_is_reported() {
 
 /// It sleeps until the first lease ends, however often it would look otherwise.
 #[tokio::test(start_paused = true)]
-async fn row_40_it_sleeps_until_the_first_lease_ends() {
+async fn a_claimer_sleeps_until_the_first_lease_ends() {
     let claims = MemoryClaims::with_clock(builder().build().unwrap(), MemoryClock::stopped()).unwrap();
     insert(&claims, [1]);
     let lease = Duration::from_secs(20);
@@ -162,7 +162,7 @@ async fn what_cannot_be_swept_is_tried_again_with_growing_pauses() {
 
 /// Rows that were settled long enough ago are deleted in the background, as long as the claimer lives.
 #[tokio::test(start_paused = true)]
-async fn row_29_settled_rows_are_purged_in_the_background() {
+async fn settled_rows_are_purged_in_the_background() {
     const DAY: Duration = Duration::from_secs(86_400);
     let spec = builder().settled_at("settled_at").retention(Retention::KeepFor(DAY)).build().unwrap();
     let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();

@@ -14,9 +14,9 @@ async fn settle_down() {
     sleep(Duration::from_secs(3)).await;
 }
 
-/// row 7: between two polls an idle claimer asks for nothing.
+/// Between two polls an idle claimer asks for nothing.
 #[tokio::test(start_paused = true)]
-async fn row_07_an_idle_claimer_asks_for_claims_at_its_polls_only() {
+async fn an_idle_claimer_queries_only_at_its_polls() {
     let store = Probe::of(still_memory());
     let claimer = paused(&store).poll(POLL).start().unwrap();
     let worker = tokio::spawn(async move { claimer.next().await });
@@ -34,9 +34,9 @@ async fn row_07_an_idle_claimer_asks_for_claims_at_its_polls_only() {
     worker.abort();
 }
 
-/// row 7: nobody who wants work, no query at all.
+/// Nobody who wants work, no query at all.
 #[tokio::test(start_paused = true)]
-async fn row_07_nothing_is_asked_for_while_nobody_wants_work() {
+async fn a_claimer_without_workers_sends_no_claim_queries() {
     let claims = still_memory();
     insert(&claims, 1..=3);
     let store = Probe::of(claims);
@@ -46,9 +46,9 @@ async fn row_07_nothing_is_asked_for_while_nobody_wants_work() {
     drop(claimer);
 }
 
-/// row 8: with every announcement lost, work is found within the poll interval.
+/// With every announcement lost, work is found within the poll interval.
 #[tokio::test(start_paused = true)]
-async fn row_08_with_all_notifications_lost_the_poll_finds_the_work() {
+async fn the_poll_finds_work_if_every_notification_is_lost() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     store.dumb.store(true, Ordering::SeqCst);
@@ -73,9 +73,9 @@ async fn row_08_with_all_notifications_lost_the_poll_finds_the_work() {
     assert_eq!(count_in(&claims, "complete"), 3);
 }
 
-/// row 8: the same where listening is refused; and it goes on trying to listen.
+/// The same where listening is refused; and it goes on trying to listen.
 #[tokio::test(start_paused = true)]
-async fn row_08_where_listening_is_refused_it_polls() {
+async fn a_claimer_that_cannot_listen_polls() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     store.deaf.store(true, Ordering::SeqCst);
@@ -88,9 +88,9 @@ async fn row_08_where_listening_is_refused_it_polls() {
     assert!(store.listens.load(Ordering::SeqCst) > 2, "listening is tried again");
 }
 
-/// row 9: what was there before the start, and what came in before the first scan, needs no announcement.
+/// What was there before the start, and what came in before the first scan, needs no announcement.
 #[tokio::test(start_paused = true)]
-async fn row_09_it_listens_first_and_then_looks() {
+async fn a_claimer_listens_before_its_first_scan() {
     let claims = still_memory();
     insert(&claims, [1]);
     let store = Probe::of(claims.clone());
@@ -115,9 +115,9 @@ async fn row_09_it_listens_first_and_then_looks() {
     assert!(listening < look, "first listen, then look: {log:?}");
 }
 
-/// row 9: a scan that came too early, because listening took long, is repeated when it listens.
+/// A scan that came too early, because listening took long, is repeated when it listens.
 #[tokio::test(start_paused = true)]
-async fn row_09_it_looks_again_when_it_listens_at_last() {
+async fn a_claimer_scans_again_once_it_can_listen() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     store.dumb.store(true, Ordering::SeqCst);
@@ -134,9 +134,9 @@ async fn row_09_it_looks_again_when_it_listens_at_last() {
     assert!(worker.is_finished(), "found by the scan after listening");
 }
 
-/// row 9: after each reconnect too. Nothing is announced; only the reconnect itself can find the row.
+/// After each reconnect too. Nothing is announced; only the reconnect itself can find the row.
 #[tokio::test(start_paused = true)]
-async fn row_09_it_looks_again_after_each_reconnect() {
+async fn a_claimer_scans_again_after_each_reconnect() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     store.dumb.store(true, Ordering::SeqCst);
@@ -165,9 +165,9 @@ async fn row_09_it_looks_again_after_each_reconnect() {
     }
 }
 
-/// row 9: the look right after the loss is not enough; there has to be one after listening again.
+/// The look right after the loss is not enough; there has to be one after listening again.
 #[tokio::test(start_paused = true)]
-async fn row_09_the_scan_comes_after_the_listener_is_back() {
+async fn the_scan_comes_after_the_listener_is_back() {
     let claims = still_memory();
     let store = Probe::of(claims);
     store.dumb.store(true, Ordering::SeqCst);
@@ -213,9 +213,9 @@ async fn notifications_are_coalesced() {
     worker.abort();
 }
 
-/// row 13: what is put back is not offered again before the pass has seen the rows behind it.
+/// What is put back is not offered again before the pass has seen the rows behind it.
 #[tokio::test(start_paused = true)]
-async fn row_13_what_is_put_back_is_not_offered_again_in_this_pass() {
+async fn a_row_put_back_is_not_offered_again_in_the_same_pass() {
     let claims = still_memory();
     insert(&claims, 1..=5);
     let store = Probe::of(claims.clone());
@@ -233,9 +233,9 @@ async fn row_13_what_is_put_back_is_not_offered_again_in_this_pass() {
     assert_eq!(again.row().key, RowKey::new(1));
 }
 
-/// row 14: a row that a peer was at is done after the peer has ended, without any announcement.
+/// A row that a peer was at is done after the peer has ended, without any announcement.
 #[tokio::test(start_paused = true)]
-async fn row_14_a_row_that_a_peer_was_at_is_done_after_the_peer() {
+async fn a_row_locked_by_a_peer_is_done_once_the_peer_ends() {
     let claims = still_memory();
     insert(&claims, 1..=2);
     let locked = claims.lock(&RowKey::new(1)).unwrap();
@@ -257,10 +257,10 @@ async fn row_14_a_row_that_a_peer_was_at_is_done_after_the_peer() {
     assert_eq!(count_in(&claims, "complete"), 2);
 }
 
-/// row 15: a skip is not the same as nothing: it keeps looking, with growing pauses, and idles only after a
+/// A skip is not the same as nothing: it keeps looking, with growing pauses, and idles only after a
 /// clean pass.
 #[tokio::test(start_paused = true)]
-async fn row_15_it_idles_only_after_a_clean_pass_from_the_start() {
+async fn a_claimer_idles_only_after_a_clean_pass_from_the_start() {
     let store = Probe::of(still_memory());
     store.skips.store(20, Ordering::SeqCst);
     let claimer = paused(&store).poll(POLL * 100).start().unwrap();
@@ -275,9 +275,9 @@ async fn row_15_it_idles_only_after_a_clean_pass_from_the_start() {
     worker.abort();
 }
 
-/// row 15: the pauses begin short again after work was found.
+/// The pauses begin short again after work was found.
 #[tokio::test(start_paused = true)]
-async fn row_15_pauses_begin_anew_after_work_was_found() {
+async fn pauses_are_short_again_once_work_was_found() {
     let claims = still_memory();
     let store = Probe::of(claims.clone());
     store.skips.store(1_000_000, Ordering::SeqCst);
@@ -297,9 +297,9 @@ async fn row_15_pauses_begin_anew_after_work_was_found() {
     worker.abort();
 }
 
-/// trap 4: rows that only `pending` sees keep it from idling too.
+/// Rows that only `pending` sees keep it from idling too.
 #[tokio::test(start_paused = true)]
-async fn trap_04_pending_rows_keep_it_awake() {
+async fn pending_rows_keep_the_claimer_awake() {
     let claims = still_memory();
     insert(&claims, [1]);
     let locked = claims.lock(&RowKey::new(1)).unwrap();
@@ -383,9 +383,9 @@ async fn a_retry_is_found_when_its_pause_is_over() {
     assert!(again.is_finished(), "long before the next poll");
 }
 
-/// row 68: a slow row does not keep the rest waiting, here or at a peer: what lies ready for too long goes back.
+/// A slow row does not keep the rest waiting, here or at a peer: what lies ready for too long goes back.
 #[tokio::test(start_paused = true)]
-async fn row_68_a_slow_row_does_not_block_the_rest() {
+async fn a_slow_row_does_not_block_the_rest() {
     let claims = still_memory();
     insert(&claims, 1..=200);
     let slow = Probe::of(claims.clone());

@@ -13,9 +13,9 @@ use leasehold_claim::{Claim, ClaimError, Claimer, Outcome, PgClaims};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, StopMode, fresh_database};
 use tokio::time::sleep;
 
-/// row 31: from one claimer to eight and back to one under load: nothing is lost, nothing is done twice.
+/// From one claimer to eight and back to one under load: nothing is lost, nothing is done twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_31_workers_come_and_go_under_load() {
+async fn no_row_is_lost_or_settled_twice_while_workers_come_and_go() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     let pool = pool(database.url(), 12).await;
@@ -85,9 +85,9 @@ async fn row_31_workers_come_and_go_under_load() {
     );
 }
 
-/// rows 22 and 23: sixteen claimers on one hot group: never two at once, and every row gets done soon.
+/// Sixteen claimers on one hot group: never two at once, and every row gets done soon.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_22_and_23_sixteen_claimers_on_one_hot_group_make_progress() {
+async fn sixteen_claimers_on_one_hot_group_make_progress() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     let pool = pool(database.url(), 16).await;
@@ -132,9 +132,9 @@ async fn row_22_and_23_sixteen_claimers_on_one_hot_group_make_progress() {
     }
 }
 
-/// row 8 and 9 on a real server: an announcement wakes at once; a listener that was cut off looks again.
+/// On a real server: an announcement wakes at once; a listener that was cut off looks again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_09_it_looks_again_after_the_listener_was_cut_off() {
+async fn a_claimer_scans_again_after_its_listener_was_cut_off() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     let claims = PgClaims::new(admin.clone(), spec().build().unwrap());
@@ -149,7 +149,7 @@ async fn row_09_it_looks_again_after_the_listener_was_cut_off() {
     sleep(Duration::from_millis(1500)).await;
     let idle = store.claim_queries();
     sleep(Duration::from_millis(1500)).await;
-    assert_eq!(store.claim_queries(), idle, "row 7: it sleeps");
+    assert_eq!(store.claim_queries(), idle, "it sleeps");
     let mut transaction = admin.begin().await.unwrap();
     query("INSERT INTO request DEFAULT VALUES").execute(&mut *transaction).await.unwrap();
     claims.notify(&mut transaction).await.unwrap();

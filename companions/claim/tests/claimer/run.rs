@@ -201,7 +201,7 @@ fn pause(claims: &MemoryClaims, id: i64) -> Option<Duration> {
 
 /// Each attempt is followed by a longer pause, after an error and after a panic, until there are none left.
 #[tokio::test(start_paused = true)]
-async fn row_42_the_pause_grows_from_attempt_to_attempt() {
+async fn the_pause_grows_with_each_attempt() {
     const FIRST: Duration = Duration::from_secs(10);
     let spec = builder().max_attempts(4).build().unwrap();
     let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
@@ -260,7 +260,7 @@ async fn the_pause_grows_also_where_attempts_have_no_limit() {
 
 /// Put off and not tried: what comes back later has all its attempts.
 #[tokio::test(start_paused = true)]
-async fn row_42_a_snoozed_claim_comes_back_when_its_pause_is_over() {
+async fn a_snoozed_claim_returns_after_its_pause() {
     let claims = still_memory();
     with_attempts(&claims, 1, 1);
     let store = Probe::of(claims.clone());

@@ -98,7 +98,7 @@ async fn rows_that_come_back_wake_other_processes() {
 
 /// Nobody notifies: the trigger of the migration does, for plain SQL on any connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_07_an_insert_by_plain_sql_wakes_workers() {
+async fn an_insert_by_plain_sql_wakes_workers() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     spec().build().unwrap().migration().apply(&admin).await.unwrap();
@@ -143,7 +143,7 @@ async fn statements(pool: &PgPool) -> i64 {
 
 /// An idle look is one statement, as is an idle poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_07_an_idle_look_is_one_statement() {
+async fn an_idle_check_is_one_statement() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     insert(&admin, 2).await;

@@ -8,10 +8,10 @@ use leasehold_claim::{
 use sqlx::Connection as _;
 use test_servers::fresh_database;
 
-/// Rows 64 and 16, trap 23: on a table with no added column, locked until the commit, which shows work and
+/// On a table with no added column, locked until the commit, which shows work and
 /// settlement at once; settled rows are not taken again.
 #[tokio::test]
-async fn row_64_16_a_plain_boolean_table() {
+async fn a_plain_boolean_table_is_claimed_without_an_added_column() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     run(&mut observer, "CREATE TABLE booking (payment bigint)").await;
@@ -35,9 +35,9 @@ async fn row_64_16_a_plain_boolean_table() {
     assert_eq!(ids(rest.taken()), ["3", "4", "5"]);
 }
 
-/// Trap 23: NULL is no state, and no row of it is taken.
+/// NULL is no state, and no row of it is taken.
 #[tokio::test]
-async fn trap_23_null_is_never_taken() {
+async fn rows_with_a_null_state_are_never_taken() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     run(
@@ -49,10 +49,10 @@ async fn trap_23_null_is_never_taken() {
     assert!(!held.pending(&Take::up_to(9)).await.unwrap());
 }
 
-/// Row 68: a slow row does not block the rest. Trap 27 and 29: what others see is what is committed, and they
+/// A slow row does not block the rest. What others see is what is committed, and they
 /// do not wait for it.
 #[tokio::test]
-async fn row_68_others_go_on_with_the_next() {
+async fn other_workers_go_on_with_the_next_rows() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     let slow = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
@@ -70,9 +70,9 @@ async fn row_68_others_go_on_with_the_next() {
     assert_eq!(ids(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken()), ["1"]);
 }
 
-/// Trap 5: never more than the limit, also under plans that run the inner query once for each row.
+/// Never more than the limit, also under plans that run the inner query once for each row.
 #[tokio::test]
-async fn trap_05_never_more_than_the_limit() {
+async fn held_claims_never_exceed_the_limit_under_bad_plans() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     run(&mut observer, "INSERT INTO payment SELECT n FROM generate_series(6, 2000) n; ANALYZE payment").await;
@@ -91,9 +91,9 @@ async fn trap_05_never_more_than_the_limit() {
     }
 }
 
-/// Trap 6: many at once, every row once.
+/// Many at once, every row once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trap_06_row_11_every_row_once() {
+async fn eight_workers_take_every_row_once() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     run(
@@ -121,9 +121,9 @@ async fn trap_06_row_11_every_row_once() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM booking").await, "400");
 }
 
-/// Trap 7: at higher isolation a claim is refused, before anything is locked; outside a transaction too.
+/// At higher isolation a claim is refused, before anything is locked; outside a transaction too.
 #[tokio::test]
-async fn trap_07_isolation_is_refused() {
+async fn higher_isolation_is_refused() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     let mut tx = db.connect().await;
@@ -310,7 +310,7 @@ async fn a_constraint_in_the_way_is_told_and_a_failed_transaction_is_not_committ
 
 /// Lines: in the order of the spec with NULLs, in both directions, over queues with the same id.
 #[tokio::test]
-async fn row_12_13_the_line_follows_the_order() {
+async fn the_line_follows_the_order() {
     let db = fresh_database().await;
     let spec =
         requests().order_by_descending("priority", OrderType::Int).order_by("seen_at", OrderType::Time);

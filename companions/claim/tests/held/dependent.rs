@@ -14,9 +14,9 @@ fn waiting(failed: Unmet, missing: Unmet) -> leasehold_claim::ClaimSpec {
     requests().waits("update", "create", failed, missing).build().unwrap()
 }
 
-/// Row 20 and trap 3: an update waits for its create, whatever that is at.
+/// An update waits for its create, whatever that is at.
 #[tokio::test]
-async fn row_20_update_waits_for_create() {
+async fn a_held_update_waits_for_its_create() {
     let db = fresh_database().await;
     let (held, mut observer) = request(&db, waiting(Unmet::Block, Unmet::Run)).await;
     run(&mut observer, "INSERT INTO request (id, kind, entity) VALUES (1, 'create', 7), (2, 'update', 7), (3, 'update', NULL)").await;
@@ -88,10 +88,10 @@ async fn row_20_update_waits_for_create() {
     assert_eq!(ids(held.begin(&all).await.unwrap().unwrap().taken()), ["2"]);
 }
 
-/// Row 21: what is locked is passed over, as it was, and the next row is tried in the same pass, on the same
-/// connection; rows 13, 14, 15: not offered again in this pass, but in the next.
+/// What is locked is passed over, as it was, and the next row is tried in the same pass, on the same
+/// connection; not offered again in this pass, but in the next.
 #[tokio::test]
-async fn row_21_13_14_15_busy_rows_are_passed_over() {
+async fn updates_of_a_locked_create_are_passed_over() {
     let db = fresh_database().await;
     let (_, mut observer) = request(&db, waiting(Unmet::Block, Unmet::Run)).await;
     run(
@@ -152,9 +152,9 @@ async fn row_21_13_14_15_busy_rows_are_passed_over() {
     }
 }
 
-/// Row 22: all outstanding rows of an entity are one claim, settled together; rows of none are each their own.
+/// All outstanding rows of an entity are one claim, settled together; rows of none are each their own.
 #[tokio::test]
-async fn row_22_a_group_is_one_claim() {
+async fn all_rows_of_a_group_are_one_held_claim() {
     let db = fresh_database().await;
     let (held, mut observer) = request(&db, requests().grouped().build().unwrap()).await;
     run(
@@ -193,7 +193,7 @@ async fn row_22_a_group_is_one_claim() {
 /// A group is all or none: while one of its rows is locked by somebody else, none is taken, and the next group
 /// is.
 #[tokio::test]
-async fn row_23_a_locked_sibling_keeps_the_group() {
+async fn a_locked_row_keeps_its_whole_group_from_being_taken() {
     let db = fresh_database().await;
     let (held, mut observer) = request(&db, requests().grouped().build().unwrap()).await;
     run(&mut observer, "INSERT INTO request (id, entity) VALUES (1, 7), (2, 8), (3, 7), (4, 8)").await;
@@ -222,9 +222,9 @@ async fn row_23_a_locked_sibling_keeps_the_group() {
     assert_eq!(seen, ["1", "3", "2", "4"]);
 }
 
-/// Row 23 and trap 4: 16 workers on hot groups, never two on one, and all is done in a bounded time.
+/// 16 workers on hot groups, never two on one, and all is done in a bounded time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_23_never_two_workers_on_one_entity() {
+async fn two_workers_never_hold_one_entity() {
     let db = fresh_database().await;
     let (_, mut observer) = request(&db, requests().build().unwrap()).await;
     run(&mut observer, "INSERT INTO request (id, entity) SELECT n, n % 3 FROM generate_series(1, 300) n")

@@ -30,10 +30,10 @@ async fn child_that_is_killed() {
     std::future::pending::<()>().await;
 }
 
-/// Rows 17, 18, 19 and 42: killed without warning, the row can be taken within a second of it, as it was, with
+/// Killed without warning, the row can be taken within a second of it, as it was, with
 /// all attempts; the second try has the same key for what was done elsewhere, and a greater epoch.
 #[tokio::test]
-async fn row_17_19_a_killed_worker_leaves_no_zombie() {
+async fn the_row_of_a_killed_worker_is_free_again_with_a_greater_epoch() {
     let db = fresh_database().await;
     let (held, mut observer) = request(&db, requests().build().unwrap()).await;
     run(&mut observer, "INSERT INTO request (id) VALUES (1)").await;
@@ -72,9 +72,9 @@ async fn row_17_19_a_killed_worker_leaves_no_zombie() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM request").await, "1", "the work was rolled back");
 }
 
-/// Row 17: the same when the server ends the session; the worker is told that nothing of its work is there.
+/// The same when the server ends the session; the worker is told that nothing of its work is there.
 #[tokio::test]
-async fn row_17_a_terminated_backend_leaves_no_zombie() {
+async fn the_rows_of_a_terminated_session_are_free_again() {
     let db = fresh_database().await;
     let (held, mut observer) = payment(&db).await;
     for settle_first in [true, false] {
@@ -107,7 +107,7 @@ async fn row_17_a_terminated_backend_leaves_no_zombie() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM payment WHERE processed").await, "0");
 }
 
-/// Trap 16: idle for too long, the transaction is gone, and its commit does not say otherwise.
+/// Idle for too long, the transaction is gone, and its commit does not say otherwise.
 #[tokio::test]
 async fn an_idle_transaction_that_was_ended_is_not_committed() {
     let db = fresh_database().await;
@@ -236,10 +236,10 @@ async fn behind_a_pooler_in_transaction_mode() {
     }
 }
 
-/// Rows 66 and 67: wait, at once, or skip; who holds the row keeps other writers out; a wait that fails leaves
+/// Wait, at once, or skip; who holds the row keeps other writers out; a wait that fails leaves
 /// the transaction as it was.
 #[tokio::test]
-async fn row_66_67_one_row_by_its_id() {
+async fn one_row_is_locked_by_its_id_waiting_failing_or_skipping() {
     let db = fresh_database().await;
     let (held, mut observer) = request(&db, requests().build().unwrap()).await;
     run(&mut observer, "INSERT INTO request (id, queue, body) VALUES (1, 'it''s', '[1]'), (1, 'b', NULL)")
@@ -249,7 +249,7 @@ async fn row_66_67_one_row_by_its_id() {
     run(&mut one, "BEGIN").await;
     let row = held.lock_row(&mut one, &key, LockWait::NoWait).await.unwrap().unwrap();
     assert_eq!((row.found.as_str(), row.work["body"].to_string()), ("new", "[1]".to_owned()));
-    // Row 67: another writer does not get through, a claim passes by.
+    // Another writer does not get through, a claim passes by.
     run(&mut two, "SET lock_timeout = '1234ms'; SET statement_timeout = '23456ms'").await;
     let update = "UPDATE request SET body = '[2]' WHERE queue = 'it''s'";
     let error = sqlx::query("SELECT FROM request WHERE queue = 'it''s' FOR UPDATE NOWAIT")
@@ -258,7 +258,6 @@ async fn row_66_67_one_row_by_its_id() {
         .unwrap_err();
     assert!(error.to_string().contains("could not obtain lock"), "{error}");
     assert_eq!(ids(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken()), ["1"]);
-    // Row 66.
     run(&mut two, "BEGIN").await;
     run(&mut two, "INSERT INTO request (id) VALUES (50)").await;
     assert!(held.lock_row(&mut two, &key, LockWait::Skip).await.unwrap().is_none());

@@ -64,9 +64,9 @@ async fn close(claimer: Claimer, running: JoinHandle<()>) {
     within("the handlers", running).await.unwrap();
 }
 
-/// Row 16, on a table that knows nothing of claims; four at once, each in a transaction of its own.
+/// On a table that knows nothing of claims; four at once, each in a transaction of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_16_the_work_of_a_handler_and_its_end_are_one_commit() {
+async fn a_handlers_work_and_settlement_are_one_commit() {
     let db = fresh_database().await;
     let (held, mut observer) = prepared(&db).await;
     run(&mut observer, "DELETE FROM payment WHERE id = 5").await;
@@ -91,9 +91,9 @@ async fn row_16_the_work_of_a_handler_and_its_end_are_one_commit() {
     close(claimer, running).await;
 }
 
-/// Row 25: an error, a panic and an answer that is no end of the work undo it, and each is its claim's alone.
+/// An error, a panic and an answer that is no end of the work undo it, and each is its claim's alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_25_what_failed_is_undone_and_its_end_is_written() {
+async fn failed_work_is_undone_and_its_outcome_is_written() {
     let db = fresh_database().await;
     let (held, mut observer) = requested(&db, "(1, 3), (2, 1), (3, 2), (4, 3), (5, 3), (6, 3)").await;
     let claimer = start(held.claimer());
@@ -132,9 +132,9 @@ async fn row_25_what_failed_is_undone_and_its_end_is_written() {
     assert_eq!(all, [1, 2, 3, 3, 4, 5, 6], "row 3 had two attempts");
 }
 
-/// Row 17: who is cut off leaves the row as new, and the others go on.
+/// Who is cut off leaves the row as new, and the others go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_17_a_handler_whose_session_is_ended_leaves_no_zombie() {
+async fn the_row_of_a_handler_whose_session_ended_is_done_by_another() {
     let db = fresh_database().await;
     let (held, mut observer) = prepared(&db).await;
     let errors = Arc::new(AtomicUsize::new(0));

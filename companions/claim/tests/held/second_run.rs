@@ -98,10 +98,10 @@ async fn next(claimer: &Claimer) -> Claim {
     within(LONG, "not ended", claimer.next()).await.unwrap()
 }
 
-/// Row 19: each run of a row is handed the same key, a greater epoch, and the number of its attempt. A crash is an attempt
+/// Each run of a row is handed the same key, a greater epoch, and the number of its attempt. A crash is an attempt
 /// under a lease; in a held claim it was rolled back, and the epoch, of a sequence, is greater all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_19_each_run_is_handed_its_attempt_the_same_key_and_a_greater_epoch() {
+async fn each_run_gets_its_attempt_the_same_key_and_a_greater_epoch() {
     for (mode, attempts) in [(Mode::Held, [1, 2, 3]), (Mode::Leased, [2, 3, 4])] {
         let (_db, jobs, mut observer) = Jobs::new(mode).await;
         let (key, mut epoch) = jobs.crash(async |row| (row.dedupe_key(&jobs.spec), row.epoch)).await;
@@ -132,10 +132,10 @@ async fn row_19_each_run_is_handed_its_attempt_the_same_key_and_a_greater_epoch(
     }
 }
 
-/// Row 88: who settled a row is in a column of the table's own, written in the transaction of the end. Whoever was
+/// Who settled a row is in a column of the table's own, written in the transaction of the end. Whoever was
 /// overtaken, or was cut off before the commit, is not in it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_88_who_settled_a_row_stays_known() {
+async fn the_worker_that_settled_a_row_stays_recorded() {
     async fn sign(on: &mut PgConnection, who: &str, claim: &str) {
         run(on, &format!("UPDATE job SET settled_by = '{who} {claim}' WHERE id = 7")).await;
     }
@@ -224,10 +224,10 @@ impl Elsewhere {
     }
 }
 
-/// Row 89: a run dies after half of its effects, and what it was to do changes before the next. That corrects what the
+/// A run dies after half of its effects, and what it was to do changes before the next. That corrects what the
 /// first has left: in the end there is what one whole run would have made, and the first changes nothing any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_89_a_second_run_corrects_what_the_first_has_left() {
+async fn a_second_run_corrects_effects_that_the_first_left() {
     let parts = |row: &ClaimedRow| serde_json::from_value::<Vec<String>>(row.work["parts"].clone()).unwrap();
     for mode in [Mode::Held, Mode::Leased] {
         let (_db, jobs, mut observer) = Jobs::new(mode).await;

@@ -111,7 +111,7 @@ async fn unreadable_work_is_its_own_workers_business() {
     hold.rollback().await.unwrap();
 }
 
-/// row 40: a timeout of zero in the row is none: the claim's own counts.
+/// A timeout of zero in the row is none: the claim's own counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeout_of_zero_is_none() {
     let world = World::new(REQUEST).await;
@@ -173,7 +173,7 @@ fn what_others_wait_for_is_not_deleted() {
 
 /// The last attempt is told as the last one, also where nothing of the row itself changes.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_42_the_last_retry_beside_a_side_table_says_so() {
+async fn the_last_retry_with_a_side_table_reports_the_row_exhausted() {
     let world = World::new(
         "CREATE TABLE job (id bigint PRIMARY KEY, processed boolean NOT NULL DEFAULT false, attempts_left int);
         INSERT INTO job VALUES (1, false, 1)",

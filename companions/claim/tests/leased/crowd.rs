@@ -15,10 +15,10 @@ use tokio::task::JoinSet;
 
 const WORKERS: u32 = 16;
 
-/// rows 11 and 38: sixteen workers and ten thousand rows, each taken exactly once, and nobody waits for a lock of
+/// Sixteen workers and ten thousand rows, each taken exactly once, and nobody waits for a lock of
 /// somebody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_11_each_row_once_and_nobody_waits() {
+async fn sixteen_workers_take_each_row_once_without_lock_waits() {
     for (spec, rows) in [(request(), 10_000), (beside(), 4_000)] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.insert(rows).await;
@@ -67,9 +67,9 @@ async fn row_11_each_row_once_and_nobody_waits() {
     }
 }
 
-/// row 11 in open transactions: each keeps its rows while it works, and those behind it never wait for them.
+/// In open transactions: each keeps its rows while it works, and those behind it never wait for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_11_held_claims_wait_for_nobody() {
+async fn held_claims_take_each_row_once_without_lock_waits() {
     const ROWS: u32 = 1_000;
     let world = World::new(REQUEST).await;
     world.insert(ROWS).await;
@@ -109,11 +109,11 @@ async fn row_11_held_claims_wait_for_nobody() {
     assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, i64::from(ROWS));
 }
 
-/// trap 6: a claim that began before another was committed, and comes to its row after that, does not take it
+/// A claim that began before another was committed, and comes to its row after that, does not take it
 /// again: it asks for the state again, or finds the lease. The server looks at a table as it was when the statement
 /// began, so where taking changes nothing in the row itself, only the key of the side table says so.
 #[tokio::test(flavor = "multi_thread")]
-async fn trap_6_a_claim_with_an_old_view() {
+async fn a_claim_with_an_old_snapshot_takes_no_row_twice() {
     let plain = "CREATE TABLE plain (id bigint PRIMARY KEY, done boolean NOT NULL DEFAULT false, owner uuid, epoch bigint,
             lease_until timestamptz);
         INSERT INTO plain VALUES (1), (2);";
@@ -153,10 +153,10 @@ async fn sample_waits(pool: sqlx::PgPool, done: Arc<AtomicBool>) -> (u32, Vec<St
     (samples, waits)
 }
 
-/// row 23: sixteen workers on one hot entity: never two at it, every round makes progress, and all of it is done
+/// Sixteen workers on one hot entity: never two at it, every round makes progress, and all of it is done
 /// within a bound although each only ever tries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_23_a_hot_group() {
+async fn sixteen_workers_on_a_hot_group_finish_it_one_at_a_time() {
     const ROUNDS: u32 = 40;
     for spec in [request().group("hot"), beside().group("hot")] {
         let world =

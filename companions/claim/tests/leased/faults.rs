@@ -284,10 +284,10 @@ async fn two_versions_of_the_spec_at_once() {
     );
 }
 
-/// row 6: the row and the wake-up come with the commit or not at all. row 9: whoever listens is told of what comes
+/// The row and the wake-up come with the commit or not at all. Whoever listens is told of what comes
 /// from then on, and that its connection has ended.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_6_insert_and_wake_in_one_transaction() {
+async fn an_insert_and_its_wake_up_are_one_transaction() {
     let world = World::private(REQUEST).await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     // A pool of one: the listener has a connection of its own.

@@ -22,9 +22,9 @@ fn plain() -> ClaimSpecBuilder {
         .kind("kind")
 }
 
-/// row 22: thirty updates of one entity are one claim with one owner, and settle together.
+/// Thirty updates of one entity are one claim with one owner, and settle together.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_22_all_rows_of_an_entity_at_once() {
+async fn all_rows_of_an_entity_are_one_claim_and_settle_together() {
     for spec in [grouped(request()), grouped(beside())] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world
@@ -61,10 +61,10 @@ async fn row_22_all_rows_of_an_entity_at_once() {
     }
 }
 
-/// row 23: an entity that somebody is at is skipped, counted, and not offered again in the pass; new rows of it
-/// wait. trap 2: one name for the owner's column.
+/// An entity that somebody is at is skipped, counted, and not offered again in the pass; new rows of it
+/// wait. The owner's column has one name.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_23_a_group_in_progress_is_skipped() {
+async fn a_group_in_progress_is_skipped() {
     for spec in [grouped(request()), grouped(beside())] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.run("INSERT INTO request (entity) VALUES ('a'), ('b')").await;
@@ -87,10 +87,10 @@ async fn row_23_a_group_in_progress_is_skipped() {
     }
 }
 
-/// trap 4: the key of the group comes first. Whoever has it locked keeps others off before any row is locked,
+/// The key of the group comes first. Whoever has it locked keeps others off before any row is locked,
 /// and the rows that were committed until then are seen.
 #[tokio::test(flavor = "multi_thread")]
-async fn trap_4_the_key_of_the_group_comes_first() {
+async fn the_lock_of_a_group_is_taken_before_its_rows() {
     let world = World::new(REQUEST).await;
     world.run("INSERT INTO request (entity) VALUES ('a'), ('b')").await;
     let claims = world.claims(grouped(request()));
@@ -125,11 +125,11 @@ async fn one_number_for_a_group() {
     }
 }
 
-/// row 20: an update waits for the create of its entity, whatever keeps that from being done; what becomes of it
-/// when the create has failed or is missing is the caller's choice. trap 3: a create that is new and that nobody
+/// An update waits for the create of its entity, whatever keeps that from being done; what becomes of it
+/// when the create has failed or is missing is the caller's choice. A create that is new and that nobody
 /// has locked is not done.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_20_an_update_waits_for_its_create() {
+async fn a_leased_update_waits_for_its_create() {
     // The state of the create (`-` if there is none), its attempts, and for `failed` and `missing`: is the update
     // taken, listed as blocked, pending?
     let nothing = (false, false, false);
@@ -175,10 +175,10 @@ async fn row_20_an_update_waits_for_its_create() {
     }
 }
 
-/// row 20: the create and then its updates, as soon as it is done; a blocked update goes on when the create is
+/// The create and then its updates, as soon as it is done; a blocked update goes on when the create is
 /// settled well after all.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_20_in_turn() {
+async fn the_create_comes_first_and_its_updates_follow() {
     for spec in [plain(), plain().grouped()] {
         let world = World::new(REQUEST).await;
         world

@@ -73,10 +73,10 @@ async fn a_renewal_is_not_held_up() {
     }
 }
 
-/// row 40: a lease that has ended is returned with a greater epoch, and whoever was late learns of it; with two
+/// A lease that has ended is returned with a greater epoch, and whoever was late learns of it; with two
 /// sweepers at once each row is returned once.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_40_sweeps() {
+async fn sweepers_return_each_ended_lease_once() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.insert(40).await;
@@ -126,9 +126,9 @@ async fn row_40_sweeps() {
     }
 }
 
-/// row 40: the timeout of the row itself, where it has one.
+/// The timeout of the row itself, where it has one.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_40_a_timeout_per_row() {
+async fn a_row_can_have_its_own_timeout() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.run("INSERT INTO request (timeout_s) VALUES (86400), (NULL), (-1)").await;
@@ -152,10 +152,10 @@ async fn row_40_a_timeout_per_row() {
     }
 }
 
-/// trap 18: one boundary everywhere: at `lease_until` the lease has ended, a microsecond before it has not. With
+/// One boundary everywhere: at `lease_until` the lease has ended, a microsecond before it has not. With
 /// the server's clock standing still, so that both sides can be seen.
 #[tokio::test(flavor = "multi_thread")]
-async fn trap_18_the_boundary() {
+async fn a_lease_has_one_boundary_by_the_servers_clock() {
     let world = World::private(&[REQUEST, SIDE].concat()).await;
     // The planner puts the body in the place of every call.
     world.run("CREATE OR REPLACE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
@@ -206,10 +206,10 @@ async fn trap_18_the_boundary() {
     assert_eq!(side.sweep(9).await.unwrap().returned.len(), 1);
 }
 
-/// row 42: with three attempts exactly three claims, then exhausted; a crash counts; topping up works; never
-/// negative. trap 22: what is exhausted is a state, and listed.
+/// With three attempts exactly three claims, then exhausted; a crash counts; topping up works; never
+/// negative. What is exhausted is a state, and listed.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_42_attempts() {
+async fn three_attempts_are_three_claims_until_more_are_added() {
     let listed: fn(ClaimSpecBuilder) -> ClaimSpecBuilder = |spec| spec;
     let unnamed: fn(ClaimSpecBuilder) -> ClaimSpecBuilder =
         |spec| spec.state("status", States::text(["new"], "complete").taken("in-progress").failed("error"));
@@ -283,9 +283,9 @@ async fn row_42_attempts() {
     }
 }
 
-/// row 43: attempts on a table whose state is a boolean; trap 22 there, too.
+/// Attempts on a table whose state is a boolean; exhausted rows are listed there, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_43_attempts_of_plain_rows() {
+async fn rows_of_a_boolean_table_have_attempts() {
     let world = World::new(&[
         "CREATE TABLE plain (id bigint PRIMARY KEY, processed boolean NOT NULL DEFAULT false, tries smallint NOT NULL DEFAULT 2);
         INSERT INTO plain (id) VALUES (1);",

@@ -9,10 +9,10 @@ use sqlx::Executor as _;
 
 const NOW: Outcome = Outcome::Retry { error: None, after: Duration::ZERO };
 
-/// row 24: settling touches the rows of the claim and no others; what does not match is an error and writes
+/// Settling touches the rows of the claim and no others; what does not match is an error and writes
 /// nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_24_settle_by_claim() {
+async fn a_settlement_writes_only_the_rows_of_its_claim() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.insert(5).await;
@@ -42,9 +42,9 @@ async fn row_24_settle_by_claim() {
     }
 }
 
-/// row 39: only who has the claim can end it, with its own epoch (trap 20), and only along the transitions.
+/// Only who has the claim can end it, with its own epoch, and only along the transitions.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_39_only_the_holder_and_only_allowed_edges() {
+async fn only_the_holder_sets_a_state_along_allowed_transitions() {
     let others = states().others(["parked", "lost"]).transition("in-progress", "parked");
     for side in [false, true] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
@@ -88,9 +88,9 @@ async fn row_39_only_the_holder_and_only_allowed_edges() {
     }
 }
 
-/// row 39: without a state for taken rows the edge begins at the state in which the row was found.
+/// Without a state for taken rows the edge begins at the state in which the row was found.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_39_edges_from_where_a_row_was_found() {
+async fn transitions_start_at_the_state_a_row_was_found_in() {
     let world = World::new(REQUEST).await;
     world
         .run(
@@ -112,9 +112,9 @@ async fn row_39_edges_from_where_a_row_was_found() {
     assert!(matches!(answer, Err(ClaimError::IllegalTransition { .. })), "{answer:?}");
 }
 
-/// row 25: a handler that fails settles the row with a message; one that crashes leaves it to the sweep.
+/// A handler that fails settles the row with a message; one that crashes leaves it to the sweep.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_25_an_error_is_not_a_crash() {
+async fn an_error_settles_a_row_and_a_crash_leaves_it_to_the_sweep() {
     let world = World::new(REQUEST).await;
     world.insert(2).await;
     let claims = world.claims(request());
@@ -199,10 +199,10 @@ async fn a_unique_index_in_the_way_of_a_return() {
     settle(&claims, &taken.claims[1].claim, Outcome::Done).await.unwrap();
 }
 
-/// row 24: the claim ends in the transaction of its work, or not at all; meanwhile nobody sweeps it, and a
+/// The claim ends in the transaction of its work, or not at all; meanwhile nobody sweeps it, and a
 /// renewal of others does not wait for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_24_settled_in_the_transaction_of_the_work() {
+async fn a_claim_is_settled_in_the_transaction_of_its_work() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE, "CREATE TABLE effect (n int);"].concat()).await;
         world.insert(2).await;
@@ -233,7 +233,7 @@ async fn row_24_settled_in_the_transaction_of_the_work() {
 
 /// The settlement that comes first keeps the sweeper off although the lease has ended.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_40_a_sweeper_races_a_settlement() {
+async fn of_a_sweep_and_a_settlement_the_first_wins() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.insert(1).await;
@@ -270,9 +270,9 @@ async fn row_40_a_sweeper_races_a_settlement() {
     }
 }
 
-/// row 29: keep all, keep for a time, delete on settle; purges never wait and are never waited for.
+/// Keep all, keep for a time, delete on settle; purges never wait and are never waited for.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_29_retention() {
+async fn settled_rows_are_kept_purged_or_deleted_as_configured() {
     let world = World::new(REQUEST).await;
     world.insert(6).await;
     let claims = world.claims(request());

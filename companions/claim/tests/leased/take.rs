@@ -11,9 +11,9 @@ use leasehold_claim::{
 use sqlx::Executor as _;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-/// row 10: every claim has an owner of its own, also two of one process and one statement.
+/// Every claim has an owner of its own, also two of one process and one statement.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_10_an_owner_for_each_claim() {
+async fn no_two_claims_share_an_owner() {
     let world = World::new(REQUEST).await;
     world
         .run(
@@ -50,9 +50,9 @@ async fn row_10_an_owner_for_each_claim() {
     assert_eq!(owners.len(), 10);
 }
 
-/// row 12: one worker sees ids ascending, and what it took is answered in order.
+/// One worker sees ids ascending, and what it took is answered in order.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_12_in_order() {
+async fn one_worker_takes_rows_in_order_of_their_ids() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         // Not in the order in which they lie there.
@@ -79,10 +79,10 @@ async fn row_12_in_order() {
     }
 }
 
-/// rows 37 and 38: at most `limit` rows under every plan, only from the states that are asked for, and
-/// trap 5: the plain form with IN takes more under a bad plan.
+/// At most `limit` rows under every plan, only from the states that are asked for, and
+/// the plain form with IN takes more under a bad plan.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_38_never_more_than_the_limit_under_bad_plans() {
+async fn leased_claims_never_exceed_the_limit_under_bad_plans() {
     let world = World::new(&[REQUEST, SIDE].concat()).await;
     world.insert(100).await;
     world.run("ANALYZE request").await;
@@ -114,9 +114,9 @@ async fn row_38_never_more_than_the_limit_under_bad_plans() {
     }
 }
 
-/// row 37: only from the states that a call names, in a column of an enum type (trap 8).
+/// Only from the states that a call names, in a column of an enum type.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_37_states_of_an_enum_and_a_list_per_call() {
+async fn a_call_takes_only_the_enum_states_that_it_names() {
     let world = World::new(
         "CREATE SCHEMA s; CREATE TYPE s.\"State\" AS ENUM ('done', 'in_progress', 'failed', 'idle');
         CREATE TABLE s.task (id text PRIMARY KEY, status s.\"State\" NOT NULL DEFAULT 'idle',
@@ -144,9 +144,9 @@ async fn row_37_states_of_an_enum_and_a_list_per_call() {
     assert_eq!(world.number("SELECT count(*) FROM s.task WHERE status = 'idle' AND who IS NULL").await, 3);
 }
 
-/// rows 44 and 45: queues keep apart, and the same id in two of them is two rows.
+/// Queues keep apart, and the same id in two of them is two rows.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_45_the_same_id_in_two_queues() {
+async fn the_same_id_in_two_queues_is_two_rows() {
     let world = World::new(&[
         "CREATE TABLE job (queue_id text NOT NULL DEFAULT 'default', id integer NOT NULL, done boolean NOT NULL DEFAULT false,
             owner uuid, epoch bigint NOT NULL DEFAULT 0, lease_until timestamptz, PRIMARY KEY (queue_id, id));
@@ -193,9 +193,9 @@ async fn row_45_the_same_id_in_two_queues() {
     ));
 }
 
-/// row 68: a row that somebody has locked for long does not keep the others waiting.
+/// A row that somebody has locked for long does not keep the others waiting.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_68_a_slow_row_does_not_block_the_rest() {
+async fn a_slow_row_does_not_block_the_rest() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
         world.insert(3).await;
@@ -210,10 +210,10 @@ async fn row_68_a_slow_row_does_not_block_the_rest() {
     }
 }
 
-/// row 13, with trap 30: behind the line nothing is offered twice, whatever the order; and what appears before
+/// Behind the line nothing is offered twice, whatever the order; and what appears before
 /// the line is found by the next pass.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_13_the_line_in_mixed_orders() {
+async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     let world = World::new(
         "CREATE TABLE work (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), done boolean NOT NULL DEFAULT false,
             priority smallint, run_at timestamptz, name varchar(10), owner uuid, epoch bigint, lease_until timestamptz);
@@ -269,9 +269,9 @@ async fn row_13_the_line_in_mixed_orders() {
     assert_eq!(flat(&take(&claims, 9).await), [-1]);
 }
 
-/// row 41: the lease that has ended counts as ended for the claim as for a view, by the same function.
+/// The lease that has ended counts as ended for the claim as for a view, by the same function.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_41_expired_on_read() {
+async fn an_ended_lease_counts_the_same_for_claim_and_view() {
     let world = World::new(REQUEST).await;
     world
         .run(

@@ -149,9 +149,9 @@ async fn an_owner_that_is_text_is_named() {
     assert_eq!(found.len(), 1, "{found:#?}");
 }
 
-/// trap 22: rows that nobody could ever take.
+/// Rows that nobody could ever take.
 #[tokio::test]
-async fn trap_22_attempts_that_are_0_by_default_are_named() {
+async fn attempts_that_default_to_zero_are_reported() {
     let (_db, pool) = database().await;
     let spec = migrated(&pool, full("request"), 0).await;
     for (kind, default) in [("integer", "0"), ("smallint", "0"), ("integer", "3"), ("integer", "10")] {
@@ -168,9 +168,9 @@ async fn trap_22_attempts_that_are_0_by_default_are_named() {
     }
 }
 
-/// trap 23: what NULL means.
+/// What NULL means.
 #[tokio::test]
-async fn trap_23_null_is_named_and_counted() {
+async fn null_states_are_reported_and_counted() {
     let (_db, pool) = database().await;
     run(
         &pool,
@@ -451,9 +451,9 @@ async fn tables_that_lose_rows_are_warned_of() {
     assert_finding(&found, Finding::Warning, &["inherit"]);
 }
 
-/// row 4: what the table has, by name.
+/// What the table has, by name.
 #[tokio::test]
-async fn row_4_constraints_and_indexes_are_listed() {
+async fn constraints_and_indexes_are_listed() {
     let (_db, pool) = database().await;
     let spec = migrated(&pool, full("request").queue("queue_id"), 0).await;
     run(&pool, "CREATE TABLE other (id bigint PRIMARY KEY); ALTER TABLE request ADD CONSTRAINT ref FOREIGN KEY (id) REFERENCES other NOT VALID")

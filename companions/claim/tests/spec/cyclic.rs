@@ -1,4 +1,4 @@
-//! States in which done is where rows begin (row 37): the same on the server and in memory.
+//! States in which done is where rows begin: the same on the server and in memory.
 use leasehold_claim::{
     ClaimError, ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, Outcome, PgClaims, Retention, State, States,
     Table, Take,
@@ -35,7 +35,7 @@ async fn goes_round(store: &dyn ClaimStore) {
 }
 
 #[tokio::test]
-async fn row_37_done_is_where_rows_begin_on_the_server() {
+async fn done_can_be_the_first_state_on_the_server() {
     let database = test_servers::fresh_database().await;
     let pool = PgPool::connect(database.url()).await.unwrap();
     let table = "CREATE TABLE task (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'done', owner uuid,
@@ -45,7 +45,7 @@ async fn row_37_done_is_where_rows_begin_on_the_server() {
 }
 
 #[tokio::test]
-async fn row_37_done_is_where_rows_begin_in_memory() {
+async fn done_can_be_the_first_state_in_memory() {
     let claims = MemoryClaims::new(spec(states().cyclic()).unwrap()).unwrap();
     claims.insert(MemoryRow::new(1).with_state("done")).unwrap();
     goes_round(&claims).await;

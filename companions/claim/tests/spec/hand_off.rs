@@ -23,7 +23,7 @@ async fn made() -> (test_servers::Database, PgPool, ClaimSpec) {
 
 /// rows 1 to 6 together: what was recorded while no worker ran is done, creates before updates, each once.
 #[tokio::test]
-async fn row_1_what_was_recorded_without_a_worker_is_settled_by_one_that_comes_later() {
+async fn work_recorded_without_a_worker_is_settled_by_a_later_one() {
     let (_db, pool, spec) = made().await;
     assert!(spec.check(&pool).await.unwrap().is_empty());
     let mut connection = pool.acquire().await.unwrap();
@@ -51,9 +51,8 @@ async fn row_1_what_was_recorded_without_a_worker_is_settled_by_one_that_comes_l
     assert!(claims.take(&Take::up_to(100)).await.unwrap().claims.is_empty());
 }
 
-/// row 2
 #[tokio::test]
-async fn row_2_business_columns_are_enough_and_numbers_grow() {
+async fn business_columns_are_enough_and_numbers_grow() {
     let (_db, pool, _) = made().await;
     let insert = "INSERT INTO request (entity_id, document) VALUES (7, '{}') RETURNING id || status || kind || attempts_left";
     assert_eq!(text(&pool, insert).await, "1newcreate3");
@@ -67,9 +66,8 @@ async fn row_2_business_columns_are_enough_and_numbers_grow() {
     assert_eq!(refused(&pool, "INSERT INTO request (id, entity_id) VALUES (1000, 1)").await, "428C9");
 }
 
-/// row 3 and row 4
 #[tokio::test]
-async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints() {
+async fn states_and_kinds_are_closed_sets_with_named_constraints() {
     let (_db, pool, spec) = made().await;
     use RequestState::{Complete, Error, InProgress, New};
     for state in [New, InProgress, Complete, Error] {
@@ -86,9 +84,8 @@ async fn row_3_and_row_4_states_and_kinds_are_closed_sets_with_named_constraints
     }
 }
 
-/// row 5
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_5_of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicates() {
+async fn of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicates() {
     let (_db, pool, _) = made().await;
     for (kind, rows) in [("create", 1), ("update", 50)] {
         let tries: Vec<_> = (0..50)
@@ -112,7 +109,7 @@ async fn row_5_of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicat
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id) VALUES (1)").await, "23505");
 }
 
-/// row 5: what the server itself says is an error of a kind, with the constraint's name.
+/// What the server itself says is an error of a kind, with the constraint's name.
 #[tokio::test]
 async fn duplicates_of_any_unique_constraint_are_typed_and_cannot_be_retried() {
     let (_db, pool, _) = made().await;
@@ -132,9 +129,9 @@ async fn duplicates_of_any_unique_constraint_are_typed_and_cannot_be_retried() {
     );
 }
 
-/// row 6, and a duplicate leaves the caller's transaction usable.
+/// A duplicate leaves the caller's transaction usable.
 #[tokio::test]
-async fn row_6_row_and_wake_up_are_one_hand_off() {
+async fn a_row_and_its_wake_up_come_with_one_commit() {
     let (db, pool, spec) = made().await;
     let mut listener = PgListener::connect(db.url()).await.unwrap();
     listener.listen(spec.channel()).await.unwrap();
@@ -162,7 +159,7 @@ async fn row_6_row_and_wake_up_are_one_hand_off() {
     within(LONG, "not ended", listener.recv()).await.expect("without a transaction, at once");
 }
 
-/// row 7: names that need quoting, kinds too, in a table with a long name, whose channel workers listen on.
+/// Names that need quoting, kinds too, in a table with a long name, whose channel workers listen on.
 #[tokio::test]
 async fn kinds_and_names_may_be_anything() {
     let (_db, pool) = database().await;

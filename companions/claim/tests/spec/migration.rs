@@ -30,9 +30,8 @@ async fn picture(pool: &PgPool) -> Vec<String> {
     .await
 }
 
-/// row 46
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_46_a_live_table_is_migrated_by_several_at_once() {
+async fn a_live_table_is_migrated_by_several_at_once() {
     let (_db, pool) = database().await;
     legacy_table(&pool).await;
     run(&pool, "INSERT INTO request (document) SELECT 'd' || n FROM generate_series(1, 20000) n").await;
@@ -75,7 +74,7 @@ async fn row_46_a_live_table_is_migrated_by_several_at_once() {
         ["c request_attempts_left_not_negative", "c request_status_states", "p request_queue_id_id_key"]
     );
     assert!(indexes(&pool, "request").await.iter().all(|index| !index.contains("INVALID")));
-    // Row 45: the same id in two queues, but not twice in one.
+    // The same id in two queues, but not twice in one.
     run(&pool, "INSERT INTO request (id, queue_id) VALUES (1, 'other')").await;
     assert_eq!(refused(&pool, "INSERT INTO request (id, queue_id) VALUES (1, 'other')").await, "23505");
 
@@ -84,9 +83,9 @@ async fn row_46_a_live_table_is_migrated_by_several_at_once() {
     assert_eq!(picture(&pool).await, before, "there is nothing to do the second time");
 }
 
-/// row 46: nobody waits behind a migration that waits.
+/// Nobody waits behind a migration that waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_46_writers_go_on_while_the_migration_waits_for_a_long_transaction() {
+async fn writers_go_on_while_the_migration_waits_for_a_long_transaction() {
     let (db, pool) = database().await;
     legacy_table(&pool).await;
     run(&pool, "INSERT INTO request (document) VALUES ('a')").await;
@@ -113,9 +112,9 @@ async fn row_46_writers_go_on_while_the_migration_waits_for_a_long_transaction()
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request WHERE epoch = 0").await, "2");
 }
 
-/// row 46: a column that was there, without a value.
+/// A column that was there, without a value.
 #[tokio::test]
-async fn row_46_rows_without_a_queue_get_the_default_one() {
+async fn rows_without_a_queue_get_the_default_one() {
     let (_db, pool) = database().await;
     legacy_table(&pool).await;
     run(&pool, "ALTER TABLE request ADD COLUMN queue_id text").await;
@@ -132,9 +131,9 @@ async fn row_46_rows_without_a_queue_get_the_default_one() {
     assert!(!names.iter().any(|name| name.contains("given")), "{names:?}");
 }
 
-/// row 46: a foreign key keeps the id unique.
+/// A foreign key keeps the id unique.
 #[tokio::test]
-async fn row_46_a_reference_to_the_id_is_named_and_ids_may_stay_unique() {
+async fn a_reference_to_the_id_is_reported_and_ids_can_stay_unique() {
     let (_db, pool) = database().await;
     legacy_table(&pool).await;
     run(&pool, "CREATE TABLE reply (request bigint REFERENCES request (id))").await;
@@ -146,9 +145,9 @@ async fn row_46_a_reference_to_the_id_is_named_and_ids_may_stay_unique() {
     assert!(constraints(&pool, "request").await.contains(&"p request_pkey".to_owned()));
 }
 
-/// row 46: a unique index that is no constraint, and one that is not the primary key, give way too.
+/// A unique index that is no constraint, and one that is not the primary key, give way too.
 #[tokio::test]
-async fn row_46_every_kind_of_unique_id_is_swapped() {
+async fn every_kind_of_unique_id_is_replaced() {
     for unique in ["ALTER TABLE request ADD UNIQUE (id)", "CREATE UNIQUE INDEX request_one ON request (id)"] {
         let (_db, pool) = database().await;
         run(&pool, "CREATE TABLE request (id bigint NOT NULL, status text NOT NULL, document text)").await;
@@ -165,9 +164,9 @@ async fn row_46_every_kind_of_unique_id_is_swapped() {
     }
 }
 
-/// trap 1: constraints have names. Row 46: what is printed can be run, twice.
+/// Constraints have names. What is printed can be run, twice.
 #[tokio::test]
-async fn trap_1_the_printed_statements_run_and_name_their_constraints() {
+async fn the_printed_statements_run_and_name_their_constraints() {
     let (_db, pool) = database().await;
     legacy_table(&pool).await;
     let spec = full("request")
@@ -324,9 +323,9 @@ async fn the_settings_of_the_pool_do_not_matter() {
     assert_eq!(text(&strict, "SHOW transaction_read_only").await, "on", "the pool has its own settings");
 }
 
-/// row 41: one function for the claim and for everybody who looks.
+/// One function for the claim and for everybody who looks.
 #[tokio::test]
-async fn row_41_the_function_is_part_of_the_query_and_knows_one_boundary() {
+async fn the_state_function_is_inlined_and_has_one_boundary() {
     let (_db, pool) = database().await;
     legacy_table(&pool).await;
     let spec = full("request").expire_on_read().build().unwrap();
@@ -354,9 +353,9 @@ async fn row_41_the_function_is_part_of_the_query_and_knows_one_boundary() {
     assert!(plan.contains("CASE WHEN") && !plan.contains("claim_state"), "{plan}");
 }
 
-/// row 41: where no state says that a row is taken, nothing is what a row counts as while it is.
+/// Where no state says that a row is taken, nothing is what a row counts as while it is.
 #[tokio::test]
-async fn row_41_a_boolean_column_and_an_enum_have_the_function_too() {
+async fn boolean_and_enum_columns_get_a_state_function_too() {
     let (_db, pool) = database().await;
     run(&pool, "CREATE TABLE item (id bigint PRIMARY KEY, processed boolean NOT NULL DEFAULT false)").await;
     let spec = ClaimSpec::builder(Table::new("item").unwrap())

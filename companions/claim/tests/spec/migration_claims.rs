@@ -8,9 +8,9 @@ use leasehold_claim::sqlx::postgres::PgPoolOptions;
 use leasehold_claim::{ClaimStore as _, PgClaims, Take};
 use tokio::time::{Instant, sleep};
 
-/// row 93: rows that were there have other attempts than new ones, whenever those come.
+/// Rows that were there have other attempts than new ones, whenever those come.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_93_rows_that_were_there_are_told_from_new_ones() {
+async fn existing_rows_get_other_attempts_than_new_ones() {
     let (_db, pool) = database().await;
     legacy_table(&pool).await;
     run(&pool, "INSERT INTO request (document) SELECT 'old' FROM generate_series(1, 5000)").await;
@@ -54,9 +54,8 @@ async fn row_93_rows_that_were_there_are_told_from_new_ones() {
     assert_eq!(first.rows[0].attempts_left, Some(0), "its last");
 }
 
-/// row 46
 #[tokio::test]
-async fn row_46_claims_and_sweeps_go_through_the_indexes_of_the_migration() {
+async fn claims_and_sweeps_use_the_indexes_of_the_migration() {
     for (builder, take, index) in [
         (full("request"), Take::up_to(5), "pick"),
         (full("request").expire_on_read(), Take::up_to(5), "pick"),

@@ -47,7 +47,7 @@ async fn knows(claims: &PgClaims) -> bool {
 
 /// Once for each transaction that inserts, with its commit; nothing else is announced.
 #[tokio::test]
-async fn row_07_each_transaction_that_inserts_is_announced_once() {
+async fn each_inserting_transaction_is_announced_once() {
     let (db, pool) = database().await;
     let spec = migrated(&pool, request()).await;
     let mut hearer = hearer(db.url(), &spec).await;
@@ -258,9 +258,9 @@ async fn a_table_that_announces_nothing_is_warned_of() {
     run(&pool, &format!("DROP ROLE {role}")).await;
 }
 
-/// row 7: with the trigger, a listener knows at once. Without it, it waits for the first announcement.
+/// With the trigger, a listener knows at once. Without it, it waits for the first announcement.
 #[tokio::test]
-async fn row_07_a_listener_knows_from_the_start_that_inserts_are_announced() {
+async fn a_listener_knows_from_the_start_that_inserts_are_announced() {
     let (_db, pool) = database().await;
     let spec = migrated(&pool, request()).await;
     let claims = PgClaims::new(pool.clone(), spec.clone());
@@ -280,7 +280,7 @@ async fn row_07_a_listener_knows_from_the_start_that_inserts_are_announced() {
 
 /// What a listener sends itself wakes no other, and announces nothing to it.
 #[tokio::test]
-async fn row_07_what_a_listener_sends_itself_is_no_news_to_others() {
+async fn a_listeners_own_notification_does_not_count_for_others() {
     let (db, pool) = database().await;
     let spec = migrated(&pool, request()).await;
     let other = request().notify_on_insert(false).build().unwrap();
@@ -298,7 +298,7 @@ async fn row_07_what_a_listener_sends_itself_is_no_news_to_others() {
 
 /// A pooler in transaction mode that nobody has told us of: `LISTEN` is carried out, and what comes reaches others.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_08_a_listener_whose_own_notification_is_lost_knows_nothing() {
+async fn a_listener_that_misses_its_own_notification_expects_none() {
     let db = Cluster::shared().fresh_database().await;
     let pool = PgPoolOptions::new().connect(db.url()).await.unwrap();
     let spec = migrated(&pool, request()).await;
@@ -313,7 +313,7 @@ async fn row_08_a_listener_whose_own_notification_is_lost_knows_nothing() {
 
 /// Nor is it waited for without end: what these connections send is never committed.
 #[tokio::test]
-async fn row_08_a_notification_that_never_comes_is_not_waited_for() {
+async fn a_listener_waits_for_its_own_notification_for_a_bounded_time() {
     let (db, pool) = database().await;
     let spec = migrated(&pool, request()).await;
     let lost = PgPoolOptions::new()

@@ -1,4 +1,4 @@
-//! The suite on the table in memory (row 84), in each variant of states and leases.
+//! The suite on the table in memory, in each variant of states and leases.
 
 use std::sync::Arc;
 
@@ -87,9 +87,9 @@ mod table {
         }
     }
 
-    /// Trap 18: at the end of its lease, to the microsecond, a row is not its owner's alone any more.
+    /// At the end of its lease, to the microsecond, a row is not its owner's alone any more.
     #[tokio::test]
-    async fn row_40_the_boundary_of_a_lease() {
+    async fn a_lease_ends_to_the_microsecond() {
         let clock = MemoryClock::stopped();
         let claims = MemoryClaims::with_clock(spec().build().unwrap(), clock.clone()).unwrap();
         claims.insert(MemoryRow::new(1)).unwrap();

@@ -1,6 +1,6 @@
 //! Random workers that take, settle, retry, put back, hold, crash and are killed: no row is in two claims, none
-//! is settled twice, epochs only grow, and at rest every row is settled, exhausted or takeable (row 18), in
-//! memory and in Postgres (row 84).
+//! is settled twice, epochs only grow, and at rest every row is settled, exhausted or takeable, in
+//! memory and in Postgres.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -417,7 +417,7 @@ fn check(cases: u32, longest: usize, variants: &'static [Variant], run: impl Fn(
 }
 
 #[test]
-fn row_18_nothing_is_lost_in_memory() {
+fn no_row_is_lost_in_memory() {
     const ALL: &[Variant] = &[Variant::TEXT, Variant::BOOLEAN, Variant::SIDE, Variant::BOOLEAN_SIDE];
     check(1500, 120, ALL, |variant, grouped, steps| {
         let runtime =
@@ -427,7 +427,7 @@ fn row_18_nothing_is_lost_in_memory() {
 }
 
 #[test]
-fn row_18_nothing_is_lost_in_postgres() {
+fn no_row_is_lost_in_postgres() {
     const ALL: &[Variant] = &[Variant::TEXT, Variant::BOOLEAN, Variant::SIDE, Variant::ENUM];
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     check(40, 60, ALL, |variant, grouped, steps| {

@@ -14,7 +14,7 @@ fn caught_by(variant: Variant, front: impl Fn() -> Arc<dyn Front>) -> Vec<&'stat
 }
 
 #[test]
-fn row_84_every_mutant_is_caught() {
+fn every_mutant_of_the_claims_is_caught() {
     // Hundreds of cases fail here as they should; only the last word counts.
     std::panic::set_hook(Box::new(|_| {}));
     let clean = caught_by(Variant::TEXT, || Arc::new(Bare));

@@ -1,4 +1,4 @@
-//! The suite on tables in Postgres (row 84), in each variant of states and leases.
+//! The suite on tables in Postgres, in each variant of states and leases.
 
 use crate::suite::Variant;
 use crate::suite::postgres::run;

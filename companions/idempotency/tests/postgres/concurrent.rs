@@ -178,7 +178,7 @@ async fn a_savepoint_that_is_rolled_back_takes_the_key_along() {
 /// A pool of two, and two hundred callers of one key whose first is at work: the others are answered without a
 /// connection, and somebody else has the second one.
 #[tokio::test]
-async fn row_70_two_hundred_callers_do_not_take_the_pool() {
+async fn two_hundred_callers_of_one_key_leave_the_pool_free() {
     let world = world(2).await;
     let taken = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&taken);

@@ -32,7 +32,7 @@ async fn begin_again(store: &PgIdempotency) -> Begin<Fresh> {
 }
 
 #[tokio::test]
-async fn row_52_a_crash_before_the_commit_leaves_nothing() {
+async fn a_crash_before_the_commit_leaves_no_effect() {
     let world = world(8).await;
     let mut first = fresh(world.store.begin(&ident("a"), &request("x")).await);
     effect(&mut first).await;
@@ -47,7 +47,7 @@ async fn row_52_a_crash_before_the_commit_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn row_52_a_lost_answer_to_the_commit_is_found_out_by_the_same_key() {
+async fn a_lost_answer_to_the_commit_is_resolved_by_the_same_key() {
     let world = private(8).await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     let store = PgIdempotency::new(pool(&proxy.url(world.database.url()), 2).await);
@@ -63,7 +63,7 @@ async fn row_52_a_lost_answer_to_the_commit_is_found_out_by_the_same_key() {
 }
 
 #[tokio::test]
-async fn row_52_a_connection_that_breaks_before_the_commit_leaves_nothing() {
+async fn a_connection_broken_before_the_commit_leaves_no_effect() {
     let world = private(8).await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     let store = PgIdempotency::new(pool(&proxy.url(world.database.url()), 2).await);
@@ -80,7 +80,7 @@ async fn row_52_a_connection_that_breaks_before_the_commit_leaves_nothing() {
 /// The client gives up while the commit is under way, and repeats its request at once. A trigger keeps the commit
 /// from ending until the repetition was answered.
 #[tokio::test]
-async fn row_52_who_gives_up_during_the_commit_and_repeats_has_one_effect() {
+async fn a_client_that_gives_up_during_the_commit_and_repeats_has_one_effect() {
     let world = private(8).await;
     world
         .run(

@@ -94,7 +94,7 @@ async fn text(response: Response<Body>) -> (StatusCode, HeaderMap, String) {
 }
 
 #[tokio::test]
-async fn row_52_a_double_click_over_http_is_one_effect_and_one_answer() {
+async fn a_double_click_over_http_is_one_effect_and_one_answer() {
     let world = world(4).await;
     let app = app(&world);
     let told = futures_util::future::join_all((0..20).map(|_| send(&app, "/ok", "k"))).await;
@@ -193,7 +193,7 @@ async fn what_cannot_be_stored_or_was_kept_is_rolled_back() {
 
 /// A client that is gone: hyper drops the handler.
 #[tokio::test]
-async fn row_52_a_client_that_leaves_and_repeats_has_one_effect() {
+async fn a_client_that_leaves_and_repeats_has_one_effect() {
     let world = world(4).await;
     let app = app(&world);
     for _ in 0..40 {

@@ -93,7 +93,7 @@ const COMMITTING: &str = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.
     WHERE locktype = 'advisory' AND NOT granted AND classid = 4711 AND d.datname = current_database()";
 
 #[tokio::test]
-async fn row_52_a_lock_on_either_side_of_the_keys_lasts_until_the_commit() {
+async fn a_lock_on_either_side_of_the_keys_lasts_until_the_commit() {
     for keys_outside in [true, false] {
         let it = stack().await;
         let method = post(spend);
@@ -126,7 +126,7 @@ async fn row_52_a_lock_on_either_side_of_the_keys_lasts_until_the_commit() {
 
 /// The connection breaks while the commit waits at its gate, so that the layer is not told of its end.
 #[tokio::test]
-async fn row_52_a_lock_lasts_until_it_is_known_what_became_of_the_commit() {
+async fn a_lock_lasts_until_the_outcome_of_the_commit_is_known() {
     for keys_outside in [true, false] {
         let it = stack_on(Cluster::shared().fresh_database().await).await;
         let proxy = Proxy::start(Cluster::shared().address()).await;
@@ -168,7 +168,7 @@ async fn row_52_a_lock_lasts_until_it_is_known_what_became_of_the_commit() {
 }
 
 #[tokio::test]
-async fn row_52_a_lost_answer_to_the_commit_is_found_out_by_the_layer() {
+async fn a_lost_answer_to_the_commit_is_resolved_by_the_layer() {
     let it = stack_on(Cluster::shared().fresh_database().await).await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     let through = PgIdempotency::new(pool(&proxy.url(it.world.database.url()), 4).await);
@@ -194,7 +194,7 @@ async fn row_52_a_lost_answer_to_the_commit_is_found_out_by_the_layer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_thirty_spends_at_once_spend_what_there_is_in_any_order_of_the_layers() {
+async fn thirty_spends_at_once_never_overdraw_in_any_order_of_the_layers() {
     let it = stack().await;
     // A commit that takes its time gives the next request the chance to be too early.
     let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
@@ -309,7 +309,7 @@ impl Slow {
 }
 
 #[tokio::test]
-async fn row_52_a_client_with_less_patience_than_the_handler_gets_done() {
+async fn a_client_less_patient_than_the_handler_gets_its_response() {
     for with_lock in [None, Some(true), Some(false)] {
         let it = stack().await;
         let slow = Slow::new();

@@ -116,7 +116,7 @@ pub async fn scopes_do_not_meet<W: World>(world: W) {
     assert_eq!(replay(store.begin(&other, &request("y")).await).body(), "y");
 }
 
-pub async fn row_70_the_second_is_told_that_it_is_in_flight<W: World>(world: W) {
+pub async fn a_second_request_is_told_that_the_first_is_in_flight<W: World>(world: W) {
     let store = world.store();
     let first = got(store.begin(&ident("a"), &request("x")).await);
     for asked in ["x", "y"] {
@@ -130,7 +130,7 @@ pub async fn row_70_the_second_is_told_that_it_is_in_flight<W: World>(world: W) 
     assert_eq!(replay(store.begin(&ident("a"), &request("x")).await).body(), "x");
 }
 
-pub async fn row_70_the_second_joins_the_first_and_has_its_result<W: World>(world: W) {
+pub async fn a_second_request_can_join_the_first_and_get_its_result<W: World>(world: W) {
     let (store, joining) = (world.store(), world.joining(Duration::from_secs(3600)));
     let mut first = got(store.begin(&ident("a"), &request("x")).await);
     world.effect(&mut first).await;
@@ -144,7 +144,7 @@ pub async fn row_70_the_second_joins_the_first_and_has_its_result<W: World>(worl
     assert_eq!(world.effects().await, 1);
 }
 
-pub async fn row_70_if_the_first_fails_one_of_those_who_joined_goes_on<W: World>(world: W) {
+pub async fn if_the_first_request_fails_one_that_joined_goes_on<W: World>(world: W) {
     let (store, joining) = (world.store(), world.joining(Duration::from_secs(3600)));
     let first = got(store.begin(&ident("a"), &request("x")).await);
     let (key, asked) = (ident("a"), request("x"));
@@ -167,7 +167,7 @@ pub async fn row_70_if_the_first_fails_one_of_those_who_joined_goes_on<W: World>
     assert_eq!(world.effects().await, 1);
 }
 
-pub async fn row_71_done_replayed_rejected_in_flight_and_mismatch_are_told_apart<W: World>(world: W) {
+pub async fn done_replayed_rejected_in_flight_and_mismatch_are_distinct<W: World>(world: W) {
     let (done, rejected) = (Stored::done(200, "spent"), Stored::rejected(402, "no funds"));
     let run = async |key, asked, end: &Stored| {
         world.run(&ident(key), &request(asked), Ok(end.clone())).await.unwrap()
@@ -282,7 +282,7 @@ pub async fn a_purge_removes_what_has_expired_and_no_more<W: World>(world: W) {
     assert_eq!(replay(store.begin(&ident("young"), &request("x")).await).body(), "x");
 }
 
-pub async fn row_52_a_double_click_of_two_hundred_is_one_effect<W: World>(world: W) {
+pub async fn two_hundred_equal_requests_at_once_are_one_effect<W: World>(world: W) {
     let store = world.store();
     let (key, asked) = (ident("a"), request("x"));
     let callers = (0..200).map(|_| async {
@@ -303,7 +303,7 @@ pub async fn row_52_a_double_click_of_two_hundred_is_one_effect<W: World>(world:
     assert_eq!(world.effects().await, 1);
 }
 
-pub async fn row_52_a_replayed_form_with_another_key_is_another_request<W: World>(world: W) {
+pub async fn a_repeated_form_with_another_key_is_another_request<W: World>(world: W) {
     for key in ["first", "second"] {
         let outcome =
             world.run(&ident(key), &request("x"), Ok(Stored::done(200, key.to_owned()))).await.unwrap();
@@ -319,18 +319,18 @@ macro_rules! suite {
             what_was_done_is_replayed_whole,
             another_request_under_the_key_is_a_mismatch,
             scopes_do_not_meet,
-            row_70_the_second_is_told_that_it_is_in_flight,
-            row_70_the_second_joins_the_first_and_has_its_result,
-            row_70_if_the_first_fails_one_of_those_who_joined_goes_on,
-            row_71_done_replayed_rejected_in_flight_and_mismatch_are_told_apart,
+            a_second_request_is_told_that_the_first_is_in_flight,
+            a_second_request_can_join_the_first_and_get_its_result,
+            if_the_first_request_fails_one_that_joined_goes_on,
+            done_replayed_rejected_in_flight_and_mismatch_are_distinct,
             a_rejected_request_has_no_effects_and_is_remembered,
             what_is_rolled_back_or_dropped_can_be_begun_again,
             two_replays_at_once_are_both_replays,
             a_response_is_bounded_exactly,
             what_has_expired_is_begun_anew,
             a_purge_removes_what_has_expired_and_no_more,
-            row_52_a_double_click_of_two_hundred_is_one_effect,
-            row_52_a_replayed_form_with_another_key_is_another_request,
+            two_hundred_equal_requests_at_once_are_one_effect,
+            a_repeated_form_with_another_key_is_another_request,
         );
     };
     (@ $world:expr, $($case:ident,)+) => {

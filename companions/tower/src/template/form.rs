@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_54_all_spellings_are_one() {
+    fn all_spellings_of_a_value_are_one() {
         for spelling in ["42", "042", "+42", "00042"] {
             assert_eq!(Form::Int.apply(spelling).as_deref(), Some("42"), "{spelling}");
         }

@@ -184,7 +184,7 @@ mod tests {
     use super::super::Template;
 
     #[test]
-    fn row_54_wrong_templates_are_refused_with_the_byte() {
+    fn wrong_templates_are_refused_with_the_byte() {
         let wrong = [
             ("", 0, "empty"),
             (":a", 0, "empty"),

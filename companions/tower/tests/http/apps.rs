@@ -35,7 +35,7 @@ async fn answer(app: &Router, method: Method, uri: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn row_53_only_the_route_before_the_layer_is_locked() {
+async fn only_the_route_before_the_layer_is_locked() {
     let (_, lock) = memory();
     let layer = templated(&lock, "ledger:{path.holder|int}");
     let reads = Arc::new(AtomicUsize::new(0));
@@ -53,7 +53,7 @@ async fn row_53_only_the_route_before_the_layer_is_locked() {
 }
 
 #[tokio::test]
-async fn row_54_path_parameters_are_seen_from_where_the_layer_may_be() {
+async fn path_parameters_are_read_wherever_the_layer_is_placed() {
     let (_, lock) = memory();
     let layer = templated(&lock, "{path.tenant}:{path.holder|int}");
     let inside = Router::new().route("/l/{holder}", get(tell)).route_layer(layer.clone());
@@ -79,7 +79,7 @@ async fn row_54_path_parameters_are_seen_from_where_the_layer_may_be() {
 }
 
 #[tokio::test]
-async fn row_54_a_parameter_of_the_path_that_is_there_twice_is_a_fault_of_the_service() {
+async fn a_path_parameter_that_occurs_twice_is_a_fault_of_the_service() {
     let (_, lock) = memory();
     let layer = templated(&lock, "l:{path.id}");
     let handler = async |Path((_, id)): Path<(String, String)>| id;
@@ -90,7 +90,7 @@ async fn row_54_a_parameter_of_the_path_that_is_there_twice_is_a_fault_of_the_se
 }
 
 #[tokio::test]
-async fn row_54_a_route_added_after_the_layer_is_not_locked() {
+async fn a_route_added_after_the_layer_is_not_locked() {
     let (_, lock) = memory();
     let layer = templated(&lock, "k");
     let app = Router::new().route("/a", get(tell)).route_layer(layer).route("/late", get(tell));
@@ -101,7 +101,7 @@ async fn row_54_a_route_added_after_the_layer_is_not_locked() {
 }
 
 #[tokio::test]
-async fn row_54_three_spellings_of_one_number_are_one_key() {
+async fn three_spellings_of_one_number_are_one_key() {
     let (_, lock) = memory();
     let plain = Router::new().route("/{id}", get(tell)).route_layer(templated(&lock, "l:{path.id}"));
     let int = Router::new().route("/{id}", get(tell)).route_layer(templated(&lock, "l:{path.id|int}"));
@@ -118,7 +118,7 @@ async fn row_54_three_spellings_of_one_number_are_one_key() {
 }
 
 #[tokio::test]
-async fn row_54_57_extractors_refuse_as_they_do_without_the_layer() {
+async fn extractors_refuse_the_same_with_and_without_the_layer() {
     #[derive(Debug)]
     struct Refusing;
     impl<S: Sync> FromRequestParts<S> for Refusing {
@@ -151,7 +151,7 @@ async fn row_54_57_extractors_refuse_as_they_do_without_the_layer() {
 }
 
 #[tokio::test]
-async fn row_54_queries_and_headers_that_two_readers_could_take_differently_are_refused() {
+async fn ambiguous_queries_and_headers_are_refused() {
     #[derive(serde::Deserialize)]
     struct Holder {
         h: String,
@@ -192,7 +192,7 @@ async fn row_54_queries_and_headers_that_two_readers_could_take_differently_are_
 }
 
 #[tokio::test]
-async fn row_54_bodies_are_read_before_the_lock_and_put_back() {
+async fn bodies_are_read_before_the_lock_and_passed_on_whole() {
     let (_, lock) = memory();
     let key = Template::parse_with_body("order:{{json.order.id|int}}", 64).unwrap();
     let layer = LockLayer::new(Arc::clone(&lock), key).wait(LONG);
@@ -240,7 +240,7 @@ impl http_body::Body for Pending {
 }
 
 #[tokio::test]
-async fn row_54_extensions_have_typed_sources() {
+async fn extensions_have_typed_sources() {
     #[derive(Clone)]
     struct User(&'static str);
     let (_, lock) = memory();
@@ -262,7 +262,7 @@ async fn row_54_extensions_have_typed_sources() {
 }
 
 #[tokio::test]
-async fn row_54_buffered_bodies_work_with_json_handlers() {
+async fn buffered_bodies_work_with_json_handlers() {
     let (_, lock) = memory();
     let key = Template::parse("j:{query.id|int}").unwrap().buffer_body(1024);
     let handler = async |Json(value): Json<serde_json::Value>| value["a"].to_string();
@@ -279,7 +279,7 @@ proptest! {
 
     /// Different values give different keys, and none gives a key that is a part of the template.
     #[test]
-    fn row_54_keys_are_injective(a in "[:%a-c]{0,4}", b in "[:%a-c]{0,4}", c in "[:%a-c]{0,4}", d in "[:%a-c]{0,4}") {
+    fn different_values_give_different_keys(a in "[:%a-c]{0,4}", b in "[:%a-c]{0,4}", c in "[:%a-c]{0,4}", d in "[:%a-c]{0,4}") {
         let template = Template::parse("k:{header.a}:x-{header.b}").unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let of = |a: &str, b: &str| {

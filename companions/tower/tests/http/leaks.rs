@@ -163,39 +163,39 @@ async fn server() -> (Database, PgConfig) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_55_nothing_is_left_in_memory() {
+async fn mixed_requests_leave_nothing_in_memory() {
     leaves_nothing(Arc::new(MemoryStore::new().client().unwrap())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_55_nothing_is_left_in_files() {
+async fn mixed_requests_leave_nothing_in_files() {
     let directory = tempfile::tempdir().unwrap();
     leaves_nothing(Arc::new(leasehold_file::connect(directory.path()).unwrap())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_55_nothing_is_left_of_advisory_locks() {
+async fn mixed_requests_leave_no_advisory_locks() {
     let (database, config) = server().await;
     leaves_nothing(Arc::new(AdvisoryConfig::new(config).connect().await.unwrap())).await;
     no_connection_is_left(&database).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_55_nothing_is_left_of_rows() {
+async fn mixed_requests_leave_no_mutex_rows() {
     let (database, config) = server().await;
     leaves_nothing(Arc::new(RowConfig::new(config).connect().await.unwrap())).await;
     no_connection_is_left(&database).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_55_nothing_is_left_of_leases() {
+async fn mixed_requests_leave_no_leases() {
     let (database, config) = server().await;
     leaves_nothing(Arc::new(TtlConfig::new(config).connect().await.unwrap())).await;
     no_connection_is_left(&database).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_55_nothing_is_left_of_transactions() {
+async fn mixed_requests_leave_no_transactions() {
     let (database, _) = server().await;
     let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(LONG);
     let pool = pool.connect(database.url()).await.unwrap();

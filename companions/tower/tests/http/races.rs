@@ -17,7 +17,7 @@ async fn spend_at_once(instances: [&Instance; 2], paths: &[&str]) -> Vec<u16> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_without_a_lock_a_double_click_spends_twice() {
+async fn without_a_lock_a_double_click_spends_twice() {
     let ledger = Ledger::new(How::Not, 10, Pace::closed()).await;
     let (a, b) = (ledger.instance().await, ledger.instance().await);
     let opening = async {
@@ -30,7 +30,7 @@ async fn row_52_without_a_lock_a_double_click_spends_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_a_double_click_spends_once() {
+async fn a_double_click_spends_once() {
     for how in LOCKED {
         let ledger = Ledger::new(how, 10, Pace::opened()).await;
         let (a, b) = (ledger.instance().await, ledger.instance().await);
@@ -40,7 +40,7 @@ async fn row_52_a_double_click_spends_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_a_form_that_is_replayed_spends_what_there_is() {
+async fn a_replayed_form_never_overdraws() {
     for how in LOCKED {
         let ledger = Ledger::new(how, 20, Pace::opened()).await;
         let (a, b) = (ledger.instance().await, ledger.instance().await);
@@ -54,7 +54,7 @@ async fn row_52_a_form_that_is_replayed_spends_what_there_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_a_malicious_pair_does_not_get_round_the_lock() {
+async fn other_spellings_of_a_key_do_not_bypass_the_lock() {
     for how in LOCKED {
         let ledger = Ledger::new(how, 10, Pace::opened()).await;
         let (a, b) = (ledger.instance().await, ledger.instance().await);
@@ -65,7 +65,7 @@ async fn row_52_a_malicious_pair_does_not_get_round_the_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_51_52_a_hundred_spends_on_two_instances_succeed_ten_times() {
+async fn ten_of_a_hundred_spends_on_two_instances_succeed() {
     for how in LOCKED {
         let ledger = Ledger::new(how, 100, Pace::opened()).await;
         let (a, b) = (ledger.instance().await, ledger.instance().await);
@@ -77,7 +77,7 @@ async fn row_51_52_a_hundred_spends_on_two_instances_succeed_ten_times() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_a_client_that_times_out_and_retries_spends_once() {
+async fn a_client_that_times_out_and_retries_spends_once() {
     for how in LOCKED {
         let ledger = Ledger::new(how, 10, Pace::closed()).await;
         let (a, b) = (ledger.instance().await, ledger.instance().await);
@@ -137,7 +137,7 @@ async fn retried_during_the_commit(how: How, on_gone: OnGone) -> (u16, i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_a_retry_during_the_commit_waits_for_it() {
+async fn a_retry_during_the_commit_waits_for_it() {
     for how in [How::Session, How::Lease] {
         assert_eq!(retried_during_the_commit(how, OnGone::Finish).await, (402, 0), "{how:?}");
     }
@@ -145,7 +145,7 @@ async fn row_52_a_retry_during_the_commit_waits_for_it() {
 
 /// Why `Finish` is the default: a lock that is released while a commit is on its way protects nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_cancelling_the_handler_lets_a_retry_overtake_its_commit() {
+async fn cancelling_the_handler_lets_a_retry_overtake_its_commit() {
     for how in [How::Session, How::Lease] {
         assert_eq!(retried_during_the_commit(how, OnGone::Cancel).await, (200, -10), "{how:?}");
     }

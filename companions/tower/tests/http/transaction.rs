@@ -77,7 +77,7 @@ async fn write(tx: &mut SharedTx) {
 }
 
 #[tokio::test]
-async fn row_60_the_handler_s_answer_decides_between_commit_and_rollback() {
+async fn the_handlers_status_decides_between_commit_and_rollback() {
     let it = setup(4).await;
     for (status, committed) in
         [(200, true), (204, true), (303, true), (400, false), (402, false), (409, false), (500, false)]
@@ -162,9 +162,9 @@ async fn a_handler_that_leaves_its_transaction_to_a_task_is_rolled_back() {
     assert_eq!(it.count().await, 0);
 }
 
-/// Row 94: the bound drops a handler that awaits for ever, and its statement with it.
+/// The bound drops a handler that awaits for ever, and its statement with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_94_a_handler_that_awaits_for_ever_loses_its_transaction() {
+async fn a_handler_that_awaits_indefinitely_loses_its_transaction() {
     let mut it = setup(4).await;
     it.layer = it.layer.clone().max_hold(Duration::from_millis(300));
     for statement in ["SELECT 1", "SELECT pg_sleep(3600)"] {
@@ -183,9 +183,9 @@ async fn row_94_a_handler_that_awaits_for_ever_loses_its_transaction() {
     it.layer.idle().await;
 }
 
-/// Row 94: nothing can be dropped of a handler that blocks its thread. Others of its key get in, here too.
+/// Nothing can be dropped of a handler that blocks its thread. Others of its key get in, here too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn row_94_a_handler_that_blocks_its_thread_loses_its_transaction() {
+async fn a_handler_that_blocks_its_thread_loses_its_transaction() {
     let mut it = setup(6).await;
     it.layer = it.layer.clone().max_hold(Duration::from_millis(300));
     let (release, blocked) = std::sync::mpsc::channel::<()>();
@@ -219,7 +219,7 @@ async fn without_a_layer_and_twice_there_is_no_transaction() {
 }
 
 #[tokio::test]
-async fn row_55_a_panic_rolls_back_and_frees() {
+async fn a_panic_rolls_back_and_releases_the_lock() {
     let it = setup(4).await;
     let app = it.app(async |mut tx: SharedTx| -> StatusCode {
         write(&mut tx).await;
@@ -233,7 +233,7 @@ async fn row_55_a_panic_rolls_back_and_frees() {
 }
 
 #[tokio::test]
-async fn row_55_when_the_client_goes_the_transaction_is_committed() {
+async fn the_transaction_of_a_client_that_left_is_committed() {
     let it = setup(4).await;
     let gate = Gate::new();
     let stopping = gate.clone();
@@ -339,7 +339,7 @@ async fn keys_that_others_hold_do_not_keep_the_free_ones_waiting() {
 }
 
 #[tokio::test]
-async fn row_56_what_is_not_to_be_had_is_an_answer() {
+async fn a_refused_request_is_answered_with_a_problem() {
     let it = setup(4).await;
     let gate = Gate::new();
     let stopping = gate.clone();
@@ -394,7 +394,7 @@ async fn row_56_what_is_not_to_be_had_is_an_answer() {
 }
 
 #[tokio::test]
-async fn row_61_a_handler_commits_twice_under_one_lock() {
+async fn a_handler_commits_twice_under_one_lock() {
     let it = setup(8).await;
     let config = PgConfig::from_url(it.database.url()).unwrap().install_schema(true);
     let lock: Arc<dyn Lock> = Arc::new(AdvisoryConfig::new(config).connect().await.unwrap());
@@ -418,7 +418,7 @@ async fn row_61_a_handler_commits_twice_under_one_lock() {
 }
 
 #[tokio::test]
-async fn row_61_a_transaction_is_fenced_through_held() {
+async fn a_handler_fences_its_transaction_by_its_lease() {
     let it = setup(4).await;
     let config = PgConfig::from_url(it.database.url()).unwrap().install_schema(true);
     let lock: Arc<dyn Lock> = Arc::new(TtlConfig::new(config).connect().await.unwrap());

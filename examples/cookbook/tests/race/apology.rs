@@ -27,7 +27,7 @@ async fn apologise(connection: &mut PgConnection) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn row_77_forty_at_once_are_ten_accepted_and_thirty_apologies() {
+async fn forty_bookings_at_once_are_ten_accepted_and_thirty_apologies() {
     let (db, mut a) = event(10).await;
     let pool =
         PgPoolOptions::new().max_connections(20).acquire_timeout(LONG).connect(db.url()).await.unwrap();
@@ -41,7 +41,7 @@ async fn row_77_forty_at_once_are_ten_accepted_and_thirty_apologies() {
 }
 
 #[tokio::test]
-async fn row_77_a_missed_check_is_made_up_by_the_next() {
+async fn a_missed_check_is_made_up_by_the_next_one() {
     let (db, mut a) = event(1).await;
     let pool = PgPoolOptions::new().connect(db.url()).await.unwrap();
     insert(&mut a).await;
@@ -52,7 +52,7 @@ async fn row_77_a_missed_check_is_made_up_by_the_next() {
 }
 
 #[tokio::test]
-async fn row_77_two_checks_at_once_apologise_once() {
+async fn two_checks_at_once_apologise_once() {
     let (db, mut a) = event(1).await;
     let mut b = db.connect().await;
     let b_pid = pid(&mut b).await;
@@ -66,7 +66,7 @@ async fn row_77_two_checks_at_once_apologise_once() {
 }
 
 #[tokio::test]
-async fn row_77_wrong_a_check_in_the_same_transaction_sees_nothing() {
+async fn wrong_a_check_in_the_same_transaction_sees_nothing() {
     let (db, mut a) = event(1).await;
     let mut b = db.connect().await;
     for session in [&mut a, &mut b] {

@@ -7,7 +7,7 @@ use crate::support::*;
 const NEW: &str = "INSERT INTO project (owner_id, name) VALUES (1, 'site')";
 
 #[tokio::test]
-async fn row_73_archived_names_are_unbounded_and_the_name_is_free() {
+async fn a_name_can_be_archived_any_number_of_times_and_is_free_again() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     for id in 1..=3 {
@@ -37,7 +37,7 @@ async fn row_73_archived_names_are_unbounded_and_the_name_is_free() {
 }
 
 #[tokio::test]
-async fn row_73_of_two_moves_at_once_one_moves() {
+async fn of_two_moves_at_once_one_succeeds() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -58,7 +58,7 @@ async fn row_73_of_two_moves_at_once_one_moves() {
 }
 
 #[tokio::test]
-async fn row_73_a_rename_during_the_move_is_archived() {
+async fn a_rename_during_the_move_is_archived() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -70,7 +70,7 @@ async fn row_73_a_rename_during_the_move_is_archived() {
 }
 
 #[tokio::test]
-async fn row_73_wrong_copy_then_delete_loses_a_rename() {
+async fn wrong_copy_then_delete_loses_a_rename() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     run(&mut a, NEW).await;
@@ -84,7 +84,7 @@ async fn row_73_wrong_copy_then_delete_loses_a_rename() {
 }
 
 #[tokio::test]
-async fn row_73_wrong_a_move_deletes_children_that_cascade() {
+async fn wrong_a_move_deletes_children_that_cascade() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let mut a = db.connect().await;
     run(&mut a, "CREATE TABLE page (project_id bigint REFERENCES project ON DELETE CASCADE)").await;
@@ -133,7 +133,7 @@ async fn plan(a: &mut PgConnection, types: &str, statement: &str, values: &str) 
 }
 
 #[tokio::test]
-async fn row_74_lookups_touch_the_active_index_only() {
+async fn lookups_read_only_the_index_of_active_rows() {
     let (_db, mut a) = filled().await;
     let plan = plan(&mut a, "bigint, text", sql(PAGE, "find"), "3, 'SITE 13'").await;
     assert!(plan.contains("using project_active_name_key"), "{plan}");
@@ -145,7 +145,7 @@ async fn row_74_lookups_touch_the_active_index_only() {
 }
 
 #[tokio::test]
-async fn row_74_wrong_a_parameter_reads_everything() {
+async fn wrong_a_parameter_reads_the_whole_table() {
     let (_db, mut a) = filled().await;
     let plan = plan(&mut a, "bigint, text, boolean", sql(PAGE, "wrong: find"), "3, 'SITE 13', true").await;
     assert!(plan.contains("Seq Scan on project"), "{plan}");

@@ -30,7 +30,7 @@ fn names(last: usize) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn row_78_twenty_inserts_at_once_are_twenty_names() {
+async fn twenty_inserts_at_once_are_twenty_names() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let given = at_once(&db, 20, async |_, session| {
         run(session, "BEGIN").await;
@@ -44,7 +44,7 @@ async fn row_78_twenty_inserts_at_once_are_twenty_names() {
 }
 
 #[tokio::test]
-async fn row_78_twenty_activations_at_once_are_twenty_names() {
+async fn twenty_activations_at_once_are_twenty_names() {
     let (db, mut a) = archived(20).await;
     let given = at_once(&db, 20, async |at, session| {
         run(session, "BEGIN").await;
@@ -60,7 +60,7 @@ async fn row_78_twenty_activations_at_once_are_twenty_names() {
 }
 
 #[tokio::test]
-async fn row_78_names_fit_the_column_and_tries_are_bounded() {
+async fn names_fit_the_column_and_tries_are_bounded() {
     let long = "\u{e9}".repeat(40);
     let db = database(sql(PAGE, "schema of two tables")).await;
     let mut a = db.connect().await;
@@ -85,7 +85,7 @@ async fn row_78_names_fit_the_column_and_tries_are_bounded() {
 }
 
 #[tokio::test]
-async fn trap_33_wrong_catching_23505_ends_the_transaction() {
+async fn wrong_catching_23505_ends_the_transaction() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let mut a = db.connect().await;
     insert(&mut a, 1, "X").await.unwrap();
@@ -97,7 +97,7 @@ async fn trap_33_wrong_catching_23505_ends_the_transaction() {
 }
 
 #[tokio::test]
-async fn row_78_wrong_inserts_in_opposite_order_deadlock() {
+async fn wrong_inserts_in_opposite_order_deadlock() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -139,14 +139,14 @@ async fn race(statement: &str, locks_first: bool) -> (String, String) {
 }
 
 #[tokio::test]
-async fn row_78_wrong_without_the_lock_it_is_23505() {
+async fn wrong_without_the_lock_an_activation_fails_with_23505() {
     let activate = sql(PAGE, "activate");
     assert_eq!(race(activate, true).await, ("X (Copy 2)".to_owned(), String::new()), "with it it works");
     assert_eq!(race(activate, false).await, ("23505".to_owned(), "25P02".to_owned()));
 }
 
 #[tokio::test]
-async fn row_78_wrong_the_lock_in_the_same_statement_is_23505() {
+async fn wrong_with_the_lock_in_the_same_statement_an_activation_fails_with_23505() {
     let activate = sql(PAGE, "activate");
     let from = "FROM project o\n";
     assert!(activate.contains(from));

@@ -40,7 +40,7 @@ async fn requested(db: &Database) -> String {
 }
 
 #[tokio::test]
-async fn row_79_a_failing_queue_leaves_everything_as_it_was() {
+async fn a_failing_queue_leaves_everything_unchanged() {
     let (db, pool) = project().await;
     run(&mut db.connect().await, "ALTER TABLE cascade_job ADD CHECK (false)").await;
     let error = request(&pool, 1, 7).await.unwrap_err();
@@ -50,7 +50,7 @@ async fn row_79_a_failing_queue_leaves_everything_as_it_was() {
 }
 
 #[tokio::test]
-async fn row_79_81_a_repeated_request_is_two_log_rows_and_one_job() {
+async fn a_repeated_request_is_two_log_rows_and_one_job() {
     let (db, pool) = project().await;
     request(&pool, 1, 7).await.unwrap();
     let since = "SELECT deleting_at FROM project";
@@ -70,7 +70,7 @@ async fn row_79_81_a_repeated_request_is_two_log_rows_and_one_job() {
 }
 
 #[tokio::test]
-async fn row_92_a_refused_request_destroys_nothing() {
+async fn a_refused_request_destroys_nothing() {
     let (db, pool) = project().await;
     assert!(matches!(request(&pool, 1, 8).await, Err(DeleteError::NotTheOwner)));
     assert!(matches!(request(&pool, 2, 7).await, Err(DeleteError::NotFound)));
@@ -95,7 +95,7 @@ async fn row_92_a_refused_request_destroys_nothing() {
 }
 
 #[tokio::test]
-async fn row_80_killed_in_each_step_it_is_completed_by_the_next_worker() {
+async fn a_deletion_killed_in_any_step_is_completed_by_the_next_worker() {
     // Two at a time: three steps for items, two for folders, one for the root.
     let expected = ["6 3 1 1", "4 3 1 1", "2 3 1 1", "0 3 1 1", "0 1 1 1", "0 0 1 1"];
     for (killed_in, before) in expected.into_iter().enumerate() {
@@ -127,7 +127,7 @@ async fn row_80_killed_in_each_step_it_is_completed_by_the_next_worker() {
 }
 
 #[tokio::test]
-async fn row_80_a_job_alone_removes_the_root_last() {
+async fn a_job_alone_removes_the_root_last() {
     let (db, pool) = project().await;
     let mut a = db.connect().await;
     run(&mut a, "INSERT INTO cascade_job (project_id) VALUES (1)").await;
@@ -143,7 +143,7 @@ async fn row_80_a_job_alone_removes_the_root_last() {
 }
 
 #[tokio::test]
-async fn row_80_tombstone_and_child_wait_for_each_other() {
+async fn a_tombstone_and_a_new_child_wait_for_each_other() {
     let (db, _pool) = project().await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -169,7 +169,7 @@ async fn row_80_tombstone_and_child_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn row_80_wrong_with_the_foreign_key_alone_a_child_slips_in() {
+async fn wrong_with_the_foreign_key_alone_a_child_slips_in() {
     let (db, pool) = project().await;
     let mut a = db.connect().await;
     run(&mut a, "DROP TRIGGER refuse_when_deleting ON folder; DROP TRIGGER refuse_when_deleting ON item")
@@ -191,7 +191,7 @@ async fn row_80_wrong_with_the_foreign_key_alone_a_child_slips_in() {
 }
 
 #[tokio::test]
-async fn trap_34_wrong_root_first_is_refused() {
+async fn wrong_deleting_the_root_first_is_refused() {
     let (db, _pool) = project().await;
     let error = attempt(&mut db.connect().await, "DELETE FROM project WHERE id = 1").await.unwrap_err();
     assert_eq!(state(&error), "23503");

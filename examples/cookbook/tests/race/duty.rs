@@ -12,7 +12,7 @@ fn report() -> LockKey {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_69_without_the_store_saving_work_goes_on_and_a_constraint_does_not() {
+async fn in_an_outage_saving_work_goes_on_and_a_constraint_does_not() {
     let db = Cluster::shared().fresh_database().await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
     let server = PgConfig::from_url(&proxy.url(db.url())).unwrap().install_schema(true);
@@ -33,7 +33,7 @@ async fn row_69_without_the_store_saving_work_goes_on_and_a_constraint_does_not(
 }
 
 #[tokio::test]
-async fn row_69_somebody_else_at_it_is_no_reason_to_do_it_too() {
+async fn work_in_progress_elsewhere_is_not_done_twice() {
     let store = MemoryStore::new();
     let (one, other) = (store.client().unwrap(), store.client().unwrap());
     let guard = other.key("report").acquire().await.unwrap();
@@ -43,7 +43,7 @@ async fn row_69_somebody_else_at_it_is_no_reason_to_do_it_too() {
 }
 
 #[tokio::test]
-async fn row_69_a_constraint_needs_tokens_that_last() {
+async fn a_constraint_needs_tokens_that_last() {
     let client = MemoryStore::new().client_with(ClientSetup::new()).unwrap();
     let never = async |_| panic!("not with this store");
     let error = run_for(Duty::EnforceConstraint, &client.lock, &report(), never).await.unwrap_err();

@@ -41,7 +41,7 @@ async fn insert(connection: &mut PgConnection, file: &str) -> sqlx::Result<()> {
 }
 
 #[tokio::test]
-async fn row_82_variants_of_one_picture_conflict() {
+async fn variants_of_one_picture_conflict() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     for first in HOME {
@@ -56,7 +56,7 @@ async fn row_82_variants_of_one_picture_conflict() {
 }
 
 #[tokio::test]
-async fn row_82_the_edges_are_pinned() {
+async fn unusual_file_names_have_fixed_base_names() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     for file in HOME {
@@ -70,7 +70,7 @@ async fn row_82_the_edges_are_pinned() {
 }
 
 #[tokio::test]
-async fn row_82_paths_and_other_normal_forms_are_refused() {
+async fn paths_and_other_normal_forms_are_refused() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     for refused in ["", "a/home.png", "e\u{301}.png"] {
@@ -80,7 +80,7 @@ async fn row_82_paths_and_other_normal_forms_are_refused() {
 }
 
 #[test]
-fn row_82_the_twin_agrees_with_the_server() {
+fn base_names_agree_in_rust_and_in_sql() {
     let piece = prop_oneof![
         5 => prop::sample::select(vec![
             ".", "@", ".12345678", ".123456789", "x", "X", "2", "1.5", "@2x", "@1.5X", ".png", ".PNG", "home",
@@ -106,7 +106,7 @@ fn row_82_the_twin_agrees_with_the_server() {
 }
 
 #[tokio::test]
-async fn row_83_any_variant_finds_the_row_by_the_index() {
+async fn any_variant_finds_the_row_by_the_index() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     run(&mut a, "INSERT INTO picture (project_id, file) SELECT 1, 'other ' || i || '.png' FROM generate_series(1, 10000) i").await;

@@ -57,7 +57,7 @@ async fn hold(connection: &mut PgConnection, lock: &Locking) {
 }
 
 #[tokio::test]
-async fn row_63_90_a_hundred_spends_at_once_take_what_there_is() {
+async fn ten_of_a_hundred_spends_succeed_with_each_kind_of_lock() {
     for lock in all() {
         let (db, pool) = holders(100).await;
         let spends = join_all((0..100).map(|_| spend(&pool, &lock, 1, 10)));
@@ -68,7 +68,7 @@ async fn row_63_90_a_hundred_spends_at_once_take_what_there_is() {
 }
 
 #[tokio::test]
-async fn row_63_the_table_lock_lets_readers_pass() {
+async fn the_table_lock_lets_readers_pass() {
     let (db, pool) = holders(100).await;
     let (mut a, mut reader, mut writer) = (db.connect().await, db.connect().await, db.connect().await);
     let writer_pid = pid(&mut writer).await;
@@ -81,7 +81,7 @@ async fn row_63_the_table_lock_lets_readers_pass() {
 }
 
 #[tokio::test]
-async fn row_90_other_holders_go_on() {
+async fn other_holders_go_on() {
     for lock in [Locking::ParentRow, Locking::Key(locks())] {
         let (db, pool) = holders(100).await;
         let mut a = db.connect().await;
@@ -96,7 +96,7 @@ async fn row_90_other_holders_go_on() {
 }
 
 #[tokio::test]
-async fn trap_17_a_parent_row_is_there_to_lock() {
+async fn a_parent_row_can_be_locked_instead() {
     let (db, _pool) = holders(10).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -115,7 +115,7 @@ async fn trap_17_a_parent_row_is_there_to_lock() {
 }
 
 #[tokio::test]
-async fn trap_11_every_way_out_frees_the_lock() {
+async fn every_way_out_releases_the_lock() {
     for lock in all() {
         let (db, pool) = holders(10).await;
         assert!(!spend(&pool, &lock, 1, 11).await.unwrap(), "too little");
@@ -183,14 +183,14 @@ async fn balance_after(begin: &str, lock: Option<&str>) -> i64 {
 }
 
 #[tokio::test]
-async fn row_90_wrong_without_a_lock_it_is_overdrawn() {
+async fn wrong_without_a_lock_the_account_is_overdrawn() {
     assert_eq!(balance_after(READ_COMMITTED, None).await, -10);
     assert_eq!(balance_after(READ_COMMITTED, Some(ADVISORY)).await, 0);
     assert_eq!(balance_after(READ_COMMITTED, Some(PARENT_ROW)).await, 0);
 }
 
 #[tokio::test]
-async fn trap_07_wrong_at_repeatable_read_it_is_overdrawn() {
+async fn wrong_at_repeatable_read_the_account_is_overdrawn() {
     assert_eq!(balance_after(REPEATABLE_READ, Some(ADVISORY)).await, -10);
     assert_eq!(balance_after(REPEATABLE_READ, Some(PARENT_ROW)).await, -10, "the row itself did not change");
     // Which is refused here.
@@ -202,7 +202,7 @@ async fn trap_07_wrong_at_repeatable_read_it_is_overdrawn() {
 }
 
 #[tokio::test]
-async fn trap_07_wrong_lock_and_read_in_one_statement() {
+async fn wrong_lock_and_read_in_one_statement_sees_the_old_balance() {
     let (db, _pool) = holders(10).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;

@@ -117,7 +117,7 @@ fn add(line: &str) -> impl Fn(Option<&[u8]>) -> Vec<u8> + '_ {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_49_a_holder_paused_before_it_reads_is_refused() {
+async fn a_holder_paused_before_it_reads_is_refused() {
     let [paused, next] = paused_and_next().await;
     let bucket = Bucket::default();
     update_fenced(&bucket, "report", next, add("next ")).await.unwrap();
@@ -128,7 +128,7 @@ async fn row_49_a_holder_paused_before_it_reads_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_49_a_holder_paused_before_it_writes_is_refused() {
+async fn a_holder_paused_before_it_writes_is_refused() {
     let [paused, next] = paused_and_next().await;
     let bucket = Bucket::default();
     let slow = Pausing::new(&bucket);
@@ -144,7 +144,7 @@ async fn row_49_a_holder_paused_before_it_writes_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_49_a_newer_holder_computes_again_what_an_older_one_has_changed() {
+async fn a_newer_holder_recomputes_after_an_older_one_wrote() {
     let [older, newer] = paused_and_next().await;
     let bucket = Bucket::default();
     let slow = Pausing::new(&bucket);
@@ -160,7 +160,7 @@ async fn row_49_a_newer_holder_computes_again_what_an_older_one_has_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_49_wrong_an_unconditional_write_overwrites() {
+async fn wrong_an_unconditional_write_overwrites() {
     let [paused, next] = paused_and_next().await;
     let bucket = Bucket::default();
     bucket.write("report", next, b"next ".to_vec());
@@ -169,7 +169,7 @@ async fn row_49_wrong_an_unconditional_write_overwrites() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_49_wrong_compare_then_write_overwrites() {
+async fn wrong_compare_then_write_overwrites() {
     let [paused, next] = paused_and_next().await;
     let bucket = Bucket::default();
     let newest = bucket.read("report").and_then(|object| object.token);
@@ -180,7 +180,7 @@ async fn row_49_wrong_compare_then_write_overwrites() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_49_losing_the_connection_stops_the_body_between_two_effects() {
+async fn losing_the_connection_stops_the_body_between_two_effects() {
     let db = database("").await;
     let server = PgConfig::from_url(db.url()).unwrap().install_schema(true);
     let lock: Engine = AdvisoryConfig::new(server).connect().await.unwrap();
@@ -205,7 +205,7 @@ async fn row_49_losing_the_connection_stops_the_body_between_two_effects() {
 }
 
 #[tokio::test]
-async fn row_49_a_step_that_does_not_await_is_the_last_one_of_a_lost_lease() {
+async fn a_step_without_an_await_is_the_last_of_a_lost_lease() {
     let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
     let client = store.client_with(ClientSetup::new()).unwrap();
     let charged = AtomicU32::new(0);

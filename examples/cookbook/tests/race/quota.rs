@@ -31,7 +31,7 @@ async fn lock(connection: &mut sqlx::PgConnection) {
 }
 
 #[tokio::test]
-async fn row_75_converges_from_any_state_and_then_writes_nothing() {
+async fn recomputing_converges_from_any_state_and_then_writes_nothing() {
     let (db, _pool) = owner(2, 4).await;
     let mut a = db.connect().await;
     for state in 0..16 {
@@ -49,7 +49,7 @@ async fn row_75_converges_from_any_state_and_then_writes_nothing() {
 }
 
 #[tokio::test]
-async fn row_75_concurrent_changes_end_right() {
+async fn concurrent_changes_end_with_the_right_flags() {
     let (db, pool) = owner(5, 10).await;
     let mut a = db.connect().await;
     let archives = (1..=8_i64).map(|id| {
@@ -74,7 +74,7 @@ async fn row_75_concurrent_changes_end_right() {
 }
 
 #[tokio::test]
-async fn row_75_a_change_begins_when_it_has_the_owner() {
+async fn a_change_starts_once_it_has_locked_the_owner() {
     let (db, _pool) = owner(1, 2).await;
     let pool = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
     let pool_pid = pid(&mut pool.acquire().await.unwrap()).await;
@@ -95,7 +95,7 @@ async fn row_75_a_change_begins_when_it_has_the_owner() {
 }
 
 #[tokio::test]
-async fn row_75_wrong_without_the_lock_the_stale_run_writes_last() {
+async fn wrong_without_the_lock_the_stale_run_writes_last() {
     for locks in [false, true] {
         let (db, _pool) = owner(1, 2).await;
         let (mut a, mut b) = (db.connect().await, db.connect().await);
@@ -123,7 +123,7 @@ async fn row_75_wrong_without_the_lock_the_stale_run_writes_last() {
 }
 
 #[tokio::test]
-async fn row_75_wrong_the_lock_after_the_change_deadlocks() {
+async fn wrong_a_lock_after_the_change_deadlocks() {
     let (db, _pool) = owner(1, 2).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -148,7 +148,7 @@ async fn row_75_wrong_the_lock_after_the_change_deadlocks() {
 }
 
 #[tokio::test]
-async fn row_75_wrong_for_update_blocks_inserts() {
+async fn wrong_for_update_blocks_inserts() {
     let (db, _pool) = owner(1, 0).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -164,7 +164,7 @@ async fn row_75_wrong_for_update_blocks_inserts() {
 }
 
 #[tokio::test]
-async fn trap_35_wrong_resetting_all_flags_shows_an_interim_state() {
+async fn wrong_resetting_all_flags_shows_an_interim_state() {
     let (db, _pool) = owner(1, 2).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     recompute(&mut a, 1).await.unwrap();
@@ -177,7 +177,7 @@ async fn trap_35_wrong_resetting_all_flags_shows_an_interim_state() {
 }
 
 #[tokio::test]
-async fn row_76_a_burst_is_one_computation() {
+async fn a_burst_is_one_computation() {
     let (db, pool) = owner(1, 2).await;
     let mut a = db.connect().await;
     for _ in 0..30 {
@@ -190,7 +190,7 @@ async fn row_76_a_burst_is_one_computation() {
 }
 
 #[tokio::test]
-async fn row_76_a_mark_that_comes_meanwhile_stays() {
+async fn a_mark_set_during_a_computation_stays() {
     let (db, pool) = owner(1, 2).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     mark(&mut a, 1).await.unwrap();
@@ -228,7 +228,7 @@ async fn row_76_a_mark_that_comes_meanwhile_stays() {
 }
 
 #[tokio::test]
-async fn row_76_reconcilers_share_the_owners() {
+async fn reconcilers_share_the_owners() {
     let (db, pool) = owner(1, 2).await;
     let mut a = db.connect().await;
     run(
@@ -252,7 +252,7 @@ async fn row_76_reconcilers_share_the_owners() {
 }
 
 #[tokio::test]
-async fn row_76_wrong_a_row_per_owner_loses_a_mark() {
+async fn wrong_a_row_per_owner_loses_a_mark() {
     let (db, _pool) = owner(1, 2).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let mark = sql(PAGE, "wrong: mark");
@@ -270,7 +270,7 @@ async fn row_76_wrong_a_row_per_owner_loses_a_mark() {
 }
 
 #[tokio::test]
-async fn row_76_wrong_picking_marks_deadlocks() {
+async fn wrong_picking_marks_deadlocks() {
     let (db, _pool) = owner(1, 0).await;
     let (mut a, mut b, mut c) = (db.connect().await, db.connect().await, db.connect().await);
     let (a_pid, b_pid) = (pid(&mut a).await, pid(&mut b).await);

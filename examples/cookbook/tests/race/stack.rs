@@ -82,7 +82,7 @@ impl Service {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_52_thirty_spends_through_all_layers_spend_what_there_is() {
+async fn thirty_spends_through_all_layers_never_overdraw() {
     let it = serve().await;
     let mut connection = it.db.connect().await;
     let wanted: Vec<u16> = [[200].repeat(10), [402].repeat(20)].concat();

@@ -4,7 +4,7 @@ use cookbook::unique_name::{CreateError, PAGE, create};
 use crate::support::*;
 
 #[tokio::test]
-async fn row_72_of_two_equal_names_at_once_one_is_a_typed_error() {
+async fn of_two_equal_names_at_once_one_is_a_typed_error() {
     let db = database(sql(PAGE, "schema")).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     run(&mut a, "INSERT INTO owner VALUES (1), (2)").await;
@@ -25,7 +25,7 @@ async fn row_72_of_two_equal_names_at_once_one_is_a_typed_error() {
 }
 
 #[tokio::test]
-async fn row_72_case_and_normal_form_do_not_make_another_name() {
+async fn case_and_normal_form_do_not_make_another_name() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     run(&mut a, "INSERT INTO owner VALUES (1)").await;
@@ -49,7 +49,7 @@ async fn row_72_case_and_normal_form_do_not_make_another_name() {
 }
 
 #[tokio::test]
-async fn row_72_another_constraint_is_another_error() {
+async fn another_constraint_is_another_error() {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
     run(&mut a, "INSERT INTO owner VALUES (1); CREATE UNIQUE INDEX only_one ON project (owner_id)").await;
@@ -59,7 +59,7 @@ async fn row_72_another_constraint_is_another_error() {
 }
 
 #[tokio::test]
-async fn row_72_wrong_both_look_and_both_insert() {
+async fn wrong_both_check_and_both_insert() {
     let db = database(sql(PAGE, "schema")).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     run(&mut a, "INSERT INTO owner VALUES (1); DROP INDEX project_owner_name_key").await;

@@ -17,7 +17,7 @@ async fn exhausted(bench: &Bench) -> Vec<RowKey> {
     bounded(bench.client().exhausted(100)).await.unwrap()
 }
 
-pub async fn row_42_three_and_no_more(env: &Env) {
+pub async fn three_attempts_are_three_claims(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(3)).await;
     for left in [2, 1, 0] {
@@ -33,7 +33,7 @@ pub async fn row_42_three_and_no_more(env: &Env) {
     assert_eq!(exhausted(&bench).await, [key]);
 }
 
-pub async fn row_42_a_crash_counts(env: &Env) {
+pub async fn a_crash_uses_an_attempt(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(2)).await;
     let swept = bench.crash(&bench.take_one().await.claim).await;
@@ -47,7 +47,7 @@ pub async fn row_42_a_crash_counts(env: &Env) {
     assert!(bench.settle(&last.claim, Outcome::Done).await.is_err(), "its worker was too late");
 }
 
-pub async fn row_42_put_back_does_not_count(env: &Env) {
+pub async fn a_claim_put_back_uses_no_attempt(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(1)).await;
     for _ in 0..3 {
@@ -57,7 +57,7 @@ pub async fn row_42_put_back_does_not_count(env: &Env) {
     assert_eq!(bench.see(&key).await.attempts, Some(1));
 }
 
-pub async fn row_42_a_snooze_does_not_count(env: &Env) {
+pub async fn a_snooze_uses_no_attempt(env: &Env) {
     let layout = Layout::new(|spec| spec.attempts("attempts_left").ready_at("ready_at"));
     let bench = env.table(layout).await;
     let key = bench.insert(row(1).attempts(1)).await;
@@ -84,7 +84,7 @@ pub async fn row_42_a_snooze_does_not_count(env: &Env) {
     assert!(without.is_taken(&key).await, "nothing was written");
 }
 
-pub async fn row_42_requeue(env: &Env) {
+pub async fn a_requeued_row_has_its_new_attempts(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(1)).await;
     bench.settle(&bench.take_one().await.claim, retry()).await.unwrap();
@@ -97,7 +97,7 @@ pub async fn row_42_requeue(env: &Env) {
     assert_eq!(exhausted(&bench).await, [key]);
 }
 
-pub async fn row_42_requeue_only_what_was_given_up(env: &Env) {
+pub async fn only_given_up_rows_are_requeued(env: &Env) {
     let bench = counted(env).await;
     let used = bench.insert(row(1).attempts(0)).await;
     let fresh = bench.insert(row(2).attempts(2)).await;
@@ -113,7 +113,7 @@ pub async fn row_42_requeue_only_what_was_given_up(env: &Env) {
 }
 
 /// At once, whatever pause was over it, with more attempts, and not twice.
-pub async fn row_25_requeue_what_failed(env: &Env) {
+pub async fn failed_rows_are_requeued_at_once(env: &Env) {
     let layout =
         Layout::new(|spec| spec.attempts("attempts_left").ready_at("ready_at").settled_at("settled_at"));
     let bench = env.table(layout).await;
@@ -171,7 +171,7 @@ pub async fn requeue_all_of_a_state(env: &Env) {
 }
 
 /// Who had one is refused, and it can be requeued like any that failed.
-pub async fn row_25_rows_are_cancelled_whoever_has_them(env: &Env) {
+pub async fn rows_are_cancelled_even_while_claimed(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.settled_at("settled_at"))).await;
     let keys = bench.fill(3).await;
     let client = bench.client();
@@ -221,7 +221,7 @@ pub async fn requeued_rows_wake(env: &Env) {
     bounded(wake.woken()).await.unwrap();
 }
 
-pub async fn row_43_null_is_without_limit(env: &Env) {
+pub async fn null_attempts_are_without_limit(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1)).await;
     for _ in 0..5 {
@@ -233,7 +233,7 @@ pub async fn row_43_null_is_without_limit(env: &Env) {
     assert!(bench.is_home(&key).await && exhausted(&bench).await.is_empty());
 }
 
-pub async fn row_42_used_up_rows_are_never_taken(env: &Env) {
+pub async fn rows_without_attempts_left_are_never_taken(env: &Env) {
     let bench = counted(env).await;
     let zero = bench.insert(row(1).attempts(0)).await;
     let less = bench.insert(row(2).attempts(-3)).await;
@@ -259,13 +259,13 @@ pub async fn without_attempts_there_is_no_list(env: &Env) {
     }
 }
 
-pub async fn row_42_a_used_up_row_is_not_pending(env: &Env) {
+pub async fn a_row_without_attempts_left_is_not_pending(env: &Env) {
     let bench = counted(env).await;
     bench.insert(row(1).attempts(0)).await;
     assert!(!bench.is_pending().await);
 }
 
-pub async fn row_43_the_last_attempt_can_be_settled(env: &Env) {
+pub async fn the_last_attempt_can_be_settled(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(1)).await;
     let claimed = bench.take_one().await;

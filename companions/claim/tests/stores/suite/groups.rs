@@ -13,7 +13,7 @@ async fn grouped(env: &Env) -> Bench {
     env.table(Layout::new(|spec| spec.group("entity").grouped().attempts("attempts_left"))).await
 }
 
-pub async fn row_22_one_claim_has_them_all(env: &Env) {
+pub async fn one_claim_has_all_rows_of_a_group(env: &Env) {
     let bench = grouped(env).await;
     let mut rows = Vec::new();
     for id in 1..=30 {
@@ -33,7 +33,7 @@ pub async fn row_22_one_claim_has_them_all(env: &Env) {
     }
 }
 
-pub async fn row_23_never_two_claims_of_a_group(env: &Env) {
+pub async fn a_group_is_never_in_two_claims(env: &Env) {
     let bench = grouped(env).await;
     bench.insert(row(1).entity("a")).await;
     let first = bench.take_one().await;
@@ -98,7 +98,7 @@ pub async fn null_is_no_group(env: &Env) {
 }
 
 /// Many workers on one entity: never two at once, and all is done in the end.
-pub async fn row_23_one_hot_group_and_many_workers(env: &Env) {
+pub async fn many_workers_finish_one_hot_group_one_at_a_time(env: &Env) {
     let bench = grouped(env).await;
     let mut rows = Vec::new();
     for id in 1..=10 {
@@ -148,7 +148,7 @@ pub async fn row_23_one_hot_group_and_many_workers(env: &Env) {
     }
 }
 
-pub async fn row_22_attempts_of_each_row(env: &Env) {
+pub async fn attempts_count_for_each_row_of_a_group(env: &Env) {
     let bench = grouped(env).await;
     let (one, two) = (
         bench.insert(row(1).entity("a").attempts(1)).await,
@@ -163,7 +163,7 @@ pub async fn row_22_attempts_of_each_row(env: &Env) {
     assert_eq!(keys(&bench.take_one().await), [two], "what is used up does not keep the others");
 }
 
-pub async fn row_23_the_line_passes_a_group_that_is_taken(env: &Env) {
+pub async fn the_line_passes_a_taken_group(env: &Env) {
     let bench = grouped(env).await;
     for (id, entity) in [(1, "a"), (2, "a"), (3, "b")] {
         bench.insert(row(id).entity(entity)).await;
@@ -188,7 +188,7 @@ pub async fn row_23_the_line_passes_a_group_that_is_taken(env: &Env) {
     assert_eq!(pass.end(bench.is_pending().await), PassEnd::Found);
 }
 
-pub async fn row_23_a_group_after_a_sweep(env: &Env) {
+pub async fn a_group_is_taken_again_once_all_its_rows_are_swept(env: &Env) {
     let bench = grouped(env).await;
     let (one, two) = (bench.insert(row(1).entity("a")).await, bench.insert(row(2).entity("a")).await);
     let first = bench.take_one().await;
@@ -201,7 +201,7 @@ pub async fn row_23_a_group_after_a_sweep(env: &Env) {
     bench.settle(&second.claim, Outcome::Done).await.unwrap();
 }
 
-pub async fn row_22_only_ready_rows_of_the_group(env: &Env) {
+pub async fn only_ready_rows_of_a_group_are_taken(env: &Env) {
     let layout =
         Layout::new(|spec| spec.group("entity").grouped().ready_at("ready_at").attempts("attempts_left"));
     let bench = env.table(layout).await;

@@ -19,7 +19,7 @@ async fn try_hold(bench: &Bench, limit: u32) -> Option<Box<dyn Hold>> {
     bounded(bench.holder().hold(&Take::up_to(limit))).await.unwrap()
 }
 
-pub async fn row_16_all_at_once_by_the_commit(env: &Env) {
+pub async fn held_rows_are_settled_together_by_the_commit(env: &Env) {
     let bench = counted(env).await;
     let mut rows = Vec::new();
     for id in 1..=2 {
@@ -42,7 +42,7 @@ pub async fn row_16_all_at_once_by_the_commit(env: &Env) {
     }
 }
 
-pub async fn row_17_a_rollback_leaves_nothing(env: &Env) {
+pub async fn a_rollback_leaves_no_trace(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(3)).await;
     let before = bench.see(&key).await;
@@ -55,7 +55,7 @@ pub async fn row_17_a_rollback_leaves_nothing(env: &Env) {
     assert_eq!(again.taken().claims[0].rows[0].attempts_left, Some(2));
 }
 
-pub async fn row_17_so_does_a_drop(env: &Env) {
+pub async fn a_dropped_hold_leaves_no_trace(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(3)).await;
     let before = bench.see(&key).await;
@@ -77,7 +77,7 @@ pub async fn row_17_so_does_a_drop(env: &Env) {
     }
 }
 
-pub async fn row_11_others_take_the_next(env: &Env) {
+pub async fn others_take_the_next_rows_without_waiting(env: &Env) {
     let bench = counted(env).await;
     bench.fill(3).await;
     let first = hold(&bench, 1).await;
@@ -118,7 +118,7 @@ pub async fn held_claims_settle_once(env: &Env) {
     assert!(bench.is_done(&key).await);
 }
 
-pub async fn row_42_a_retry_counts_and_a_rollback_does_not(env: &Env) {
+pub async fn a_retry_uses_an_attempt_and_a_rollback_does_not(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1).attempts(2)).await;
     for (outcome, left) in [(retry(), 1), (Outcome::PutBack, 1), (retry(), 0)] {
@@ -135,7 +135,7 @@ pub async fn row_42_a_retry_counts_and_a_rollback_does_not(env: &Env) {
     assert!(try_hold(&bench, 1).await.is_none());
 }
 
-pub async fn row_42_a_snooze_in_the_transaction(env: &Env) {
+pub async fn a_snooze_in_a_transaction_uses_no_attempt(env: &Env) {
     let layout = Layout::new(|spec| spec.attempts("attempts_left").ready_at("ready_at"));
     let bench = env.table(layout).await;
     let key = bench.insert(row(1).attempts(1)).await;
@@ -155,7 +155,7 @@ pub async fn nothing_to_hold(env: &Env) {
     assert!(matches!(refused, Err(ClaimError::InvalidSpec(_))));
 }
 
-pub async fn row_22_a_group_is_held(env: &Env) {
+pub async fn a_held_group_is_closed_to_others(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.group("entity").grouped())).await;
     let (one, two) = (bench.insert(row(1).entity("a")).await, bench.insert(row(2).entity("a")).await);
     let mut held = hold(&bench, 5).await;
@@ -171,7 +171,7 @@ pub async fn row_22_a_group_is_held(env: &Env) {
     assert_eq!(ids(&hold(&bench, 5).await.taken().claims), ["3"]);
 }
 
-pub async fn row_64_without_any_column(env: &Env) {
+pub async fn a_table_without_lease_columns_can_be_held(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).without_lease()).await;
     let keys = bench.fill(3).await;
     let mut held = hold(&bench, 2).await;
@@ -184,7 +184,7 @@ pub async fn row_64_without_any_column(env: &Env) {
     assert_eq!(bench.state(&keys[2]).await, env.variant.home());
 }
 
-pub async fn row_19_epochs_outlive_a_rollback(env: &Env) {
+pub async fn epochs_of_a_sequence_grow_across_a_rollback(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).without_lease().numbered_epochs()).await;
     bench.insert(row(1)).await;
     let first = hold(&bench, 1).await;
@@ -198,7 +198,7 @@ pub async fn row_19_epochs_outlive_a_rollback(env: &Env) {
 }
 
 /// The row that it waits for is being changed: nobody waits, nothing is changed.
-pub async fn row_20_busy(env: &Env) {
+pub async fn a_row_whose_create_is_locked_is_not_held(env: &Env) {
     let layout = Layout::new(|spec| {
         let spec = spec.group("entity").kind("kind").attempts("attempts_left");
         spec.waits("update", "create", Unmet::Block, Unmet::Block)
@@ -216,7 +216,7 @@ pub async fn row_20_busy(env: &Env) {
     assert_eq!(ids(&hold(&bench, 5).await.taken().claims), ["2"]);
 }
 
-pub async fn row_38_in_order_and_no_more(env: &Env) {
+pub async fn held_rows_come_in_order_and_within_the_limit(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by_descending("priority", OrderType::Int))).await;
     for (id, priority) in [(1, 0), (2, 5), (3, 9), (4, 5)] {
         bench.insert(row(id).priority(priority)).await;
@@ -241,7 +241,7 @@ pub async fn held_rows_are_not_taken_under_a_lease(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(5)).await, ["1"]);
 }
 
-pub async fn row_25_failed_in_the_transaction(env: &Env) {
+pub async fn a_failure_is_written_by_the_commit(env: &Env) {
     let bench = counted(env).await;
     let key = bench.insert(row(1)).await;
     let mut held = hold(&bench, 1).await;
@@ -257,7 +257,7 @@ pub async fn row_25_failed_in_the_transaction(env: &Env) {
     assert_eq!((seen.state.as_str(), seen.error.as_deref()), (failed, Some("no such document")));
 }
 
-pub async fn row_29_deleted_by_the_commit(env: &Env) {
+pub async fn a_settled_row_is_deleted_by_the_commit(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.retention(Retention::DeleteOnSettle))).await;
     let key = bench.insert(row(1)).await;
     for commit in [false, true] {
@@ -287,7 +287,7 @@ pub async fn held_claims_of_others_are_not_settled(env: &Env) {
     assert!(bench.is_home(&keys[0]).await && bench.is_home(&keys[1]).await);
 }
 
-pub async fn row_68_a_hold_does_not_stop_the_rest(env: &Env) {
+pub async fn a_hold_does_not_block_the_rest(env: &Env) {
     let bench = counted(env).await;
     let keys = bench.fill(5).await;
     let slow = hold(&bench, 1).await;
@@ -307,7 +307,7 @@ pub async fn row_68_a_hold_does_not_stop_the_rest(env: &Env) {
 }
 
 /// Nobody has swept it: where a lease ends when it is read, the row can be held as it can be taken.
-pub async fn row_41_a_lease_that_has_ended_is_free_for_both(env: &Env) {
+pub async fn an_ended_lease_is_free_for_held_claims_too(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left")).on_read().columns()).await;
     let key = bench.insert(row(1).attempts(3)).await;
     let first = bench.take_one().await;
@@ -323,7 +323,7 @@ pub async fn row_41_a_lease_that_has_ended_is_free_for_both(env: &Env) {
 }
 
 /// Where a pass of one kind of claims has got to, one of the other kind goes on.
-pub async fn row_13_a_line_for_both(env: &Env) {
+pub async fn held_and_leased_claims_continue_each_others_line(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
     for (id, due) in [(1, Some(3)), (2, Some(1)), (3, None), (4, Some(2)), (5, None)] {
         let seed = row(id);

@@ -81,7 +81,7 @@ pub async fn renewing_what_is_settled_or_gone(env: &Env) {
     assert!(bench.is_done(&keys[0]).await);
 }
 
-pub async fn row_40_a_sweep_returns_what_has_ended(env: &Env) {
+pub async fn a_sweep_returns_ended_leases(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(3).await;
     let claims = bench.take(2).await;
@@ -99,7 +99,7 @@ pub async fn row_40_a_sweep_returns_what_has_ended(env: &Env) {
     assert_eq!(bench.sweep().await, Swept::default(), "nothing is left to sweep");
 }
 
-pub async fn row_40_upkeep_says_when_the_next_lease_ends(env: &Env) {
+pub async fn upkeep_reports_when_the_next_lease_ends(env: &Env) {
     let bench = env.plain().await;
     let client = bench.client();
     let look = async || bounded(client.upkeep(10)).await.unwrap();
@@ -123,7 +123,7 @@ pub async fn row_40_upkeep_says_when_the_next_lease_ends(env: &Env) {
     assert_eq!(look().await, Upkeep::default());
 }
 
-pub async fn row_42_upkeep_looks_for_rows_that_lie_used_up(env: &Env) {
+pub async fn upkeep_marks_rows_without_attempts_left_as_exhausted(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left"))).await;
     let key = bench.insert(row(1).attempts(0)).await;
     bench.insert(row(2).attempts(1)).await;
@@ -134,7 +134,7 @@ pub async fn row_42_upkeep_looks_for_rows_that_lie_used_up(env: &Env) {
     assert_eq!(bench.take(5).await.len(), 1);
 }
 
-pub async fn row_40_no_more_than_the_limit(env: &Env) {
+pub async fn a_sweep_returns_no_more_than_its_limit(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(5).await;
     bench.take(5).await;
@@ -150,7 +150,7 @@ pub async fn row_40_no_more_than_the_limit(env: &Env) {
     assert_eq!(returned, keys.into_iter().collect());
 }
 
-pub async fn row_40_many_sweepers(env: &Env) {
+pub async fn each_row_is_swept_once_by_many_sweepers(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(20).await;
     let claims = bench.take(20).await;
@@ -175,7 +175,7 @@ pub async fn row_40_many_sweepers(env: &Env) {
     }
 }
 
-pub async fn row_40_a_sweep_never_touches_a_lease_that_lasts(env: &Env) {
+pub async fn a_sweep_never_touches_a_lease_that_lasts(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;
@@ -187,7 +187,7 @@ pub async fn row_40_a_sweep_never_touches_a_lease_that_lasts(env: &Env) {
     assert!(bench.is_done(&key).await);
 }
 
-pub async fn row_40_a_renewal_by_the_rows_own_timeout(env: &Env) {
+pub async fn a_renewal_uses_the_rows_own_timeout(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.timeout_seconds("timeout_seconds"))).await;
     bench.insert(row(1).timeout(7200)).await;
     bench.insert(row(2)).await;
@@ -214,7 +214,7 @@ pub async fn without_a_lease_or_with_one_of_zero(env: &Env) {
     assert!(matches!(refused, Err(ClaimError::Unsupported(_))), "{refused:?}");
 }
 
-pub async fn row_41_expiry_on_read(env: &Env) {
+pub async fn an_ended_lease_is_taken_without_a_sweep(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left")).on_read().columns()).await;
     let key = bench.insert(row(1).attempts(2)).await;
     let first = bench.take_one().await;
@@ -231,7 +231,7 @@ pub async fn row_41_expiry_on_read(env: &Env) {
     assert_eq!(bench.sweep().await.exhausted, [key]);
 }
 
-pub async fn row_40_a_sweep_passes_over_locked_rows(env: &Env) {
+pub async fn a_sweep_passes_over_locked_rows(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(2).await;
     bench.take(2).await;
@@ -244,7 +244,7 @@ pub async fn row_40_a_sweep_passes_over_locked_rows(env: &Env) {
     assert_eq!(bench.sweep().await.returned, keys[..1]);
 }
 
-pub async fn row_18_a_swept_row_is_taken_again(env: &Env) {
+pub async fn a_swept_row_is_taken_again(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let first = bench.take_one().await;

@@ -53,7 +53,7 @@ pub async fn a_tenant_without_room_stops_nobody(env: &Env) {
     assert!(bench.take(9).await.is_empty());
 }
 
-pub async fn row_13_the_line_passes_a_tenant_without_room(env: &Env) {
+pub async fn the_line_passes_a_tenant_without_room(env: &Env) {
     let bench = limited(env).await;
     fill(&bench).await;
     let mut pass = Pass::new();
@@ -73,7 +73,7 @@ pub async fn row_13_the_line_passes_a_tenant_without_room(env: &Env) {
 }
 
 /// A lease that has ended counts until its row is returned.
-pub async fn row_40_what_a_crash_leaves_counts_until_the_sweep(env: &Env) {
+pub async fn an_ended_lease_counts_towards_the_limit_until_the_sweep(env: &Env) {
     let bench = limited(env).await;
     fill(&bench).await;
     let first = bench.take(2).await;
@@ -99,7 +99,7 @@ pub async fn a_locked_row_takes_no_room(env: &Env) {
     bench.unlock(lock).await;
 }
 
-pub async fn row_44_queues_have_limits(env: &Env) {
+pub async fn queues_have_limits(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.limit("queue", 2)).queued()).await;
     for id in 1..=8 {
         bench.insert(row(id).queue(if id <= 4 { "mail" } else { "report" })).await;
@@ -110,7 +110,7 @@ pub async fn row_44_queues_have_limits(env: &Env) {
 }
 
 /// Claims of open transactions and leases count together, until the transaction ends.
-pub async fn row_16_held_and_leased_count_together(env: &Env) {
+pub async fn held_and_leased_claims_share_the_limit(env: &Env) {
     let bench = limited(env).await;
     for id in 1..=4 {
         bench.insert(row(id).entity("a")).await;

@@ -22,7 +22,7 @@ async fn walk(bench: &Bench, pass: &mut Pass) -> Vec<String> {
     }
 }
 
-pub async fn row_13_what_was_seen_is_not_offered_again(env: &Env) {
+pub async fn rows_seen_in_a_pass_are_not_offered_again(env: &Env) {
     let bench = env.plain().await;
     bench.fill(3).await;
     let mut pass = Pass::new();
@@ -31,7 +31,7 @@ pub async fn row_13_what_was_seen_is_not_offered_again(env: &Env) {
     assert_eq!(walk(&bench, &mut pass).await, ["1", "2", "3"], "the next pass begins at the start");
 }
 
-pub async fn row_13_a_line_across_ties_and_descending_order(env: &Env) {
+pub async fn the_line_works_across_ties_and_descending_order(env: &Env) {
     let layout = Layout::new(|spec| {
         spec.order_by_descending("priority", OrderType::Int).order_by("label", OrderType::Text)
     });
@@ -42,7 +42,7 @@ pub async fn row_13_a_line_across_ties_and_descending_order(env: &Env) {
     assert_eq!(walk(&bench, &mut Pass::new()).await, ["3", "5", "2", "1", "4"]);
 }
 
-pub async fn row_13_a_line_across_nulls(env: &Env) {
+pub async fn the_line_works_across_nulls(env: &Env) {
     let up = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
     let down = env.table(Layout::new(|spec| spec.order_by_descending("due", OrderType::Time))).await;
     for bench in [&up, &down] {
@@ -55,7 +55,7 @@ pub async fn row_13_a_line_across_nulls(env: &Env) {
     assert_eq!(walk(&down, &mut Pass::new()).await, ["1", "3", "4", "2"]);
 }
 
-pub async fn row_13_a_line_across_queues(env: &Env) {
+pub async fn the_line_works_across_queues(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).queued()).await;
     for queue in ["one", "two"] {
         bench.insert(row(1).queue(queue)).await;
@@ -66,7 +66,7 @@ pub async fn row_13_a_line_across_queues(env: &Env) {
     assert_eq!(seen, ["1", "1", "2", "2"], "the same id in two queues is two rows");
 }
 
-pub async fn row_15_a_clean_pass(env: &Env) {
+pub async fn a_pass_is_clean_only_if_it_found_nothing(env: &Env) {
     let bench = env.plain().await;
     bench.fill(2).await;
     let mut pass = Pass::new();
@@ -80,7 +80,7 @@ pub async fn row_15_a_clean_pass(env: &Env) {
     assert_eq!(pass.end(bench.is_pending().await), PassEnd::Clean, "rows under a lease are not left to do");
 }
 
-pub async fn row_15_a_locked_row_keeps_the_pass_from_being_clean(env: &Env) {
+pub async fn a_locked_row_keeps_the_pass_from_being_clean(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(1).await;
     let lock = bench.lock(&keys[0]).await;
@@ -91,7 +91,7 @@ pub async fn row_15_a_locked_row_keeps_the_pass_from_being_clean(env: &Env) {
     assert_eq!(bench.take(10).await.len(), 1);
 }
 
-pub async fn row_15_pending_looks_before_the_line(env: &Env) {
+pub async fn pending_includes_rows_before_the_line(env: &Env) {
     let bench = env.plain().await;
     bench.fill(2).await;
     let mut pass = Pass::new();
@@ -100,7 +100,7 @@ pub async fn row_15_pending_looks_before_the_line(env: &Env) {
     assert!(bounded(client.pending(&Take::up_to(1).after(pass.line()))).await.unwrap());
 }
 
-pub async fn row_15_what_is_not_ready_is_not_pending(env: &Env) {
+pub async fn rows_that_are_not_ready_are_not_pending(env: &Env) {
     let layout = Layout::new(|spec| spec.ready_at("ready_at").attempts("attempts_left"));
     let bench = env.table(layout).await;
     bench.insert(row(1).ready_in(Duration::from_secs(3600))).await;
@@ -112,7 +112,7 @@ pub async fn row_15_what_is_not_ready_is_not_pending(env: &Env) {
 }
 
 /// Several workers, passes, retries and put-backs: in the end all is done, each row once.
-pub async fn row_18_everything_is_done_in_passes(env: &Env) {
+pub async fn passes_of_several_workers_finish_every_row_once(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(30).await;
     let mut workers = Vec::new();

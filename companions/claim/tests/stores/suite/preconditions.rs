@@ -33,7 +33,7 @@ async fn blocked(bench: &Bench) -> Vec<RowKey> {
     bounded(bench.client().blocked(100)).await.unwrap()
 }
 
-pub async fn row_20_waits_until_it_is_done(env: &Env) {
+pub async fn an_update_waits_until_its_create_is_done(env: &Env) {
     for bench in [blocking(env).await, running(env).await] {
         let first = update(&bench, 1).await;
         let second = create(&bench, 2).await;
@@ -51,7 +51,7 @@ pub async fn row_20_waits_until_it_is_done(env: &Env) {
     }
 }
 
-pub async fn row_20_a_failure_blocks(env: &Env) {
+pub async fn a_failed_create_blocks_its_update(env: &Env) {
     let Some(failed) = env.variant.failed() else { return no_failed_state(env).await };
     let bench = blocking(env).await;
     bench.insert(row(1).entity("a").kind("create").state(failed)).await;
@@ -74,7 +74,7 @@ async fn no_failed_state(env: &Env) {
     assert_eq!(ids(&bench.take(5).await), ["1"]);
 }
 
-pub async fn row_20_a_failure_may_be_passed_over(env: &Env) {
+pub async fn a_failed_create_can_be_ignored(env: &Env) {
     let Some(failed) = env.variant.failed() else { return no_failed_state(env).await };
     let bench = running(env).await;
     bench.insert(row(1).entity("a").kind("create").state(failed)).await;
@@ -83,7 +83,7 @@ pub async fn row_20_a_failure_may_be_passed_over(env: &Env) {
     assert_eq!(keys(&bench.take_one().await), [runs]);
 }
 
-pub async fn row_20_a_missing_one_blocks(env: &Env) {
+pub async fn a_missing_create_blocks_its_update(env: &Env) {
     let bench = blocking(env).await;
     let waits = update(&bench, 1).await;
     let taken = bench.try_take(&Take::up_to(5)).await.unwrap();
@@ -94,14 +94,14 @@ pub async fn row_20_a_missing_one_blocks(env: &Env) {
     assert_eq!(keys(&bench.take_one().await), [waits]);
 }
 
-pub async fn row_20_a_missing_one_may_be_passed_over(env: &Env) {
+pub async fn a_missing_create_can_be_ignored(env: &Env) {
     let bench = running(env).await;
     let runs = update(&bench, 1).await;
     assert!(blocked(&bench).await.is_empty());
     assert_eq!(keys(&bench.take_one().await), [runs]);
 }
 
-pub async fn row_20_an_exhausted_one_has_failed(env: &Env) {
+pub async fn an_exhausted_create_counts_as_failed(env: &Env) {
     for (bench, is_blocked) in [(blocking(env).await, true), (running(env).await, false)] {
         let creates = bench.insert(row(1).entity("a").kind("create").attempts(1)).await;
         let waits = update(&bench, 2).await;
@@ -119,7 +119,7 @@ pub async fn row_20_an_exhausted_one_has_failed(env: &Env) {
     }
 }
 
-pub async fn row_20_blocked_until_it_is_done_after_all(env: &Env) {
+pub async fn a_blocked_update_runs_once_its_create_is_done(env: &Env) {
     let bench = blocking(env).await;
     let creates = bench.insert(row(1).entity("a").kind("create").attempts(0)).await;
     let waits = update(&bench, 2).await;
@@ -130,7 +130,7 @@ pub async fn row_20_blocked_until_it_is_done_after_all(env: &Env) {
     assert_eq!(keys(&bench.take_one().await), [waits]);
 }
 
-pub async fn row_20_only_its_group_and_its_kind(env: &Env) {
+pub async fn only_updates_of_the_same_group_wait(env: &Env) {
     let bench = blocking(env).await;
     create(&bench, 1).await;
     bench.insert(row(2).entity("b").kind("update")).await;
@@ -139,7 +139,7 @@ pub async fn row_20_only_its_group_and_its_kind(env: &Env) {
     assert_eq!(ids(&bench.take(5).await), ["1", "2", "3"]);
 }
 
-pub async fn row_20_all_of_the_kind_must_be_done(env: &Env) {
+pub async fn every_create_of_the_group_must_be_done(env: &Env) {
     let bench = running(env).await;
     bench.insert(row(1).entity("a").kind("create").state(env.variant.done())).await;
     create(&bench, 2).await;
@@ -150,7 +150,7 @@ pub async fn row_20_all_of_the_kind_must_be_done(env: &Env) {
     assert_eq!(keys(&bench.take_one().await), [waits]);
 }
 
-pub async fn row_22_waiting_within_a_group(env: &Env) {
+pub async fn updates_of_a_grouped_claim_wait_for_its_create(env: &Env) {
     let layout = Layout::new(|spec| {
         let spec = spec.group("entity").grouped().kind("kind");
         spec.waits("update", "create", Unmet::Block, Unmet::Block)

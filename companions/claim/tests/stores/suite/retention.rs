@@ -9,7 +9,7 @@ use super::bench::{Layout, bounded, is_superseded, row};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-pub async fn row_29_keeps_all(env: &Env) {
+pub async fn settled_rows_are_kept_by_default(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     bench.settle(&bench.take_one().await.claim, Outcome::Done).await.unwrap();
@@ -18,7 +18,7 @@ pub async fn row_29_keeps_all(env: &Env) {
     assert!(bench.is_done(&key).await);
 }
 
-pub async fn row_29_keeps_for_a_time(env: &Env) {
+pub async fn settled_rows_are_purged_after_their_time(env: &Env) {
     let layout = Layout::new(|spec| spec.settled_at("settled_at").retention(Retention::KeepFor(DAY)));
     let bench = env.table(layout).await;
     let keys = bench.fill(5).await;
@@ -38,7 +38,7 @@ pub async fn row_29_keeps_for_a_time(env: &Env) {
     assert!(bench.is_taken(&keys[3]).await && bench.is_home(&keys[4]).await);
 }
 
-pub async fn row_29_deletes_on_settle(env: &Env) {
+pub async fn settled_rows_can_be_deleted_at_once(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.retention(Retention::DeleteOnSettle))).await;
     let keys = bench.fill(3).await;
     let claims = bench.take(3).await;
@@ -53,7 +53,7 @@ pub async fn row_29_deletes_on_settle(env: &Env) {
     }
 }
 
-pub async fn row_29_a_purge_passes_over_locked_rows(env: &Env) {
+pub async fn a_purge_passes_over_locked_rows(env: &Env) {
     let layout = Layout::new(|spec| spec.settled_at("settled_at").retention(Retention::KeepFor(DAY)));
     let bench = env.table(layout).await;
     let keys = bench.fill(2).await;
@@ -68,7 +68,7 @@ pub async fn row_29_a_purge_passes_over_locked_rows(env: &Env) {
     assert_eq!(bounded(bench.client().purge(10)).await.unwrap(), 1);
 }
 
-pub async fn row_29_deletes_a_claim_as_a_whole(env: &Env) {
+pub async fn a_claim_is_deleted_as_a_whole(env: &Env) {
     let layout = Layout::new(|spec| spec.group("entity").grouped().retention(Retention::DeleteOnSettle));
     let bench = env.table(layout).await;
     let (one, two) = (bench.insert(row(1).entity("a")).await, bench.insert(row(2).entity("a")).await);

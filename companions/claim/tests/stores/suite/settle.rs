@@ -7,7 +7,7 @@ use leasehold_claim::{ClaimError, Outcome, OwnerToken, Take};
 use super::Env;
 use super::bench::{Layout, bounded, is_superseded, keys, retry, row, state_of, without};
 
-pub async fn row_24_done(env: &Env) {
+pub async fn a_settled_row_is_done_and_others_are_untouched(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.settled_at("settled_at"))).await;
     let all = bench.fill(3).await;
     let claimed = bench.take_one().await;
@@ -20,7 +20,7 @@ pub async fn row_24_done(env: &Env) {
     }
 }
 
-pub async fn row_25_failed_with_its_message(env: &Env) {
+pub async fn a_failed_row_has_its_message(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;
@@ -40,7 +40,7 @@ pub async fn row_25_failed_with_its_message(env: &Env) {
     }
 }
 
-pub async fn row_25_retry(env: &Env) {
+pub async fn a_retried_row_is_free_at_once_and_uses_an_attempt(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left"))).await;
     let key = bench.insert(row(1).attempts(3)).await;
     let claimed = bench.take_one().await;
@@ -56,7 +56,7 @@ pub async fn row_25_retry(env: &Env) {
     assert_eq!(bench.take(1).await.len(), 1, "at once");
 }
 
-pub async fn row_25_retry_after_a_pause(env: &Env) {
+pub async fn a_retry_can_have_a_pause(env: &Env) {
     let after = Outcome::Retry { error: None, after: Duration::from_secs(3600) };
     let bench = env.table(Layout::new(|spec| spec.ready_at("ready_at"))).await;
     let key = bench.insert(row(1)).await;
@@ -86,7 +86,7 @@ pub async fn put_back(env: &Env) {
     }
 }
 
-pub async fn row_39_along_a_transition(env: &Env) {
+pub async fn a_claim_can_end_along_a_transition(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;
@@ -98,7 +98,7 @@ pub async fn row_39_along_a_transition(env: &Env) {
     assert!(is_superseded(&bench.settle(&claimed.claim, Outcome::Done).await));
 }
 
-pub async fn row_39_an_illegal_transition_changes_nothing(env: &Env) {
+pub async fn an_illegal_transition_changes_nothing(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;
@@ -157,7 +157,7 @@ pub async fn under_another_epoch(env: &Env) {
     bench.settle(&claimed.claim, Outcome::Done).await.unwrap();
 }
 
-pub async fn row_24_all_rows_of_a_claim_or_none(env: &Env) {
+pub async fn all_rows_of_a_claim_are_settled_or_none(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.group("entity").grouped())).await;
     let mut rows = Vec::new();
     for id in 1..=3 {
@@ -184,7 +184,7 @@ pub async fn row_24_all_rows_of_a_claim_or_none(env: &Env) {
 }
 
 /// The worker that was frozen: it wakes when its row is another's, and learns so.
-pub async fn row_18_after_expiry_sweep_and_another_claim(env: &Env) {
+pub async fn a_worker_whose_row_was_taken_again_cannot_settle(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let frozen = bench.take_one().await;
@@ -211,7 +211,7 @@ pub async fn row_18_after_expiry_sweep_and_another_claim(env: &Env) {
     assert!(bench.is_done(&key).await);
 }
 
-pub async fn row_40_after_a_sweep(env: &Env) {
+pub async fn a_worker_whose_row_was_swept_cannot_settle(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;
@@ -294,7 +294,7 @@ pub async fn while_somebody_has_the_row_locked(env: &Env) {
     assert!(bench.is_done(&key).await);
 }
 
-pub async fn row_39_after_the_lease_ended_but_nobody_cared(env: &Env) {
+pub async fn an_ended_lease_that_was_not_swept_can_be_settled(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let claimed = bench.take_one().await;

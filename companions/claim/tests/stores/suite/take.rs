@@ -10,7 +10,7 @@ use serde_json::json;
 use super::Env;
 use super::bench::{Layout, bounded, ids, keys, pause, row};
 
-pub async fn row_11_no_more_than_the_limit(env: &Env) {
+pub async fn a_take_returns_no_more_than_its_limit(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(10).await;
     let taken = bench.try_take(&Take::up_to(3)).await.unwrap();
@@ -25,14 +25,14 @@ pub async fn row_11_no_more_than_the_limit(env: &Env) {
     assert_eq!(bench.take(100).await.len(), 0);
 }
 
-pub async fn row_38_nothing_from_an_empty_table(env: &Env) {
+pub async fn an_empty_table_gives_no_claims(env: &Env) {
     let bench = env.plain().await;
     let taken = bench.try_take(&Take::up_to(5)).await.unwrap();
     assert!(taken.claims.is_empty() && taken.skipped == 0 && taken.line.is_none(), "{taken:?}");
     assert!(!bench.is_pending().await);
 }
 
-pub async fn row_12_in_order_of_the_id(env: &Env) {
+pub async fn claims_come_in_order_of_the_id(env: &Env) {
     let bench = env.plain().await;
     for id in [9, 10, 2, 100, 1] {
         bench.insert(row(id)).await;
@@ -41,7 +41,7 @@ pub async fn row_12_in_order_of_the_id(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(10)).await, ["9", "10", "100"]);
 }
 
-pub async fn row_12_in_order_of_a_descending_column(env: &Env) {
+pub async fn claims_come_in_order_of_a_descending_column(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by_descending("priority", OrderType::Int))).await;
     for (id, priority) in [(1, 0), (2, 5), (3, 5), (4, -1), (5, 10)] {
         bench.insert(row(id).priority(priority)).await;
@@ -49,7 +49,7 @@ pub async fn row_12_in_order_of_a_descending_column(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(10)).await, ["5", "2", "3", "1", "4"]);
 }
 
-pub async fn row_12_in_order_of_time_and_null_last(env: &Env) {
+pub async fn claims_come_in_order_of_time_with_null_last(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
     bench.insert(row(1)).await;
     bench.insert(row(2).due_in(Duration::from_secs(7200))).await;
@@ -57,7 +57,7 @@ pub async fn row_12_in_order_of_time_and_null_last(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(10)).await, ["3", "2", "1"]);
 }
 
-pub async fn row_12_in_order_of_text(env: &Env) {
+pub async fn claims_come_in_order_of_text(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by("label", OrderType::Text))).await;
     for (id, label) in [(1, "pear"), (2, "apple"), (3, "quince"), (4, "apple")] {
         bench.insert(row(id).label(label.to_owned())).await;
@@ -65,7 +65,7 @@ pub async fn row_12_in_order_of_text(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(10)).await, ["2", "4", "1", "3"]);
 }
 
-pub async fn row_10_each_claim_has_its_own_owner(env: &Env) {
+pub async fn each_claim_has_its_own_owner(env: &Env) {
     let bench = env.plain().await;
     let all = bench.fill(6).await;
     let mut owners = HashSet::new();
@@ -81,7 +81,7 @@ pub async fn row_10_each_claim_has_its_own_owner(env: &Env) {
     assert_eq!(owners.len(), 2 * all.len(), "an owner is never used again");
 }
 
-pub async fn row_10_owners_of_a_sequence(env: &Env) {
+pub async fn owners_can_come_from_a_sequence(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).numbered_owners()).await;
     bench.fill(4).await;
     let mut owners: Vec<_> = bench.take(2).await.into_iter().chain(bench.take(2).await).collect();
@@ -95,7 +95,7 @@ pub async fn row_10_owners_of_a_sequence(env: &Env) {
     }
 }
 
-pub async fn row_19_epochs_grow_with_each_claim(env: &Env) {
+pub async fn epochs_grow_with_each_claim(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;
     let mut last = 0;
@@ -129,7 +129,7 @@ pub async fn epochs_of_a_sequence_grow_from_row_to_row(env: &Env) {
     }
 }
 
-pub async fn row_37_only_the_states_that_were_asked_for(env: &Env) {
+pub async fn a_take_returns_only_the_requested_states(env: &Env) {
     let bench = env.plain().await;
     bench.fill(2).await;
     if env.variant.is_boolean() {
@@ -142,7 +142,7 @@ pub async fn row_37_only_the_states_that_were_asked_for(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(10)).await, ["1", "2", "4"], "without a list, all that may be taken");
 }
 
-pub async fn row_37_other_states_are_refused(env: &Env) {
+pub async fn states_that_cannot_be_taken_are_refused(env: &Env) {
     let bench = env.plain().await;
     bench.fill(1).await;
     for state in [env.variant.done(), "unheard-of"] {
@@ -162,7 +162,7 @@ pub async fn limits_and_leases_of_zero_are_refused(env: &Env) {
     assert_eq!(bench.take(1).await.len(), 1);
 }
 
-pub async fn row_11_disjoint_between_workers(env: &Env) {
+pub async fn workers_take_disjoint_rows(env: &Env) {
     let bench = env.plain().await;
     bench.fill(60).await;
     let mut workers = Vec::new();
@@ -188,7 +188,7 @@ pub async fn row_11_disjoint_between_workers(env: &Env) {
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), 60);
 }
 
-pub async fn row_44_only_of_the_queue(env: &Env) {
+pub async fn a_take_returns_only_rows_of_its_queue(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).queued()).await;
     for id in 1..=6 {
         bench.insert(row(id).queue(if id % 2 == 0 { "even" } else { "odd" })).await;
@@ -203,7 +203,7 @@ pub async fn row_44_only_of_the_queue(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(9)).await, ["1", "3", "5"], "without a queue, of all of them");
 }
 
-pub async fn row_45_the_same_id_in_two_queues(env: &Env) {
+pub async fn the_same_id_in_two_queues_is_two_rows(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).queued()).await;
     let one = bench.insert(row(1).queue("one")).await;
     let two = bench.insert(row(1).queue("two")).await;
@@ -224,7 +224,7 @@ pub async fn a_queue_where_there_is_none_is_refused(env: &Env) {
     assert!(matches!(refused, Err(ClaimError::InvalidSpec(_) | ClaimError::Unsupported(_))), "{refused:?}");
 }
 
-pub async fn row_11_a_locked_row_is_passed_over(env: &Env) {
+pub async fn a_locked_row_is_passed_over(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(3).await;
     let lock = bench.lock(&keys[0]).await;
@@ -243,7 +243,7 @@ pub async fn not_before_it_is_ready(env: &Env) {
     assert_eq!(bench.ids(&Take::up_to(5)).await, ["2", "3"]);
 }
 
-pub async fn row_19_work_and_dedupe_key_stay_and_the_epoch_grows(env: &Env) {
+pub async fn work_and_dedupe_key_stay_and_the_epoch_grows(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.work(["id", "priority", "label"]))).await;
     bench.insert(row(7).priority(3).label("it's \"quoted\"".to_owned())).await;
     let first = bench.take_one().await;
@@ -307,7 +307,7 @@ pub async fn ids_of_every_type(env: &Env) {
     assert!(matches!(&refused, ClaimError::InvalidSpec(text) if text.contains("2147483648")), "{refused}");
 }
 
-pub async fn row_40_each_row_its_own_timeout(env: &Env) {
+pub async fn each_row_can_have_its_own_timeout(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.timeout_seconds("timeout_seconds"))).await;
     bench.insert(row(1).timeout(3600)).await;
     bench.insert(row(2)).await;
@@ -322,7 +322,7 @@ pub async fn row_40_each_row_its_own_timeout(env: &Env) {
     assert!(remaining("2") <= Duration::from_secs(60), "{:?}", remaining("2"));
 }
 
-pub async fn row_84_a_claim_says_what_it_found(env: &Env) {
+pub async fn a_claim_reports_the_row_that_it_found(env: &Env) {
     let layout = Layout::new(|spec| spec.group("entity").kind("kind").attempts("attempts_left"));
     let bench = env.table(layout).await;
     bench.insert(row(1).entity("order 7").kind("create").attempts(3)).await;

@@ -12,7 +12,7 @@ use super::bench::{bounded, ids, row};
 /// Long enough for a notification that was on its way.
 const SOON: Duration = Duration::from_millis(300);
 
-pub async fn row_6_an_insert_wakes(env: &Env) {
+pub async fn an_insert_wakes_a_listener(env: &Env) {
     let bench = env.plain().await;
     let mut wake = bounded(bench.client().listen()).await.unwrap();
     let waiting = tokio::spawn(async move { wake.woken().await });
@@ -22,7 +22,7 @@ pub async fn row_6_an_insert_wakes(env: &Env) {
     assert_eq!(bench.take(1).await.len(), 1, "what it was woken for is there");
 }
 
-pub async fn row_9_nothing_is_lost_between_listening_and_waiting(env: &Env) {
+pub async fn no_row_is_lost_between_listening_and_waiting(env: &Env) {
     let bench = env.plain().await;
     bench.insert(row(1)).await;
     let mut wake = bounded(bench.client().listen()).await.unwrap();
@@ -53,7 +53,7 @@ pub async fn every_listener_hears(env: &Env) {
     bounded(two.woken()).await.unwrap();
 }
 
-pub async fn row_8_all_notifications_lost(env: &Env) {
+pub async fn a_scan_finds_rows_whose_notifications_are_lost(env: &Env) {
     let bench = env.plain().await;
     bench.table.lose_wake_ups().await;
     let mut wake = bounded(bench.client().listen()).await.unwrap();
