@@ -4,6 +4,7 @@
 // What fails here fails the test.
 #![allow(clippy::expect_used)]
 
+#[path = "common/memory.rs"]
 mod common;
 
 use leasehold_conformance::{Outcome, all_cases, run_case};

@@ -6,6 +6,7 @@
 // What fails here fails the test.
 #![allow(clippy::expect_used)]
 
+#[path = "common/memory.rs"]
 mod common;
 
 use std::sync::Arc;

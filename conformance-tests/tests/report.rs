@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used)]
 
+#[path = "common/memory.rs"]
 mod common;
 
 use std::collections::BTreeSet;

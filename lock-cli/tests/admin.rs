@@ -1,6 +1,7 @@
 //! `leasehold list`, `inspect`, `release` and `check`: what people and machines get.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use serde_json::Value;

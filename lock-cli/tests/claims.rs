@@ -1,6 +1,7 @@
 //! `leasehold claims` on tables of an application's own, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Command;

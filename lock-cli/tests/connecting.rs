@@ -1,6 +1,7 @@
 //! `--wait` is one budget for the way to the store and for the lock.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::io::{Read as _, Write as _};

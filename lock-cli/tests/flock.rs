@@ -1,6 +1,7 @@
 //! What people who come from flock(1) type.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use support::{Beside, Store, finish, with};

@@ -1,6 +1,7 @@
 //! `leasehold gc`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use support::{Beside, Store, finish};

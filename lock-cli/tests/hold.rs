@@ -1,6 +1,7 @@
 //! `leasehold lock`: held until standard input is closed.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use rustix::process::Signal;

@@ -1,6 +1,7 @@
 //! Bad input and unusable stores: a clear message, the right code, no password.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Stdio;

@@ -1,6 +1,7 @@
 //! Several keys in one run, and runs inside runs that wait for each other.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! How long a holder that gets no answer counts as holding, as the URL says it, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::time::Duration;

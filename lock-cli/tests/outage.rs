@@ -1,6 +1,7 @@
 //! The command while its server is away, on a server of its own.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Command;

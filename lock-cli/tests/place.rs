@@ -1,6 +1,7 @@
 //! Which store is meant, and what the command learns of it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Command;

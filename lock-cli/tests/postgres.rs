@@ -1,6 +1,7 @@
 //! The command on the Postgres stores, on a real server: between processes, whatever ends them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! What a role needs of the server for one of the stores, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! `leasehold run`: exclusion, exit codes, environment, waiting, windows.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::ffi::OsStr;

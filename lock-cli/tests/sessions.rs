@@ -1,6 +1,7 @@
 //! Advisory locks of others, for operators, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! Signals, kills and loss: the lock is free when, and only when, the work under it has ended.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use rustix::process::{Signal, kill_process};

@@ -1,6 +1,7 @@
 //! What docs/command.md shows does what it says.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::os::unix::fs::symlink;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 #![cfg(target_os = "linux")]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::io::{Read as _, Write as _};

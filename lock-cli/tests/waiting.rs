@@ -1,6 +1,7 @@
 //! What somebody who waits is told, and how we name ourselves.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "support/command.rs"]
 mod support;
 
 use std::time::{Duration, Instant};

@@ -3,6 +3,7 @@
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "common/backend.rs"]
 mod common;
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! What a scrape sees of claims: the metrics that `docs/metrics.md` describes.
 #![allow(clippy::unwrap_used)]
 
-#[path = "claimer/common/mod.rs"]
+#[path = "claimer/common.rs"]
 mod common;
 
 use std::sync::atomic::Ordering;

@@ -1,6 +1,7 @@
 //! The suite on the twin in memory.
 #![allow(clippy::unwrap_used)]
 
+#[path = "suite/cases.rs"]
 mod suite;
 
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "common/service.rs"]
 mod common;
 
 use axum::http::StatusCode;

@@ -11,5 +11,5 @@ mod levels;
 mod schema;
 #[cfg(feature = "tower")]
 mod stack;
-#[path = "../suite/mod.rs"]
+#[path = "../suite/cases.rs"]
 mod suite;

@@ -4,10 +4,9 @@
 
 mod apps;
 mod commit;
-#[path = "../common/mod.rs"]
+#[path = "../common/layers.rs"]
 mod common;
 mod leaks;
-#[path = "../ledger/mod.rs"]
 mod ledger;
 mod races;
 mod transaction;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../common/layers.rs"]
 mod common;
 mod grpc_echo;
 
