@@ -3,12 +3,14 @@
 mod apart;
 mod backoff;
 mod builder;
+mod claim;
 mod feeder;
-mod hold;
+mod in_flight;
 mod keeper;
 mod listener;
 mod on_failure;
-mod pruner;
+pub(crate) mod pass;
+mod purger;
 mod run;
 mod settler;
 mod shared;
@@ -22,14 +24,12 @@ use tokio::time::timeout;
 
 pub use backoff::Backoff;
 pub use builder::ClaimerBuilder;
-pub(crate) use hold::Hold;
+pub use claim::Claim;
 pub use on_failure::OnFailure;
-pub(crate) use shared::{Shared, closed};
 
-use crate::claim::Claim;
 use crate::error::ClaimError;
 use crate::store::ClaimStore;
-use shared::Waiting;
+use shared::{Shared, Waiting};
 
 /// Takes claims from a store and hands them to the workers of this process.
 ///

@@ -127,7 +127,7 @@ async fn what_nobody_waits_for_is_counted_too() {
 #[test]
 fn the_page_describes_them() {
     let page = include_str!("../../../docs/metrics.md");
-    let code = include_str!("../src/published.rs");
+    let code = include_str!("../src/metrics.rs");
     let named: Vec<&str> = code.split('"').filter(|text| text.starts_with("leasehold.claim.")).collect();
     assert!(named.len() >= 11, "{named:?}");
     for name in named {

@@ -9,7 +9,7 @@ use leasehold_engine::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
 use super::on_failure::OnFailure;
-use super::{Claimer, feeder, keeper, listener, pruner, settler, shared, sweeper};
+use super::{Claimer, feeder, keeper, listener, purger, settler, shared, sweeper};
 use crate::error::ClaimError;
 use crate::held::HeldStore;
 use crate::id::RowKey;
@@ -302,7 +302,7 @@ impl ClaimerBuilder {
         runtime.spawn(keeper::run(Arc::clone(&shared)));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));
         runtime.spawn(sweeper::run(Arc::clone(&shared)));
-        runtime.spawn(pruner::run(Arc::clone(&shared)));
+        runtime.spawn(purger::run(Arc::clone(&shared)));
         runtime.spawn(listener::run(Arc::clone(&shared)));
         runtime.spawn(feeder::run(Arc::clone(&shared)));
         Ok(Claimer::new(shared))

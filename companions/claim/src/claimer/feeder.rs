@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
 use super::shared::Shared;
+use crate::claimer::pass::{Pass, PassEnd};
 use crate::error::ClaimError;
-use crate::pass::{Pass, PassEnd};
 use crate::store::Outcome;
 
 /// How long the first look waits for the listener to listen, so that nothing can come in between.

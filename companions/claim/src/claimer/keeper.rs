@@ -14,7 +14,7 @@ use leasehold_api::{Error, ErrorKind, LossReason};
 use leasehold_engine::Moment;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::hold::Hold;
+use super::in_flight::Hold;
 use super::shared::Shared;
 use crate::error::ClaimError;
 use crate::store::{Outcome, Renewal};

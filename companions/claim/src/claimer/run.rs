@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::Claimer;
 use super::on_failure::OnFailure;
-use crate::claim::Claim;
+use crate::claimer::Claim;
 use crate::error::ClaimError;
 use crate::store::Outcome;
 

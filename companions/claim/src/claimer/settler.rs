@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
-use super::hold::Hold;
+use super::in_flight::Hold;
 use super::on_failure::OnFailure;
 use super::shared::{Settle, Shared, closed};
 use crate::error::ClaimError;

@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::apart::LeftAlone;
 use super::builder::Config;
-use super::hold::Hold;
+use super::in_flight::Hold;
 use super::on_failure::OnFailure;
 use crate::error::ClaimError;
 use crate::held::HeldStore;
 use crate::id::RowKey;
-use crate::published::Published;
+use crate::metrics::Published;
 use crate::store::{ClaimStore, Claimed, Outcome, RefusedRow, Settled, Take};
 
 mod waiting;

@@ -4,16 +4,16 @@ use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
 use super::PgHeld;
-use super::pick::{judge, lasting, present, statement};
-use super::statement::Run;
+use super::run::Run;
+use super::take::{judge, lasting, present, statement};
 use crate::error::ClaimError;
-use crate::sql::TAKE;
-use crate::sql::groups::{self, Candidate, Locked, Search, members};
-use crate::sql::limit::chosen;
-use crate::sql::order::Sequence;
-use crate::sql::pick::Asked;
-use crate::sql::query::{Query, get};
-use crate::sql::row::claims;
+use crate::statements::TAKE;
+use crate::statements::groups::{self, Candidate, Locked, Search, members};
+use crate::statements::order::Sequence;
+use crate::statements::pick::Asked;
+use crate::statements::query::{Query, get};
+use crate::statements::row::claims;
+use crate::statements::tenants::chosen;
 use crate::store::{Line, Taken};
 
 impl PgHeld {

@@ -9,12 +9,12 @@ use sqlx::{PgConnection, PgPool, Postgres, SqlStr, Transaction};
 use tokio::time::timeout;
 
 use super::PgHeld;
-use super::pick::Taking;
-use super::statement::bounded;
+use super::run::bounded;
+use super::take::Taking;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
-use crate::sql::query::failed;
-use crate::sql::words::Words;
+use crate::statements::parts::Words;
+use crate::statements::query::failed;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
 /// In words, as the database may have other defaults.

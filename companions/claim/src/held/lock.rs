@@ -8,15 +8,15 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::PgHeld;
-use super::pick::{judge, present};
-use super::statement::Run;
+use super::run::Run;
+use super::take::{judge, present};
 use crate::error::ClaimError;
 use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::Inner;
-use crate::sql::query::{Query, failed, get};
-use crate::sql::row::{answers, key_of, read_row};
 use crate::state::State;
+use crate::statements::query::{Query, failed, get};
+use crate::statements::row::{answers, key_of, read_row};
 use crate::store::ClaimedRow;
 
 const LOCK: &str = "lock a row";

@@ -4,9 +4,9 @@ use sqlx::PgConnection;
 
 use super::PgHeld;
 use crate::error::ClaimError;
-use crate::sql::SETTLE;
-use crate::sql::ending::{Ending, many, probe};
-use crate::sql::settled::{Wanted, lost, whole, written};
+use crate::statements::SETTLE;
+use crate::statements::settle::{Ending, many, probe};
+use crate::statements::settled::{Wanted, lost, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgHeld {

@@ -12,7 +12,7 @@ use super::wake::MemoryWake;
 use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
 use crate::error::ClaimError;
 use crate::id::RowKey;
-use crate::published::depth;
+use crate::metrics::depth;
 use crate::spec::ClaimSpec;
 use crate::state::State;
 use crate::store::{

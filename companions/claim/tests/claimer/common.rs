@@ -1,9 +1,6 @@
 //! What the tests of the claimer share: a store that counts its calls and can be made to fail.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used)] // Each test file uses its part.
 
-#[path = "common/pg.rs"]
-pub mod pg;
-
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

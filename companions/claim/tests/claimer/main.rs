@@ -9,6 +9,7 @@ mod idle;
 mod keep;
 mod max_hold;
 mod passes;
+mod pg;
 mod postgres;
 mod processes;
 mod refused;

@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use crate::common::pg::{pool, spec};
 use crate::common::{builder, paused, state, still_memory, until, with_attempts, within};
+use crate::pg::{pool, spec};
 use crate::refused::{number, run, until_number};
 use leasehold_claim::api::{ErrorKind, LossReason};
 use leasehold_claim::sqlx::{PgPool, raw_sql};
@@ -18,7 +18,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Each row is worked on once by somebody who hangs, and then well.
 async fn table(db: &Database, rows: i64) -> PgPool {
-    let pool = crate::common::pg::prepare(db.url()).await;
+    let pool = crate::pg::prepare(db.url()).await;
     run(&pool, &format!("INSERT INTO request (attempts_left) SELECT 3 FROM generate_series(1, {rows})"))
         .await;
     pool

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::pg::{COMPLETE, id, insert, number, pool, prepare, spec, until_number};
 use crate::common::{Probe, within};
+use crate::pg::{COMPLETE, id, insert, number, pool, prepare, spec, until_number};
 use leasehold_claim::api::LossReason;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use leasehold_claim::sqlx::query;

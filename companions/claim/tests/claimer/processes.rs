@@ -4,8 +4,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::pg::{COMPLETE, insert, number, pool, prepare, spec};
 use crate::common::within;
+use crate::pg::{COMPLETE, insert, number, pool, prepare, spec};
 use leasehold_claim::sqlx::query_scalar;
 use leasehold_claim::{ClaimError, Claimer, PgClaims};
 use test_servers::fresh_database;

@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::pg::pool;
 use crate::common::within;
+use crate::pg::pool;
 use leasehold_claim::sqlx::{AssertSqlSafe, PgPool, query_scalar, raw_sql};
 use leasehold_claim::{
     Backoff, Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimer, ClaimerBuilder, IdType, OnFailure,

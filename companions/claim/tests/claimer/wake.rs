@@ -3,8 +3,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::common::pg::{id, insert, number, pool, prepare, spec};
 use crate::common::{Probe, until, within};
+use crate::pg::{id, insert, number, pool, prepare, spec};
 use leasehold_claim::sqlx::{PgPool, query, query_scalar};
 use leasehold_claim::support::group_number;
 use leasehold_claim::{ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Take};

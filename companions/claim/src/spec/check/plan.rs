@@ -6,9 +6,9 @@ use super::facts::{Facts, IndexFact};
 use super::{Look, said};
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
-use crate::sql::order::Sequence;
-use crate::sql::pick::{Asked, alone};
-use crate::sql::words::Words;
+use crate::statements::order::Sequence;
+use crate::statements::parts::Words;
+use crate::statements::pick::{Asked, alone};
 use crate::store::Take;
 
 /// So many rows are read quickly whatever the plan.

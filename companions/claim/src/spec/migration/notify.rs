@@ -4,7 +4,7 @@ use super::names::{beside, dollar_tag, hash, regclass};
 use super::step::{Step, quote};
 use crate::name::{Table, literal};
 use crate::spec::ClaimSpec;
-use crate::sql::payload::INSERTED;
+use crate::statements::payload::INSERTED;
 
 const COMMENT: &str = "Wakes workers that claim rows of the table. Made by leasehold-claim; \
                        see ClaimSpecBuilder::notify_on_insert.";

@@ -1,0 +1,89 @@
+//! Going on with all rows but those that the table does not allow to be written.
+
+use std::sync::Arc;
+
+use sqlx::postgres::PgRow;
+
+use super::PgClaims;
+use crate::error::ClaimError;
+use crate::id::RowKey;
+use crate::statements::query::Query;
+use crate::statements::row::key_of;
+
+/// How many rows more are looked at when some have to stay as they are.
+pub(super) const BEYOND: i64 = 1_000;
+
+impl PgClaims {
+    /// The table does not allow one of the rows to be written: `all` lists those that are due, and `some` is carried out for
+    /// what stands between such rows. Errors are those of [`halved`](Self::halved).
+    pub(super) async fn around(
+        &self,
+        doing: &'static str,
+        limit: u32,
+        all: String,
+        some: String,
+        note: impl FnMut(&[PgRow]) -> Result<(), ClaimError>,
+    ) -> Result<(), ClaimError> {
+        let keys = self.keys(doing, limit, all).await?;
+        let some: Arc<str> = some.into();
+        let make = |left: i64, part: &[RowKey]| Query::new(Arc::clone(&some)).bind(left)?.keys(part);
+        self.halved(doing, limit.into(), &keys, make, note).await
+    }
+
+    /// The keys that `all` lists: `limit` and some beyond.
+    pub(super) async fn keys(
+        &self,
+        doing: &'static str,
+        limit: u32,
+        all: String,
+    ) -> Result<Vec<RowKey>, ClaimError> {
+        let query = Query::new(all).bind(i64::from(limit) + BEYOND)?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(doing))?;
+        rows.iter().map(|row| key_of(self.words(), row, doing)).collect()
+    }
+
+    /// Carries out a statement for `keys` by halves, until each half is written or is one row that the table refuses.
+    /// `make` gets how many more rows are to be written, and for which keys. The error names the first row that was refused,
+    /// and is one only if no row at all was written.
+    pub(super) async fn halved(
+        &self,
+        doing: &'static str,
+        limit: i64,
+        keys: &[RowKey],
+        make: impl Fn(i64, &[RowKey]) -> Result<Query, ClaimError>,
+        mut note: impl FnMut(&[PgRow]) -> Result<(), ClaimError>,
+    ) -> Result<(), ClaimError> {
+        let (mut left, mut trouble, mut parts) = (limit, None, vec![keys]);
+        while let Some(part) = parts.pop()
+            && left > 0
+        {
+            let most = part.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (part, rest) = part.split_at(most);
+            parts.extend((!rest.is_empty()).then_some(rest));
+            match (self.server().rows(&make(left, part)?).await, part) {
+                (Ok(rows), _) => {
+                    left -= rows.len() as i64;
+                    note(&rows)?;
+                }
+                (Err(fault), [key]) if fault.is_of_row() => {
+                    let source = Arc::new(fault.error(doing));
+                    tracing::debug!(row = %key, error = %source, "the table does not allow a row to be written");
+                    trouble.get_or_insert(ClaimError::Row { row: key.clone(), source });
+                }
+                (Err(fault), _) if fault.is_of_row() => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                (Err(fault), _) => return Err(fault.error(doing)),
+            }
+        }
+        match trouble {
+            Some(error) if left == limit => Err(error),
+            Some(error) => {
+                tracing::warn!(store = %self, %error, "some rows stay as they are");
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Hearing of new work.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, ErrorKind};
+use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::PgClaims;
+use crate::error::ClaimError;
+use crate::name::literal;
+use crate::spec::NotifyTrigger;
+use crate::statements::payload::{ECHO, Heard, inserted, notify_returned};
+use crate::statements::query::{Query, failed, get};
+use crate::store::Wake;
+
+const LISTEN: &str = "listen for new work";
+
+/// How long a listener waits for its echo at most.
+const PROOF: Duration = Duration::from_secs(2);
+
+/// How often a listener asks its session whether it still listens: from once to twice this long apart, at random, so that
+/// the listeners of many processes do not ask together.
+const CHECK: Duration = Duration::from_secs(15);
+
+/// How long the session has for an answer at most.
+const ANSWER: Duration = Duration::from_secs(10);
+
+const POLLING: &str =
+    "polling often until new work is announced; where a pooler is in between, say `behind_pooler`";
+
+impl PgClaims {
+    pub(super) async fn begin_to_listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
+        if self.server().pooled {
+            return Err(ClaimError::unsupported(
+                "behind a pooler in transaction mode nobody is told of new work; polls find it",
+            ));
+        }
+        // A connection of its own: one of the pool's would be missing there for ever.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(self.server().limit)
+            .connect_lazy_with((*self.server().pool.connect_options()).clone());
+        let channel = self.spec().channel();
+        let begin = async {
+            let mut listener = PgListener::connect_with(&pool).await?;
+            listener.ignore_pool_close_event(true);
+            // Whoever connects again has to look, too.
+            listener.eager_reconnect(false);
+            listener.listen(channel).await?;
+            Ok(listener)
+        };
+        let limit = self.server().limit;
+        let begun = timeout(limit, begin).await.map_err(|_| silent(limit))?;
+        let listener = begun.map_err(|error| failed(error, LISTEN))?;
+        let mut wake = PgWake {
+            listener,
+            channel: channel.to_owned(),
+            schema: self.spec().table().schema().map(str::to_owned),
+            announces: false,
+            check: next_check(),
+            limit: limit.min(ANSWER),
+        };
+        match timeout(PROOF, self.hears_itself(&mut wake)).await {
+            Ok(heard) => heard?,
+            Err(_) => tracing::warn!(store = %self, "no notification came within {PROOF:?}; {POLLING}"),
+        }
+        if wake.schema.is_none() {
+            // The pool is busy. If the table is not found here either, the listener hears of those in all schemas.
+            wake.schema = self.schema(&mut wake.listener).await;
+        }
+        Ok(Box::new(wake))
+    }
+
+    /// The schema of the table as the listener's own connection sees it.
+    async fn schema(&self, listener: &mut PgListener) -> Option<String> {
+        let sql = format!("SELECT {} AS schema", self.spec().table().schema_name());
+        let row = timeout(PROOF, listener.fetch_one(sqlx::query(AssertSqlSafe(sql)).persistent(false))).await;
+        get(&row.ok()?.ok()?, "schema", LISTEN).ok()
+    }
+
+    /// Where inserts are announced, it sends a notification of its own, as they do: through the pool, which may lead
+    /// through a pooler that cannot listen, and whose connections may be set to another search path. Answers when that
+    /// was heard, or new work, or when neither will be.
+    async fn hears_itself(&self, wake: &mut PgWake) -> Result<(), ClaimError> {
+        let echo = format!("{ECHO}{:016x}", fastrand::u64(..));
+        let announces =
+            NotifyTrigger::of(self.spec()).map_or("false".to_owned(), |trigger| trigger.announces());
+        let sql = format!(
+            "SELECT {} AS schema, {announces} AS announces, \
+             CASE WHEN {announces} THEN pg_catalog.pg_notify($1::text, $2::text) END AS echo",
+            self.spec().table().schema_name()
+        );
+        let query = Query::new(sql).bind(self.spec().channel())?.bind(&echo)?;
+        match self.server().rows(&query).await {
+            Ok(rows) => {
+                let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LISTEN))?;
+                wake.schema = get(first, "schema", LISTEN)?;
+                if !get::<bool>(first, "announces", LISTEN)? {
+                    return Ok(());
+                }
+            }
+            Err(fault) => {
+                let error = fault.error("see whether notifications come");
+                tracing::warn!(store = %self, %error, "no notification was sent; {POLLING}");
+                return Ok(());
+            }
+        }
+        while !wake.announces {
+            let heard = wake.next().await?;
+            wake.announces = heard.payload() == echo || wake.heard(&heard) == Heard::Inserted;
+        }
+        Ok(())
+    }
+
+    /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
+    /// rollback wakes nobody. Needed only where the migration makes no trigger for it
+    /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). Commits that wake are carried out one after the
+    /// other by the server, so leave it out where many are made; polls find the work too.
+    ///
+    /// # Errors
+    ///
+    /// What the server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// After a dropped call the transaction can only be rolled back.
+    pub async fn notify(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
+        let sql = format!("SELECT pg_catalog.pg_notify($1::text, {})", inserted(self.spec().table()));
+        let query = Query::new(sql).bind(self.spec().channel())?;
+        let rows = query.rows(connection, !self.server().pooled).await;
+        rows.map(|_| ()).map_err(|error| failed(error, "announce new work"))
+    }
+
+    /// Wakes workers for rows that came back. They are back whether or not it succeeds, and polls find them.
+    pub(super) async fn announce_returned(&self) {
+        let sql = format!("SELECT {}", notify_returned(self.spec()));
+        if let Err(fault) = self.server().rows(&Query::new(sql)).await {
+            let error = fault.error("announce rows that came back");
+            tracing::warn!(store = %self, %error, "other processes find them by their polls");
+        }
+    }
+}
+
+#[derive(Debug)]
+struct PgWake {
+    listener: PgListener,
+    channel: String,
+    /// That the table is in, if it is known.
+    schema: Option<String>,
+    announces: bool,
+    /// When the session is asked next.
+    check: Instant,
+    /// How long it has for an answer.
+    limit: Duration,
+}
+
+impl PgWake {
+    async fn next(&mut self) -> Result<PgNotification, ClaimError> {
+        let next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
+        // The driver would connect again, and nobody would look for what came meanwhile.
+        next.ok_or_else(|| {
+            let message = "the connection that listened for new work has ended; listen again, and look then";
+            Error::new(ErrorKind::Unavailable, message).into()
+        })
+    }
+
+    /// The next notification. A path that has died without a word looks like one on which nothing happens, so the session
+    /// is asked from time to time.
+    async fn next_or_silence(&mut self) -> Result<PgNotification, ClaimError> {
+        loop {
+            let check = self.check;
+            tokio::select! {
+                biased;
+                next = self.next() => return next,
+                () = sleep_until(check) => {}
+            }
+            self.ask().await?;
+            if let Some(buffered) = self.listener.next_buffered() {
+                return Ok(buffered);
+            }
+        }
+    }
+
+    /// Asks the session whether it still listens. Asking costs less than an echo: a transaction that notifies is written
+    /// to the log, and is heard by every listener of the table.
+    async fn ask(&mut self) -> Result<(), ClaimError> {
+        let sql = format!(
+            "SELECT {} IN (SELECT pg_catalog.pg_listening_channels()) AS listens",
+            literal(&self.channel)
+        );
+        let answer = timeout(self.limit, self.listener.fetch_one(raw_sql(AssertSqlSafe(sql)))).await;
+        let row: PgRow = answer.map_err(|_| dead(self.limit))?.map_err(|error| failed(error, LISTEN))?;
+        // A pooler gives each transaction another session: there it never listened, and was not believed to.
+        if self.announces && !row.try_get_unchecked::<&str, _>("listens").is_ok_and(|listens| listens == "t")
+        {
+            let message = "the session that listened for new work does not listen any more; listen again, and look then";
+            return Err(Error::new(ErrorKind::Unavailable, message).into());
+        }
+        self.check = next_check();
+        Ok(())
+    }
+
+    fn heard(&self, notification: &PgNotification) -> Heard {
+        Heard::of(notification.payload(), self.schema.as_deref())
+    }
+}
+
+#[async_trait]
+impl Wake for PgWake {
+    async fn woken(&mut self) -> Result<(), ClaimError> {
+        let mut is_news = false;
+        while !is_news {
+            let mut next = Some(self.next_or_silence().await?);
+            while let Some(notification) = next {
+                let heard = self.heard(&notification);
+                self.announces |= heard == Heard::Inserted;
+                is_news |= heard != Heard::Nothing;
+                next = self.listener.next_buffered();
+            }
+        }
+        Ok(())
+    }
+
+    fn announces(&self) -> bool {
+        self.announces
+    }
+}
+
+fn next_check() -> Instant {
+    Instant::now() + CHECK.mul_f64(1.0 + fastrand::f64())
+}
+
+fn silent(limit: Duration) -> ClaimError {
+    let message = format!("could not {LISTEN}: no answer from the server within {limit:?}; try again");
+    Error::new(ErrorKind::Unavailable, message).into()
+}
+
+fn dead(limit: Duration) -> ClaimError {
+    let message = format!(
+        "the connection that listened for new work has not answered within {limit:?}: the network forgot it, or the \
+         server stands still; new work is found by polls until another one listens"
+    );
+    Error::new(ErrorKind::Unavailable, message).into()
+}

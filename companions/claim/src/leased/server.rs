@@ -1,0 +1,249 @@
+//! Statements on connections of the pool: bounded, and never on a connection that is in doubt.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::{ends_session, outcome_unknown, sqlstate};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::PgRow;
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Row as _, raw_sql};
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::{ClaimError, refuses_row};
+use crate::statements::query::{Query, failed};
+
+/// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
+/// expects to be many (`docs/hazards.md` H50).
+/// And without bitmap scans it takes the first rows of a large group from their index, instead of all to sort them.
+pub(super) const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL enable_bitmapscan = off";
+
+/// How often a statement is tried that came into conflict with others.
+const TRIES: u32 = 5;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// There was no connection, so nothing was sent.
+    Unsent(sqlx::Error),
+    Failed(sqlx::Error),
+    /// No answer within this time.
+    Silent(Duration),
+}
+
+impl Fault {
+    /// Whether it may have been carried out all the same.
+    pub(super) fn is_unknown(&self) -> bool {
+        match self {
+            Self::Unsent(_) => false,
+            Self::Failed(error) => outcome_unknown(error),
+            Self::Silent(_) => true,
+        }
+    }
+
+    /// Whether the table does not allow one of the rows to be written.
+    pub(super) fn is_of_row(&self) -> bool {
+        matches!(self, Self::Failed(error) if refuses_row(error))
+    }
+
+    pub(super) fn error(self, doing: &'static str) -> ClaimError {
+        match self {
+            Self::Unsent(error) => failed(error, doing),
+            Self::Failed(error) if outcome_unknown(&error) => {
+                let message = format!(
+                    "the connection failed while it was to {doing}, which may have been done all the same; ask again"
+                );
+                Error::new(ErrorKind::OutcomeUnknown, message)
+                    .with_source(leasehold_postgres::DriverError::new(error))
+                    .into()
+            }
+            Self::Failed(error) => failed(error, doing),
+            Self::Silent(limit) => {
+                let message = format!(
+                    "could not {doing}: no answer from the server within {limit:?}; it may have been done all the same, ask again"
+                );
+                Error::new(ErrorKind::OutcomeUnknown, message).into()
+            }
+        }
+    }
+}
+
+/// The server, as a pool of connections leads to it.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) pool: PgPool,
+    pub(super) limit: Duration,
+    /// A pooler gives every transaction another session.
+    pub(super) pooled: bool,
+    /// Statements alone fail here: sessions are set to another isolation, or to read only.
+    explicit: Arc<AtomicBool>,
+    /// The number of an advisory lock, an expression. Statements are carried out only while no other session has the
+    /// lock, and answer nothing else.
+    pub(super) turn: Option<Arc<str>>,
+}
+
+impl Server {
+    pub(super) fn new(pool: PgPool, limit: Duration) -> Self {
+        Self { pool, limit, pooled: false, explicit: Arc::default(), turn: None }
+    }
+
+    /// Carries out one statement: alone, or where that does not work, in a transaction of its own.
+    pub(super) async fn rows(&self, query: &Query) -> Result<Vec<PgRow>, Fault> {
+        let deadline = self.deadline();
+        let mut tries = 1;
+        loop {
+            let explicit = self.pooled || self.explicit.load(Ordering::Relaxed);
+            let fault = match self.once(query, explicit, deadline).await {
+                Ok(rows) => return Ok(rows),
+                Err(fault) => fault,
+            };
+            let Fault::Failed(error) = &fault else { return Err(fault) };
+            let again = match sqlstate(error).as_deref() {
+                Some("40001" | "25006") if !explicit => {
+                    self.explicit.store(true, Ordering::Relaxed);
+                    true
+                }
+                Some("40001" | "40P01") => true,
+                _ => false,
+            };
+            if !again || tries == TRIES {
+                return Err(fault);
+            }
+            let pause = Duration::from_millis(fastrand::u64(1..=5 * u64::from(tries)));
+            tries += 1;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn once(&self, query: &Query, explicit: bool, deadline: Instant) -> Result<Vec<PgRow>, Fault> {
+        let mut session = Session::open(self, deadline).await?;
+        if !explicit && self.turn.is_none() {
+            let rows = session.rows(query).await?;
+            session.give_back();
+            return Ok(rows);
+        }
+        session.run(BEGIN).await?;
+        if let Some(turn) = &self.turn
+            && !session.takes(turn).await?
+        {
+            session.commit().await?;
+            return Ok(Vec::new());
+        }
+        let rows = session.rows(query).await?;
+        session.commit().await?;
+        Ok(rows)
+    }
+
+    /// Begins a transaction at READ COMMITTED.
+    pub(super) async fn begin(&self) -> Result<Session, Fault> {
+        let mut session = Session::open(self, self.deadline()).await?;
+        session.run(BEGIN).await?;
+        Ok(session)
+    }
+
+    fn deadline(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_add(self.limit).unwrap_or_else(|| now + Duration::from_secs(86_400))
+    }
+}
+
+/// A connection in use. Unless it is given back in order it is closed, because nobody knows what it is at.
+pub(super) struct Session {
+    connection: Option<PoolConnection<Postgres>>,
+    deadline: Instant,
+    limit: Duration,
+    prepared: bool,
+    in_transaction: bool,
+}
+
+impl Session {
+    async fn open(server: &Server, deadline: Instant) -> Result<Self, Fault> {
+        let acquired = timeout_at(deadline, server.pool.acquire()).await;
+        let connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(Fault::Unsent)?;
+        Ok(Self {
+            connection: Some(connection),
+            deadline,
+            limit: server.limit,
+            prepared: !server.pooled,
+            in_transaction: false,
+        })
+    }
+
+    pub(super) async fn rows(&mut self, query: &Query) -> Result<Vec<PgRow>, Fault> {
+        let (prepared, deadline) = (self.prepared, self.deadline);
+        let connection = self.connection()?;
+        let answer = timeout_at(deadline, query.rows(connection, prepared)).await;
+        self.judge(answer.ok()).await
+    }
+
+    /// Tries to get the advisory lock, until the transaction ends.
+    async fn takes(&mut self, number: &str) -> Result<bool, Fault> {
+        let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({number}) AS is_mine");
+        let rows = self.rows(&Query::new(sql)).await?;
+        let first = rows.first().ok_or(Fault::Failed(sqlx::Error::RowNotFound))?;
+        first.try_get("is_mine").map_err(Fault::Failed)
+    }
+
+    async fn run(&mut self, sql: &'static str) -> Result<(), Fault> {
+        let deadline = self.deadline;
+        // Also where the server refuses what comes after the first word of it.
+        self.in_transaction |= sql == BEGIN;
+        let answer = timeout_at(deadline, self.connection()?.execute(raw_sql(sql))).await;
+        self.judge(answer.ok()).await?;
+        self.in_transaction = sql == BEGIN;
+        Ok(())
+    }
+
+    pub(super) async fn commit(mut self) -> Result<(), Fault> {
+        self.run("COMMIT").await?;
+        self.give_back();
+        Ok(())
+    }
+
+    pub(super) async fn rollback(mut self) -> Result<(), Fault> {
+        self.run("ROLLBACK").await?;
+        self.give_back();
+        Ok(())
+    }
+
+    /// After a refusal by the server the connection is as good as before.
+    async fn judge<T>(&mut self, answer: Option<Result<T, sqlx::Error>>) -> Result<T, Fault> {
+        let error = match answer {
+            None => return Err(Fault::Silent(self.limit)),
+            Some(Ok(value)) => return Ok(value),
+            Some(Err(error)) => error,
+        };
+        let refused = error.as_database_error().is_some() && !ends_session(&error);
+        if refused && let Some(connection) = self.connection.as_deref_mut() {
+            let undone = async {
+                if self.in_transaction {
+                    return connection.execute(raw_sql("ROLLBACK")).await.map(drop);
+                }
+                // The server answers before it lets go of the rows: whoever looks next would find them locked.
+                connection.ping().await
+            };
+            if matches!(timeout_at(self.deadline, undone).await, Ok(Ok(()))) {
+                self.give_back();
+            }
+        }
+        Err(Fault::Failed(error))
+    }
+
+    fn connection(&mut self) -> Result<&mut PgConnection, Fault> {
+        self.connection.as_deref_mut().ok_or(Fault::Unsent(sqlx::Error::PoolClosed))
+    }
+
+    fn give_back(&mut self) {
+        self.connection = None;
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.close_on_drop();
+        }
+    }
+}

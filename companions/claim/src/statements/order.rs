@@ -1,0 +1,221 @@
+//! The order of rows, and the line that a pass has drawn in it.
+
+use leasehold_api::{Error, ErrorKind};
+use sqlx::postgres::PgRow;
+
+use super::expression::column;
+use super::parts::Words;
+use super::query::{Query, get};
+use crate::error::ClaimError;
+use crate::name::{Column, literal};
+use crate::spec::OrderType;
+use crate::spec::parts::TIME;
+use crate::store::Line;
+
+/// What is being done.
+pub(crate) const LOOK: &str = "look at the table";
+
+/// What the server knows of the table's columns.
+const COLUMNS: &str = "SELECT a.attname::text AS name, a.attnotnull AS is_given, \
+    pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_catalog.pg_attribute a \
+    WHERE a.attrelid = pg_catalog.to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped";
+
+/// The order of a spec. The id, and the queue where there are queues, come last and make it total.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    parts: Vec<Part>,
+    /// How many parts come in front of the id.
+    own: usize,
+}
+
+#[derive(Debug)]
+struct Part {
+    name: String,
+    kind: &'static str,
+    descending: bool,
+    nullable: bool,
+    /// Its value as text, the same whatever the session's `DateStyle`.
+    text: String,
+}
+
+impl Sequence {
+    /// `is_nullable` says of the columns of the order whether they may be NULL.
+    pub(crate) fn new(words: &Words, is_nullable: impl Fn(&str) -> bool) -> Self {
+        let inner = words.inner();
+        let own = inner.order.iter().map(|by| {
+            let name = column("t", &by.column);
+            let (kind, text) = match by.kind {
+                OrderType::Int => ("bigint", format!("{name}::text")),
+                OrderType::Text => ("text", format!("{name}::text")),
+                // ISO 8601, infinity too.
+                OrderType::Time => ("timestamptz", format!("(pg_catalog.to_json({name}) #>> '{{}}')")),
+                OrderType::Uuid => ("uuid", format!("{name}::text")),
+            };
+            let nullable = is_nullable(by.column.as_str());
+            Part { name: by.column.quoted(), kind, descending: by.descending, nullable, text }
+        });
+        let mut parts: Vec<Part> = own.collect();
+        let own = parts.len();
+        let last =
+            [Some((&inner.id, inner.id_type.sql())), inner.queue.as_ref().map(|queue| (queue, "text"))];
+        parts.extend(last.into_iter().flatten().map(|(by, kind)| Part {
+            name: by.quoted(),
+            kind,
+            descending: false,
+            nullable: false,
+            text: format!("{}::text", column("t", by)),
+        }));
+        Self { parts, own }
+    }
+
+    /// Asks for what [`read`](Self::read) reads.
+    pub(crate) fn columns(words: &Words) -> Result<Query, ClaimError> {
+        Query::new(COLUMNS).bind(words.inner().table.quoted())
+    }
+
+    /// Refuses columns of leases that are of a wrong type, because the server would take others and then tell another
+    /// time in each session.
+    pub(crate) fn read(words: &Words, rows: &[PgRow]) -> Result<Self, ClaimError> {
+        let inner = words.inner();
+        if rows.is_empty() {
+            let message =
+                format!("there is no table {}; create it, or name its schema in the spec", inner.table);
+            return Err(Error::new(ErrorKind::SchemaMissing, message).into());
+        }
+        let times = inner.parts(None).into_iter().filter(|part| part.types == TIME);
+        let times: Vec<&str> = times.map(|part| part.column.as_str()).collect();
+        let (mut given, mut local) = (Vec::new(), Vec::new());
+        for row in rows {
+            let name: String = get(row, "name", LOOK)?;
+            let kind: String = get(row, "kind", LOOK)?;
+            if times.contains(&name.as_str()) && kind != "timestamp with time zone" {
+                let quoted = Column::new(&name)?.quoted();
+                return Err(ClaimError::spec(format!(
+                    "column {name} of table {} is a {kind}; make it a timestamptz, or sessions in another time zone see another time \
+                     (ALTER TABLE {} ALTER COLUMN {quoted} TYPE timestamptz USING {quoted} AT TIME ZONE {})",
+                    inner.table,
+                    inner.table.quoted(),
+                    literal("UTC"),
+                )));
+            }
+            if kind == "timestamp without time zone" {
+                local.push(name.clone());
+            }
+            if get(row, "is_given", LOOK)? {
+                given.push(name);
+            }
+        }
+        if let Some(ready) = &inner.ready_at {
+            let _ = words.ready_is_given.set(given.iter().any(|given| given == ready.as_str()));
+        }
+        let mut sequence = Self::new(words, |name| !given.iter().any(|given| given == name));
+        for (part, by) in sequence.parts.iter_mut().zip(&inner.order) {
+            // A line is compared as what the column is: converted, it would be another moment in each session.
+            if by.kind == OrderType::Time && local.iter().any(|local| local == by.column.as_str()) {
+                part.kind = "timestamp";
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// To stand behind `ORDER BY`, for the columns of `t`.
+    pub(crate) fn order(&self) -> String {
+        self.by(false)
+    }
+
+    /// The same backwards.
+    pub(crate) fn backwards(&self) -> String {
+        self.by(true)
+    }
+
+    fn by(&self, backwards: bool) -> String {
+        let by = self.parts.iter().map(|part| {
+            let direction = if part.descending == backwards { "" } else { " DESC" };
+            format!("t.{}{direction}", part.name)
+        });
+        by.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The same by [`raw`](Self::raw) columns of `alias`.
+    pub(crate) fn order_raw(&self, alias: &str) -> String {
+        let by = self
+            .parts
+            .iter()
+            .enumerate()
+            .map(|(at, part)| format!("{alias}.o{at}{}", if part.descending { " DESC" } else { "" }));
+        by.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The columns of `t` by which rows are compared, as `o0`, `o1` and so on.
+    pub(crate) fn raw(&self) -> String {
+        let raw = self.parts.iter().enumerate().map(|(at, part)| format!("t.{} AS o{at}", part.name));
+        raw.collect::<Vec<_>>().join(", ")
+    }
+
+    /// What a line is made of and the key does not have, as `l0`, `l1` and so on.
+    pub(crate) fn texts(&self) -> String {
+        let texts = self.parts[..self.own].iter().enumerate();
+        texts.map(|(at, part)| format!(", {} AS l{at}", part.text)).collect()
+    }
+
+    pub(crate) fn own(&self) -> usize {
+        self.own
+    }
+
+    /// The line at a row.
+    pub(crate) fn line(&self, own: Vec<Option<String>>, id: &str, queue: Option<&str>) -> Line {
+        // With a sign in front, so that no text is taken for NULL.
+        let own = own.into_iter().map(|value| value.map_or_else(String::new, |value| format!("={value}")));
+        let queue = (self.parts.len() > self.own + 1).then(|| queue.unwrap_or_default().to_owned());
+        Line(own.chain(Some(id.to_owned())).chain(queue).collect())
+    }
+
+    /// The values of a line; `None` stands for NULL.
+    pub(crate) fn values<'a>(&self, line: &'a Line) -> Result<Vec<Option<&'a str>>, ClaimError> {
+        if line.0.len() != self.parts.len() {
+            return Err(ClaimError::spec("the line is of another table; begin the pass anew"));
+        }
+        let values = line.0.iter().enumerate().map(|(at, text)| match at < self.own {
+            true => text.strip_prefix('='),
+            false => Some(text.as_str()),
+        });
+        Ok(values.collect())
+    }
+
+    /// The condition that `t` lies behind a line whose values, but for NULLs, are parameters from `first` on.
+    pub(crate) fn behind(&self, nulls: &[bool], first: usize) -> String {
+        let mut parameter = first;
+        let mut value = |(part, is_null): (&Part, &bool)| {
+            parameter += usize::from(!is_null);
+            if *is_null { "NULL".to_owned() } else { format!("${}::text::{}", parameter - 1, part.kind) }
+        };
+        let values: Vec<String> = self.parts.iter().zip(nulls).map(&mut value).collect();
+        let names: Vec<String> = self.parts.iter().map(|part| format!("t.{}", part.name)).collect();
+        // Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
+        if self.parts.iter().all(|part| !part.descending && !part.nullable) && !nulls.contains(&true) {
+            return format!("({}) > ({})", names.join(", "), values.join(", "));
+        }
+        let (mut any, mut equal) = (Vec::new(), String::new());
+        for (((part, name), value), is_null) in self.parts.iter().zip(&names).zip(&values).zip(nulls) {
+            let behind = match (part.descending, is_null) {
+                (false, true) => "false".to_owned(),
+                (true, true) => format!("{name} IS NOT NULL"),
+                (false, false) if part.nullable => format!("({name} > {value} OR {name} IS NULL)"),
+                (false, false) => format!("{name} > {value}"),
+                (true, false) => format!("{name} < {value}"),
+            };
+            any.push(format!("({equal}{behind})"));
+            equal +=
+                &if *is_null { format!("{name} IS NULL AND ") } else { format!("{name} = {value} AND ") };
+        }
+        let any = format!("({})", any.join(" OR "));
+        match self.parts.first() {
+            // A bound where an index can begin.
+            Some(part) if !part.nullable && !nulls[0] => {
+                let sign = if part.descending { "<=" } else { ">=" };
+                format!("{} {sign} {} AND {any}", names[0], values[0])
+            }
+            _ => any,
+        }
+    }
+}
