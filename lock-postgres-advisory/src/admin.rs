@@ -1,5 +1,8 @@
 //! The operator's view of advisory locks, those of other programs included.
 
+pub(crate) mod sessions;
+pub(crate) mod sql;
+
 use std::any::{Any, TypeId};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,11 +16,11 @@ use leasehold_postgres::unpack;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
+use crate::admin::sessions::Sessions;
 use crate::backend::AdvisoryBackend;
 use crate::common::Common;
-use crate::names::space_of;
 use crate::registry::Entry;
-use crate::sessions::Sessions;
+use crate::registry::names::space_of;
 
 /// Of the locks that are taken for a moment when the schema is installed, and by older versions when a session made sure
 /// that tokens grow.

@@ -13,13 +13,13 @@ use leasehold_engine::{
 };
 use leasehold_postgres::session::Session;
 
+use crate::admin::sessions::Sessions;
 use crate::client::Client;
 use crate::common::Common;
-use crate::helper::Helper;
-use crate::sessions::Sessions;
 use crate::shared_session::SharedSession;
+use crate::side_session::Helper;
 use crate::wait_session::LockScope;
-use crate::wait_sessions::WaitSessions;
+use crate::wait_session::pool::WaitSessions;
 use crate::waiting::wait;
 
 /// How long the sessions may take to end when the backend is closed.
@@ -66,7 +66,7 @@ impl AdvisoryBackend {
         let capabilities = crate::config::capabilities(&common, scope, wait_sessions);
         let wait_sessions = WaitSessions::new(Arc::clone(&common), scope, wait_sessions);
         let client = Client { common, wait_sessions, scope, shared_sessions: Mutex::new(shared_sessions) };
-        let names = Mutex::new(Some(tokio::spawn(crate::names::keep(Arc::clone(&client.common)))));
+        let names = Mutex::new(Some(tokio::spawn(crate::registry::names::keep(Arc::clone(&client.common)))));
         let sessions = Sessions::new(&client.common);
         Ok(Self { client: Arc::new(client), sessions, capabilities, names })
     }

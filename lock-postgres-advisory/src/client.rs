@@ -12,10 +12,10 @@ use tokio::sync::oneshot;
 
 use crate::common::Common;
 use crate::registry::{Claim, Location};
-use crate::shared_job::{SharedJob, ask, interrupted};
-use crate::tried::{Tried, contended, dated, granted};
+use crate::shared_session::job::{SharedJob, ask, interrupted};
+use crate::try_outcome::{Tried, contended, dated, granted};
+use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{LockScope, WaitSession};
-use crate::wait_sessions::WaitSessions;
 
 /// The sessions of one client, and what is on them.
 pub(crate) struct Client {

@@ -14,10 +14,10 @@ use leasehold_postgres::{
 use sqlx::{Executor as _, PgConnection, Row as _};
 use tokio::time::Instant;
 
-use crate::helper::HelperJob;
 use crate::registry::{Location, Registry};
-use crate::shared_job::SharedJob;
 use crate::shared_session::Pollers;
+use crate::shared_session::job::SharedJob;
+use crate::side_session::HelperJob;
 use crate::sql::Statements;
 
 /// How many advisory locks the server's lock table has room for: an estimate, in the words of the

@@ -11,7 +11,7 @@ use leasehold_postgres::{Fnv1a64, KeyNumber, PgConfig};
 
 use crate::backend::AdvisoryBackend;
 use crate::common::Common;
-use crate::names::LAG;
+use crate::registry::names::LAG;
 use crate::wait_session::LockScope;
 
 /// Advisory locks of session scope: many on one connection.

@@ -1,6 +1,8 @@
 //! What this client holds and asks for, by number: the server would grant one session the same number
 //! twice, so that local callers have to be kept apart here.
 
+pub(crate) mod names;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

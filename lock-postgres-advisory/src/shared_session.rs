@@ -1,5 +1,7 @@
 //! The session that keeps many locks: what was asked of it meanwhile travels in one statement.
 
+pub(crate) mod job;
+
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,12 +17,12 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::common::Common;
-use crate::names::space_of;
 use crate::registry::Location;
-use crate::shared_job::{Answer, SharedJob, interrupted, not_sent, unanswered};
+use crate::registry::names::space_of;
+use crate::shared_session::job::{Answer, SharedJob, interrupted, not_sent, unanswered};
 use crate::sql::{self, Process};
-use crate::tried::{Tried, token_of};
-use crate::wait_session_work::is_cancelled;
+use crate::try_outcome::{Tried, token_of};
+use crate::wait_session::work::is_cancelled;
 
 /// The pollers of this process, who want to know when a number becomes free.
 pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;

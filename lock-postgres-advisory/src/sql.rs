@@ -278,11 +278,11 @@ impl Statements {
             wait_in_transaction: block("pg_advisory_xact_lock", WAITED_IN_TRANSACTION),
             mark: one(MARK),
             unmark: one(UNMARK),
-            name: one(crate::admin_sql::NAME),
-            forget: one(crate::admin_sql::FORGET),
+            name: one(crate::admin::sql::NAME),
+            forget: one(crate::admin::sql::FORGET),
             claim_upkeep: one(upkeep::TAKE),
             note_upkeep: one(upkeep::NOTE),
-            list: one(crate::admin_sql::LIST),
+            list: one(crate::admin::sql::LIST),
         }
     }
 

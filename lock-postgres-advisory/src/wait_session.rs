@@ -1,5 +1,9 @@
 //! A session that waits for or keeps one lock: it may wait in the server's queue, because nothing else is on it.
 
+pub(crate) mod cancels;
+pub(crate) mod pool;
+pub(crate) mod work;
+
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,13 +14,13 @@ use leasehold_postgres::session::Session;
 use leasehold_postgres::{Job, Lane};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::cancels::Cancels;
 use crate::common::Common;
 use crate::registry::Location;
-use crate::shared_job::{Answer, SharedJob, ask};
+use crate::shared_session::job::{Answer, SharedJob, ask};
 use crate::sql::Process;
-use crate::tried::Tried;
-use crate::wait_sessions::WaitSessions;
+use crate::try_outcome::Tried;
+use crate::wait_session::cancels::Cancels;
+use crate::wait_session::pool::WaitSessions;
 
 /// With what a lock ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::Client;
 use crate::common::Common;
-use crate::helper::Seen;
 use crate::registry::{Claim, Location};
-use crate::shared_job::{SharedJob, ask, interrupted, not_sent};
-use crate::tried::{Tried, contended, dated, granted};
+use crate::shared_session::job::{SharedJob, ask, interrupted, not_sent};
+use crate::side_session::Seen;
+use crate::try_outcome::{Tried, contended, dated, granted};
 use crate::wait_session::WaitSession;
 
 /// How often a waiter without a wait session tries.

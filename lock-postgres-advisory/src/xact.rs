@@ -62,6 +62,10 @@
 //! If the lock is about one table as a whole, `LOCK TABLE entry IN EXCLUSIVE MODE` as the first statement
 //! does without any of this: it lets readers pass and keeps all other writers out.
 
+pub(crate) mod guard;
+pub(crate) mod max_hold;
+pub(crate) mod sql;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,8 +79,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
 use tokio::time::timeout;
 
-use crate::xact_sql;
-use crate::xact_watch::{Longest, Watch};
+use self::max_hold::{Longest, Watch};
 
 /// How long the server has for an answer, beyond what it may wait for the lock.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
@@ -98,7 +101,7 @@ impl XactLocks {
     /// Locks whose numbers are those of `schema`, which need not exist unless tokens are drawn.
     #[must_use]
     pub fn new(schema: Identifier) -> Self {
-        let token = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
+        let token = render(&sql::TOKEN.replace("{marked}", &token::marked()), &schema);
         Self { schema, numbers: Arc::new(Fnv1a64), token, longest: None }
     }
 
@@ -180,7 +183,7 @@ impl XactLocks {
         wait: LockWait,
     ) -> Result<Option<XactProof>, Error> {
         let proof = self.proof(key)?;
-        let attempt = xact_sql::attempt(proof.number, proof.space);
+        let attempt = sql::attempt(proof.number, proof.space);
         let granted =
             self.take(connection, &proof, attempt, wait).await.map_err(|error| error.with_key(key))?;
         if granted {
@@ -230,7 +233,7 @@ impl XactLocks {
         wait: LockWait,
     ) -> Result<Option<Vec<XactProof>>, Error> {
         let proofs: Vec<_> = keys.iter().map(|key| self.proof(key)).collect::<Result<_, _>>()?;
-        judge(&ask(connection, xact_sql::checks(), ANSWER, TAKE).await?)?;
+        judge(&ask(connection, sql::checks(), ANSWER, TAKE).await?)?;
         let mut ordered = proofs.clone();
         ordered.sort_by_key(|proof| proof.number);
         ordered.dedup_by_key(|proof| proof.number);
@@ -326,7 +329,7 @@ impl XactLocks {
     ) -> Result<(), Error> {
         let numbers: Vec<i64> = ordered.iter().map(|proof| proof.number).collect();
         let millis = i32::try_from(budget.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
-        let statement = xact_sql::wait(&numbers, self.numbers.space(), millis);
+        let statement = sql::wait(&numbers, self.numbers.space(), millis);
         let named = |error: Error, position: usize| match ordered.get(position) {
             Some(proof) => error.with_key(&proof.key),
             None => error,
@@ -379,7 +382,7 @@ impl XactProof {
     /// Safe: it only looks.
     pub async fn check(&self, connection: &mut PgConnection) -> Result<(), Error> {
         const LOOK: &str = "look for the lock";
-        let row = ask(connection, xact_sql::held(self.number, self.space), ANSWER, LOOK).await?;
+        let row = ask(connection, sql::held(self.number, self.space), ANSWER, LOOK).await?;
         match row.try_get(0) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::lost(LossReason::Gone).with_key(&self.key)),

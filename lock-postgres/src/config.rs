@@ -9,13 +9,13 @@ use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{PgConnection, PgPool};
 
-use crate::credentials::{Credentials, Source};
+use crate::connect::credentials::{Credentials, Source};
+use crate::connect::libpq::{self, Environment, Target, Wanted};
+use crate::connect::route::LastGood;
+use crate::connect::slow_statements::without_slow_statements;
 use crate::ident::Identifier;
-use crate::libpq::{self, Environment, Target, Wanted};
-use crate::limit::limited;
-use crate::route::LastGood;
 use crate::schema::{self, Access, Stores};
-use crate::slow::without_slow_statements;
+use crate::time_limit::limited;
 
 /// The schema that is used unless another is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
@@ -201,7 +201,7 @@ impl PgConfig {
     /// A dropped call closes what it has opened.
     pub async fn connect(&self) -> Result<PgConnection, Error> {
         let limit = self.connect_timeout;
-        let opened = limited(limit, crate::link::connection(self)).await.unwrap_or_else(|overrun| {
+        let opened = limited(limit, crate::connect::link::connection(self)).await.unwrap_or_else(|overrun| {
             Err(overrun.into_error(format!(
                 "the server did not answer within {limit:?}; check host, port and network, then try again"
             )))

@@ -19,9 +19,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::PgConfig;
-use crate::lane::{Job, Lane};
-use crate::limit::{Overrun, limited};
-use crate::link::Link;
+use crate::connect::link::Link;
+use crate::job_queue::{Job, Lane};
+use crate::time_limit::{Overrun, limited};
 
 /// The most jobs that travel together.
 pub const MOST_JOBS: usize = 512;

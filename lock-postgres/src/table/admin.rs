@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
 
 use super::backend::{TableBackend, only};
-use super::beside::{PAGE, behind, behind_prefix};
 use super::job::{Look, TableJob};
+use super::maintenance::{PAGE, behind, behind_prefix};
 use super::registry::Named;
 
 #[async_trait]

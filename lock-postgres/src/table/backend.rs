@@ -11,16 +11,16 @@ use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Reques
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::awaited::Awaited;
 use super::dialect::{Dialect, Extension, Statements};
 use super::grants::micros;
+use super::hints::bloom::Seen;
+use super::hints::contention::Awaited;
 use super::job::{Answer, Call, TableJob};
 use super::registry::{Ending, Named, Registry};
-use super::seen::Seen;
 use super::upkeep::{Upkeep, free};
 use super::work::{Common, TableWork};
 use crate::config::PgConfig;
-use crate::lane::Lane;
+use crate::job_queue::Lane;
 use crate::session::Session;
 use crate::sql::channel;
 

@@ -11,9 +11,9 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::db::{Db, Statement, Trouble, locked};
+use super::holds;
 use super::job::{Call, hand_out};
 use super::registry::{DoubtPeriod, Named};
-use super::simple;
 use super::values::HolderText;
 use super::work::{Common, for_each_of};
 use crate::error::store_error;
@@ -81,7 +81,7 @@ pub(super) async fn grant(
     });
     if !unheard.is_empty() {
         common.registry.doubt(unheard.iter().cloned(), DoubtPeriod::default());
-        simple::undo(db, common, &unheard).await?;
+        holds::undo(db, common, &unheard).await?;
     }
     Ok(())
 }

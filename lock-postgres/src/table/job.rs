@@ -6,7 +6,7 @@ use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
 
 use super::registry::{Ending, Named, Process};
-use crate::lane::Job;
+use crate::job_queue::Job;
 use crate::upkeep::{Note, Progress};
 
 /// One call of the backend.

@@ -14,7 +14,7 @@ use super::grants::micros;
 use super::job::{Purge, Purged, TableJob};
 use super::registry::{Ending, Named};
 use super::work::Common;
-use crate::lane::Lane;
+use crate::job_queue::Lane;
 use crate::upkeep::{Note, Watch};
 
 /// How often to free again what may still be granted.

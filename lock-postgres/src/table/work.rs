@@ -12,17 +12,17 @@ use leasehold_engine::{Events, Request};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::{Instant, timeout};
 
-use super::awaited::Awaited;
 use super::db::{Db, Pooled, Trouble};
 use super::dialect::{Extension, Statements};
 use super::grants::Asker;
+use super::hints::bloom::Seen;
+use super::hints::contention::Awaited;
 use super::job::{Call, TableJob};
 use super::registry::{DoubtPeriod, Ending, Named, Process, Registry};
-use super::seen::Seen;
-use super::{beside, grants, simple, sql};
+use super::{grants, holds, maintenance, sql};
 use crate::config::PgConfig;
 use crate::error::store_error;
-use crate::lane::Job as _;
+use crate::job_queue::Job as _;
 use crate::schema::Access;
 use crate::session::{SessionId, Work};
 use crate::{schema, token};
@@ -227,29 +227,29 @@ impl Batch {
         }
         let late = self.take_late_releases();
         if !self.renewals.is_empty() {
-            simple::renew(db, common, std::mem::take(&mut self.renewals)).await?;
+            holds::renew(db, common, std::mem::take(&mut self.renewals)).await?;
         }
         if !self.releases.is_empty() {
-            simple::release(db, common, std::mem::take(&mut self.releases)).await?;
+            holds::release(db, common, std::mem::take(&mut self.releases)).await?;
         }
         if !self.acquires.is_empty() {
             grants::grant(db, common, asker, std::mem::take(&mut self.acquires)).await?;
         }
         if !late.is_empty() {
-            simple::release(db, common, late).await?;
+            holds::release(db, common, late).await?;
         }
         if !self.confirms.is_empty() {
-            simple::confirm(db, common, std::mem::take(&mut self.confirms)).await?;
+            holds::confirm(db, common, std::mem::take(&mut self.confirms)).await?;
         }
         self.others.reverse();
         while let Some(job) = self.others.pop() {
             match job {
-                TableJob::Look(call) => beside::look(db, common, call).await?,
-                TableJob::Force(call) => beside::force(db, common, call).await?,
-                TableJob::Purge(call) => beside::purge(db, common, call).await?,
-                TableJob::ClaimUpkeep(call) => beside::claim_upkeep(db, common, call).await?,
-                TableJob::NoteUpkeep(call) => beside::note_upkeep(db, common, call).await?,
-                TableJob::End(call) => beside::end(db, call).await?,
+                TableJob::Look(call) => maintenance::look(db, common, call).await?,
+                TableJob::Force(call) => maintenance::force(db, common, call).await?,
+                TableJob::Purge(call) => maintenance::purge(db, common, call).await?,
+                TableJob::ClaimUpkeep(call) => maintenance::claim_upkeep(db, common, call).await?,
+                TableJob::NoteUpkeep(call) => maintenance::note_upkeep(db, common, call).await?,
+                TableJob::End(call) => maintenance::end(db, call).await?,
                 TableJob::Acquire(_) | TableJob::Renew(_) | TableJob::Release(_) | TableJob::Confirm(_) => {}
             }
         }

@@ -13,9 +13,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::common::Common;
-use crate::shared_job::not_sent;
+use crate::shared_session::job::not_sent;
+use crate::wait_session::work::WaitSessionWork;
 use crate::wait_session::{IDLE, LockScope, State, TAKEN, WaitJob, WaitSession};
-use crate::wait_session_work::WaitSessionWork;
 
 /// The wait sessions of one client: bounded, opened when needed, kept for the next waiter for a while.
 pub(crate) struct WaitSessions {

@@ -10,9 +10,9 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres, Row as _, SqlStr, Transaction, raw_sql};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::xact::max_hold::Watch;
+use crate::xact::sql as xact_sql;
 use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, contended};
-use crate::xact_sql;
-use crate::xact_watch::Watch;
 
 const BEGIN: &str = "begin a transaction";
 

@@ -6,7 +6,7 @@ use sqlx::raw_sql;
 use test_servers::fresh_database;
 
 use super::*;
-use crate::helper::Helper;
+use crate::side_session::Helper;
 
 async fn run(conn: &mut PgConnection, sql: &str) {
     raw_sql(AssertSqlSafe(sql.to_owned()))

@@ -20,6 +20,9 @@ const TRIES: u32 = 20;
 /// How many transactions are queued before those that have ended are removed for the first time.
 const FULL: usize = 1024;
 
+/// The tracing target. Filters of operators name it, so it does not follow the path of this module.
+const TARGET: &str = "leasehold_postgres_advisory::xact_watch";
+
 /// As good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
@@ -48,7 +51,7 @@ impl Longest {
             .spawn(move || watch(&inbox, &pool, longest));
         if let Err(error) = started {
             // What is sent to it is refused then, and with it the lock.
-            tracing::error!(%error, "the thread that bounds transactions cannot be started");
+            tracing::error!(target: TARGET, %error, "the thread that bounds transactions cannot be started");
         }
         Self { longest, thread }
     }
@@ -108,13 +111,14 @@ async fn end(open: OpenTransaction, pool: PgPool, longest: Duration) {
         match open.end(&pool, ANSWER).await {
             Ok(true) => {
                 tracing::warn!(
+                    target: TARGET,
                     ?longest,
                     "a transaction with a lock was open for too long, its session was ended"
                 );
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::error!(%error, "a transaction with a lock is open for too long, and cannot be ended yet");
+                tracing::error!(target: TARGET, %error, "a transaction with a lock is open for too long, and cannot be ended yet");
                 sleep(Duration::from_secs(1)).await;
                 continue;
             }

@@ -7,9 +7,9 @@ use futures_util::FutureExt as _;
 use leasehold_api::{Error, ErrorKind, KeyInfo, LockKey};
 use sqlx::Row as _;
 
-use crate::admin_sql::END_SESSION;
+use crate::admin::sql::END_SESSION;
 use crate::common::Common;
-use crate::names::space_of;
+use crate::registry::names::space_of;
 
 /// The sessions of the server that hold advisory locks, those of other programs included.
 ///

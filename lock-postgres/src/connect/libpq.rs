@@ -12,7 +12,7 @@ use leasehold_api::{Error, ErrorKind};
 use percent_encoding::percent_decode_str;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::credentials::Credentials;
+use crate::connect::credentials::Credentials;
 
 /// One parameter or environment variable of libpq.
 #[derive(Debug)]

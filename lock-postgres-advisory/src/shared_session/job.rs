@@ -5,9 +5,9 @@ use leasehold_engine::Freed;
 use leasehold_postgres::{Job, Lane};
 use tokio::sync::oneshot;
 
-use crate::cancels::Cancel;
 use crate::sql::Process;
-use crate::tried::Tried;
+use crate::try_outcome::Tried;
+use crate::wait_session::cancels::Cancel;
 
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
 

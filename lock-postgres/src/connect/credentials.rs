@@ -9,7 +9,7 @@ use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::config::ours;
-use crate::libpq::{Environment, Target, parse};
+use crate::connect::libpq::{Environment, Target, parse};
 
 /// A user and a password, or one of them, for the next sessions; see [`PgConfig::credentials`](crate::PgConfig::credentials).
 #[derive(Clone, Default, PartialEq, Eq)]

@@ -16,7 +16,7 @@ const BITS: u64 = 1 << 17;
 
 /// The keys that were granted last. A hint for speed alone: a key may be taken for a known one, and its row may have
 /// been removed since.
-pub(super) struct Seen {
+pub(in crate::table) struct Seen {
     generations: [Generation; 2],
     newest: AtomicUsize,
 }
@@ -27,11 +27,11 @@ struct Generation {
 }
 
 impl Seen {
-    pub(super) fn new() -> Self {
+    pub(in crate::table) fn new() -> Self {
         Self { generations: [Generation::new(), Generation::new()], newest: AtomicUsize::new(0) }
     }
 
-    pub(super) fn note(&self, key: &LockKey) {
+    pub(in crate::table) fn note(&self, key: &LockKey) {
         let bits = bits(key);
         let newest = self.newest.load(Ordering::Relaxed);
         let generation = &self.generations[newest % 2];
@@ -41,7 +41,7 @@ impl Seen {
         }
     }
 
-    pub(super) fn has(&self, key: &LockKey) -> bool {
+    pub(in crate::table) fn has(&self, key: &LockKey) -> bool {
         let bits = bits(key);
         self.generations.iter().any(|generation| generation.has(bits))
     }
@@ -84,7 +84,7 @@ fn bits(key: &LockKey) -> [usize; 2] {
     [hash, hash >> 32].map(|half| usize::try_from(half % BITS).unwrap_or(0))
 }
 
-pub(super) fn hash(key: &LockKey) -> u64 {
+pub(in crate::table) fn hash(key: &LockKey) -> u64 {
     let mut hasher = FnvHasher::default();
     key.hash(&mut hasher);
     hasher.finish()

@@ -7,11 +7,11 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{Acquire, Connection, Executor, PgConnection};
 use tokio::time::timeout;
 
-use crate::compared::{Compared, backend_pid, compare};
 use crate::config::{PgConfig, Pooler};
-use crate::credentials::Login;
+use crate::connect::credentials::Login;
+use crate::connect::probe::{Compared, backend_pid, compare};
+use crate::connect::route::Route;
 use crate::error::{connect_error, store_error};
-use crate::route::Route;
 use crate::sql;
 
 /// How long closing a connection in good order may take.

@@ -15,12 +15,12 @@ use tokio::time::sleep;
 
 use crate::common::Common;
 use crate::registry::Location;
-use crate::shared_job::Answer;
+use crate::shared_session::job::Answer;
 use crate::shared_session::{elsewhere, ended, process};
 use crate::sql;
-use crate::tried::Tried;
+use crate::try_outcome::Tried;
+use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{ENDED, IDLE, LockScope, State, TAKEN, WaitJob};
-use crate::wait_sessions::WaitSessions;
 
 /// The work of one seat.
 pub(crate) struct WaitSessionWork {

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::common::Common;
-use crate::shared_job::{Answer, ask, interrupted};
+use crate::shared_session::job::{Answer, ask, interrupted};
 use crate::sql;
 
 /// Statements of others; or the error that kept them from being sent.

@@ -42,6 +42,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// How long one writing may take.
 const SAVING: Duration = Duration::from_secs(30);
 
+/// The tracing target. Filters of operators name it, so it does not follow the path of this module.
+const TARGET: &str = "leasehold_postgres_advisory::names";
+
 /// Writes and deletes until the client is closed.
 pub(crate) async fn keep(common: Arc<Common>) {
     tokio::join!(write(&common), forget(&common));
@@ -65,7 +68,7 @@ async fn write(common: &Arc<Common>) {
             continue;
         }
         if let Err(error) = save(common, &holds).await {
-            tracing::debug!(%error, "the names of held locks were not written; they are listed as numbers");
+            tracing::debug!(target: TARGET, %error, "the names of held locks were not written; they are listed as numbers");
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST);
             continue;
@@ -80,7 +83,7 @@ async fn save(common: &Common, holds: &[(i64, Entry)]) -> Result<(), Error> {
     let text = Arc::clone(&common.statements.name);
     let saving =
         common.query("write the names of locks", move |connection| rows.write(connection, text).boxed());
-    timeout(SAVING, saving).await.unwrap_or_else(|_| Err(crate::shared_job::interrupted()))
+    timeout(SAVING, saving).await.unwrap_or_else(|_| Err(crate::shared_session::job::interrupted()))
 }
 
 /// Deletes old rows from time to time. A client that does not live that long leaves it to others.

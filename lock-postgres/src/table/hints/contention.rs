@@ -4,33 +4,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_api::LockKey;
 
-use super::seen;
+use super::bloom;
 
 /// How many keys are remembered, at most: 8 KiB.
 const SLOTS: u64 = 1024;
 
 /// The keys that were not free when they were asked for, or waited for when they were released. A hint for speed
 /// alone: each key has one slot, and a key that is noted later replaces another one in the same slot.
-pub(super) struct Awaited(Box<[AtomicU64]>);
+pub(in crate::table) struct Awaited(Box<[AtomicU64]>);
 
 const NOBODY: u64 = 0;
 
 impl Awaited {
-    pub(super) fn new() -> Self {
+    pub(in crate::table) fn new() -> Self {
         Self((0..SLOTS).map(|_| AtomicU64::new(NOBODY)).collect())
     }
 
-    pub(super) fn note(&self, key: &LockKey) {
+    pub(in crate::table) fn note(&self, key: &LockKey) {
         let hash = hash(key);
         self.slot(hash).store(hash, Ordering::Relaxed);
     }
 
-    pub(super) fn forget(&self, key: &LockKey) {
+    pub(in crate::table) fn forget(&self, key: &LockKey) {
         let hash = hash(key);
         let _ = self.slot(hash).compare_exchange(hash, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    pub(super) fn has(&self, key: &LockKey) -> bool {
+    pub(in crate::table) fn has(&self, key: &LockKey) -> bool {
         let hash = hash(key);
         self.slot(hash).load(Ordering::Relaxed) == hash
     }
@@ -41,7 +41,7 @@ impl Awaited {
 }
 
 fn hash(key: &LockKey) -> u64 {
-    seen::hash(key).max(NOBODY + 1)
+    bloom::hash(key).max(NOBODY + 1)
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ fn the_table_has_all_that_libpq_has_and_the_documents_have_the_table() {
     for variable in VARIABLES.split_whitespace() {
         assert_eq!(TABLE.iter().filter(|setting| setting.variable == variable).count(), 1, "{variable}");
     }
-    let written = include_str!("../../../docs/libpq.md");
+    let written = include_str!("../../../../docs/libpq.md");
     let table = markdown();
     assert!(written.contains(&table), "the table of docs/libpq.md is to be:\n{table}");
 }

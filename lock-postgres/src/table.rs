@@ -5,16 +5,15 @@
 //! statement per round trip, whoever asked.
 
 mod admin;
-mod awaited;
 mod backend;
-mod beside;
 mod db;
 mod dialect;
 mod grants;
+mod hints;
+mod holds;
 mod job;
+mod maintenance;
 mod registry;
-mod seen;
-mod simple;
 mod sql;
 mod upkeep;
 mod values;

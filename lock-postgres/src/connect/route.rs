@@ -16,13 +16,13 @@ use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout};
 
 use crate::config::PgConfig;
-use crate::credentials::Login;
-use crate::error::{connect_error, connect_error_at};
-use crate::libpq::{Target, Wanted};
-use crate::limit::limited;
+use crate::connect::credentials::Login;
+use crate::connect::libpq::{Target, Wanted};
 #[cfg(unix)]
-use crate::relay::Relay;
+use crate::connect::relay::Relay;
+use crate::error::{connect_error, connect_error_at};
 use crate::sql;
+use crate::time_limit::limited;
 
 /// How long closing a connection in good order may take.
 const CLOSE: Duration = Duration::from_millis(500);
