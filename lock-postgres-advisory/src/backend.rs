@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use leasehold_api::{Capabilities, Error, LockAdmin};
+use leasehold_api::{
+    AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, Scope,
+};
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Confirm, Events, Freed, HoldRef, Renewed, Request, Timing, Waiting,
 };
@@ -16,6 +18,7 @@ use leasehold_postgres::session::Session;
 use crate::admin::sessions::Sessions;
 use crate::client::Client;
 use crate::common::Common;
+use crate::registry::names::{self, LAG};
 use crate::shared_session::SharedSession;
 use crate::side_session::Helper;
 use crate::wait_session::LockScope;
@@ -63,10 +66,10 @@ impl AdvisoryBackend {
         let helper = Helper { limit: common.statement_limit(), spare: common.config.spare_time() };
         let config = common.config_of_more();
         shared_sessions.push(Session::lazy(&config, &common.helper, helper));
-        let capabilities = crate::config::capabilities(&common, scope, wait_sessions);
+        let capabilities = capabilities(&common, scope, wait_sessions);
         let wait_sessions = WaitSessions::new(Arc::clone(&common), scope, wait_sessions);
         let client = Client { common, wait_sessions, scope, shared_sessions: Mutex::new(shared_sessions) };
-        let names = Mutex::new(Some(tokio::spawn(crate::registry::names::keep(Arc::clone(&client.common)))));
+        let names = Mutex::new(Some(tokio::spawn(names::keep(Arc::clone(&client.common)))));
         let sessions = Sessions::new(&client.common);
         Ok(Self { client: Arc::new(client), sessions, capabilities, names })
     }
@@ -188,4 +191,28 @@ impl fmt::Display for AdvisoryBackend {
         };
         write!(f, "{scope} of {}", self.client.common.config)
     }
+}
+
+/// What is promised under these settings.
+fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capabilities {
+    let liveness = common.config.liveness_settings();
+    let mut has = Capabilities::new(Scope::Network);
+    has.fencing = if common.has_tokens() { Fencing::Durable } else { Fencing::None };
+    has.fairness = Fairness::Roughly;
+    has.loss_detection = liveness.lost_after;
+    has.undo = Duration::from_secs(5);
+    has.handover = Duration::from_secs(1);
+    // The server's probes have a granularity of a second each.
+    has.crash_release = Some(liveness.server_gives_up + Duration::from_secs(3));
+    has.keys = match common.hasher.exact() {
+        true => KeyIdentity::Exact,
+        false => KeyIdentity::Hashed { bits: common.hasher.bits() },
+    };
+    has.max_holds = match scope {
+        LockScope::Session => common.capacity(),
+        LockScope::Transaction => Some(wait_sessions as u64),
+    };
+    has.admin = AdminCapabilities::read_only();
+    has.admin.lag = LAG;
+    has
 }

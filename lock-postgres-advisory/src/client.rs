@@ -11,8 +11,10 @@ use leasehold_postgres::session::Session;
 use tokio::sync::oneshot;
 
 use crate::common::Common;
+use crate::error::interrupted;
 use crate::registry::{Claim, Location};
-use crate::shared_session::job::{SharedJob, ask, interrupted};
+use crate::reply::ask;
+use crate::shared_session::job::SharedJob;
 use crate::try_outcome::{Tried, contended, dated, granted};
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{LockScope, WaitSession};

@@ -11,20 +11,18 @@ use leasehold_postgres::schema::{Access, Stores};
 use leasehold_postgres::{
     DEFAULT_SCHEMA, Identifier, KeyNumber, KeySpace, Lane, PgConfig, Pooler, store_error,
 };
-use sqlx::{Executor as _, PgConnection, Row as _};
+use sqlx::PgConnection;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::registry::{Location, Registry};
-use crate::shared_session::Pollers;
+use crate::server::lock_table_capacity;
 use crate::shared_session::job::SharedJob;
-use crate::side_session::HelperJob;
+use crate::side_session::job::HelperJob;
 use crate::sql::Statements;
 
-/// How many advisory locks the server's lock table has room for: an estimate, in the words of the
-/// Postgres manual on `max_locks_per_transaction`.
-const CAPACITY: &str = "
-SELECT current_setting('max_locks_per_transaction')::bigint
-       * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)";
+/// The pollers of this process, who want to know when a number becomes free.
+pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 
 pub(crate) struct Common {
     pub(crate) config: PgConfig,
@@ -132,10 +130,9 @@ impl Common {
     pub(crate) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
         let may_only_read = self.config.prepare(connection, Stores::Advisory).await? == Access::ReadOnly;
         self.may_only_read.store(may_only_read, Ordering::Relaxed);
-        let row = connection.fetch_one(CAPACITY).await;
-        let capacity: Result<i64, _> = row.and_then(|row| row.try_get(0));
+        let capacity = lock_table_capacity(connection).await;
         let capacity = capacity.map_err(|error| store_error(error, "read the server's settings"))?;
-        self.capacity.store(u64::try_from(capacity).unwrap_or(0), Ordering::Relaxed);
+        self.capacity.store(capacity, Ordering::Relaxed);
         Ok(())
     }
 

@@ -1,17 +1,13 @@
 //! The settings of both scopes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, KeyIdentity, Scope,
-};
+use leasehold_api::{Error, ErrorKind};
 use leasehold_engine::Engine;
 use leasehold_postgres::{Fnv1a64, KeyNumber, PgConfig};
 
 use crate::backend::AdvisoryBackend;
 use crate::common::Common;
-use crate::registry::names::LAG;
 use crate::wait_session::LockScope;
 
 /// Advisory locks of session scope: many on one connection.
@@ -166,28 +162,4 @@ fn within(what: &str, given: usize, most: usize) -> Result<(), Error> {
     }
     let message = format!("{given} {what} are out of bounds; choose 1 to {most}");
     Err(Error::new(ErrorKind::InvalidOption, message))
-}
-
-/// What is promised under these settings.
-pub(crate) fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capabilities {
-    let liveness = common.config.liveness_settings();
-    let mut has = Capabilities::new(Scope::Network);
-    has.fencing = if common.has_tokens() { Fencing::Durable } else { Fencing::None };
-    has.fairness = Fairness::Roughly;
-    has.loss_detection = liveness.lost_after;
-    has.undo = Duration::from_secs(5);
-    has.handover = Duration::from_secs(1);
-    // The server's probes have a granularity of a second each.
-    has.crash_release = Some(liveness.server_gives_up + Duration::from_secs(3));
-    has.keys = match common.hasher.exact() {
-        true => KeyIdentity::Exact,
-        false => KeyIdentity::Hashed { bits: common.hasher.bits() },
-    };
-    has.max_holds = match scope {
-        LockScope::Session => common.capacity(),
-        LockScope::Transaction => Some(wait_sessions as u64),
-    };
-    has.admin = AdminCapabilities::read_only();
-    has.admin.lag = LAG;
-    has
 }

@@ -2,30 +2,28 @@
 
 pub(crate) mod job;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
+use leasehold_api::{Error, FencingToken, HolderId, LossReason};
 use leasehold_engine::Freed;
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, store_error, token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
-use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::common::Common;
+use crate::error::{elsewhere, ended, interrupted, is_cancelled, not_sent, unanswered};
 use crate::registry::Location;
 use crate::registry::names::space_of;
-use crate::shared_session::job::{Answer, SharedJob, interrupted, not_sent, unanswered};
+use crate::reply::Answer;
+use crate::server::process;
+use crate::shared_session::job::SharedJob;
 use crate::sql::{self, Process};
 use crate::try_outcome::{Tried, token_of};
-use crate::wait_session::work::is_cancelled;
-
-/// The pollers of this process, who want to know when a number becomes free.
-pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 
 /// The session's work.
 pub(crate) struct SharedSession {
@@ -455,8 +453,6 @@ fn besides(done: Result<(), sqlx::Error>) -> Result<(), Error> {
     }
 }
 
-const ELSEWHERE: &str = "the statement reached another server process than the one that keeps the locks, so that they are given up: a pooler is in between; connect to the server directly";
-
 /// The numbers that these steps try.
 fn tried(steps: &[Step]) -> Vec<i64> {
     let tried = steps.iter().filter(|step| matches!(step.kind, Kind::Try(..)));
@@ -478,24 +474,5 @@ fn broken(steps: Vec<Step>, error: &Error, silent: bool) {
             Kind::Unlock(answer) => drop(answer.send(Ok(Freed::new(false)))),
             Kind::Try(_, answer) => drop(answer.send(Err(error.clone()))),
         }
-    }
-}
-
-/// The server's process behind the connection.
-pub(crate) async fn process(connection: &mut PgConnection) -> Result<Process, sqlx::Error> {
-    let row = connection.fetch_one(sqlx::raw_sql(sql::PROCESS)).await?;
-    Ok(Process { pid: row.try_get(0)?, started: row.try_get(1)? })
-}
-
-/// The answer came from another process of the server: statements of one connection are spread.
-pub(crate) fn elsewhere() -> sqlx::Error {
-    sqlx::Error::Protocol(ELSEWHERE.into())
-}
-
-/// Why a session ended.
-pub(crate) fn ended(failure: sqlx::Error, doing: &str) -> Error {
-    match &failure {
-        sqlx::Error::Protocol(text) if text == ELSEWHERE => Error::new(ErrorKind::Unavailable, ELSEWHERE),
-        _ => store_error(failure, doing),
     }
 }

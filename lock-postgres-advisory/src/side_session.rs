@@ -1,6 +1,8 @@
 //! The session for what only looks or is written for people: names, lists, whether a wait is still there. It is opened
 //! when there is something to do, and nothing on it can delay or end a session that keeps locks.
 
+pub(crate) mod job;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -8,49 +10,17 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::session::{SessionId, Work};
-use leasehold_postgres::{Job, store_error};
+use leasehold_postgres::store_error;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::common::Common;
-use crate::shared_session::job::{Answer, ask, interrupted};
+use crate::error::interrupted;
+use crate::reply::{Answer, ask};
+use crate::side_session::job::{HelperJob, Seen};
 use crate::sql;
-
-/// Statements of others; or the error that kept them from being sent.
-type Call = Box<dyn for<'c> FnOnce(Result<&'c mut PgConnection, Error>) -> BoxFuture<'c, ()> + Send>;
-
-pub(crate) enum HelperJob {
-    Call(Call),
-    /// How a session waits for an advisory lock in that process of the server.
-    Waits {
-        pid: i32,
-        answer: Answer<Seen>,
-    },
-}
-
-/// What was seen of a wait in the server's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// It may have been granted this moment, or not begun.
-    NotThere,
-    Waits,
-    /// It waits, and nobody else does for the same.
-    WaitsAlone,
-    /// It waits, and others wait for its snapshot to go.
-    IsInTheWay,
-}
-
-impl Job for HelperJob {
-    fn fail(self, error: Error) {
-        match self {
-            // Without a connection it has nothing to wait for.
-            Self::Call(call) => drop(call(Err(error)).now_or_never()),
-            Self::Waits { answer, .. } => drop(answer.send(Err(error))),
-        }
-    }
-}
 
 /// Its work.
 pub(crate) struct Helper {

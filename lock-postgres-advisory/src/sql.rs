@@ -118,6 +118,12 @@ SELECT o.n, pg_try_advisory_lock_shared({mark}) FROM unnest($1::bigint[]) AS o(n
 const UNMARK: &str = "
 SELECT pg_advisory_unlock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
+/// How many advisory locks the server's lock table has room for: an estimate, in the words of the
+/// Postgres manual on `max_locks_per_transaction`.
+pub(crate) const CAPACITY: &str = "
+SELECT current_setting('max_locks_per_transaction')::bigint
+       * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)";
+
 /// Whether this is still the process that holds our locks.
 pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
 

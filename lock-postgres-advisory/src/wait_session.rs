@@ -16,7 +16,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::common::Common;
 use crate::registry::Location;
-use crate::shared_session::job::{Answer, SharedJob, ask};
+use crate::reply::{Answer, ask};
+use crate::shared_session::job::SharedJob;
 use crate::sql::Process;
 use crate::try_outcome::Tried;
 use crate::wait_session::cancels::Cancels;

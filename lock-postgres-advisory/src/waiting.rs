@@ -11,9 +11,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::Client;
 use crate::common::Common;
+use crate::error::{interrupted, not_sent};
 use crate::registry::{Claim, Location};
-use crate::shared_session::job::{SharedJob, ask, interrupted, not_sent};
-use crate::side_session::Seen;
+use crate::reply::ask;
+use crate::shared_session::job::SharedJob;
+use crate::side_session::job::Seen;
 use crate::try_outcome::{Tried, contended, dated, granted};
 use crate::wait_session::WaitSession;
 

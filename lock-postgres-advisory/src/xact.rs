@@ -64,6 +64,7 @@
 
 pub(crate) mod guard;
 pub(crate) mod max_hold;
+mod query;
 pub(crate) mod sql;
 
 use std::fmt;
@@ -77,12 +78,9 @@ use leasehold_postgres::{
 };
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
-use tokio::time::timeout;
 
 use self::max_hold::{Longest, Watch};
-
-/// How long the server has for an answer, beyond what it may wait for the lock.
-pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+use self::query::{ANSWER, answer, ask};
 
 const TAKE: &str = "take the lock";
 
@@ -394,34 +392,6 @@ impl XactProof {
 impl fmt::Display for XactProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (number {})", self.key, self.number)
-    }
-}
-
-/// The last row that `statement` answers with, within `limit`.
-pub(crate) async fn ask(
-    connection: &mut PgConnection,
-    statement: String,
-    limit: Duration,
-    doing: &str,
-) -> Result<PgRow, Error> {
-    let rows = answer(connection.fetch_all(raw_sql(AssertSqlSafe(statement))), limit, doing).await?;
-    rows.into_iter().next_back().ok_or_else(|| store_error(sqlx::Error::RowNotFound, doing))
-}
-
-/// With a bound, and as our error.
-pub(crate) async fn answer<T>(
-    statement: impl Future<Output = Result<T, sqlx::Error>>,
-    limit: Duration,
-    doing: &str,
-) -> Result<T, Error> {
-    match timeout(limit, statement).await {
-        Ok(answer) => answer.map_err(|error| store_error(error, doing)),
-        Err(_) => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "could not {doing}: no answer from the server within {limit:?}; close the connection, which ends its transaction"
-            ),
-        )),
     }
 }
 

@@ -108,6 +108,7 @@ fn what_is_not_measured_names_no_table() {
     let process = sql::Process { pid: 1, started: 1 };
     let texts = [
         sql::PROCESS.to_owned(),
+        sql::CAPACITY.to_owned(),
         sql::CONFIRM.to_owned(),
         sql::SHARED_SETTINGS.to_owned(),
         sql::WAIT_SETTINGS.to_owned(),

@@ -6,6 +6,7 @@
 
 mod admin;
 mod backend;
+mod common;
 mod db;
 mod dialect;
 mod grants;

@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::common::Common;
+use crate::error::interrupted;
 use crate::registry::{Entry, Location};
 
 /// How long after a grant others see its name at the latest.
@@ -83,7 +84,7 @@ async fn save(common: &Common, holds: &[(i64, Entry)]) -> Result<(), Error> {
     let text = Arc::clone(&common.statements.name);
     let saving =
         common.query("write the names of locks", move |connection| rows.write(connection, text).boxed());
-    timeout(SAVING, saving).await.unwrap_or_else(|_| Err(crate::shared_session::job::interrupted()))
+    timeout(SAVING, saving).await.unwrap_or_else(|_| Err(interrupted()))
 }
 
 /// Deletes old rows from time to time. A client that does not live that long leaves it to others.

@@ -1,15 +1,13 @@
-//! What a shared session is asked to do, and how.
+//! The jobs of a shared session.
 
-use leasehold_api::{Error, ErrorKind, HolderId};
+use leasehold_api::{Error, HolderId};
 use leasehold_engine::Freed;
-use leasehold_postgres::{Job, Lane};
-use tokio::sync::oneshot;
+use leasehold_postgres::Job;
 
+use crate::reply::Answer;
 use crate::sql::Process;
 use crate::try_outcome::Tried;
 use crate::wait_session::cancels::Cancel;
-
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
 
 /// What a shared session is asked to do.
 pub(crate) enum SharedJob {
@@ -55,35 +53,4 @@ impl Job for SharedJob {
             Self::Mark(_) | Self::Terminate { .. } => {}
         }
     }
-}
-
-/// Sends a job and waits for its answer; a session that ended meanwhile leaves the outcome unknown.
-pub(crate) async fn ask<J: Job, T>(
-    lane: &Lane<J>,
-    job: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> J,
-) -> Result<T, Error> {
-    let (answer, answered) = oneshot::channel();
-    lane.push(job(answer));
-    answered.await.unwrap_or_else(|_| Err(interrupted()))
-}
-
-pub(crate) fn unanswered() -> Error {
-    let message = "the server did not answer the release, so its session was given up, with all that it held";
-    Error::new(ErrorKind::OutcomeUnknown, message)
-}
-
-/// A session ended while a request was under way.
-pub(crate) fn interrupted() -> Error {
-    Error::new(
-        ErrorKind::OutcomeUnknown,
-        "the session with the server ended while the request was under way; if it was carried out, it is undone",
-    )
-}
-
-/// A session ended before a request was sent on it.
-pub(crate) fn not_sent() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "the session with the server ended before the request was sent; nothing is held, try again",
-    )
 }

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::common::Common;
-use crate::shared_session::job::not_sent;
+use crate::error::not_sent;
 use crate::wait_session::work::WaitSessionWork;
 use crate::wait_session::{IDLE, LockScope, State, TAKEN, WaitJob, WaitSession};
 

@@ -14,9 +14,10 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use tokio::time::sleep;
 
 use crate::common::Common;
+use crate::error::{elsewhere, ended, is_cancelled};
 use crate::registry::Location;
-use crate::shared_session::job::Answer;
-use crate::shared_session::{elsewhere, ended, process};
+use crate::reply::Answer;
+use crate::server::process;
 use crate::sql;
 use crate::try_outcome::Tried;
 use crate::wait_session::pool::WaitSessions;
@@ -362,9 +363,4 @@ fn given_up() -> sqlx::Error {
 
 fn stray() -> sqlx::Error {
     sqlx::Error::Protocol("a request to end the wait may still arrive, and end what comes after it".into())
-}
-
-/// The statement was ended from outside or by its time limit.
-pub(crate) fn is_cancelled(error: &sqlx::Error) -> bool {
-    leasehold_postgres::sqlstate(error).as_deref() == Some("57014")
 }

@@ -11,8 +11,9 @@ use sqlx::{Executor as _, PgConnection, PgPool, Postgres, Row as _, SqlStr, Tran
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::xact::max_hold::Watch;
+use crate::xact::query::{ANSWER, answer, ask};
 use crate::xact::sql as xact_sql;
-use crate::xact::{ANSWER, XactLocks, XactProof, answer, ask, contended};
+use crate::xact::{XactLocks, XactProof, contended};
 
 const BEGIN: &str = "begin a transaction";
 

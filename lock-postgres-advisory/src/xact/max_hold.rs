@@ -12,7 +12,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use crate::xact::ANSWER;
+use crate::xact::query::ANSWER;
 
 /// How often it is tried to end a transaction, for example while the pool has no connection.
 const TRIES: u32 = 20;

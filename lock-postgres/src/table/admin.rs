@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
 
-use super::backend::{TableBackend, only};
-use super::job::{Look, TableJob};
+use super::backend::TableBackend;
+use super::job::{Look, TableJob, only};
 use super::maintenance::{PAGE, behind, behind_prefix};
 use super::registry::Named;
 

@@ -11,14 +11,15 @@ use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Reques
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::common::Common;
 use super::dialect::{Dialect, Extension, Statements};
-use super::grants::micros;
 use super::hints::bloom::Seen;
 use super::hints::contention::Awaited;
-use super::job::{Answer, Call, TableJob};
+use super::job::{Call, TableJob, ask};
 use super::registry::{Ending, Named, Registry};
 use super::upkeep::{Upkeep, free};
-use super::work::{Common, TableWork};
+use super::values::micros;
+use super::work::TableWork;
 use crate::config::PgConfig;
 use crate::job_queue::Lane;
 use crate::session::Session;
@@ -163,30 +164,6 @@ impl TableBackend {
         // The engine's own limit must not end us before the sessions are ended.
         let _ = timeout(self.timing.request_timeout.min(self.timing.close) / 2, freed).await;
     }
-}
-
-/// Sends one call and waits for the answers.
-pub(super) async fn ask<Q, A>(
-    lane: &Lane<TableJob>,
-    job: fn(Call<Q, A>) -> TableJob,
-    items: Vec<Q>,
-) -> Vec<Result<A, Error>> {
-    let count = items.len();
-    let (call, answer): (_, Answer<A>) = Call::new(items);
-    lane.push(job(call));
-    answer.await.unwrap_or_else(|_| (0..count).map(|_| Err(unknown())).collect())
-}
-
-/// The answer to a single item.
-pub(super) fn only<A>(answers: Vec<Result<A, Error>>) -> Result<A, Error> {
-    answers.into_iter().next().unwrap_or_else(|| Err(unknown()))
-}
-
-fn unknown() -> Error {
-    Error::new(
-        ErrorKind::OutcomeUnknown,
-        "the session broke before the server answered; what it did with the request is found out and undone in the background",
-    )
 }
 
 fn check(settings: &TableSettings) -> Result<(), Error> {

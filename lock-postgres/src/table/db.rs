@@ -246,6 +246,18 @@ impl Trouble {
             Self::Locked { .. } => locked(),
         }
     }
+
+    /// Returns the error of each of the `count` requests of the statement.
+    ///
+    /// # Errors
+    ///
+    /// The error that ended the connection, if it cannot be used any more.
+    pub(super) fn for_each(self, count: usize) -> Result<Vec<Error>, Error> {
+        match self {
+            Self::Dead(error) => Err(error),
+            trouble => Ok(vec![trouble.into_error(); count]),
+        }
+    }
 }
 
 /// Another transaction has the row.

@@ -10,12 +10,12 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
+use super::common::Common;
 use super::db::{Db, Statement, Trouble, locked};
 use super::holds;
 use super::job::{Call, hand_out};
 use super::registry::{DoubtPeriod, Named};
-use super::values::HolderText;
-use super::work::{Common, for_each_of};
+use super::values::{HolderText, micros};
 use crate::error::store_error;
 
 /// How many keys one statement takes.
@@ -26,9 +26,6 @@ const FEW: usize = 4;
 
 /// How often a request is sent again because the row changed under it.
 const ROUNDS: u32 = 4;
-
-/// The longest time that a row can say, a hundred years; longer ones mean the same.
-const MOST_MICROS: i64 = 100 * 366 * 24 * 3600 * 1_000_000;
 
 /// What a statement says of one request.
 enum Outcome {
@@ -389,19 +386,13 @@ fn failed(trouble: Trouble, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
         Trouble::Dead(_) | Trouble::Unknown(_) => Err,
         Trouble::Locked { .. } | Trouble::OneOf(_) | Trouble::Refused(_) => |e| Ok(Outcome::Refused(e)),
     };
-    let errors = for_each_of(trouble, requests.len())?.into_iter().zip(requests);
+    let errors = trouble.for_each(requests.len())?.into_iter().zip(requests);
     Ok(errors.map(|(error, request)| fate(error.with_key(&request.key))).collect())
 }
 
 /// The statement has granted what it could.
 fn unreadable(error: sqlx::Error) -> Trouble {
     Trouble::Unknown(store_error(error, "acquire"))
-}
-
-/// Rounded up, within what a row can say.
-pub(super) fn micros(duration: Duration) -> i64 {
-    let micros = duration.as_nanos().div_ceil(1000);
-    i64::try_from(micros).unwrap_or(MOST_MICROS).min(MOST_MICROS)
 }
 
 fn ttl(request: &Request) -> i64 {
@@ -424,12 +415,5 @@ mod tests {
         assert_eq!((now, later.clone()), (vec![1, 0, 3], vec![4, 2, 5]));
         let (now, later) = each_key_once(later, &requests);
         assert_eq!((now, later), (vec![4, 2], vec![5]));
-    }
-
-    #[test]
-    fn durations_are_rounded_up_and_fit() {
-        assert_eq!(micros(Duration::from_nanos(1)), 1);
-        assert_eq!(micros(Duration::from_secs(2)), 2_000_000);
-        assert_eq!(micros(Duration::MAX), MOST_MICROS);
     }
 }

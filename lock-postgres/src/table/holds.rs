@@ -10,12 +10,12 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
+use super::common::Common;
 use super::db::{Bind, Db, Statement, Trouble, locked};
 use super::dialect::Patient;
 use super::job::{Call, hand_out};
 use super::registry::{Ending, Named};
 use super::values::HolderText;
-use super::work::{Common, for_each_of};
 use crate::error::store_error;
 
 /// How many rows one statement renews, confirms or releases.
@@ -63,7 +63,7 @@ async fn renew_part(
             }
             Ok(_) | Err(Trouble::OneOf(_)) => {}
             Err(Trouble::Locked { .. }) if part.len() > 1 => waits = false,
-            Err(trouble) => return Ok(for_each_of(trouble, part.len())?.into_iter().map(Err).collect()),
+            Err(trouble) => return Ok(trouble.for_each(part.len())?.into_iter().map(Err).collect()),
         }
     }
     let text = &common.statements.renew;
@@ -97,7 +97,7 @@ pub(super) async fn confirm(
         let text = &common.statements.confirm;
         match db.rows("confirm", text, &|query| bind_holds(query, part)).await {
             Ok(rows) => answers.extend(by_name(&rows, part).into_iter().map(|row| Ok(row.is_some()))),
-            Err(trouble) => answers.extend(for_each_of(trouble, part.len())?.into_iter().map(Err)),
+            Err(trouble) => answers.extend(trouble.for_each(part.len())?.into_iter().map(Err)),
         }
     }
     hand_out(calls, answers, |_, _| ());
@@ -236,7 +236,7 @@ async fn patiently(
     let outcome = outcome.map(|rows| (rows, skips));
     match outcome {
         Ok(found) => Ok(Ok(found)),
-        Err(trouble) => for_each_of(trouble, count).map(Err),
+        Err(trouble) => trouble.for_each(count).map(Err),
     }
 }
 

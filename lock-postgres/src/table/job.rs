@@ -1,12 +1,12 @@
 //! What the sessions are asked to do.
 
 use fnv::FnvHashSet;
-use leasehold_api::{Error, HolderId, KeyInfo};
+use leasehold_api::{Error, ErrorKind, HolderId, KeyInfo};
 use leasehold_engine::{Attempt, Freed, Renewed, Request};
 use tokio::sync::oneshot;
 
 use super::registry::{Ending, Named, Process};
-use crate::job_queue::Job;
+use crate::job_queue::{Job, Lane};
 use crate::upkeep::{Note, Progress};
 
 /// One call of the backend.
@@ -65,6 +65,30 @@ pub(super) struct Call<Q, A> {
 
 /// The other end of a [`Call`].
 pub(super) type Answer<A> = oneshot::Receiver<Vec<Result<A, Error>>>;
+
+/// Sends one call and waits for the answers.
+pub(super) async fn ask<Q, A>(
+    lane: &Lane<TableJob>,
+    job: fn(Call<Q, A>) -> TableJob,
+    items: Vec<Q>,
+) -> Vec<Result<A, Error>> {
+    let count = items.len();
+    let (call, answer): (_, Answer<A>) = Call::new(items);
+    lane.push(job(call));
+    answer.await.unwrap_or_else(|_| (0..count).map(|_| Err(unknown())).collect())
+}
+
+/// The answer to a single item.
+pub(super) fn only<A>(answers: Vec<Result<A, Error>>) -> Result<A, Error> {
+    answers.into_iter().next().unwrap_or_else(|| Err(unknown()))
+}
+
+fn unknown() -> Error {
+    Error::new(
+        ErrorKind::OutcomeUnknown,
+        "the session broke before the server answered; what it did with the request is found out and undone in the background",
+    )
+}
 
 impl<Q, A> Call<Q, A> {
     pub(super) fn new(items: Vec<Q>) -> (Self, Answer<A>) {

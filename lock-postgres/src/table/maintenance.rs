@@ -10,12 +10,12 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, Row as _, raw_sql};
 use tokio::time::timeout;
 
+use super::common::Common;
 use super::db::{Db, Statement, Trouble};
 use super::job::{Call, Look, Page, Purge, Purged};
 use super::registry::{Named, Process};
 use super::sql;
 use super::values::HolderText;
-use super::work::Common;
 use crate::error::{ends_session, store_error};
 use crate::upkeep::{Note, Progress};
 

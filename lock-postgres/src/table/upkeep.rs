@@ -9,11 +9,10 @@ use leasehold_api::{Error, LossReason};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::backend::{ask, only};
-use super::grants::micros;
-use super::job::{Purge, Purged, TableJob};
+use super::common::Common;
+use super::job::{Purge, Purged, TableJob, ask, only};
 use super::registry::{Ending, Named};
-use super::work::Common;
+use super::values::micros;
 use crate::job_queue::Lane;
 use crate::upkeep::{Note, Watch};
 

@@ -1,6 +1,7 @@
 //! Values of statements, written where they are sent from: a busy client sends tens of thousands a second.
 
 use std::io::Write as _;
+use std::time::Duration;
 
 use leasehold_api::HolderId;
 use sqlx::encode::IsNull;
@@ -37,6 +38,15 @@ impl PgHasArrayType for HolderText {
     }
 }
 
+/// The longest time that a row can say, a hundred years; longer ones mean the same.
+const MOST_MICROS: i64 = 100 * 366 * 24 * 3600 * 1_000_000;
+
+/// Rounded up, within what a row can say.
+pub(super) fn micros(duration: Duration) -> i64 {
+    let micros = duration.as_nanos().div_ceil(1000);
+    i64::try_from(micros).unwrap_or(MOST_MICROS).min(MOST_MICROS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +60,12 @@ mod tests {
             assert_eq!(**buffer, *holder.to_string().as_bytes());
             assert!(buffer.len() <= LONGEST);
         }
+    }
+
+    #[test]
+    fn durations_are_rounded_up_and_fit() {
+        assert_eq!(micros(Duration::from_nanos(1)), 1);
+        assert_eq!(micros(Duration::from_secs(2)), 2_000_000);
+        assert_eq!(micros(Duration::MAX), MOST_MICROS);
     }
 }

@@ -1,10 +1,10 @@
 //! Which keys are likely to have a row.
 
-use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use fnv::FnvHasher;
 use leasehold_api::LockKey;
+
+use super::hash;
 
 /// How many keys a generation remembers before the next one begins: between one and two times as many are known,
 /// those that are used again and again always.
@@ -82,12 +82,6 @@ const fn mask(bit: usize) -> u64 {
 fn bits(key: &LockKey) -> [usize; 2] {
     let hash = hash(key);
     [hash, hash >> 32].map(|half| usize::try_from(half % BITS).unwrap_or(0))
-}
-
-pub(in crate::table) fn hash(key: &LockKey) -> u64 {
-    let mut hasher = FnvHasher::default();
-    key.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

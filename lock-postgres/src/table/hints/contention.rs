@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_api::LockKey;
 
-use super::bloom;
-
 /// How many keys are remembered, at most: 8 KiB.
 const SLOTS: u64 = 1024;
 
@@ -41,7 +39,7 @@ impl Awaited {
 }
 
 fn hash(key: &LockKey) -> u64 {
-    bloom::hash(key).max(NOBODY + 1)
+    super::hash(key).max(NOBODY + 1)
 }
 
 #[cfg(test)]

@@ -1,0 +1,41 @@
+//! Statements in the caller's transaction, each within a limit.
+
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_postgres::store_error;
+use sqlx::Executor as _;
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use tokio::time::timeout;
+
+/// How long the server has for an answer, beyond what it may wait for the lock.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+
+/// The last row that `statement` answers with, within `limit`.
+pub(crate) async fn ask(
+    connection: &mut PgConnection,
+    statement: String,
+    limit: Duration,
+    doing: &str,
+) -> Result<PgRow, Error> {
+    let rows = answer(connection.fetch_all(raw_sql(AssertSqlSafe(statement))), limit, doing).await?;
+    rows.into_iter().next_back().ok_or_else(|| store_error(sqlx::Error::RowNotFound, doing))
+}
+
+/// With a bound, and as our error.
+pub(crate) async fn answer<T>(
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+    limit: Duration,
+    doing: &str,
+) -> Result<T, Error> {
+    match timeout(limit, statement).await {
+        Ok(answer) => answer.map_err(|error| store_error(error, doing)),
+        Err(_) => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "could not {doing}: no answer from the server within {limit:?}; close the connection, which ends its transaction"
+            ),
+        )),
+    }
+}
