@@ -29,7 +29,7 @@ impl Tail<'_> {
         };
         let found = if from.len() > 1 { ", p.found AS found" } else { "" };
         match &self.words.inner().tracking {
-            Tracking::Side(_) => self.on_side(picked, numbered, found),
+            Tracking::Side(_) => self.on_side(picked, numbered, found, from),
             Tracking::Columns { owner, epoch, until } => {
                 let words = self.words;
                 let mut set = self.changes();
@@ -55,7 +55,7 @@ impl Tail<'_> {
         }
     }
 
-    fn on_side(&self, picked: &str, numbered: &str, found: &str) -> String {
+    fn on_side(&self, picked: &str, numbered: &str, found: &str, from: &[State]) -> String {
         let words = self.words;
         let inner = words.inner();
         let Some(side) = &words.side else { return String::new() };
@@ -65,11 +65,14 @@ impl Tail<'_> {
         let changed = if changes.is_empty() {
             String::new()
         } else {
+            // The state is checked once more for servers that do not lock what `picked` selects (docs/hazards.md H59):
+            // a row that was done in between stays done.
             format!(
-                ", changed AS (UPDATE {} AS t SET {} FROM picked p, noted WHERE {} AND noted.id = p.id::text AND noted.queue = {queue})",
+                ", changed AS (UPDATE {} AS t SET {} FROM picked p, noted WHERE {} AND noted.id = p.id::text AND noted.queue = {queue} AND {})",
                 words.table,
                 changes.join(", "),
-                words.same_row("p")
+                words.same_row("p"),
+                checked(&words.counts_as(from))
             )
         };
         let answers = names(words, self.order, "p");

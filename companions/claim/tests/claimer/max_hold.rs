@@ -16,11 +16,17 @@ use test_servers::{Database, fresh_database};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Each row is worked on once by somebody who hangs, and then well.
+/// More attempts than a busy machine can use up: a handler that waits for its processor can lose its claim, too.
+const ATTEMPTS: i64 = 1000;
+
+/// Creates requests. The first run of each hangs, later ones end well.
 async fn table(db: &Database, rows: i64) -> PgPool {
     let pool = crate::pg::prepare(db.url()).await;
-    run(&pool, &format!("INSERT INTO request (attempts_left) SELECT 3 FROM generate_series(1, {rows})"))
-        .await;
+    run(
+        &pool,
+        &format!("INSERT INTO request (attempts_left) SELECT {ATTEMPTS} FROM generate_series(1, {rows})"),
+    )
+    .await;
     pool
 }
 
@@ -71,9 +77,10 @@ async fn a_handler_that_awaits_for_ever_loses_its_claim() {
             });
             let claimer = builder.start().unwrap();
             let (worker, runs) = (claimer.clone(), Arc::new(AtomicUsize::new(0)));
+            let counted = Arc::clone(&runs);
             let running = tokio::spawn(async move {
                 let handler = move |mut claim: Claim| {
-                    let is_first = runs.fetch_add(1, Ordering::SeqCst) < 2;
+                    let is_first = counted.fetch_add(1, Ordering::SeqCst) < 2;
                     async move {
                         if is_first {
                             work(&mut claim, statement).await;
@@ -87,9 +94,13 @@ async fn a_handler_that_awaits_for_ever_loses_its_claim() {
             let done = "SELECT count(*) FROM request WHERE status = 'complete'";
             until_number("they are done", &pool, done, 2).await;
             let left = number(&pool, "SELECT sum(attempts_left) FROM request").await;
-            assert_eq!(left, 2, "held {held}, {statement}: both attempts of both rows count");
+            let runs = i64::try_from(runs.load(Ordering::SeqCst)).unwrap();
+            assert!(
+                runs >= 4 && 2 * ATTEMPTS - left >= runs,
+                "held {held}, {statement}: each of {runs} runs counts, {left} are left"
+            );
             let errors = errors.lock().unwrap().clone();
-            assert!(errors.iter().any(|error| error.starts_with("row 1 ")), "{errors:?}");
+            assert!(errors.iter().any(|error| error.starts_with("row ")), "{errors:?}");
             within("closing", claimer.close()).await.unwrap();
             within("the handlers", running).await.unwrap();
         }
@@ -125,8 +136,11 @@ async fn a_handler_that_blocks_its_thread_loses_its_claim() {
             };
             worker.run(2, handler).await.unwrap();
         });
-        let done = "SELECT count(*) FROM request WHERE status = 'complete' AND attempts_left = 1";
-        until_number("another does it", &pool, done, 1).await;
+        let done = format!(
+            "SELECT count(*) FROM request WHERE status = 'complete' AND attempts_left <= {}",
+            ATTEMPTS - 2
+        );
+        until_number("another does it", &pool, &done, 1).await;
         release.send(()).unwrap();
         let (is_valid, error) = within("the first", async {
             loop {
