@@ -15,10 +15,6 @@ mod doubt;
 mod harness;
 #[cfg(feature = "simulation")]
 pub mod history;
-#[cfg(feature = "self-test")]
-pub mod model;
-#[cfg(feature = "self-test")]
-pub mod mutants;
 mod pace;
 mod program;
 #[cfg(feature = "simulation")]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold_api::{
     Capabilities, Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity,
 };
+use leasehold_engine::Timing;
 use tokio::time::Instant;
 
 use super::caller::Asked;
@@ -17,15 +18,28 @@ use super::table::Table;
 use super::wire::{Weather, Wire};
 use crate::history::{Event, History, What};
 
-/// How callers of the store under simulation are bound.
+/// What the judge demands of the clients of a store.
 #[derive(Clone, Debug)]
-pub(crate) struct Bounds {
+pub struct Bounds {
     pub(crate) capabilities: Capabilities,
     /// The longest that one call of the store may take.
     pub(crate) call: Duration,
     /// How often a client asks the store about what it holds, at least.
     pub(crate) look: Option<Duration>,
     pub(crate) close: Duration,
+}
+
+impl Bounds {
+    /// The bounds of clients of a store with these capabilities and this timing.
+    #[must_use]
+    pub fn new(capabilities: Capabilities, timing: &Timing) -> Self {
+        Self {
+            capabilities,
+            call: timing.request_timeout,
+            look: None,
+            close: timing.close + Duration::from_secs(1),
+        }
+    }
 }
 
 pub(crate) struct Book {

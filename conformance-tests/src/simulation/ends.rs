@@ -11,13 +11,13 @@ use super::client::InTurn;
 use super::requests::ASKS_ONCE_MORE;
 use super::table::Kind;
 use super::wire::Wire;
-use super::world::{Connection, Seat};
+use super::world::{ClientEnvironment, SimulatedClient};
 
 /// A client, until it is closed, dropped or dies.
 pub(super) struct Client {
     pub(super) number: u64,
-    pub(super) seat: Seat,
-    pub(super) connection: Connection,
+    pub(super) seat: ClientEnvironment,
+    pub(super) connection: SimulatedClient,
     pub(super) callers: Vec<JoinHandle<()>>,
 }
 

@@ -18,7 +18,7 @@ use super::ends::{Client, close, drop_client, forget};
 use super::sometimes::{Seen, Sometimes};
 use super::table::{EndedBy, Kind, Stay, Table};
 use super::wire::{Weather, Wire, stream};
-use super::world::{Connection, Seat, Subject, World};
+use super::world::{ClientEnvironment, SimulatedClient, SimulatedStore};
 use crate::history::{History, ViolationKind, check};
 
 /// For how long things are begun.
@@ -56,14 +56,17 @@ impl Played {
     }
 }
 
+/// Opens a fresh store for a schedule. The simulator's own store is of this kind, and its table is returned as well.
+pub(crate) type Open = dyn Fn(Kind) -> (Box<dyn SimulatedStore>, Option<Arc<Table>>) + Send + Sync;
+
 /// Plays the schedule of `seed` without the disturbances `without`.
-pub(crate) fn play(subject: &dyn Subject, seed: u64, without: Disturbances) -> Played {
+pub(crate) fn play(open: &Open, seed: u64, without: Disturbances) -> Played {
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
         Ok(runtime) => {
-            let world = Play::new(subject, seed, without);
-            runtime.block_on(world.run())
+            let play = Play::new(open, seed, without);
+            runtime.block_on(play.run())
         }
         Err(error) => panic!("there is no runtime for a simulation: {error}"),
     }
@@ -72,7 +75,9 @@ pub(crate) fn play(subject: &dyn Subject, seed: u64, without: Disturbances) -> P
 struct Play {
     seed: u64,
     dice: Rng,
-    world: Box<dyn World>,
+    world: Box<dyn SimulatedStore>,
+    /// What the store itself knows, if the simulator can read it.
+    table: Option<Arc<Table>>,
     weather: Arc<Weather>,
     keys: Vec<LockKey>,
     cooldown: Duration,
@@ -81,7 +86,7 @@ struct Play {
 }
 
 impl Play {
-    fn new(subject: &dyn Subject, seed: u64, without: Disturbances) -> Self {
+    fn new(open: &Open, seed: u64, without: Disturbances) -> Self {
         let mut dice = stream(seed, 1, 0);
         let kind = [Kind::Lease, Kind::Lease, Kind::Session, Kind::Latch][dice.usize(..4)];
         let mut may = Disturbances::draw(&mut dice);
@@ -100,17 +105,17 @@ impl Play {
         keys.sort();
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
-        let world = subject.open(kind);
+        let (world, table) = open(kind);
         // Only of stores that are looked at often: else a guard reads held for as long as until its next renewal.
         let stops = world.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
         let may = if stops && !without.has(D::Stop) { may.with(D::Stop) } else { may };
         let weather = Weather::new(seed, may, one_of, &world.bounds());
-        Self { seed, dice, world, weather, keys, cooldown, probe: u64::MAX }
+        Self { seed, dice, world, table, weather, keys, cooldown, probe: u64::MAX }
     }
 
     async fn run(mut self) -> Played {
         let cooldown = if self.world.bounds().capabilities.cooldown { self.cooldown } else { Duration::ZERO };
-        let table = self.world.table();
+        let table = self.table.clone();
         let book = Book::new(self.world.bounds(), &self.weather, cooldown, table.clone());
         let weather = Arc::clone(&self.weather);
         let looks = tokio::spawn(look_around(Arc::clone(&book)));
@@ -171,7 +176,7 @@ impl Play {
             }
             match what {
                 D::Force => {
-                    if self.world.force(&self.keys[key]) {
+                    if self.world.force_release(&self.keys[key]) {
                         book.forced(&self.keys[key]);
                     }
                     continue;
@@ -240,19 +245,24 @@ impl Play {
         Ok(Client { number, seat, connection, callers })
     }
 
-    fn seat(&self, number: u64) -> Seat {
+    fn seat(&self, number: u64) -> ClientEnvironment {
         let may = |one| self.weather.may.has(one) && !self.weather.is_calm();
         let mut dice = stream(self.seed, 2, number);
         let turns = ClientTurns::new(dice.u64(..), may(D::Order));
         let wire = Wire::new(&self.weather, number, &turns);
-        Seat { number, clock: ClientClock::draw(&mut dice, may(D::ClockRate), &turns), turns, wire }
+        ClientEnvironment {
+            number,
+            clock: ClientClock::draw(&mut dice, may(D::ClockRate), &turns),
+            turns,
+            wire,
+        }
     }
 
     fn crash(&self, client: Client, book: &Arc<Book>, ends: &mut Vec<JoinHandle<()>>) {
         client.seat.turns.die();
         client.seat.wire.die();
         book.died(client.number);
-        let Some(table) = self.world.table() else { return forget(client) };
+        let Some(table) = self.table.clone() else { return forget(client) };
         table.bury(client.number);
         forget(client);
         if table.kind == Kind::Latch {
@@ -271,7 +281,7 @@ impl Play {
         next: u64,
         book: &Arc<Book>,
     ) -> Result<(), Error> {
-        let table = self.world.table();
+        let table = self.table.clone();
         let all = async {
             for end in ends {
                 let _ = end.await;
@@ -356,7 +366,7 @@ impl Play {
     /// A client that nothing happens to is granted every key, and releases it.
     async fn probe(&self, number: u64, book: &Book) -> Result<(), Error> {
         let seat = self.seat(number);
-        let Connection { lock, engine } = self.world.connect(&seat)?;
+        let SimulatedClient { lock, engine } = self.world.connect(&seat)?;
         for key in &self.keys {
             let wait = self.world.bounds().capabilities.handover + LONGEST_WAIT;
             let guard = lock.key(key).wait(wait).acquire().await?;

@@ -156,9 +156,9 @@ async fn silence<T>(op: Op) -> Result<T, Failed> {
 /// How soon it is noticed that the store cannot be reached by a wait.
 const NOTICED: Duration = Duration::from_secs(2);
 
-/// One client's way to the store.
+/// The link between one client and the store, with its disturbances.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub struct Wire {
     weather: Arc<Weather>,
     client: u64,
     calls: AtomicU64,
@@ -382,31 +382,28 @@ impl Wire {
         }
     }
 
-    /// As [`carry`](Self::carry), for a caller whose work cannot travel on its own: what is dropped on its way to the
-    /// store never arrives.
-    #[cfg(feature = "self-test")]
-    pub(crate) async fn carry_here<T>(
-        self: &Arc<Self>,
-        op: Op,
-        work: impl FnOnce() -> T,
-    ) -> Result<T, Failed> {
+    /// Carries out `work` at the store and returns its result, unless a disturbance of the link prevents that. If dropped
+    /// before `work` was carried out, it never is.
+    ///
+    /// # Errors
+    ///
+    /// The kind of the failure that the link was told to report.
+    pub async fn carry_here<T>(&self, op: Op, work: impl FnOnce() -> T) -> Result<T, ErrorKind> {
         let Plan { before, after, fate } = self.plan(op);
         if self.is_cut() || matches!(fate, Fate::Lost) {
-            return silence(op).await;
+            return silence(op).await.map_err(|failed| failed.kind);
         }
         sleep(before).await;
         if let Fate::Failed(kind) | Fate::Refused(kind) = fate {
             sleep(after).await;
-            return Err(Failed { kind, refused: false });
+            return Err(kind);
         }
         let answer = work();
         sleep(after).await;
         match fate {
-            Fate::AnswerLost { silent: true } => silence(op).await,
-            Fate::AnswerLost { silent: false } => {
-                Err(Failed { kind: ErrorKind::OutcomeUnknown, refused: false })
-            }
-            _ if self.is_cut() => silence(op).await,
+            Fate::AnswerLost { silent: true } => silence(op).await.map_err(|failed| failed.kind),
+            Fate::AnswerLost { silent: false } => Err(ErrorKind::OutcomeUnknown),
+            _ if self.is_cut() => silence(op).await.map_err(|failed| failed.kind),
             _ => Ok(answer),
         }
     }

@@ -1,6 +1,5 @@
-//! What is simulated: the engine over the simulator's own store, or over somebody else's.
+//! What is simulated: the engine over the simulator's own store, or another store or lock.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,29 +9,30 @@ use leasehold_engine::{Backend, Engine};
 use super::book::Bounds;
 use super::client::{ClientClock, ClientTurns};
 use super::store::{CALL, LOOK, Remote, TableClient, capabilities};
-use super::table::{Kind, Table};
+use super::table::Table;
 use super::wire::Wire;
 
-/// Makes fresh stores, one for each schedule.
-pub(crate) trait Subject: fmt::Debug + Send + Sync {
-    /// A fresh store; the simulator's own is of this kind.
-    fn open(&self, kind: Kind) -> Box<dyn World>;
-}
-
-/// One fresh store.
-pub(crate) trait World: Send + Sync {
+/// A fresh store, which lives for one schedule.
+pub trait SimulatedStore: Send + Sync {
+    /// Returns what the judge demands of clients of this store.
     fn bounds(&self) -> Bounds;
-    fn connect(&self, seat: &Seat) -> Result<Connection, Error>;
-    /// What the store itself knows, if the simulator can read it.
-    fn table(&self) -> Option<Arc<Table>>;
-    /// An operator ends the hold of the key. Whether there was one.
-    fn force(&self, key: &LockKey) -> bool {
-        self.table().is_some_and(|table| table.force(key))
+
+    /// Connects one more client.
+    ///
+    /// # Errors
+    ///
+    /// That of the client's engine or lock, if it does not start.
+    fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error>;
+
+    /// Ends the hold of the key, as an operator does. Returns whether there was a hold.
+    fn force_release(&self, _: &LockKey) -> bool {
+        false
     }
 }
 
-/// What a client runs by.
-pub(crate) struct Seat {
+/// What one client runs on: its link to the store, its clock, and its scheduler.
+#[derive(Debug)]
+pub struct ClientEnvironment {
     pub(crate) number: u64,
     pub(crate) turns: Arc<ClientTurns>,
     pub(crate) wire: Arc<Wire>,
@@ -40,42 +40,55 @@ pub(crate) struct Seat {
 }
 
 /// One client.
-pub(crate) struct Connection {
+#[derive(Debug)]
+pub struct SimulatedClient {
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) engine: Option<Arc<Engine>>,
 }
 
-impl Seat {
-    /// An engine over `backend`, which is at the far end of the client's wire.
-    pub(crate) fn engine(&self, backend: Arc<dyn Backend>) -> Result<Connection, Error> {
+impl SimulatedClient {
+    /// A client with a lock that is not an engine. Its calls to the store go through [`ClientEnvironment::wire`].
+    pub fn new(lock: impl Lock + 'static) -> Self {
+        Self { lock: Arc::new(lock), engine: None }
+    }
+}
+
+impl ClientEnvironment {
+    /// The client's number: 0 for the first of a schedule.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The client's link to the store.
+    #[must_use]
+    pub fn wire(&self) -> &Arc<Wire> {
+        &self.wire
+    }
+
+    /// Starts an engine over `backend`, which is at the far end of the client's link.
+    ///
+    /// # Errors
+    ///
+    /// That of the engine, if it does not start.
+    pub fn engine(&self, backend: Arc<dyn Backend>) -> Result<SimulatedClient, Error> {
         let engine = Engine::builder(Remote::new(backend, &self.wire))
             .clock(Arc::clone(&self.clock) as _)
             .simulated(u128::from(self.number), Arc::clone(&self.turns) as _)
             .start()?;
         let engine = Arc::new(engine);
-        Ok(Connection { lock: Arc::clone(&engine) as _, engine: Some(engine) })
+        Ok(SimulatedClient { lock: Arc::clone(&engine) as _, engine: Some(engine) })
     }
 }
 
-/// The engine over the simulator's own store.
-#[derive(Debug)]
-pub(crate) struct Own {
+/// The simulator's own store.
+pub(crate) struct OwnStore {
+    pub(crate) table: Arc<Table>,
     /// How often the engine looks between two renewals; `None` for the mutant that does not.
     pub(crate) look: Option<Duration>,
 }
 
-impl Subject for Own {
-    fn open(&self, kind: Kind) -> Box<dyn World> {
-        Box::new(OwnWorld { table: Table::new(kind), look: self.look })
-    }
-}
-
-struct OwnWorld {
-    table: Arc<Table>,
-    look: Option<Duration>,
-}
-
-impl World for OwnWorld {
+impl SimulatedStore for OwnStore {
     fn bounds(&self) -> Bounds {
         Bounds {
             capabilities: capabilities(self.table.kind),
@@ -85,54 +98,28 @@ impl World for OwnWorld {
         }
     }
 
-    fn connect(&self, seat: &Seat) -> Result<Connection, Error> {
+    fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
         // Otherwise the schedules of seeds that are known would change.
-        let look = self.look.filter(|_| seat.wire.may_stop());
-        seat.engine(Arc::new(TableClient::new(&self.table, seat.number, &seat.wire, look)))
+        let look = self.look.filter(|_| environment.wire.may_stop());
+        let client = TableClient::new(&self.table, environment.number, &environment.wire, look);
+        environment.engine(Arc::new(client))
     }
 
-    fn table(&self) -> Option<Arc<Table>> {
-        Some(Arc::clone(&self.table))
-    }
-}
-
-/// A new store, of which each call makes a client.
-pub(crate) type Open = dyn Fn() -> Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync> + Send + Sync;
-
-/// The engine over somebody else's store.
-pub(crate) struct Foreign(pub(crate) Box<Open>);
-
-impl fmt::Debug for Foreign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Foreign").finish_non_exhaustive()
+    fn force_release(&self, key: &LockKey) -> bool {
+        self.table.force(key)
     }
 }
 
-impl Subject for Foreign {
-    fn open(&self, _: Kind) -> Box<dyn World> {
-        Box::new(ForeignWorld((self.0)()))
-    }
-}
+/// A store of which each call makes one more client.
+pub(crate) struct BackendStore(pub(crate) Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync>);
 
-struct ForeignWorld(Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync>);
-
-impl World for ForeignWorld {
+impl SimulatedStore for BackendStore {
     fn bounds(&self) -> Bounds {
         let backend = (self.0)();
-        let timing = backend.timing();
-        Bounds {
-            capabilities: backend.capabilities().clone(),
-            call: timing.request_timeout,
-            look: None,
-            close: timing.close + Duration::from_secs(1),
-        }
+        Bounds::new(backend.capabilities().clone(), &backend.timing())
     }
 
-    fn connect(&self, seat: &Seat) -> Result<Connection, Error> {
-        seat.engine((self.0)())
-    }
-
-    fn table(&self) -> Option<Arc<Table>> {
-        None
+    fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
+        environment.engine((self.0)())
     }
 }

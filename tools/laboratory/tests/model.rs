@@ -6,15 +6,12 @@
 // What fails here fails the test.
 #![allow(clippy::expect_used)]
 
-#[path = "common/memory.rs"]
-mod common;
-
 use std::sync::Arc;
 
-use common::Memory;
+use laboratory::memory::Memory;
+use laboratory::model::run;
+use laboratory::mutants::{all_mutants, unmutated};
 use leasehold_conformance::Factory;
-use leasehold_conformance::model::run;
-use leasehold_conformance::mutants::{all_mutants, unmutated};
 
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

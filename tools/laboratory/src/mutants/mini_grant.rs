@@ -21,7 +21,7 @@ use super::mini_client::{CALL, Client, lock};
 use super::mini_keep::{keep, watch};
 use super::mini_permits::Permit;
 use super::mini_undo::Fresh;
-use crate::harness::Op;
+use leasehold_conformance::Op;
 
 /// One hold of one client.
 pub(crate) struct Hold {

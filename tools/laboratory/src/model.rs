@@ -8,16 +8,17 @@
 #[allow(clippy::expect_used)]
 mod world;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
+use leasehold_conformance::{Factory, Time};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use self::world::World;
-use crate::harness::{Factory, Time};
 
 /// How many clients a sequence has.
 pub(crate) const CLIENTS: usize = 3;
@@ -86,7 +87,7 @@ fn run_seed(seed: u64) -> Result<(), Failure> {
         let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             Sequence::test_sequential(config.clone(), start, steps, seen);
         }));
-        played.map_err(|panic| TestCaseError::fail(crate::runner::panic_text(&*panic)))
+        played.map_err(|panic| TestCaseError::fail(panic_text(&*panic)))
     });
     match outcome {
         Ok(()) => Ok(()),
@@ -99,6 +100,11 @@ fn run_seed(seed: u64) -> Result<(), Failure> {
             Err(Failure { seed, steps: Vec::new(), message: reason.message().to_owned() })
         }
     }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
 }
 
 /// One step. Numbers choose among what there is when the step is made.

@@ -9,9 +9,9 @@
 //! assert!(played.violations.is_empty(), "{:?}", played.violations);
 //! ```
 
-pub(crate) mod book;
+mod book;
 mod caller;
-pub(crate) mod client;
+mod client;
 mod disturbance;
 mod ends;
 mod judge;
@@ -19,25 +19,30 @@ mod requests;
 mod schedule;
 mod sometimes;
 mod store;
-pub(crate) mod table;
-pub(crate) mod wire;
-pub(crate) mod world;
+mod table;
+mod wire;
+mod world;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_engine::Backend;
 
+pub use self::book::Bounds;
 pub use self::disturbance::{Disturbance, Disturbances};
+use self::schedule::Open;
 pub use self::schedule::Played;
 pub use self::sometimes::{Seen, Sometimes};
 use self::store::LOOK;
-use self::world::{Foreign, Own, Subject};
+use self::table::Table;
+pub use self::wire::Wire;
+use self::world::{BackendStore, OwnStore};
+pub use self::world::{ClientEnvironment, SimulatedClient, SimulatedStore};
 
 /// What schedules are played with.
-#[derive(Debug)]
 pub struct Simulation {
-    subject: Box<dyn Subject>,
+    open: Box<Open>,
 }
 
 /// A schedule that showed something wrong, and the fewest disturbances that it does so with.
@@ -53,15 +58,23 @@ impl Simulation {
     /// The engine over the simulator's own store, with leases, sessions or latches as the seed says.
     #[must_use]
     pub fn of_the_engine() -> Self {
-        Self { subject: Box::new(Own { look: Some(LOOK) }) }
+        Self::of_own_store(Some(LOOK))
     }
 
     /// The same without looks at the store between two renewals, which is a fault where clients are stopped with
     /// their clocks.
-    #[cfg(feature = "self-test")]
     #[must_use]
     pub fn of_an_engine_that_never_looks() -> Self {
-        Self { subject: Box::new(Own { look: None }) }
+        Self::of_own_store(None)
+    }
+
+    fn of_own_store(look: Option<Duration>) -> Self {
+        let open = move |kind| {
+            let table = Table::new(kind);
+            let store: Box<dyn SimulatedStore> = Box::new(OwnStore { table: Arc::clone(&table), look });
+            (store, Some(table))
+        };
+        Self { open: Box::new(open) }
     }
 
     /// The engine over another store that lives in this process and knows no time but tokio's: `open` makes a fresh one
@@ -70,18 +83,20 @@ impl Simulation {
     pub fn of_backends(
         open: impl Fn() -> Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync> + Send + Sync + 'static,
     ) -> Self {
-        Self { subject: Box::new(Foreign(Box::new(open))) }
+        Self::of_stores(move || Box::new(BackendStore(open())))
     }
 
-    #[cfg(feature = "self-test")]
-    pub(crate) fn of(subject: impl Subject + 'static) -> Self {
-        Self { subject: Box::new(subject) }
+    /// Any store or lock that lives in this process and knows no time but tokio's: `open` makes a fresh one for each
+    /// schedule.
+    #[must_use]
+    pub fn of_stores(open: impl Fn() -> Box<dyn SimulatedStore> + Send + Sync + 'static) -> Self {
+        Self { open: Box::new(move |_| (open(), None)) }
     }
 
     /// Plays the schedule of `seed`, without the disturbances `without`.
     #[must_use]
     pub fn play(&self, seed: u64, without: Disturbances) -> Played {
-        schedule::play(&*self.subject, seed, without)
+        schedule::play(&*self.open, seed, without)
     }
 
     /// Plays the schedule of each seed until one shows something wrong, and leaves out of that whatever it shows that
@@ -108,6 +123,12 @@ impl Simulation {
             }
         }
         found
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation").finish_non_exhaustive()
     }
 }
 

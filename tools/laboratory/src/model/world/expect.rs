@@ -7,8 +7,8 @@ use leasehold_api::{ErrorKind, HolderId, LockGuard, Validity};
 use tokio::time::{Instant, sleep};
 
 use super::{LONG, Out, SLACK, State};
-use crate::history::check;
 use crate::model::{CLIENTS, KEYS};
+use leasehold_conformance::history::check;
 
 impl State {
     // ---- what holds after each step ----

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::lock_fault::LockFault as Fault;
 use super::mini_client::{CALL, Client};
-use crate::harness::Op;
+use leasehold_conformance::Op;
 
 /// A grant on its way to the caller. Dropped on the way, it is undone.
 pub(super) struct Fresh {

@@ -17,7 +17,7 @@ use leasehold_engine::{
 use super::backend_fault::BackendFault as Fault;
 use super::link::Link;
 use super::server::{Asker, FEW_HOLDS, Server, Sink};
-use crate::harness::Op;
+use leasehold_conformance::Op;
 
 /// How often a waiter asks again.
 const POLL: Duration = Duration::from_millis(250);

@@ -2,14 +2,12 @@
 
 #![allow(clippy::expect_used)]
 
-#[path = "common/memory.rs"]
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use laboratory::memory::Memory;
 use leasehold_api::{Capabilities, Error, ErrorKind, Fencing, Scope};
 use leasehold_conformance::{
     Case, Disturbed, Factory, Harness, Mount, Outcome, Report, Run, Time, Verdict, all_cases, async_trait,
@@ -34,7 +32,7 @@ fn cases_have_unique_names_and_known_rules() {
 
 #[test]
 fn a_good_store_passes_and_what_cannot_be_tried_is_said() {
-    let memory = common::Memory::new();
+    let memory = Memory::new();
     let passed = run_case(case("exclusion::free_key_is_granted"), &memory);
     assert_eq!(passed.outcome, Outcome::Passed);
     let elsewhere = run_case(case("crash::a_killed_holder_frees"), &memory);
@@ -91,7 +89,7 @@ fn what_is_declared_and_cannot_be_tried_is_unproven() {
     let fencing =
         end["claims"].as_array().expect("claims").iter().find(|claim| claim["claim"] == "fencing = Durable");
     assert_eq!(fencing.expect("what is declared")["verdict"], "unproven");
-    Mount::new(common::Memory::new(), module_path!()).judge();
+    Mount::new(Memory::new(), module_path!()).judge();
 }
 
 #[test]
@@ -134,7 +132,7 @@ fn last_line(report: &Report) -> serde_json::Value {
 
 #[test]
 fn a_run_takes_what_is_wanted_in_the_order_of_the_suite() {
-    let memory = common::Memory::new();
+    let memory = Memory::new();
     let report = Run::new(&memory).only("C8").only("free_key_is_granted").threads(3).run();
     let names: Vec<_> = report.cases.iter().map(|entry| entry.case.name).collect();
     let wanted = |case: &&Case| case.rules.contains(&"C8") || case.name == "exclusion::free_key_is_granted";
@@ -178,7 +176,7 @@ impl Factory for Crowd {
 
 #[test]
 fn the_verdict_is_one_word_on_the_report_and_on_the_badge() {
-    let memory = common::Memory::new();
+    let memory = Memory::new();
     let said = |report: &Report| {
         let badge: serde_json::Value = serde_json::from_str(&report.badge()).expect("a badge");
         assert_eq!((&badge["schemaVersion"], &last_line(report)["verdict"]), (&json!(1), &badge["message"]));

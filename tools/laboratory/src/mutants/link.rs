@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::backend_fault::BackendFault;
 use super::server::{Asker, Server, Sink};
-use crate::harness::{ClientFaults, Fault, Op, Skew};
-use crate::simulation::wire::Wire;
+use leasehold_conformance::simulation::Wire;
+use leasehold_conformance::{ClientFaults, Fault, Op, Skew};
 
 /// One client's way to the server.
 #[derive(Debug)]
@@ -76,8 +76,7 @@ impl Link {
     /// Carries out `work` at the server as the faults allow.
     pub(crate) async fn call<T>(&self, op: Op, work: impl Fn(&Server, Asker) -> T) -> Result<T, ErrorKind> {
         if let Some(wire) = self.wire.get() {
-            let done = wire.carry_here(op, || work(&self.server, self.asker())).await;
-            return done.map_err(|failed| failed.kind);
+            return wire.carry_here(op, || work(&self.server, self.asker())).await;
         }
         let fault = self.begin(op);
         self.reachable().await;

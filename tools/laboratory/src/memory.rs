@@ -1,6 +1,4 @@
-//! The memory store as the suite wants it.
-// Each test file uses its part of this.
-#![allow(clippy::expect_used, dead_code)]
+//! The memory store as the suite tests it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +15,7 @@ const NAMESPACE: &str = "some:where";
 
 /// Makes memory stores.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Memory {
+pub struct Memory {
     polling: bool,
     silent: bool,
     leased: bool,
@@ -27,42 +25,43 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    /// Clients wait in the store's queue; grants have no lease.
+    pub fn new() -> Self {
         Self::default()
     }
 
     /// Clients poll instead of waiting in the store's queue.
-    pub(crate) fn polling(mut self) -> Self {
+    pub fn polling(mut self) -> Self {
         self.polling = true;
         self
     }
 
     /// Polling clients are not told when a key may be free.
-    pub(crate) fn without_hints(mut self) -> Self {
+    pub fn without_hints(mut self) -> Self {
         self.silent = true;
         self
     }
 
     /// Every grant has a lease unless the caller says otherwise.
-    pub(crate) fn leased(mut self) -> Self {
+    pub fn leased(mut self) -> Self {
         self.leased = true;
         self
     }
 
     /// Clients that can be disturbed confirm their holds, and leave those in the store that they could not confirm.
-    pub(crate) fn sticky(mut self) -> Self {
+    pub fn sticky(mut self) -> Self {
         self.sticky = true;
         self
     }
 
     /// Clients are a millisecond away from the store, and nothing is answered without I/O.
-    pub(crate) fn remote(mut self) -> Self {
+    pub fn remote(mut self) -> Self {
         self.remote = true;
         self
     }
 
     /// Cases see the store through a wrapper.
-    pub(crate) fn namespaced(mut self) -> Self {
+    pub fn namespaced(mut self) -> Self {
         self.namespaced = true;
         self
     }

@@ -33,8 +33,8 @@ use self::lock_fault::LockFault;
 use self::mini_backend::MiniBackend;
 use self::mini_lock::MiniLock;
 use self::server::Server;
-use crate::clock::SkewedClock;
-use crate::harness::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Harness, Skew, Time};
+use leasehold_conformance::SkewedClock;
+use leasehold_conformance::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Harness, Skew, Time};
 
 /// A store with one fault, or with none.
 #[derive(Clone, Debug)]
@@ -99,11 +99,7 @@ impl Factory for Mutant {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        let fault = match self.kind {
-            Kind::Backend { fault, .. } => fault,
-            Kind::Lock(_) => BackendFault::None,
-        };
-        Ok(Box::new(Store { server: Server::new(fault), kind: self.kind }))
+        Ok(Box::new(Store::new(self.kind)))
     }
 }
 
@@ -115,6 +111,14 @@ struct Store {
 }
 
 impl Store {
+    fn new(kind: Kind) -> Self {
+        let fault = match kind {
+            Kind::Backend { fault, .. } => fault,
+            Kind::Lock(_) => BackendFault::None,
+        };
+        Self { server: Server::new(fault), kind }
+    }
+
     fn connect(&self, skew: Skew) -> Result<(Arc<dyn Lock>, Arc<Link>), Error> {
         let link = Link::new(&self.server, skew);
         let lock: Arc<dyn Lock> = match self.kind {

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::mini_client::{CALL, Client, lock};
 use super::mini_grant::{Hold, Released};
-use crate::harness::Op;
+use leasehold_conformance::Op;
 
 /// What is released in the next call.
 #[derive(Default)]

@@ -21,7 +21,7 @@ use super::mini_grant::{Hold, MiniGrant};
 use super::mini_outage::{Outage, Outages, is_passing, no_answer};
 use super::mini_permits::{Permit, Permits, Waiter};
 use super::mini_undo::{Awaited, Fresh};
-use crate::harness::Op;
+use leasehold_conformance::Op;
 
 /// How often a waiter asks again.
 const POLL: Duration = Duration::from_millis(250);

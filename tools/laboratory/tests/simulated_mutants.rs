@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
+use laboratory::mutants::{Mutant, all_mutants, unmutated};
 use leasehold_conformance::simulation::{Disturbances, Seen, Simulation, Sometimes};
 
 /// How many schedules each of them gets.

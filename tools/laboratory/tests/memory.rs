@@ -4,37 +4,35 @@
 // What fails here fails the test.
 #![allow(clippy::expect_used)]
 
-#[path = "common/memory.rs"]
-mod common;
-
+use laboratory::memory::Memory;
 use leasehold_conformance::{Outcome, all_cases, run_case};
 
 mod queue {
-    leasehold_conformance::suite!(super::common::Memory::new());
+    leasehold_conformance::suite!(super::Memory::new());
 }
 
 mod queue_with_leases {
-    leasehold_conformance::suite!(super::common::Memory::new().leased());
+    leasehold_conformance::suite!(super::Memory::new().leased());
 }
 
 mod hints {
-    leasehold_conformance::suite!(super::common::Memory::new().polling());
+    leasehold_conformance::suite!(super::Memory::new().polling());
 }
 
 mod polls {
-    leasehold_conformance::suite!(super::common::Memory::new().polling().without_hints().leased());
+    leasehold_conformance::suite!(super::Memory::new().polling().without_hints().leased());
 }
 
 mod namespaced {
-    leasehold_conformance::suite!(super::common::Memory::new().namespaced());
+    leasehold_conformance::suite!(super::Memory::new().namespaced());
 }
 
 mod remote {
-    leasehold_conformance::suite!(super::common::Memory::new().remote());
+    leasehold_conformance::suite!(super::Memory::new().remote());
 }
 
 mod remote_polls {
-    leasehold_conformance::suite!(super::common::Memory::new().polling().leased().remote());
+    leasehold_conformance::suite!(super::Memory::new().polling().leased().remote());
 }
 
 /// A store that keeps what was held by somebody who is gone must still let go of what nobody ever got. The other
@@ -43,7 +41,7 @@ mod remote_polls {
 fn late_grants_are_given_back_by_a_store_that_keeps_lost_holds() {
     let name = "faults::a_grant_that_comes_too_late_is_given_back";
     let case = all_cases().iter().find(|case| case.name == name).expect("a case of this name");
-    for store in [common::Memory::new(), common::Memory::new().polling()] {
+    for store in [Memory::new(), Memory::new().polling()] {
         assert_eq!(run_case(case, &store.sticky()).outcome, Outcome::Passed);
     }
 }

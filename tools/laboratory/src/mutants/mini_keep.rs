@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::lock_fault::LockFault as Fault;
 use super::mini_client::{CALL, Client, lock};
 use super::mini_grant::{Hold, Phase};
-use crate::harness::Op;
+use leasehold_conformance::Op;
 
 /// Fires the loss when the deadline has passed, whatever the store does.
 pub(super) async fn watch(hold: Weak<Hold>) {

@@ -15,7 +15,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::mutants::{Mutant, all_mutants, unmutated};
+use laboratory::mutants::{Mutant, all_mutants, unmutated};
 use leasehold_conformance::{Case, CaseReport, Outcome, all_cases, run_case};
 
 /// By the wall clock: a case of a mutant that has not ended by then is taken for one that never does.

@@ -14,13 +14,13 @@ use std::time::Duration;
 use leasehold_api::{
     AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockGuard, LockKey, LossReason, Validity,
 };
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::{CLIENTS, KEYS, Step};
-use crate::harness::{ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, Harness, Op, Time};
-use crate::history::{Log, Recorder};
+use leasehold_conformance::history::{Log, Recorder};
+use leasehold_conformance::{ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, Harness, Op};
 
 /// What the machine itself may take of virtual time, in timer ticks and polls.
 const SLACK: Duration = Duration::from_millis(25);
@@ -94,7 +94,8 @@ impl World {
     pub(crate) fn open(factory: &dyn Factory) -> Self {
         // Polls are jittered: the same steps shall give the same times.
         fastrand::seed(0);
-        let runtime = crate::runner::runtime(Time::Virtual).expect("a runtime");
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime");
         let state = runtime.block_on(State::open(factory));
         Self { state, runtime }
     }

@@ -1,0 +1,50 @@
+//! Mutants under simulation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, LockKey, LossReason};
+use leasehold_conformance::Skew;
+use leasehold_conformance::simulation::{
+    Bounds, ClientEnvironment, SimulatedClient, SimulatedStore, Simulation,
+};
+use leasehold_engine::Timing;
+
+use super::link::Link;
+use super::mini_backend::{MiniBackend, capabilities};
+use super::mini_lock::MiniLock;
+use super::{Kind, Mutant, Store};
+
+/// How far the clock of every other client is ahead, where a store looks at it.
+const AHEAD: Duration = Duration::from_secs(20);
+
+impl Mutant {
+    /// Schedules with clients of this mutant.
+    #[must_use]
+    pub fn simulation(&self) -> Simulation {
+        let kind = self.kind;
+        Simulation::of_stores(move || Box::new(Store::new(kind)))
+    }
+}
+
+impl SimulatedStore for Store {
+    fn bounds(&self) -> Bounds {
+        Bounds::new(capabilities(self.server.fault()), &Timing::default())
+    }
+
+    fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
+        let skew = if environment.number() % 2 == 1 { Skew::Ahead(AHEAD) } else { Skew::None };
+        let link = Link::new(&self.server, skew);
+        match self.kind {
+            Kind::Backend { queues, .. } => environment.engine(Arc::new(MiniBackend::new(link, queues))),
+            Kind::Lock(fault) => {
+                link.disturb(environment.wire());
+                Ok(SimulatedClient::new(MiniLock::connect(&link, fault)?))
+            }
+        }
+    }
+
+    fn force_release(&self, key: &LockKey) -> bool {
+        self.server.end(key, None, LossReason::ForcedRelease, true)
+    }
+}
