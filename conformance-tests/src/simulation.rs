@@ -1,6 +1,7 @@
 //! Deterministic simulation: many clients of one store in one runtime under virtual time, disturbed in every way at once,
 //! and a judge that looks while it goes on. Everything is drawn from one seed, so that a schedule that shows a fault can
-//! be repeated, and made smaller by leaving disturbances out.
+//! be repeated, and made smaller by leaving disturbances out. It repeats exactly in another process if both play a schedule
+//! before they make their first [`LockKey`](leasehold_api::LockKey): the first schedule fixes the hashes of keys.
 //!
 //! ```
 //! use leasehold_conformance::simulation::{Disturbances, Simulation};

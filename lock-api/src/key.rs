@@ -1,8 +1,10 @@
 //! What is locked: validated keys, composition and namespaces.
 
 use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher as _, Hash, Hasher};
-use std::sync::Arc;
+use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
+#[cfg(feature = "test-util")]
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, ErrorKind};
 
@@ -35,14 +37,37 @@ pub struct LockKey {
     hash: u64,
 }
 
-/// Seeded per process, so that nobody can choose keys that collide.
-#[cfg(not(feature = "test-util"))]
-static SEED: std::sync::LazyLock<std::hash::RandomState> = std::sync::LazyLock::new(Default::default);
-/// The same in each process: a simulator repeats what it has seen.
-#[cfg(feature = "test-util")]
-static SEED: std::hash::BuildHasherDefault<std::hash::DefaultHasher> = std::hash::BuildHasherDefault::new();
+/// The seed of the hashes of this process, chosen when the first key is made.
+static SEED: OnceLock<Seed> = OnceLock::new();
+
+enum Seed {
+    /// Differs between processes, so that nobody can choose keys that collide.
+    Random(RandomState),
+    /// The same in each process, so that a simulator can repeat a schedule.
+    #[cfg(feature = "test-util")]
+    Fixed(BuildHasherDefault<DefaultHasher>),
+}
+
+impl Seed {
+    fn hash(&self, text: &str) -> u64 {
+        match self {
+            Self::Random(seed) => seed.hash_one(text),
+            #[cfg(feature = "test-util")]
+            Self::Fixed(seed) => seed.hash_one(text),
+        }
+    }
+}
 
 impl LockKey {
+    /// Gives keys the same hashes in every process that calls this before it makes its first key. Returns whether the hashes
+    /// of this process are fixed: `false` if it had made a key before the first call.
+    ///
+    /// For simulators, which repeat a schedule in another process. Outsiders who choose keys can then choose keys that collide.
+    #[cfg(feature = "test-util")]
+    pub fn fix_hashes() -> bool {
+        matches!(SEED.get_or_init(|| Seed::Fixed(BuildHasherDefault::new())), Seed::Fixed(_))
+    }
+
     /// Makes a key of `text`.
     ///
     /// # Errors
@@ -106,7 +131,7 @@ impl LockKey {
     }
 
     pub(crate) fn from_valid(text: Arc<str>) -> Self {
-        let hash = SEED.hash_one(&*text);
+        let hash = SEED.get_or_init(|| Seed::Random(RandomState::new())).hash(&text);
         Self { text, hash }
     }
 }

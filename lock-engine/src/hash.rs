@@ -10,7 +10,7 @@ use leasehold_api::LockKey;
 pub struct KeyHasher(u64);
 
 impl KeyHasher {
-    /// The hash of `key`. It differs from run to run, but for the feature `test-util`.
+    /// Returns the hash of `key`. It differs between processes.
     #[must_use]
     pub fn hash_of(key: &LockKey) -> u64 {
         let mut hasher = Self::default();

@@ -61,6 +61,8 @@ pub(crate) type Open = dyn Fn(Kind) -> (Box<dyn SimulatedStore>, Option<Arc<Tabl
 
 /// Plays the schedule of `seed` without the disturbances `without`.
 pub(crate) fn play(open: &Open, seed: u64, without: Disturbances) -> Played {
+    // Tables are walked in the order of the hashes.
+    LockKey::fix_hashes();
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {

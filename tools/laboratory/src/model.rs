@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
+use leasehold_api::LockKey;
 use leasehold_conformance::{Factory, Time};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -40,6 +41,8 @@ const STEPS: usize = 40;
 /// When the store follows real time.
 pub fn run(factory: Arc<dyn Factory>, seeds: u64, first: u64) -> Result<(), Failure> {
     assert_eq!(factory.time(), Time::Virtual, "the model test needs a store in virtual time");
+    // A sequence that failed shall fail in the next process as well.
+    LockKey::fix_hashes();
     FACTORY.set(Some(factory));
     let outcome = (first..first.saturating_add(seeds)).try_for_each(run_seed);
     FACTORY.set(None);
