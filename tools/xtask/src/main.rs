@@ -5,14 +5,12 @@ mod campaign;
 mod dependencies;
 mod documents;
 mod fuzz;
-mod licence;
 mod machine;
 mod metadata;
 mod programs;
 mod reverted;
 mod servers;
 mod simulate;
-mod size;
 mod step;
 mod torture;
 mod versions;
@@ -51,7 +49,6 @@ usage: cargo xtask JOB
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the last two alone; with --update, docs/public-api becomes what the interface is now
-  size        how many lines of claims a user compiles, and how many public names there are
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
               `bench postgres`, `bench claims`, `bench companions` (middleware and idempotency keys) or
@@ -77,7 +74,6 @@ fn main() -> ExitCode {
         ["lint"] => lint(),
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),
-        ["size"] => size::report(),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
         ["ci"] => ci(),
@@ -190,7 +186,6 @@ fn lint() -> Outcome {
 
 fn lint_of_all() -> Outcome {
     documents::check()?;
-    size::report()?;
     step::need_component("fmt", "rustfmt")?;
     step::need_component("clippy", "clippy")?;
     cargo("formatting", &["fmt", "--all", "--check"])?;
