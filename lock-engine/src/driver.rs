@@ -4,6 +4,15 @@
 //! It never awaits the store itself: calls run as tasks of their own on the engine's runtime, so a silent store
 //! delays neither a loss nor the next renewal.
 
+pub(crate) mod background;
+pub(crate) mod inbox;
+pub(crate) mod look;
+pub(crate) mod outbox;
+pub(crate) mod outlive;
+pub(crate) mod renewal;
+pub(crate) mod retries;
+pub(crate) mod schedule;
+
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
@@ -16,18 +25,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backend::{Attempt, Backend, Freed};
+use crate::acquire::entry::Call;
+use crate::acquire::queue::Queues;
 use crate::clock::{Clock, Moment};
-use crate::entry::Call;
+use crate::driver::inbox::{Inbox, Told};
+use crate::driver::look::Looks;
+use crate::driver::outbox::{Batch, Freeing, Outbox};
+use crate::driver::renewal::{Due, Queued, Renewal, Renewals, WaitingRenewals};
+use crate::driver::schedule::Schedule;
 use crate::hold::{Hold, Owner};
-use crate::inbox::{Inbox, Told};
-use crate::look::Looks;
 use crate::metrics::{Event, Metrics};
-use crate::outbox::{Batch, Freeing, Outbox};
-use crate::queue::Queues;
-use crate::renewal::{Due, Queued, Renewal, Renewals, WaitingRenewals};
-use crate::schedule::Schedule;
 use crate::shared::{CloseOutcome, Shared};
+use crate::store::backend::{Attempt, Backend, Freed};
 use crate::tasks::Tasks;
 
 /// The longest the driver sleeps while holds can end: the clock of validity also runs during suspend,
@@ -69,7 +78,7 @@ pub(crate) struct Driver {
     /// What the clock of validity and the wall clock said when they were last compared.
     compared: Option<(Moment, Duration)>,
     pub(crate) closed: watch::Sender<CloseOutcome>,
-    /// Dropped with the driver, for [`RuntimeWatch`](crate::outlive::RuntimeWatch), which waits for that.
+    /// Dropped with the driver, for [`RuntimeWatch`](crate::driver::outlive::RuntimeWatch), which waits for that.
     _ends: mpsc::Sender<()>,
 }
 

@@ -17,26 +17,26 @@ use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::acquisition::Acquisition;
-use crate::backend::{Backend, Events, Timing};
-use crate::background::driver_runtime;
-use crate::budget::Refusal;
+use crate::acquire::acquisition::Acquisition;
+use crate::acquire::budget::Refusal;
+use crate::acquire::fast_path::{self, Asking, FastPath};
+use crate::acquire::queue::Queues;
+use crate::acquire::undoing::Undoing;
+use crate::acquire::waiting::{failure_of, is_ending};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::Driver;
-use crate::events::Sink;
-use crate::fast_path::{self, Asking, FastPath};
+use crate::driver::background::driver_runtime;
+use crate::driver::inbox::Inbox;
+use crate::driver::outlive::{RuntimeWatch, run_elsewhere};
+use crate::driver::schedule::Schedule;
 use crate::hold::Hold;
-use crate::inbox::Inbox;
+use crate::hold::state::Phase;
+use crate::metrics::published::{KeyClass, Published, first_part};
 use crate::metrics::{Attempt, Attempted, Counters, Event, Metrics};
-use crate::outlive::{RuntimeWatch, run_elsewhere};
-use crate::published::{KeyClass, Published, first_part};
-use crate::queue::Queues;
-use crate::schedule::Schedule;
 use crate::shared::Shared;
-use crate::state::Phase;
+use crate::store::backend::{Backend, Events, Timing};
+use crate::store::events::Sink;
 use crate::tasks::Tasks;
-use crate::undoing::Undoing;
-use crate::waiting::{failure_of, is_ending};
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
 ///

@@ -1,6 +1,10 @@
 //! One grant, from before it is asked for until its end: identity, validity, loss. Its phases are in `state.rs`;
 //! what the owner of the guard does with it is in `grant.rs`.
 
+pub(crate) mod grant;
+pub(crate) mod lease_clock;
+pub(crate) mod state;
+
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -9,15 +13,15 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockGuard, LockKey, LossReason, Validity};
 
-use crate::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
+use crate::acquire::queue::Outcome;
 use crate::clock::Moment;
-use crate::lease_clock::LeaseClock;
+use crate::driver::outbox::Freeing;
+use crate::driver::schedule::Scheduled;
+use crate::hold::lease_clock::LeaseClock;
+use crate::hold::state::{Lose, Phase, State};
 use crate::metrics::Times;
-use crate::outbox::Freeing;
-use crate::queue::Outcome;
-use crate::schedule::Scheduled;
 use crate::shared::{Permit, Shared};
-use crate::state::{Lose, Phase, State};
+use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 
 /// What the engine knows of one grant.
 ///
@@ -371,7 +375,7 @@ impl Owner {
     }
 }
 
-impl crate::queue::Occupant for Owner {
+impl crate::acquire::queue::Occupant for Owner {
     fn key(&self) -> &LockKey {
         &self.hold.request.key
     }

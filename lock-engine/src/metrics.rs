@@ -1,14 +1,16 @@
 //! What the engine has done, counted: for [`Engine::counters`](crate::Engine::counters), and with the feature
 //! `metrics` for whatever recorder the program has installed (`published.rs`).
 
+pub(crate) mod published;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_api::{Error, ErrorKind, LockKey};
 
+use crate::acquire::queue::Queues;
 use crate::hold::{Hold, Owner};
-use crate::published::Published;
-pub(crate) use crate::published::{Attempt, Times};
-use crate::queue::Queues;
+use crate::metrics::published::Published;
+pub(crate) use crate::metrics::published::{Attempt, Times};
 
 /// What an engine has done since it started. Numbers only grow.
 #[non_exhaustive]

@@ -8,16 +8,16 @@ use leasehold_api::{AcquireOptions, Capabilities, Error, ErrorKind, HolderId, Lo
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{Backend, Freed, Request, Timing, Waiting};
+use crate::acquire::queue::{self, Queues};
+use crate::acquire::undoing::Undoing;
 use crate::clock::{Clock, scaled};
+use crate::driver::inbox::Inbox;
+use crate::driver::outbox::Freeing;
+use crate::driver::schedule::Schedule;
 use crate::hold::{Hold, Owner};
-use crate::inbox::Inbox;
 use crate::metrics::Metrics;
-use crate::outbox::Freeing;
-use crate::queue::{self, Queues};
-use crate::schedule::Schedule;
+use crate::store::backend::{Backend, Freed, Request, Timing, Waiting};
 use crate::tasks::Tasks;
-use crate::undoing::Undoing;
 
 /// How the closing ended, once it has.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;

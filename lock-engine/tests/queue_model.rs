@@ -7,10 +7,12 @@
 
 #[path = "../src/clock.rs"]
 mod clock;
-#[path = "../src/hash.rs"]
-mod hash;
-#[path = "../src/queue.rs"]
+#[path = "../src/acquire/queue.rs"]
 mod queue;
+#[path = "../src/store"]
+mod store {
+    pub(crate) mod hash;
+}
 
 // Loom's own `Arc` cannot be a receiver of methods; what it would check, leaks, `len` checks here.
 mod sync {

@@ -8,7 +8,7 @@
 
 #[path = "../src/clock.rs"]
 mod clock;
-#[path = "../src/schedule.rs"]
+#[path = "../src/driver/schedule.rs"]
 mod schedule;
 
 mod sync {

@@ -6,7 +6,7 @@
 
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
-#[path = "../src/state.rs"]
+#[path = "../src/hold/state.rs"]
 mod state;
 
 mod sync {

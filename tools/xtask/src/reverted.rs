@@ -40,7 +40,7 @@ const REVERTED: [Reverted; 6] = [
         name: "B2",
         what: "a request that the store turned down counts as one whose outcome is not known, and is released until the store confirms it",
         edits: &[Edit {
-            file: "lock-engine/src/acquisition.rs",
+            file: "lock-engine/src/acquire/acquisition.rs",
             now: "                Ok(Attempt::Refused(error)) => {\n",
             then: "                Ok(Attempt::Refused(error)) if crate::is_back(\"B2\") => error,\n                Ok(Attempt::Refused(error)) => {\n",
         }],
@@ -70,7 +70,7 @@ const REVERTED: [Reverted; 6] = [
         name: "B8",
         what: "a caller who does not wait for a cooldown is not told of the one that its own client has begun",
         edits: &[Edit {
-            file: "lock-engine/src/fast_path.rs",
+            file: "lock-engine/src/acquire/fast_path.rs",
             now: "    if policy != OnCooldown::NotDue {\n",
             then: "    if policy != OnCooldown::NotDue || crate::is_back(\"B8\") {\n",
         }],
@@ -81,12 +81,12 @@ const REVERTED: [Reverted; 6] = [
         what: "a try does not leave a key that was released here to those who wait elsewhere",
         edits: &[
             Edit {
-                file: "lock-engine/src/fast_path.rs",
+                file: "lock-engine/src/acquire/fast_path.rs",
                 now: "    if yields.is_some() && shared",
                 then: "    if yields.is_some() && (waits || !crate::is_back(\"B9\")) && shared",
             },
             Edit {
-                file: "lock-engine/src/acquisition.rs",
+                file: "lock-engine/src/acquire/acquisition.rs",
                 now: "        let Some(until) = yields.max() else { return Ok(()) };\n",
                 then: "        let Some(until) = yields.max() else { return Ok(()) };\n        if self.budget == Budget::Once && crate::is_back(\"B9\") {\n            return Ok(());\n        }\n",
             },

@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::Acquisition;
-use crate::backend::Request;
-use crate::entry::{Entry, Stage};
+use crate::acquire::entry::{Entry, Stage};
+use crate::driver::outbox::Freeing;
 use crate::hold::Hold;
-use crate::outbox::Freeing;
-use crate::state::Phase;
+use crate::hold::state::Phase;
+use crate::store::backend::Request;
 
 impl Acquisition {
     /// Frees the granted entries from `from` on.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::backend::Timing;
 use crate::clock::Moment;
+use crate::store::backend::Timing;
 
 /// When a hold is to be renewed, when it is in doubt, and when it is over. Set by whoever is granted it, and moved
 /// on by the driver alone.

@@ -18,12 +18,12 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::context::TokioContext;
 
-use crate::backend::{Freed, short_answer};
+use crate::acquire::queue::Outcome;
 use crate::clock::Moment;
+use crate::driver::outbox::Freeing;
 use crate::hold::Hold;
 use crate::metrics::Event;
-use crate::outbox::Freeing;
-use crate::queue::Outcome;
+use crate::store::backend::{Freed, short_answer};
 
 impl Grant for Hold {
     fn key(&self) -> &LockKey {

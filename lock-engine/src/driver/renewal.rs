@@ -10,14 +10,14 @@ use futures_util::FutureExt as _;
 use leasehold_api::{Error, ErrorKind, HolderId};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, Renewed, short_answer};
 use crate::clock::{Moment, scaled};
+use crate::driver::inbox::RenewReply;
+use crate::driver::retries::PARTS;
 use crate::hold::Hold;
-use crate::inbox::RenewReply;
-use crate::lease_clock::LeaseClock;
+use crate::hold::lease_clock::LeaseClock;
 use crate::metrics::Event;
-use crate::retries::PARTS;
 use crate::shared::Shared;
+use crate::store::backend::{Backend, Renewed, short_answer};
 
 /// What is to be asked of the store now.
 pub(crate) struct Due {

@@ -33,17 +33,17 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{Attempt, Contended, Waiting, short_answer};
-use crate::budget::{Budget, Limit, Refusal};
+use crate::acquire::budget::{Budget, Limit, Refusal};
+use crate::acquire::entry::{Call, Entry, Stage};
+use crate::acquire::fast_path::Asking;
+use crate::acquire::queue::{Closed, Entered};
+use crate::acquire::undoing::Met;
+use crate::acquire::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
 use crate::clock::Moment;
-use crate::entry::{Call, Entry, Stage};
-use crate::fast_path::Asking;
 use crate::hold::{Hold, Owner};
 use crate::metrics::Event;
-use crate::queue::{Closed, Entered};
 use crate::shared::Shared;
-use crate::undoing::Met;
-use crate::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
+use crate::store::backend::{Attempt, Contended, Waiting, short_answer};
 
 use self::outage::Outage;
 

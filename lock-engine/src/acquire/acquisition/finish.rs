@@ -5,8 +5,8 @@ use std::mem;
 use leasehold_api::{Error, LockGuard, LossReason, Validity};
 
 use super::Acquisition;
-use crate::budget::Refusal;
-use crate::entry::{Entry, Stage};
+use crate::acquire::budget::Refusal;
+use crate::acquire::entry::{Entry, Stage};
 
 impl Acquisition {
     /// The guards, if every one of them is still good.

@@ -9,10 +9,10 @@ use futures_util::FutureExt as _;
 use leasehold_api::{Error, ErrorKind, Operation};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, Renewed, short_answer};
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::shared::Shared;
+use crate::store::backend::{Backend, Renewed, short_answer};
 
 /// One call of [`Backend::look`]: when it was sent, for which holds, and its answers (`None` if it timed out or panicked).
 pub(crate) struct Looks {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use leasehold_api::{BoxFuture, Error, LockGuard};
 
-use crate::backend::{Attempt, Granted};
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::shared::Permit;
+use crate::store::backend::{Attempt, Granted};
 
 /// A call of the backend that runs to its end whoever drops it.
 pub(crate) type Call = BoxFuture<'static, Vec<Result<Attempt, Error>>>;

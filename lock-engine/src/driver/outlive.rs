@@ -8,12 +8,12 @@ use std::time::Duration;
 use leasehold_api::LossReason;
 use tokio::sync::watch;
 
-use crate::backend::Backend;
-use crate::background;
 use crate::driver::Driver;
-use crate::inbox::Inbox;
-use crate::outbox::Freeing;
+use crate::driver::background;
+use crate::driver::inbox::Inbox;
+use crate::driver::outbox::Freeing;
 use crate::shared::{CloseOutcome, Shared};
+use crate::store::backend::Backend;
 
 /// How long the end of a runtime waits for the releases at the most.
 const LIMIT: Duration = Duration::from_secs(1);

@@ -4,8 +4,8 @@ use std::sync::Weak;
 
 use leasehold_api::{HolderId, LockKey, LossReason};
 
-use crate::backend::EventSink;
 use crate::shared::Shared;
+use crate::store::backend::EventSink;
 
 /// What backends call. Weak: a store that outlives its engine keeps nothing alive.
 #[derive(Debug)]

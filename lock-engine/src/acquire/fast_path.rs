@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown};
 
-use crate::backend::{Attempt, Contended};
+use crate::acquire::queue::{Closed, Outcome, Tried};
 use crate::clock::Moment;
+use crate::driver::outbox::Freeing;
+use crate::hold::state::Phase;
 use crate::hold::{Hold, Owner};
 use crate::metrics::Event;
-use crate::outbox::Freeing;
-use crate::queue::{Closed, Outcome, Tried};
 use crate::shared::{Permit, Shared};
-use crate::state::Phase;
+use crate::store::backend::{Attempt, Contended};
 
 /// What the first attempt came to.
 pub(crate) enum FastPath {

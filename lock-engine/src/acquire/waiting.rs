@@ -10,13 +10,13 @@ use leasehold_api::{Error, LockKey, OnCooldown};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use crate::backend::Contended;
-use crate::budget::{Limit, Refusal};
+use crate::acquire::budget::{Limit, Refusal};
+use crate::acquire::fast_path::not_due;
+use crate::acquire::queue::{Closed, Waiter};
 use crate::clock::scaled;
-use crate::fast_path::not_due;
 use crate::hold::Owner;
-use crate::queue::{Closed, Waiter};
 use crate::shared::{Permit, Shared};
+use crate::store::backend::Contended;
 
 /// Whether whoever has the key's permit here is only waiting for the store to let go, if anybody has it.
 pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> Option<bool> {

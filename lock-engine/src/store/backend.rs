@@ -142,7 +142,7 @@ pub struct Request {
     /// turned away.
     pub waits: bool,
     /// How many more tokens to set aside, beyond the grant's own, for handing the hold on from one local caller
-    /// to the next ([`token::LOCAL_BITS`](crate::token::LOCAL_BITS)).
+    /// to the next ([`token::LOCAL_BITS`](crate::store::token::LOCAL_BITS)).
     pub reserve: u16,
 }
 

@@ -18,12 +18,12 @@ use leasehold_api::{Error, ErrorKind, HolderId, LockKey};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::backend::{Freed, Granted, HoldRef, short_answer};
+use crate::acquire::queue::Outcome;
+use crate::acquire::undoing::Undone;
+use crate::driver::retries::{FRESH_PAUSE, PARTS, Retries, Settled, Unanswered};
 use crate::hold::Hold;
-use crate::queue::Outcome;
-use crate::retries::{FRESH_PAUSE, PARTS, Retries, Settled, Unanswered};
 use crate::shared::Permit;
-use crate::undoing::Undone;
+use crate::store::backend::{Freed, Granted, HoldRef, short_answer};
 
 /// How many holds one call frees at the most.
 const BATCH: usize = 500;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use leasehold_api::Error;
 use tokio::sync::{Notify, oneshot};
 
-use crate::entry::Call;
+use crate::acquire::entry::Call;
+use crate::driver::outbox::Freeing;
 use crate::hold::Hold;
-use crate::outbox::Freeing;
 
 /// The answer to somebody who waits for a renewal.
 pub(crate) type RenewReply = oneshot::Sender<Result<(), Error>>;

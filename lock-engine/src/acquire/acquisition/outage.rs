@@ -7,11 +7,11 @@ use leasehold_api::Error;
 use tokio::sync::Notify;
 
 use super::Acquisition;
-use crate::budget::Refusal;
-use crate::entry::{Entry, Stage};
-use crate::fast_path::is_passing;
-use crate::retries::Backoff;
-use crate::waiting::{Paused, pause};
+use crate::acquire::budget::Refusal;
+use crate::acquire::entry::{Entry, Stage};
+use crate::acquire::fast_path::is_passing;
+use crate::acquire::waiting::{Paused, pause};
+use crate::driver::retries::Backoff;
 
 /// The pauses between attempts at a store that fails: short at first, since a restart takes a second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));

@@ -20,7 +20,7 @@ use hashbrown::hash_table::Entry;
 use leasehold_api::LockKey;
 
 use crate::clock::Moment;
-use crate::hash::KeyHasher;
+use crate::store::hash::KeyHasher;
 use crate::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
