@@ -14,7 +14,7 @@
 #![cfg_attr(not(feature = "memory"), doc = "```no_run")]
 //! use std::sync::Arc;
 //! use std::time::Duration;
-//! use leasehold::{Error, FencingToken, Lock, LockExt, Once, RunError, key};
+//! use leasehold::{Error, FencingToken, Lock, LockExt, RunError, WindowOutcome, key};
 //!
 //! const HOUR: Duration = Duration::from_secs(3600);
 //!
@@ -37,8 +37,8 @@
 //!     guards.release().await?;
 //!
 //!     match lock.key("hourly").at_most_once_per(HOUR).run(async |_| ()).await? {
-//!         Once::Due(()) => println!("ran"),
-//!         Once::NotDue { retry_after } => println!("not before {retry_after:?} from now"),
+//!         WindowOutcome::Due(()) => println!("ran"),
+//!         WindowOutcome::NotDue { retry_after } => println!("not before {retry_after:?} from now"),
 //!     }
 //!     Ok(())
 //! }

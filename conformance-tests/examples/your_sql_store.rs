@@ -20,8 +20,8 @@ use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
 };
 use leasehold_engine::{
-    Attempt, Backend, Contended, Engine, Events, Freed, Granted, HoldRef, Renewed, Request, SystemClock,
-    Timing, token,
+    Attempt, Backend, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request,
+    SystemClock, Timing, token,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -101,13 +101,13 @@ impl Database {
     }
 
     /// DELETE ... WHERE key = $1 AND holder = $2 RETURNING ends > now, awaited
-    fn release(&mut self, now: u64, hold: HoldRef) -> Freed {
+    fn release(&mut self, now: u64, hold: HoldRef) -> ReleaseReply {
         let (key, holder) = (hold.key.as_str(), hold.holder.to_string());
         if self.locks.get(key).is_none_or(|row| row.holder != holder) {
-            return Freed::new(false);
+            return ReleaseReply::new(false);
         }
         let row = self.locks.remove(key);
-        row.map_or(Freed::new(false), |row| Freed::new(row.ends > now).waiters(row.awaited))
+        row.map_or(ReleaseReply::new(false), |row| ReleaseReply::new(row.ends > now).waiters(row.awaited))
     }
 }
 
@@ -200,7 +200,7 @@ impl Backend for Client {
         self.each(holds, Database::renew).await
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.each(holds, Database::release).await
     }
 

@@ -12,8 +12,8 @@ use leasehold_api::{
     Capabilities, Error, Fencing, FencingToken, HolderId, LeaseBounds, LockKey, LossReason, Scope,
 };
 use leasehold_engine::{
-    Attempt, Contended, Engine, Freed, Granted, HoldRef, Renewed, Request, Single, SingleKey, TokioClock,
-    async_trait, token,
+    Attempt, Contended, Engine, Granted, HoldRef, ReleaseReply, Renewed, Request, Single, SingleKey,
+    TokioClock, async_trait, token,
 };
 use tokio::time::Instant;
 
@@ -116,14 +116,14 @@ impl SingleKey for TableClient {
         }
     }
 
-    async fn release(&self, hold: HoldRef) -> Result<Freed, Error> {
+    async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         let rows = &mut self.table.lock().0;
         match rows.get(&hold.key).copied() {
             Some(row) if row.holder == hold.holder => {
                 rows.remove(&hold.key);
-                Ok(Freed::new(row.ends > Instant::now()).waiters(row.awaited))
+                Ok(ReleaseReply::new(row.ends > Instant::now()).waiters(row.awaited))
             }
-            _ => Ok(Freed::new(false)),
+            _ => Ok(ReleaseReply::new(false)),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Events, Freed, HoldRef, Renewed, Request, Timing,
+    Attempt, Backend, CancellationToken, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
 };
 use tokio::sync::watch;
 
@@ -364,11 +364,11 @@ impl<B: Backend> Backend for Disturbed<B> {
         answers
     }
 
-    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         self.without_io(Op::Release, || self.inner.release_now(key, holder))
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let call = |holds| {
             let inner = Arc::clone(&self.inner);
             async move { inner.release(holds).await }
@@ -376,7 +376,7 @@ impl<B: Backend> Backend for Disturbed<B> {
         self.each(Op::Release, holds, |hold| &hold.key, call, Failure::error).await
     }
 
-    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let call = |holds| {
             let inner = Arc::clone(&self.inner);
             async move { inner.release_on_new_runtime(holds).await }

@@ -37,7 +37,7 @@ pub use loss::{End, Ended, LossSignal, Lost};
 pub use multi::MultiGuard;
 pub use namespaced::Namespaced;
 pub use options::{AcquireOptions, DEFAULT_WAIT, MAX_LABEL_BYTES, Mode, OnCooldown, Wait};
-pub use request::{Always, KeyRequest, KeysRequest, LockExt, LockRequest, Once, Window};
+pub use request::{Always, KeyRequest, KeysRequest, LockExt, LockRequest, Window, WindowOutcome};
 pub use run::RunError;
 pub use validity::{LossReason, Validity};
 

@@ -98,7 +98,7 @@ pub struct Window(Duration);
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 #[allow(clippy::exhaustive_enums)] // A window is open or it is not.
-pub enum Once<T> {
+pub enum WindowOutcome<T> {
     /// It was due: the guard, or what the body returned.
     Due(T),
     /// The window of an earlier grant has not passed.
@@ -297,7 +297,7 @@ impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
     /// # Cancel safety
     ///
     /// As [`Lock::acquire`]. A grant that is undone may still have begun its window.
-    pub async fn acquire(self) -> Result<Once<LockGuard>, Error> {
+    pub async fn acquire(self) -> Result<WindowOutcome<LockGuard>, Error> {
         let (lock, key, options) = self.windowed();
         due(acquiring(lock.acquire(&key?, &options).await))
     }
@@ -311,11 +311,11 @@ impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(self) -> Result<Option<Once<LockGuard>>, Error> {
+    pub async fn try_acquire(self) -> Result<Option<WindowOutcome<LockGuard>>, Error> {
         let (lock, key, options) = self.windowed();
         match due(acquiring(lock.try_acquire(&key?, &options).await))? {
-            Once::Due(guard) => Ok(guard.map(Once::Due)),
-            Once::NotDue { retry_after } => Ok(Some(Once::NotDue { retry_after })),
+            WindowOutcome::Due(guard) => Ok(guard.map(WindowOutcome::Due)),
+            WindowOutcome::NotDue { retry_after } => Ok(Some(WindowOutcome::NotDue { retry_after })),
         }
     }
 
@@ -328,13 +328,13 @@ impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
     /// # Cancel safety
     ///
     /// As [`KeyRequest::run`].
-    pub async fn run<F, T>(self, body: F) -> Result<Once<T>, RunError<T>>
+    pub async fn run<F, T>(self, body: F) -> Result<WindowOutcome<T>, RunError<T>>
     where
         F: AsyncFnOnce(&LockGuard) -> T,
     {
         match self.acquire().await.map_err(RunError::NotRun)? {
-            Once::Due(guard) => run_one(guard, body).await.map(Once::Due),
-            Once::NotDue { retry_after } => Ok(Once::NotDue { retry_after }),
+            WindowOutcome::Due(guard) => run_one(guard, body).await.map(WindowOutcome::Due),
+            WindowOutcome::NotDue { retry_after } => Ok(WindowOutcome::NotDue { retry_after }),
         }
     }
 }
@@ -396,11 +396,11 @@ fn acquiring<T>(outcome: Result<T, Error>) -> Result<T, Error> {
     outcome.map_err(|e| e.with_operation(Operation::Acquire))
 }
 
-fn due<T>(outcome: Result<T, Error>) -> Result<Once<T>, Error> {
+fn due<T>(outcome: Result<T, Error>) -> Result<WindowOutcome<T>, Error> {
     match outcome {
-        Ok(value) => Ok(Once::Due(value)),
+        Ok(value) => Ok(WindowOutcome::Due(value)),
         Err(error) => match (error.kind(), error.retry_after()) {
-            (ErrorKind::NotDue, Some(retry_after)) => Ok(Once::NotDue { retry_after }),
+            (ErrorKind::NotDue, Some(retry_after)) => Ok(WindowOutcome::NotDue { retry_after }),
             _ => Err(error),
         },
     }

@@ -36,7 +36,7 @@ use crate::driver::schedule::Schedule;
 use crate::hold::{Hold, Owner};
 use crate::metrics::{Event, Metrics};
 use crate::shared::{CloseOutcome, Shared};
-use crate::store::backend::{Attempt, Backend, Freed};
+use crate::store::backend::{Attempt, Backend, ReleaseReply};
 use crate::tasks::Tasks;
 
 /// The longest the driver sleeps while holds can end: the clock of validity also runs during suspend,
@@ -90,7 +90,7 @@ type Abandoned = Arc<Mutex<Vec<Freeing>>>;
 enum Answered {
     Renewed(Renewals),
     Looked(Looks),
-    Freed(Batch, Option<Vec<Result<Freed, Error>>>),
+    Released(Batch, Option<Vec<Result<ReleaseReply, Error>>>),
     /// A call whose caller had gone: its number, and what is left to free of it.
     Finished(u64, Vec<Freeing>),
 }
@@ -263,7 +263,7 @@ impl Driver {
                 };
                 let call = async { timeout(limit, release).await };
                 let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
-                Answered::Freed(batch, answers)
+                Answered::Released(batch, answers)
             };
             self.tasks.spawn_into(&mut self.calls, call);
         }
@@ -286,7 +286,7 @@ impl Driver {
                     shared.settle_looks(looks);
                 }
             }
-            Ok(Answered::Freed(batch, answers)) => self.settle_freed(batch, answers),
+            Ok(Answered::Released(batch, answers)) => self.settle_freed(batch, answers),
             Ok(Answered::Finished(number, holds)) => {
                 self.finishing.remove(&number);
                 let now = Instant::now();
@@ -297,7 +297,7 @@ impl Driver {
         }
     }
 
-    fn settle_freed(&mut self, batch: Batch, answers: Option<Vec<Result<Freed, Error>>>) {
+    fn settle_freed(&mut self, batch: Batch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
         for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
             if let Some(shared) = self.shared.upgrade() {
                 shared.settle_freed(&freed.hold.key, freed.freed);

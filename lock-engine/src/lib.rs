@@ -19,8 +19,8 @@ pub use engine::{Engine, EngineBuilder};
 pub use leasehold_api::async_trait;
 pub use metrics::Counters;
 pub use store::backend::{
-    Attempt, Backend, Confirm, Contended, Events, Freed, Granted, HoldRef, OpaqueState, Renewed, Request,
-    Timing, Waiting,
+    Attempt, Backend, Confirm, Contended, Events, Granted, HoldRef, OpaqueState, ReleaseReply, Renewed,
+    Request, Timing, Waiting,
 };
 #[cfg(feature = "test-util")]
 pub use store::fault::{ClientSetup, Fault, Op, Skew};

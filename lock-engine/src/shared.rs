@@ -16,7 +16,7 @@ use crate::driver::outbox::Freeing;
 use crate::driver::schedule::Schedule;
 use crate::hold::{Hold, Owner};
 use crate::metrics::Metrics;
-use crate::store::backend::{Backend, Freed, Request, Timing, Waiting};
+use crate::store::backend::{Backend, ReleaseReply, Request, Timing, Waiting};
 use crate::tasks::Tasks;
 
 /// How the closing ended, once it has.
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// Leaves a key that was freed here to those who wait for it elsewhere, if the store knows of any.
-    pub(crate) fn settle_freed(&self, key: &LockKey, freed: Freed) {
+    pub(crate) fn settle_freed(&self, key: &LockKey, freed: ReleaseReply) {
         let yields = match self.timing.waiting {
             // A poll is jittered by a quarter.
             Waiting::Poll { every } => Some(scaled(every, 1.5).min(LONGEST_YIELD)),

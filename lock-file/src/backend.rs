@@ -10,7 +10,7 @@ use leasehold_api::{
     AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, LockKey, Mode, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Confirm, Contended, Events, Freed, HoldRef, Moment, Renewed,
+    Attempt, Backend, CancellationToken, Confirm, Contended, Events, HoldRef, Moment, ReleaseReply, Renewed,
     Request, Timing, Waiting,
 };
 use tokio::time::timeout;
@@ -144,15 +144,15 @@ impl FileBackend {
         answers.into_iter().zip(&keys).map(|(answer, key)| self.answer(answer, key)).collect()
     }
 
-    async fn release_one(&self, hold: HoldRef) -> Result<Freed, Error> {
+    async fn release_one(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         let Some(slot) = self.registry.find(&hold) else {
-            return Ok(Freed::new(false));
+            return Ok(ReleaseReply::new(false));
         };
         let Some(ending) = slot.end() else {
             // An attempt that is under way keeps nothing any more, but may still have the lock.
             slot.operation().await.map_err(|e| self.named(e))?;
             self.registry.remove(&slot);
-            return Ok(Freed::new(false));
+            return Ok(ReleaseReply::new(false));
         };
         // A release that is repeated waits for this one.
         let operation = slot.try_operation();
@@ -171,7 +171,7 @@ impl FileBackend {
             Err(Failure::NotBegun(_)) => {
                 // Dropped with the job, the hold has been unlocked without a look at its files.
                 self.registry.remove(&slot);
-                Ok(Freed::new(true))
+                Ok(ReleaseReply::new(true))
             }
             Err(Failure::Unknown(error)) => Err(self.named(error.with_key(&hold.key))),
         }
@@ -266,7 +266,7 @@ impl Backend for FileBackend {
         answers.into_iter().zip(&keys).map(named).collect()
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         // Each for itself: one that waits for the disk must not keep the others locked.
         join_all(holds.into_iter().map(|hold| self.release_one(hold))).await
     }

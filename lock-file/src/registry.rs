@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Contended, Freed, Granted, HoldRef, Renewed, Request};
+use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renewed, Request};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
@@ -230,12 +230,12 @@ impl Slot {
 impl Ending {
     /// Unlocks, and looks whether it was held until now and whether others wait. `unused`: the cooldown that it has
     /// begun ends with it.
-    pub(crate) fn free(self, unused: bool) -> Freed {
+    pub(crate) fn free(self, unused: bool) -> ReleaseReply {
         if unused {
             self.0.end_cooldown();
         }
         let (was_held, waiters) = self.0.free();
-        Freed::new(was_held).waiters(waiters)
+        ReleaseReply::new(was_held).waiters(waiters)
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
             registration.attempt(&self.store, request, Caller::Newcomer, &operation).unwrap()
         }
 
-        fn release(&self, request: &Request) -> Option<Freed> {
+        fn release(&self, request: &Request) -> Option<ReleaseReply> {
             let slot = self.registry.find(&request.hold())?;
             let ending = slot.end();
             self.registry.remove(&slot);
@@ -352,7 +352,7 @@ mod tests {
             assert!(matches!(case.attempt(&loser, &request(1000 + serial)), Attempt::Contended(_)));
             drop((winner, loser));
             assert_eq!(case.registry.len(), 1, "the granted one");
-            assert_eq!(case.release(&request(serial)), Some(Freed::new(true)));
+            assert_eq!(case.release(&request(serial)), Some(ReleaseReply::new(true)));
         }
         assert_eq!(case.registry.len(), 0);
     }

@@ -14,7 +14,7 @@ use common::{
     token,
 };
 use leasehold_api::{ErrorKind, KeyInfo, ListQuery, LossReason, Mode};
-use leasehold_engine::{Attempt, Backend as _, CancellationToken, Freed, Renewed, Waiting};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, ReleaseReply, Renewed, Waiting};
 use leasehold_file::{FileConfig, HeldFile};
 use test_bounds::within;
 use tokio::time::timeout;
@@ -30,7 +30,7 @@ async fn clients_exclude_each_other_and_themselves() {
     contended(&a, &request("k")).await;
     contended(&b, &request("k")).await;
     granted(&b, &request("other")).await;
-    assert_eq!(release(&a, &first).await, Freed::new(true));
+    assert_eq!(release(&a, &first).await, ReleaseReply::new(true));
     granted(&b, &request("k")).await;
 }
 
@@ -42,14 +42,14 @@ async fn the_holder_id_owns() {
     let once = token(&a, &first).await;
     assert_eq!(token(&a, &first).await, once, "the same attempt sent twice is one grant");
     for stranger in [&a, &b] {
-        assert_eq!(release(stranger, &request("k")).await, Freed::new(false));
+        assert_eq!(release(stranger, &request("k")).await, ReleaseReply::new(false));
     }
-    assert_eq!(release(&b, &first).await, Freed::new(false), "not this client's");
+    assert_eq!(release(&b, &first).await, ReleaseReply::new(false), "not this client's");
     contended(&b, &request("k")).await;
-    assert_eq!(release(&a, &first).await, Freed::new(true));
+    assert_eq!(release(&a, &first).await, ReleaseReply::new(true));
     let second = request("k");
     granted(&b, &second).await;
-    assert_eq!(release(&a, &first).await, Freed::new(false), "late and twice");
+    assert_eq!(release(&a, &first).await, ReleaseReply::new(false), "late and twice");
     contended(&a, &request("k")).await;
     let renew = |backend, request: &leasehold_engine::Request| {
         let hold = request.hold();

@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use common::LONG;
 use leasehold_api::{
-    Capabilities, Error, ErrorKind, Lock, LockExt as _, LossReason, Once, Requirements, Scope, Validity,
+    Capabilities, Error, ErrorKind, Lock, LockExt as _, LossReason, Requirements, Scope, Validity,
+    WindowOutcome,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Engine, Events, Freed, HoldRef, Renewed, Request, Timing,
+    Attempt, Backend, CancellationToken, Engine, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
 };
 use leasehold_file::{FileBackend, FileConfig, HeldFile};
 use test_bounds::within;
@@ -123,10 +124,10 @@ async fn at_most_once_per_window() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (connect(&dir), connect(&dir));
     let ran = a.key("hourly").at_most_once_per(HOUR).run(async |_| 1).await.unwrap();
-    assert!(matches!(ran, Once::Due(1)), "{ran:?}");
+    assert!(matches!(ran, WindowOutcome::Due(1)), "{ran:?}");
     for lock in [&a, &b] {
         let again = lock.key("hourly").at_most_once_per(HOUR).run(async |_| 2).await.unwrap();
-        assert!(matches!(again, Once::NotDue { .. }), "{again:?}");
+        assert!(matches!(again, WindowOutcome::NotDue { .. }), "{again:?}");
     }
     let waited = b.key("hourly").wait(Duration::from_secs(1)).acquire().await.unwrap_err();
     assert_eq!(waited.kind(), ErrorKind::Timeout);
@@ -237,7 +238,7 @@ impl Backend for Counting {
         self.store.renew(holds).await
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.releases.fetch_add(holds.len(), Ordering::Relaxed);
         self.store.release(holds).await
     }

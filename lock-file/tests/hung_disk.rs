@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use common::{LONG, attempt, file, granted, key, open, refused, release, request};
 use leasehold_api::{ErrorKind, ListQuery};
-use leasehold_engine::{Attempt, Backend as _, CancellationToken, Freed, Renewed};
+use leasehold_engine::{Attempt, Backend as _, CancellationToken, ReleaseReply, Renewed};
 use leasehold_file::FileBackend;
 use test_bounds::within;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -208,7 +208,7 @@ async fn those_who_hang_keep_no_holder_from_renewing_and_releasing() {
     status.is_reached().await;
     // While every thread for attempts and looks hangs. No time passes here.
     assert_eq!(backend.renew(vec![holding.hold()]).await.pop().unwrap().unwrap(), Renewed::Extended);
-    assert_eq!(release(&backend, &holding).await, Freed::new(true));
+    assert_eq!(release(&backend, &holding).await, ReleaseReply::new(true));
     // In this order: a grant opens the status file.
     drop(status);
     drop(hang);
@@ -230,12 +230,12 @@ async fn a_release_waits_for_the_attempt_that_hangs_and_that_attempt_keeps_nothi
     let (releasing, holds) = (Arc::clone(&backend), vec![stuck.hold(), holding.hold()]);
     let answers = as_time_passes(async move { releasing.release(holds).await }).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind(), ErrorKind::Unavailable);
-    assert_eq!(answers[1].as_ref().unwrap(), &Freed::new(true));
+    assert_eq!(answers[1].as_ref().unwrap(), &ReleaseReply::new(true));
     granted(&backend, &request("held")).await;
     drop(hang);
     let answer = as_time_passes(attempting).await.unwrap();
     assert!(matches!(answer, Ok(Attempt::Contended(_))), "released before it was granted: {answer:?}");
-    assert_eq!(release(&backend, &stuck).await, Freed::new(false));
+    assert_eq!(release(&backend, &stuck).await, ReleaseReply::new(false));
     granted(&backend, &request("stuck")).await;
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Clock, Contended, Events, Freed, HoldRef, Moment, Renewed, Request,
-    Timing, Waiting,
+    Attempt, Backend, CancellationToken, Clock, Contended, Events, HoldRef, Moment, ReleaseReply, Renewed,
+    Request, Timing, Waiting,
 };
 
 use crate::clock::ClientClock;
@@ -211,11 +211,11 @@ impl Backend for MemoryBackend {
         answers
     }
 
-    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         self.peer.faults.is_clear(Op::Release).then(|| Ok(self.store.release(key, holder, false)))
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let reply = match self.peer.faults.before(Op::Release).await {
             Ok(reply) => reply,
             Err(unsent) => return holds.iter().map(|_| Err(unsent.error())).collect(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hashbrown::HashTable;
 use leasehold_api::{Error, HolderId, KeyInfo, LockKey, LossReason};
-use leasehold_engine::{Attempt, Freed, HoldRef, KeyHasher, Renewed, Request};
+use leasehold_engine::{Attempt, HoldRef, KeyHasher, ReleaseReply, Renewed, Request};
 use tokio::sync::Notify;
 
 use crate::backend::Peer;
@@ -140,22 +140,22 @@ impl Store {
     }
 
     /// `unused`: the cooldown that this grant has begun ends with it.
-    pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> Freed {
+    pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> ReleaseReply {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         // Most releases: nobody else is concerned with the key.
         let was_live = |e: &Entry| e.only_holder(holder).map(|hold| hold.is_live(now));
         if let Some(was_live) = state.remove_if(key, was_live) {
-            return Freed::new(was_live);
+            return ReleaseReply::new(was_live);
         }
         let mut after = After::default();
-        let Some(entry) = state.find(key) else { return Freed::new(false) };
-        let mut freed = Freed::new(false);
+        let Some(entry) = state.find(key) else { return ReleaseReply::new(false) };
+        let mut freed = ReleaseReply::new(false);
         if entry.has_queue() {
             entry.others().queue.retain(|w| w.request.holder != holder);
         }
         if let Some(hold) = entry.hold.as_ref().filter(|h| h.holder == holder) {
-            freed = Freed::new(hold.is_live(now));
+            freed = ReleaseReply::new(hold.is_live(now));
             if unused {
                 entry.cooling_until = None;
             }

@@ -11,7 +11,8 @@ use leasehold_api::{
     AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Confirm, Events, Freed, HoldRef, Renewed, Request, Timing, Waiting,
+    Attempt, Backend, CancellationToken, Confirm, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
+    Waiting,
 };
 use leasehold_postgres::session::Session;
 
@@ -129,7 +130,7 @@ impl Backend for AdvisoryBackend {
         }
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         match self.client.common.open() {
             Ok(()) => self.client.free(&holds).await,
             Err(closed) => holds.iter().map(|_| Err(closed.clone())).collect(),
@@ -137,8 +138,8 @@ impl Backend for AdvisoryBackend {
     }
 
     /// The sessions end with the runtime of their tasks, and the server releases what they hold.
-    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        holds.iter().map(|_| Ok(Freed::new(true))).collect()
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
+        holds.iter().map(|_| Ok(ReleaseReply::new(true))).collect()
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

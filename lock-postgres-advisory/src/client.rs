@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
-use leasehold_engine::{Attempt, Events, Freed, HoldRef, Moment, Renewed, Request};
+use leasehold_engine::{Attempt, Events, HoldRef, Moment, ReleaseReply, Renewed, Request};
 use leasehold_postgres::session::Session;
 use tokio::sync::oneshot;
 
@@ -33,10 +33,10 @@ type Answered<T> = oneshot::Receiver<Result<T, Error>>;
 /// One release of several that were begun together.
 enum Freeing {
     /// Asked of a shared session.
-    Asked(Answered<Freed>),
+    Asked(Answered<ReleaseReply>),
     /// On a session of its own, with this id.
     Own(u64, i64, HolderId),
-    Done(Result<Freed, Error>),
+    Done(Result<ReleaseReply, Error>),
 }
 
 impl Client {
@@ -167,7 +167,7 @@ impl Client {
     }
 
     /// Frees each of `holds`: one statement for all that are on one session.
-    pub(crate) async fn free(&self, holds: &[HoldRef]) -> Vec<Result<Freed, Error>> {
+    pub(crate) async fn free(&self, holds: &[HoldRef]) -> Vec<Result<ReleaseReply, Error>> {
         let mut jobs = self.no_jobs();
         let begun: Vec<_> = holds.iter().map(|hold| self.begin_free(hold, &mut jobs)).collect();
         self.push(jobs);
@@ -181,7 +181,7 @@ impl Client {
             Err(error) => return Freeing::Done(Err(error)),
         };
         match common.registry.location_of(number, holder) {
-            None => Freeing::Done(Ok(Freed::new(false))),
+            None => Freeing::Done(Ok(ReleaseReply::new(false))),
             Some(Location::Shared(index)) => {
                 let (answer, answered) = oneshot::channel();
                 jobs[index].push(SharedJob::Unlock { number, holder, answer });
@@ -191,12 +191,12 @@ impl Client {
             // It was waited for in vain.
             Some(Location::Nowhere) => {
                 common.registry.forget(number, holder);
-                Freeing::Done(Ok(Freed::new(false)))
+                Freeing::Done(Ok(ReleaseReply::new(false)))
             }
         }
     }
 
-    async fn finish_free(&self, freeing: Freeing) -> Result<Freed, Error> {
+    async fn finish_free(&self, freeing: Freeing) -> Result<ReleaseReply, Error> {
         match freeing {
             Freeing::Asked(answered) => answered.await.unwrap_or_else(|_| Err(interrupted())),
             Freeing::Own(id, number, holder) => self.free_wait_session(id, number, holder).await,
@@ -204,11 +204,11 @@ impl Client {
         }
     }
 
-    async fn free_wait_session(&self, id: u64, number: i64, holder: HolderId) -> Result<Freed, Error> {
+    async fn free_wait_session(&self, id: u64, number: i64, holder: HolderId) -> Result<ReleaseReply, Error> {
         let handle = self.wait_sessions.taken().get(&id).map(WaitSession::handle);
         let Some(handle) = handle else {
             self.common.registry.forget(number, holder);
-            return Ok(Freed::new(false));
+            return Ok(ReleaseReply::new(false));
         };
         let outcome = handle.release(number).await;
         self.common.wait_session_keeps(id, None);

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken, HolderId, LossReason};
-use leasehold_engine::Freed;
+use leasehold_engine::ReleaseReply;
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, store_error, token};
 use sqlx::postgres::PgRow;
@@ -56,7 +56,7 @@ struct Step {
 enum Kind {
     /// And whether it waits.
     Try(bool, Answer<Tried>),
-    Unlock(Answer<Freed>),
+    Unlock(Answer<ReleaseReply>),
 }
 
 /// What the server said to one step.
@@ -166,7 +166,7 @@ impl SharedSession {
                     steps.push(Step { number, holder, kind: Kind::Try(waits, answer) });
                 }
                 SharedJob::Unlock { number, holder, answer } if !self.is_here(number, holder) => {
-                    let _ = answer.send(Ok(Freed::new(false)));
+                    let _ = answer.send(Ok(ReleaseReply::new(false)));
                 }
                 SharedJob::Unlock { number, holder, answer } => {
                     steps.push(Step { number, holder, kind: Kind::Unlock(answer) });
@@ -343,7 +343,7 @@ impl SharedSession {
             }
             (Kind::Unlock(answer), Ok(said)) => {
                 registry.forget(number, holder);
-                let _ = answer.send(Ok(Freed::new(said.ok).waiters(said.waiters)));
+                let _ = answer.send(Ok(ReleaseReply::new(said.ok).waiters(said.waiters)));
             }
             (Kind::Unlock(answer), Err(error)) => drop(answer.send(Err(error))),
         }
@@ -471,7 +471,7 @@ fn broken(steps: Vec<Step>, error: &Error, silent: bool) {
     for step in steps {
         match step.kind {
             Kind::Unlock(answer) if silent => drop(answer.send(Err(unanswered()))),
-            Kind::Unlock(answer) => drop(answer.send(Ok(Freed::new(false)))),
+            Kind::Unlock(answer) => drop(answer.send(Ok(ReleaseReply::new(false)))),
             Kind::Try(_, answer) => drop(answer.send(Err(error.clone()))),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold_api::{Error, ErrorKind};
-use leasehold_engine::Freed;
+use leasehold_engine::ReleaseReply;
 use leasehold_postgres::session::Session;
 use leasehold_postgres::{Job, Lane};
 use tokio::sync::OwnedSemaphorePermit;
@@ -34,7 +34,7 @@ pub(crate) enum LockScope {
 
 pub(crate) enum WaitJob {
     Take { number: i64, wait: bool, answer: Answer<Tried> },
-    Free { number: i64, answer: Answer<Freed> },
+    Free { number: i64, answer: Answer<ReleaseReply> },
     Confirm { answer: Answer<()> },
 }
 
@@ -44,7 +44,7 @@ impl Job for WaitJob {
             Self::Take { answer, .. } => drop(answer.send(Ok(Tried::Refused(error)))),
             // It is opened once: what it kept has ended with it.
             Self::Free { answer, .. } if error.kind() != ErrorKind::Closed => {
-                drop(answer.send(Ok(Freed::new(false))));
+                drop(answer.send(Ok(ReleaseReply::new(false))));
             }
             Self::Free { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
@@ -184,7 +184,7 @@ pub(crate) struct Handle(Lane<WaitJob>);
 
 impl Handle {
     /// Frees the number.
-    pub(crate) async fn release(&self, number: i64) -> Result<Freed, Error> {
+    pub(crate) async fn release(&self, number: i64) -> Result<ReleaseReply, Error> {
         ask(&self.0, |answer| WaitJob::Free { number, answer }).await
     }
 
@@ -218,9 +218,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_release_on_a_session_that_has_ended_finds_nothing_held() {
-        for (kind, expected) in
-            [(ErrorKind::Unavailable, Ok(Freed::new(false))), (ErrorKind::Closed, Err(ErrorKind::Closed))]
-        {
+        for (kind, expected) in [
+            (ErrorKind::Unavailable, Ok(ReleaseReply::new(false))),
+            (ErrorKind::Closed, Err(ErrorKind::Closed)),
+        ] {
             let (answer, told) = oneshot::channel();
             WaitJob::Free { number: 1, answer }.fail(Error::new(kind, "ended"));
             assert_eq!(told.await.unwrap().map_err(|error| error.kind()), expected);

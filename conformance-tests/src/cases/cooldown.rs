@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, ErrorKind, ListQuery, Lock, LockExt as _, LockKey, LossReason, OnCooldown, Once,
+    AcquireOptions, ErrorKind, ListQuery, Lock, LockExt as _, LockKey, LossReason, OnCooldown, WindowOutcome,
 };
 use tokio::time::Instant;
 
@@ -18,8 +18,8 @@ fn window(cx: &Context) -> Duration {
 
 async fn due_in(lock: &Arc<dyn Lock>, key: &LockKey, window: Duration) -> Option<Duration> {
     match lock.key(key).at_most_once_per(window).run(async |_| ()).await.expect("the store answers") {
-        Once::Due(()) => None,
-        Once::NotDue { retry_after } => Some(retry_after),
+        WindowOutcome::Due(()) => None,
+        WindowOutcome::NotDue { retry_after } => Some(retry_after),
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn one_of_many_callers_runs(cx: &Context) {
         tasks.push(tokio::spawn(async move {
             let hour = Duration::from_secs(3_600);
             let guard = lock.key(&key).at_most_once_per(hour).acquire().await.expect("the store answers");
-            if let Once::Due(guard) = guard {
+            if let WindowOutcome::Due(guard) = guard {
                 runs.fetch_add(1, Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 guard.release().await.expect("held until now");
@@ -152,11 +152,13 @@ pub(crate) async fn outlives_a_dropped_guard_and_its_client(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(2);
     let window = window(cx);
-    let Once::Due(guard) = a.key(&keys[0]).at_most_once_per(window).acquire().await.expect("a free key")
+    let WindowOutcome::Due(guard) =
+        a.key(&keys[0]).at_most_once_per(window).acquire().await.expect("a free key")
     else {
         panic!("nobody asked for a window before");
     };
-    let Once::Due(leaked) = a.key(&keys[1]).at_most_once_per(window).acquire().await.expect("a free key")
+    let WindowOutcome::Due(leaked) =
+        a.key(&keys[1]).at_most_once_per(window).acquire().await.expect("a free key")
     else {
         panic!("nobody asked for a window before");
     };
@@ -210,7 +212,8 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let window = window(cx) * 20;
-    let Once::Due(job) = a.key(&key).at_most_once_per(window).acquire().await.expect("a free key") else {
+    let WindowOutcome::Due(job) = a.key(&key).at_most_once_per(window).acquire().await.expect("a free key")
+    else {
         panic!("nobody asked for a window before");
     };
     for waiting in [false, true] {
@@ -221,12 +224,12 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
         for (whose, lock) in [("another", &b), ("its own", &a)] {
             let what = format!("an answer to {whose} client, others waiting: {waiting}");
             let acquired = cx.soon(&what, lock.key(&key).at_most_once_per(window).acquire()).await;
-            let Once::NotDue { retry_after } = acquired.expect("the store answers") else {
+            let WindowOutcome::NotDue { retry_after } = acquired.expect("the store answers") else {
                 panic!("{what}: granted while the job runs");
             };
             assert!(retry_after <= window && retry_after > Duration::ZERO, "{what}: {retry_after:?}");
             let tried = cx.soon(&what, lock.key(&key).at_most_once_per(window).try_acquire()).await;
-            assert!(matches!(tried, Ok(Some(Once::NotDue { .. }))), "{what}: {tried:?}");
+            assert!(matches!(tried, Ok(Some(WindowOutcome::NotDue { .. }))), "{what}: {tried:?}");
             assert!(cx.soon(&what, due_in(lock, &key, window)).await.is_some(), "{what}: ran");
         }
         for waiter in waiters {
@@ -256,12 +259,14 @@ pub(crate) async fn is_told_when_the_job_begins(cx: &Context) {
             false => None,
         };
         let others = [once(&a.lock), once(&a.lock)];
-        let Once::Due(job) = cx.within("the job", cx.call_limit(), joined(job)).await.expect("a free key") else {
+        let WindowOutcome::Due(job) =
+            cx.within("the job", cx.call_limit(), joined(job)).await.expect("a free key")
+        else {
             panic!("nobody asked for a window before");
         };
         for other in others {
             let told = cx.soon("an answer while the job runs", joined(other)).await;
-            let Once::NotDue { retry_after } = told.expect("the store answers") else {
+            let WindowOutcome::NotDue { retry_after } = told.expect("the store answers") else {
                 panic!("granted while the job runs");
             };
             assert!(retry_after <= window && retry_after > Duration::ZERO, "{retry_after:?}");

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Fairness, Lock, LockExt as _, LockGuard, LockKey, Once};
+use leasehold_api::{
+    AcquireOptions, ErrorKind, Fairness, Lock, LockExt as _, LockGuard, LockKey, WindowOutcome,
+};
 use tokio::time::Instant;
 
 use crate::context::{Context, fails, joined};
@@ -117,10 +119,12 @@ impl Ask {
             Self::TinyWindow => {
                 let window = lock.key(key).at_most_once_per(Duration::from_millis(1));
                 match window.wait(Duration::from_millis(5)).acquire().await {
-                    Ok(Once::Due(guard)) => Ok(Some(guard)),
-                    Ok(Once::NotDue { .. }) => Ok(None),
+                    Ok(WindowOutcome::Due(guard)) => Ok(Some(guard)),
+                    Ok(WindowOutcome::NotDue { .. }) => Ok(None),
                     // So short a budget may end before the store has answered.
-                    Err(error) if [ErrorKind::Timeout, ErrorKind::Unavailable].contains(&error.kind()) => Ok(None),
+                    Err(error) if [ErrorKind::Timeout, ErrorKind::Unavailable].contains(&error.kind()) => {
+                        Ok(None)
+                    }
                     Err(error) => Err(error),
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use leasehold_api::{Error, ErrorKind, LockExt as _, LossReason, Once, RunError};
+use leasehold_api::{Error, ErrorKind, LockExt as _, LossReason, RunError, WindowOutcome};
 use tokio::sync::Notify;
 
 use crate::context::{Context, fails};
@@ -224,5 +224,5 @@ pub(crate) async fn a_finished_window_is_not_run_again(cx: &Context) {
         other => panic!("{other:?}"),
     }
     let again = a.lock.key(&key).at_most_once_per(hour).run(async |_| 8).await;
-    assert!(matches!(again, Ok(Once::NotDue { .. })), "{again:?}");
+    assert!(matches!(again, Ok(WindowOutcome::NotDue { .. })), "{again:?}");
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, HolderId, LockKey};
-use leasehold_engine::{Freed, HoldRef, Request, Waiting};
+use leasehold_engine::{HoldRef, ReleaseReply, Request, Waiting};
 use tokio::time::Instant;
 
 /// What one client was told of its requests.
@@ -54,7 +54,7 @@ impl Requests {
     }
 
     /// The store has let go of `holds`.
-    pub(super) fn released(&self, holds: &[HoldRef], answers: &[Result<Freed, Error>]) {
+    pub(super) fn released(&self, holds: &[HoldRef], answers: &[Result<ReleaseReply, Error>]) {
         let mut state = self.lock();
         for (hold, answer) in holds.iter().zip(answers) {
             if answer.as_ref().is_ok_and(|freed| freed.waiters) {

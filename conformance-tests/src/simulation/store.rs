@@ -9,8 +9,8 @@ use leasehold_api::{
     Capabilities, Error, Fairness, Fencing, HolderId, LeaseBounds, LockAdmin, LockKey, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Confirm, Contended, Events, Freed, HoldRef, Op, Renewed, Request,
-    Timing, Waiting,
+    Attempt, Backend, CancellationToken, Confirm, Contended, Events, HoldRef, Op, ReleaseReply, Renewed,
+    Request, Timing, Waiting,
 };
 use tokio::time::sleep;
 
@@ -151,7 +151,7 @@ impl Backend for TableClient {
         holds.iter().map(|h| Ok(self.table.look(h))).collect()
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         holds.iter().map(|h| Ok(self.table.release(self.client, h, &self.wire))).collect()
     }
 
@@ -256,7 +256,7 @@ impl Backend for Remote {
         answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.wire.releases(&holds);
         let (inner, asked) = (Arc::clone(&self.inner), holds.clone());
         let work = move || {
@@ -282,7 +282,7 @@ impl Backend for Remote {
         self.inner.abort();
     }
 
-    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         let _ = (key, holder);
         None
     }

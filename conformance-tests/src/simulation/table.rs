@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_api::{HolderId, LockKey, LossReason};
 use leasehold_engine::{
-    Attempt, Contended, Events, Freed, Granted, HoldRef, Moment, Renewed, Request, token,
+    Attempt, Contended, Events, Granted, HoldRef, Moment, ReleaseReply, Renewed, Request, token,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -227,7 +227,7 @@ impl Table {
         if is_held { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) }
     }
 
-    pub(crate) fn release(&self, client: u64, hold: &HoldRef, wire: &Wire) -> Freed {
+    pub(crate) fn release(&self, client: u64, hold: &HoldRef, wire: &Wire) -> ReleaseReply {
         let mut state = self.lock();
         let now = Instant::now();
         state.gone.insert(hold.holder);
@@ -238,7 +238,7 @@ impl Table {
             if slot.hold.as_ref().is_some_and(|held| held.client != client) {
                 wire.seen().note(Sometimes::ReleaseMetSuccessor);
             }
-            return Freed::new(false);
+            return ReleaseReply::new(false);
         }
         if hold.unused {
             slot.cools_until = None;
@@ -247,7 +247,7 @@ impl Table {
         state.end(&hold.key, now, EndedBy::Release);
         drop(state);
         self.freed(&hold.key);
-        Freed::new(true).waiters(waiters)
+        ReleaseReply::new(true).waiters(waiters)
     }
 
     /// Ends the hold of the key, whoever has it, as an operator does. Whether there was one.

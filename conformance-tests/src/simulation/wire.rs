@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold_api::{Error, ErrorKind};
-use leasehold_engine::{Freed, HoldRef, Op, Request, Waiting};
+use leasehold_engine::{HoldRef, Op, ReleaseReply, Request, Waiting};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
@@ -259,7 +259,7 @@ impl Wire {
     }
 
     /// It was told what came of that.
-    pub(crate) fn has_released(&self, holds: &[HoldRef], answers: &[Result<Freed, Error>]) {
+    pub(crate) fn has_released(&self, holds: &[HoldRef], answers: &[Result<ReleaseReply, Error>]) {
         self.requests.released(holds, answers);
     }
 

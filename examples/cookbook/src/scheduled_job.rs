@@ -9,7 +9,7 @@ use apalis_cron::timezone::Utc as TickUtc;
 use apalis_cron::{CronScheduler, Schedule, Tick};
 use chrono::Utc;
 use croner::parser::{CronParser, Seconds};
-use leasehold_api::{BoxFuture, Lock, LockExt as _, LockGuard, Once, RunError, key};
+use leasehold_api::{BoxFuture, Lock, LockExt as _, LockGuard, RunError, WindowOutcome, key};
 use tokio_cron_scheduler::{Job, JobSchedulerError};
 
 /// Longer than replicas are late and their clocks differ.
@@ -32,8 +32,8 @@ pub async fn once_per_fire_time<T>(
 ) -> Result<Option<T>, RunError<T>> {
     let key = key!["job", job, fire_time].map_err(RunError::NotRun)?;
     match lock.key(key).at_most_once_per(WINDOW).run(work).await? {
-        Once::Due(value) => Ok(Some(value)),
-        Once::NotDue { .. } => Ok(None),
+        WindowOutcome::Due(value) => Ok(Some(value)),
+        WindowOutcome::NotDue { .. } => Ok(None),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::acquire::undoing::Undone;
 use crate::driver::retries::{FRESH_PAUSE, PARTS, Retries, Settled, Unanswered};
 use crate::hold::Hold;
 use crate::shared::Permit;
-use crate::store::backend::{Freed, Granted, HoldRef, short_answer};
+use crate::store::backend::{Granted, HoldRef, ReleaseReply, short_answer};
 
 /// How many holds one call frees at the most.
 const BATCH: usize = 500;
@@ -46,7 +46,7 @@ pub(crate) struct Freeing {
     held: bool,
     /// Whether it is a guard that was released or dropped, and counts as released once the store confirms it.
     let_go: bool,
-    reply: Option<oneshot::Sender<Result<Freed, Error>>>,
+    reply: Option<oneshot::Sender<Result<ReleaseReply, Error>>>,
 }
 
 impl Freeing {
@@ -97,7 +97,7 @@ impl Freeing {
     }
 
     /// Somebody waits for the answer to the first try.
-    pub(crate) fn reply(mut self, reply: oneshot::Sender<Result<Freed, Error>>) -> Self {
+    pub(crate) fn reply(mut self, reply: oneshot::Sender<Result<ReleaseReply, Error>>) -> Self {
         self.reply = Some(reply);
         self
     }
@@ -129,7 +129,7 @@ enum Which {
 /// A hold that was freed.
 pub(crate) struct FreedHold {
     pub(crate) hold: HoldRef,
-    pub(crate) freed: Freed,
+    pub(crate) freed: ReleaseReply,
     /// Whether it was a guard that was released or dropped.
     pub(crate) let_go: bool,
     /// The permit, if this was the first try: to be handed on once the rest is settled.
@@ -323,7 +323,7 @@ impl Outbox {
     pub(crate) fn settle(
         &mut self,
         batch: Batch,
-        answers: Option<Vec<Result<Freed, Error>>>,
+        answers: Option<Vec<Result<ReleaseReply, Error>>>,
         now: Instant,
     ) -> Vec<FreedHold> {
         let (asked, answered) = (batch.holders.len(), answers.is_some());
@@ -386,7 +386,7 @@ impl Outbox {
 }
 
 impl Entry {
-    fn freed(self, freed: Freed) -> FreedHold {
+    fn freed(self, freed: ReleaseReply) -> FreedHold {
         let Freeing { hold, permit, let_go, .. } = self.freeing;
         FreedHold { hold, freed, let_go, permit }
     }

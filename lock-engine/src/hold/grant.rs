@@ -23,7 +23,7 @@ use crate::clock::Moment;
 use crate::driver::outbox::Freeing;
 use crate::hold::Hold;
 use crate::metrics::Event;
-use crate::store::backend::{Freed, short_answer};
+use crate::store::backend::{ReleaseReply, short_answer};
 
 impl Grant for Hold {
     fn key(&self) -> &LockKey {
@@ -148,7 +148,7 @@ impl Hold {
     }
 
     /// Releases without I/O, if the store can. If it panics, the driver releases and hands on the permit.
-    fn release_now(&self) -> Option<Result<Freed, Error>> {
+    fn release_now(&self) -> Option<Result<ReleaseReply, Error>> {
         let panics = ReleasePanics(self);
         let answer = self.shared.backend.release_now(&self.request.key, self.request.holder);
         mem::forget(panics);
@@ -156,7 +156,7 @@ impl Hold {
     }
 
     /// Settles the answer to a release, and hands on the permit.
-    fn released(&self, answer: Result<Freed, Error>) -> Result<(), Error> {
+    fn released(&self, answer: Result<ReleaseReply, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
                 self.shared.settle_freed(&self.request.key, freed);
@@ -272,7 +272,7 @@ impl Drop for Releasing {
 /// A release that the driver carries out together with others, once the first of them is polled or dropped.
 struct BatchRelease {
     hold: Arc<Hold>,
-    answer: oneshot::Receiver<Result<Freed, Error>>,
+    answer: oneshot::Receiver<Result<ReleaseReply, Error>>,
     begun: bool,
 }
 

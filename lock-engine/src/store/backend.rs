@@ -88,20 +88,20 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
 
     /// Answers a release without I/O, if the store can. Must not block. It is also called from `Drop`. Not asked where a
     /// cooldown would have to end with the hold ([`HoldRef::unused`]): that goes through [`release`](Self::release).
-    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         let _ = (key, holder);
         None
     }
 
     /// Frees each hold if it is still that holder's, and takes that holder out of any queue of the
     /// store. With one that is [`unused`](HoldRef::unused) its cooldown ends. Repeating it does no harm.
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>>;
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>>;
 
     /// As [`release`](Self::release), after the runtime on which this backend has worked has ended: its tasks there and
     /// their connections are gone, or go next. Called on another runtime with timers and I/O, on which the backend can
     /// open a new connection, for about a second. [`abort`](Self::abort) follows. Override it if `release` needs a task
     /// or a connection of the old runtime.
-    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.release(holds).await
     }
 
@@ -270,7 +270,7 @@ pub enum Renewed {
 /// The answer to one release.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Freed {
+pub struct ReleaseReply {
     /// Whether that holder held the key until now.
     pub was_held: bool,
     /// Whether others are known to wait for the key at the store. This client yields to them
@@ -278,8 +278,8 @@ pub struct Freed {
     pub waiters: bool,
 }
 
-impl Freed {
-    /// Freed, or not held to begin with; nobody known to wait.
+impl ReleaseReply {
+    /// The hold was released, or (`was_held` false) not held to begin with. No waiters are known.
     #[must_use]
     pub const fn new(was_held: bool) -> Self {
         Self { was_held, waiters: false }
@@ -302,7 +302,7 @@ pub struct Timing {
     /// How a waiter learns that the key may be free.
     pub waiting: Waiting,
     /// With [`Waiting::Store`], where some wait outside of the store's queue: how long this client leaves a key to
-    /// them after a release that found some ([`Freed::waiters`]). Polling stores leave it for one and a half
+    /// them after a release that found some ([`ReleaseReply::waiters`]). Polling stores leave it for one and a half
     /// intervals.
     pub yield_to_remote: Option<Duration>,
     /// Stores with leases on another machine than their holders: how often to [`look`](Backend::look) whether the

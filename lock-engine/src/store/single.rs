@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use leasehold_api::{Capabilities, Error, LockAdmin};
 
-use crate::store::backend::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Request, Timing};
+use crate::store::backend::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing};
 
 /// A store that answers one key at a time. [`Single`] makes a [`Backend`] of it; the rules of
 /// [`Backend`] apply to each call.
@@ -37,10 +37,10 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
     }
 
     /// Frees the hold if it is still that holder's.
-    async fn release(&self, hold: HoldRef) -> Result<Freed, Error>;
+    async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error>;
 
     /// See [`Backend::release_on_new_runtime`].
-    async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<Freed, Error> {
+    async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         self.release(hold).await
     }
 
@@ -104,11 +104,11 @@ impl<S: SingleKey> Backend for Single<S> {
         join_all(holds.into_iter().map(|h| self.0.look(h))).await
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         join_all(holds.into_iter().map(|h| self.0.release(h))).await
     }
 
-    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         join_all(holds.into_iter().map(|h| self.0.release_on_new_runtime(h))).await
     }
 

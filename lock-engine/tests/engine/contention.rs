@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::common::{PlainNet, plain, start};
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Once};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, WindowOutcome};
 use leasehold_engine::{Clock, Confirm, Engine, Moment, TokioClock, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
@@ -22,8 +22,8 @@ async fn due_in(lock: &Engine, window: Duration) -> (Option<Duration>, Duration)
     let begun = Instant::now();
     let outcome = lock.key("k").at_most_once_per(window).acquire().await.unwrap();
     match outcome {
-        Once::Due(_) => (None, begun.elapsed()),
-        Once::NotDue { retry_after } => (Some(retry_after), begun.elapsed()),
+        WindowOutcome::Due(_) => (None, begun.elapsed()),
+        WindowOutcome::NotDue { retry_after } => (Some(retry_after), begun.elapsed()),
     }
 }
 
@@ -32,7 +32,7 @@ async fn a_window_is_not_due_for_the_client_that_began_it_while_its_job_runs() {
     let store = MemoryStore::new();
     let (a, b) = (store.client().unwrap(), store.client().unwrap());
     let hour = seconds(3600);
-    let Once::Due(_job) = a.key("k").at_most_once_per(hour).acquire().await.unwrap() else {
+    let WindowOutcome::Due(_job) = a.key("k").at_most_once_per(hour).acquire().await.unwrap() else {
         panic!("not due")
     };
     sleep(seconds(60)).await;
@@ -41,7 +41,7 @@ async fn a_window_is_not_due_for_the_client_that_began_it_while_its_job_runs() {
         assert_eq!((left, took), (Some(hour - seconds(60)), Duration::ZERO));
     }
     let tried = a.key("k").at_most_once_per(hour).try_acquire().await.unwrap();
-    assert!(matches!(tried, Some(Once::NotDue { .. })), "{tried:?}");
+    assert!(matches!(tried, Some(WindowOutcome::NotDue { .. })), "{tried:?}");
     // A job that runs for longer than its window holds the key like any other.
     sleep(hour).await;
     let waiting = a.key("k").at_most_once_per(hour).wait(seconds(1)).acquire().await.unwrap_err();
@@ -80,7 +80,7 @@ async fn those_who_queued_before_the_window_began_are_told_when_it_does() {
     sleep(ms(10)).await;
     let (left, took) = due_in(&lock, hour).await;
     assert_eq!((left.is_some(), took), (true, ms(1990)));
-    assert!(matches!(first.await.unwrap().unwrap(), Once::Due(_)));
+    assert!(matches!(first.await.unwrap().unwrap(), WindowOutcome::Due(_)));
 }
 
 /// How a client that never goes away asks for the key again.
@@ -108,8 +108,8 @@ async fn nobody_starves_behind_a_client_that_takes_the_key_again_and_again() {
                     Loop::Try => hot.key("k").try_acquire().await.unwrap(),
                     Loop::ZeroWait => hot.key("k").wait(Duration::ZERO).acquire().await.ok(),
                     Loop::Window => match hot.key("k").at_most_once_per(ms(1)).acquire().await.unwrap() {
-                        Once::Due(guard) => Some(guard),
-                        Once::NotDue { .. } => None,
+                        WindowOutcome::Due(guard) => Some(guard),
+                        WindowOutcome::NotDue { .. } => None,
                     },
                 };
                 match guard {
@@ -201,7 +201,7 @@ async fn a_window_that_was_used_stays_spent() {
         let store = MemoryStore::new().default_ttl(seconds(2));
         let Client { lock, faults } = store.client_with(ClientSetup::new()).unwrap();
         let granted = lock.key("k").at_most_once_per(hour).acquire().await.unwrap();
-        assert!(matches!(granted, Once::Due(_)), "{granted:?}");
+        assert!(matches!(granted, WindowOutcome::Due(_)), "{granted:?}");
         faults.script(Op::Release, fault);
         if closes {
             lock.close().await.unwrap();

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_api::{Capabilities, Error, Lock as _, LockExt, LockKey, LossReason, Scope};
-use leasehold_engine::{Attempt, Engine, Freed, Granted, HoldRef, Renewed, Request, Single, SingleKey};
+use leasehold_engine::{
+    Attempt, Engine, Granted, HoldRef, ReleaseReply, Renewed, Request, Single, SingleKey,
+};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 
@@ -59,21 +61,21 @@ impl SingleKey for ThroughATask {
         Ok(Renewed::Extended)
     }
 
-    async fn release(&self, hold: HoldRef) -> Result<Freed, Error> {
+    async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         let (done, is_done) = oneshot::channel();
         self.jobs.send((hold.key, done)).map_err(|_| Error::closed())?;
         is_done.await.map_err(|_| Error::closed())?;
-        Ok(Freed::new(true))
+        Ok(ReleaseReply::new(true))
     }
 
-    async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<Freed, Error> {
+    async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         if !self.reconnects {
             // As a store that was written without a thought of this.
             return self.release(hold).await;
         }
         // It needs the timers of the runtime that it is on.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        Ok(Freed::new(self.held.lock().unwrap().remove(&hold.key)))
+        Ok(ReleaseReply::new(self.held.lock().unwrap().remove(&hold.key)))
     }
 }
 

@@ -10,7 +10,7 @@ use leasehold_api::{
     Capabilities, Error, ErrorKind, LeaseBounds, LockExt, LockGuard, LockKey, LossReason, Scope, Validity,
 };
 use leasehold_engine::{
-    Attempt, Backend, Clock, Engine, Events, Freed, Granted, HoldRef, Moment, Renewed, Request, Timing,
+    Attempt, Backend, Clock, Engine, Events, Granted, HoldRef, Moment, ReleaseReply, Renewed, Request, Timing,
 };
 use tokio::time::{Instant, advance, sleep};
 
@@ -137,8 +137,8 @@ impl Backend for Store {
         self.answers(&holds)
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
-        holds.iter().map(|_| Ok(Freed::new(true))).collect()
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
+        holds.iter().map(|_| Ok(ReleaseReply::new(true))).collect()
     }
 
     async fn close(&self) {}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_api::{Capabilities, Error, ErrorKind, Lock, LockExt, LossReason, Scope, Validity};
 use leasehold_engine::{
-    Attempt, Backend as _, Engine, Freed, Granted, HoldRef, Renewed, Request, Single, SingleKey,
+    Attempt, Backend as _, Engine, Granted, HoldRef, ReleaseReply, Renewed, Request, Single, SingleKey,
 };
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::runtime::{Builder, Runtime};
@@ -162,9 +162,9 @@ impl SingleKey for Blocking {
         Ok(Renewed::Extended)
     }
 
-    async fn release(&self, _: HoldRef) -> Result<Freed, Error> {
+    async fn release(&self, _: HoldRef) -> Result<ReleaseReply, Error> {
         self.block().await;
-        Ok(Freed::new(true))
+        Ok(ReleaseReply::new(true))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, LockExt as _, LockKey, Once};
+use leasehold_api::{ErrorKind, LockExt as _, LockKey, WindowOutcome};
 use leasehold_engine::{ClientSetup, Engine, Fault, Op};
 use leasehold_memory::MemoryStore;
 use tokio::time::sleep;
@@ -133,8 +133,8 @@ async fn what_is_not_due_and_what_fails() {
     let client = store.client_with(ClientSetup::new()).unwrap();
     let jobs = Of { store: "memory:fails", class: "job" };
     let once = || client.lock.key("job:1").at_most_once_per(60 * SECOND).run(async |_| ());
-    assert!(matches!(once().await.unwrap(), Once::Due(())));
-    assert!(matches!(once().await.unwrap(), Once::NotDue { .. }));
+    assert!(matches!(once().await.unwrap(), WindowOutcome::Due(())));
+    assert!(matches!(once().await.unwrap(), WindowOutcome::NotDue { .. }));
     client.faults.script(Op::Acquire, Fault::Error(ErrorKind::Unavailable));
     client.lock.key("job:2").try_acquire().await.unwrap_err();
     assert_eq!(jobs.attempts(), counts(&[("error", 1.0), ("granted", 1.0), ("not due", 1.0)]));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken, HolderId, LockKey};
-use leasehold_engine::{Attempt, Backend, Contended, Freed, Granted, Request};
+use leasehold_engine::{Attempt, Backend, Contended, Granted, ReleaseReply, Request};
 use leasehold_file::{FileBackend, FileConfig};
 
 /// What no step of a test takes, on however slow a machine.
@@ -57,7 +57,7 @@ pub(crate) async fn refused(backend: &FileBackend, request: &Request) -> Error {
     }
 }
 
-pub(crate) async fn release(backend: &FileBackend, request: &Request) -> Freed {
+pub(crate) async fn release(backend: &FileBackend, request: &Request) -> ReleaseReply {
     backend.release(vec![request.hold()]).await.pop().unwrap().unwrap()
 }
 

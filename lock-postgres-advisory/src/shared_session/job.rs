@@ -1,7 +1,7 @@
 //! The jobs of a shared session.
 
 use leasehold_api::{Error, HolderId};
-use leasehold_engine::Freed;
+use leasehold_engine::ReleaseReply;
 use leasehold_postgres::Job;
 
 use crate::reply::Answer;
@@ -21,7 +21,7 @@ pub(crate) enum SharedJob {
     Unlock {
         number: i64,
         holder: HolderId,
-        answer: Answer<Freed>,
+        answer: Answer<ReleaseReply>,
     },
     Confirm {
         answer: Answer<()>,

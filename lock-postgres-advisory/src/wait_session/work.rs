@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LossReason};
-use leasehold_engine::{Freed, token as store_token};
+use leasehold_engine::{ReleaseReply, token as store_token};
 use leasehold_postgres::schema::{self, Stores};
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, store_error, token};
@@ -133,7 +133,7 @@ impl WaitSessionWork {
                     // it is not given back for the next waiter.
                     Err(error) if ends_session(&error) => {
                         self.end();
-                        let _ = answer.send(Ok(Freed::new(false)));
+                        let _ = answer.send(Ok(ReleaseReply::new(false)));
                         Err(store_error(error, "keep the session"))
                     }
                     outcome => self.settle(answer, outcome, "free a lock"),
@@ -326,19 +326,19 @@ impl WaitSessionWork {
         Err(sqlx::Error::Protocol("the server loses its memory again and again".into()))
     }
 
-    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<Freed, sqlx::Error> {
+    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<ReleaseReply, sqlx::Error> {
         match self.scope {
             LockScope::Session => {
                 let pid = self.state.process().pid;
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unlock_one)));
                 let query = query.bind(number).bind(pid).bind(&*self.common.channel);
                 let code: i32 = query.fetch_one(connection).await?.try_get(0)?;
-                if code < 0 { Err(elsewhere()) } else { Ok(Freed::new(code > 0).waiters(code > 1)) }
+                if code < 0 { Err(elsewhere()) } else { Ok(ReleaseReply::new(code > 0).waiters(code > 1)) }
             }
             LockScope::Transaction => {
                 // An answer says that the transaction was there until now: its end would have ended the session.
                 connection.execute(sql::COMMIT).await?;
-                Ok(Freed::new(true))
+                Ok(ReleaseReply::new(true))
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::common::*;
 use futures_util::future::join_all;
 use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockExt as _, LockKey};
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Engine, Events, Freed, HoldRef, Renewed, Request, Timing,
+    Attempt, Backend, CancellationToken, Engine, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
     async_trait,
 };
 use leasehold_postgres::{Identifier, PgConfig, RawBigint, schema};
@@ -55,13 +55,13 @@ impl Backend for Counting {
         self.backend.renew(holds).await
     }
 
-    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<Freed, Error>> {
+    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         let answer = self.backend.release_now(key, holder);
         self.released.fetch_add(usize::from(answer.is_some()), Ordering::SeqCst);
         answer
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.released.fetch_add(holds.len(), Ordering::SeqCst);
         self.backend.release(holds).await
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockAdmin, LockExt as _, LockKey};
 use leasehold_engine::{
-    Attempt, Backend, Engine, Events, Freed, HoldRef, Renewed, Request, Timing, async_trait,
+    Attempt, Backend, Engine, Events, HoldRef, ReleaseReply, Renewed, Request, Timing, async_trait,
 };
 use leasehold_postgres::{Identifier, schema};
 use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
@@ -62,7 +62,7 @@ impl Backend for Counting {
         self.backend.renew(holds).await
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.released.fetch_add(holds.len(), Ordering::SeqCst);
         self.backend.release(holds).await
     }

@@ -6,7 +6,7 @@ use crate::LONG;
 use leasehold_api::{
     ErrorKind, HoldState, HolderId, ListQuery, Lock as _, LockExt as _, LockKey, LossReason, Validity,
 };
-use leasehold_engine::{Attempt, Backend as _, Engine, Freed, HoldRef, Request};
+use leasehold_engine::{Attempt, Backend as _, Engine, HoldRef, ReleaseReply, Request};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_row::{PgConfig, RowConfig};
 use sqlx::postgres::PgListener;
@@ -104,8 +104,11 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
                 freed.extend(backend.release(vec![hold]).await);
             }
         }
-        let said: Vec<Freed> = freed.into_iter().map(Result::unwrap).collect();
-        assert_eq!(said, [Freed::new(true), Freed::new(true).waiters(true), Freed::new(false)]);
+        let said: Vec<ReleaseReply> = freed.into_iter().map(Result::unwrap).collect();
+        assert_eq!(
+            said,
+            [ReleaseReply::new(true), ReleaseReply::new(true).waiters(true), ReleaseReply::new(false)]
+        );
         let next = within(LONG, "nothing heard", heard.recv()).await;
         assert_eq!(next.unwrap().payload(), "fwaited for");
         let shut = sqlx::query_scalar("SELECT key::text FROM leasehold.mutex WHERE acquired");
@@ -150,9 +153,9 @@ async fn releasing_what_is_free_is_no_error_and_frees_nobody_else() {
     let database = fresh_database().await;
     let backend = config(&database).backend().await.unwrap();
     let (first, second) = (request("k", 1), request("k", 2));
-    assert_eq!(backend.release(vec![first.hold()]).await.remove(0).unwrap(), Freed::new(false));
+    assert_eq!(backend.release(vec![first.hold()]).await.remove(0).unwrap(), ReleaseReply::new(false));
     assert!(matches!(backend.acquire(vec![first.clone()]).await.remove(0).unwrap(), Attempt::Granted(_)));
-    assert_eq!(backend.release(vec![second.hold()]).await.remove(0).unwrap(), Freed::new(false));
+    assert_eq!(backend.release(vec![second.hold()]).await.remove(0).unwrap(), ReleaseReply::new(false));
     // Together they are one statement; the same hold twice is freed once, and both are told so.
     let answers = backend.release(vec![first.hold(), second.hold(), first.hold()]).await;
     let held: Vec<bool> = answers.into_iter().map(|answer| answer.unwrap().was_held).collect();
@@ -191,10 +194,10 @@ async fn a_releaser_is_told_of_those_who_wait_but_not_of_itself() {
     assert!(matches!(backend.acquire(vec![first.clone()]).await.remove(0).unwrap(), Attempt::Granted(_)));
     assert!(matches!(backend.acquire(vec![second.clone()]).await.remove(0).unwrap(), Attempt::Contended(_)));
     let told = backend.release(vec![first.hold()]).await.remove(0).unwrap();
-    assert_eq!(told, Freed::new(true).waiters(true));
+    assert_eq!(told, ReleaseReply::new(true).waiters(true));
     assert!(matches!(backend.acquire(vec![second.clone()]).await.remove(0).unwrap(), Attempt::Granted(_)));
     let told = backend.release(vec![second.hold()]).await.remove(0).unwrap();
-    assert_eq!(told, Freed::new(true), "its own mark is not somebody else's");
+    assert_eq!(told, ReleaseReply::new(true), "its own mark is not somebody else's");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::LONG;
 use leasehold_api::{
-    ErrorKind, HoldState, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Once, Validity,
+    ErrorKind, HoldState, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Validity, WindowOutcome,
 };
 use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
 use leasehold_postgres_ttl::PgConfig;
@@ -248,7 +248,7 @@ async fn an_operator_changes_the_window_in_the_row() {
     let run = async || {
         let hour = Duration::from_secs(3_600);
         let once = lock.key("report").at_most_once_per(hour).run(async |_| ()).await.unwrap();
-        matches!(once, Once::Due(()))
+        matches!(once, WindowOutcome::Due(()))
     };
     assert!(run().await);
     assert!(!run().await);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LossReason};
-use leasehold_engine::{Attempt, Backend, Events, Freed, HoldRef, Renewed, Request, Timing};
+use leasehold_engine::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -237,11 +237,11 @@ impl Backend for TableBackend {
         holders.into_iter().zip(answers).map(told).collect()
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.ask(TableJob::Release, holds.into_iter().map(ending).collect()).await
     }
 
-    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let last = self.last.get_or_init(|| {
             let lane = Lane::new();
             // Its actor ends with the lane, in `abort`.

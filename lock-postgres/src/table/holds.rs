@@ -5,7 +5,7 @@ use std::hash::BuildHasherDefault;
 
 use fnv::FnvHashMap;
 use leasehold_api::{Error, ErrorKind, HolderId, LossReason};
-use leasehold_engine::{Freed, Renewed};
+use leasehold_engine::{ReleaseReply, Renewed};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
@@ -107,7 +107,7 @@ pub(super) async fn confirm(
 pub(super) async fn release(
     db: &mut Db<'_>,
     common: &Common,
-    calls: Vec<Call<Ending, Freed>>,
+    calls: Vec<Call<Ending, ReleaseReply>>,
 ) -> Result<(), Error> {
     let items: Vec<&Ending> = calls.iter().flat_map(|call| &call.items).collect();
     if let [ending] = items[..] {
@@ -137,7 +137,7 @@ async fn free(
     db: &mut Db<'_>,
     common: &Common,
     endings: &[&Ending],
-) -> Result<Vec<Result<Freed, Error>>, Error> {
+) -> Result<Vec<Result<ReleaseReply, Error>>, Error> {
     let mut answers = Vec::with_capacity(endings.len());
     for part in endings.chunks(MOST_ROWS) {
         match part {
@@ -153,7 +153,7 @@ async fn release_one(
     db: &mut Db<'_>,
     common: &Common,
     ending: &Ending,
-) -> Result<Result<Freed, Error>, Error> {
+) -> Result<Result<ReleaseReply, Error>, Error> {
     match release_alone(db, common, ending).await {
         Ok(freed) => Ok(Ok(freed)),
         Err(Trouble::Dead(error)) => Err(error),
@@ -161,14 +161,14 @@ async fn release_one(
     }
 }
 
-async fn release_alone(db: &mut Db<'_>, common: &Common, ending: &Ending) -> Result<Freed, Trouble> {
+async fn release_alone(db: &mut Db<'_>, common: &Common, ending: &Ending) -> Result<ReleaseReply, Trouble> {
     let Ending { hold, unused } = ending;
     let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder)).bind(*unused);
     if !common.awaited.has(&hold.key)
         && db.written("release", &common.statements.release_unawaited, &bind).await? > 0
     {
         common.registry.ended(hold.holder);
-        return Ok(Freed::new(true));
+        return Ok(ReleaseReply::new(true));
     }
     let row = db.lone("release", &common.statements.release_one, &bind).await?;
     freed(common, hold, row.as_ref(), 0).map_err(Trouble::Unknown)
@@ -178,7 +178,7 @@ async fn release_many(
     db: &mut Db<'_>,
     common: &Common,
     part: &[&Ending],
-) -> Result<Vec<Result<Freed, Error>>, Error> {
+) -> Result<Vec<Result<ReleaseReply, Error>>, Error> {
     let text = &common.statements.release;
     let holds: Vec<&Named> = part.iter().map(|ending| &ending.hold).collect();
     let bind = |query| {
@@ -200,7 +200,7 @@ async fn release_many(
 
 /// What the number says that is at column `at` of a release's row; no row: it was not held, unless its request may still
 /// be carried out.
-fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Result<Freed, Error> {
+fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Result<ReleaseReply, Error> {
     if row.is_none() && common.registry.is_undecided(hold) {
         let message = "the session that was asked for this hold did not answer, and has not ended yet: it may still be granted, so the release is repeated";
         return Err(Error::new(ErrorKind::Unavailable, message).with_key(&hold.key));
@@ -214,7 +214,7 @@ fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Resul
     } else {
         common.awaited.forget(&hold.key);
     }
-    Ok(Freed::new(number & 1 != 0).waiters(awaited))
+    Ok(ReleaseReply::new(number & 1 != 0).waiters(awaited))
 }
 
 /// Sends a statement that `waits` for locked rows; if one stays locked, the one that leaves those out.

@@ -2,7 +2,7 @@
 
 use fnv::FnvHashSet;
 use leasehold_api::{Error, ErrorKind, HolderId, KeyInfo};
-use leasehold_engine::{Attempt, Freed, Renewed, Request};
+use leasehold_engine::{Attempt, ReleaseReply, Renewed, Request};
 use tokio::sync::oneshot;
 
 use super::registry::{Ending, Named, Process};
@@ -13,7 +13,7 @@ use crate::upkeep::{Note, Progress};
 pub(super) enum TableJob {
     Acquire(Call<Request, Attempt>),
     Renew(Call<(Named, i64), Renewed>),
-    Release(Call<Ending, Freed>),
+    Release(Call<Ending, ReleaseReply>),
     /// Which of these are still held.
     Confirm(Call<Named, bool>),
     Look(Call<Look, Page>),

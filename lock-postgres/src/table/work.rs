@@ -125,7 +125,7 @@ impl TableWork {
 struct Batch {
     acquires: Vec<Call<Request, leasehold_engine::Attempt>>,
     renewals: Vec<Call<(Named, i64), leasehold_engine::Renewed>>,
-    releases: Vec<Call<Ending, leasehold_engine::Freed>>,
+    releases: Vec<Call<Ending, leasehold_engine::ReleaseReply>>,
     confirms: Vec<Call<Named, bool>>,
     others: Vec<TableJob>,
 }
@@ -184,7 +184,7 @@ impl Batch {
     }
 
     /// Releases of what is asked for in the same batch.
-    fn take_late_releases(&mut self) -> Vec<Call<Ending, leasehold_engine::Freed>> {
+    fn take_late_releases(&mut self) -> Vec<Call<Ending, leasehold_engine::ReleaseReply>> {
         if self.acquires.is_empty() || self.releases.is_empty() {
             return Vec::new();
         }

@@ -13,7 +13,7 @@ use leasehold_conformance::{
     Case, Disturbed, Factory, Harness, Mount, Outcome, Report, Run, Time, Verdict, all_cases, async_trait,
     run_all, run_case,
 };
-use leasehold_engine::{Attempt, Engine, Freed, HoldRef, Renewed, Request, Single, SingleKey};
+use leasehold_engine::{Attempt, Engine, HoldRef, ReleaseReply, Renewed, Request, Single, SingleKey};
 use serde_json::json;
 
 fn case(name: &str) -> &'static Case {
@@ -277,7 +277,7 @@ impl SingleKey for OpenStore {
         Ok(Renewed::Extended)
     }
 
-    async fn release(&self, _: HoldRef) -> Result<Freed, Error> {
-        Ok(Freed::new(true))
+    async fn release(&self, _: HoldRef) -> Result<ReleaseReply, Error> {
+        Ok(ReleaseReply::new(true))
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, ErrorKind};
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Engine, EngineBuilder, Events, Freed, HoldRef, Renewed, Request,
-    Timing, TokioClock,
+    Attempt, Backend, CancellationToken, Engine, EngineBuilder, Events, HoldRef, ReleaseReply, Renewed,
+    Request, Timing, TokioClock,
 };
 use leasehold_memory::{MemoryBackend, MemoryStore};
 use tokio::time::sleep;
@@ -112,7 +112,7 @@ impl Backend for Distant {
         travelling.await.unwrap()
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         assert!(!takes_one(&self.net.panic_release), "a bug of the backend");
         hang_if(&self.net.hang_release).await;
         if takes_one(&self.net.fail_release) {

@@ -16,7 +16,7 @@ use leasehold_api::{
     Capabilities, Error, ErrorKind, HolderId, LeaseBounds, Lock as _, LockKey, LossReason, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, Contended, Engine, Events, Freed, Granted, HoldRef, Renewed, Request, Timing,
+    Attempt, Backend, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request, Timing,
     TokioClock,
 };
 use tokio::time::sleep;
@@ -193,12 +193,12 @@ impl Backend for Plain {
         })
     }
 
-    fn release_now(&self, _: &LockKey, _: HolderId) -> Option<Result<Freed, Error>> {
+    fn release_now(&self, _: &LockKey, _: HolderId) -> Option<Result<ReleaseReply, Error>> {
         assert!(!self.net.panic_release.swap(false, SeqCst), "a bug of the backend");
         None
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.net.releases.lock().unwrap().push(holds.len());
         let takes = *self.net.release_takes.lock().unwrap();
         if !takes.is_zero() {
@@ -223,7 +223,7 @@ impl Backend for Plain {
 }
 
 impl PlainNet {
-    fn free(&self, holds: &[HoldRef]) -> Vec<Result<Freed, Error>> {
+    fn free(&self, holds: &[HoldRef]) -> Vec<Result<ReleaseReply, Error>> {
         let mut rows = self.rows.lock().unwrap();
         let mut free = |hold: &HoldRef| {
             let state = hold.state.as_ref().and_then(|state| state.downcast_ref::<HolderId>());
@@ -233,7 +233,7 @@ impl PlainNet {
             if was_held {
                 rows.remove(&hold.key);
             }
-            Ok(Freed::new(was_held))
+            Ok(ReleaseReply::new(was_held))
         };
         holds.iter().map(&mut free).collect()
     }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Freed, HoldRef, Request};
+use leasehold_engine::{Attempt, HoldRef, ReleaseReply, Request};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -136,7 +136,7 @@ impl Link {
     }
 
     /// One release at the server, as the next fault of its key says.
-    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> Result<Freed, ErrorKind> {
+    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> Result<ReleaseReply, ErrorKind> {
         match self.fault_of(Op::Release, &hold.key) {
             Some(Fault::Refuse(kind) | Fault::Error(kind)) => Err(kind),
             Some(Fault::LoseReply) => {

@@ -11,7 +11,8 @@ use leasehold_api::{
     ListQuery, LockAdmin, LockKey, LossReason, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Contended, Events, Freed, HoldRef, Renewed, Request, Timing, Waiting,
+    Attempt, Backend, CancellationToken, Contended, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
+    Waiting,
 };
 
 use super::backend_fault::BackendFault as Fault;
@@ -233,7 +234,7 @@ impl Backend for MiniBackend {
         answers
     }
 
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<Freed, Error>> {
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         if self.fault == Fault::ReleaseIsLate {
             let (link, late) = (Arc::clone(&self.link), holds.clone());
             tokio::spawn(async move {
@@ -243,12 +244,12 @@ impl Backend for MiniBackend {
                     link.server().release(asker, &hold);
                 }
             });
-            return holds.iter().map(|_| Ok(Freed::new(true))).collect();
+            return holds.iter().map(|_| Ok(ReleaseReply::new(true))).collect();
         }
         let stopped = AtomicBool::new(false);
         let release = |_: &Server, asker, hold: &HoldRef| {
             if stopped.load(Ordering::Relaxed) {
-                return Ok(Freed::new(false));
+                return Ok(ReleaseReply::new(false));
             }
             let freed = self.link.release(asker, hold).map_err(|kind| self.error(kind))?;
             stopped.store(!freed.was_held && self.fault == Fault::ReleaseStopsAtGone, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use leasehold_api::{
     BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, LossSignal, Lost, Mode,
     Release, Validity,
 };
-use leasehold_engine::{Freed, HoldRef, Renewed, Request};
+use leasehold_engine::{HoldRef, ReleaseReply, Renewed, Request};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -274,7 +274,7 @@ impl Hold {
     pub(super) fn confirm_release(
         self: &Arc<Self>,
         permit: Option<Permit>,
-        answer: Result<Result<Freed, ErrorKind>, ()>,
+        answer: Result<Result<ReleaseReply, ErrorKind>, ()>,
     ) -> Result<(), Error> {
         let client = &self.client;
         let error = match answer {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Contended, Freed, Granted, HoldRef, Renewed, Request, token};
+use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renewed, Request, token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -241,9 +241,9 @@ impl Server {
         Renewed::Extended
     }
 
-    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> Freed {
+    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> ReleaseReply {
         if self.fault == Fault::ReleaseDoesNothing {
-            return Freed::new(true);
+            return ReleaseReply::new(true);
         }
         let name = self.name(asker.client, &hold.key);
         let mut state = self.lock();
@@ -287,8 +287,8 @@ impl Server {
         self.freed(live).waiters(looked_at)
     }
 
-    fn freed(&self, was_held: bool) -> Freed {
-        Freed::new(match self.fault {
+    fn freed(&self, was_held: bool) -> ReleaseReply {
+        ReleaseReply::new(match self.fault {
             Fault::ReleaseAlwaysHeld => true,
             Fault::ReleaseNeverHeld => false,
             _ => was_held,
