@@ -62,6 +62,17 @@ pub enum LossReason {
 }
 
 impl LossReason {
+    /// All reasons.
+    pub const ALL: &'static [Self] = &[
+        Self::Expired,
+        Self::ForcedRelease,
+        Self::SessionLost,
+        Self::Gone,
+        Self::Closed,
+        Self::RuntimeGone,
+        Self::HeldTooLong,
+    ];
+
     /// A short name in words, for logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -4,6 +4,7 @@ pub(crate) mod acquisition;
 pub(crate) mod budget;
 pub(crate) mod entry;
 pub(crate) mod fast_path;
+pub(crate) mod owner;
 pub(crate) mod queue;
-pub(crate) mod undoing;
+pub(crate) mod unconfirmed;
 pub(crate) mod waiting;

@@ -43,7 +43,8 @@ pub(crate) fn scaled(duration: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// `duration` in nanoseconds, at most what fits.
+pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -25,19 +25,24 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::acquire::entry::Call;
+use crate::acquire::entry::StoreCall;
+use crate::acquire::owner::Owner;
 use crate::acquire::queue::Queues;
 use crate::clock::{Clock, Moment};
-use crate::driver::inbox::{Inbox, Told};
-use crate::driver::look::Looks;
-use crate::driver::outbox::{Batch, Freeing, Outbox};
-use crate::driver::renewal::{Due, Queued, Renewal, Renewals, WaitingRenewals};
+use crate::driver::inbox::{Inbox, InboxBatch};
+use crate::driver::look::LookCall;
+use crate::driver::outbox::{Outbox, PendingRelease, ReleaseBatch};
+use crate::driver::renewal::{Due, QueuedRenewals, Renewal, RenewalCall, RenewalRequest};
 use crate::driver::schedule::Schedule;
-use crate::hold::{Hold, Owner};
+use crate::hold::Hold;
 use crate::metrics::{Event, Metrics};
 use crate::shared::{CloseOutcome, Shared};
 use crate::store::backend::{Attempt, Backend, ReleaseReply};
 use crate::tasks::Tasks;
+
+/// At most this many calls replace one that got no answer at all, so that a hold that hangs delays few others. Of 1,000
+/// holds, the third call has the hanging one alone.
+pub(crate) const MAX_PARTS: usize = 32;
 
 /// The longest the driver sleeps while holds can end: the clock of validity also runs during suspend,
 /// the runtime's timers may not, so a loss during suspend is signalled this soon after resuming.
@@ -67,14 +72,14 @@ pub(crate) struct Driver {
     runtime_gone: tokio_util::sync::CancellationToken,
     request_timeout: Duration,
     close_limit: Duration,
-    calls: JoinSet<Answered>,
+    calls: JoinSet<CompletedCall>,
     /// Those of the calls that finish what was abandoned, by number.
     finishing: HashMap<u64, Abandoned>,
     finished: u64,
     /// Whether the engine's runtime has ended and the driver goes on elsewhere.
     pub(crate) moved: bool,
     outbox: Outbox,
-    waiting: WaitingRenewals,
+    waiting: QueuedRenewals,
     /// What the clock of validity and the wall clock said when they were last compared.
     compared: Option<(Moment, Duration)>,
     pub(crate) closed: watch::Sender<CloseOutcome>,
@@ -84,15 +89,15 @@ pub(crate) struct Driver {
 
 /// What is to be freed once the call for it has ended. Shared with that call, which its runtime may never drop nor poll
 /// again.
-type Abandoned = Arc<Mutex<Vec<Freeing>>>;
+type Abandoned = Arc<Mutex<Vec<PendingRelease>>>;
 
 /// What a call came to.
-enum Answered {
-    Renewed(Renewals),
-    Looked(Looks),
-    Released(Batch, Option<Vec<Result<ReleaseReply, Error>>>),
+enum CompletedCall {
+    Renewed(RenewalCall),
+    Looked(LookCall),
+    Released(ReleaseBatch, Option<Vec<Result<ReleaseReply, Error>>>),
     /// A call whose caller had gone: its number, and what is left to free of it.
-    Finished(u64, Vec<Freeing>),
+    Finished(u64, Vec<PendingRelease>),
 }
 
 impl Driver {
@@ -119,7 +124,7 @@ impl Driver {
             finished: 0,
             moved: false,
             outbox: Outbox::new(),
-            waiting: WaitingRenewals::default(),
+            waiting: QueuedRenewals::default(),
             compared: None,
             closed,
             _ends: ends,
@@ -135,11 +140,11 @@ impl Driver {
                 biased;
                 () = schedule.changed.notified() => {}
                 () = at(wake) => {}
-                Some(done) = self.calls.join_next() => self.settle_all(done),
+                Some(done) = self.calls.join_next() => self.handle_completed_call(done),
                 () = inbox.wakeup.notified() => {
-                    let told = self.inbox.take();
-                    let (stop, close) = (told.stop, told.close);
-                    self.carry_out(told);
+                    let batch = self.inbox.take();
+                    let (stop, close) = (batch.stop, batch.close);
+                    self.process_inbox(batch);
                     if stop {
                         return;
                     }
@@ -148,7 +153,7 @@ impl Driver {
                     }
                 }
             }
-            self.carry_out_due();
+            self.process_due_holds();
             self.send();
         }
     }
@@ -163,26 +168,26 @@ impl Driver {
         [due, self.outbox.next_due()].into_iter().flatten().min()
     }
 
-    fn carry_out(&mut self, told: Told) {
+    fn process_inbox(&mut self, batch: InboxBatch) {
         let now = Instant::now();
-        for freeing in told.free {
-            self.outbox.add(freeing, now);
+        for release in batch.releases {
+            self.outbox.add(release, now);
         }
-        for (call, holds) in told.abandoned {
+        for (call, holds) in batch.abandoned {
             if self.moved {
                 // The call belongs to the runtime that has ended.
-                holds.into_iter().for_each(|freeing| self.outbox.add(freeing, now));
+                holds.into_iter().for_each(|release| self.outbox.add(release, now));
             } else {
                 self.finish(call, holds);
             }
         }
-        for (hold, ttl, reply) in told.renew {
-            self.renew_for(Queued::new(hold, ttl, reply));
+        for (hold, ttl, reply) in batch.renew {
+            self.renew_for(RenewalRequest::new(hold, ttl, reply));
         }
     }
 
     /// Looks at every hold that is due: loses those that are over, renews the others.
-    fn carry_out_due(&mut self) {
+    fn process_due_holds(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         self.compare_clocks(&shared);
         let Due { renewals, looks } = shared.due();
@@ -190,8 +195,8 @@ impl Driver {
             self.renew(&shared, renewals);
         }
         if !looks.is_empty() {
-            let call = shared.look_from_time_to_time(looks);
-            self.tasks.spawn_into(&mut self.calls, async move { Answered::Looked(call.await) });
+            let call = shared.periodic_look(looks);
+            self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Looked(call.await) });
         }
     }
 
@@ -207,21 +212,21 @@ impl Driver {
         }
     }
 
-    fn renew_for(&mut self, queued: Queued) {
+    fn renew_for(&mut self, queued: RenewalRequest) {
         let Some(shared) = self.shared.upgrade() else { return };
-        if let Some(renewals) = shared.asked_renewal(queued, &mut self.waiting) {
+        if let Some(renewals) = shared.request_renewal(queued, &mut self.waiting) {
             self.renew(&shared, renewals);
         }
     }
 
     fn renew(&mut self, shared: &Shared, renewals: Vec<Renewal>) {
         let call = shared.renew(renewals);
-        self.tasks.spawn_into(&mut self.calls, async move { Answered::Renewed(call.await) });
+        self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Renewed(call.await) });
     }
 
     /// Runs an abandoned call to its end. What was answered with "contended" leaves nothing to free; else, and
     /// also when no answer comes, the release by holder id settles it.
-    fn finish(&mut self, call: Call, holds: Vec<Freeing>) {
+    fn finish(&mut self, call: StoreCall, holds: Vec<PendingRelease>) {
         self.metrics.count(Event::Undone);
         self.finished += 1;
         let number = self.finished;
@@ -232,15 +237,15 @@ impl Driver {
             // A call that panicked in its caller's hands panics again when it is polled here.
             let answers = AssertUnwindSafe(timeout(limit, call)).catch_unwind().await;
             let mut answers = answers.ok().and_then(Result::ok).unwrap_or_default().into_iter();
-            let left = |mut freeing: Freeing| {
+            let left = |mut release: PendingRelease| {
                 match answers.next() {
                     Some(Ok(Attempt::Contended(_) | Attempt::Refused(_))) => return None,
-                    Some(Ok(Attempt::Granted(granted))) => freeing.granted(granted),
+                    Some(Ok(Attempt::Granted(granted))) => release.granted(granted),
                     _ => {}
                 }
-                Some(freeing)
+                Some(release)
             };
-            Answered::Finished(number, take(&abandoned).into_iter().filter_map(left).collect())
+            CompletedCall::Finished(number, take(&abandoned).into_iter().filter_map(left).collect())
         };
         self.tasks.spawn_into(&mut self.calls, finished);
     }
@@ -263,15 +268,15 @@ impl Driver {
                 };
                 let call = async { timeout(limit, release).await };
                 let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
-                Answered::Released(batch, answers)
+                CompletedCall::Released(batch, answers)
             };
             self.tasks.spawn_into(&mut self.calls, call);
         }
     }
 
-    fn settle_all(&mut self, done: Result<Answered, tokio::task::JoinError>) {
+    fn handle_completed_call(&mut self, done: Result<CompletedCall, tokio::task::JoinError>) {
         match done {
-            Ok(Answered::Renewed(renewals)) => {
+            Ok(CompletedCall::Renewed(renewals)) => {
                 let Some(shared) = self.shared.upgrade() else { return };
                 let holders = renewals.holders();
                 shared.settle_renewals(renewals);
@@ -281,37 +286,37 @@ impl Driver {
                     }
                 }
             }
-            Ok(Answered::Looked(looks)) => {
+            Ok(CompletedCall::Looked(looks)) => {
                 if let Some(shared) = self.shared.upgrade() {
                     shared.settle_looks(looks);
                 }
             }
-            Ok(Answered::Released(batch, answers)) => self.settle_freed(batch, answers),
-            Ok(Answered::Finished(number, holds)) => {
+            Ok(CompletedCall::Released(batch, answers)) => self.settle_releases(batch, answers),
+            Ok(CompletedCall::Finished(number, holds)) => {
                 self.finishing.remove(&number);
                 let now = Instant::now();
-                holds.into_iter().for_each(|freeing| self.outbox.add(freeing, now));
+                holds.into_iter().for_each(|release| self.outbox.add(release, now));
             }
             // The runtime is going: what was under way is taken over when it has ended.
             Err(_) => {}
         }
     }
 
-    fn settle_freed(&mut self, batch: Batch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
+    fn settle_releases(&mut self, batch: ReleaseBatch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
         for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
             if let Some(shared) = self.shared.upgrade() {
-                shared.settle_freed(&freed.hold.key, freed.freed);
+                shared.yield_if_remote_waiters(&freed.hold.key, freed.reply);
             }
             // Handed on after the key was left to those who wait elsewhere.
             match (freed.permit.take(), freed.is_release()) {
                 (Some(permit), is_release) => {
                     if is_release {
                         self.metrics.publish(Event::Released);
-                    } else if freed.let_go && !self.closing.is_cancelled() {
+                    } else if freed.from_guard && !self.closing.is_cancelled() {
                         // Not at a later try: the first one may have been carried out without an answer.
                         self.metrics.found_lost(&freed.hold.key);
                     }
-                    permit.hand_on(freed.outcome());
+                    permit.pass_on(freed.outcome());
                 }
                 (None, true) => self.metrics.count(Event::Released),
                 (None, false) => {}
@@ -332,7 +337,7 @@ impl Driver {
         let (limit, begun) = (self.close_limit, Instant::now());
         if let Some(shared) = self.shared.upgrade() {
             for hold in shared.lose_all(LossReason::Closed) {
-                self.outbox.add(Freeing::lost(&hold), begun);
+                self.outbox.add(PendingRelease::lost(&hold), begun);
             }
         }
         self.outbox.begin_closing(begun);
@@ -342,7 +347,7 @@ impl Driver {
         let freed = tokio::select! {
             biased;
             () = gone.cancelled(), if !moved => return,
-            freed = timeout(limit - limit / 10, self.free_everything(limit)) => freed,
+            freed = timeout(limit - limit / 10, self.release_everything(limit)) => freed,
         };
         let outcome = match freed {
             Ok((0, 0)) => Ok(()),
@@ -352,7 +357,7 @@ impl Driver {
             }
             Err(_) => Err(format!("the store did not confirm every release within {limit:?}")),
         };
-        self.warn_of_what_is_left();
+        self.warn_of_unreleased();
         if moved {
             // Its tasks have ended with their runtime.
             backend.abort();
@@ -372,8 +377,8 @@ impl Driver {
     }
 
     /// Whether the store may have something that was released or given up here.
-    pub(crate) fn has_to_free(&self) -> bool {
-        let mut has = !self.outbox.is_empty() || !self.finishing.is_empty() || self.inbox.has_to_undo();
+    pub(crate) fn has_unreleased(&self) -> bool {
+        let mut has = !self.outbox.is_empty() || !self.finishing.is_empty() || self.inbox.has_releases();
         self.queues.for_each(|owner| has |= !owner.hold.is_unsent());
         has && !self.tasks.is_simulated()
     }
@@ -383,20 +388,20 @@ impl Driver {
         self.moved = true;
         self.tasks = Tasks::on(Handle::current());
         while let Some(done) = self.calls.try_join_next() {
-            self.settle_all(done);
+            self.handle_completed_call(done);
         }
         self.calls = JoinSet::new();
         self.outbox.outlive();
         let now = Instant::now();
         for (_, abandoned) in std::mem::take(&mut self.finishing) {
-            take(&abandoned).into_iter().for_each(|freeing| self.outbox.add(freeing, now));
+            take(&abandoned).into_iter().for_each(|release| self.outbox.add(release, now));
         }
         self.close_limit = limit;
         self.close().await;
     }
 
     /// Logs the keys of the holds that the store may still have. A caller that drops its lock gets no result of closing.
-    pub(crate) fn warn_of_what_is_left(&self) {
+    pub(crate) fn warn_of_unreleased(&self) {
         let left = self.outbox.left();
         if left.is_empty() {
             return;
@@ -406,12 +411,12 @@ impl Driver {
     }
 
     /// How many callers nobody polled, and how many holds the store would not release.
-    async fn free_everything(&mut self, limit: Duration) -> (usize, usize) {
+    async fn release_everything(&mut self, limit: Duration) -> (usize, usize) {
         let last_call = Instant::now() + if self.moved { limit / 10 } else { limit.min(LAST_CALL) };
         let mut called = false;
         loop {
-            let told = self.inbox.take();
-            self.carry_out(told);
+            let batch = self.inbox.take();
+            self.process_inbox(batch);
             self.send();
             // Waits that the closing ends hand over what they had asked for, and then their permits. Callers that
             // are not being polled: what they may have at the store is freed by holder id.
@@ -426,26 +431,29 @@ impl Driver {
                 self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
                 for hold in holds.iter().filter(|hold| !hold.is_unsent()) {
                     let was_granted = hold.was_granted();
-                    let freeing =
-                        if was_granted { Freeing::lost(hold) } else { Freeing::attempted(hold, None) };
-                    self.outbox.add(freeing, last_call);
+                    let release = if was_granted {
+                        PendingRelease::lost(hold)
+                    } else {
+                        PendingRelease::attempted(hold, None)
+                    };
+                    self.outbox.add(release, last_call);
                 }
                 continue;
             }
             if called && self.outbox.is_done() && self.finishing.is_empty() {
                 // What is told from here on comes too late; what was told just now does not.
-                let told = self.inbox.shut();
-                if !told.has_to_undo() {
+                let batch = self.inbox.seal();
+                if !batch.has_releases() {
                     return (unpolled, self.outbox.left().len());
                 }
-                self.carry_out(told);
+                self.process_inbox(batch);
                 continue;
             }
             let inbox = Arc::clone(&self.inbox);
             tokio::select! {
                 biased;
                 () = inbox.wakeup.notified() => {}
-                Some(done) = self.calls.join_next() => self.settle_all(done),
+                Some(done) = self.calls.join_next() => self.handle_completed_call(done),
                 () = at(self.outbox.next_due()) => {}
                 // Permits are handed on without a word to the driver.
                 () = sleep(Duration::from_millis(5)), if patience => {}
@@ -464,7 +472,7 @@ fn both(clock: &dyn Clock) -> Option<(Moment, Duration)> {
     })
 }
 
-fn take(abandoned: &Abandoned) -> Vec<Freeing> {
+fn take(abandoned: &Abandoned) -> Vec<PendingRelease> {
     std::mem::take(&mut *abandoned.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -478,10 +486,10 @@ async fn at(wake: Option<Instant>) {
 impl Drop for Driver {
     fn drop(&mut self) {
         // Nobody frees or renews any more; permits in what was told are handed on.
-        let told = self.inbox.shut();
+        let batch = self.inbox.seal();
         if self.closed.borrow().is_none() {
-            told.free.into_iter().for_each(|freeing| self.outbox.add(freeing, Instant::now()));
-            self.warn_of_what_is_left();
+            batch.releases.into_iter().for_each(|release| self.outbox.add(release, Instant::now()));
+            self.warn_of_unreleased();
         }
     }
 }

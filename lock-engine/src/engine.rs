@@ -19,9 +19,9 @@ use tracing::Instrument as _;
 
 use crate::acquire::acquisition::Acquisition;
 use crate::acquire::budget::Refusal;
-use crate::acquire::fast_path::{self, Asking, FastPath};
+use crate::acquire::fast_path::{self, FastPath, PendingAcquire};
 use crate::acquire::queue::Queues;
-use crate::acquire::undoing::Undoing;
+use crate::acquire::unconfirmed::UnconfirmedAttempts;
 use crate::acquire::waiting::{failure_of, is_ending};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::Driver;
@@ -31,11 +31,11 @@ use crate::driver::outlive::{RuntimeWatch, run_elsewhere};
 use crate::driver::schedule::Schedule;
 use crate::hold::Hold;
 use crate::hold::state::Phase;
-use crate::metrics::published::{KeyClass, Published, first_part};
-use crate::metrics::{Attempt, Attempted, Counters, Event, Metrics};
+use crate::metrics::facade::{FacadeMetrics, KeyClass, first_part};
+use crate::metrics::{AcquireCall, AcquireOutcome, Counters, Event, Metrics};
 use crate::shared::Shared;
-use crate::store::backend::{Backend, Events, Timing};
-use crate::store::events::Sink;
+use crate::store::backend::{Backend, Timing};
+use crate::store::events::Events;
 use crate::tasks::Tasks;
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
@@ -96,15 +96,15 @@ impl Engine {
         self.shared.queues.len()
     }
 
-    async fn go_on(
+    async fn run_acquisition(
         &self,
-        begun: Option<Asking>,
+        begun: Option<PendingAcquire>,
         holds: Vec<Arc<Hold>>,
         options: &AcquireOptions,
         once: bool,
     ) -> Result<Vec<LockGuard>, Refusal> {
         let acquisition = Acquisition::new(&self.shared, options, once);
-        let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| &hold.request.key);
+        let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| hold.key());
         let span = tracing::debug_span!("acquire", store = %self.shared.name, key = first.map(tracing::field::display));
         let work = acquisition.run(begun, holds).instrument(span);
         // Boxed: this state is large, and callers that are granted on the fast path never need it.
@@ -119,7 +119,7 @@ impl Engine {
         }
     }
 
-    fn asking(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
+    fn pending_hold(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
         let waits = !once && options.wait != Wait::For(Duration::ZERO);
         let request = self.shared.request(key, options, waits, self.shared.queues.draw(key));
         Hold::new(&self.shared, request, options.max_hold, Phase::Pending)
@@ -132,20 +132,21 @@ impl Engine {
             FastPath::Contended if is_ending(&self.shared, key) == Some(false) => {
                 return failure_of(&self.shared, key).map_or(Ok(None), Err);
             }
-            FastPath::Contended => (None, vec![self.asking(key, options, true)]),
+            FastPath::Contended => (None, vec![self.pending_hold(key, options, true)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };
-        tried(self.go_on(begun, holds, options, true).await).map(|guards| guards.and_then(|mut g| g.pop()))
+        contended_as_none(self.run_acquisition(begun, holds, options, true).await)
+            .map(|guards| guards.and_then(|mut g| g.pop()))
     }
 
     async fn acquire_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
         let waits = options.wait != Wait::For(Duration::ZERO);
         let (begun, holds) = match fast_path::attempt(&self.shared, key, options, waits)? {
             FastPath::Granted(guard) => return Ok(guard),
-            FastPath::Contended => (None, vec![self.asking(key, options, false)]),
+            FastPath::Contended => (None, vec![self.pending_hold(key, options, false)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };
-        let guards = self.go_on(begun, holds, options, false).await;
+        let guards = self.run_acquisition(begun, holds, options, false).await;
         guards.map_err(|refusal| self.timed_out(refusal))?.pop().ok_or_else(Error::closed)
     }
 
@@ -164,8 +165,8 @@ impl Engine {
             return Err(self.shared.name_error(error, Some(&keys[twice[0]])).into());
         }
         self.shared.check(keys.first(), options)?;
-        let holds = order.iter().map(|i| self.asking(&keys[*i], options, once)).collect();
-        let guards = self.go_on(None, holds, options, once).await?;
+        let holds = order.iter().map(|i| self.pending_hold(&keys[*i], options, once)).collect();
+        let guards = self.run_acquisition(None, holds, options, once).await?;
         let mut placed: Vec<_> = order.into_iter().zip(guards).collect();
         placed.sort_by_key(|(i, _)| *i);
         Ok(placed.into_iter().map(|(_, guard)| guard).collect())
@@ -183,23 +184,23 @@ impl Engine {
     }
 
     /// Begins to count an acquire or a try. Several keys are one attempt, at the first in order.
-    fn attempt<'a>(&'a self, key: Option<&'a LockKey>) -> Attempt<'a> {
-        self.shared.metrics.published.attempt(key)
+    fn start_call<'a>(&'a self, key: Option<&'a LockKey>) -> AcquireCall<'a> {
+        self.shared.metrics.facade.attempt(key)
     }
 }
 
 /// Counts how an acquire or a try ended, and says in its error what failed.
-fn attempted<T>(
-    attempt: Attempt<'_>,
+fn count_outcome<T>(
+    call: AcquireCall<'_>,
     outcome: Result<T, Error>,
-    such: impl FnOnce(&T) -> Attempted,
+    of_value: impl FnOnce(&T) -> AcquireOutcome,
 ) -> Result<T, Error> {
-    attempt.ended(outcome.as_ref().map_or_else(Attempted::of, such));
+    call.ended(outcome.as_ref().map_or_else(AcquireOutcome::of, of_value));
     outcome.map_err(|error| error.with_operation(Operation::Acquire))
 }
 
 /// What a try that came to nothing means.
-fn tried<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
+fn contended_as_none<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(Refusal::Contended(_)) => Ok(None),
@@ -207,22 +208,22 @@ fn tried<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
     }
 }
 
-fn granted_or_contended<T>(value: &Option<T>) -> Attempted {
-    if value.is_some() { Attempted::Granted } else { Attempted::Contended }
+fn granted_or_contended<T>(value: &Option<T>) -> AcquireOutcome {
+    if value.is_some() { AcquireOutcome::Granted } else { AcquireOutcome::Contended }
 }
 
 #[async_trait]
 impl Lock for Engine {
     async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
-        let attempt = self.attempt(Some(key));
+        let call = self.start_call(Some(key));
         let outcome = self.try_one(key, options).await;
-        attempted(attempt, outcome, granted_or_contended)
+        count_outcome(call, outcome, granted_or_contended)
     }
 
     async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
-        let attempt = self.attempt(Some(key));
+        let call = self.start_call(Some(key));
         let outcome = self.acquire_one(key, options).await;
-        attempted(attempt, outcome, |_| Attempted::Granted)
+        count_outcome(call, outcome, |_| AcquireOutcome::Granted)
     }
 
     async fn try_acquire_all(
@@ -230,16 +231,16 @@ impl Lock for Engine {
         keys: &[LockKey],
         options: &AcquireOptions,
     ) -> Result<Option<MultiGuard>, Error> {
-        let attempt = self.attempt(keys.iter().min());
-        let outcome = tried(self.take_all(keys, options, true).await);
-        attempted(attempt, outcome, granted_or_contended)
+        let call = self.start_call(keys.iter().min());
+        let outcome = contended_as_none(self.take_all(keys, options, true).await);
+        count_outcome(call, outcome, granted_or_contended)
     }
 
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
-        let attempt = self.attempt(keys.iter().min());
+        let call = self.start_call(keys.iter().min());
         let outcome = self.take_all(keys, options, false).await;
         let outcome = outcome.map_err(|refusal| self.timed_out(refusal));
-        attempted(attempt, outcome, |_| Attempted::Granted)
+        count_outcome(call, outcome, |_| AcquireOutcome::Granted)
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -354,7 +355,7 @@ impl EngineBuilder {
         let (closed_sender, closed) = watch::channel(None);
         let timing = self.timing.unwrap_or_else(|| self.backend.timing());
         let shared = Arc::new(Shared {
-            metrics: Arc::new(Metrics::new(Published::new(Arc::clone(&name), self.key_class))),
+            metrics: Arc::new(Metrics::new(FacadeMetrics::new(Arc::clone(&name), self.key_class))),
             name,
             capabilities: self.backend.capabilities().clone(),
             timing,
@@ -363,15 +364,14 @@ impl EngineBuilder {
             queues: Queues::new(),
             schedule: Arc::new(Schedule::new()),
             inbox: Arc::new(Inbox::default()),
-            undoing: Undoing::default(),
+            unconfirmed: UnconfirmedAttempts::default(),
             closing: CancellationToken::new(),
             runtime_gone: CancellationToken::new(),
             closed,
             instance,
             backend: self.backend,
         });
-        let sink = Sink { shared: Arc::downgrade(&shared) };
-        shared.backend.attach(Events::new(Arc::new(sink), Arc::clone(&shared.clock)));
+        shared.backend.attach(Events::new(&shared));
         let (ends, ended) = mpsc::channel();
         let driver = Driver::new(&shared, closed_sender, ends);
         let watch = RuntimeWatch::new(&shared, ended);

@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockGuard, LockKey, LossReason, Validity};
 
-use crate::acquire::queue::Outcome;
+use crate::acquire::owner::Permit;
+use crate::acquire::queue::GrantOutcome;
 use crate::clock::Moment;
-use crate::driver::outbox::Freeing;
+use crate::driver::outbox::PendingRelease;
 use crate::driver::schedule::Scheduled;
 use crate::hold::lease_clock::LeaseClock;
-use crate::hold::state::{Lose, Phase, State};
+use crate::hold::state::{AtomicPhase, LoseResult, Phase};
 use crate::metrics::Times;
-use crate::shared::{Permit, Shared};
+use crate::shared::Shared;
 use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 
 /// What the engine knows of one grant.
@@ -30,7 +31,7 @@ use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 pub(crate) struct Hold {
     pub(crate) shared: Arc<Shared>,
     pub(crate) request: Request,
-    pub(crate) state: State,
+    pub(crate) phase: AtomicPhase,
     /// The fencing token, or [`NO_TOKEN`].
     token: AtomicU64,
     extras: OnceLock<Box<Extras>>,
@@ -73,13 +74,18 @@ impl Hold {
             lease: LeaseClock::of(&shared.timing, request.ttl, max_hold).map(Box::new),
             times: Times::begin(&*shared.clock),
             request,
-            state: State::new(phase),
+            phase: AtomicPhase::new(phase),
             token: AtomicU64::new(NO_TOKEN),
             extras: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
             sent: AtomicBool::new(false),
             hands: AtomicU8::new(NOBODY),
         })
+    }
+
+    /// The key.
+    pub(crate) fn key(&self) -> &LockKey {
+        &self.request.key
     }
 
     /// The store has granted it, asked by what was sent at `sent`. The permit is the hold's from here on. `Err`
@@ -103,16 +109,16 @@ impl Hold {
                 return Err(self.came_too_late(permit));
             }
         }
-        if let Err(phase) = self.state.go_live() {
+        if let Err(phase) = self.phase.go_live() {
             // Whoever ended it did not know that it would be granted after all.
-            self.shared.free(Freeing::held(&self, permit));
+            self.shared.release_in_background(PendingRelease::held(&self, permit));
             return Err(self.ended_before(phase));
         }
         if let Some(cooldown) = self.request.cooldown {
             self.cools_until(sent.after(cooldown));
         }
         if let Some(permit) = permit {
-            permit.leave_to_hold();
+            permit.give_to_hold();
         }
         if let Some(lease) = &self.lease {
             if lease.is_renewed() {
@@ -136,7 +142,7 @@ impl Hold {
     /// so the store is told to let go, also one that would leave a lost hold as it is.
     fn came_too_late(&self, permit: Option<Permit>) -> Error {
         let permit = self.give_up(permit);
-        self.shared.free(Freeing::held(self, permit));
+        self.shared.release_in_background(PendingRelease::held(self, permit));
         let message = if self.request.ttl.is_some() {
             "the store took longer to grant the lease than the lease lasts, and is told to let go; use a longer TTL"
         } else {
@@ -148,14 +154,14 @@ impl Hold {
     /// Gives up what was asked for: the permit, unless a loss took it. What the store may have of it is the
     /// caller's to free.
     pub(crate) fn give_up(&self, permit: Option<Permit>) -> Option<Permit> {
-        let ours = self.state.give_up();
-        permit.or_else(|| ours.then(|| self.claim_permit(Outcome::NotGranted)))
+        let ours = self.phase.give_up();
+        permit.or_else(|| ours.then(|| self.claim_permit(GrantOutcome::NotGranted)))
     }
 
     /// How the store knows this hold.
     pub(crate) fn reference(&self) -> HoldRef {
         HoldRef {
-            key: self.request.key.clone(),
+            key: self.key().clone(),
             holder: self.request.holder,
             mode: self.request.mode,
             token: self.token(),
@@ -190,34 +196,34 @@ impl Hold {
     }
 
     pub(crate) fn is_live(&self) -> bool {
-        self.state.phase() == Phase::Live
+        self.phase.get() == Phase::Live
     }
 
     /// Whether the store is being asked for it by somebody who may still come back, also if it has been closed
     /// meanwhile.
     pub(crate) fn is_asked(&self) -> bool {
-        matches!(self.state.phase(), Phase::Pending | Phase::LostPending(_))
+        matches!(self.phase.get(), Phase::Pending | Phase::LostPending(_))
             && self.sent.load(Ordering::Acquire)
     }
 
     /// Whether it is pending and nobody has asked the store for it, so that there is nothing to undo.
     pub(crate) fn is_unsent(&self) -> bool {
-        matches!(self.state.phase(), Phase::Pending | Phase::LostPending(_))
+        matches!(self.phase.get(), Phase::Pending | Phase::LostPending(_))
             && !self.sent.load(Ordering::Acquire)
     }
 
     /// Whether its guard has been handed out, now or before.
     pub(crate) fn was_granted(&self) -> bool {
-        matches!(self.state.phase(), Phase::Live | Phase::Released | Phase::Lost(_))
+        matches!(self.phase.get(), Phase::Live | Phase::Released | Phase::Lost(_))
     }
 
     pub(crate) fn loss_reason(&self) -> Option<LossReason> {
-        self.state.phase().loss()
+        self.phase.get().loss()
     }
 
     /// Computed from the clock at each look. A look that finds the hold over makes the loss final.
     pub(crate) fn current_validity(&self) -> Validity {
-        match self.state.phase() {
+        match self.phase.get() {
             Phase::Lost(_) | Phase::LostPending(_) | Phase::LostFast(_) => return Validity::Lost,
             Phase::Released | Phase::Abandoned => return Validity::Ended,
             Phase::Fast | Phase::Pending | Phase::Live => {}
@@ -248,7 +254,7 @@ impl Hold {
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
         // What was in nobody's hands does not stay either: the call that took it may not be polled before the engine closes.
         if !ended && (!self.stays_when_lost(reason) || self.undo_unseen()) {
-            self.shared.free(Freeing::lost(self));
+            self.shared.release_in_background(PendingRelease::lost(self));
         }
     }
 
@@ -259,34 +265,34 @@ impl Hold {
 
     /// It is given up by the call that took it. If it was lost while that was about to hand it out, it was in nobody's hands:
     /// the store is told to let go, also one that would leave a lost hold as it is.
-    pub(crate) fn end_unseen(&self) {
+    pub(crate) fn abandon_undelivered(&self) {
         self.end_if_over();
         if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason)) && self.undo_unseen() {
-            self.shared.free(Freeing::lost(self));
+            self.shared.release_in_background(PendingRelease::lost(self));
         }
     }
 
     /// The part of [`lose`](Self::lose) that concerns the holder alone: the permit, unless it was being asked for.
     /// Then whoever asks keeps it until that is undone.
     pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Permit> {
-        match self.state.lose(reason) {
-            Lose::WasLive => {}
-            Lose::WasFast => return Some(self.claim_permit(Outcome::NotGranted)),
-            Lose::WasPending | Lose::HadEnded => return None,
+        match self.phase.lose(reason) {
+            LoseResult::WasLive => {}
+            LoseResult::WasFast => return Some(self.claim_permit(GrantOutcome::NotGranted)),
+            LoseResult::WasPending | LoseResult::HadEnded => return None,
         }
         self.shared.schedule.forget(self);
         self.shared.metrics.lost(self);
-        tracing::warn!(key = %self.request.key, holder = %self.request.holder, token = ?self.token(), store = %self.shared.name, %reason, "lock lost");
-        Some(self.claim_permit(Outcome::Ended))
+        tracing::warn!(key = %self.key(), holder = %self.request.holder, token = ?self.token(), store = %self.shared.name, %reason, "lock lost");
+        Some(self.claim_permit(GrantOutcome::Ended))
     }
 
     /// Ends the hold for release; the store is the caller's to tell. `Err` when it was lost.
     pub(crate) fn begin_release(&self) -> Result<(), Error> {
         self.end_if_over();
-        match self.state.release() {
+        match self.phase.release() {
             Ok(()) => {
                 self.shared.schedule.forget(self);
-                self.shared.metrics.let_go(self);
+                self.shared.metrics.guard_released(self);
                 Ok(())
             }
             Err(phase) => Err(self.named(Error::lost(phase.loss().unwrap_or(LossReason::Gone)))),
@@ -294,12 +300,12 @@ impl Hold {
     }
 
     /// The permit, for whoever ended the hold: to be claimed once.
-    pub(crate) fn claim_permit(&self, outcome: Outcome) -> Permit {
-        self.shared.queues.permit(&self.request.key, outcome)
+    pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
+        self.shared.queues.permit(self.key(), outcome)
     }
 
     /// The store has not granted it, for this reason.
-    pub(crate) fn met(&self, contended: &Contended) {
+    pub(crate) fn note_contended(&self, contended: &Contended) {
         if let Some(cooldown) = contended.cooling_for {
             self.cools_until(self.shared.clock.now().after(cooldown));
         }
@@ -308,7 +314,7 @@ impl Hold {
     /// Nobody is granted the key before `until`: those who do not wait for a cooldown are told.
     fn cools_until(&self, until: Moment) {
         self.cooling_until.store(until.as_nanos(), Ordering::Release);
-        self.shared.queues.wake_waiters(&self.request.key);
+        self.shared.queues.wake_waiters(self.key());
     }
 
     /// Until when a cooldown lasts, as far as this hold knows.
@@ -326,7 +332,7 @@ impl Hold {
     }
 
     pub(crate) fn named(&self, error: Error) -> Error {
-        self.shared.name_error(error, Some(&self.request.key))
+        self.shared.name_error(error, Some(self.key()))
     }
 }
 
@@ -355,39 +361,13 @@ impl Scheduled for Hold {
     }
 }
 
-/// What sits in a key's slot while its permit is out: the hold that has it.
-pub(crate) struct Owner {
-    pub(crate) hold: Arc<Hold>,
-    /// Wakes whoever has the permit while it waits for the store.
-    pub(crate) wakeup: Option<Arc<tokio::sync::Notify>>,
-    /// The store fails it, and is asked again.
-    pub(crate) failure: Option<Error>,
-}
-
-impl Owner {
-    pub(crate) fn new(hold: &Arc<Hold>) -> Self {
-        Self { hold: Arc::clone(hold), wakeup: None, failure: None }
-    }
-
-    /// Whether it is only waiting for the store to let go.
-    pub(crate) fn is_ending(&self) -> bool {
-        !matches!(self.hold.state.phase(), Phase::Fast | Phase::Pending | Phase::Live)
-    }
-}
-
-impl crate::acquire::queue::Occupant for Owner {
-    fn key(&self) -> &LockKey {
-        &self.hold.request.key
-    }
-}
-
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold")
-            .field("key", &self.request.key)
+            .field("key", self.key())
             .field("holder", &self.request.holder)
             .field("token", &self.token())
-            .field("phase", &self.state.phase())
+            .field("phase", &self.phase.get())
             .finish_non_exhaustive()
     }
 }

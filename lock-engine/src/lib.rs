@@ -4,6 +4,7 @@
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod acquire;
+mod backoff;
 mod clock;
 mod driver;
 mod engine;
@@ -19,9 +20,10 @@ pub use engine::{Engine, EngineBuilder};
 pub use leasehold_api::async_trait;
 pub use metrics::Counters;
 pub use store::backend::{
-    Attempt, Backend, Confirm, Contended, Events, Granted, HoldRef, OpaqueState, ReleaseReply, Renewed,
-    Request, Timing, Waiting,
+    Attempt, Backend, Confirm, Contended, Granted, HoldRef, OpaqueState, ReleaseReply, Renewed, Request,
+    Timing, Waiting,
 };
+pub use store::events::Events;
 #[cfg(feature = "test-util")]
 pub use store::fault::{ClientSetup, Fault, Op, Skew};
 pub use store::hash::KeyHasher;

@@ -1,16 +1,17 @@
 //! What the engine has done, counted: for [`Engine::counters`](crate::Engine::counters), and with the feature
-//! `metrics` for whatever recorder the program has installed (`published.rs`).
+//! `metrics` for whatever recorder the program has installed (`facade.rs`).
 
-pub(crate) mod published;
+pub(crate) mod facade;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_api::{Error, ErrorKind, LockKey};
 
+use crate::acquire::owner::Owner;
 use crate::acquire::queue::Queues;
-use crate::hold::{Hold, Owner};
-use crate::metrics::published::Published;
-pub(crate) use crate::metrics::published::{Attempt, Times};
+use crate::hold::Hold;
+use crate::metrics::facade::FacadeMetrics;
+pub(crate) use crate::metrics::facade::{AcquireCall, Times};
 
 /// What an engine has done since it started. Numbers only grow.
 #[non_exhaustive]
@@ -54,7 +55,7 @@ const EVENTS: usize = Event::Released as usize + 1;
 
 /// How one acquire or try ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Attempted {
+pub(crate) enum AcquireOutcome {
     Granted,
     Contended,
     Timeout,
@@ -65,7 +66,7 @@ pub(crate) enum Attempted {
     Cancelled,
 }
 
-impl Attempted {
+impl AcquireOutcome {
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; 6] =
         [Self::Granted, Self::Contended, Self::Timeout, Self::NotDue, Self::Error, Self::Cancelled];
@@ -95,12 +96,12 @@ impl Attempted {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     counted: [AtomicU64; EVENTS],
-    pub(crate) published: Published,
+    pub(crate) facade: FacadeMetrics,
 }
 
 impl Metrics {
-    pub(crate) fn new(published: Published) -> Self {
-        Self { counted: Default::default(), published }
+    pub(crate) fn new(facade: FacadeMetrics) -> Self {
+        Self { counted: Default::default(), facade }
     }
 
     pub(crate) fn count(&self, event: Event) {
@@ -110,29 +111,29 @@ impl Metrics {
 
     /// For what is counted elsewhere: releases, whose shortest path has no room for another atomic.
     pub(crate) fn publish(&self, event: Event) {
-        self.published.event(event);
+        self.facade.event(event);
     }
 
     /// The guard of `hold` is handed out.
     pub(crate) fn granted(&self, hold: &Hold) {
-        self.published.granted(hold);
+        self.facade.granted(hold);
     }
 
     /// The guard of `hold` is released or dropped.
-    pub(crate) fn let_go(&self, hold: &Hold) {
-        self.published.ended(hold);
+    pub(crate) fn guard_released(&self, hold: &Hold) {
+        self.facade.ended(hold);
     }
 
     /// `hold` was lost while its guard was out.
     pub(crate) fn lost(&self, hold: &Hold) {
         self.count(Event::Lost);
-        self.published.ended(hold);
+        self.facade.ended(hold);
     }
 
     /// The store did not have the hold of `key` any more when its guard was released or dropped.
     pub(crate) fn found_lost(&self, key: &LockKey) {
         self.count(Event::Lost);
-        self.published.found_lost(key);
+        self.facade.found_lost(key);
     }
 
     /// All counters; grants and releases are counted by the queues.

@@ -8,22 +8,20 @@ use leasehold_api::{AcquireOptions, Capabilities, Error, ErrorKind, HolderId, Lo
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::acquire::queue::{self, Queues};
-use crate::acquire::undoing::Undoing;
+use crate::acquire::owner::Owner;
+use crate::acquire::queue::Queues;
+use crate::acquire::unconfirmed::UnconfirmedAttempts;
 use crate::clock::{Clock, scaled};
 use crate::driver::inbox::Inbox;
-use crate::driver::outbox::Freeing;
+use crate::driver::outbox::PendingRelease;
 use crate::driver::schedule::Schedule;
-use crate::hold::{Hold, Owner};
+use crate::hold::Hold;
 use crate::metrics::Metrics;
 use crate::store::backend::{Backend, ReleaseReply, Request, Timing, Waiting};
 use crate::tasks::Tasks;
 
 /// How the closing ended, once it has.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
-
-/// The right to talk to the store about one key.
-pub(crate) type Permit = queue::Permit<Owner>;
 
 /// How long a key that was released is left to others at the most: they may have gone.
 const LONGEST_YIELD: Duration = Duration::from_secs(10);
@@ -38,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) queues: Arc<Queues<Owner>>,
     pub(crate) schedule: Arc<Schedule<Hold>>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) undoing: Undoing,
+    pub(crate) unconfirmed: UnconfirmedAttempts,
     pub(crate) inbox: Arc<Inbox>,
     /// Fires when the engine closes: every wait ends.
     pub(crate) closing: CancellationToken,
@@ -51,7 +49,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// A fresh holder id.
-    pub(crate) fn mint(&self, key: &LockKey) -> HolderId {
+    pub(crate) fn new_holder_id(&self, key: &LockKey) -> HolderId {
         HolderId::from_parts(self.instance, self.queues.draw(key))
     }
 
@@ -104,12 +102,12 @@ impl Shared {
     }
 
     /// Has the driver free a hold, retrying until the store has let go.
-    pub(crate) fn free(&self, freeing: Freeing) {
-        self.inbox.free(freeing);
+    pub(crate) fn release_in_background(&self, release: PendingRelease) {
+        self.inbox.release(release);
     }
 
     /// Leaves a key that was freed here to those who wait for it elsewhere, if the store knows of any.
-    pub(crate) fn settle_freed(&self, key: &LockKey, freed: ReleaseReply) {
+    pub(crate) fn yield_if_remote_waiters(&self, key: &LockKey, freed: ReleaseReply) {
         let yields = match self.timing.waiting {
             // A poll is jittered by a quarter.
             Waiting::Poll { every } => Some(scaled(every, 1.5).min(LONGEST_YIELD)),

@@ -8,3 +8,13 @@ pub(crate) mod fault;
 pub(crate) mod hash;
 pub(crate) mod single;
 pub mod token;
+
+use leasehold_api::{Error, ErrorKind};
+
+/// Returns the error of a request for which the backend returned no reply.
+pub(crate) fn missing_replies_error() -> Error {
+    Error::new(
+        ErrorKind::OutcomeUnknown,
+        "the store answered fewer requests than it was sent; this is a bug of the backend",
+    )
+}

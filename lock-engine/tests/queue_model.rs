@@ -25,13 +25,13 @@ use leasehold_api::LockKey;
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use queue::{Closed, Entered, Occupant, Outcome, Permit, Queues, Tried, Waiter};
+use queue::{EnterResult, GrantOutcome, Permit, Queues, QueuesClosed, SlotOwner, TryEnterResult, Waiter};
 
 type Plain = Queues<Name>;
 
 struct Name(LockKey);
 
-impl Occupant for Name {
+impl SlotOwner for Name {
     fn key(&self) -> &LockKey {
         &self.0
     }
@@ -45,22 +45,22 @@ fn key() -> LockKey {
     LockKey::new("k").unwrap()
 }
 
-fn enter(queues: &Arc<Plain>) -> Result<Entered<Name>, Closed> {
+fn enter(queues: &Arc<Plain>) -> Result<EnterResult<Name>, QueuesClosed> {
     queues.enter_if(&key(), name(), |_, _| true).map(Option::unwrap)
 }
 
-async fn permit(queues: &Arc<Plain>) -> Result<Permit<Name>, Closed> {
+async fn permit(queues: &Arc<Plain>) -> Result<Permit<Name>, QueuesClosed> {
     match enter(queues)? {
-        Entered::Permit(permit) => Ok(permit),
-        Entered::Waiter(waiter) => waiter.await,
+        EnterResult::Permit(permit) => Ok(permit),
+        EnterResult::Waiter(waiter) => waiter.await,
     }
 }
 
 /// A waiter behind a permit that is out.
 fn waiter(queues: &Arc<Plain>) -> Waiter<Name> {
     match enter(queues).unwrap() {
-        Entered::Waiter(waiter) => waiter,
-        Entered::Permit(_) => panic!("the permit is taken"),
+        EnterResult::Waiter(waiter) => waiter,
+        EnterResult::Permit(_) => panic!("the permit is taken"),
     }
 }
 
@@ -134,7 +134,7 @@ fn closing_ends_every_wait() {
         queues.close();
         waiting.join().unwrap();
         releasing.join().unwrap();
-        assert!(matches!(enter(&queues), Err(Closed)));
+        assert!(matches!(enter(&queues), Err(QueuesClosed)));
         assert_eq!(queues.len(), 0);
     });
 }
@@ -147,7 +147,7 @@ fn a_try_never_overtakes() {
         let waiter = waiter(&queues);
         let trying = {
             let queues = Arc::clone(&queues);
-            thread::spawn(move || queues.try_enter(&key(), |_| name()).unwrap() == Tried::Occupied)
+            thread::spawn(move || queues.try_enter(&key(), |_| name()).unwrap() == TryEnterResult::Occupied)
         };
         drop(first);
         // From before the first permit ends until the waiter has had its own, no try succeeds.
@@ -188,7 +188,7 @@ fn who_looks_again_when_woken_is_woken() {
 fn grants_are_counted_once_whoever_looks_when() {
     model(|| {
         let queues = Plain::new();
-        assert!(matches!(queues.try_enter(&key(), |_| name()), Ok(Tried::Entered(None))));
+        assert!(matches!(queues.try_enter(&key(), |_| name()), Ok(TryEnterResult::Entered(None))));
         let looking = {
             let queues = Arc::clone(&queues);
             thread::spawn(move || {
@@ -196,7 +196,7 @@ fn grants_are_counted_once_whoever_looks_when() {
                 ended.all + live
             })
         };
-        queues.hand_on(&key(), Outcome::Released);
+        queues.pass_on(&key(), GrantOutcome::Released);
         assert_eq!(looking.join().unwrap(), 1);
         let (ended, live) = queues.count(|_| true);
         assert_eq!((ended.all, ended.released, live), (1, 1, 0));

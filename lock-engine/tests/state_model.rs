@@ -19,7 +19,7 @@ use std::sync::Arc;
 use leasehold_api::{End, LossReason};
 use loom::future::block_on;
 use loom::thread;
-use state::{Lose, Phase, State};
+use state::{AtomicPhase, LoseResult, Phase};
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -28,8 +28,8 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
 }
 
 fn in_thread<T: 'static>(
-    state: &Arc<State>,
-    f: impl FnOnce(&State) -> T + Send + 'static,
+    state: &Arc<AtomicPhase>,
+    f: impl FnOnce(&AtomicPhase) -> T + Send + 'static,
 ) -> thread::JoinHandle<T> {
     let state = Arc::clone(state);
     thread::spawn(move || f(&state))
@@ -38,19 +38,19 @@ fn in_thread<T: 'static>(
 #[test]
 fn release_and_loss_have_one_winner_and_every_watcher_hears_of_it() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Live));
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
         // A signal that is missed would be a deadlock, which loom reports.
         let watching = in_thread(&state, |state| block_on(state.watch().ended()));
-        let releasing = in_thread(&state, State::release);
+        let releasing = in_thread(&state, AtomicPhase::release);
         let lost = state.lose(LossReason::Expired);
         let (end, released) = (watching.join().unwrap(), releasing.join().unwrap());
         match lost {
-            Lose::WasLive => {
+            LoseResult::WasLive => {
                 assert_eq!(end, End::Lost(LossReason::Expired));
                 assert_eq!(released, Err(Phase::Lost(LossReason::Expired)));
             }
-            Lose::HadEnded => assert_eq!((end, released), (End::Released, Ok(()))),
-            Lose::WasPending | Lose::WasFast => panic!("it was live"),
+            LoseResult::HadEnded => assert_eq!((end, released), (End::Released, Ok(()))),
+            LoseResult::WasPending | LoseResult::WasFast => panic!("it was live"),
         }
     });
 }
@@ -58,14 +58,14 @@ fn release_and_loss_have_one_winner_and_every_watcher_hears_of_it() {
 #[test]
 fn two_losses_are_one() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Live));
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
         let other = in_thread(&state, |state| state.lose(LossReason::Closed));
         let mine = state.lose(LossReason::Expired);
         let other = other.join().unwrap();
         // Each winner hands on a permit.
-        assert_eq!([mine, other].iter().filter(|lose| **lose == Lose::WasLive).count(), 1);
-        let reason = if mine == Lose::WasLive { LossReason::Expired } else { LossReason::Closed };
-        assert_eq!(state.phase(), Phase::Lost(reason));
+        assert_eq!([mine, other].iter().filter(|lose| **lose == LoseResult::WasLive).count(), 1);
+        let reason = if mine == LoseResult::WasLive { LossReason::Expired } else { LossReason::Closed };
+        assert_eq!(state.get(), Phase::Lost(reason));
         assert_eq!(state.watch().reason(), Some(reason));
     });
 }
@@ -73,15 +73,15 @@ fn two_losses_are_one() {
 #[test]
 fn the_permit_of_a_grant_that_meets_a_close_has_one_owner() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Pending));
+        let state = Arc::new(AtomicPhase::new(Phase::Pending));
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         let live = state.go_live();
         match closing.join().unwrap() {
             // The closer owns it; the guard that was made reads lost.
-            Lose::WasLive => assert_eq!(live, Ok(())),
+            LoseResult::WasLive => assert_eq!(live, Ok(())),
             // Whoever asked still owns it, and undoes the grant.
-            Lose::WasPending => assert_eq!(live, Err(Phase::LostPending(LossReason::Closed))),
-            Lose::WasFast | Lose::HadEnded => panic!("nobody else ends it"),
+            LoseResult::WasPending => assert_eq!(live, Err(Phase::LostPending(LossReason::Closed))),
+            LoseResult::WasFast | LoseResult::HadEnded => panic!("nobody else ends it"),
         }
     });
 }
@@ -89,13 +89,13 @@ fn the_permit_of_a_grant_that_meets_a_close_has_one_owner() {
 #[test]
 fn a_grant_on_the_fast_path_that_meets_a_close_is_lost_or_never_was() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Fast));
+        let state = Arc::new(AtomicPhase::new(Phase::Fast));
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         let live = state.go_live();
         match closing.join().unwrap() {
-            Lose::WasLive => assert_eq!((live, state.phase()), (Ok(()), Phase::Lost(LossReason::Closed))),
-            Lose::WasFast => assert_eq!(live, Err(Phase::LostFast(LossReason::Closed))),
-            Lose::WasPending | Lose::HadEnded => panic!("nobody else ends it"),
+            LoseResult::WasLive => assert_eq!((live, state.get()), (Ok(()), Phase::Lost(LossReason::Closed))),
+            LoseResult::WasFast => assert_eq!(live, Err(Phase::LostFast(LossReason::Closed))),
+            LoseResult::WasPending | LoseResult::HadEnded => panic!("nobody else ends it"),
         }
     });
 }
@@ -103,14 +103,14 @@ fn a_grant_on_the_fast_path_that_meets_a_close_is_lost_or_never_was() {
 #[test]
 fn the_permit_of_a_fast_path_that_is_not_granted_has_one_owner() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Fast));
+        let state = Arc::new(AtomicPhase::new(Phase::Fast));
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         let asks = state.ask_store();
         let gives_up = asks.is_err() && state.give_up();
         match closing.join().unwrap() {
-            Lose::WasFast => assert!(asks.is_err() && !gives_up, "the closer has handed it on"),
-            Lose::WasPending => assert!(asks.is_ok(), "whoever asks hands it on"),
-            Lose::WasLive | Lose::HadEnded => panic!("nobody granted or ended it"),
+            LoseResult::WasFast => assert!(asks.is_err() && !gives_up, "the closer has handed it on"),
+            LoseResult::WasPending => assert!(asks.is_ok(), "whoever asks hands it on"),
+            LoseResult::WasLive | LoseResult::HadEnded => panic!("nobody granted or ended it"),
         }
     });
 }
@@ -118,9 +118,9 @@ fn the_permit_of_a_fast_path_that_is_not_granted_has_one_owner() {
 #[test]
 fn whoever_gives_up_while_it_is_lost_keeps_the_permit_of_what_he_asked_for() {
     model(|| {
-        let state = Arc::new(State::new(Phase::Pending));
+        let state = Arc::new(AtomicPhase::new(Phase::Pending));
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         assert!(state.give_up());
-        assert_ne!(closing.join().unwrap(), Lose::WasLive, "nobody else may hand it on");
+        assert_ne!(closing.join().unwrap(), LoseResult::WasLive, "nobody else may hand it on");
     });
 }

@@ -34,16 +34,18 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::budget::{Budget, Limit, Refusal};
-use crate::acquire::entry::{Call, Entry, Stage};
-use crate::acquire::fast_path::Asking;
-use crate::acquire::queue::{Closed, Entered};
-use crate::acquire::undoing::Met;
+use crate::acquire::entry::{Entry, Stage, StoreCall};
+use crate::acquire::fast_path::PendingAcquire;
+use crate::acquire::owner::Owner;
+use crate::acquire::queue::{EnterResult, QueuesClosed};
+use crate::acquire::unconfirmed::ContentionSource;
 use crate::acquire::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
 use crate::clock::Moment;
-use crate::hold::{Hold, Owner};
+use crate::hold::Hold;
 use crate::metrics::Event;
 use crate::shared::Shared;
-use crate::store::backend::{Attempt, Contended, Waiting, short_answer};
+use crate::store::backend::{Attempt, Contended, Waiting};
+use crate::store::missing_replies_error;
 
 use self::outage::Outage;
 
@@ -60,7 +62,7 @@ pub(crate) struct Acquisition {
     policy: OnCooldown,
     budget: Budget,
     /// The call that is under way.
-    call: Option<Call>,
+    call: Option<StoreCall>,
     /// Ends it, if it is a wait in the store's queue.
     stop: Option<CancellationToken>,
     /// Whether that call has been polled at all.
@@ -68,7 +70,7 @@ pub(crate) struct Acquisition {
     /// Whether that call has had its time. Then the next in line asks the store itself.
     timed_out: bool,
     /// Of whom the store has ever said that he has a key.
-    met: Met,
+    contended_by: ContentionSource,
     /// Whether a failure of the store ends it.
     gives_up: bool,
     /// The store fails, and is asked again.
@@ -89,7 +91,7 @@ impl Acquisition {
             stop: None,
             polled: false,
             timed_out: false,
-            met: Met::default(),
+            contended_by: ContentionSource::default(),
         }
     }
 
@@ -97,27 +99,27 @@ impl Acquisition {
     /// begun with.
     pub(crate) async fn run(
         mut self,
-        begun: Option<Asking>,
+        begun: Option<PendingAcquire>,
         holds: Vec<Arc<Hold>>,
     ) -> Result<Vec<LockGuard>, Refusal> {
         let mut contended = None;
-        if let Some(Asking { hold, permit, contended: said }) = begun {
+        if let Some(PendingAcquire { hold, permit, contended: said }) = begun {
             contended = said;
             if contended.is_some() {
-                self.met.note(self.shared.undoing.is_any(&hold.request.key));
+                self.contended_by.note(self.shared.unconfirmed.is_any(hold.key()));
             }
             self.entries.push(Entry { hold, permit: Some(permit), stage: Stage::Idle });
         }
         self.entries.extend(holds.into_iter().map(|hold| Entry { hold, permit: None, stage: Stage::Idle }));
-        let first = self.entries.first().map(|entry| entry.hold.request.key.clone());
+        let first = self.entries.first().map(|entry| entry.hold.key().clone());
         let _waiting = match (&first, self.budget) {
-            (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.shared.metrics.published.waits(key)),
+            (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.shared.metrics.facade.waits(key)),
             _ => None,
         };
         loop {
             match self.take_all(contended.take()).await {
                 Ok(()) => return self.finish(),
-                Err(Refusal::Failed(error)) if self.is_asked_again(&error) => self.begin_again(error).await?,
+                Err(Refusal::Failed(error)) if self.should_retry(&error) => self.retry(error).await?,
                 Err(refusal) => return Err(refusal),
             }
         }
@@ -128,7 +130,7 @@ impl Acquisition {
         self.enter().await?;
         let mut contended = contended;
         // Everything before this entry is ours.
-        let mut at = self.first_left();
+        let mut at = self.first_untaken();
         loop {
             if let Some(contended) = contended.take() {
                 // Boxed, like what else is rarely needed: most of its state would be everybody's.
@@ -139,7 +141,7 @@ impl Acquisition {
             if at == self.entries.len() {
                 return Ok(());
             }
-            let end = self.end_of_question(at);
+            let end = self.end_of_call(at);
             let answers = self.ask(at..end).await?;
             match answers.into_iter().enumerate().find_map(|(i, contended)| Some((i, contended?))) {
                 None => {
@@ -150,7 +152,7 @@ impl Acquisition {
                     self.take(at..at + first)?;
                     at += first;
                     // Keys are held in order only: what was granted behind this one is given back.
-                    self.give_back(at + 1);
+                    self.release_from(at + 1);
                     contended = Some(answer);
                 }
             }
@@ -172,7 +174,7 @@ impl Acquisition {
     }
 
     /// The first entry that is not ours yet.
-    fn first_left(&self) -> usize {
+    fn first_untaken(&self) -> usize {
         self.entries.iter().take_while(|entry| matches!(entry.stage, Stage::Taken(_))).count()
     }
 
@@ -180,21 +182,23 @@ impl Acquisition {
     async fn queue(&mut self) -> Result<(), Refusal> {
         let shared = Arc::clone(&self.shared);
         let (budget, policy, gives_up) = (self.budget, self.policy, self.gives_up);
-        let left = self.first_left();
+        let left = self.first_untaken();
         for entry in self.entries[left..].iter_mut().filter(|e| e.permit.is_none()) {
-            let key = &entry.hold.request.key;
-            let closed = |Closed| shared.name_error(Error::closed(), Some(key));
+            let key = entry.hold.key();
+            let closed = |QueuesClosed| shared.name_error(Error::closed(), Some(key));
             // A caller that does not wait for a holder does wait for the answer of the store that the one before
             // it here is letting go: until then nobody knows whether the key is held.
-            let such = |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
-            let entered = shared.queues.enter_if(key, Owner::new(&entry.hold), such).map_err(closed)?;
+            let should_wait =
+                |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
+            let entered =
+                shared.queues.enter_if(key, Owner::new(&entry.hold), should_wait).map_err(closed)?;
             entry.permit = Some(match entered {
                 None => {
                     return Err(failure_of(&shared, key)
                         .map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
                 }
-                Some(Entered::Permit(permit)) => permit,
-                Some(Entered::Waiter(waiter)) => {
+                Some(EnterResult::Permit(permit)) => permit,
+                Some(EnterResult::Waiter(waiter)) => {
                     let limit = match budget {
                         Budget::Once => budget.of_call(shared.timing.request_timeout),
                         _ => budget.of_wait(),
@@ -222,7 +226,7 @@ impl Acquisition {
     async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
         let shared = Arc::clone(&self.shared);
         let now = || shared.clock.now();
-        let yields = self.entries.iter().filter_map(|e| shared.queues.yields_until(&e.hold.request.key, now));
+        let yields = self.entries.iter().filter_map(|e| shared.queues.yields_until(e.hold.key(), now));
         let Some(until) = yields.max() else { return Ok(()) };
         let left = match self.budget {
             // At least one attempt is made before the budget ends.
@@ -242,7 +246,7 @@ impl Acquisition {
 
     /// Up to which entry the store is asked in one call, from `at`. With a cooldown one at a time: what
     /// is given back has begun its cooldown, which would then be met by the next attempt.
-    fn end_of_question(&self, at: usize) -> usize {
+    fn end_of_call(&self, at: usize) -> usize {
         let all = self.entries.len();
         let cooling = self.entries[at..].iter().any(|e| e.hold.request.cooldown.is_some());
         if cooling { all.min(at + 1) } else { all }
@@ -252,7 +256,7 @@ impl Acquisition {
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
         let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| e.hold.request.clone()).collect();
         let backend = Arc::clone(&self.shared.backend);
-        let call: Call = Box::pin(async move { backend.acquire(requests).await });
+        let call: StoreCall = Box::pin(async move { backend.acquire(requests).await });
         self.finish_call(range, call, self.budget.of_call(self.shared.timing.request_timeout)).await
     }
 
@@ -260,7 +264,7 @@ impl Acquisition {
     async fn finish_call(
         &mut self,
         range: Range<usize>,
-        call: Call,
+        call: StoreCall,
         limit: Limit,
     ) -> Result<Vec<Option<Contended>>, Refusal> {
         let holds: Vec<_> = self.entries[range.clone()].iter().map(|e| Arc::clone(&e.hold)).collect();
@@ -318,7 +322,7 @@ impl Acquisition {
         let mut said = Vec::with_capacity(range.len());
         let mut failure = None;
         for entry in &mut self.entries[range] {
-            let error = match answers.next().unwrap_or_else(|| Err(short_answer())) {
+            let error = match answers.next().unwrap_or_else(|| Err(missing_replies_error())) {
                 Ok(Attempt::Granted(granted)) => {
                     entry.stage = Stage::Granted(granted, sent);
                     said.push(None);
@@ -326,10 +330,10 @@ impl Acquisition {
                 }
                 Ok(Attempt::Contended(contended)) => {
                     shared.metrics.count(Event::Contended);
-                    self.met.note(shared.undoing.is_any(&entry.hold.request.key));
+                    self.contended_by.note(shared.unconfirmed.is_any(entry.hold.key()));
                     entry.stage = Stage::Idle;
                     entry.hold.sent.store(false, Ordering::Release);
-                    entry.hold.met(&contended);
+                    entry.hold.note_contended(&contended);
                     said.push(Some(contended));
                     continue;
                 }
@@ -342,7 +346,7 @@ impl Acquisition {
                 Err(error) => error,
             };
             shared.metrics.count(Event::Failure);
-            failure.get_or_insert(shared.name_error(error, Some(&entry.hold.request.key)));
+            failure.get_or_insert(shared.name_error(error, Some(entry.hold.key())));
         }
         match failure {
             Some(error) => Err(error.into()),
@@ -366,7 +370,7 @@ impl Acquisition {
     /// Waits until one of the keys that are ours is lost.
     fn any_lost(&self) -> impl Future<Output = Error> + use<> {
         let taken = self.entries.iter().filter_map(|entry| match &entry.stage {
-            Stage::Taken(guard) => Some((entry.hold.request.key.clone(), guard.lost())),
+            Stage::Taken(guard) => Some((entry.hold.key().clone(), guard.lost())),
             _ => None,
         });
         let mut losses: Vec<_> = taken.collect();
@@ -384,7 +388,7 @@ impl Acquisition {
     async fn wait_for_grant(&mut self, at: usize, contended: Contended) -> Result<(), Refusal> {
         let mut contended = contended;
         let wakeup = Arc::new(Notify::new());
-        let key = self.entries[at].hold.request.key.clone();
+        let key = self.entries[at].hold.key().clone();
         // Registered before the next attempt, so that a hint in between is not missed.
         self.shared.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
         tracing::debug!(%key, store = %self.shared.name, "waiting");
@@ -392,7 +396,7 @@ impl Acquisition {
         loop {
             if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
                 // Perhaps that of an attempt which is being undone.
-                if self.shared.undoing.is_any(&key) {
+                if self.shared.unconfirmed.is_any(&key) {
                     return Err(self.own_attempt(&key));
                 }
                 return Err(self.shared.name_error(Error::not_due(retry_after), Some(&key)).into());
@@ -417,7 +421,7 @@ impl Acquisition {
                     let (backend, stop) = (Arc::clone(&self.shared.backend), CancellationToken::new());
                     let request = self.entries[at].hold.request.clone();
                     self.stop = Some(stop.clone());
-                    let call: Call = Box::pin(async move { vec![backend.wait(request, stop).await] });
+                    let call: StoreCall = Box::pin(async move { vec![backend.wait(request, stop).await] });
                     self.finish_call(at..at + 1, call, self.budget.of_wait()).await?
                 }
             };
@@ -457,10 +461,10 @@ impl Acquisition {
     }
 
     fn out_of_budget(&self) -> Refusal {
-        match (&self.outage, self.first_key(self.first_left())) {
-            (_, key) if self.met.others => Refusal::Contended(key.cloned()),
+        match (&self.outage, self.first_key(self.first_untaken())) {
+            (_, key) if self.contended_by.others => Refusal::Contended(key.cloned()),
             (Some(outage), _) => Refusal::Failed(outage.error.clone()),
-            (None, Some(key)) if self.met.own => self.own_attempt(key),
+            (None, Some(key)) if self.contended_by.own => self.own_attempt(key),
             (None, key) => {
                 let message = "the wait budget ended before the store answered, so it is not known whether anybody holds the lock; wait longer, or see whether the store can be reached";
                 self.shared.name_error(Error::new(ErrorKind::Unavailable, message), key).into()
@@ -474,6 +478,6 @@ impl Acquisition {
     }
 
     fn first_key(&self, at: usize) -> Option<&LockKey> {
-        self.entries.get(at).map(|e| &e.hold.request.key)
+        self.entries.get(at).map(|e| e.hold.key())
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use leasehold_api::{BoxFuture, Error, LockGuard};
 
+use crate::acquire::owner::Permit;
 use crate::clock::Moment;
 use crate::hold::Hold;
-use crate::shared::Permit;
 use crate::store::backend::{Attempt, Granted};
 
 /// A call of the backend that runs to its end whoever drops it.
-pub(crate) type Call = BoxFuture<'static, Vec<Result<Attempt, Error>>>;
+pub(crate) type StoreCall = BoxFuture<'static, Vec<Result<Attempt, Error>>>;
 
 /// One key of an acquisition.
 pub(crate) struct Entry {

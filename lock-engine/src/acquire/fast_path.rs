@@ -3,15 +3,18 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown};
+use leasehold_api::{AcquireOptions, Error, LockGuard, LockKey};
 
-use crate::acquire::queue::{Closed, Outcome, Tried};
+use crate::acquire::owner::Owner;
+use crate::acquire::owner::Permit;
+use crate::acquire::queue::{GrantOutcome, QueuesClosed, TryEnterResult};
+use crate::acquire::waiting::{is_passing, not_due};
 use crate::clock::Moment;
-use crate::driver::outbox::Freeing;
+use crate::driver::outbox::PendingRelease;
+use crate::hold::Hold;
 use crate::hold::state::Phase;
-use crate::hold::{Hold, Owner};
 use crate::metrics::Event;
-use crate::shared::{Permit, Shared};
+use crate::shared::Shared;
 use crate::store::backend::{Attempt, Contended};
 
 /// What the first attempt came to.
@@ -20,11 +23,11 @@ pub(crate) enum FastPath {
     /// Somebody here has or awaits the key.
     Contended,
     /// The permit is ours, and the store has to be asked.
-    Ask(Asking),
+    Ask(PendingAcquire),
 }
 
 /// A hold that has its permit and is to be asked for. Dropping it gives both up.
-pub(crate) struct Asking {
+pub(crate) struct PendingAcquire {
     pub(crate) hold: Arc<Hold>,
     pub(crate) permit: Permit,
     /// What the store said when it was asked without I/O.
@@ -47,12 +50,12 @@ pub(crate) fn attempt(
     let tried = shared
         .queues
         .try_enter(key, owner)
-        .map_err(|Closed| shared.name_error(Error::closed(), Some(key)))?;
-    let (Tried::Entered(yields), Some(hold)) = (tried, entered) else {
+        .map_err(|QueuesClosed| shared.name_error(Error::closed(), Some(key)))?;
+    let (TryEnterResult::Entered(yields), Some(hold)) = (tried, entered) else {
         shared.metrics.count(Event::Contended);
         return not_due(shared, key, options.on_cooldown).map_or(Ok(FastPath::Contended), Err);
     };
-    let mut begun = Begun { hold: Some(hold), asked: Cell::new(false) };
+    let mut begun = FastPathAttempt { hold: Some(hold), asked: Cell::new(false) };
     if yields.is_some() && shared.queues.yields_until(key, || shared.clock.now()).is_some() {
         // Whoever waits elsewhere comes first.
         return begun.ask(None);
@@ -82,7 +85,7 @@ pub(crate) fn attempt(
         },
         Some(Ok(Attempt::Contended(contended))) => {
             shared.metrics.count(Event::Contended);
-            hold.met(&contended);
+            hold.note_contended(&contended);
             begun.ask(Some(contended))
         }
         Some(Ok(Attempt::Refused(error))) => {
@@ -96,9 +99,9 @@ pub(crate) fn attempt(
             shared.metrics.count(Event::Failure);
             let hold = Arc::clone(hold);
             let cools = hold.request.cooldown.is_some();
-            let mut freeing = Freeing::attempted(&hold, begun.give_up());
-            freeing.unknown(shared.undoing.begin(key));
-            shared.free(freeing);
+            let mut release = PendingRelease::attempted(&hold, begun.give_up());
+            release.outcome_unknown(shared.unconfirmed.begin(key));
+            shared.release_in_background(release);
             // In the queue, behind the release of what may have been granted.
             if asks_again(&error) && !cools {
                 return Ok(FastPath::Contended);
@@ -108,37 +111,21 @@ pub(crate) fn attempt(
     }
 }
 
-/// Whether a failure of the store may pass, so that who waits asks again.
-pub(crate) fn is_passing(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
-}
-
-/// For a caller who does not wait for a cooldown: how long the one lasts that whoever has the key's permit here
-/// has begun or met.
-pub(crate) fn not_due(shared: &Shared, key: &LockKey, policy: OnCooldown) -> Option<Error> {
-    if policy != OnCooldown::NotDue {
-        return None;
-    }
-    let until = shared.queues.with(key, |owner| owner.hold.cooling_until())?;
-    let left = until.since(shared.clock.now());
-    (!left.is_zero()).then(|| shared.name_error(Error::not_due(left), Some(key)))
-}
-
 /// A hold on the fast path. Dropping it gives it up.
-struct Begun {
+struct FastPathAttempt {
     hold: Option<Arc<Hold>>,
     /// The store is being asked: dropped now, by a panic of the backend, it may have been granted.
     asked: Cell<bool>,
 }
 
-impl Begun {
+impl FastPathAttempt {
     /// It was not granted: from here on the store is asked for it.
     fn ask(mut self, contended: Option<Contended>) -> Result<FastPath, Error> {
         let Some(hold) = self.hold.take() else { return Ok(FastPath::Contended) };
-        match hold.state.ask_store() {
+        match hold.phase.ask_store() {
             Ok(()) => {
-                let permit = hold.claim_permit(Outcome::NotGranted);
-                Ok(FastPath::Ask(Asking { hold, permit, contended }))
+                let permit = hold.claim_permit(GrantOutcome::NotGranted);
+                Ok(FastPath::Ask(PendingAcquire { hold, permit, contended }))
             }
             // Lost before it was granted: whoever lost it, closing as a rule, took the permit.
             Err(phase) => Err(hold.ended_before(phase)),
@@ -150,12 +137,12 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for FastPathAttempt {
     fn drop(&mut self) {
         let Some(hold) = self.hold.take() else { return };
         let permit = hold.give_up(None);
         if self.asked.get() {
-            hold.shared.free(Freeing::attempted(&hold, permit));
+            hold.shared.release_in_background(PendingRelease::attempted(&hold, permit));
         }
     }
 }

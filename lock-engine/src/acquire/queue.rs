@@ -26,7 +26,7 @@ use crate::sync::{Mutex, MutexGuard};
 const SHARDS: usize = 16;
 
 /// What whoever has or awaits a permit leaves in the key's slot.
-pub(crate) trait Occupant {
+pub(crate) trait SlotOwner {
     fn key(&self) -> &LockKey;
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct EndedGrants {
 
 /// What becomes of a grant when its permit is handed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum GrantOutcome {
     /// There was none.
     NotGranted,
     /// It ended, and the store has not confirmed a release.
@@ -80,24 +80,24 @@ pub(crate) enum Outcome {
 
 /// The queues take nobody any more.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Closed;
+pub(crate) struct QueuesClosed;
 
 /// What came of asking for a permit.
-pub(crate) enum Entered<V: Occupant> {
+pub(crate) enum EnterResult<V: SlotOwner> {
     Permit(Permit<V>),
     Waiter(Waiter<V>),
 }
 
 /// What came of trying to have a permit at once.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Tried {
+pub(crate) enum TryEnterResult {
     /// It was taken, so that the caller owes a [`Queues::hand_on`]. Until the moment given, others should come
     /// first.
     Entered(Option<Moment>),
     Occupied,
 }
 
-impl<V: Occupant> Queues<V> {
+impl<V: SlotOwner> Queues<V> {
     pub(crate) fn new() -> Arc<Self> {
         let shard = || Shard {
             slots: HashTable::new(),
@@ -111,19 +111,23 @@ impl<V: Occupant> Queues<V> {
     }
 
     /// Takes the permit if nobody has it and leaves what `value` makes of a number that is drawn once.
-    pub(crate) fn try_enter(&self, key: &LockKey, value: impl FnOnce(u64) -> V) -> Result<Tried, Closed> {
+    pub(crate) fn try_enter(
+        &self,
+        key: &LockKey,
+        value: impl FnOnce(u64) -> V,
+    ) -> Result<TryEnterResult, QueuesClosed> {
         let shard = &mut *self.shard(key);
         if shard.closed {
-            return Err(Closed);
+            return Err(QueuesClosed);
         }
         let number = shard.draw(key);
         let entry =
             shard.slots.entry(hash_of(key), |slot| slot.value.key() == key, |slot| hash_of(slot.value.key()));
         match entry {
-            Entry::Occupied(_) => Ok(Tried::Occupied),
+            Entry::Occupied(_) => Ok(TryEnterResult::Occupied),
             Entry::Vacant(vacant) => {
                 vacant.insert(Slot::new(value(number)));
-                Ok(Tried::Entered(shard.yields.get(key).copied()))
+                Ok(TryEnterResult::Entered(shard.yields.get(key).copied()))
             }
         }
     }
@@ -139,18 +143,18 @@ impl<V: Occupant> Queues<V> {
         self: &Arc<Self>,
         key: &LockKey,
         value: V,
-        such: impl FnOnce(&V, usize) -> bool,
-    ) -> Result<Option<Entered<V>>, Closed> {
+        should_wait: impl FnOnce(&V, usize) -> bool,
+    ) -> Result<Option<EnterResult<V>>, QueuesClosed> {
         let mut shard = self.shard(key);
         if shard.closed {
-            return Err(Closed);
+            return Err(QueuesClosed);
         }
         let Some(slot) = shard.slot(key) else {
             shard.insert(key, value);
             drop(shard);
-            return Ok(Some(Entered::Permit(self.permit(key, Outcome::NotGranted))));
+            return Ok(Some(EnterResult::Permit(self.permit(key, GrantOutcome::NotGranted))));
         };
-        if !such(&slot.value, slot.queue.len()) {
+        if !should_wait(&slot.value, slot.queue.len()) {
             drop(shard);
             drop(value);
             return Ok(None);
@@ -160,7 +164,7 @@ impl<V: Occupant> Queues<V> {
         slot.queue.insert(number, (value, None));
         drop(shard);
         let waiter = Waiter { queues: Arc::clone(self), key: key.clone(), number, done: false };
-        Ok(Some(Entered::Waiter(waiter)))
+        Ok(Some(EnterResult::Waiter(waiter)))
     }
 
     /// Looks at or changes what the owner of the key's permit left, if there is one.
@@ -178,13 +182,13 @@ impl<V: Occupant> Queues<V> {
     }
 
     /// Counts the grants: those that have ended, and those of whoever has a permit and is `such`.
-    pub(crate) fn count(&self, such: impl Fn(&V) -> bool) -> (EndedGrants, u64) {
+    pub(crate) fn count(&self, is_live: impl Fn(&V) -> bool) -> (EndedGrants, u64) {
         let (mut ended, mut now) = (EndedGrants::default(), 0);
         for shard in &self.shards {
             let shard = lock(shard);
             ended.all += shard.ended.all;
             ended.released += shard.ended.released;
-            now += shard.slots.iter().filter(|slot| such(&slot.value)).count() as u64;
+            now += shard.slots.iter().filter(|slot| is_live(&slot.value)).count() as u64;
         }
         (ended, now)
     }
@@ -223,7 +227,7 @@ impl<V: Occupant> Queues<V> {
         None
     }
 
-    /// Ends every wait with [`Closed`] and refuses everybody from now on. Permits that are out stay out.
+    /// Ends every wait with [`QueuesClosed`] and refuses everybody from now on. Permits that are out stay out.
     pub(crate) fn close(&self) {
         let mut wakers = Vec::new();
         for shard in &self.shards {
@@ -242,14 +246,14 @@ impl<V: Occupant> Queues<V> {
     }
 
     /// The permit of `key`, which the caller has: when it is dropped, a grant has ended so.
-    pub(crate) fn permit(self: &Arc<Self>, key: &LockKey, outcome: Outcome) -> Permit<V> {
+    pub(crate) fn permit(self: &Arc<Self>, key: &LockKey, outcome: GrantOutcome) -> Permit<V> {
         Permit { queues: Arc::clone(self), key: key.clone(), outcome, armed: true }
     }
 
     /// Hands the permit of `key` to the first in its queue, or ends the slot. For those who have the permit.
-    pub(crate) fn hand_on(&self, key: &LockKey, outcome: Outcome) {
+    pub(crate) fn pass_on(&self, key: &LockKey, outcome: GrantOutcome) {
         let mut shard = self.shard(key);
-        let (waker, _old) = shard.hand_on(key, outcome);
+        let (waker, _old) = shard.pass_on(key, outcome);
         drop(shard);
         if let Some(waker) = waker {
             waker.wake();
@@ -282,7 +286,7 @@ impl<V> Slot<V> {
     }
 }
 
-impl<V: Occupant> Shard<V> {
+impl<V: SlotOwner> Shard<V> {
     fn slot(&mut self, key: &LockKey) -> Option<&mut Slot<V>> {
         self.slots.find_mut(hash_of(key), |slot| slot.value.key() == key)
     }
@@ -297,9 +301,9 @@ impl<V: Occupant> Shard<V> {
     }
 
     /// The waker to call and the value of the owner that ended, to be dropped outside the lock.
-    fn hand_on(&mut self, key: &LockKey, outcome: Outcome) -> (Option<Waker>, Option<V>) {
-        self.ended.all += u64::from(outcome != Outcome::NotGranted);
-        self.ended.released += u64::from(outcome == Outcome::Released);
+    fn pass_on(&mut self, key: &LockKey, outcome: GrantOutcome) -> (Option<Waker>, Option<V>) {
+        self.ended.all += u64::from(outcome != GrantOutcome::NotGranted);
+        self.ended.released += u64::from(outcome == GrantOutcome::Released);
         let Ok(mut entry) = self.slots.find_entry(hash_of(key), |slot| slot.value.key() == key) else {
             return (None, None);
         };
@@ -328,41 +332,41 @@ impl<V: Occupant> Shard<V> {
 
 /// The right to ask the store for one key. Dropping it hands it on.
 #[must_use = "dropping it hands it on"]
-pub(crate) struct Permit<V: Occupant> {
+pub(crate) struct Permit<V: SlotOwner> {
     queues: Arc<Queues<V>>,
     key: LockKey,
-    outcome: Outcome,
+    outcome: GrantOutcome,
     armed: bool,
 }
 
-impl<V: Occupant> Permit<V> {
+impl<V: SlotOwner> Permit<V> {
     /// Hands it on as that of a grant that ended so.
-    pub(crate) fn hand_on(mut self, outcome: Outcome) {
+    pub(crate) fn pass_on(mut self, outcome: GrantOutcome) {
         self.outcome = outcome;
     }
 
     /// Leaves the permit to the hold in the key's slot: whoever ends that has it from then on.
-    pub(crate) fn leave_to_hold(mut self) {
+    pub(crate) fn give_to_hold(mut self) {
         self.armed = false;
     }
 }
 
-impl<V: Occupant> Drop for Permit<V> {
+impl<V: SlotOwner> Drop for Permit<V> {
     fn drop(&mut self) {
         if self.armed {
-            self.queues.hand_on(&self.key, self.outcome);
+            self.queues.pass_on(&self.key, self.outcome);
         }
     }
 }
 
-impl<V: Occupant> std::fmt::Debug for Permit<V> {
+impl<V: SlotOwner> std::fmt::Debug for Permit<V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Permit").field(&self.key).finish()
     }
 }
 
 /// Somebody in the queue of one key. Resolves to the permit; dropping it leaves the queue.
-pub(crate) struct Waiter<V: Occupant> {
+pub(crate) struct Waiter<V: SlotOwner> {
     queues: Arc<Queues<V>>,
     key: LockKey,
     number: u64,
@@ -370,8 +374,8 @@ pub(crate) struct Waiter<V: Occupant> {
     done: bool,
 }
 
-impl<V: Occupant> Future for Waiter<V> {
-    type Output = Result<Permit<V>, Closed>;
+impl<V: SlotOwner> Future for Waiter<V> {
+    type Output = Result<Permit<V>, QueuesClosed>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -379,22 +383,22 @@ impl<V: Occupant> Future for Waiter<V> {
         let closed = shard.closed;
         // The slot is there while this waiter is in its queue or called.
         let Some(slot) = shard.slot(&this.key) else {
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(QueuesClosed));
         };
         if slot.called == Some(this.number) {
             slot.called = None;
             drop(shard);
             this.done = true;
-            let permit = this.queues.permit(&this.key, Outcome::NotGranted);
+            let permit = this.queues.permit(&this.key, GrantOutcome::NotGranted);
             // A permit that came in the moment of closing is handed on, so that nobody waits for it.
-            return Poll::Ready(if closed { Err(Closed) } else { Ok(permit) });
+            return Poll::Ready(if closed { Err(QueuesClosed) } else { Ok(permit) });
         }
         if closed {
             let left = slot.queue.remove(&this.number);
             drop(shard);
             drop(left);
             this.done = true;
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(QueuesClosed));
         }
         let waker = slot.queue.get_mut(&this.number).map(|(_, waker)| waker);
         let old = match waker {
@@ -409,7 +413,7 @@ impl<V: Occupant> Future for Waiter<V> {
     }
 }
 
-impl<V: Occupant> Drop for Waiter<V> {
+impl<V: SlotOwner> Drop for Waiter<V> {
     fn drop(&mut self) {
         if self.done {
             return;
@@ -418,7 +422,7 @@ impl<V: Occupant> Drop for Waiter<V> {
         let Some(slot) = shard.slot(&self.key) else { return };
         if slot.called == Some(self.number) {
             slot.called = None;
-            let (waker, _old) = shard.hand_on(&self.key, Outcome::NotGranted);
+            let (waker, _old) = shard.pass_on(&self.key, GrantOutcome::NotGranted);
             drop(shard);
             if let Some(waker) = waker {
                 waker.wake();

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_api::{Error, LockKey, OnCooldown};
+use leasehold_api::{Error, ErrorKind, LockKey, OnCooldown};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::acquire::budget::{Limit, Refusal};
-use crate::acquire::fast_path::not_due;
-use crate::acquire::queue::{Closed, Waiter};
+use crate::acquire::owner::Owner;
+use crate::acquire::owner::Permit;
+use crate::acquire::queue::{QueuesClosed, Waiter};
 use crate::clock::scaled;
-use crate::hold::Owner;
-use crate::shared::{Permit, Shared};
+use crate::shared::Shared;
 use crate::store::backend::Contended;
 
 /// Whether whoever has the key's permit here is only waiting for the store to let go, if anybody has it.
@@ -26,6 +26,22 @@ pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> Option<bool> {
 /// How the store fails whoever has the key's permit here, if it does.
 pub(crate) fn failure_of(shared: &Shared, key: &LockKey) -> Option<Error> {
     shared.queues.with(key, |owner| owner.failure.clone()).flatten()
+}
+
+/// Whether a failure of the store may pass, so that who waits asks again.
+pub(crate) fn is_passing(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
+}
+
+/// For a caller who does not wait for a cooldown: how long the one lasts that whoever has the key's permit here
+/// has begun or met.
+pub(crate) fn not_due(shared: &Shared, key: &LockKey, policy: OnCooldown) -> Option<Error> {
+    if policy != OnCooldown::NotDue {
+        return None;
+    }
+    let until = shared.queues.with(key, |owner| owner.hold.cooling_until())?;
+    let left = until.since(shared.clock.now());
+    (!left.is_zero()).then(|| shared.name_error(Error::not_due(left), Some(key)))
 }
 
 /// The permit, once it has come; `NotDue` for those who do not wait for a cooldown, once somebody here knows of
@@ -41,7 +57,7 @@ pub(crate) async fn permitted(
     poll_fn(|cx| {
         if let Poll::Ready(permit) = Pin::new(&mut waiter).poll(cx) {
             return Poll::Ready(
-                permit.map_err(|Closed| shared.name_error(Error::closed(), Some(key)).into()),
+                permit.map_err(|QueuesClosed| shared.name_error(Error::closed(), Some(key)).into()),
             );
         }
         let failure = || gives_up.then(|| failure_of(shared, key)).flatten();

@@ -30,7 +30,7 @@ fn thread() -> Option<&'static Handle> {
 
 /// Carries out `work` on a thread and a runtime of its own, with I/O. What blocks there delays no other engine. Without
 /// a thread `work` is dropped.
-pub(crate) fn carry_out(work: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn run_on_own_thread(work: impl Future<Output = ()> + Send + 'static) {
     start(Builder::new_current_thread().enable_all(), work);
 }
 

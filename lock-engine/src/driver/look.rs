@@ -12,10 +12,11 @@ use tokio::time::timeout;
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::shared::Shared;
-use crate::store::backend::{Backend, Renewed, short_answer};
+use crate::store::backend::{Backend, Renewed};
+use crate::store::missing_replies_error;
 
 /// One call of [`Backend::look`]: when it was sent, for which holds, and its answers (`None` if it timed out or panicked).
-pub(crate) struct Looks {
+pub(crate) struct LookCall {
     sent: Moment,
     holds: Vec<Arc<Hold>>,
     answers: Option<Vec<Result<Renewed, Error>>>,
@@ -23,7 +24,10 @@ pub(crate) struct Looks {
 
 impl Shared {
     /// One call for all of them, sent when the future is polled.
-    pub(crate) fn look(&self, holds: Vec<Arc<Hold>>) -> impl Future<Output = Looks> + Send + 'static + use<> {
+    pub(crate) fn look(
+        &self,
+        holds: Vec<Arc<Hold>>,
+    ) -> impl Future<Output = LookCall> + Send + 'static + use<> {
         let (backend, clock) = (Arc::clone(&self.backend), Arc::clone(&self.clock));
         let limit = self.timing.request_timeout;
         async move {
@@ -31,15 +35,15 @@ impl Shared {
             let references = holds.iter().map(|hold| hold.reference()).collect();
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).look(references)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
-            Looks { sent, holds, answers }
+            LookCall { sent, holds, answers }
         }
     }
 
     /// As [`look`](Self::look), for the driver.
-    pub(crate) fn look_from_time_to_time(
+    pub(crate) fn periodic_look(
         &self,
         holds: Vec<Arc<Hold>>,
-    ) -> impl Future<Output = Looks> + Send + 'static + use<> {
+    ) -> impl Future<Output = LookCall> + Send + 'static + use<> {
         for hold in &holds {
             if let Some(lease) = &hold.lease {
                 // Once more in that time, if there is no answer.
@@ -52,7 +56,7 @@ impl Shared {
     }
 
     /// Settles the answers.
-    pub(crate) fn settle_looks(&self, done: Looks) {
+    pub(crate) fn settle_looks(&self, done: LookCall) {
         for (hold, _) in settled(done) {
             if let Some(lease) = &hold.lease {
                 self.plan(&hold, lease);
@@ -66,7 +70,7 @@ impl Shared {
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
         for hold in holds.iter().filter(|hold| hold.is_live()) {
             if let Some(lease) = hold.lease.as_ref().filter(|lease| lease.distrust(now, lost)) {
-                tracing::debug!(key = %hold.request.key, store = %self.name, ?lost, "the wall clock is ahead; in doubt until the store confirms");
+                tracing::debug!(key = %hold.key(), store = %self.name, ?lost, "the wall clock is ahead; in doubt until the store confirms");
                 self.plan(hold, lease);
             }
         }
@@ -74,12 +78,12 @@ impl Shared {
 }
 
 /// Takes in what the store has said, and returns it.
-fn settled(done: Looks) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>)> {
-    let Looks { sent, holds, answers } = done;
+fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>)> {
+    let LookCall { sent, holds, answers } = done;
     let mut answers = answers.map(Vec::into_iter);
     holds.into_iter().map(move |hold| {
         let answer = match &mut answers {
-            Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
+            Some(answers) => answers.next().unwrap_or_else(|| Err(missing_replies_error())),
             None => Err(Error::new(
                 ErrorKind::Unavailable,
                 "the store did not answer whether the lock is still held; do not take it for held",
@@ -113,7 +117,7 @@ impl Hold {
         } else {
             // In a task, because some stores answer it by a renewal, which is not to be dropped half-way.
             let looks = self.shared.tasks.spawn(self.shared.look(vec![Arc::clone(&self)]));
-            let lost = self.state.watch();
+            let lost = self.phase.watch();
             tokio::select! {
                 biased;
                 looks = looks => {

@@ -18,12 +18,14 @@ use leasehold_api::{Error, ErrorKind, HolderId, LockKey};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::acquire::queue::Outcome;
-use crate::acquire::undoing::Undone;
-use crate::driver::retries::{FRESH_PAUSE, PARTS, Retries, Settled, Unanswered};
+use crate::acquire::owner::Permit;
+use crate::acquire::queue::GrantOutcome;
+use crate::acquire::unconfirmed::UnconfirmedAttempt;
+use crate::driver::MAX_PARTS;
+use crate::driver::retries::{CallResult, FRESH_PAUSE, Retries, Unanswered};
 use crate::hold::Hold;
-use crate::shared::Permit;
-use crate::store::backend::{Granted, HoldRef, ReleaseReply, short_answer};
+use crate::store::backend::{Granted, HoldRef, ReleaseReply};
+use crate::store::missing_replies_error;
 
 /// How many holds one call frees at the most.
 const BATCH: usize = 500;
@@ -33,23 +35,23 @@ const BATCH: usize = 500;
 const FRESH_CALLS: usize = 16;
 
 /// One hold that the store must let go of.
-pub(crate) struct Freeing {
+pub(crate) struct PendingRelease {
     hold: HoldRef,
     /// After this long the store has let go by itself: its lease is over.
     lasts: Option<Duration>,
     /// It is an attempt whose outcome is not known. Declared, and so dropped, before the permit: what the next in line meets is
     /// not this attempt.
-    undone: Option<Undone>,
+    unconfirmed: Option<UnconfirmedAttempt>,
     /// The key's permit: handed on after the first try.
     permit: Option<Permit>,
     /// Whether the store has granted it.
     held: bool,
     /// Whether it is a guard that was released or dropped, and counts as released once the store confirms it.
-    let_go: bool,
+    from_guard: bool,
     reply: Option<oneshot::Sender<Result<ReleaseReply, Error>>>,
 }
 
-impl Freeing {
+impl PendingRelease {
     /// A hold that the store may have, since it was asked for it.
     pub(crate) fn attempted(hold: &Hold, permit: Option<Permit>) -> Self {
         Self::of(hold, HoldRef { unused: true, ..hold.reference() }, permit)
@@ -60,7 +62,15 @@ impl Freeing {
         // A cooldown that is to end with it may outlast the lease.
         let cooldown = hold.request.cooldown.filter(|_| reference.unused).unwrap_or_default();
         let lasts = lasts.map(|lasts| lasts.max(cooldown));
-        Self { hold: reference, lasts, permit, held: false, let_go: false, undone: None, reply: None }
+        Self {
+            hold: reference,
+            lasts,
+            permit,
+            held: false,
+            from_guard: false,
+            unconfirmed: None,
+            reply: None,
+        }
     }
 
     /// A hold that the store has granted and whose guard was not handed out, or whose caller has not been polled
@@ -75,8 +85,8 @@ impl Freeing {
     }
 
     /// A hold whose guard was released or dropped.
-    pub(crate) fn let_go(hold: &Hold, permit: Permit) -> Self {
-        Self { held: true, let_go: true, ..Self::of(hold, hold.reference(), Some(permit)) }
+    pub(crate) fn guard_released(hold: &Hold, permit: Permit) -> Self {
+        Self { held: true, from_guard: true, ..Self::of(hold, hold.reference(), Some(permit)) }
     }
 
     /// The store has granted it, and gave this along.
@@ -87,8 +97,8 @@ impl Freeing {
     }
 
     /// Nobody knows whether the store has granted it.
-    pub(crate) fn unknown(&mut self, undone: Undone) {
-        self.undone = Some(undone);
+    pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt) {
+        self.unconfirmed = Some(unconfirmed);
     }
 
     /// Takes the permit out, to be handed on before the first try: the next in line asks the store itself.
@@ -105,19 +115,19 @@ impl Freeing {
 
 /// Which holds one call is for.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct ReleaseBatch {
     holders: Vec<HolderId>,
-    which: Which,
+    which: ReleaseQueue,
 }
 
-impl Batch {
+impl ReleaseBatch {
     pub(crate) fn is_retry(&self) -> bool {
-        self.which != Which::Fresh
+        self.which != ReleaseQueue::Fresh
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
+enum ReleaseQueue {
     Fresh,
     Retries,
     /// Those that were refused for a reason that time does not mend.
@@ -127,18 +137,18 @@ enum Which {
 }
 
 /// A hold that was freed.
-pub(crate) struct FreedHold {
+pub(crate) struct CompletedRelease {
     pub(crate) hold: HoldRef,
-    pub(crate) freed: ReleaseReply,
+    pub(crate) reply: ReleaseReply,
     /// Whether it was a guard that was released or dropped.
-    pub(crate) let_go: bool,
+    pub(crate) from_guard: bool,
     /// The permit, if this was the first try: to be handed on once the rest is settled.
     pub(crate) permit: Option<Permit>,
 }
 
 pub(crate) struct Outbox {
     /// By holder id: whatever is told twice of one hold is freed once.
-    entries: BTreeMap<HolderId, Entry>,
+    entries: BTreeMap<HolderId, OutboxEntry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
     /// Not before this are fresh holds asked for: the last call failed.
@@ -153,8 +163,8 @@ pub(crate) struct Outbox {
     untried: usize,
 }
 
-struct Entry {
-    freeing: Freeing,
+struct OutboxEntry {
+    release: PendingRelease,
     /// From here on the store has let go by itself.
     over: Option<Instant>,
     in_flight: bool,
@@ -181,23 +191,25 @@ impl Outbox {
         }
     }
 
-    pub(crate) fn add(&mut self, freeing: Freeing, now: Instant) {
-        let holder = freeing.hold.holder;
+    pub(crate) fn add(&mut self, release: PendingRelease, now: Instant) {
+        let holder = release.hold.holder;
         match self.entries.get_mut(&holder) {
             Some(known) => {
                 // Known already. A permit and a reply that come later go the way of those that came first.
-                known.freeing.held |= freeing.held;
-                known.freeing.let_go |= freeing.let_go;
-                known.freeing.hold.unused &= freeing.hold.unused;
+                known.release.held |= release.held;
+                known.release.from_guard |= release.from_guard;
+                known.release.hold.unused &= release.hold.unused;
                 known.again |= known.in_flight;
-                known.freeing.permit = known.freeing.permit.take().or(freeing.permit);
-                known.freeing.reply = known.freeing.reply.take().or(freeing.reply);
-                known.freeing.undone = known.freeing.undone.take().or(freeing.undone);
+                known.release.permit = known.release.permit.take().or(release.permit);
+                known.release.reply = known.release.reply.take().or(release.reply);
+                known.release.unconfirmed = known.release.unconfirmed.take().or(release.unconfirmed);
             }
             None => {
-                let over = freeing.lasts.and_then(|lasts| now.checked_add(lasts.saturating_mul(2)));
-                self.entries
-                    .insert(holder, Entry { freeing, over, in_flight: false, again: false, batch: BATCH });
+                let over = release.lasts.and_then(|lasts| now.checked_add(lasts.saturating_mul(2)));
+                self.entries.insert(
+                    holder,
+                    OutboxEntry { release, over, in_flight: false, again: false, batch: BATCH },
+                );
                 self.fresh.push_back(holder);
             }
         }
@@ -207,8 +219,8 @@ impl Outbox {
     pub(crate) fn begin_closing(&mut self, now: Instant) {
         self.closing = true;
         self.untried = self.refused.holders.len();
-        self.retries.hurry(now);
-        self.refused.hurry(now);
+        self.retries.retry_now(now);
+        self.refused.retry_now(now);
         // A call that is under way may have been lost: its holds are asked for again, which does no harm.
         for (holder, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.in_flight) {
             entry.in_flight = false;
@@ -218,7 +230,7 @@ impl Outbox {
         self.fresh_calls = 0;
         self.fresh_from = None;
         (self.retries.in_flight, self.refused.in_flight) = (false, false);
-        self.unanswered.hurry(now);
+        self.unanswered.retry_now(now);
     }
 
     /// Whether everything has been freed, or will not be by trying again soon. While it is closing.
@@ -241,44 +253,45 @@ impl Outbox {
     /// whose release is refused for good, does not count: its request was refused alike.
     pub(crate) fn left(&self) -> Vec<&LockKey> {
         let refused: HashSet<_> = self.refused.holders.iter().collect();
-        let counts = |(holder, entry): &(&HolderId, &Entry)| entry.freeing.held || !refused.contains(holder);
-        self.entries.iter().filter(counts).map(|(_, entry)| &entry.freeing.hold.key).collect()
+        let counts =
+            |(holder, entry): &(&HolderId, &OutboxEntry)| entry.release.held || !refused.contains(holder);
+        self.entries.iter().filter(counts).map(|(_, entry)| &entry.release.hold.key).collect()
     }
 
     /// The next call to make now, if there is one.
-    pub(crate) fn next_call(&mut self, now: Instant) -> Option<(Batch, Vec<HoldRef>)> {
+    pub(crate) fn next_call(&mut self, now: Instant) -> Option<(ReleaseBatch, Vec<HoldRef>)> {
         loop {
             let which = self.next_queue(now)?;
             let (holders, holds) = self.take(which, now);
             // All that was due may be over by now.
             if !holds.is_empty() {
-                self.begun(which);
-                return Some((Batch { holders, which }, holds));
+                self.call_started(which);
+                return Some((ReleaseBatch { holders, which }, holds));
             }
         }
     }
 
-    fn next_queue(&self, now: Instant) -> Option<Which> {
+    fn next_queue(&self, now: Instant) -> Option<ReleaseQueue> {
         let may_ask = self.fresh_calls < FRESH_CALLS && self.fresh_from.is_none_or(|at| at <= now);
         if may_ask && !self.fresh.is_empty() {
-            Some(Which::Fresh)
+            Some(ReleaseQueue::Fresh)
         } else if self.retries.is_due(now) {
-            Some(Which::Retries)
+            Some(ReleaseQueue::Retries)
         } else if self.unanswered.is_due(now) {
-            Some(Which::Unanswered)
+            Some(ReleaseQueue::Unanswered)
         } else {
-            self.refused.is_due(now).then_some(Which::Refused)
+            self.refused.is_due(now).then_some(ReleaseQueue::Refused)
         }
     }
 
     /// Takes out what one call is for. Those that are over are dropped: the store has let go by itself.
-    fn take(&mut self, which: Which, now: Instant) -> (Vec<HolderId>, Vec<HoldRef>) {
+    fn take(&mut self, which: ReleaseQueue, now: Instant) -> (Vec<HolderId>, Vec<HoldRef>) {
         let share = self.unanswered.share();
         let queue = match which {
-            Which::Fresh => &mut self.fresh,
-            Which::Retries => &mut self.retries.holders,
-            Which::Refused => &mut self.refused.holders,
-            Which::Unanswered => &mut self.unanswered.holders,
+            ReleaseQueue::Fresh => &mut self.fresh,
+            ReleaseQueue::Retries => &mut self.retries.holders,
+            ReleaseQueue::Refused => &mut self.refused.holders,
+            ReleaseQueue::Unanswered => &mut self.unanswered.holders,
         };
         let mut most = BATCH;
         let (mut holders, mut holds) = (Vec::new(), Vec::new());
@@ -291,22 +304,22 @@ impl Outbox {
                 self.entries.remove(&holder);
                 continue;
             }
-            if which == Which::Unanswered {
+            if which == ReleaseQueue::Unanswered {
                 most = most.min(entry.batch.max(share));
             }
             entry.in_flight = true;
             holders.push(holder);
-            holds.push(entry.freeing.hold.clone());
+            holds.push(entry.release.hold.clone());
         }
         (holders, holds)
     }
 
-    fn begun(&mut self, which: Which) {
+    fn call_started(&mut self, which: ReleaseQueue) {
         match which {
-            Which::Fresh => self.fresh_calls += 1,
-            Which::Retries => self.retries.begun(),
-            Which::Refused => self.refused.begun(),
-            Which::Unanswered => self.unanswered.begun(),
+            ReleaseQueue::Fresh => self.fresh_calls += 1,
+            ReleaseQueue::Retries => self.retries.call_started(),
+            ReleaseQueue::Refused => self.refused.call_started(),
+            ReleaseQueue::Unanswered => self.unanswered.call_started(),
         }
     }
 
@@ -322,17 +335,17 @@ impl Outbox {
     /// Settles the answers to a call; `None` when there were none. Returns what was freed.
     pub(crate) fn settle(
         &mut self,
-        batch: Batch,
+        batch: ReleaseBatch,
         answers: Option<Vec<Result<ReleaseReply, Error>>>,
         now: Instant,
-    ) -> Vec<FreedHold> {
+    ) -> Vec<CompletedRelease> {
         let (asked, answered) = (batch.holders.len(), answers.is_some());
         let mut answers = answers.map(Vec::into_iter);
         let mut done = Vec::new();
         let (mut failed, mut refused, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
         for holder in batch.holders {
             let answer = match &mut answers {
-                Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
+                Some(answers) => answers.next().unwrap_or_else(|| Err(missing_replies_error())),
                 None => {
                     let message =
                         "the store did not answer the release in time; it is repeated in the background";
@@ -341,16 +354,16 @@ impl Outbox {
             };
             let Some(entry) = self.entries.get_mut(&holder) else { continue };
             entry.in_flight = false;
-            if let Some(reply) = entry.freeing.reply.take() {
+            if let Some(reply) = entry.release.reply.take() {
                 let _ = reply.send(answer.clone());
             }
             match answer {
                 Ok(_) if std::mem::take(&mut entry.again) => self.fresh.push_back(holder),
-                Ok(freed) => done.extend(self.entries.remove(&holder).map(|entry| entry.freed(freed))),
+                Ok(reply) => done.extend(self.entries.remove(&holder).map(|entry| entry.completed(reply))),
                 // One try keeps the key's permit; after that the next in line may ask the store itself.
                 Err(error) => {
-                    drop(entry.freeing.permit.take());
-                    entry.batch = if answered { BATCH } else { asked.div_ceil(PARTS) };
+                    drop(entry.release.permit.take());
+                    entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };
                     if error.kind() == ErrorKind::Closed && !self.outlives {
                         self.entries.remove(&holder);
                     } else if !answered {
@@ -364,17 +377,17 @@ impl Outbox {
             }
         }
         let any_failed = !failed.is_empty() || !refused.is_empty() || !unanswered.is_empty();
-        if batch.which == Which::Fresh {
+        if batch.which == ReleaseQueue::Fresh {
             self.fresh_calls = self.fresh_calls.saturating_sub(1);
             self.fresh_from = (any_failed && done.is_empty()).then(|| now + FRESH_PAUSE);
         }
         let closing = self.closing;
         let settled =
-            |which| Settled { ours: batch.which == which, answered, freed: !done.is_empty(), closing };
-        self.retries.settle(settled(Which::Retries), failed, now);
-        self.refused.settle(settled(Which::Refused), refused, now);
-        self.unanswered.settle(settled(Which::Unanswered), unanswered, now);
-        if closing && batch.which == Which::Refused {
+            |which| CallResult { ours: batch.which == which, answered, freed: !done.is_empty(), closing };
+        self.retries.settle(settled(ReleaseQueue::Retries), failed, now);
+        self.refused.settle(settled(ReleaseQueue::Refused), refused, now);
+        self.unanswered.settle(settled(ReleaseQueue::Unanswered), unanswered, now);
+        if closing && batch.which == ReleaseQueue::Refused {
             self.untried = self.untried.saturating_sub(asked);
         }
         if closing && self.untried == 0 {
@@ -385,25 +398,25 @@ impl Outbox {
     }
 }
 
-impl Entry {
-    fn freed(self, freed: ReleaseReply) -> FreedHold {
-        let Freeing { hold, permit, let_go, .. } = self.freeing;
-        FreedHold { hold, freed, let_go, permit }
+impl OutboxEntry {
+    fn completed(self, reply: ReleaseReply) -> CompletedRelease {
+        let PendingRelease { hold, permit, from_guard, .. } = self.release;
+        CompletedRelease { hold, reply, from_guard, permit }
     }
 }
 
-impl FreedHold {
+impl CompletedRelease {
     /// Whether a guard was let go and held until now.
     pub(crate) fn is_release(&self) -> bool {
-        self.let_go && self.freed.was_held
+        self.from_guard && self.reply.was_held
     }
 
     /// What became of the grant, as far as the permit counts it.
-    pub(crate) fn outcome(&self) -> Outcome {
-        match (self.let_go, self.freed.was_held) {
-            (false, _) => Outcome::NotGranted,
-            (true, false) => Outcome::Ended,
-            (true, true) => Outcome::Released,
+    pub(crate) fn outcome(&self) -> GrantOutcome {
+        match (self.from_guard, self.reply.was_held) {
+            (false, _) => GrantOutcome::NotGranted,
+            (true, false) => GrantOutcome::Ended,
+            (true, true) => GrantOutcome::Released,
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::driver::Driver;
 use crate::driver::background;
 use crate::driver::inbox::Inbox;
-use crate::driver::outbox::Freeing;
+use crate::driver::outbox::PendingRelease;
 use crate::shared::{CloseOutcome, Shared};
 use crate::store::backend::Backend;
 
@@ -29,8 +29,8 @@ fn outlive(driver: Driver) {
     if driver.closed.borrow().is_some() {
         return;
     }
-    if driver.has_to_free() {
-        background::carry_out(driver.outlive(LIMIT));
+    if driver.has_unreleased() {
+        background::run_on_own_thread(driver.outlive(LIMIT));
     } else {
         driver.closed.send_replace(Some(Ok(())));
     }
@@ -90,7 +90,7 @@ impl Drop for RuntimeWatch {
             shared.queues.close();
             shared.closing.cancel();
             for hold in shared.lose_all(LossReason::RuntimeGone) {
-                self.inbox.free(Freeing::lost(&hold));
+                self.inbox.release(PendingRelease::lost(&hold));
             }
         }
         match self.driver.take() {

@@ -11,13 +11,14 @@ use leasehold_api::{Error, ErrorKind, HolderId};
 use tokio::time::timeout;
 
 use crate::clock::{Moment, scaled};
+use crate::driver::MAX_PARTS;
 use crate::driver::inbox::RenewReply;
-use crate::driver::retries::PARTS;
 use crate::hold::Hold;
 use crate::hold::lease_clock::LeaseClock;
 use crate::metrics::Event;
 use crate::shared::Shared;
-use crate::store::backend::{Backend, Renewed, short_answer};
+use crate::store::backend::{Backend, Renewed};
+use crate::store::missing_replies_error;
 
 /// What is to be asked of the store now.
 pub(crate) struct Due {
@@ -36,7 +37,7 @@ pub(crate) struct Renewal {
 }
 
 /// What a renewal came to: what was sent when, and what was answered, if anything.
-pub(crate) struct Renewals {
+pub(crate) struct RenewalCall {
     sent: Moment,
     renewals: Vec<Renewal>,
     answers: Option<Vec<Result<Renewed, Error>>>,
@@ -44,10 +45,10 @@ pub(crate) struct Renewals {
 
 /// Renewals that callers asked for while another one of the same hold was under way.
 #[derive(Default)]
-pub(crate) struct WaitingRenewals(HashMap<HolderId, VecDeque<Queued>>);
+pub(crate) struct QueuedRenewals(HashMap<HolderId, VecDeque<RenewalRequest>>);
 
 /// Callers who asked for one renewal of a hold.
-pub(crate) struct Queued {
+pub(crate) struct RenewalRequest {
     hold: Arc<Hold>,
     ttl: Option<Duration>,
     replies: Vec<RenewReply>,
@@ -86,7 +87,7 @@ impl Shared {
                 }
             }
         }
-        Due { renewals: by_window(renewals).into_iter().flat_map(parted).collect(), looks }
+        Due { renewals: by_window(renewals).into_iter().flat_map(split_unanswered).collect(), looks }
     }
 
     /// Has the driver come back to `hold` when there is something to do.
@@ -95,17 +96,17 @@ impl Shared {
     }
 
     /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
-    pub(crate) fn asked_renewal(
+    pub(crate) fn request_renewal(
         &self,
-        queued: Queued,
-        waiting: &mut WaitingRenewals,
+        request: RenewalRequest,
+        waiting: &mut QueuedRenewals,
     ) -> Option<Vec<Renewal>> {
-        let Queued { hold, ttl, mut replies } = queued;
+        let RenewalRequest { hold, ttl, mut replies } = request;
         // Nobody waits any more, or nothing is left to renew.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
         if lease.renewing.load(Ordering::Acquire) {
-            waiting.add(Queued { hold, ttl, replies });
+            waiting.add(RenewalRequest { hold, ttl, replies });
             return None;
         }
         let window = ttl.unwrap_or_else(|| lease.window());
@@ -116,7 +117,7 @@ impl Shared {
     pub(crate) fn renew(
         &self,
         renewals: Vec<Renewal>,
-    ) -> impl Future<Output = Renewals> + Send + 'static + use<> {
+    ) -> impl Future<Output = RenewalCall> + Send + 'static + use<> {
         let mut limit = self.timing.request_timeout;
         let mut holds = Vec::with_capacity(renewals.len());
         let sent = self.clock.now();
@@ -125,10 +126,10 @@ impl Shared {
             reference.ttl = reference.ttl.map(|_| *window);
             holds.push(reference);
             if let Some(lease) = &hold.lease {
-                lease.is_sent();
-                lease.asks_for(sent, *window);
+                lease.mark_sent();
+                lease.note_sent(sent, *window);
                 // Leaves time for another try before the lease ends; a part of a call for one more.
-                limit = limit.min(*window / if lease.is_parted() { 8 } else { 3 });
+                limit = limit.min(*window / if lease.was_unanswered() { 8 } else { 3 });
                 self.schedule.schedule(hold, lease.end());
             }
         }
@@ -137,21 +138,21 @@ impl Shared {
             // A backend that panics is one that did not answer, also if it does so before its first await.
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
-            Renewals { sent, renewals, answers }
+            RenewalCall { sent, renewals, answers }
         }
     }
 
     /// Settles the answers.
-    pub(crate) fn settle_renewals(&self, done: Renewals) {
-        let Renewals { sent, renewals, answers } = done;
+    pub(crate) fn settle_renewals(&self, done: RenewalCall) {
+        let RenewalCall { sent, renewals, answers } = done;
         // Each that was answered travels with all others again.
-        let batch = if answers.is_some() { usize::MAX } else { renewals.len().div_ceil(PARTS) };
+        let batch = if answers.is_some() { usize::MAX } else { renewals.len().div_ceil(MAX_PARTS) };
         let mut answers = answers.map(Vec::into_iter);
         // One jitter for all, so that they stay together.
         let jitter = 1.0 - fastrand::f64() / 10.0;
         for Renewal { hold, window, replies } in renewals {
             let answer = match &mut answers {
-                Some(answers) => answers.next().unwrap_or_else(|| Err(short_answer())),
+                Some(answers) => answers.next().unwrap_or_else(|| Err(missing_replies_error())),
                 None => Err(Error::new(
                     ErrorKind::OutcomeUnknown,
                     "the store did not answer the renewal in time; it is repeated while the lease lasts",
@@ -181,7 +182,7 @@ impl Shared {
                 self.metrics.count(Event::Renewed);
                 let left = lease.deadline().since(now);
                 let share = || left.as_secs_f64() / lease.window().as_secs_f64().max(f64::MIN_POSITIVE);
-                self.metrics.published.margin(hold, share);
+                self.metrics.facade.margin(hold, share);
                 lease.confirmed(sent, window);
                 lease.renew_at(sent.after(scaled(lease.interval(), jitter)), now);
                 self.plan(hold, lease);
@@ -191,11 +192,11 @@ impl Shared {
             Ok(Renewed::Gone(reason)) => hold.lose(reason),
             Err(error) => {
                 self.metrics.count(Event::Failure);
-                tracing::debug!(key = %hold.request.key, store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
-                lease.maybe_confirmed(sent, window);
+                tracing::debug!(key = %hold.key(), store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
+                lease.renewal_outcome_unknown(sent, window);
                 // Soon enough for a shorter lease that the store may count already. After a call without any
                 // answer the time that it took was pause enough.
-                let share = if lease.is_parted() { 64 } else { 8 };
+                let share = if lease.was_unanswered() { 64 } else { 8 };
                 let pause = (lease.interval().min(window / 3) / share).max(Duration::from_millis(1));
                 lease.renew_at(now.after(pause), now.after(pause));
                 self.plan(hold, lease);
@@ -206,30 +207,30 @@ impl Shared {
     }
 }
 
-impl Renewals {
+impl RenewalCall {
     /// The holds that were in the call.
     pub(crate) fn holders(&self) -> Vec<HolderId> {
         self.renewals.iter().map(|renewal| renewal.hold.request.holder).collect()
     }
 }
 
-impl WaitingRenewals {
-    fn add(&mut self, mut queued: Queued) {
-        let waiting = self.0.entry(queued.hold.request.holder).or_default();
+impl QueuedRenewals {
+    fn add(&mut self, mut request: RenewalRequest) {
+        let waiting = self.0.entry(request.hold.request.holder).or_default();
         // Whoever asks for no TTL of his own is served by one renewal with all others.
-        match waiting.back_mut().filter(|last| last.ttl.is_none() && queued.ttl.is_none()) {
-            Some(last) => last.replies.append(&mut queued.replies),
-            None => waiting.push_back(queued),
+        match waiting.back_mut().filter(|last| last.ttl.is_none() && request.ttl.is_none()) {
+            Some(last) => last.replies.append(&mut request.replies),
+            None => waiting.push_back(request),
         }
     }
 
     /// Takes out what waited for a renewal of that hold to end.
-    pub(crate) fn take(&mut self, holder: HolderId) -> VecDeque<Queued> {
+    pub(crate) fn take(&mut self, holder: HolderId) -> VecDeque<RenewalRequest> {
         self.0.remove(&holder).unwrap_or_default()
     }
 }
 
-impl Queued {
+impl RenewalRequest {
     pub(crate) fn new(hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> Self {
         Self { hold, ttl, replies: vec![reply] }
     }
@@ -248,13 +249,13 @@ fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     calls
 }
 
-/// Parts off those whose last call had no answer, into at most [`PARTS`] calls.
-fn parted(call: Vec<Renewal>) -> Vec<Vec<Renewal>> {
+/// Parts off those whose last call had no answer, into at most [`MAX_PARTS`] calls.
+fn split_unanswered(call: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     let (mut unanswered, answered): (Vec<_>, Vec<_>) =
-        call.into_iter().partition(|renewal| renewal.hold.lease.as_ref().is_some_and(|l| l.is_parted()));
+        call.into_iter().partition(|renewal| renewal.hold.lease.as_ref().is_some_and(|l| l.was_unanswered()));
     let leases = unanswered.iter().filter_map(|renewal| renewal.hold.lease.as_ref());
     let smallest = leases.map(|lease| lease.batch.load(Ordering::Relaxed)).min().unwrap_or(1);
-    let most = smallest.max(unanswered.len().div_ceil(PARTS));
+    let most = smallest.max(unanswered.len().div_ceil(MAX_PARTS));
     let mut calls = vec![answered];
     while !unanswered.is_empty() {
         calls.push(unanswered.split_off(unanswered.len().saturating_sub(most)));

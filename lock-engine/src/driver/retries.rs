@@ -3,21 +3,19 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use leasehold_api::HolderId;
 use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::driver::MAX_PARTS;
 
 /// The least time between two calls for fresh holds while calls fail, so that those who try and fail in a loop
 /// do not have the store asked as often.
 pub(crate) const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Into how many calls one is parted that had no answer at all: of 1,000 holds one that hangs is alone in the third
-/// call. No more are under way at a time, however many holds there are.
-pub(crate) const PARTS: usize = 32;
-
 /// What one call came to.
 #[derive(Clone, Copy)]
-pub(crate) struct Settled {
+pub(crate) struct CallResult {
     /// Whether it was a call for the holds at hand.
     pub(crate) ours: bool,
     /// Whether the store answered, whatever it said.
@@ -48,13 +46,13 @@ impl Retries {
         self.due.filter(|_| !self.in_flight && !self.holders.is_empty())
     }
 
-    pub(crate) fn begun(&mut self) {
+    pub(crate) fn call_started(&mut self) {
         self.in_flight = true;
         self.due = None;
     }
 
     /// `failed` wait for another try.
-    pub(crate) fn settle(&mut self, call: Settled, failed: Vec<HolderId>, now: Instant) {
+    pub(crate) fn settle(&mut self, call: CallResult, failed: Vec<HolderId>, now: Instant) {
         self.in_flight &= !call.ours;
         self.holders.extend(failed);
         if call.ours && call.freed {
@@ -70,7 +68,7 @@ impl Retries {
         }
     }
 
-    pub(crate) fn hurry(&mut self, now: Instant) {
+    pub(crate) fn retry_now(&mut self, now: Instant) {
         self.due = (!self.holders.is_empty()).then_some(now);
     }
 }
@@ -109,26 +107,26 @@ impl Unanswered {
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        let calls = if self.is_silent { 2 } else { PARTS };
+        let calls = if self.is_silent { 2 } else { MAX_PARTS };
         self.due.filter(|_| self.in_flight < calls && !self.holders.is_empty())
     }
 
     /// How many holds a call must take so that all fit into the calls that may be under way.
     pub(crate) fn share(&self) -> usize {
         let calls = match (self.is_silent, self.in_flight) {
-            (true, 0) => PARTS,
+            (true, 0) => MAX_PARTS,
             (true, _) => 1,
-            (false, in_flight) => PARTS.saturating_sub(in_flight).max(1),
+            (false, in_flight) => MAX_PARTS.saturating_sub(in_flight).max(1),
         };
         self.holders.len().div_ceil(calls)
     }
 
-    pub(crate) fn begun(&mut self) {
+    pub(crate) fn call_started(&mut self) {
         self.in_flight += 1;
     }
 
     /// `unanswered` wait for another try.
-    pub(crate) fn settle(&mut self, call: Settled, unanswered: Vec<HolderId>, now: Instant) {
+    pub(crate) fn settle(&mut self, call: CallResult, unanswered: Vec<HolderId>, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(usize::from(call.ours));
         self.any_answer |= call.answered;
         if self.any_answer {
@@ -152,33 +150,8 @@ impl Unanswered {
         }
     }
 
-    pub(crate) fn hurry(&mut self, now: Instant) {
+    pub(crate) fn retry_now(&mut self, now: Instant) {
         (self.in_flight, self.any_answer, self.is_silent) = (0, false, false);
         self.due = Some(now);
-    }
-}
-
-/// Pauses that grow, with jitter.
-pub(crate) struct Backoff {
-    schedule: ExponentialBuilder,
-    pauses: ExponentialBackoff,
-}
-
-impl Backoff {
-    pub(crate) fn new(shortest: Duration, longest: Duration) -> Self {
-        let schedule = ExponentialBuilder::default()
-            .with_jitter()
-            .with_min_delay(shortest)
-            .with_max_delay(longest)
-            .without_max_times();
-        Self { schedule, pauses: schedule.build() }
-    }
-
-    pub(crate) fn next(&mut self) -> Duration {
-        self.pauses.next().unwrap_or(FRESH_PAUSE)
-    }
-
-    fn reset(&mut self) {
-        self.pauses = self.schedule.build();
     }
 }

@@ -18,16 +18,17 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::context::TokioContext;
 
-use crate::acquire::queue::Outcome;
+use crate::acquire::queue::GrantOutcome;
 use crate::clock::Moment;
-use crate::driver::outbox::Freeing;
+use crate::driver::outbox::PendingRelease;
 use crate::hold::Hold;
 use crate::metrics::Event;
-use crate::store::backend::{ReleaseReply, short_answer};
+use crate::store::backend::ReleaseReply;
+use crate::store::missing_replies_error;
 
 impl Grant for Hold {
     fn key(&self) -> &LockKey {
-        &self.request.key
+        Self::key(self)
     }
 
     fn holder(&self) -> HolderId {
@@ -51,7 +52,7 @@ impl Grant for Hold {
     }
 
     fn lost(&self) -> Lost {
-        self.state.watch()
+        self.phase.watch()
     }
 
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
@@ -84,9 +85,10 @@ impl Grant for Hold {
             return Release::ready(self.released(answer));
         }
         let (reply, answer) = oneshot::channel();
-        let permit = self.claim_permit(Outcome::Ended);
-        let told = self.shared.inbox.free_soon(Freeing::let_go(&self, permit).reply(reply));
-        if !told {
+        let permit = self.claim_permit(GrantOutcome::Ended);
+        let queued =
+            self.shared.inbox.queue_release(PendingRelease::guard_released(&self, permit).reply(reply));
+        if !queued {
             return Release::ready(Err(self.unanswered()));
         }
         Release::pending(BatchRelease { hold: self, answer, begun: false })
@@ -96,7 +98,7 @@ impl Grant for Hold {
         if self.begin_release().is_err() {
             return;
         }
-        let release = || self.shared.backend.release_now(&self.request.key, self.request.holder);
+        let release = || self.shared.backend.release_now(self.key(), self.request.holder);
         // A guard is dropped without a panic, whatever its store does.
         let answer = if self.ends_cooldown() { Ok(None) } else { catch_unwind(AssertUnwindSafe(release)) };
         match answer.unwrap_or(None) {
@@ -136,7 +138,7 @@ impl Hold {
         if !self.shared.inbox.renew(Arc::clone(&self), ttl, reply) {
             return Err(named(ended()));
         }
-        let lost = self.state.watch();
+        let lost = self.phase.watch();
         tokio::select! {
             biased;
             outcome = answer => match outcome {
@@ -150,7 +152,7 @@ impl Hold {
     /// Releases without I/O, if the store can. If it panics, the driver releases and hands on the permit.
     fn release_now(&self) -> Option<Result<ReleaseReply, Error>> {
         let panics = ReleasePanics(self);
-        let answer = self.shared.backend.release_now(&self.request.key, self.request.holder);
+        let answer = self.shared.backend.release_now(self.key(), self.request.holder);
         mem::forget(panics);
         answer
     }
@@ -159,22 +161,22 @@ impl Hold {
     fn released(&self, answer: Result<ReleaseReply, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
-                self.shared.settle_freed(&self.request.key, freed);
+                self.shared.yield_if_remote_waiters(self.key(), freed);
                 if freed.was_held {
                     self.shared.metrics.publish(Event::Released);
-                    self.shared.queues.hand_on(&self.request.key, Outcome::Released);
+                    self.shared.queues.pass_on(self.key(), GrantOutcome::Released);
                     return Ok(());
                 }
                 if !self.shared.closing.is_cancelled() {
-                    self.shared.metrics.found_lost(&self.request.key);
+                    self.shared.metrics.found_lost(self.key());
                 }
-                self.shared.queues.hand_on(&self.request.key, Outcome::Ended);
+                self.shared.queues.pass_on(self.key(), GrantOutcome::Ended);
                 Err(self.was_not_held())
             }
             Err(error) => {
                 self.shared.metrics.count(Event::Failure);
                 let error = self.named(error).with_operation(Operation::Release);
-                tracing::debug!(key = %self.request.key, store = %self.shared.name, %error, "release failed; it is retried in the background");
+                tracing::debug!(key = %self.key(), store = %self.shared.name, %error, "release failed; it is retried in the background");
                 self.release_again(&error);
                 Err(error)
             }
@@ -184,16 +186,19 @@ impl Hold {
     /// Leaves a release that failed to the driver. Where it may have been carried out, the next in line asks the
     /// store itself; else it is tried once more before that.
     fn release_again(&self, error: &Error) {
-        let mut freeing = Freeing::let_go(self, self.claim_permit(Outcome::Ended));
+        let mut release = PendingRelease::guard_released(self, self.claim_permit(GrantOutcome::Ended));
         let unknown = error.kind() == ErrorKind::OutcomeUnknown;
         // Handed on once the driver knows of it, as by `Hold::lose`.
-        let _permit = if unknown { freeing.take_permit() } else { None };
-        self.shared.free(freeing);
+        let _permit = if unknown { release.take_permit() } else { None };
+        self.shared.release_in_background(release);
     }
 
     /// Leaves the release to the driver, which hands on the permit after its first try.
     fn release_later(&self) {
-        self.shared.free(Freeing::let_go(self, self.claim_permit(Outcome::Ended)));
+        self.shared.release_in_background(PendingRelease::guard_released(
+            self,
+            self.claim_permit(GrantOutcome::Ended),
+        ));
     }
 
     /// The store did not have it any more when it was to be released.
@@ -249,7 +254,7 @@ impl Releasing {
         };
         let answer = match answered {
             None => Err(hold.unanswered()),
-            Some(Ok(mut answers)) => answers.pop().unwrap_or_else(|| Err(short_answer())),
+            Some(Ok(mut answers)) => answers.pop().unwrap_or_else(|| Err(missing_replies_error())),
             Some(Err(_)) => Err(Error::new(
                 ErrorKind::OutcomeUnknown,
                 format!(

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, nanos};
 use crate::store::backend::Timing;
 
 /// When a hold is to be renewed, when it is in doubt, and when it is over. Set by whoever is granted it, and moved
 /// on by the driver alone.
 pub(crate) struct LeaseClock {
-    kind: Kind,
+    kept_by: KeptBy,
     /// The lease's TTL, or the time after which an unconfirmed hold counts as lost, in nanoseconds.
     window: AtomicU64,
     /// The shortest TTL that was asked for without an answer: it may arrive at the store after all that come
@@ -43,7 +43,7 @@ pub(crate) struct LeaseClock {
 
 /// What the hold ends without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum KeptBy {
     /// Renewal of its lease.
     Lease,
     /// A confirmation every so often that the store still has it.
@@ -55,21 +55,21 @@ enum Kind {
 impl LeaseClock {
     /// The clock of a hold with this TTL and maximum hold, not granted yet; `None` if nothing ends it.
     pub(crate) fn of(timing: &Timing, ttl: Option<Duration>, max_hold: Option<Duration>) -> Option<Self> {
-        let (window, kind) = match (ttl, timing.confirm) {
-            (Some(ttl), _) => (ttl, Kind::Lease),
-            (None, Some(confirm)) => (confirm.lost_after, Kind::Confirmation(confirm.every)),
-            (None, None) if max_hold.is_some() => (Duration::MAX, Kind::Nothing),
+        let (window, kept_by) = match (ttl, timing.confirm) {
+            (Some(ttl), _) => (ttl, KeptBy::Lease),
+            (None, Some(confirm)) => (confirm.lost_after, KeptBy::Confirmation(confirm.every)),
+            (None, None) if max_hold.is_some() => (Duration::MAX, KeptBy::Nothing),
             (None, None) => return None,
         };
         Some(Self {
-            kind,
+            kept_by,
             window: AtomicU64::new(nanos(window)),
             shortest_unknown: AtomicU64::new(u64::MAX),
             longest: AtomicU64::new(nanos(window)),
             deadline: AtomicU64::new(Moment::NEVER.as_nanos()),
             doubt: AtomicU64::new(Moment::NEVER.as_nanos()),
             distrusted: AtomicU64::new(Moment::NEVER.as_nanos()),
-            look: timing.look.filter(|_| kind == Kind::Lease),
+            look: timing.look.filter(|_| kept_by == KeptBy::Lease),
             renew_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             look_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             max_hold,
@@ -89,7 +89,7 @@ impl LeaseClock {
 
     /// The store has answered what was sent at `sent`.
     pub(crate) fn confirmed(&self, sent: Moment, window: Duration) {
-        if self.kind == Kind::Nothing {
+        if self.kept_by == KeptBy::Nothing {
             return;
         }
         let window = window.min(Duration::from_nanos(self.shortest_unknown.load(Ordering::Acquire)));
@@ -117,7 +117,7 @@ impl LeaseClock {
     /// At `now` the clock was found to have lost `lost`. If that is more than the margin of the lease, it is in doubt, and
     /// the store is asked.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) -> bool {
-        if self.kind != Kind::Lease || lost <= self.window() / 10 {
+        if self.kept_by != KeptBy::Lease || lost <= self.window() / 10 {
             return false;
         }
         self.distrusted.store(now.as_nanos(), Ordering::Release);
@@ -148,7 +148,7 @@ impl LeaseClock {
     }
 
     /// A renewal is under way, which says as much as a look.
-    pub(crate) fn is_sent(&self) {
+    pub(crate) fn mark_sent(&self) {
         self.renewing.store(true, Ordering::Release);
         self.renew_at.store(Moment::NEVER.as_nanos(), Ordering::Release);
         self.look_at(Moment::NEVER);
@@ -167,8 +167,8 @@ impl LeaseClock {
 
     /// A renewal for `window` was sent at `sent` and its outcome is not known: the store may count
     /// from it already, so a shorter window binds at once and stays.
-    pub(crate) fn maybe_confirmed(&self, sent: Moment, window: Duration) {
-        if self.kind != Kind::Lease {
+    pub(crate) fn renewal_outcome_unknown(&self, sent: Moment, window: Duration) {
+        if self.kept_by != KeptBy::Lease {
             return;
         }
         self.shortest_unknown.fetch_min(nanos(window), Ordering::AcqRel);
@@ -188,20 +188,20 @@ impl LeaseClock {
     }
 
     pub(crate) fn ttl(&self) -> Option<Duration> {
-        (self.kind == Kind::Lease).then(|| self.window())
+        (self.kept_by == KeptBy::Lease).then(|| self.window())
     }
 
     /// A renewal for `window` is about to be sent: the store may count a shorter one before we hear of it.
-    pub(crate) fn asks_for(&self, sent: Moment, window: Duration) {
+    pub(crate) fn note_sent(&self, sent: Moment, window: Duration) {
         self.longest.fetch_max(nanos(window), Ordering::AcqRel);
-        if self.kind == Kind::Lease {
+        if self.kept_by == KeptBy::Lease {
             self.ends_sooner(sent, window);
         }
     }
 
     /// For how long the store may have the hold after the last it heard of it; `None` without a lease.
     pub(crate) fn longest(&self) -> Option<Duration> {
-        (self.kind == Kind::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
+        (self.kept_by == KeptBy::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
     }
 
     pub(crate) fn max_hold(&self) -> Option<Duration> {
@@ -210,11 +210,11 @@ impl LeaseClock {
 
     /// Whether the store is asked about the hold from time to time.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.kind != Kind::Nothing
+        self.kept_by != KeptBy::Nothing
     }
 
     /// Whether its last renewal was in a call without any answer.
-    pub(crate) fn is_parted(&self) -> bool {
+    pub(crate) fn was_unanswered(&self) -> bool {
         self.batch.load(Ordering::Relaxed) != usize::MAX
     }
 
@@ -244,22 +244,18 @@ impl LeaseClock {
 
     /// A lease is renewed when a third of it has passed: two more tries fit before it ends.
     fn interval_of(&self, window: Duration) -> Duration {
-        match self.kind {
-            Kind::Lease => window / 3,
-            Kind::Confirmation(every) => every,
-            Kind::Nothing => Duration::MAX,
+        match self.kept_by {
+            KeptBy::Lease => window / 3,
+            KeptBy::Confirmation(every) => every,
+            KeptBy::Nothing => Duration::MAX,
         }
     }
 
     /// A lease's deadline is early by a tenth of the TTL, for clocks that do not run alike.
     fn deadline_of(&self, sent: Moment, window: Duration) -> Moment {
-        let margin = if self.kind == Kind::Lease { window / 10 } else { Duration::ZERO };
+        let margin = if self.kept_by == KeptBy::Lease { window / 10 } else { Duration::ZERO };
         sent.after(window.saturating_sub(margin))
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -272,9 +268,9 @@ mod tests {
         let (sent, second) = (Moment::from_nanos(0), Duration::from_secs(1));
         let lease = LeaseClock::of(&Timing::default(), Some(second * 60), None).unwrap();
         lease.confirmed(sent, second * 60);
-        lease.asks_for(sent.after(second), second * 60);
+        lease.note_sent(sent.after(second), second * 60);
         assert_eq!(lease.deadline(), sent.after(second * 54), "as long a one changes nothing");
-        lease.asks_for(sent.after(second), second * 10);
+        lease.note_sent(sent.after(second), second * 10);
         assert_eq!(lease.deadline(), sent.after(second * 10));
         assert!(lease.doubt() < lease.deadline());
     }
@@ -283,7 +279,7 @@ mod tests {
     fn doubt_comes_before_a_loss_that_came_nearer() {
         let lease = LeaseClock::of(&Timing::default(), Some(Duration::from_secs(60)), None).unwrap();
         lease.confirmed(Moment::from_nanos(0), Duration::from_secs(60));
-        lease.maybe_confirmed(Moment::from_nanos(1), Duration::from_secs(6));
+        lease.renewal_outcome_unknown(Moment::from_nanos(1), Duration::from_secs(6));
         assert!(lease.doubt() < lease.deadline(), "{:?} {:?}", lease.doubt(), lease.deadline());
         assert_eq!(lease.deadline(), Moment::from_nanos(1).after(Duration::from_millis(5400)));
     }

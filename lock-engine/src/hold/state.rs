@@ -46,9 +46,9 @@ pub(crate) enum Phase {
     LostFast(LossReason),
 }
 
-/// What came of [`State::lose`].
+/// What came of [`AtomicPhase::lose`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lose {
+pub(crate) enum LoseResult {
     /// It was live: the permit is the caller's to hand on.
     WasLive,
     /// It was on the fast path, and no guard was handed out: the permit is the caller's to hand on.
@@ -61,7 +61,7 @@ pub(crate) enum Lose {
 
 /// The state byte, and the signal of those who wait for the end.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct AtomicPhase {
     /// A phase, and [`WATCHED`] once somebody has the signal.
     byte: AtomicU8,
     signal: Mutex<Option<Arc<LossSignal>>>,
@@ -73,20 +73,12 @@ const WATCHED: u8 = 0x80;
 const LOST: u8 = 0x10;
 const LOST_PENDING: u8 = 0x20;
 const LOST_FAST: u8 = 0x40;
-const REASONS: [LossReason; 7] = [
-    LossReason::Expired,
-    LossReason::ForcedRelease,
-    LossReason::SessionLost,
-    LossReason::Gone,
-    LossReason::Closed,
-    LossReason::RuntimeGone,
-    LossReason::HeldTooLong,
-];
 
 impl Phase {
     fn byte(self) -> u8 {
-        let place =
-            |reason| u8::try_from(REASONS.iter().position(|r| *r == reason).unwrap_or(0)).unwrap_or(0);
+        let place = |reason| {
+            u8::try_from(LossReason::ALL.iter().position(|r| *r == reason).unwrap_or(0)).unwrap_or(0)
+        };
         match self {
             Self::Pending => 0,
             Self::Live => 1,
@@ -100,7 +92,7 @@ impl Phase {
     }
 
     fn of(byte: u8) -> Self {
-        let reason = || REASONS.get(usize::from(byte & 0x0f)).copied().unwrap_or(LossReason::Gone);
+        let reason = || LossReason::ALL.get(usize::from(byte & 0x0f)).copied().unwrap_or(LossReason::Gone);
         match byte & !WATCHED {
             0 => Self::Pending,
             1 => Self::Live,
@@ -121,12 +113,12 @@ impl Phase {
     }
 }
 
-impl State {
+impl AtomicPhase {
     pub(crate) fn new(phase: Phase) -> Self {
         Self { byte: AtomicU8::new(phase.byte()), signal: Mutex::new(None) }
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn get(&self) -> Phase {
         Phase::of(self.byte.load(Ordering::Acquire))
     }
 
@@ -155,14 +147,14 @@ impl State {
     }
 
     /// The hold is gone.
-    pub(crate) fn lose(&self, reason: LossReason) -> Lose {
+    pub(crate) fn lose(&self, reason: LossReason) -> LoseResult {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {
             let (after, lose) = match Phase::of(before) {
-                Phase::Live => (Phase::Lost(reason), Lose::WasLive),
-                Phase::Pending => (Phase::LostPending(reason), Lose::WasPending),
-                Phase::Fast => (Phase::LostFast(reason), Lose::WasFast),
-                _ => return Lose::HadEnded,
+                Phase::Live => (Phase::Lost(reason), LoseResult::WasLive),
+                Phase::Pending => (Phase::LostPending(reason), LoseResult::WasPending),
+                Phase::Fast => (Phase::LostFast(reason), LoseResult::WasFast),
+                _ => return LoseResult::HadEnded,
             };
             match self.swap(before, after) {
                 Ok(()) => return lose,
@@ -174,16 +166,16 @@ impl State {
     /// A future of the end.
     pub(crate) fn watch(&self) -> Lost {
         let signal = Arc::clone(self.signal().get_or_insert_with(LossSignal::new));
-        tell(&signal, Phase::of(self.byte.fetch_or(WATCHED, Ordering::AcqRel)));
+        notify(&signal, Phase::of(self.byte.fetch_or(WATCHED, Ordering::AcqRel)));
         signal.subscribe()
     }
 
     /// Goes to `to` if it is in such a phase. The phase before; `Err` with another one that it is in.
-    fn step(&self, to: Phase, such: impl Fn(Phase) -> bool) -> Result<Phase, Phase> {
+    fn step(&self, to: Phase, is_allowed: impl Fn(Phase) -> bool) -> Result<Phase, Phase> {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {
             let phase = Phase::of(before);
-            if !such(phase) {
+            if !is_allowed(phase) {
                 return Err(phase);
             }
             match self.swap(before, to) {
@@ -200,7 +192,7 @@ impl State {
         if watched != 0 {
             let signal = self.signal().clone();
             if let Some(signal) = signal {
-                tell(&signal, to);
+                notify(&signal, to);
             }
         }
         Ok(())
@@ -211,7 +203,7 @@ impl State {
     }
 }
 
-fn tell(signal: &LossSignal, phase: Phase) {
+fn notify(signal: &LossSignal, phase: Phase) {
     match phase {
         Phase::Fast | Phase::Pending | Phase::Live => {}
         Phase::Released | Phase::Abandoned => {
@@ -230,8 +222,9 @@ mod tests {
     #[test]
     fn every_phase_survives_its_byte() {
         let plain = [Phase::Fast, Phase::Pending, Phase::Live, Phase::Released, Phase::Abandoned];
-        let lost =
-            REASONS.iter().flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);
+        let lost = LossReason::ALL
+            .iter()
+            .flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);
         for phase in plain.into_iter().chain(lost) {
             assert_eq!(Phase::of(phase.byte()), phase);
             assert_eq!(Phase::of(phase.byte() | WATCHED), phase);

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, FencingToken, HolderId, LockAdmin, LockKey, LossReason, Mode};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::Moment;
+use crate::store::events::Events;
 
 /// A store, as the engine sees it. [`Engine`](crate::Engine) turns it into a `Lock`.
 ///
@@ -369,52 +370,4 @@ impl Confirm {
         self.sticky = true;
         self
     }
-}
-
-/// How a backend reaches its engine. Cheap to clone; does nothing once the engine has gone.
-#[derive(Clone, Debug)]
-pub struct Events {
-    sink: Arc<dyn EventSink>,
-    clock: Arc<dyn Clock>,
-}
-
-pub(crate) trait EventSink: Debug + Send + Sync + 'static {
-    fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
-    fn wake(&self, key: &LockKey);
-    fn resync(&self);
-}
-
-impl Events {
-    pub(crate) fn new(sink: Arc<dyn EventSink>, clock: Arc<dyn Clock>) -> Self {
-        Self { sink, clock }
-    }
-
-    /// The store has ended this hold.
-    pub fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
-        self.sink.lost(key, holder, reason);
-    }
-
-    /// The key may be free: whoever waits for it here should ask again. A hint; losing it costs time only.
-    pub fn wake(&self, key: &LockKey) {
-        self.sink.wake(key);
-    }
-
-    /// Hints may have been missed, or the clock was moved: everybody who waits should ask again, and
-    /// every deadline should be looked at.
-    pub fn resync(&self) {
-        self.sink.resync();
-    }
-
-    /// The moment now on the engine's clock.
-    #[must_use]
-    pub fn now(&self) -> Moment {
-        self.clock.now()
-    }
-}
-
-pub(crate) fn short_answer() -> Error {
-    Error::new(
-        leasehold_api::ErrorKind::OutcomeUnknown,
-        "the store answered fewer requests than it was sent; this is a bug of the backend",
-    )
 }

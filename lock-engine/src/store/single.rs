@@ -6,7 +6,8 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use leasehold_api::{Capabilities, Error, LockAdmin};
 
-use crate::store::backend::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing};
+use crate::store::backend::{Attempt, Backend, HoldRef, ReleaseReply, Renewed, Request, Timing};
+use crate::store::events::Events;
 
 /// A store that answers one key at a time. [`Single`] makes a [`Backend`] of it; the rules of
 /// [`Backend`] apply to each call.

@@ -51,8 +51,8 @@ const REVERTED: [Reverted; 6] = [
         what: "a grant that comes too late stays in a store that keeps lost holds",
         edits: &[Edit {
             file: "lock-engine/src/hold.rs",
-            now: "        self.shared.free(Freeing::held(self, permit));\n        let message",
-            then: "        if crate::is_back(\"B3\") && self.stays_when_lost(LossReason::Expired) {\n            drop(permit);\n        } else {\n            self.shared.free(Freeing::held(self, permit));\n        }\n        let message",
+            now: "        self.shared.release_in_background(PendingRelease::held(self, permit));\n        let message",
+            then: "        if crate::is_back(\"B3\") && self.stays_when_lost(LossReason::Expired) {\n            drop(permit);\n        } else {\n            self.shared.release_in_background(PendingRelease::held(self, permit));\n        }\n        let message",
         }],
         found_by: FoundBy::Simulator,
     },
@@ -70,7 +70,7 @@ const REVERTED: [Reverted; 6] = [
         name: "B8",
         what: "a caller who does not wait for a cooldown is not told of the one that its own client has begun",
         edits: &[Edit {
-            file: "lock-engine/src/acquire/fast_path.rs",
+            file: "lock-engine/src/acquire/waiting.rs",
             now: "    if policy != OnCooldown::NotDue {\n",
             then: "    if policy != OnCooldown::NotDue || crate::is_back(\"B8\") {\n",
         }],
@@ -100,7 +100,7 @@ const REVERTED: [Reverted; 6] = [
             Edit {
                 file: "lock-engine/src/shared.rs",
                 now: "        self.inbox.close();\n    }\n\n    /// Every guard",
-                then: "        if crate::is_back(\"B14\") {\n            for hold in self.lose_all(LossReason::Closed) {\n                self.inbox.free_soon(Freeing::lost(&hold));\n            }\n        }\n        self.inbox.close();\n    }\n\n    /// Every guard",
+                then: "        if crate::is_back(\"B14\") {\n            for hold in self.lose_all(LossReason::Closed) {\n                self.inbox.queue_release(PendingRelease::lost(&hold));\n            }\n        }\n        self.inbox.close();\n    }\n\n    /// Every guard",
             },
             Edit {
                 file: "lock-engine/src/driver.rs",

@@ -9,9 +9,8 @@ use tokio::sync::Notify;
 use super::Acquisition;
 use crate::acquire::budget::Refusal;
 use crate::acquire::entry::{Entry, Stage};
-use crate::acquire::fast_path::is_passing;
-use crate::acquire::waiting::{Paused, pause};
-use crate::driver::retries::Backoff;
+use crate::acquire::waiting::{Paused, is_passing, pause};
+use crate::backoff::Backoff;
 
 /// The pauses between attempts at a store that fails: short at first, since a restart takes a second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -31,26 +30,26 @@ impl Outage {
 
 impl Acquisition {
     /// Whether the store is asked again after it has failed with `error`.
-    pub(super) fn is_asked_again(&self, error: &Error) -> bool {
+    pub(super) fn should_retry(&self, error: &Error) -> bool {
         // A grant that nobody heard of, or that came too late and took its permit along, has begun its cooldown: the
         // next attempt would be told that it is not due.
         let may_cool = |entry: &Entry| {
             let may_be_granted = !matches!(entry.stage, Stage::Idle) || entry.permit.is_none();
             may_be_granted && entry.hold.request.cooldown.is_some()
         };
-        let cooling = self.entries[self.first_left()..].iter().any(may_cool);
+        let cooling = self.entries[self.first_untaken()..].iter().any(may_cool);
         is_passing(error.kind()) && !cooling && !self.gives_up && !self.budget.is_over()
     }
 
     /// Undoes what the store may have begun, and waits before the next attempt.
-    pub(super) async fn begin_again(&mut self, error: Error) -> Result<(), Refusal> {
-        let from = self.first_left();
-        self.leave_to_driver(from);
+    pub(super) async fn retry(&mut self, error: Error) -> Result<(), Refusal> {
+        let from = self.first_untaken();
+        self.hand_to_driver(from);
         let Some(key) = self.first_key(from).cloned() else { return Ok(()) };
         if self.outage.is_none() {
             tracing::warn!(%key, store = %self.shared.name, %error, "the store fails; it is asked again until the wait budget ends");
         }
-        self.tell_those_behind(from, &error);
+        self.report_failure_to_waiters(from, &error);
         let outage = self.outage.get_or_insert_with(|| Box::new(Outage::new(error.clone())));
         outage.error = error;
         let pause_for = outage.backoff.next();
@@ -67,7 +66,7 @@ impl Acquisition {
     }
 
     /// Leaves what the store may have of the entries from `from` on to the driver, and the call that is under way.
-    fn leave_to_driver(&mut self, from: usize) {
+    fn hand_to_driver(&mut self, from: usize) {
         if let Some(stop) = self.stop.take() {
             stop.cancel();
         }
@@ -75,14 +74,14 @@ impl Acquisition {
         let left = self.undo(from);
         match self.call.take() {
             Some(call) => self.shared.inbox.finish(call, left),
-            None => left.into_iter().for_each(|freeing| self.shared.free(freeing)),
+            None => left.into_iter().for_each(|release| self.shared.release_in_background(release)),
         }
     }
 
     /// Those behind in the queues who give up on a failure learn of this one, now or when they come.
-    fn tell_those_behind(&self, from: usize, error: &Error) {
+    fn report_failure_to_waiters(&self, from: usize, error: &Error) {
         for entry in self.entries[from..].iter().filter(|entry| entry.permit.is_some()) {
-            let key = &entry.hold.request.key;
+            let key = entry.hold.key();
             let before = self.shared.queues.with(key, |owner| owner.failure.replace(error.clone()));
             // Who was there at the first failure has gone by the next one.
             if matches!(before, Some(None)) {
@@ -97,7 +96,7 @@ impl Acquisition {
             return;
         }
         for entry in self.entries.iter().filter(|entry| entry.permit.is_some()) {
-            self.shared.queues.with(&entry.hold.request.key, |owner| owner.failure = None);
+            self.shared.queues.with(entry.hold.key(), |owner| owner.failure = None);
         }
     }
 }

@@ -8,16 +8,16 @@ use leasehold_api::LockKey;
 use super::KeyClass;
 use crate::clock::Clock;
 use crate::hold::Hold;
-use crate::metrics::{Attempted, Event};
+use crate::metrics::{AcquireOutcome, Event};
 
 #[derive(Debug)]
-pub(crate) struct Published;
+pub(crate) struct FacadeMetrics;
 
 pub(crate) struct Times;
 
-pub(crate) struct Attempt<'a>(PhantomData<&'a LockKey>);
+pub(crate) struct AcquireCall<'a>(PhantomData<&'a LockKey>);
 
-pub(crate) struct Waiting;
+pub(crate) struct WaitingGauge;
 
 impl Times {
     pub(crate) fn begin(_: &dyn Clock) -> Self {
@@ -27,19 +27,19 @@ impl Times {
     pub(crate) fn go_on_from(&self, _: &Self) {}
 }
 
-impl Attempt<'_> {
-    pub(crate) fn ended(self, _: Attempted) {}
+impl AcquireCall<'_> {
+    pub(crate) fn ended(self, _: AcquireOutcome) {}
 }
 
-impl Published {
+impl FacadeMetrics {
     pub(crate) fn new(_: Arc<str>, _: KeyClass) -> Self {
         Self
     }
 
     pub(crate) fn event(&self, _: Event) {}
 
-    pub(crate) fn attempt<'a>(&'a self, _: Option<&'a LockKey>) -> Attempt<'a> {
-        Attempt(PhantomData)
+    pub(crate) fn attempt<'a>(&'a self, _: Option<&'a LockKey>) -> AcquireCall<'a> {
+        AcquireCall(PhantomData)
     }
 
     pub(crate) fn granted(&self, _: &Hold) {}
@@ -50,7 +50,7 @@ impl Published {
 
     pub(crate) fn margin(&self, _: &Hold, _: impl FnOnce() -> f64) {}
 
-    pub(crate) fn waits(&self, _: &LockKey) -> Waiting {
-        Waiting
+    pub(crate) fn waits(&self, _: &LockKey) -> WaitingGauge {
+        WaitingGauge
     }
 }

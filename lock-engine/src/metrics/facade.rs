@@ -8,9 +8,9 @@ mod off;
 mod on;
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use off::{Attempt, Published, Times};
+pub(crate) use off::{AcquireCall, FacadeMetrics, Times};
 #[cfg(feature = "metrics")]
-pub(crate) use on::{Attempt, Published, Times};
+pub(crate) use on::{AcquireCall, FacadeMetrics, Times};
 
 /// How keys are put into few classes for the label `key_class`: a key itself would be a label without bound.
 pub(crate) type KeyClass = fn(&leasehold_api::LockKey) -> &str;

@@ -14,7 +14,7 @@ use super::KeyClass;
 use super::classes::Classes;
 use crate::clock::{Clock, Moment};
 use crate::hold::Hold;
-use crate::metrics::{Attempted, Event};
+use crate::metrics::{AcquireOutcome, Event};
 
 const WAIT_TIME: &str = "leasehold.lock.wait_time";
 const HOLD_TIME: &str = "leasehold.lock.hold_time";
@@ -29,17 +29,7 @@ const RELEASES: &str = "leasehold.lock.releases";
 const RELEASE_RETRIES: &str = "leasehold.lock.release_retries";
 const UNDONE: &str = "leasehold.lock.undone";
 
-const LOSSES: [LossReason; 7] = [
-    LossReason::Expired,
-    LossReason::ForcedRelease,
-    LossReason::SessionLost,
-    LossReason::Gone,
-    LossReason::Closed,
-    LossReason::RuntimeGone,
-    LossReason::HeldTooLong,
-];
-
-pub(crate) struct Published {
+pub(crate) struct FacadeMetrics {
     store: Arc<str>,
     classes: Classes,
 }
@@ -47,13 +37,13 @@ pub(crate) struct Published {
 /// When a hold was asked for, and what was published of its grant.
 pub(crate) struct Times {
     asked: AtomicU64,
-    granted: OnceLock<Grant>,
+    granted: OnceLock<HeldGrant>,
     /// Its end was published.
     ended: AtomicBool,
 }
 
 /// A hold that was counted as held.
-struct Grant {
+struct HeldGrant {
     at: Moment,
     class: Arc<str>,
     /// What was raised is lowered, also if the program has another recorder by then.
@@ -77,47 +67,47 @@ impl Times {
 }
 
 /// A call of acquire or try. One that is dropped before it has ended was cancelled.
-pub(crate) struct Attempt<'a> {
-    published: &'a Published,
+pub(crate) struct AcquireCall<'a> {
+    facade: &'a FacadeMetrics,
     /// Nothing is counted without one.
     key: Option<&'a LockKey>,
-    outcome: Attempted,
+    outcome: AcquireOutcome,
 }
 
-impl Attempt<'_> {
-    pub(crate) fn ended(mut self, outcome: Attempted) {
+impl AcquireCall<'_> {
+    pub(crate) fn ended(mut self, outcome: AcquireOutcome) {
         self.outcome = outcome;
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for AcquireCall<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            let labels = self.published.labels(&self.published.class(key));
+            let labels = self.facade.labels(&self.facade.class(key));
             counter!(ATTEMPTS, with(labels, "outcome", self.outcome.as_str())).increment(1);
         }
     }
 }
 
 /// Somebody waits, until this is dropped.
-pub(crate) struct Waiting(Gauge);
+pub(crate) struct WaitingGauge(Gauge);
 
-impl Drop for Waiting {
+impl Drop for WaitingGauge {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
 }
 
-impl Published {
+impl FacadeMetrics {
     /// Describes everything, and begins every series that is known before the first key.
     pub(crate) fn new(store: Arc<str>, key_class: KeyClass) -> Self {
         describe();
-        let published = Self { store, classes: Classes::new(key_class) };
+        let facade = Self { store, classes: Classes::new(key_class) };
         for name in [FAILURES, RENEWALS, RELEASES, RELEASE_RETRIES, UNDONE] {
-            counter!(name, published.store()).increment(0);
+            counter!(name, facade.store()).increment(0);
         }
-        published.classes.none(|class| published.begin(class));
-        published
+        facade.classes.none(|class| facade.begin(class));
+        facade
     }
 
     pub(crate) fn event(&self, event: Event) {
@@ -133,19 +123,19 @@ impl Published {
         counter!(name, self.store()).increment(1);
     }
 
-    pub(crate) fn attempt<'a>(&'a self, key: Option<&'a LockKey>) -> Attempt<'a> {
-        Attempt { published: self, key, outcome: Attempted::Cancelled }
+    pub(crate) fn attempt<'a>(&'a self, key: Option<&'a LockKey>) -> AcquireCall<'a> {
+        AcquireCall { facade: self, key, outcome: AcquireOutcome::Cancelled }
     }
 
     /// The guard of `hold` is about to be handed out.
     pub(crate) fn granted(&self, hold: &Hold) {
         let at = hold.shared.clock.now();
-        let class = self.class(&hold.request.key);
+        let class = self.class(hold.key());
         let labels = self.labels(&class);
         histogram!(WAIT_TIME, labels.clone()).record(at.since(hold.times.asked()).as_secs_f64());
         let held = gauge!(HELD, labels);
         held.increment(1.0);
-        let _ = hold.times.granted.set(Grant { at, class, held });
+        let _ = hold.times.granted.set(HeldGrant { at, class, held });
         // A loss just now may have found nothing to end. Either it sees the grant, or this sees the loss: each
         // side writes its own, then, behind a fence, reads the other's.
         fence(Ordering::SeqCst);
@@ -157,7 +147,7 @@ impl Published {
     /// `hold`, whose phase says how, has ended. Counted once, and not at all unless it was counted as held.
     pub(crate) fn ended(&self, hold: &Hold) {
         fence(Ordering::SeqCst);
-        let Some(Grant { at, class, held }) = hold.times.granted.get() else { return };
+        let Some(HeldGrant { at, class, held }) = hold.times.granted.get() else { return };
         if hold.times.ended.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -177,13 +167,13 @@ impl Published {
     }
 
     pub(crate) fn margin(&self, hold: &Hold, share: impl FnOnce() -> f64) {
-        histogram!(RENEWAL_MARGIN, self.labels(&self.class(&hold.request.key))).record(share());
+        histogram!(RENEWAL_MARGIN, self.labels(&self.class(hold.key()))).record(share());
     }
 
-    pub(crate) fn waits(&self, key: &LockKey) -> Waiting {
+    pub(crate) fn waits(&self, key: &LockKey) -> WaitingGauge {
         let gauge = gauge!(WAITING, self.labels(&self.class(key)));
         gauge.increment(1.0);
-        Waiting(gauge)
+        WaitingGauge(gauge)
     }
 
     fn class(&self, key: &LockKey) -> Arc<str> {
@@ -193,10 +183,10 @@ impl Published {
     /// Begins every series of a class at zero. Adds to what is there: another engine may have the same store.
     fn begin(&self, class: &Arc<str>) {
         let labels = self.labels(class);
-        for outcome in Attempted::ALL {
+        for outcome in AcquireOutcome::ALL {
             counter!(ATTEMPTS, with(labels.clone(), "outcome", outcome.as_str())).increment(0);
         }
-        for reason in LOSSES {
+        for reason in LossReason::ALL {
             counter!(LOST, with(labels.clone(), "reason", reason.as_str())).increment(0);
         }
         for name in [HELD, WAITING] {
@@ -219,9 +209,9 @@ impl Published {
     }
 }
 
-impl fmt::Debug for Published {
+impl fmt::Debug for FacadeMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Published").field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("FacadeMetrics").field("store", &self.store).finish_non_exhaustive()
     }
 }
 

@@ -9,12 +9,12 @@ use leasehold_api::LockKey;
 
 /// How many of these attempts there are, by key.
 #[derive(Clone, Default)]
-pub(crate) struct Undoing(Arc<Mutex<BTreeMap<LockKey, usize>>>);
+pub(crate) struct UnconfirmedAttempts(Arc<Mutex<BTreeMap<LockKey, usize>>>);
 
-impl Undoing {
-    pub(crate) fn begin(&self, key: &LockKey) -> Undone {
+impl UnconfirmedAttempts {
+    pub(crate) fn begin(&self, key: &LockKey) -> UnconfirmedAttempt {
         *self.lock().entry(key.clone()).or_default() += 1;
-        Undone { keys: self.clone(), key: key.clone() }
+        UnconfirmedAttempt { keys: self.clone(), key: key.clone() }
     }
 
     pub(crate) fn is_any(&self, key: &LockKey) -> bool {
@@ -26,7 +26,7 @@ impl Undoing {
     }
 }
 
-impl fmt::Debug for Undoing {
+impl fmt::Debug for UnconfirmedAttempts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.lock().iter()).finish()
     }
@@ -34,13 +34,13 @@ impl fmt::Debug for Undoing {
 
 /// Of whom a store spoke that said "contended".
 #[derive(Debug, Default)]
-pub(crate) struct Met {
+pub(crate) struct ContentionSource {
     pub(crate) others: bool,
     /// Perhaps of an attempt of this client that is not undone yet.
     pub(crate) own: bool,
 }
 
-impl Met {
+impl ContentionSource {
     pub(crate) fn note(&mut self, is_own: bool) {
         self.own |= is_own;
         self.others |= !is_own;
@@ -49,12 +49,12 @@ impl Met {
 
 /// One attempt. Dropped once the store has confirmed that it is undone, or will not be asked again.
 #[derive(Debug)]
-pub(crate) struct Undone {
-    keys: Undoing,
+pub(crate) struct UnconfirmedAttempt {
+    keys: UnconfirmedAttempts,
     key: LockKey,
 }
 
-impl Drop for Undone {
+impl Drop for UnconfirmedAttempt {
     fn drop(&mut self) {
         let mut keys = self.keys.lock();
         if let Some(count) = keys.get_mut(&self.key) {
