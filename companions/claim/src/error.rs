@@ -5,8 +5,8 @@ use std::sync::Arc;
 use leasehold_postgres::{sqlstate, store_error};
 use sqlx::postgres::PgDatabaseError;
 
-use crate::id::RowKey;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 
 /// Why a claim, or what was to be done with it, failed.
 #[non_exhaustive]

@@ -25,10 +25,10 @@ use tokio::sync::OnceCell;
 
 use self::server::Server;
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::metrics::depth;
 use crate::spec::ClaimSpec;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::statements::order::Sequence;
 use crate::statements::parts::Words;
 use crate::store::{

@@ -6,14 +6,12 @@ mod error;
 mod held;
 #[cfg(feature = "test-util")]
 mod hold;
-mod id;
 mod leased;
 #[cfg(feature = "test-util")]
 mod memory;
 mod metrics;
 mod name;
 mod spec;
-mod state;
 mod statements;
 mod store;
 #[doc(hidden)]
@@ -24,13 +22,13 @@ pub use error::ClaimError;
 pub use held::{PgHeld, PgHold};
 #[cfg(feature = "test-util")]
 pub use hold::{Hold, HoldStore};
-pub use id::{IdType, OwnerToken, RowId, RowKey};
 pub use leased::PgClaims;
 #[cfg(feature = "test-util")]
 pub use memory::{MemoryClaims, MemoryClock, MemoryLock, MemoryRow};
 pub use name::{Sql, Table};
+pub use spec::ids::{IdType, OwnerToken, RowId, RowKey};
+pub use spec::states::{State, States};
 pub use spec::{ClaimSpec, ClaimSpecBuilder, Finding, Migration, OrderType, Retention, Unmet};
-pub use state::{State, States};
 pub use store::{
     ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, RefusedRow, Renewal, Settled, Stats, Swept, Take,
     Taken, TakenRow,

@@ -23,7 +23,7 @@ pub use row::MemoryRow;
 pub use time::MemoryClock;
 
 use crate::error::ClaimError;
-use crate::id::RowKey;
+use crate::spec::ids::RowKey;
 use crate::spec::{ClaimSpec, Inner};
 use table::{Table, Transaction};
 

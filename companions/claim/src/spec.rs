@@ -2,8 +2,10 @@
 
 mod builder;
 mod check;
+pub(crate) mod columns;
+pub(crate) mod ids;
 mod migration;
-pub(crate) mod parts;
+pub(crate) mod states;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,9 +19,9 @@ pub(crate) use migration::notify::NotifyTrigger;
 pub(crate) use migration::tools as migration_tools;
 
 use crate::error::ClaimError;
-use crate::id::IdType;
 use crate::name::{Column, Sql, Table};
-use crate::state::{State, States};
+use crate::spec::ids::IdType;
+use crate::spec::states::{State, States};
 
 /// The type of a column that rows are ordered by.
 #[non_exhaustive]

@@ -20,9 +20,9 @@ pub(crate) use take::{Apart, check_lease};
 pub use take::{Line, RefusedRow, Take, Taken};
 
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::spec::ClaimSpec;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 
 /// What became of the renewal of one claim.
 #[non_exhaustive]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use crate::id::RowKey;
 use crate::spec::ClaimSpec;
+use crate::spec::ids::RowKey;
 use crate::store::{Apart, ClaimedRow};
 
 /// The pause grows with each time that a row could not be written.

@@ -12,8 +12,8 @@ use super::on_failure::OnFailure;
 use super::{Claimer, feeder, keeper, listener, purger, settler, shared, sweeper};
 use crate::error::ClaimError;
 use crate::held::HeldStore;
-use crate::id::RowKey;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::store::{ClaimStore, Claimed, Take};
 
 /// How long an idle claimer sleeps where new work is known to be announced, and where it is not.

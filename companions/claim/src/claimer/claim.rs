@@ -13,8 +13,8 @@ use super::in_flight::Hold;
 use super::shared::{Shared, closed};
 use crate::error::ClaimError;
 use crate::held::PgHold;
-use crate::id::OwnerToken;
 use crate::leased::PgClaims;
+use crate::spec::ids::OwnerToken;
 use crate::store::{ClaimRef, ClaimedRow, Outcome, Settled};
 
 /// What a claim that nobody settled is returned with.

@@ -18,8 +18,8 @@ use super::in_flight::Hold;
 use super::on_failure::OnFailure;
 use crate::error::ClaimError;
 use crate::held::HeldStore;
-use crate::id::RowKey;
 use crate::metrics::Published;
+use crate::spec::ids::RowKey;
 use crate::store::{ClaimStore, Claimed, Outcome, RefusedRow, Settled, Take};
 
 mod waiting;

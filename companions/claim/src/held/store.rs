@@ -13,9 +13,9 @@ use leasehold_postgres::OpenTransaction;
 use super::{PgHeld, PgHold};
 use crate::claimer::ClaimerBuilder;
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowKey};
 use crate::spec::ClaimSpec;
-use crate::state::State;
+use crate::spec::ids::{OwnerToken, RowKey};
+use crate::spec::states::State;
 use crate::statements::settled::nowhere;
 use crate::store::{
     ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Stats, Swept, Take, Taken, TakenRow, Upkeep,

@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::id::RowKey;
+use crate::spec::ids::RowKey;
 use crate::statements::query::Query;
 use crate::statements::row::key_of;
 

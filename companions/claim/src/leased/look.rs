@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::id::RowKey;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::statements::expression::{column, near};
 use crate::statements::order::{LOOK, Sequence};
 use crate::statements::parts::{LeaseWords, NOW};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::PgClaims;
 use crate::error::ClaimError;
 use crate::spec::Tracking;
-use crate::state::State;
+use crate::spec::states::State;
 use crate::statements::expression::{checked, column};
 use crate::statements::parts::{NOW, Words};
 use crate::statements::query::{get, millis};

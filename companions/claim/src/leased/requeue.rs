@@ -7,10 +7,10 @@ use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::name::literal;
 use crate::spec::Tracking;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::statements::expression::{checked, column, list};
 use crate::statements::parts::{NOW, Words};
 use crate::statements::query::Query;

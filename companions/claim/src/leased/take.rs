@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use super::PgClaims;
 use super::server::Fault;
 use crate::error::ClaimError;
-use crate::id::RowKey;
+use crate::spec::ids::RowKey;
 use crate::statements::TAKE;
 use crate::statements::expression::{column, owner_of_batch};
 use crate::statements::groups::{Candidate, Search};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::row::MemoryRow;
 use super::time::{Micros, span};
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowKey};
+use crate::spec::ids::{OwnerToken, RowKey};
+use crate::spec::states::State;
 use crate::spec::{Inner, Retention};
-use crate::state::State;
 use crate::store::{ClaimRef, Outcome, Settled};
 
 /// The rows as they are after a settlement; `None` for one that is deleted.

@@ -12,8 +12,8 @@ use super::table::Siblings;
 use super::{MemoryClaims, Open};
 use crate::error::ClaimError;
 use crate::hold::{Hold, HoldStore};
-use crate::id::RowKey;
 use crate::spec::ClaimSpec;
+use crate::spec::ids::RowKey;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
 #[async_trait]

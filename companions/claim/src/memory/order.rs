@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::row::{MemoryRow, read_time};
 use super::time::{self, Micros};
 use crate::error::ClaimError;
-use crate::id::{RowId, RowKey};
+use crate::spec::ids::{RowId, RowKey};
 use crate::spec::{Inner, OrderType};
 use crate::store::Line;
 

@@ -11,9 +11,9 @@ use super::row::MemoryRow;
 use super::table::{Siblings, Standing, Table};
 use super::time::{Micros, span};
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowKey};
+use crate::spec::ids::{OwnerToken, RowKey};
+use crate::spec::states::State;
 use crate::spec::{Inner, Tracking};
-use crate::state::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Take};
 
 /// What a statement has picked.

@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 
 use super::time::{self, Micros};
 use crate::error::ClaimError;
-use crate::id::{IdType, OwnerToken, RowId, RowKey};
 use crate::name::Column;
+use crate::spec::ids::{IdType, OwnerToken, RowId, RowKey};
+use crate::spec::states::{State, StateType};
 use crate::spec::{Inner, Tracking};
-use crate::state::{State, StateType};
 
 /// A row of [`MemoryClaims`](crate::MemoryClaims): one to insert, or a copy of one that is there.
 ///

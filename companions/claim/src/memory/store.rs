@@ -11,10 +11,10 @@ use super::time::{between, span};
 use super::wake::MemoryWake;
 use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::metrics::depth;
 use crate::spec::ClaimSpec;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::store::{
     ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Stats, Swept, Take, Taken, TakenRow, Upkeep,
     Wake, check_lease,

@@ -8,9 +8,9 @@ use uuid::Uuid;
 use super::row::MemoryRow;
 use super::time::Micros;
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowKey};
+use crate::spec::ids::{OwnerToken, RowKey};
+use crate::spec::states::State;
 use crate::spec::{Inner, Tracking, Unmet};
-use crate::state::State;
 
 /// An open transaction.
 pub(super) type Transaction = u64;

@@ -7,7 +7,7 @@ use super::row::MemoryRow;
 use super::table::{Siblings, Standing, Table};
 use super::time::{Micros, between, span};
 use crate::error::ClaimError;
-use crate::id::RowKey;
+use crate::spec::ids::RowKey;
 use crate::spec::{Inner, Retention, Tracking};
 use crate::store::{Stats, Swept, Take, TakenRow};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::migration::names::hash;
 use super::{ClaimSpec, Inner, Limit, Order, OrderType, Precondition, Retention, Tracking, Unmet};
 use crate::error::ClaimError;
-use crate::id::IdType;
 use crate::name::{Column, Sql, Table};
-use crate::state::{StateType, States};
+use crate::spec::ids::IdType;
+use crate::spec::states::{StateType, States};
 
 /// The most rows of a group that one claim takes by default.
 const GROUP_LIMIT: u32 = 10_000;

@@ -1,7 +1,7 @@
 //! Expressions that are made the same way for every spec.
 
 use crate::name::{Column, Table, literal};
-use crate::state::State;
+use crate::spec::states::State;
 
 /// A condition on rows that are found by their key. The planner does not look into it: it would choose by how
 /// many rows were in a state when it last counted, and then compare each row in that state with each that is

@@ -20,8 +20,8 @@ use super::query::{Query, get};
 use super::row::{carried, line_of};
 use super::{TAKE, group_number};
 use crate::error::ClaimError;
-use crate::id::{RowId, RowKey};
 use crate::name::Column;
+use crate::spec::ids::{RowId, RowKey};
 use crate::store::Line;
 
 const LOCK: &str = "SELECT CASE WHEN u.n IS NULL THEN true ELSE pg_catalog.pg_try_advisory_xact_lock(u.n) END AS locked \

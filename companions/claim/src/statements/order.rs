@@ -9,7 +9,7 @@ use super::query::{Query, get};
 use crate::error::ClaimError;
 use crate::name::{Column, literal};
 use crate::spec::OrderType;
-use crate::spec::parts::TIME;
+use crate::spec::columns::TIME;
 use crate::store::Line;
 
 /// What is being done.

@@ -3,11 +3,11 @@
 use std::sync::OnceLock;
 
 use super::expression::{column, hashed, list, next};
-use crate::id::IdType;
 use crate::name::literal;
+use crate::spec::ids::IdType;
 use crate::spec::migration_tools::{side_epochs, state_function};
+use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Tracking};
-use crate::state::{State, StateType};
 
 /// The time now: for what is written, and where a row that was found is looked at again.
 pub(crate) const NOW: &str = "pg_catalog.clock_timestamp()";

@@ -10,9 +10,9 @@ use super::parts::Words;
 use super::query::{Query, millis};
 use super::row::carried;
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::name::literal;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::store::Take;
 
 /// The first parameter that is free: 1 is the limit, 2 the batch, 3 the lease, 4 the queue.

@@ -3,8 +3,8 @@
 use super::expression::{column, list};
 use super::parts::Words;
 use crate::name::literal;
+use crate::spec::states::State;
 use crate::spec::{Precondition, Unmet};
-use crate::state::State;
 
 impl Words {
     /// A row that may be taken now.

@@ -11,7 +11,7 @@ use sqlx::{
 };
 
 use crate::error::{ClaimError, refuses_row};
-use crate::id::RowKey;
+use crate::spec::ids::RowKey;
 
 /// The longest time that is sent to the server: a hundred years.
 const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);

@@ -14,9 +14,9 @@ use super::pick::Asked;
 use super::query::get;
 use super::work;
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowId, RowKey};
 use crate::name::Column;
-use crate::state::State;
+use crate::spec::ids::{OwnerToken, RowId, RowKey};
+use crate::spec::states::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Taken};
 
 /// What `picked` selects beyond the key. Where the claim's statement does not return the row that it has changed, it

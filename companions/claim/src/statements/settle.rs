@@ -5,8 +5,8 @@ use super::parts::{Mode, NOW, Words};
 use super::payload::notify_returned;
 use crate::error::ClaimError;
 use crate::name::literal;
+use crate::spec::states::State;
 use crate::spec::{Retention, Tracking};
-use crate::state::State;
 use crate::store::Outcome;
 
 /// Outcomes that one statement can write together.

@@ -11,8 +11,8 @@ use super::parts::Words;
 use super::query::{Query, get, millis};
 use super::row::key_of;
 use crate::error::ClaimError;
-use crate::id::RowKey;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::store::{ClaimRef, Outcome, Settled};
 
 /// What is settled, for the parameters of a statement.

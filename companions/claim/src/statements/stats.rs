@@ -5,7 +5,7 @@ use super::order::Sequence;
 use super::parts::{ASKED, Words};
 use super::pick::Asked;
 use crate::spec::Tracking;
-use crate::state::State;
+use crate::spec::states::State;
 
 /// One row with the counts, each of at most as many rows as are asked for. None is counted by reading past rows that count
 /// as something else, but for those of other queues.

@@ -2,7 +2,7 @@
 
 use crate::name::{Column, literal};
 use crate::spec::Tracking;
-use crate::state::State;
+use crate::spec::states::State;
 use crate::statements::expression::{checked, column, next, owner_of_batch};
 use crate::statements::order::Sequence;
 use crate::statements::parts::{NOW, Words};

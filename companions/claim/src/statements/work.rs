@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::id::RowKey;
+use crate::spec::ids::RowKey;
 
 /// What the server has made of the columns. JSON beyond what can be read (a number above 1e308, more than 128
 /// levels) stays text: whoever works on the row finds it unreadable and can fail it, while the rows that were

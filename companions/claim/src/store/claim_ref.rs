@@ -8,8 +8,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::error::ClaimError;
-use crate::id::{OwnerToken, RowId, RowKey};
 use crate::spec::Inner;
+use crate::spec::ids::{OwnerToken, RowId, RowKey};
 
 /// What the text begins with; the number is that of its form.
 const FORM: &str = "lc1";

@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use super::ClaimRef;
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::spec::ClaimSpec;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 
 /// One claim: a row, or all outstanding rows of a group.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::id::RowKey;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 
 /// How a claim ends.
 #[non_exhaustive]

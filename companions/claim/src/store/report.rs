@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{OwnerToken, RowKey};
-use crate::state::State;
+use crate::spec::ids::{OwnerToken, RowKey};
+use crate::spec::states::State;
 
 /// How many rows a table has in each condition: see [`ClaimStore::stats`](crate::ClaimStore::stats).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

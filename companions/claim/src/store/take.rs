@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::ClaimError;
-use crate::id::RowKey;
 use crate::spec::Inner;
-use crate::state::State;
+use crate::spec::ids::RowKey;
+use crate::spec::states::State;
 use crate::store::Claimed;
 
 /// The most rows, or groups, that one call takes.

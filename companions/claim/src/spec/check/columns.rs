@@ -3,8 +3,8 @@
 use super::Look;
 use super::facts::ColumnFact;
 use crate::name::{Column, literal};
-use crate::spec::parts::{BOOLEAN, Part, TEXTS, TIME, Use};
-use crate::state::StateType;
+use crate::spec::columns::{BOOLEAN, Part, TEXTS, TIME, Use};
+use crate::spec::states::StateType;
 
 impl Look<'_> {
     pub(super) fn columns(&mut self) {

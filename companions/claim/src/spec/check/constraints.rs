@@ -9,8 +9,8 @@ use crate::error::ClaimError;
 use crate::name::{Column, Table, literal};
 use crate::spec::migration::names::regclass;
 use crate::spec::migration::step::quote;
+use crate::spec::states::State;
 use crate::spec::{ClaimSpec, Tracking};
-use crate::state::State;
 
 const TAKEN: &str = "be claimed";
 

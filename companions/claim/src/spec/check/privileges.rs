@@ -4,10 +4,10 @@ use super::Look;
 use super::facts::Facts;
 use crate::error::ClaimError;
 use crate::name::{Table, literal};
+use crate::spec::columns::Use;
 use crate::spec::migration::names::{regclass, side_epochs};
 use crate::spec::migration::state_function_is_missing;
 use crate::spec::migration::step::quote;
-use crate::spec::parts::Use;
 use crate::spec::{Retention, Tracking};
 
 impl Look<'_> {

@@ -5,7 +5,7 @@ use crate::error::ClaimError;
 use crate::name::literal;
 use crate::spec::Tracking;
 use crate::spec::migration::names::{regclass, state_list};
-use crate::state::StateType;
+use crate::spec::states::StateType;
 
 impl Look<'_> {
     pub(super) async fn rows(&mut self) -> Result<(), ClaimError> {

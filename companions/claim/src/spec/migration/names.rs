@@ -5,8 +5,8 @@ use std::hash::Hasher as _;
 use leasehold_postgres::MAX_IDENTIFIER_BYTES;
 
 use crate::name::{Table, literal};
+use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner};
-use crate::state::{State, StateType};
 
 /// `parts` joined by underscores; where the server would cut that, the end gives way to a hash of it all.
 #[must_use]

@@ -4,8 +4,8 @@ use super::names::{derived, dollar_tag, hash, regclass, side_epochs, state_funct
 use super::notify::NotifyTrigger;
 use super::step::{Step, check, closed_set, index, sequence};
 use crate::name::{Column, literal};
+use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Retention, Tracking};
-use crate::state::{State, StateType};
 
 /// What is decided by whoever migrates.
 #[derive(Clone, Debug, Default)]

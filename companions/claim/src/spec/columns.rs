@@ -1,8 +1,8 @@
 //! The columns of a spec: what each is for, of which type it has to be, and how it is made.
 
 use super::{Inner, OrderType, Tracking};
-use crate::id::IdType;
 use crate::name::Column;
+use crate::spec::ids::IdType;
 
 const INTS: &[&str] = &["smallint", "integer", "bigint"];
 const SMALL: &[&str] = &["smallint", "integer"];
