@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use leasehold::claim::sqlx;
-use leasehold::claim::support::{Column, literal};
 use leasehold::claim::{ClaimError, Table};
 use leasehold::postgres::store_error;
 use leasehold::{Error, ErrorKind};
+use leasehold_table_schema::Column;
+use leasehold_table_schema::sql::literal;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;

@@ -67,7 +67,25 @@ impl Identifier {
     /// The name in double quotes, with those inside doubled: safe in a statement.
     #[must_use]
     pub fn quoted(&self) -> String {
-        format!("\"{}\"", self.0.replace('"', "\"\""))
+        quote(&self.0)
+    }
+}
+
+/// Returns `name` in double quotes, with those inside doubled: safe in a statement. For names that the server reports, which
+/// [`Identifier::new`] might refuse.
+#[must_use]
+pub fn quote(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Returns `text` as a literal: safe in a statement, also if `standard_conforming_strings` is off.
+#[must_use]
+pub fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if quoted.contains('\\') {
+        format!(" E'{}'", quoted.replace('\\', "\\\\"))
+    } else {
+        format!("'{quoted}'")
     }
 }
 
@@ -109,5 +127,7 @@ mod tests {
     fn quotes_cannot_be_closed_from_inside() {
         assert_eq!(Identifier::new("\"").unwrap().quoted(), "\"\"\"\"");
         assert_eq!(Identifier::new("a\"\"b").unwrap().quoted(), "\"a\"\"\"\"b\"");
+        assert_eq!(literal(r"it's"), "'it''s'");
+        assert_eq!(literal(r"a\'; --"), r" E'a\\''; --'");
     }
 }

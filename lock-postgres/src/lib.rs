@@ -25,7 +25,7 @@ pub use connect::libpq::is_parameter;
 pub use error::{
     DriverError, connect_error, ends_session, outcome_unknown, sqlstate, state_error, store_error,
 };
-pub use ident::{Identifier, MAX_IDENTIFIER_BYTES};
+pub use ident::{Identifier, MAX_IDENTIFIER_BYTES, literal, quote};
 pub use job_queue::{Job, Lane};
 pub use lock_wait::LockWait;
 pub use number::{

@@ -1,7 +1,8 @@
 //! Putting a capture together.
 
-use leasehold_claim::support::{Column, literal};
-use leasehold_claim::{ClaimError, Table};
+use leasehold_claim::ClaimError;
+use leasehold_table_schema::sql::literal;
+use leasehold_table_schema::{Column, Table};
 
 use crate::Capture;
 
@@ -86,7 +87,7 @@ impl Source {
         match Column::new(name) {
             Ok(column) => Some(column),
             Err(mistake) => {
-                self.mistake.get_or_insert(mistake);
+                self.mistake.get_or_insert(mistake.into());
                 None
             }
         }

@@ -7,8 +7,8 @@ mod sql;
 use std::fmt;
 use std::time::Duration;
 
-use leasehold_claim::support::{Session, Step};
-use leasehold_claim::{ClaimError, Finding, Table};
+use leasehold_claim::ClaimError;
+use leasehold_table_schema::{Finding, MigrationStep, SchemaSession, Table};
 use sqlx::PgPool;
 
 use self::builder::Mapping;
@@ -93,7 +93,7 @@ impl Capture {
                 lines.join("\n")
             )));
         }
-        run(pool, capture.install_steps(), "install the triggers").await
+        run(pool, &capture.install_steps(), "install the triggers").await
     }
 
     /// Takes the triggers and their functions away.
@@ -106,7 +106,7 @@ impl Capture {
     ///
     /// Its connection is closed. Some sources may have their triggers still; call again.
     pub async fn uninstall(&self, pool: &PgPool) -> Result<(), ClaimError> {
-        run(pool, self.resolved(pool).await?.uninstall_steps(), "take the triggers away").await
+        run(pool, &self.resolved(pool).await?.uninstall_steps(), "take the triggers away").await
     }
 
     /// Looks whether every change is recorded: best at start-up, and from time to time. Empty: it is.
@@ -120,10 +120,10 @@ impl Capture {
     /// It only looks; its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
         let findings = self.resolved(pool).await?.look(pool, true).await?;
-        if findings.iter().any(|finding| matches!(finding, Finding::Error(_))) {
+        if findings.iter().any(Finding::is_error) {
             // The printed statements were run, in which a name without a schema stays so.
             let printed = self.look(pool, true).await?;
-            if !printed.iter().any(|finding| matches!(finding, Finding::Error(_))) {
+            if !printed.iter().any(Finding::is_error) {
                 return Ok(printed);
             }
         }
@@ -131,12 +131,8 @@ impl Capture {
     }
 }
 
-async fn run(pool: &PgPool, steps: Vec<Step>, doing: &'static str) -> Result<(), ClaimError> {
-    let mut session = Session::open(pool, LONGEST, doing).await?;
-    for step in steps {
-        session.step(&step).await?;
-    }
-    session.close().await
+async fn run(pool: &PgPool, steps: &[MigrationStep], doing: &'static str) -> Result<(), ClaimError> {
+    Ok(SchemaSession::open(pool, LONGEST, doing).await?.apply(steps).await?)
 }
 
 impl fmt::Display for Capture {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_claim::support::{Reader, literal, regclass};
-use leasehold_claim::{ClaimError, Finding, Table};
+use leasehold_claim::ClaimError;
+use leasehold_table_schema::sql::{literal, regclass};
+use leasehold_table_schema::{CatalogReader, Finding, Table, server_message};
 use sqlx::PgPool;
 
 use crate::sql::parts;
@@ -15,7 +16,7 @@ impl Capture {
     /// The same capture with the schema of each table that was named without one, as a connection of the pool finds it.
     /// A table that does not exist stays as it is.
     pub(super) async fn resolved(&self, pool: &PgPool) -> Result<Self, ClaimError> {
-        let mut reader = Reader::open(pool, LONGEST, "find the tables").await?;
+        let mut reader = CatalogReader::open(pool, LONGEST, "find the tables").await?;
         let mut all = self.clone();
         let tables = all.sources.iter_mut().map(|source| &mut source.table).chain([&mut all.target]);
         for table in tables.filter(|table| table.schema().is_none()) {
@@ -34,9 +35,9 @@ impl Capture {
 
     /// What keeps changes from being recorded. Before it is installed, the triggers are not looked at.
     pub(super) async fn look(&self, pool: &PgPool, is_installed: bool) -> Result<Vec<Finding>, ClaimError> {
-        let mut reader = Reader::open(pool, LONGEST, "check the triggers").await?;
+        let mut reader = CatalogReader::open(pool, LONGEST, "check the triggers").await?;
         let mut findings = Vec::new();
-        if !exists(&mut reader, &self.target).await? {
+        if !reader.exists(&self.target).await? {
             findings.push(Finding::Error(format!(
                 "there is no table {} to record changes in; create it",
                 self.target
@@ -56,12 +57,12 @@ impl Capture {
     async fn look_at(
         &self,
         source: &Mapping,
-        reader: &mut Reader,
+        reader: &mut CatalogReader,
         is_installed: bool,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
         let table = &source.table;
-        if !exists(reader, table).await? {
+        if !reader.exists(table).await? {
             findings.push(Finding::Error(format!(
                 "there is no table {table} to record the changes of; create it"
             )));
@@ -91,7 +92,7 @@ impl Capture {
     async fn look_at_columns(
         &self,
         source: &Mapping,
-        reader: &mut Reader,
+        reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
         let (target, table) = (self.target.quoted(), &source.table);
@@ -112,9 +113,7 @@ impl Capture {
             table.quoted()
         );
         if let Err(error) = reader.attempt(&sql).await? {
-            let said = error
-                .as_database_error()
-                .map_or_else(|| error.to_string(), |answer| answer.message().to_owned());
+            let said = server_message(&error);
             findings.push(Finding::Error(format!(
                 "a change of {table} could not be recorded in {} ({said}); correct the capture, or the columns",
                 self.target
@@ -141,7 +140,7 @@ impl Capture {
     /// Does it wake workers though nobody has asked for that?
     async fn look_at_target(
         &self,
-        reader: &mut Reader,
+        reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
         // After each statement that inserts.
@@ -165,7 +164,7 @@ impl Capture {
     async fn look_at_triggers(
         &self,
         source: &Mapping,
-        reader: &mut Reader,
+        reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
         let table = &source.table;
@@ -222,7 +221,7 @@ impl Capture {
     async fn look_at_function(
         &self,
         source: &Mapping,
-        reader: &mut Reader,
+        reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
         let function = self.function(source);
@@ -245,7 +244,7 @@ impl Capture {
     async fn look_at_children(
         &self,
         table: &Table,
-        reader: &mut Reader,
+        reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
         let sql = format!(
@@ -261,8 +260,4 @@ impl Capture {
         }
         Ok(())
     }
-}
-
-async fn exists(reader: &mut Reader, table: &Table) -> Result<bool, ClaimError> {
-    reader.ask(&format!("pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()))).await
 }

@@ -1,9 +1,8 @@
 //! The statements of a capture.
 
-use leasehold_claim::Table;
-use leasehold_claim::support::{
-    Column, Step, block, derived, dollar_tag, hash, inserted, literal, quote, regclass,
-};
+use leasehold_claim::inserted;
+use leasehold_table_schema::sql::{block, derived, dollar_tag, hash, literal, quote, regclass};
+use leasehold_table_schema::{Column, MigrationStep, Table};
 
 use crate::{Capture, Mapping};
 
@@ -35,13 +34,13 @@ impl Capture {
             .map(|what| derived(&[self.target.name(), what, &mark(&self.target)]))
     }
 
-    pub(super) fn install_steps(&self) -> Vec<Step> {
+    pub(super) fn install_steps(&self) -> Vec<MigrationStep> {
         let mut steps = Vec::new();
         for source in &self.sources {
             let function = self.function(source).quoted();
             let [row, truncate] = self.triggers().map(|name| quote(&name));
             let table = source.table.quoted();
-            steps.push(Step::new("What is recorded of a change.", self.create_function(source)));
+            steps.push(MigrationStep::new("What is recorded of a change.", self.create_function(source)));
             let mut on_row = format!(
                 "  CREATE OR REPLACE TRIGGER {row} AFTER INSERT OR UPDATE OR DELETE ON {table}\n    \
                  FOR EACH ROW EXECUTE FUNCTION {function}();"
@@ -49,7 +48,7 @@ impl Capture {
             if self.is_always {
                 on_row.push_str(&format!("\n  ALTER TABLE {table} ENABLE ALWAYS TRIGGER {row};"));
             }
-            steps.push(Step::new("Rows that change.", block("", &on_row)));
+            steps.push(MigrationStep::new("Rows that change.", block("", &on_row)));
             // A TRUNCATE of a partition fires the triggers of that partition alone.
             let always = if self.is_always {
                 format!(
@@ -67,12 +66,12 @@ impl Capture {
                 literal(&truncate),
                 literal(&function)
             );
-            steps.push(Step::new("Rows that all go at once.", block("  part record;", &every)));
+            steps.push(MigrationStep::new("Rows that all go at once.", block("  part record;", &every)));
         }
         steps
     }
 
-    pub(super) fn uninstall_steps(&self) -> Vec<Step> {
+    pub(super) fn uninstall_steps(&self) -> Vec<MigrationStep> {
         let mut steps = Vec::new();
         for source in &self.sources {
             let [row, truncate] = self.triggers().map(|name| quote(&name));
@@ -85,9 +84,9 @@ impl Capture {
                 parts(&source.table),
                 literal(&truncate)
             );
-            steps.push(Step::new("Its triggers", block("  part record;", &drop)));
+            steps.push(MigrationStep::new("Its triggers", block("  part record;", &drop)));
             let function = format!("DROP FUNCTION IF EXISTS {}()", self.function(source).quoted());
-            steps.push(Step::new("and what they called.", function));
+            steps.push(MigrationStep::new("and what they called.", function));
         }
         steps
     }

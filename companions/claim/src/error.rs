@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_postgres::{sqlstate, store_error};
+use leasehold_table_schema::{TableError, server_message};
 use sqlx::postgres::PgDatabaseError;
 
 use crate::spec::ids::RowKey;
@@ -78,7 +79,10 @@ pub enum ClaimError {
 
     /// The table does not allow to write the row for another reason than a constraint, for example because a trigger
     /// raised an error. Nothing was written.
-    #[error("the table does not allow to {doing}: {}; change the row, or what refuses it", said(source))]
+    #[error(
+        "the table does not allow to {doing}: {}; change the row, or what refuses it",
+        server_message(source)
+    )]
     #[non_exhaustive]
     Refused {
         /// What was to be done.
@@ -107,10 +111,12 @@ pub enum ClaimError {
         to: State,
     },
 
-    /// No attempts are left for the row. Top it up if it is to be tried again.
-    #[error("row {row} has no attempts left; top it up to have it tried again")]
+    /// The row has no attempts left, so that it is not granted. Only locks of plain tables fail with this error, and get further
+    /// attempts by `top_up`. Exhausted rows of claims are [listed](crate::ClaimStore::exhausted) and
+    /// [requeued](crate::ClaimStore::requeue).
+    #[error("row {row} has no attempts left; give it further attempts to have it tried again")]
     Exhausted {
-        /// The row that is used up.
+        /// The row without attempts.
         row: RowKey,
     },
 
@@ -133,6 +139,16 @@ pub enum ClaimError {
     Store(#[from] leasehold_api::Error),
 }
 
+impl From<TableError> for ClaimError {
+    fn from(error: TableError) -> Self {
+        match error {
+            TableError::Statement { doing, source, .. } => Self::of(source, doing),
+            TableError::Store(error) => Self::Store(error),
+            other => Self::InvalidSpec(other.to_string()),
+        }
+    }
+}
+
 impl ClaimError {
     pub(crate) fn spec(message: impl Into<String>) -> Self {
         Self::InvalidSpec(message.into())
@@ -142,7 +158,7 @@ impl ClaimError {
         Self::Unsupported(message.into())
     }
 
-    #[doc(hidden)] // For the packages beside this one, see `support`.
+    #[doc(hidden)] // For `leasehold-plain-tables`, which is released together with this package.
     #[must_use]
     pub fn superseded(row: RowKey, epoch: i64, current_epoch: Option<i64>, state: Option<State>) -> Self {
         Self::Superseded { row, epoch, current_epoch, state }
@@ -219,10 +235,6 @@ pub(crate) fn refuses_row(error: &sqlx::Error) -> bool {
             )
         ),
     }
-}
-
-fn said(error: &sqlx::Error) -> String {
-    error.as_database_error().map_or_else(|| error.to_string(), |answer| answer.message().to_owned())
 }
 
 fn describe(current: Option<i64>, state: Option<&State>) -> String {

@@ -10,12 +10,9 @@ mod leased;
 #[cfg(feature = "test-util")]
 mod memory;
 mod metrics;
-mod name;
 mod spec;
 mod statements;
 mod store;
-#[doc(hidden)]
-pub mod support;
 
 pub use claimer::{Backoff, Claim, Claimer, ClaimerBuilder, OnFailure};
 pub use error::ClaimError;
@@ -25,10 +22,10 @@ pub use hold::{Hold, HoldStore};
 pub use leased::PgClaims;
 #[cfg(feature = "test-util")]
 pub use memory::{MemoryClaims, MemoryClock, MemoryLock, MemoryRow};
-pub use name::{Sql, Table};
+pub use spec::filter::Sql;
 pub use spec::ids::{IdType, OwnerToken, RowId, RowKey};
 pub use spec::states::{State, States};
-pub use spec::{ClaimSpec, ClaimSpecBuilder, Finding, Migration, OrderType, Retention, Unmet};
+pub use spec::{ClaimSpec, ClaimSpecBuilder, Migration, OrderType, Retention, Unmet};
 pub use store::{
     ClaimRef, ClaimStore, Claimed, ClaimedRow, Outcome, RefusedRow, Renewal, Settled, Stats, Swept, Take,
     Taken, TakenRow,
@@ -39,3 +36,18 @@ pub use leasehold_api as api;
 pub use leasehold_postgres::LockWait;
 /// The driver whose types are part of this crate's interface.
 pub use leasehold_postgres::sqlx;
+pub use leasehold_table_schema::{Finding, Table, TableError};
+
+#[doc(hidden)] // For `leasehold-capture`, which is released together with this package.
+pub use statements::inserted;
+
+// For the suite of this package, which implements stores that are wrong.
+#[cfg(feature = "test-util")]
+#[doc(hidden)]
+pub use claimer::pass::{Pass, PassEnd};
+#[cfg(feature = "test-util")]
+#[doc(hidden)]
+pub use statements::group_number;
+#[cfg(feature = "test-util")]
+#[doc(hidden)]
+pub use store::{Line, Sealed, Upkeep, Wake};

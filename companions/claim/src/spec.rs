@@ -3,6 +3,7 @@
 mod builder;
 mod check;
 pub(crate) mod columns;
+pub(crate) mod filter;
 pub(crate) mod ids;
 mod migration;
 pub(crate) mod states;
@@ -12,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::ClaimSpecBuilder;
-pub use check::Finding;
-pub use check::reader::{Reader, Texts};
 pub use migration::Migration;
+pub(crate) use migration::names::{side_epochs, state_function};
 pub(crate) use migration::notify::NotifyTrigger;
-pub(crate) use migration::tools as migration_tools;
+
+use leasehold_table_schema::{Column, Table};
 
 use crate::error::ClaimError;
-use crate::name::{Column, Sql, Table};
+use crate::spec::filter::Sql;
 use crate::spec::ids::IdType;
 use crate::spec::states::{State, States};
 

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // What fails here fails the test.
 
 use fuzzing::{Fuzz, parts, text};
+use leasehold_table_schema::sql::literal;
+use leasehold_table_schema::{Column, Table};
 
-use leasehold_claim::support::{Column, group_number, literal};
-use leasehold_claim::{ClaimError, ClaimSpec, IdType, RowId, States, Table};
+use leasehold_claim::{ClaimError, ClaimSpec, IdType, RowId, States, group_number};
 
 const NAMES: Fuzz<'_> = Fuzz {
     target: "claim_names",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, sql::render};
+use leasehold_table_schema::grants;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
 
 use crate::begin::{Begin, Outcome};
@@ -12,7 +13,7 @@ use crate::flight::{Entry, Flight, Flights};
 use crate::fresh::Fresh;
 use crate::ident::{Fingerprint, Ident};
 use crate::open_key::{self, OpenKey, Statements, Terms};
-use crate::schema;
+use crate::schema::TABLES;
 use crate::sql;
 use crate::store::{self, IdempotencyStore, Sealed};
 use crate::stored::Stored;
@@ -262,19 +263,20 @@ impl PgIdempotency {
         let connection = self.pool.acquire().await;
         let mut connection =
             connection.map_err(|error| IdempotencyError::of(error, "get a connection of the pool"))?;
-        schema::install(&mut connection, &self.schema).await
+        let installed = TABLES.install(&mut connection, &self.schema).await;
+        installed.map_err(|error| IdempotencyError::of(error, "install the tables of idempotency keys"))
     }
 
     /// The SQL that [`migrate`](Self::migrate) runs, for `psql` and migration tools. It can be run again.
     #[must_use]
     pub fn schema_sql(schema: &Identifier) -> String {
-        schema::script(schema)
+        TABLES.script(schema)
     }
 
     /// The SQL that lets `role` use keys and journeys, and nothing else.
     #[must_use]
     pub fn grants_sql(schema: &Identifier, role: &Identifier) -> String {
-        schema::grants(schema, role)
+        grants(schema, role, &["idempotency", "journey"])
     }
 
     /// The pool.

@@ -141,7 +141,7 @@ mod tests {
         let schema = Identifier::known(DEFAULT_SCHEMA);
         let database = fresh_database().await;
         let mut connection = database.connect().await;
-        crate::schema::install(&mut connection, &schema).await.unwrap();
+        crate::schema::TABLES.install(&mut connection, &schema).await.unwrap();
         let filled = format!(
             "INSERT INTO leasehold.idempotency (scope, key, fingerprint, outcome, status, body, expires_at)
             SELECT 's', n::text, sha256(n::text::bytea), 'done', 200, 'x',

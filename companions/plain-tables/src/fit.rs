@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold_claim::support::{Column, Reader, Session, Step, identity, literal, regclass};
-use leasehold_claim::{ClaimError, ClaimSpec, Finding, IdType, States};
+use leasehold_claim::{ClaimError, IdType};
+use leasehold_table_schema::sql::has_column;
+use leasehold_table_schema::{
+    CatalogReader, Column, Finding, MigrationStep, RowIdentity, SchemaSession, TableFacts,
+};
 use sqlx::PgPool;
 
 use crate::rows::Rows;
@@ -72,43 +75,37 @@ pub(crate) async fn check(
     rows: &Rows,
     more: Vec<Part<'_>>,
 ) -> Result<Vec<Finding>, ClaimError> {
-    let mut reader = Reader::open(pool, LOOK, "check a table of locks").await?;
+    let mut reader = CatalogReader::open(pool, LOOK, "check a table of locks").await?;
     let findings = look(&mut reader, rows, more).await?;
     reader.close().await?;
     Ok(findings)
 }
 
-async fn look(reader: &mut Reader, rows: &Rows, more: Vec<Part<'_>>) -> Result<Vec<Finding>, ClaimError> {
+async fn look(
+    reader: &mut CatalogReader,
+    rows: &Rows,
+    more: Vec<Part<'_>>,
+) -> Result<Vec<Finding>, ClaimError> {
     let (table, name) = (&rows.table, rows.table.quoted());
-    if !reader.ask(&format!("pg_catalog.to_regclass({}) IS NOT NULL", literal(&name))).await? {
+    if !reader.exists(table).await? {
         return Ok(vec![Finding::Error(format!("there is no table {table}; create it, or name its schema"))]);
     }
-    let sql = format!(
-        "SELECT a.attname::text, pg_catalog.format_type(b.oid, NULL), \
-         (pg_catalog.pg_get_expr(d.adbin, d.adrelid) IN ('0', '''0''::smallint'))::text, \
-         pg_catalog.format_type(a.atttypid, NULL) \
-         FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid \
-         JOIN pg_catalog.pg_type AS b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END \
-         LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
-         WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped",
-        regclass(table)
-    );
-    let (facts, mut findings) = (reader.rows(&sql).await?, Vec::new());
+    let (facts, mut findings) = (TableFacts::read(reader, table).await?, Vec::new());
     for part in rows.parts().into_iter().chain(more) {
         let (column, what) = (part.column, part.what);
-        let Some(fact) = facts.iter().find(|fact| fact.text(0) == column.as_str()) else {
+        let Some(fact) = facts.column(column) else {
             let fix = if part.made.is_some() { "run the migration" } else { "add it, or name another" };
             findings.push(Finding::Error(format!("table {table} has no column {column} for {what}; {fix}")));
             continue;
         };
-        let is = fact.text(if part.is_itself { 3 } else { 1 });
-        if !part.types.contains(&is) {
+        let is = if part.is_itself { &fact.kind } else { &fact.base };
+        if !part.types.contains(&is.as_str()) {
             let wanted = part.types.join(" or ");
             findings.push(Finding::Error(format!(
                 "column {column} of table {table} for {what} is of type {is}, not {wanted}; change its type, or name \
                  another column"
             )));
-        } else if rows.attempts.as_ref() == Some(column) && fact.is(2) {
+        } else if rows.attempts.as_ref() == Some(column) && fact.is_zero {
             findings.push(Finding::Warning(format!(
                 "column {column} of table {table} is 0 by default, so that a new lock is exhausted before it was ever \
                  taken: ALTER TABLE {name} ALTER COLUMN {} SET DEFAULT 3, and top up the locks that are there",
@@ -117,28 +114,10 @@ async fn look(reader: &mut Reader, rows: &Rows, more: Vec<Part<'_>>) -> Result<V
         }
     }
     let names: Vec<&Column> = rows.queue.iter().chain([&rows.id]).collect();
-    let literals: Vec<String> = names.iter().map(|column| literal(column.as_str())).collect();
-    let unique = format!(
-        "EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = {} AND i.indisunique AND i.indisvalid \
-         AND i.indpred IS NULL AND i.indexprs IS NULL AND (SELECT pg_catalog.array_agg(a.attname::text ORDER BY a.attname::text) \
-         FROM pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k(number, n) \
-         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number WHERE k.n <= i.indnkeyatts) \
-         = (SELECT pg_catalog.array_agg(c ORDER BY c) FROM pg_catalog.unnest(ARRAY[{}]::text[]) AS c))",
-        regclass(table),
-        literals.join(", ")
-    );
-    if !reader.ask(&unique).await? {
+    if !facts.is_unique(&names) {
         let columns = names.iter().map(|column| column.quoted()).collect::<Vec<_>>().join(", ");
         // A unique index on fewer columns would refuse rows of the application.
-        let wider = format!(
-            "EXISTS (SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid \
-             AND a.attnum = ANY (i.indkey::pg_catalog.int2[]) WHERE i.indrelid = {} AND i.indisunique AND i.indisvalid \
-             AND i.indpred IS NULL AND i.indnkeyatts > {} AND a.attname = {})",
-            regclass(table),
-            names.len(),
-            literal(rows.id.as_str())
-        );
-        let fix = if reader.ask(&wider).await? {
+        let fix = if facts.wider_key(&rows.id, names.len()).is_some() {
             "the key of the table has more columns than were named, so name another column, which is unique by itself"
                 .to_owned()
         } else {
@@ -217,32 +196,33 @@ impl PlainMigration {
     /// Its connection is closed. What was done stays, and the next call goes on from there.
     pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let steps = self.steps()?;
-        let mut session = Session::open(pool, self.within, "migrate a table of locks").await?;
-        for step in &steps {
-            session.step(step).await?;
-        }
-        session.close().await
+        let session = SchemaSession::open(pool, self.within, "migrate a table of locks").await?;
+        Ok(session.apply(&steps).await?)
     }
 
-    fn steps(&self) -> Result<Vec<Step>, ClaimError> {
+    fn steps(&self) -> Result<Vec<MigrationStep>, ClaimError> {
         let rows = &self.rows;
-        let mut steps: Vec<Step> = self.wanted.iter().map(|(column, made)| self.add(column, made)).collect();
+        let mut steps: Vec<MigrationStep> =
+            self.wanted.iter().map(|(column, made)| self.add(column, made)).collect();
         if let (Some(queue), Some((other, _))) = (&rows.queue, self.wanted.last()) {
-            // What makes the rows of queues unique is the same for claims; the state does not matter to it.
-            let spec = ClaimSpec::builder(rows.table.clone())
-                .id(rows.id.as_str(), rows.kind)
-                .queue(queue.as_str())
-                .state(other.as_str(), States::boolean())
-                .build()?;
-            let mut identity = identity(&spec).into_iter();
-            // The first refuses a table whose key is wider, before it gets any column.
-            steps.splice(0..0, identity.next());
-            steps.extend(identity);
+            let names = [&rows.id, queue, other];
+            if let Some((_, twice)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name))
+            {
+                return Err(ClaimError::InvalidSpec(format!(
+                    "spec of table {}: the column {twice} has two meanings; give each its own",
+                    rows.table
+                )));
+            }
+            let identity = RowIdentity::new(&rows.table, &rows.id, Some(queue));
+            // Before the table gets any column, because a table whose key is wider is refused.
+            steps.insert(0, identity.whole_key_step());
+            steps.extend(identity.queue_steps());
+            steps.extend(identity.unique_steps());
         }
         Ok(steps)
     }
 
-    fn add(&self, column: &Column, made: &str) -> Step {
+    fn add(&self, column: &Column, made: &str) -> MigrationStep {
         let (table, name) = (&self.rows.table, column.quoted());
         let mut change = format!("ALTER TABLE {} ADD COLUMN {name} {made}", table.quoted());
         if self.rows.attempts.as_ref() == Some(column)
@@ -253,12 +233,8 @@ impl PlainMigration {
                 self.attempts.map_or("DROP DEFAULT".to_owned(), |count| format!("SET DEFAULT {count}"));
             change += &format!(" DEFAULT {present}, ALTER COLUMN {name} {later}");
         }
-        let missing = format!(
-            "NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {} AND NOT attisdropped)",
-            regclass(table),
-            literal(column.as_str())
-        );
-        Step::only_if(
+        let missing = format!("NOT {}", has_column(table, column.as_str()));
+        MigrationStep::only_if(
             "Its default is the same for all locks there are: none is rewritten.",
             &missing,
             &change,

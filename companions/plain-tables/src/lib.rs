@@ -22,8 +22,8 @@ pub use memory::{MemoryMutexes, MemoryTimeouts};
 pub use mutex::MutexTable;
 pub use timeout::TimeoutTable;
 
-pub use leasehold_claim::support::Column;
-pub use leasehold_claim::{ClaimError, Finding, IdType, RowId, RowKey, Table};
+pub use leasehold_claim::{ClaimError, IdType, RowId, RowKey};
+pub use leasehold_table_schema::{Column, Finding, Table, TableError};
 
 /// A lock of a plain table that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]

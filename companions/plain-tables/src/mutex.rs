@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::support::Column;
-use leasehold_claim::{ClaimError, Finding, IdType, RowKey, State, Table};
+use leasehold_claim::{ClaimError, IdType, RowKey, State};
+use leasehold_table_schema::{Column, Finding, Table};
 use sqlx::{PgExecutor, PgPool};
 use uuid::Uuid;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_claim::support::Column;
-use leasehold_claim::{ClaimError, IdType, RowId, RowKey, Table};
+use leasehold_claim::{ClaimError, IdType, RowId, RowKey};
+use leasehold_table_schema::{Column, Table};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgExecutor};
 

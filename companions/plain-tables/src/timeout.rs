@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_claim::support::Column;
-use leasehold_claim::{ClaimError, Finding, IdType, RowKey, Table};
+use leasehold_claim::{ClaimError, IdType, RowKey};
+use leasehold_table_schema::{Column, Finding, Table};
 use sqlx::{AssertSqlSafe, PgExecutor, PgPool};
 
 use crate::fit::{BIG, NUMBERS, Part, PlainMigration, TIME, check};

@@ -10,7 +10,7 @@ use crate::store::{Line, Taken};
 /// smaller id may commit later), which is another reason to go back to the start.
 ///
 /// ```
-/// use leasehold_claim::support::{Pass, PassEnd};
+/// use leasehold_claim::{Pass, PassEnd};
 ///
 /// let mut pass = Pass::new();
 /// // ... take with `pass.line()`, tell `pass.saw(&taken)`, until nothing is taken:

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{LockWait, state_error};
+use leasehold_table_schema::sql::literal;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
@@ -11,7 +12,6 @@ use super::PgHeld;
 use super::run::Run;
 use super::take::{judge, present};
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::Inner;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;

@@ -1,11 +1,11 @@
 //! Taking the outstanding rows of an entity at once, and rows of tenants that have a limit.
 
+use leasehold_table_schema::Column;
 use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use super::server::Session;
 use super::take::Trouble;
-use crate::name::Column;
 use crate::statements::groups::{Locked, Run, Search, members};
 use crate::statements::order::Sequence;
 use crate::statements::parts::Words;

@@ -1,6 +1,7 @@
 //! No statement touches more pages of a large table: rows that are settled, that are for later, that are taken and that
 //! are of one group, a thousand and many of each. Other people's indexes are on the table as well.
 
+use leasehold_table_schema::{Column, Table};
 use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth};
@@ -13,7 +14,6 @@ use super::sweep::{oldest, picked_by_key, purge, sweep, use_up};
 use super::take::statement;
 use super::upkeep::next_end;
 use crate::held::hold;
-use crate::name::{Column, Table};
 use crate::spec::states::{State, States};
 use crate::spec::{ClaimSpec, OrderType, Retention};
 use crate::statements::groups::{Locked, Search, members};

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{Error, ErrorKind};
+use leasehold_table_schema::sql::literal;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::NotifyTrigger;
 use crate::statements::payload::{ECHO, Heard, inserted, notify_returned};
 use crate::statements::query::{Query, failed, get};
@@ -78,7 +78,7 @@ impl PgClaims {
 
     /// The schema of the table as the listener's own connection sees it.
     async fn schema(&self, listener: &mut PgListener) -> Option<String> {
-        let sql = format!("SELECT {} AS schema", self.spec().table().schema_name());
+        let sql = format!("SELECT {} AS schema", self.spec().table().schema_sql());
         let row = timeout(PROOF, listener.fetch_one(sqlx::query(AssertSqlSafe(sql)).persistent(false))).await;
         get(&row.ok()?.ok()?, "schema", LISTEN).ok()
     }
@@ -93,7 +93,7 @@ impl PgClaims {
         let sql = format!(
             "SELECT {} AS schema, {announces} AS announces, \
              CASE WHEN {announces} THEN pg_catalog.pg_notify($1::text, $2::text) END AS echo",
-            self.spec().table().schema_name()
+            self.spec().table().schema_sql()
         );
         let query = Query::new(sql).bind(self.spec().channel())?.bind(&echo)?;
         match self.server().rows(&query).await {

@@ -86,7 +86,7 @@ impl PgClaims {
     fn taken_sql(&self) -> String {
         let words = self.words();
         let inner = words.inner();
-        let text = |found: Option<&crate::name::Column>, kind: &str| {
+        let text = |found: Option<&leasehold_table_schema::Column>, kind: &str| {
             found.map_or(format!("NULL::{kind}"), |found| format!("{}::{kind}", column("t", found)))
         };
         let millis = |span: String| format!("(GREATEST(EXTRACT(epoch FROM {span}), 0) * 1000)::bigint");

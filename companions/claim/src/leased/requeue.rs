@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use leasehold_table_schema::sql::literal;
 use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::Tracking;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;

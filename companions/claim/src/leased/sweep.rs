@@ -1,10 +1,10 @@
 //! Returning rows whose lease has ended, and other upkeep.
 
+use leasehold_table_schema::sql::literal;
 use sqlx::postgres::PgRow;
 
 use super::PgClaims;
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::{Retention, Tracking};
 use crate::statements::expression::{checked, column, list};
 use crate::statements::parts::{ASKED, LeaseWords, NOW, Words};

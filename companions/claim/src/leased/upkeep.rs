@@ -33,7 +33,7 @@ impl PgClaims {
     /// The same claims, which do upkeep only while no other process is at it.
     pub(super) fn in_turn(&self) -> Self {
         let mut claims = self.clone();
-        claims.server.turn = Some(group_number_sql(&self.spec().table().oid(), TURN).into());
+        claims.server.turn = Some(group_number_sql(&self.spec().table().oid_sql(), TURN).into());
         claims
     }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use leasehold_table_schema::Column;
 use serde_json::{Map, Value};
 
 use super::time::{self, Micros};
 use crate::error::ClaimError;
-use crate::name::Column;
 use crate::spec::ids::{IdType, OwnerToken, RowId, RowKey};
 use crate::spec::states::{State, StateType};
 use crate::spec::{Inner, Tracking};

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use super::migration::names::hash;
+use leasehold_table_schema::sql::hash;
+use leasehold_table_schema::{Column, Table};
+
 use super::{ClaimSpec, Inner, Limit, Order, OrderType, Precondition, Retention, Tracking, Unmet};
 use crate::error::ClaimError;
-use crate::name::{Column, Sql, Table};
+use crate::spec::filter::Sql;
 use crate::spec::ids::IdType;
 use crate::spec::states::{StateType, States};
 
@@ -402,7 +404,7 @@ impl ClaimSpecBuilder {
         match Column::new(name) {
             Ok(column) => column,
             Err(mistake) => {
-                self.note(mistake);
+                self.note(mistake.into());
                 placeholder()
             }
         }

@@ -2,45 +2,23 @@
 
 mod columns;
 mod constraints;
-mod facts;
 mod notify;
 mod plan;
 mod privileges;
-pub(crate) mod reader;
 mod rows;
+mod usable;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use leasehold_table_schema::{CatalogReader, Finding, Table, TableFacts};
 use sqlx::PgPool;
 
-use self::facts::Facts;
-use self::reader::Reader;
 use super::ClaimSpec;
 use crate::error::ClaimError;
-use crate::name::{Table, literal};
 
 /// How long a look at the table takes at most.
 const LONGEST: Duration = Duration::from_secs(60);
-
-/// What does not fit, in a sentence that says what to change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Finding {
-    /// It works, but not well.
-    Warning(String),
-    /// It would not work.
-    Error(String),
-}
-
-impl Finding {
-    /// What is wrong and what to do.
-    #[must_use]
-    pub fn message(&self) -> &str {
-        let (Self::Warning(message) | Self::Error(message)) = self;
-        message
-    }
-}
 
 impl ClaimSpec {
     /// Looks whether the table fits this spec, best at start-up, and says what to change. Empty: it does.
@@ -55,7 +33,7 @@ impl ClaimSpec {
     ///
     /// It only looks; its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
-        let mut reader = Reader::open(pool, LONGEST, "check the table").await?;
+        let mut reader = CatalogReader::open(pool, LONGEST, "check the table").await?;
         let findings = self.look(&mut reader).await?;
         reader.close().await?;
         Ok(findings)
@@ -73,7 +51,7 @@ impl ClaimSpec {
     /// It only looks; its connection is closed.
     pub async fn ensure(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let (errors, warnings): (Vec<_>, Vec<_>) =
-            self.check(pool).await?.into_iter().partition(|finding| matches!(finding, Finding::Error(_)));
+            self.check(pool).await?.into_iter().partition(Finding::is_error);
         for warning in warnings {
             tracing::warn!(table = %self.table(), "{}", warning.message());
         }
@@ -95,25 +73,25 @@ impl ClaimSpec {
     ///
     /// It only looks; its connection is closed.
     pub async fn constraints(&self, pool: &PgPool) -> Result<BTreeMap<String, String>, ClaimError> {
-        let mut reader = Reader::open(pool, LONGEST, "list the constraints").await?;
-        if !exists(&mut reader, self.table()).await? {
+        let mut reader = CatalogReader::open(pool, LONGEST, "list the constraints").await?;
+        if !reader.exists(self.table()).await? {
             return Err(ClaimError::spec(missing(self.table())));
         }
-        let listed = constraints::list(&mut reader, self.table()).await?;
+        let listed = reader.constraints(self.table()).await?;
         reader.close().await?;
         Ok(listed)
     }
 
-    async fn look(&self, reader: &mut Reader) -> Result<Vec<Finding>, ClaimError> {
+    async fn look(&self, reader: &mut CatalogReader) -> Result<Vec<Finding>, ClaimError> {
         let table = self.table();
-        if !exists(reader, table).await? {
+        if !reader.exists(table).await? {
             return Ok(vec![Finding::Error(missing(table))]);
         }
-        let facts = Facts::read(reader, table).await?;
-        if let Some(finding) = facts.unusable(table) {
+        let facts = TableFacts::read(reader, table).await?;
+        if let Some(finding) = usable::unusable(&facts, table) {
             return Ok(vec![finding]);
         }
-        let mut look = Look { spec: self, facts: &facts, reader, findings: facts.doubtful(table) };
+        let mut look = Look { spec: self, facts: &facts, reader, findings: usable::doubtful(&facts, table) };
         look.columns();
         look.identity();
         look.objects().await?;
@@ -135,8 +113,8 @@ impl ClaimSpec {
 /// A look at a table, and what it has found.
 struct Look<'a> {
     spec: &'a ClaimSpec,
-    facts: &'a Facts,
-    reader: &'a mut Reader,
+    facts: &'a TableFacts,
+    reader: &'a mut CatalogReader,
     findings: Vec<Finding>,
 }
 
@@ -150,18 +128,8 @@ impl Look<'_> {
     }
 
     fn has_errors(&self) -> bool {
-        self.findings.iter().any(|finding| matches!(finding, Finding::Error(_)))
+        self.findings.iter().any(Finding::is_error)
     }
-}
-
-async fn exists(reader: &mut Reader, table: &Table) -> Result<bool, ClaimError> {
-    let found = format!("SELECT pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()));
-    reader.ask(&found).await
-}
-
-/// What the server has said.
-fn said(error: &sqlx::Error) -> String {
-    error.as_database_error().map_or_else(|| error.to_string(), |answer| answer.message().to_owned())
 }
 
 fn missing(table: &Table) -> String {

@@ -1,7 +1,8 @@
 //! The columns of a spec: what each is for, of which type it has to be, and how it is made.
 
+use leasehold_table_schema::Column;
+
 use super::{Inner, OrderType, Tracking};
-use crate::name::Column;
 use crate::spec::ids::IdType;
 
 const INTS: &[&str] = &["smallint", "integer", "bigint"];

@@ -2,32 +2,18 @@
 
 pub(crate) mod names;
 pub(crate) mod notify;
-mod queue;
-pub(crate) mod session;
-pub(crate) mod step;
 mod steps;
-
-/// What other statements that change tables are made with.
-pub(crate) mod tools {
-    pub use super::names::{block, derived, dollar_tag, hash, regclass};
-    pub(crate) use super::names::{side_epochs, state_function};
-    pub use super::session::Session;
-    pub use super::step::{Step, quote};
-    pub use super::steps::identity;
-}
 
 use std::fmt;
 use std::time::Duration;
 
+use leasehold_table_schema::sql::{comment, exists, has_column, literal, regclass};
+use leasehold_table_schema::{MigrationStep, SchemaSession, Table, write_script};
 use sqlx::PgPool;
 
-use self::names::{comment, regclass};
-use self::session::{SHORT_WAIT, Session};
-use self::step::Step;
 use self::steps::Choices;
 use super::{ClaimSpec, Tracking};
 use crate::error::ClaimError;
-use crate::name::{Table, literal};
 
 const DOING: &str = "migrate the table";
 
@@ -144,23 +130,19 @@ impl Migration {
     /// Its connection is closed. What was done stays; a statement under way ends or is finished by the server,
     /// and the next call goes on from there.
     pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
-        let mut session = Session::open(pool, self.within, DOING).await?;
+        let mut session = SchemaSession::open(pool, self.within, DOING).await?;
         self.look(&mut session).await?;
-        for step in self.steps() {
-            session.step(&step).await?;
-        }
-        session.close().await
+        Ok(session.apply(&self.steps()).await?)
     }
 
-    fn steps(&self) -> Vec<Step> {
+    fn steps(&self) -> Vec<MigrationStep> {
         steps::steps(&self.spec, &self.choices)
     }
 
     /// Whether what it builds on is there.
-    async fn look(&self, session: &mut Session) -> Result<(), ClaimError> {
+    async fn look(&self, session: &mut SchemaSession) -> Result<(), ClaimError> {
         let table = self.spec.table();
-        let found = format!("SELECT pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()));
-        if !session.ask(&found).await? {
+        if !session.ask(&format!("SELECT {}", exists(table))).await? {
             return Err(ClaimError::spec(format!(
                 "there is no table {table}; create it, or name its schema in the spec"
             )));
@@ -193,13 +175,7 @@ impl Migration {
         let is_added = |column| parts.iter().any(|part| part.made.is_some() && part.column == column);
         let all = [&inner.state].into_iter().chain(parts.iter().map(|part| part.column));
         for column in all.filter(|column| !is_added(*column)) {
-            let there = format!(
-                "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {} AND attname = {} \
-                 AND NOT attisdropped)",
-                regclass(table),
-                literal(column.as_str())
-            );
-            if !session.ask(&there).await? {
+            if !session.ask(&format!("SELECT {}", has_column(table, column.as_str()))).await? {
                 return Err(ClaimError::spec(format!(
                     "table {table} has no column {column}, and only you know what it means for the rows that \
                      are there; add it first"
@@ -223,16 +199,7 @@ impl fmt::Display for Migration {
             "-- What the table needs for claims. It may be run again, and with traffic on the table, but"
         )?;
         writeln!(f, "-- not inside of a transaction. What fails for want of a lock is to be run again.")?;
-        let mut patient = None;
-        for step in self.steps() {
-            if patient != Some(step.patient) {
-                patient = Some(step.patient);
-                let wait = if step.patient { 0 } else { SHORT_WAIT };
-                writeln!(f, "\nSET lock_timeout = {wait};")?;
-            }
-            writeln!(f, "\n{}\n{};", comment(step.what), step.sql)?;
-        }
-        writeln!(f, "\nRESET lock_timeout;")?;
+        write_script(f, &self.steps())?;
         writeln!(f, "\n-- Suggested where many rows are settled, so that dead entries do not pile up:")?;
         writeln!(f, "{};", comment(&steps::suggestion(&self.spec)))
     }

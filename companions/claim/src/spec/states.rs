@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use leasehold_table_schema::Table;
+
 use crate::error::ClaimError;
-use crate::name::Table;
 
 /// The name of a state, as the table has it. Of a boolean column: `true` or `false`. An application whose states are an
 /// enum implements `From` for it.

@@ -1,6 +1,8 @@
 //! Expressions that are made the same way for every spec.
 
-use crate::name::{Column, Table, literal};
+use leasehold_table_schema::sql::literal;
+use leasehold_table_schema::{Column, Table};
+
 use crate::spec::states::State;
 
 /// A condition on rows that are found by their key. The planner does not look into it: it would choose by how

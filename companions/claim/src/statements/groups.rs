@@ -10,6 +10,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use leasehold_table_schema::Column;
 use sqlx::postgres::PgRow;
 
 use super::expression::{checked, column, list, next};
@@ -20,7 +21,6 @@ use super::query::{Query, get};
 use super::row::{carried, line_of};
 use super::{TAKE, group_number};
 use crate::error::ClaimError;
-use crate::name::Column;
 use crate::spec::ids::{RowId, RowKey};
 use crate::store::Line;
 
@@ -229,7 +229,7 @@ fn candidates(
          {raw}{texts} FROM {table} t WHERE {ready}{and_behind} AND ({grp} IS NULL OR {grp}::text <> ALL ($6::text[])) \
          ORDER BY {by} LIMIT $5) \
          SELECT f.*, {passed} AS passed, {relation} AS relation FROM found f ORDER BY {by_raw}",
-        relation = words.inner().table.oid(),
+        relation = words.inner().table.oid_sql(),
         with = words.with(),
         id = words.id,
         raw = order.raw(),

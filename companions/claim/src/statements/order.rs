@@ -1,13 +1,14 @@
 //! The order of rows, and the line that a pass has drawn in it.
 
 use leasehold_api::{Error, ErrorKind};
+use leasehold_table_schema::Column;
+use leasehold_table_schema::sql::literal;
 use sqlx::postgres::PgRow;
 
 use super::expression::column;
 use super::parts::Words;
 use super::query::{Query, get};
 use crate::error::ClaimError;
-use crate::name::{Column, literal};
 use crate::spec::OrderType;
 use crate::spec::columns::TIME;
 use crate::store::Line;

@@ -2,12 +2,12 @@
 
 use std::sync::OnceLock;
 
+use leasehold_table_schema::sql::literal;
+
 use super::expression::{column, hashed, list, next};
-use crate::name::literal;
 use crate::spec::ids::IdType;
-use crate::spec::migration_tools::{side_epochs, state_function};
 use crate::spec::states::{State, StateType};
-use crate::spec::{ClaimSpec, Inner, Tracking};
+use crate::spec::{ClaimSpec, Inner, Tracking, side_epochs, state_function};
 
 /// The time now: for what is written, and where a row that was found is looked at again.
 pub(crate) const NOW: &str = "pg_catalog.clock_timestamp()";
@@ -87,7 +87,7 @@ impl Words {
                 (None, of(column("t", owner), column("t", epoch), column("t", until)))
             }
             Tracking::Side(side) => (
-                Some(SideWords { table: side.quoted(), tab: inner.table.full_name() }),
+                Some(SideWords { table: side.quoted(), tab: inner.table.full_name_sql() }),
                 of("x.owner".to_owned(), "x.epoch".to_owned(), "x.lease_until".to_owned()),
             ),
         };
@@ -138,7 +138,7 @@ impl Words {
             Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),
             None => "''".to_owned(),
         };
-        let table = self.inner().table.oid();
+        let table = self.inner().table.oid_sql();
         hashed(&format!("pg_catalog.concat({table}, '|', {queue}, '|', {}::text)", self.id))
     }
 

@@ -1,7 +1,9 @@
 //! What notifications say. One channel serves the tables of that name in all schemas, because the name of a channel is
 //! known before the server has resolved the name of a table. The payload says which schema the table is in.
 
-use crate::name::{Table, literal};
+use leasehold_table_schema::Table;
+use leasehold_table_schema::sql::literal;
+
 use crate::spec::ClaimSpec;
 
 /// New rows in the schema that follows.
@@ -45,12 +47,12 @@ impl Heard {
 /// The payload that announces new rows of `table`, as an expression.
 #[must_use]
 pub fn inserted(table: &Table) -> String {
-    format!("pg_catalog.concat({}, {})", literal(INSERTED), table.schema_name())
+    format!("pg_catalog.concat({}, {})", literal(INSERTED), table.schema_sql())
 }
 
 /// The expression that wakes workers for rows that came back.
 pub(crate) fn notify_returned(spec: &ClaimSpec) -> String {
-    let (channel, schema) = (literal(spec.channel()), spec.table().schema_name());
+    let (channel, schema) = (literal(spec.channel()), spec.table().schema_sql());
     format!("pg_catalog.pg_notify({channel}, pg_catalog.concat({}, {schema}))", literal(RETURNED))
 }
 

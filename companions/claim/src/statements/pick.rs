@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use leasehold_table_schema::sql::literal;
 use uuid::Uuid;
 
 use super::expression::column;
@@ -10,7 +11,6 @@ use super::parts::Words;
 use super::query::{Query, millis};
 use super::row::carried;
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::Take;

@@ -1,8 +1,9 @@
 //! What rows wait for: rows of another kind in their group.
 
+use leasehold_table_schema::sql::literal;
+
 use super::expression::{column, list};
 use super::parts::Words;
-use crate::name::literal;
 use crate::spec::states::State;
 use crate::spec::{Precondition, Unmet};
 

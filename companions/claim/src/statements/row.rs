@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_table_schema::Column;
 use sqlx::postgres::PgRow;
 
 use super::TAKE;
@@ -14,7 +15,6 @@ use super::pick::Asked;
 use super::query::get;
 use super::work;
 use crate::error::ClaimError;
-use crate::name::Column;
 use crate::spec::ids::{OwnerToken, RowId, RowKey};
 use crate::spec::states::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Taken};

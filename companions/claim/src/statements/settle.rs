@@ -1,10 +1,11 @@
 //! The statements that end claims.
 
+use leasehold_table_schema::sql::literal;
+
 use super::expression::{checked, column, list};
 use super::parts::{Mode, NOW, Words};
 use super::payload::notify_returned;
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::states::State;
 use crate::spec::{Retention, Tracking};
 use crate::store::Outcome;

@@ -1,6 +1,8 @@
 //! The second half of a claim's statement.
 
-use crate::name::{Column, literal};
+use leasehold_table_schema::Column;
+use leasehold_table_schema::sql::literal;
+
 use crate::spec::Tracking;
 use crate::spec::states::State;
 use crate::statements::expression::{checked, column, next, owner_of_batch};

@@ -172,7 +172,7 @@ pub(crate) fn in_order(search: &Search<'_>, nulls: Option<&[bool]>) -> String {
          tenant AS MATERIALIZED (SELECT f.g, {room} AS room FROM (SELECT DISTINCT g FROM found WHERE g IS NOT NULL) f) \
          SELECT f.*, (SELECT e.room FROM tenant e WHERE e.g = f.g) AS room, {relation} AS relation \
          FROM found f ORDER BY {by_raw}",
-        relation = search.words.inner().table.oid(),
+        relation = search.words.inner().table.oid_sql(),
         with = search.words.with(),
         answered = answered(search),
         table = search.words.table,
@@ -201,7 +201,7 @@ pub(crate) fn by_tenant(search: &Search<'_>, nulls: Option<&[bool]>) -> String {
          UNION ALL (SELECT {answered}, NULL FROM {table} t WHERE {tenant} IS NULL AND {stored} AND {ready} \
          ORDER BY {tenant}, {by} LIMIT $1)) \
          SELECT *, {relation} AS relation FROM found f ORDER BY {by_raw} LIMIT $5",
-        relation = inner.table.oid(),
+        relation = inner.table.oid_sql(),
         with = words.with().replacen("WITH", "WITH RECURSIVE", 1),
         table = words.table,
         room = room(search, "f.g"),

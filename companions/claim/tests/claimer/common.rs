@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_claim::support::{Sealed, Upkeep, Wake};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimer, ClaimerBuilder, IdType,
     MemoryClaims, MemoryClock, MemoryRow, Outcome, Renewal, RowKey, Settled, State, States, Stats, Swept,
     Table, Take, Taken, TakenRow,
 };
+use leasehold_claim::{Sealed, Upkeep, Wake};
 use leasehold_engine::TokioClock;
 use tokio::sync::watch;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::{Probe, until, within};
 use crate::pg::{id, insert, number, pool, prepare, spec};
+use leasehold_claim::group_number;
 use leasehold_claim::sqlx::{PgPool, query, query_scalar};
-use leasehold_claim::support::group_number;
 use leasehold_claim::{ClaimRef, ClaimStore, Claimer, Outcome, PgClaims, Retention, RowKey, Take};
 use test_servers::fresh_database;
 use tokio::task::JoinHandle;
@@ -161,7 +161,7 @@ async fn an_idle_check_is_one_statement() {
     let settled = statements(&one).await;
     assert!((13..=14).contains(&(settled - before)), "ten looks, a take and two ends: {}", settled - before);
     for _ in 0..10 {
-        assert_eq!(claims.upkeep(100).await.unwrap(), leasehold_claim::support::Upkeep::default());
+        assert_eq!(claims.upkeep(100).await.unwrap(), leasehold_claim::Upkeep::default());
         assert!(!claims.pending(&Take::up_to(1)).await.unwrap());
     }
     assert_eq!(statements(&one).await - settled, 20);

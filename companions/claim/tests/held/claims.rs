@@ -1,7 +1,7 @@
 //! Held claims: work and settlement in one transaction.
 
 use crate::common::*;
-use leasehold_claim::support::Line;
+use leasehold_claim::Line;
 use leasehold_claim::{
     ClaimError, ClaimSpec, HoldStore, OrderType, Outcome, OwnerToken, PgHeld, RowKey, States, Table, Take,
 };

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{ClaimSpec, IdType, Outcome, PgHeld, States, Table, Take, Taken};
+use leasehold_claim::{Pass, PassEnd};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _, Transaction};
 use test_bounds::within;

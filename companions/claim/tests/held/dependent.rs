@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::common::*;
-use leasehold_claim::support::PassEnd;
-use leasehold_claim::support::group_number;
+use leasehold_claim::PassEnd;
+use leasehold_claim::group_number;
 use leasehold_claim::{ClaimError, Outcome, PgHeld, Take, Unmet};
 use test_bounds::within;
 use test_servers::fresh_database;

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimStore as _, Outcome, PgClaims, PgHeld, Renewal, RowKey, Sql,
     States, Table, Take,
 };
+use leasehold_claim::{Pass, PassEnd};
 use sqlx::Executor as _;
 use tokio::task::JoinSet;
 

@@ -1,6 +1,6 @@
 //! Groups and preconditions in Postgres.
 use crate::common::*;
-use leasehold_claim::support::group_number;
+use leasehold_claim::group_number;
 use leasehold_claim::{
     ClaimError, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Outcome, OwnerToken, PgClaims, RowKey, Table,
     Take, Unmet,

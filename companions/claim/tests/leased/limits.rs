@@ -2,7 +2,7 @@
 use std::sync::Arc;
 
 use crate::common::{LONG, REQUEST, World, beside, bounded, flat, request, take};
-use leasehold_claim::support::group_number;
+use leasehold_claim::group_number;
 use leasehold_claim::{ClaimSpecBuilder, ClaimStore as _, ClaimedRow, PgClaims, PgHeld, Take};
 use sqlx::AssertSqlSafe;
 use tokio::sync::Barrier;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::common::*;
-use leasehold_claim::support::{Wake, group_number};
 use leasehold_claim::{
     ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Finding, Outcome, PgClaims, PgHeld, Table, Take,
 };
+use leasehold_claim::{Wake, group_number};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, raw_sql};
 use test_bounds::within;

@@ -1,8 +1,9 @@
 //! Columns and their types.
 
+use leasehold_table_schema::sql::literal;
+use leasehold_table_schema::{Column, ColumnFacts};
+
 use super::Look;
-use super::facts::ColumnFact;
-use crate::name::{Column, literal};
 use crate::spec::columns::{BOOLEAN, Part, TEXTS, TIME, Use};
 use crate::spec::states::StateType;
 
@@ -48,7 +49,7 @@ impl Look<'_> {
     }
 }
 
-fn wrong_type(table: &str, want: &Part<'_>, fact: &ColumnFact) -> String {
+fn wrong_type(table: &str, want: &Part<'_>, fact: &ColumnFacts) -> String {
     let (column, name, what) = (want.column, want.column.quoted(), want.what);
     let wanted = want.types.join(" or ");
     if want.types == TIME && fact.base == "timestamp without time zone" {

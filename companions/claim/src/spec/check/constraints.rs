@@ -1,50 +1,26 @@
 //! Constraints that claims need, and those that would stand in their way.
 
-use std::collections::BTreeMap;
+use leasehold_table_schema::sql::{literal, quote, regclass};
+use leasehold_table_schema::{Column, Table, TableFacts, server_message};
 
-use super::facts::{Facts, IndexFact};
-use super::reader::Reader;
-use super::{Look, said};
+use super::Look;
 use crate::error::ClaimError;
-use crate::name::{Column, Table, literal};
-use crate::spec::migration::names::regclass;
-use crate::spec::migration::step::quote;
 use crate::spec::states::State;
 use crate::spec::{ClaimSpec, Tracking};
 
 const TAKEN: &str = "be claimed";
-
-pub(super) async fn list(reader: &mut Reader, table: &Table) -> Result<BTreeMap<String, String>, ClaimError> {
-    let here = regclass(table);
-    // From PostgreSQL 18 on, NOT NULL is a constraint too: a column's property, as before.
-    let sql = format!(
-        "SELECT conname::text, pg_catalog.pg_get_constraintdef(oid) \
-         FROM pg_catalog.pg_constraint WHERE conrelid = {here} AND contype <> 'n' \
-         UNION ALL SELECT c.relname::text, pg_catalog.pg_get_indexdef(i.indexrelid) \
-         || CASE WHEN i.indisvalid THEN '' ELSE ' NOT VALID' END \
-         FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid \
-         WHERE i.indrelid = {here} AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS o \
-         WHERE o.conrelid = i.indrelid AND o.conindid = i.indexrelid)"
-    );
-    let rows = reader.rows(&sql).await?;
-    Ok(rows.iter().map(|row| (row.text(0).to_owned(), row.text(1).to_owned())).collect())
-}
 
 impl Look<'_> {
     /// Is a row what its key says?
     pub(super) fn identity(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());
-        let id = facts.number(&inner.id);
-        let queue = inner.queue.as_ref().map(|column| facts.number(column));
-        let identifies = |index: &IndexFact| {
-            let both = queue.is_some_and(|queue| index.keys == [queue, id] || index.keys == [id, queue]);
-            index.is_unique && index.predicate.is_none() && (both || index.keys == [id])
-        };
-        if facts.column(&inner.id).is_none() || facts.indexes.iter().any(identifies) {
+        let is_unique = inner.queue.as_ref().is_some_and(|queue| facts.is_unique(&[queue, &inner.id]))
+            || facts.is_unique(&[&inner.id]);
+        if facts.column(&inner.id).is_none() || is_unique {
             return;
         }
-        if let Some(wider) = self.wider_key() {
+        if let Some(wider) = facts.wider_key(&inner.id, 1) {
             return self.wide(&wider);
         }
         let (what, columns) = match &inner.queue {
@@ -55,17 +31,6 @@ impl Look<'_> {
             "nothing makes {what} unique, so that one claim could settle several rows; run the migration, or \
              CREATE UNIQUE INDEX CONCURRENTLY ON {table} ({columns})"
         ));
-    }
-
-    /// The columns of a unique index of which the id is a part, besides others than the queue.
-    fn wider_key(&self) -> Option<Vec<String>> {
-        let (facts, inner) = (self.facts, &self.spec.inner);
-        let id = facts.number(&inner.id);
-        let index = facts.indexes.iter().find(|index| {
-            index.is_unique && index.predicate.is_none() && index.keys.len() > 1 && index.keys.contains(&id)
-        })?;
-        let name = |number: &i64| facts.columns.iter().find(|fact| fact.number == *number);
-        Some(index.keys.iter().filter_map(name).map(|fact| fact.name.clone()).collect())
     }
 
     /// Rows are identified by more columns than the spec names.
@@ -93,7 +58,7 @@ impl Look<'_> {
         for state in spec.inner.states.all() {
             let sql = format!("SELECT ({}::{})::pg_catalog.text", literal(state.as_str()), fact.kind);
             if let Err(error) = self.reader.attempt(&sql).await? {
-                let said = said(&error);
+                let said = server_message(&error);
                 let fix = if fact.is_enum {
                     format!("ALTER TYPE {} ADD VALUE {}", fact.kind, literal(state.as_str()))
                 } else {
@@ -198,7 +163,7 @@ struct Trial {
 
 impl Trial {
     /// `None` where the expression has nothing to do with what claims write.
-    fn of(spec: &ClaimSpec, facts: &Facts, moment: &Moment<'_>, keys: &[i64]) -> Option<Self> {
+    fn of(spec: &ClaimSpec, facts: &TableFacts, moment: &Moment<'_>, keys: &[i64]) -> Option<Self> {
         let (mut columns, mut is_certain, mut is_concerned) = (Vec::new(), true, false);
         for key in keys {
             let fact = facts.columns.iter().find(|fact| fact.number == *key)?;

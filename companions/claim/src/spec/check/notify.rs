@@ -1,8 +1,9 @@
 //! Whether inserted rows are announced. They are found without, only later.
 
+use leasehold_table_schema::Column;
+
 use super::Look;
 use crate::error::ClaimError;
-use crate::name::Column;
 use crate::spec::NotifyTrigger;
 
 impl Look<'_> {

@@ -1,9 +1,9 @@
 //! Does the server find the rows to take without looking at all the others?
 
+use leasehold_table_schema::{IndexFacts, TableFacts, server_message};
 use serde_json::Value;
 
-use super::facts::{Facts, IndexFact};
-use super::{Look, said};
+use super::Look;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 use crate::statements::order::Sequence;
@@ -27,7 +27,7 @@ impl Look<'_> {
         let answer = match self.reader.attempt(&explain).await? {
             Ok(rows) => rows.iter().map(|row| row.text(0)).collect::<Vec<_>>().join("\n"),
             Err(error) => {
-                let said = said(&error);
+                let said = server_message(&error);
                 self.error(format!(
                     "the statement that takes rows is refused: {said}; look at the filter of the spec, and at the \
                      privileges of this role"
@@ -63,7 +63,7 @@ impl Look<'_> {
 }
 
 /// The statement by which rows are picked.
-fn pick(spec: &ClaimSpec, facts: &Facts) -> Result<String, ClaimError> {
+fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
     let is_given = |name: &str| facts.columns.iter().any(|column| column.name == name && column.is_required);
     let words = Words::leased(spec);
     if let Some(ready) = &spec.inner.ready_at {
@@ -205,7 +205,7 @@ impl Look<'_> {
         Ok(None)
     }
 
-    async fn has_those_alone(&mut self, index: &IndexFact) -> Result<bool, ClaimError> {
+    async fn has_those_alone(&mut self, index: &IndexFacts) -> Result<bool, ClaimError> {
         let Some(predicate) = &index.predicate else { return Ok(false) };
         let states = &self.spec.inner.states;
         for state in &states.takeable {

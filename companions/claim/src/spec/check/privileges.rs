@@ -1,13 +1,13 @@
 //! What has to be there beside the table, and whether this role may use it.
 
+use leasehold_table_schema::sql::{literal, quote, regclass};
+use leasehold_table_schema::{Table, TableFacts};
+
 use super::Look;
-use super::facts::Facts;
 use crate::error::ClaimError;
-use crate::name::{Table, literal};
 use crate::spec::columns::Use;
-use crate::spec::migration::names::{regclass, side_epochs};
+use crate::spec::migration::names::side_epochs;
 use crate::spec::migration::state_function_is_missing;
-use crate::spec::migration::step::quote;
 use crate::spec::{Retention, Tracking};
 
 impl Look<'_> {
@@ -53,7 +53,7 @@ impl Look<'_> {
             self.error(format!("there is no side table {side}; run the migration"));
             return Ok(());
         }
-        let facts = Facts::read(self.reader, side).await?;
+        let facts = TableFacts::read(self.reader, side).await?;
         let owner = self.spec.inner.owner_sql();
         let time = "timestamp with time zone";
         let columns = [
@@ -80,7 +80,7 @@ impl Look<'_> {
         }
         self.leases_of_before(side).await?;
         for privilege in ["SELECT", "INSERT", "UPDATE", "DELETE"] {
-            if !self.may(side, privilege).await? {
+            if !self.reader.has_privilege(side, privilege).await? {
                 self.not_granted(side, privilege);
             }
         }
@@ -99,7 +99,7 @@ impl Look<'_> {
                 "side table {side} has leases of table {table} under its name without a schema, as an early version wrote \
                  them, and nobody sees these any more: end the processes of that version, then say which table they are \
                  of: UPDATE {side_name} SET tab = {} WHERE tab = {bare}",
-                table.full_name()
+                table.full_name_sql()
             ));
         }
         Ok(())
@@ -109,7 +109,7 @@ impl Look<'_> {
     pub(super) async fn privileges(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let table = spec.table();
-        if spec.inner.retention != Retention::KeepAll && !self.may(table, "DELETE").await? {
+        if spec.inner.retention != Retention::KeepAll && !self.reader.has_privilege(table, "DELETE").await? {
             self.not_granted(table, "DELETE");
         }
         let mut columns: Vec<_> =
@@ -148,15 +148,11 @@ impl Look<'_> {
         ));
     }
 
-    async fn may(&mut self, table: &Table, privilege: &str) -> Result<bool, ClaimError> {
-        self.reader.ask(&format!("pg_catalog.has_table_privilege({}, '{privilege}')", regclass(table))).await
-    }
-
     async fn is(&mut self, name: &Table, kind: &str) -> Result<bool, ClaimError> {
         let found = format!(
             "EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass({}) AND relkind = '{kind}')",
             literal(&name.quoted())
         );
-        self.reader.ask(&found).await
+        Ok(self.reader.ask(&found).await?)
     }
 }

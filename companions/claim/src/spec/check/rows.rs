@@ -1,10 +1,11 @@
 //! Rows that no claim would ever touch.
 
+use leasehold_table_schema::sql::{literal, regclass};
+
 use super::Look;
 use crate::error::ClaimError;
-use crate::name::literal;
 use crate::spec::Tracking;
-use crate::spec::migration::names::{regclass, state_list};
+use crate::spec::migration::names::state_list;
 use crate::spec::states::StateType;
 
 impl Look<'_> {

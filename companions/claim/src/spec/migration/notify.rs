@@ -1,8 +1,8 @@
 //! The trigger that announces inserted rows to those who listen.
 
-use super::names::{beside, dollar_tag, hash, regclass};
-use super::step::{Step, quote};
-use crate::name::{Table, literal};
+use leasehold_table_schema::sql::{dollar_tag, hash, literal, quote, regclass};
+use leasehold_table_schema::{MigrationStep, Table};
+
 use crate::spec::ClaimSpec;
 use crate::statements::payload::INSERTED;
 
@@ -25,7 +25,7 @@ impl NotifyTrigger {
         }
         let channel = spec.channel();
         // The channel is part of the name, so that two specs of one table each have theirs.
-        let function = beside(spec.table(), &["claim_notify", &hash(channel)[..8]]);
+        let function = spec.table().beside(&["claim_notify", &hash(channel)[..8]]);
         let body = format!(
             "\nBEGIN\n  PERFORM pg_catalog.pg_notify({}, pg_catalog.concat({}, TG_TABLE_SCHEMA));\n  RETURN NULL;\nEND\n",
             literal(channel),
@@ -35,7 +35,7 @@ impl NotifyTrigger {
     }
 
     /// What makes it. A trigger that somebody has disabled stays so.
-    pub(super) fn steps(&self) -> Vec<Step> {
+    pub(super) fn steps(&self) -> Vec<MigrationStep> {
         let (here, name) = (regclass(&self.table), self.function.quoted());
         let (table, trigger) = (self.table.quoted(), quote(self.function.name()));
         let owner = format!("(SELECT relowner FROM pg_catalog.pg_class WHERE oid = {here})");
@@ -69,8 +69,8 @@ impl NotifyTrigger {
         );
         vec![
             // It runs with the rights of whoever inserts, so nobody but the owner of the table is to change it.
-            Step::only_if("Inserted rows are announced to those who listen,", &is_missing, &create),
-            Step::only_if("once for each transaction that inserts.", &is_off, &call),
+            MigrationStep::only_if("Inserted rows are announced to those who listen,", &is_missing, &create),
+            MigrationStep::only_if("once for each transaction that inserts.", &is_off, &call),
         ]
     }
 

@@ -1,9 +1,10 @@
 //! The statements of a migration, in order.
 
-use super::names::{derived, dollar_tag, hash, regclass, side_epochs, state_function, state_list};
+use leasehold_table_schema::sql::{derived, dollar_tag, hash, literal, regclass};
+use leasehold_table_schema::{Column, MigrationStep, RowIdentity};
+
+use super::names::{side_epochs, state_function, state_list};
 use super::notify::NotifyTrigger;
-use super::step::{Step, check, closed_set, index, sequence};
-use crate::name::{Column, literal};
 use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Retention, Tracking};
 
@@ -15,15 +16,18 @@ pub(super) struct Choices {
 }
 
 /// Every statement that `spec` needs, in order.
-pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
-    let writer = Writer { spec, inner: &spec.inner, choices, table: spec.table().quoted() };
-    let mut steps = vec![writer.whole_key()];
+pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<MigrationStep> {
+    let inner = &*spec.inner;
+    let writer = Writer { spec, inner, choices, table: spec.table().quoted() };
+    let identity = RowIdentity::new(spec.table(), &inner.id, inner.queue.as_ref())
+        .keep_unique_id(choices.keeps_unique_id);
+    let mut steps = vec![identity.whole_key_step()];
     steps.extend(writer.states());
     steps.extend(writer.sequences_before());
     steps.extend(writer.columns());
-    steps.extend(writer.queue());
+    steps.extend(identity.queue_steps());
     steps.extend(writer.constraints());
-    steps.extend(writer.identity());
+    steps.extend(identity.unique_steps());
     steps.extend(writer.indexes());
     steps.extend(writer.function());
     steps.extend(writer.side_table());
@@ -31,24 +35,16 @@ pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<Step> {
     steps
 }
 
-/// Those of what identifies a row alone: a queue that was there, and what is unique.
-#[must_use]
-pub fn identity(spec: &ClaimSpec) -> Vec<Step> {
-    let choices = &Choices::default();
-    let writer = Writer { spec, inner: &spec.inner, choices, table: spec.table().quoted() };
-    [writer.whole_key()].into_iter().chain(writer.queue()).chain(writer.identity()).collect()
-}
-
-pub(super) struct Writer<'a> {
-    pub(super) spec: &'a ClaimSpec,
-    pub(super) inner: &'a Inner,
-    pub(super) choices: &'a Choices,
-    pub(super) table: String,
+struct Writer<'a> {
+    spec: &'a ClaimSpec,
+    inner: &'a Inner,
+    choices: &'a Choices,
+    table: String,
 }
 
 impl Writer<'_> {
     /// The labels of an enum. The states of a text column are a constraint, which comes after the columns.
-    fn states(&self) -> Vec<Step> {
+    fn states(&self) -> Vec<MigrationStep> {
         let StateType::Enum(name) = &self.inner.states.kind else { return Vec::new() };
         let states = self.inner.states.all();
         let label = |state: &&State| {
@@ -60,20 +56,22 @@ impl Writer<'_> {
                 literal(&name.quoted()),
                 literal(state.as_str())
             );
-            Step { needed: Some(needed), ..Step::new("Each state is a label of the enum.", sql) }
+            let mut step = MigrationStep::new("Each state is a label of the enum.", sql);
+            step.needed = Some(needed);
+            step
         };
         states.iter().map(label).collect()
     }
 
-    fn sequences_before(&self) -> Vec<Step> {
+    fn sequences_before(&self) -> Vec<MigrationStep> {
         let mut steps = Vec::new();
         if let Some(owners) = &self.inner.owner_sequence {
-            steps.push(sequence("Owners of claims are numbers of a sequence.", owners, None));
+            steps.push(MigrationStep::sequence("Owners of claims are numbers of a sequence.", owners, None));
         }
         steps
     }
 
-    fn columns(&self) -> Vec<Step> {
+    fn columns(&self) -> Vec<MigrationStep> {
         let parts = self.inner.parts(self.choices.attempts).into_iter();
         let columns: Vec<(&Column, String)> =
             parts.filter_map(|part| Some((part.column, part.made?))).collect();
@@ -93,37 +91,42 @@ impl Writer<'_> {
             names.len()
         );
         let add = format!("ALTER TABLE {}\n      {}", self.table, adds.join(",\n      "));
-        vec![Step::only_if(
+        vec![MigrationStep::only_if(
             "Columns of the claims. Their defaults are the same for all rows there are, so that none is rewritten.",
             &missing,
             &add,
         )]
     }
 
-    fn constraints(&self) -> Vec<Step> {
+    fn constraints(&self) -> Vec<MigrationStep> {
         let (table, mut steps) = (self.spec.table(), Vec::new());
         if self.inner.states.kind == StateType::Text {
             let name = derived(&[table.name(), self.inner.state.as_str(), "states"]);
             let all = self.inner.states.all();
             let states: Vec<&str> = all.iter().map(|state| state.as_str()).collect();
             let what = "The states are a closed set. A set that was narrower is widened.";
-            steps.extend(closed_set(what, table, &self.inner.state, &name, &states));
+            steps.extend(MigrationStep::closed_set(what, table, &self.inner.state, &name, &states));
         }
         if let Some(attempts) = &self.inner.attempts {
             let name = derived(&[table.name(), attempts.as_str(), "not_negative"]);
             let condition = format!("{} >= 0", attempts.quoted());
-            steps.extend(check("Attempts are counted down to zero, not below.", table, &name, &condition));
+            steps.extend(MigrationStep::check(
+                "Attempts are counted down to zero, not below.",
+                table,
+                &name,
+                &condition,
+            ));
         }
         steps
     }
 
-    fn indexes(&self) -> Vec<Step> {
+    fn indexes(&self) -> Vec<MigrationStep> {
         let (inner, table) = (self.inner, self.spec.table());
         let mut steps = Vec::new();
         let mut add = |what: &'static str, kind: &str, definition: String| {
             // The definition is part of the name, so that two versions of a spec each have theirs.
             let name = derived(&[table.name(), "claim", kind, &hash(&definition)[..8]]);
-            steps.extend(index(what, table, &name, false, &definition));
+            steps.extend(MigrationStep::index(what, table, &name, false, &definition));
         };
         let mut order: Vec<String> = inner
             .order
@@ -231,23 +234,23 @@ impl Writer<'_> {
         })
     }
 
-    fn function(&self) -> Vec<Step> {
+    fn function(&self) -> Vec<MigrationStep> {
         let Tracking::Columns { epoch, .. } = &self.inner.tracking else { return Vec::new() };
         let what = "In which state a row counts as being, for claims and views alike.";
         let function = StateFunction::of(self.spec);
-        let mut steps = vec![Step::only_if(what, &function.is_missing, &function.create)];
+        let mut steps = vec![MigrationStep::only_if(what, &function.is_missing, &function.create)];
         if let Some(epochs) = &self.inner.epoch_sequence {
-            let from = Some((self.table.as_str(), epoch));
-            steps.push(sequence("Epochs are numbers of a sequence.", epochs, from));
+            let from = Some((self.spec.table(), epoch));
+            steps.push(MigrationStep::sequence("Epochs are numbers of a sequence.", epochs, from));
         }
         steps
     }
 
-    fn side_table(&self) -> Vec<Step> {
+    fn side_table(&self) -> Vec<MigrationStep> {
         let Tracking::Side(side) = &self.inner.tracking else {
             return match (&self.inner.tracking, &self.inner.epoch_sequence) {
                 (Tracking::None, Some(epochs)) => {
-                    vec![sequence("Epochs are numbers of a sequence.", epochs, None)]
+                    vec![MigrationStep::sequence("Epochs are numbers of a sequence.", epochs, None)]
                 }
                 _ => Vec::new(),
             };
@@ -262,8 +265,8 @@ impl Writer<'_> {
         let what = "Who has which row: there is a row here while one is taken.";
         let epochs = side_epochs(side);
         let mut steps = vec![
-            Step::new(what, create),
-            sequence(
+            MigrationStep::new(what, create),
+            MigrationStep::sequence(
                 "Epochs are numbers of a sequence.",
                 self.inner.epoch_sequence.as_ref().unwrap_or(&epochs),
                 None,
@@ -271,7 +274,7 @@ impl Writer<'_> {
         ];
         let name = derived(&[side.name(), "until"]);
         let what = "Leases that have ended are found by this one.";
-        steps.extend(index(what, side, &name, false, "(tab, lease_until)"));
+        steps.extend(MigrationStep::index(what, side, &name, false, "(tab, lease_until)"));
         steps
     }
 }

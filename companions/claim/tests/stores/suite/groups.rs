@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{Outcome, Take};
+use leasehold_claim::{Pass, PassEnd};
 
 use super::bench::{Layout, bounded, ids, keys, pause, retry, row};
 use super::{Bench, Env};

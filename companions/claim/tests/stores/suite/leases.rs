@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use leasehold_claim::support::Upkeep;
+use leasehold_claim::Upkeep;
 use leasehold_claim::{ClaimError, Outcome, Renewal, RowKey, Swept, Take};
 
 use super::Env;

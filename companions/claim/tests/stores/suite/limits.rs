@@ -1,7 +1,7 @@
 //! Limits: at most so many rows of each tenant, or queue, are worked on at a time.
 
-use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{Outcome, Take};
+use leasehold_claim::{Pass, PassEnd};
 
 use super::bench::{Layout, bounded, ids, retry, row};
 use super::{Bench, Env};

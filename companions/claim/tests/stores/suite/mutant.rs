@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_claim::support::{Sealed, Upkeep, Wake};
 use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, HoldStore, MemoryClaims, MemoryRow, Outcome,
     OwnerToken, Renewal, RowKey, Settled, State, Stats, Swept, Take, Taken, TakenRow,
 };
+use leasehold_claim::{Sealed, Upkeep, Wake};
 use serde_json::{Value, json};
 
 use super::memory::Front;

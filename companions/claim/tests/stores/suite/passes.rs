@@ -1,7 +1,7 @@
 //! Passes: the line in the sand, and when a worker may idle.
 
-use leasehold_claim::support::{Pass, PassEnd};
 use leasehold_claim::{OrderType, Outcome, Take};
+use leasehold_claim::{Pass, PassEnd};
 
 use super::bench::{Layout, bounded, ids, pause, retry, row};
 use super::{Bench, Env};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_claim::Take;
-use leasehold_claim::support::{Pass, PassEnd};
+use leasehold_claim::{Pass, PassEnd};
 use tokio::time::timeout;
 
 use super::Env;

@@ -1,15 +1,37 @@
-//! The column of the queue, and what identifies a row then.
+//! The columns that identify a row, and the steps that make them unique.
 
-use super::names::{block, derived, regclass};
-use super::step::{Step, index, quote, validate};
-use super::steps::Writer;
-use crate::name::{Column, literal};
+use crate::names::{Column, Table};
+use crate::sql::{block, derived, literal, quote, regclass};
+use crate::step::MigrationStep;
 
-impl Writer<'_> {
-    /// A column of the queue that was there before, and may be empty.
-    pub(super) fn queue(&self) -> Vec<Step> {
-        let Some(queue) = &self.inner.queue else { return Vec::new() };
-        let (here, column, table) = (regclass(self.spec.table()), queue.quoted(), &self.table);
+/// The columns that identify a row of a table: an id, or a queue and an id.
+#[derive(Clone, Debug)]
+pub struct RowIdentity<'a> {
+    table: &'a Table,
+    id: &'a Column,
+    queue: Option<&'a Column>,
+    keeps_unique_id: bool,
+}
+
+impl<'a> RowIdentity<'a> {
+    /// Rows of `table` are identified by `id`, or by `queue` and `id`.
+    #[must_use]
+    pub fn new(table: &'a Table, id: &'a Column, queue: Option<&'a Column>) -> Self {
+        Self { table, id, queue, keeps_unique_id: false }
+    }
+
+    /// Sets whether ids stay unique over all queues, for example because foreign keys refer to them.
+    #[must_use]
+    pub fn keep_unique_id(mut self, keeps: bool) -> Self {
+        self.keeps_unique_id = keeps;
+        self
+    }
+
+    /// Makes the steps that give every row a queue: a column that existed before might be NULL.
+    #[must_use]
+    pub fn queue_steps(&self) -> Vec<MigrationStep> {
+        let Some(queue) = self.queue else { return Vec::new() };
+        let (here, column, table) = (regclass(self.table), queue.quoted(), self.table.quoted());
         let attribute = |condition: &str| {
             format!(
                 "EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {here} AND attname = {} \
@@ -17,7 +39,7 @@ impl Writer<'_> {
                 literal(queue.as_str())
             )
         };
-        let name = derived(&[self.spec.table().name(), queue.as_str(), "given"]);
+        let name = derived(&[self.table.name(), queue.as_str(), "given"]);
         let guard = quote(&name);
         let nullable = attribute("NOT attnotnull");
         let guarded = format!(
@@ -32,24 +54,24 @@ impl Writer<'_> {
             attribute("NOT attnotnull AND attgenerated = ''")
         );
         vec![
-            Step::only_if(
+            MigrationStep::only_if(
                 "Rows that name no queue are in the queue `default`,",
                 &attribute("NOT atthasdef"),
                 &format!("ALTER TABLE {table} ALTER COLUMN {column} SET DEFAULT 'default'"),
             ),
-            Step::only_if(
+            MigrationStep::only_if(
                 "no further ones come without a queue,",
                 &format!("{nullable} AND NOT {guarded}"),
                 &format!("ALTER TABLE {table} ADD CONSTRAINT {guard} CHECK ({column} IS NOT NULL) NOT VALID"),
             ),
-            Step::new("and those that have none get it, a thousand at a time.", block("", &fill)),
-            validate(self.spec.table(), &name),
-            Step::only_if(
+            MigrationStep::new("and those that have none get it, a thousand at a time.", block("", &fill)),
+            MigrationStep::validate(self.table, &name),
+            MigrationStep::only_if(
                 "The constraint proves it, so that no row is looked at again.",
                 &nullable,
                 &format!("ALTER TABLE {table} ALTER COLUMN {column} SET NOT NULL"),
             ),
-            Step::only_if(
+            MigrationStep::only_if(
                 "It has served.",
                 &guarded,
                 &format!("ALTER TABLE {table} DROP CONSTRAINT {guard}"),
@@ -57,13 +79,14 @@ impl Writer<'_> {
         ]
     }
 
-    /// Refuses a table whose rows are identified by more columns than the spec names. A unique constraint on fewer would
-    /// hold by chance for the rows that are there, and refuse those that the application inserts later.
-    pub(super) fn whole_key(&self) -> Step {
-        let (table, id) = (self.spec.table(), &self.inner.id);
+    /// Makes the step that refuses a table whose rows are identified by further columns. A unique constraint on fewer columns
+    /// would hold by chance for the present rows, and refuse rows that the application inserts later.
+    #[must_use]
+    pub fn whole_key_step(&self) -> MigrationStep {
+        let (table, id) = (self.table, self.id);
         let here = regclass(table);
         let named: Vec<String> =
-            self.inner.queue.iter().chain([id]).map(|column| literal(column.as_str())).collect();
+            self.queue.into_iter().chain([id]).map(|column| literal(column.as_str())).collect();
         let numbers = format!(
             "ARRAY(SELECT attnum FROM pg_catalog.pg_attribute WHERE attrelid = {here} AND attname IN ({}))",
             named.join(", ")
@@ -94,12 +117,16 @@ impl Writer<'_> {
             )),
             id = attnum,
         );
-        Step::new("Nothing is made unique that is a part of a wider key.", block("  wider text;", &body))
+        MigrationStep::new(
+            "Nothing is made unique that is a part of a wider key.",
+            block("  wider text;", &body),
+        )
     }
 
-    /// What identifies a row is unique; with a queue, within it.
-    pub(super) fn identity(&self) -> Vec<Step> {
-        let (table, id) = (self.spec.table(), &self.inner.id);
+    /// Makes the steps after which the columns that identify a row are unique.
+    #[must_use]
+    pub fn unique_steps(&self) -> Vec<MigrationStep> {
+        let (table, id) = (self.table, self.id);
         let unique = |columns: &str| {
             format!(
                 "EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = {} AND i.indisunique \
@@ -115,10 +142,10 @@ impl Writer<'_> {
             )
         };
         let alone = format!("i.indnkeyatts = 1 AND i.indkey[0] = {}", number(id));
-        let queue = self.inner.queue.as_ref().filter(|_| !self.choices.keeps_unique_id);
+        let queue = self.queue.filter(|_| !self.keeps_unique_id);
         let Some(queue) = queue else {
             let name = derived(&[table.name(), id.as_str(), "key"]);
-            let mut made = index(
+            let mut made = MigrationStep::index(
                 "The id is unique (leave this out where its primary key says so already, as `apply` does).",
                 table,
                 &name,
@@ -136,16 +163,16 @@ impl Writer<'_> {
         );
         let definition = format!("({}, {})", queue.quoted(), id.quoted());
         let what = "Queue and id together are unique,";
-        let mut made = index(what, table, &name, true, &definition);
+        let mut made = MigrationStep::index(what, table, &name, true, &definition);
         made[1].needed = Some(format!("SELECT NOT {}", unique(&both)));
-        let mut steps: Vec<Step> = made.into();
+        let mut steps: Vec<MigrationStep> = made.into();
         steps.push(self.swap(&name, &unique(&both), &alone));
         steps
     }
 
-    /// The unique constraint on the id gives way to the one on queue and id, in one transaction.
-    fn swap(&self, name: &str, is_unique: &str, alone: &str) -> Step {
-        let (here, table) = (regclass(self.spec.table()), &self.table);
+    /// Makes the step that replaces the unique constraint on the id by the one on queue and id, in one transaction.
+    fn swap(&self, name: &str, is_unique: &str, alone: &str) -> MigrationStep {
+        let (here, table) = (regclass(self.table), self.table.quoted());
         let constraint = quote(name);
         let free = format!(
             "EXISTS (SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid \
@@ -184,6 +211,6 @@ impl Writer<'_> {
             with_key = literal(&with_key),
             without = literal(&without),
         );
-        Step::new("and take the place of the id alone.", block("  old record;", &body))
+        MigrationStep::new("and take the place of the id alone.", block("  old record;", &body))
     }
 }

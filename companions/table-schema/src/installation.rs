@@ -1,0 +1,98 @@
+//! Tables of a library in a schema of its own: printed, and installed.
+
+use leasehold_postgres::sql::{installation, render};
+use leasehold_postgres::{Identifier, sqlstate};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+
+/// Settings of the transaction, whatever the defaults of database and role. It waits for others who install at the same time,
+/// by the lock that the schema of the stores is installed under.
+const SETTINGS: &str = "\
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL search_path = pg_catalog;
+SET LOCAL client_min_messages = warning;
+SET LOCAL standard_conforming_strings = on;
+SET LOCAL statement_timeout = '30s';
+SET LOCAL lock_timeout = '20s';
+SELECT pg_advisory_xact_lock(1818583411, 1);
+SET LOCAL lock_timeout = '1s';
+";
+
+/// How often an installation that ran into another change is tried again.
+const RETRIES: u32 = 3;
+
+/// Objects that a library creates in a schema. In its SQL, `{schema}` stands for the schema's name.
+#[derive(Clone, Copy, Debug)]
+pub struct Installation {
+    title: &'static str,
+    objects: &'static str,
+    present: &'static str,
+}
+
+impl Installation {
+    /// Describes an installation.
+    ///
+    /// - `title` is the first line of the script, without the dashes.
+    /// - `objects` are the statements that create everything, which can be run again.
+    /// - `present` is a boolean expression: does everything exist? The search path is `pg_catalog`.
+    #[must_use]
+    pub const fn new(title: &'static str, objects: &'static str, present: &'static str) -> Self {
+        Self { title, objects, present }
+    }
+
+    /// Returns the installation as a script, for `psql` and migration tools.
+    #[must_use]
+    pub fn script(&self, schema: &Identifier) -> String {
+        let objects = installation(schema, self.objects, "");
+        format!("-- {}\nBEGIN;\n{SETTINGS}\n{objects}\nCOMMIT;\n", self.title)
+    }
+
+    /// Creates what is missing, as a whole or not at all. If everything exists, it only reads.
+    ///
+    /// # Errors
+    ///
+    /// What the server returns. Nothing was created.
+    ///
+    /// # Cancel safety
+    ///
+    /// Everything is created or nothing; a drop might leave either.
+    pub async fn install(
+        &self,
+        connection: &mut PgConnection,
+        schema: &Identifier,
+    ) -> Result<(), sqlx::Error> {
+        let present = format!("SET LOCAL search_path = pg_catalog;\nSELECT {} AS present", self.present);
+        let mut retries = RETRIES;
+        loop {
+            let present =
+                raw_sql(AssertSqlSafe(render(&present, schema))).fetch_all(&mut *connection).await?;
+            if present.first().ok_or(sqlx::Error::RowNotFound)?.try_get("present")? {
+                return Ok(());
+            }
+            // Several statements in one message are one transaction, which ends with the message.
+            let message = [SETTINGS, &installation(schema, self.objects, "")].concat();
+            match raw_sql(AssertSqlSafe(message)).execute(&mut *connection).await {
+                Ok(_) => return Ok(()),
+                Err(error) if retries > 0 && is_passing(&error) => retries -= 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Returns whether another session created the same objects without our lock, or kept a table locked for longer than readers and
+/// writers should queue behind us.
+fn is_passing(error: &sqlx::Error) -> bool {
+    let codes = ["23505", "42P06", "42P07", "42710", "XX000", "55P03"];
+    sqlstate(error).is_some_and(|code| codes.contains(&code.as_str()))
+}
+
+/// Returns the SQL that lets `role` read and write these tables of the schema, and nothing else. Row locks (`FOR UPDATE`) need
+/// UPDATE.
+#[must_use]
+pub fn grants(schema: &Identifier, role: &Identifier, tables: &[&str]) -> String {
+    let (schema, role) = (schema.quoted(), role.quoted());
+    let table =
+        |name: &&str| format!("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.{name} TO {role};\n");
+    let tables: String = tables.iter().map(table).collect();
+    format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n{tables}")
+}
