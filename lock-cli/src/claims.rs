@@ -62,8 +62,8 @@ pub(crate) fn survey(args: &Claims) -> Result<Survey, ClaimError> {
 /// `TABLE` or `SCHEMA.TABLE`, each taken literally.
 fn table(name: &str) -> Result<Table, ClaimError> {
     match name.split_once('.') {
-        Some((schema, name)) => Table::new(name)?.in_schema(schema),
-        None => Table::new(name),
+        Some((schema, name)) => Ok(Table::new(name)?.in_schema(schema)?),
+        None => Ok(Table::new(name)?),
     }
 }
 

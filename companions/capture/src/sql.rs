@@ -8,7 +8,7 @@ use crate::{Capture, Mapping};
 
 /// What the function is called for.
 #[derive(Clone, Copy)]
-enum Row {
+enum RecordedRow {
     Old,
     New,
     /// There is none: all rows are gone.
@@ -94,10 +94,10 @@ impl Capture {
     pub(super) fn create_function(&self, source: &Mapping) -> String {
         let mut body = format!(
             "\nBEGIN\n  IF TG_OP = 'TRUNCATE' THEN\n    {}\n  ELSIF TG_OP = 'INSERT' THEN\n    {}\n  ELSE\n",
-            self.insert(source, Row::Truncated),
-            self.insert(source, Row::New)
+            self.insert(source, RecordedRow::Truncated),
+            self.insert(source, RecordedRow::New)
         );
-        let (old, new) = (self.insert(source, Row::Old), self.insert(source, Row::New));
+        let (old, new) = (self.insert(source, RecordedRow::Old), self.insert(source, RecordedRow::New));
         body.push_str(&format!("    IF TG_OP = 'UPDATE' THEN\n      {new}\n    END IF;\n"));
         let moved: Vec<String> = source
             .copied
@@ -135,8 +135,8 @@ impl Capture {
         )
     }
 
-    fn insert(&self, source: &Mapping, row: Row) -> String {
-        let record = if matches!(row, Row::Old) { "OLD" } else { "NEW" };
+    fn insert(&self, source: &Mapping, row: RecordedRow) -> String {
+        let record = if matches!(row, RecordedRow::Old) { "OLD" } else { "NEW" };
         let mut columns = Vec::new();
         let mut values = Vec::new();
         let instead = |column: &Column| {
@@ -144,16 +144,16 @@ impl Capture {
         };
         let mut give = |column: &Column, value: String| {
             let value = match row {
-                Row::Truncated => instead(column).unwrap_or(value),
-                Row::Old | Row::New => value,
+                RecordedRow::Truncated => instead(column).unwrap_or(value),
+                RecordedRow::Old | RecordedRow::New => value,
             };
             columns.push(column.quoted());
             values.push(value);
         };
         for (into, from) in &source.copied {
             let value = match row {
-                Row::Truncated => "NULL".to_owned(),
-                Row::Old | Row::New => format!("{record}.{}", from.quoted()),
+                RecordedRow::Truncated => "NULL".to_owned(),
+                RecordedRow::Old | RecordedRow::New => format!("{record}.{}", from.quoted()),
             };
             give(into, value);
         }
@@ -170,9 +170,9 @@ impl Capture {
                 )
             };
             let rows = match row {
-                Row::Truncated => String::new(),
+                RecordedRow::Truncated => String::new(),
                 // In a row trigger for another operation the record is NULL.
-                Row::Old | Row::New => format!(
+                RecordedRow::Old | RecordedRow::New => format!(
                     " || {} || {}",
                     image("old", "OLD", "'UPDATE', 'DELETE'"),
                     image("new", "NEW", "'INSERT', 'UPDATE'")

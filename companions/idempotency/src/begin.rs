@@ -26,7 +26,7 @@ pub enum Begin<T> {
 #[must_use = "a request that is in flight or does not match was not carried out"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// It was done now, and is committed.
     Done(Stored),
     /// It was refused now; the refusal is committed and its effects are rolled back.
@@ -42,7 +42,7 @@ pub enum Outcome {
     Mismatch,
 }
 
-impl Outcome {
+impl RequestOutcome {
     pub(crate) fn of(stored: Stored) -> Self {
         if stored.is_rejected() { Self::Rejected(stored) } else { Self::Done(stored) }
     }

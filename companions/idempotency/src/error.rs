@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{outcome_unknown, sqlstate, store_error};
+use leasehold_table_schema::server_message;
 
 /// Why a key could not be begun, or what was done under it not be recorded.
 ///
@@ -27,7 +28,7 @@ pub enum IdempotencyError {
     /// was done. The same request fails again until the rows or the request change.
     #[error(
         "the server refused to commit the effects, nothing was done: {}; change the request or the rows that it refers to, or check the constraint before, by SET CONSTRAINTS ALL IMMEDIATE",
-        server(source)
+        server_message(source)
     )]
     Refused {
         /// What the server said.
@@ -136,11 +137,6 @@ impl IdempotencyError {
 /// Whether a commit was refused for what the transaction did: constraints, data, and what deferred triggers raise.
 fn is_refusal(state: &str) -> bool {
     ["22", "23", "27", "2F", "38", "39", "44", "P0"].iter().any(|class| state.starts_with(class))
-}
-
-/// The server's message alone.
-fn server(error: &sqlx::Error) -> String {
-    error.as_database_error().map_or_else(|| error.to_string(), |answer| answer.message().to_owned())
 }
 
 #[cfg(test)]

@@ -19,12 +19,12 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// All keys that are in flight here. Holds an entry for each leader and none for those who are turned away.
 #[derive(Clone, Default)]
-pub(crate) struct Flights(Arc<Mutex<Table>>);
+pub(crate) struct Flights(Arc<Mutex<FlightTable>>);
 
-type Table = HashMap<Ident, watch::Receiver<Stage>>;
+type FlightTable = HashMap<Ident, watch::Receiver<FlightStage>>;
 
 #[derive(Clone)]
-enum Stage {
+enum FlightStage {
     /// The pool has no connection for it.
     Queued,
     /// It has asked what is recorded, and will know within a round trip.
@@ -36,7 +36,7 @@ enum Stage {
 }
 
 /// The caller's place.
-pub(crate) enum Entry {
+pub(crate) enum FlightEntry {
     /// First: go and ask the store.
     Lead(Flight),
     /// The first one was told or has done this.
@@ -49,7 +49,7 @@ pub(crate) enum Entry {
 pub(crate) struct Flight {
     flights: Flights,
     ident: Ident,
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<FlightStage>,
 }
 
 impl Flights {
@@ -59,30 +59,30 @@ impl Flights {
         ident: &Ident,
         join: Duration,
         limit: usize,
-    ) -> Result<Entry, IdempotencyError> {
+    ) -> Result<FlightEntry, IdempotencyError> {
         let begun = Instant::now();
         let (join, look) = (begun + join, begun + join.max(LOOK));
         loop {
             let mut stage = match self.lead(ident, limit)? {
-                Ok(flight) => return Ok(Entry::Lead(flight)),
+                Ok(flight) => return Ok(FlightEntry::Lead(flight)),
                 Err(stage) => stage,
             };
             loop {
                 let until = match &*stage.borrow_and_update() {
-                    Stage::Known(fingerprint, stored) => {
-                        return Ok(Entry::Known(*fingerprint, stored.clone()));
+                    FlightStage::Known(fingerprint, stored) => {
+                        return Ok(FlightEntry::Known(*fingerprint, stored.clone()));
                     }
-                    Stage::Looking => look,
-                    Stage::Queued | Stage::Running => join,
+                    FlightStage::Looking => look,
+                    FlightStage::Queued | FlightStage::Running => join,
                 };
                 if Instant::now() >= until {
-                    return Ok(Entry::InFlight);
+                    return Ok(FlightEntry::InFlight);
                 }
                 match timeout_at(until, stage.changed()).await {
                     Ok(Ok(())) => {}
                     // It has ended without a result.
                     Ok(Err(_)) => break,
-                    Err(_) => return Ok(Entry::InFlight),
+                    Err(_) => return Ok(FlightEntry::InFlight),
                 }
             }
         }
@@ -92,7 +92,7 @@ impl Flights {
         &self,
         ident: &Ident,
         limit: usize,
-    ) -> Result<Result<Flight, watch::Receiver<Stage>>, IdempotencyError> {
+    ) -> Result<Result<Flight, watch::Receiver<FlightStage>>, IdempotencyError> {
         let mut table = self.table();
         if let Some(stage) = table.get(ident) {
             return Ok(Err(stage.clone()));
@@ -100,7 +100,7 @@ impl Flights {
         if table.len() >= limit {
             return Err(IdempotencyError::Overloaded { limit });
         }
-        let (stage, seen) = watch::channel(Stage::Looking);
+        let (stage, seen) = watch::channel(FlightStage::Looking);
         table.insert(ident.clone(), seen);
         Ok(Ok(Flight { flights: self.clone(), ident: ident.clone(), stage }))
     }
@@ -111,7 +111,7 @@ impl Flights {
         self.table().len()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, FlightTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,20 +119,20 @@ impl Flights {
 impl Flight {
     /// There is no connection now: nobody waits for the look.
     pub(crate) fn queued(&self) {
-        self.stage.send_replace(Stage::Queued);
+        self.stage.send_replace(FlightStage::Queued);
     }
 
     pub(crate) fn looking(&self) {
-        self.stage.send_replace(Stage::Looking);
+        self.stage.send_replace(FlightStage::Looking);
     }
 
     pub(crate) fn running(&self) {
-        self.stage.send_replace(Stage::Running);
+        self.stage.send_replace(FlightStage::Running);
     }
 
     /// Tells those who wait.
     pub(crate) fn known(self, fingerprint: Fingerprint, stored: Stored) {
-        self.stage.send_replace(Stage::Known(fingerprint, stored));
+        self.stage.send_replace(FlightStage::Known(fingerprint, stored));
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
 
     async fn lead(flights: &Flights, ident: &Ident) -> Flight {
         match flights.enter(ident, NONE, 10).await.unwrap() {
-            Entry::Lead(flight) => flight,
+            FlightEntry::Lead(flight) => flight,
             _ => panic!("somebody leads already"),
         }
     }
@@ -177,13 +177,13 @@ mod tests {
         let first = lead(&flights, &ident).await;
         let begun = Instant::now();
         let (second, ()) = tokio::join!(flights.enter(&ident, NONE, 10), async { first.running() });
-        assert!(matches!(second.unwrap(), Entry::InFlight));
+        assert!(matches!(second.unwrap(), FlightEntry::InFlight));
         first.queued();
-        assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), Entry::InFlight));
+        assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), FlightEntry::InFlight));
         assert_eq!(begun.elapsed(), NONE, "the clock stands still while nobody waits for it");
         // Without an answer, the wait for the look ends too.
         first.looking();
-        assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), Entry::InFlight));
+        assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), FlightEntry::InFlight));
         assert_eq!(begun.elapsed(), LOOK);
     }
 
@@ -197,14 +197,16 @@ mod tests {
         let (a, b, ()) =
             tokio::join!(flights.enter(&ident, LONG, 10), flights.enter(&ident, LONG, 10), known);
         for entry in [a, b] {
-            assert!(matches!(entry.unwrap(), Entry::Known(_, stored) if stored == Stored::done(200, "x")));
+            assert!(
+                matches!(entry.unwrap(), FlightEntry::Known(_, stored) if stored == Stored::done(200, "x"))
+            );
         }
         let first = lead(&flights, &ident).await;
         first.running();
         let fails = async { drop(first) };
         let (a, b, ()) =
             tokio::join!(flights.enter(&ident, LONG, 10), flights.enter(&ident, LONG, 10), fails);
-        let leads = [a, b].into_iter().filter(|entry| matches!(entry, Ok(Entry::Lead(_)))).count();
+        let leads = [a, b].into_iter().filter(|entry| matches!(entry, Ok(FlightEntry::Lead(_)))).count();
         assert_eq!(leads, 1, "one of them takes over, the other is told so when its wait is over");
     }
 
@@ -220,7 +222,7 @@ mod tests {
         assert!(matches!(refused, Err(IdempotencyError::Overloaded { limit: 10 })));
         assert_eq!(flights.len(), 10, "who is refused is not kept");
         leads.pop();
-        assert!(matches!(flights.enter(&ident(10), NONE, 10).await, Ok(Entry::Lead(_))));
+        assert!(matches!(flights.enter(&ident(10), NONE, 10).await, Ok(FlightEntry::Lead(_))));
         drop(leads);
         assert_eq!(flights.len(), 0);
     }

@@ -21,7 +21,7 @@ use crate::ident::{Fingerprint, Ident, fingerprint};
 use crate::postgres::{
     DEFAULT_MAX_BODY, DEFAULT_RETENTION, DEFAULT_RETRY_AFTER, bounded_retention, micros, purge,
 };
-use crate::row::{Columns, Record};
+use crate::record::{KeyRecord, ResponseColumns};
 use crate::sql;
 use crate::stored::Stored;
 use crate::transaction::{ANSWER, answer, begin};
@@ -42,20 +42,20 @@ pub struct Journeys {
     pool: PgPool,
     lock: Arc<dyn Lock>,
     schema: Identifier,
-    statements: Arc<Statements>,
+    statements: Arc<JourneyStatements>,
     retention: Duration,
     max_body: usize,
     prepared: bool,
 }
 
-struct Statements {
+struct JourneyStatements {
     look: Arc<str>,
     begin: Arc<str>,
     phase: Arc<str>,
     finish: Arc<str>,
 }
 
-impl Statements {
+impl JourneyStatements {
     fn new(schema: &Identifier) -> Self {
         Self {
             look: render(sql::JOURNEY_LOOK, schema),
@@ -74,7 +74,7 @@ impl Journeys {
         Self {
             pool,
             lock,
-            statements: Arc::new(Statements::new(&schema)),
+            statements: Arc::new(JourneyStatements::new(&schema)),
             schema,
             retention: DEFAULT_RETENTION,
             max_body: DEFAULT_MAX_BODY,
@@ -85,7 +85,7 @@ impl Journeys {
     /// Journeys in another schema, which are others. That of the lock is its own.
     #[must_use]
     pub fn schema(mut self, schema: Identifier) -> Self {
-        self.statements = Arc::new(Statements::new(&schema));
+        self.statements = Arc::new(JourneyStatements::new(&schema));
         self.schema = schema;
         self
     }
@@ -128,7 +128,7 @@ impl Journeys {
         fingerprint: &Fingerprint,
     ) -> Result<Begin<Journey>, IdempotencyError> {
         // What is finished is replayed without a lease.
-        if let Some(told) = self.look(ident, fingerprint).await?.and_then(Found::told) {
+        if let Some(told) = self.look(ident, fingerprint).await?.and_then(FoundJourney::told) {
             return Ok(told);
         }
         let key = LockKey::from_parts(["journey", &hex::encode(ident.digest(&["leasehold-journey"]))])?;
@@ -146,8 +146,8 @@ impl Journeys {
                 Err(Error::new(ErrorKind::Lost, "the journey was purged as it began; start it again").into())
             }
             // Somebody finished it between the look and the lease.
-            Some(Found::Told(told)) => Ok(told),
-            Some(Found::Open { seed, phases }) => {
+            Some(FoundJourney::Told(told)) => Ok(told),
+            Some(FoundJourney::Open { seed, phases }) => {
                 let (journeys, ident) = (self.clone(), ident.clone());
                 Ok(Begin::Fresh(Journey { journeys, ident, guard, seed, phases }))
             }
@@ -171,7 +171,7 @@ impl Journeys {
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-    ) -> Result<Option<Found>, IdempotencyError> {
+    ) -> Result<Option<FoundJourney>, IdempotencyError> {
         let failed = |error| IdempotencyError::of(error, LOOK);
         let connection = self.pool.acquire().await.map_err(failed)?;
         let mut transaction = begin(connection, sql::BEGIN_READ_COMMITTED).await?;
@@ -182,17 +182,17 @@ impl Journeys {
         let row = answer(query.fetch_optional(&mut *transaction), LOOK).await?;
         let _ = answer(transaction.rollback(), "roll back").await;
         let Some(row) = row else { return Ok(None) };
-        let Some(record) = Record::read(&row)? else { return Ok(None) };
+        let Some(record) = KeyRecord::read(&row)? else { return Ok(None) };
         if record.fingerprint != *fingerprint {
-            return Ok(Some(Found::Told(Begin::Mismatch)));
+            return Ok(Some(FoundJourney::Told(Begin::Mismatch)));
         }
         if let Some(stored) = record.stored {
-            return Ok(Some(Found::Told(Begin::Replay(stored))));
+            return Ok(Some(FoundJourney::Told(Begin::Replay(stored))));
         }
         let phases: String = row.try_get("phases").map_err(failed)?;
         let phases = serde_json::from_str(&phases)
             .map_err(|error| IdempotencyError::Unreadable(format!("the phases: {error}")))?;
-        Ok(Some(Found::Open { seed: row.try_get("seed").map_err(failed)?, phases }))
+        Ok(Some(FoundJourney::Open { seed: row.try_get("seed").map_err(failed)?, phases }))
     }
 
     /// One statement, committed while the lease is held or not at all. `changes` rows, if that matters.
@@ -221,12 +221,12 @@ impl Journeys {
     }
 }
 
-enum Found {
+enum FoundJourney {
     Told(Begin<Journey>),
     Open { seed: String, phases: serde_json::Map<String, serde_json::Value> },
 }
 
-impl Found {
+impl FoundJourney {
     fn told(self) -> Option<Begin<Journey>> {
         match self {
             Self::Told(told) => Some(told),
@@ -299,7 +299,7 @@ impl Journey {
     pub async fn finish(self, stored: Stored) -> Result<Stored, IdempotencyError> {
         stored.bounded(self.journeys.max_body)?;
         self.held()?;
-        let columns = Columns::of(&stored)?;
+        let columns = ResponseColumns::of(&stored)?;
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.journeys.statements.finish)))
             .bind(self.ident.scope())
             .bind(self.ident.key())

@@ -51,7 +51,7 @@ pub enum OnReplay {
 ///
 /// The [crate](crate#in-an-axum-app) shows it, and has the table of answers.
 pub struct IdempotencyLayer<S> {
-    settings: Arc<Settings<S>>,
+    settings: Arc<IdempotencySettings<S>>,
 }
 
 type Principal = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -59,7 +59,7 @@ type OfRequest = Arc<dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync>;
 type OfResponse = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
 
 #[derive(Clone)]
-struct Settings<S> {
+struct IdempotencySettings<S> {
     store: S,
     principal: Principal,
     required: bool,
@@ -82,7 +82,7 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
     #[must_use]
     pub fn new(store: S, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
-            settings: Arc::new(Settings {
+            settings: Arc::new(IdempotencySettings {
                 store,
                 principal: Arc::new(principal),
                 required: true,
@@ -193,7 +193,7 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         self.settings.in_flight.wait().await;
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Settings<S>)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut IdempotencySettings<S>)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self
     }
@@ -226,7 +226,7 @@ impl<S, I> Layer<I> for IdempotencyLayer<S> {
 
 /// The service that [`IdempotencyLayer`] makes of another.
 pub struct Idempotent<S, I> {
-    settings: Arc<Settings<S>>,
+    settings: Arc<IdempotencySettings<S>>,
     inner: I,
 }
 

@@ -9,29 +9,29 @@
 mod begin;
 mod error;
 mod flight;
-mod fresh;
 mod ident;
 mod journey;
+mod key_transaction;
 #[cfg(feature = "tower")]
 mod layer;
 mod memory;
 mod open_key;
 mod postgres;
-mod row;
+mod record;
 mod schema;
 mod sql;
 mod store;
 mod stored;
 mod transaction;
 
-pub use begin::{Begin, Outcome};
+pub use begin::{Begin, RequestOutcome};
 pub use error::IdempotencyError;
-pub use fresh::Fresh;
 pub use ident::{Fingerprint, Ident, MAX_KEY_BYTES, MAX_SCOPE_BYTES, fingerprint};
 pub use journey::{Journey, Journeys, PhaseKey};
+pub use key_transaction::KeyTransaction;
 #[cfg(feature = "tower")]
 pub use layer::{IdemTx, IdempotencyLayer, Idempotent, OnReplay};
-pub use memory::{MemoryFresh, MemoryIdempotency};
+pub use memory::{MemoryIdempotency, MemoryKeyTransaction};
 pub use open_key::OpenKey;
 pub use postgres::{Isolation, PgIdempotency};
 pub use store::IdempotencyStore;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::begin::{Begin, Outcome};
+use crate::begin::{Begin, RequestOutcome};
 use crate::error::IdempotencyError;
-use crate::flight::{Entry, Flight, Flights};
+use crate::flight::{Flight, FlightEntry, Flights};
 use crate::ident::{Fingerprint, Ident};
 use crate::postgres::{
     DEFAULT_MAX_BODY, DEFAULT_MAX_IN_FLIGHT, DEFAULT_RETENTION, DEFAULT_RETRY_AFTER, Isolation,
@@ -37,7 +37,7 @@ use crate::stored::Stored;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemoryIdempotency {
-    rows: Rows,
+    rows: KeyRows,
     flights: Flights,
     retention: Duration,
     join: Duration,
@@ -45,9 +45,9 @@ pub struct MemoryIdempotency {
 }
 
 #[derive(Clone, Default)]
-struct Rows(Arc<Mutex<HashMap<Ident, Row>>>);
+struct KeyRows(Arc<Mutex<HashMap<Ident, KeyRow>>>);
 
-struct Row {
+struct KeyRow {
     fingerprint: Fingerprint,
     stored: Stored,
     expires: Instant,
@@ -64,7 +64,7 @@ impl MemoryIdempotency {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            rows: Rows::default(),
+            rows: KeyRows::default(),
             flights: Flights::default(),
             retention: DEFAULT_RETENTION,
             join: Duration::ZERO,
@@ -106,12 +106,12 @@ impl MemoryIdempotency {
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-    ) -> Result<Begin<MemoryFresh>, IdempotencyError> {
+    ) -> Result<Begin<MemoryKeyTransaction>, IdempotencyError> {
         let flight = match self.flights.enter(ident, self.join, DEFAULT_MAX_IN_FLIGHT).await? {
-            Entry::Lead(flight) => flight,
-            Entry::InFlight => return Ok(Begin::InFlight { retry_after: DEFAULT_RETRY_AFTER }),
-            Entry::Known(known, stored) if known == *fingerprint => return Ok(Begin::Replay(stored)),
-            Entry::Known(..) => return Ok(Begin::Mismatch),
+            FlightEntry::Lead(flight) => flight,
+            FlightEntry::InFlight => return Ok(Begin::InFlight { retry_after: DEFAULT_RETRY_AFTER }),
+            FlightEntry::Known(known, stored) if known == *fingerprint => return Ok(Begin::Replay(stored)),
+            FlightEntry::Known(..) => return Ok(Begin::Mismatch),
         };
         let found = self.rows.get().get(ident).filter(|row| row.expires > Instant::now()).map(|row| {
             if row.fingerprint == *fingerprint { Begin::Replay(row.stored.clone()) } else { Begin::Mismatch }
@@ -121,7 +121,7 @@ impl MemoryIdempotency {
         }
         flight.running();
         let expires = Instant::now() + self.retention;
-        Ok(Begin::Fresh(MemoryFresh {
+        Ok(Begin::Fresh(MemoryKeyTransaction {
             rows: self.rows.clone(),
             ident: ident.clone(),
             fingerprint: *fingerprint,
@@ -137,7 +137,7 @@ impl MemoryIdempotency {
     ///
     /// # Errors
     ///
-    /// The body's, or as [`begin`](Self::begin) and [`MemoryFresh::finish`].
+    /// The body's, or as [`begin`](Self::begin) and [`MemoryKeyTransaction::finish`].
     ///
     /// # Cancel safety
     ///
@@ -146,8 +146,8 @@ impl MemoryIdempotency {
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-        body: impl AsyncFnOnce(&mut MemoryFresh) -> Result<Stored, E>,
-    ) -> Result<Outcome, E> {
+        body: impl AsyncFnOnce(&mut MemoryKeyTransaction) -> Result<Stored, E>,
+    ) -> Result<RequestOutcome, E> {
         store::run(self, ident, fingerprint, body).await
     }
 
@@ -181,8 +181,8 @@ impl MemoryIdempotency {
 /// A key that is new, in memory. Effects that must not be there without the key's record are given to
 /// [`on_commit`](Self::on_commit).
 #[must_use = "dropped, it is rolled back"]
-pub struct MemoryFresh {
-    rows: Rows,
+pub struct MemoryKeyTransaction {
+    rows: KeyRows,
     ident: Ident,
     fingerprint: Fingerprint,
     retention: Duration,
@@ -192,13 +192,13 @@ pub struct MemoryFresh {
     flight: Flight,
 }
 
-impl MemoryFresh {
+impl MemoryKeyTransaction {
     /// An effect, which takes place when the request is finished as done, and not if it is rejected or rolled back.
     pub fn on_commit(&mut self, effect: impl FnOnce() + Send + 'static) {
         self.effects.push(Box::new(effect));
     }
 
-    /// As [`Fresh::finish`](crate::Fresh::finish).
+    /// As [`KeyTransaction::finish`](crate::KeyTransaction::finish).
     ///
     /// # Errors
     ///
@@ -214,13 +214,13 @@ impl MemoryFresh {
         }
         let now = Instant::now();
         let expires = if self.expires > now { self.expires } else { now + self.retention };
-        let row = Row { fingerprint: self.fingerprint, stored: stored.clone(), expires };
+        let row = KeyRow { fingerprint: self.fingerprint, stored: stored.clone(), expires };
         self.rows.get().insert(self.ident, row);
         self.flight.known(self.fingerprint, stored.clone());
         Ok(stored)
     }
 
-    /// As [`Fresh::rollback`](crate::Fresh::rollback).
+    /// As [`KeyTransaction::rollback`](crate::KeyTransaction::rollback).
     ///
     /// # Errors
     ///
@@ -234,8 +234,8 @@ impl MemoryFresh {
     }
 }
 
-impl Rows {
-    fn get(&self) -> MutexGuard<'_, HashMap<Ident, Row>> {
+impl KeyRows {
+    fn get(&self) -> MutexGuard<'_, HashMap<Ident, KeyRow>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -243,21 +243,21 @@ impl Rows {
 impl Sealed for MemoryIdempotency {}
 
 impl IdempotencyStore for MemoryIdempotency {
-    type Fresh = MemoryFresh;
+    type KeyTransaction = MemoryKeyTransaction;
 
     async fn begin(
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-    ) -> Result<Begin<MemoryFresh>, IdempotencyError> {
+    ) -> Result<Begin<MemoryKeyTransaction>, IdempotencyError> {
         self.begin(ident, fingerprint).await
     }
 
-    async fn finish(fresh: MemoryFresh, stored: Stored) -> Result<Stored, IdempotencyError> {
+    async fn finish(fresh: MemoryKeyTransaction, stored: Stored) -> Result<Stored, IdempotencyError> {
         fresh.finish(stored).await
     }
 
-    async fn rollback(fresh: MemoryFresh) -> Result<(), IdempotencyError> {
+    async fn rollback(fresh: MemoryKeyTransaction) -> Result<(), IdempotencyError> {
         fresh.rollback().await
     }
 
@@ -274,14 +274,14 @@ impl IdempotencyStore for MemoryIdempotency {
     }
 }
 
-impl fmt::Debug for Rows {
+impl fmt::Debug for KeyRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Rows").field(&self.get().len()).finish()
+        f.debug_tuple("KeyRows").field(&self.get().len()).finish()
     }
 }
 
-impl fmt::Debug for MemoryFresh {
+impl fmt::Debug for MemoryKeyTransaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryFresh").field("ident", &self.ident).finish_non_exhaustive()
+        f.debug_struct("MemoryKeyTransaction").field("ident", &self.ident).finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _, raw_sql};
 use crate::begin::Begin;
 use crate::error::IdempotencyError;
 use crate::ident::{Fingerprint, Ident};
-use crate::row::{Columns, Record};
+use crate::record::{KeyRecord, ResponseColumns};
 use crate::sql;
 use crate::stored::Stored;
 use crate::transaction::answer;
@@ -24,12 +24,12 @@ pub struct OpenKey {
     /// beginning.
     savepoint: Option<Arc<str>>,
     terms: Terms,
-    statements: Arc<Statements>,
+    statements: Arc<KeyStatements>,
 }
 
 /// With the schema's name filled in.
 #[derive(Debug)]
-pub(crate) struct Statements {
+pub(crate) struct KeyStatements {
     begin: Arc<str>,
     look: Arc<str>,
     finish: Arc<str>,
@@ -48,7 +48,7 @@ pub(crate) struct Terms {
     pub(crate) owned: bool,
 }
 
-impl Statements {
+impl KeyStatements {
     pub(crate) fn new(schema: &Identifier) -> Self {
         Self {
             begin: render(sql::BEGIN, schema),
@@ -65,7 +65,7 @@ const FINISH: &str = "finish the key";
 /// Begins `ident` in the transaction of `connection`, waiting for nobody.
 pub(crate) async fn begin(
     connection: &mut PgConnection,
-    statements: &Arc<Statements>,
+    statements: &Arc<KeyStatements>,
     terms: &Terms,
     ident: &Ident,
     fingerprint: &Fingerprint,
@@ -93,22 +93,22 @@ pub(crate) async fn begin(
             statements: Arc::clone(statements),
         }));
     }
-    let mut record = Record::read(&row)?;
+    let mut record = KeyRecord::read(&row)?;
     if record.is_none() && row.try_get::<Option<bool>, _>("ok").map_err(failed)? == Some(true) {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.look)))
             .bind(ident.scope())
             .bind(ident.key())
             .persistent(terms.prepared);
         let row = answer(query.fetch_optional(&mut *connection), BEGIN).await?;
-        record = row.as_ref().map(Record::read).transpose()?.flatten();
+        record = row.as_ref().map(KeyRecord::read).transpose()?.flatten();
     }
     match record {
         // Somebody else has it, or it expired just now.
         None => Ok(Begin::InFlight { retry_after: terms.retry_after }),
         // No other transaction's: those are seen finished or not at all.
-        Some(Record { stored: None, .. }) => Err(IdempotencyError::Unfinished),
+        Some(KeyRecord { stored: None, .. }) => Err(IdempotencyError::Unfinished),
         Some(record) if record.fingerprint != *fingerprint => Ok(Begin::Mismatch),
-        Some(Record { stored: Some(stored), .. }) => Ok(Begin::Replay(stored)),
+        Some(KeyRecord { stored: Some(stored), .. }) => Ok(Begin::Replay(stored)),
     }
 }
 
@@ -121,7 +121,7 @@ impl OpenKey {
 
     /// Rolls everything back and begins the key again, in a transaction that has nothing else. The lock is let go in
     /// between: whoever came first then does the whole request, and this one has to look again.
-    pub(crate) async fn anew(
+    pub(crate) async fn restart(
         &self,
         connection: &mut PgConnection,
         fingerprint: &Fingerprint,
@@ -160,7 +160,7 @@ impl OpenKey {
             let undo = raw_sql(AssertSqlSafe(sql::undo_effects(&savepoint)));
             answer(connection.execute(undo), UNDO).await?;
         }
-        let columns = Columns::of(stored)?;
+        let columns = ResponseColumns::of(stored)?;
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.finish)))
             .bind(self.ident.scope())
             .bind(self.ident.key())

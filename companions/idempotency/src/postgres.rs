@@ -7,12 +7,12 @@ use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, sql::render};
 use leasehold_table_schema::grants;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
 
-use crate::begin::{Begin, Outcome};
+use crate::begin::{Begin, RequestOutcome};
 use crate::error::IdempotencyError;
-use crate::flight::{Entry, Flight, Flights};
-use crate::fresh::Fresh;
+use crate::flight::{Flight, FlightEntry, Flights};
 use crate::ident::{Fingerprint, Ident};
-use crate::open_key::{self, OpenKey, Statements, Terms};
+use crate::key_transaction::KeyTransaction;
+use crate::open_key::{self, KeyStatements, OpenKey, Terms};
 use crate::schema::TABLES;
 use crate::sql;
 use crate::store::{self, IdempotencyStore, Sealed};
@@ -50,7 +50,7 @@ pub enum Isolation {
 pub struct PgIdempotency {
     pool: PgPool,
     schema: Identifier,
-    statements: Arc<Statements>,
+    statements: Arc<KeyStatements>,
     flights: Flights,
     retention: Duration,
     retry_after: Duration,
@@ -68,7 +68,7 @@ impl PgIdempotency {
         let schema = Identifier::known(DEFAULT_SCHEMA);
         Self {
             pool,
-            statements: Arc::new(Statements::new(&schema)),
+            statements: Arc::new(KeyStatements::new(&schema)),
             schema,
             flights: Flights::default(),
             retention: DEFAULT_RETENTION,
@@ -84,7 +84,7 @@ impl PgIdempotency {
     /// Keys in another schema, which are others.
     #[must_use]
     pub fn schema(mut self, schema: Identifier) -> Self {
-        self.statements = Arc::new(Statements::new(&schema));
+        self.statements = Arc::new(KeyStatements::new(&schema));
         self.flights = Flights::default();
         self.schema = schema;
         self
@@ -162,12 +162,12 @@ impl PgIdempotency {
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-    ) -> Result<Begin<Fresh>, IdempotencyError> {
+    ) -> Result<Begin<KeyTransaction>, IdempotencyError> {
         let flight = match self.flights.enter(ident, self.join, self.max_in_flight).await? {
-            Entry::Lead(flight) => flight,
-            Entry::InFlight => return Ok(Begin::InFlight { retry_after: self.retry_after }),
-            Entry::Known(known, stored) if known == *fingerprint => return Ok(Begin::Replay(stored)),
-            Entry::Known(..) => return Ok(Begin::Mismatch),
+            FlightEntry::Lead(flight) => flight,
+            FlightEntry::InFlight => return Ok(Begin::InFlight { retry_after: self.retry_after }),
+            FlightEntry::Known(known, stored) if known == *fingerprint => return Ok(Begin::Replay(stored)),
+            FlightEntry::Known(..) => return Ok(Begin::Mismatch),
         };
         let mut transaction = self.transaction(&flight).await?;
         let begun =
@@ -176,7 +176,7 @@ impl PgIdempotency {
         let told = match begun {
             Ok(Begin::Fresh(key)) => {
                 flight.running();
-                return Ok(Begin::Fresh(Fresh::new(transaction, key, *fingerprint, flight)));
+                return Ok(Begin::Fresh(KeyTransaction::new(transaction, key, *fingerprint, flight)));
             }
             Ok(Begin::Replay(stored)) => Ok(Begin::Replay(stored)),
             Ok(Begin::InFlight { retry_after }) => Ok(Begin::InFlight { retry_after }),
@@ -220,7 +220,7 @@ impl PgIdempotency {
     ///
     /// # Errors
     ///
-    /// The body's, or as [`begin`](Self::begin) and [`Fresh::finish`].
+    /// The body's, or as [`begin`](Self::begin) and [`KeyTransaction::finish`].
     ///
     /// # Cancel safety
     ///
@@ -229,8 +229,8 @@ impl PgIdempotency {
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-        body: impl AsyncFnOnce(&mut Fresh) -> Result<Stored, E>,
-    ) -> Result<Outcome, E> {
+        body: impl AsyncFnOnce(&mut KeyTransaction) -> Result<Stored, E>,
+    ) -> Result<RequestOutcome, E> {
         store::run(self, ident, fingerprint, body).await
     }
 
@@ -361,21 +361,21 @@ pub(crate) async fn purge(
 impl Sealed for PgIdempotency {}
 
 impl IdempotencyStore for PgIdempotency {
-    type Fresh = Fresh;
+    type KeyTransaction = KeyTransaction;
 
     async fn begin(
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-    ) -> Result<Begin<Fresh>, IdempotencyError> {
+    ) -> Result<Begin<KeyTransaction>, IdempotencyError> {
         self.begin(ident, fingerprint).await
     }
 
-    async fn finish(fresh: Fresh, stored: Stored) -> Result<Stored, IdempotencyError> {
+    async fn finish(fresh: KeyTransaction, stored: Stored) -> Result<Stored, IdempotencyError> {
         fresh.finish(stored).await
     }
 
-    async fn rollback(fresh: Fresh) -> Result<(), IdempotencyError> {
+    async fn rollback(fresh: KeyTransaction) -> Result<(), IdempotencyError> {
         fresh.rollback().await
     }
 

@@ -1,6 +1,6 @@
 //! What the stores of keys have in common.
 
-use crate::begin::{Begin, Outcome};
+use crate::begin::{Begin, RequestOutcome};
 use crate::error::IdempotencyError;
 use crate::ident::{Fingerprint, Ident};
 use crate::postgres::Isolation;
@@ -11,7 +11,7 @@ use crate::stored::Stored;
 /// store's own.
 pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'static {
     /// A key that is new, with the transaction of its effects.
-    type Fresh: Send + 'static;
+    type KeyTransaction: Send + 'static;
 
     /// Begins `ident` for the request that `fingerprint` stands for.
     ///
@@ -27,19 +27,19 @@ pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'st
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
-    ) -> impl Future<Output = Result<Begin<Self::Fresh>, IdempotencyError>> + Send;
+    ) -> impl Future<Output = Result<Begin<Self::KeyTransaction>, IdempotencyError>> + Send;
 
     /// Records the response and commits the effects with it, or, if it was rejected, without them.
     ///
     /// # Errors
     ///
-    /// As [`Fresh::finish`](crate::Fresh::finish).
+    /// As [`KeyTransaction::finish`](crate::KeyTransaction::finish).
     ///
     /// # Cancel safety
     ///
     /// Dropped in between, it is committed or rolled back; begin again with the same key.
     fn finish(
-        fresh: Self::Fresh,
+        fresh: Self::KeyTransaction,
         stored: Stored,
     ) -> impl Future<Output = Result<Stored, IdempotencyError>> + Send;
 
@@ -52,7 +52,7 @@ pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'st
     /// # Cancel safety
     ///
     /// Safe: it is rolled back in the background.
-    fn rollback(fresh: Self::Fresh) -> impl Future<Output = Result<(), IdempotencyError>> + Send;
+    fn rollback(fresh: Self::KeyTransaction) -> impl Future<Output = Result<(), IdempotencyError>> + Send;
 
     /// Removes expired keys, `limit` at most, the oldest first. Says how many there were.
     ///
@@ -79,16 +79,16 @@ pub(crate) async fn run<S: IdempotencyStore, E: From<IdempotencyError>>(
     store: &S,
     ident: &Ident,
     fingerprint: &Fingerprint,
-    body: impl AsyncFnOnce(&mut S::Fresh) -> Result<Stored, E>,
-) -> Result<Outcome, E> {
+    body: impl AsyncFnOnce(&mut S::KeyTransaction) -> Result<Stored, E>,
+) -> Result<RequestOutcome, E> {
     let mut fresh = match store.begin(ident, fingerprint).await? {
         Begin::Fresh(fresh) => fresh,
-        Begin::Replay(stored) => return Ok(Outcome::Replayed(stored)),
-        Begin::InFlight { retry_after } => return Ok(Outcome::InFlight { retry_after }),
-        Begin::Mismatch => return Ok(Outcome::Mismatch),
+        Begin::Replay(stored) => return Ok(RequestOutcome::Replayed(stored)),
+        Begin::InFlight { retry_after } => return Ok(RequestOutcome::InFlight { retry_after }),
+        Begin::Mismatch => return Ok(RequestOutcome::Mismatch),
     };
     match body(&mut fresh).await {
-        Ok(stored) => Ok(Outcome::of(S::finish(fresh, stored).await?)),
+        Ok(stored) => Ok(RequestOutcome::of(S::finish(fresh, stored).await?)),
         Err(error) => {
             // The caller's error counts; it is rolled back whatever the server says.
             let _ = S::rollback(fresh).await;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold_idempotency::{
-    Fingerprint, IdempotencyError, Ident, MemoryFresh, MemoryIdempotency, Outcome, Stored,
+    Fingerprint, IdempotencyError, Ident, MemoryIdempotency, MemoryKeyTransaction, RequestOutcome, Stored,
 };
 use suite::World;
 
@@ -22,7 +22,7 @@ fn world() -> Memory {
     Memory { store: MemoryIdempotency::new(), effects: Arc::default() }
 }
 
-fn effect(effects: &Arc<AtomicU64>, fresh: &mut MemoryFresh) {
+fn effect(effects: &Arc<AtomicU64>, fresh: &mut MemoryKeyTransaction) {
     let effects = Arc::clone(effects);
     fresh.on_commit(move || {
         effects.fetch_add(1, Ordering::SeqCst);
@@ -44,7 +44,7 @@ impl World for Memory {
         self.store.clone().max_body(bytes)
     }
 
-    async fn effect(&self, fresh: &mut MemoryFresh) {
+    async fn effect(&self, fresh: &mut MemoryKeyTransaction) {
         effect(&self.effects, fresh);
     }
 
@@ -63,8 +63,8 @@ impl World for Memory {
         ident: &Ident,
         fingerprint: &Fingerprint,
         end: Result<Stored, IdempotencyError>,
-    ) -> Result<Outcome, IdempotencyError> {
-        let body = async |fresh: &mut MemoryFresh| {
+    ) -> Result<RequestOutcome, IdempotencyError> {
+        let body = async |fresh: &mut MemoryKeyTransaction| {
             effect(&self.effects, fresh);
             end
         };

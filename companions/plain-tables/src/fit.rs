@@ -9,7 +9,7 @@ use leasehold_table_schema::{
 };
 use sqlx::PgPool;
 
-use crate::rows::Rows;
+use crate::rows::LockRows;
 
 type Types = &'static [&'static str];
 
@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A column as it has to be.
-pub(crate) struct Part<'a> {
+pub(crate) struct WantedColumn<'a> {
     pub(crate) column: &'a Column,
     pub(crate) what: &'static str,
     pub(crate) types: Types,
@@ -40,16 +40,16 @@ pub(crate) struct Part<'a> {
     pub(crate) made: Option<&'static str>,
 }
 
-impl Rows {
+impl LockRows {
     /// The columns that both kinds of tables have.
-    fn parts(&self) -> Vec<Part<'_>> {
+    fn parts(&self) -> Vec<WantedColumn<'_>> {
         let id = match self.kind {
             IdType::Int => INTS,
             IdType::Uuid => UUID,
             _ => TEXTS,
         };
         let mut parts =
-            vec![Part { column: &self.id, what: "the id", types: id, is_itself: false, made: None }];
+            vec![WantedColumn { column: &self.id, what: "the id", types: id, is_itself: false, made: None }];
         let options = [
             (&self.queue, "the queue", TEXTS, "text NOT NULL DEFAULT 'default'"),
             (&self.owner, "the owner", OWNERS, "uuid"),
@@ -57,7 +57,7 @@ impl Rows {
             (&self.attempts, "attempts", SMALL, "integer"),
         ];
         for (column, what, types, made) in options {
-            parts.extend(column.as_ref().map(|column| Part {
+            parts.extend(column.as_ref().map(|column| WantedColumn {
                 column,
                 what,
                 types,
@@ -72,8 +72,8 @@ impl Rows {
 /// What does not fit.
 pub(crate) async fn check(
     pool: &PgPool,
-    rows: &Rows,
-    more: Vec<Part<'_>>,
+    rows: &LockRows,
+    more: Vec<WantedColumn<'_>>,
 ) -> Result<Vec<Finding>, ClaimError> {
     let mut reader = CatalogReader::open(pool, LOOK, "check a table of locks").await?;
     let findings = look(&mut reader, rows, more).await?;
@@ -83,8 +83,8 @@ pub(crate) async fn check(
 
 async fn look(
     reader: &mut CatalogReader,
-    rows: &Rows,
-    more: Vec<Part<'_>>,
+    rows: &LockRows,
+    more: Vec<WantedColumn<'_>>,
 ) -> Result<Vec<Finding>, ClaimError> {
     let (table, name) = (&rows.table, rows.table.quoted());
     if !reader.exists(table).await? {
@@ -137,7 +137,7 @@ async fn look(
 /// queue and id. Locks of a table that gets a time and seconds are granted to nobody until they have seconds.
 #[derive(Clone, Debug)]
 pub struct PlainMigration {
-    rows: Rows,
+    rows: LockRows,
     wanted: Vec<(Column, &'static str)>,
     attempts: Option<u32>,
     attempts_of_present: Option<u32>,
@@ -145,7 +145,7 @@ pub struct PlainMigration {
 }
 
 impl PlainMigration {
-    pub(crate) fn new(rows: &Rows, more: &[Part<'_>]) -> Self {
+    pub(crate) fn new(rows: &LockRows, more: &[WantedColumn<'_>]) -> Self {
         let own = rows.parts();
         let made = own.iter().chain(more).filter_map(|part| Some((part.column.clone(), part.made?)));
         let wanted = made.collect();

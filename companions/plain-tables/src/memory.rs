@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{Mutexes, PlainGrant, Timeouts};
 
 #[derive(Clone, Debug, Default)]
-struct Row {
+struct MemoryRow {
     owner: Option<Uuid>,
     epoch: i64,
     attempts: Option<i32>,
@@ -20,15 +20,15 @@ struct Row {
     since: Option<Instant>,
 }
 
-type Rows = Mutex<BTreeMap<RowKey, Row>>;
+type MemoryRows = Mutex<BTreeMap<RowKey, MemoryRow>>;
 
 /// Latches of this process, with owners and epochs. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryMutexes(Arc<Rows>);
+pub struct MemoryMutexes(Arc<MemoryRows>);
 
 /// Locks of this process that end by themselves, with epochs. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryTimeouts(Arc<Rows>);
+pub struct MemoryTimeouts(Arc<MemoryRows>);
 
 impl MemoryMutexes {
     /// None.
@@ -68,11 +68,11 @@ impl Mutexes for MemoryMutexes {
     }
 
     async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError> {
-        grant(&self.0, key, Row::is_open, Row::shut)
+        grant(&self.0, key, MemoryRow::is_open, MemoryRow::shut)
     }
 
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError> {
-        capture(&self.0, queue.as_deref(), limit, Row::is_open, Row::shut)
+        capture(&self.0, queue.as_deref(), limit, MemoryRow::is_open, MemoryRow::shut)
     }
 
     async fn give_back(&self, grant: &PlainGrant) -> Result<bool, ClaimError> {
@@ -106,15 +106,15 @@ impl Mutexes for MemoryMutexes {
 #[async_trait]
 impl Timeouts for MemoryTimeouts {
     async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError> {
-        grant(&self.0, key, Row::has_ended, Row::begin)
+        grant(&self.0, key, MemoryRow::has_ended, MemoryRow::begin)
     }
 
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError> {
-        capture(&self.0, queue.as_deref(), limit, Row::has_ended, Row::begin)
+        capture(&self.0, queue.as_deref(), limit, MemoryRow::has_ended, MemoryRow::begin)
     }
 
     async fn extend(&self, grant: &PlainGrant) -> Result<(), ClaimError> {
-        fenced(&self.0, grant, Row::begin)
+        fenced(&self.0, grant, MemoryRow::begin)
     }
 
     async fn settle(&self, grant: &PlainGrant) -> Result<(), ClaimError> {
@@ -126,7 +126,7 @@ impl Timeouts for MemoryTimeouts {
     }
 }
 
-impl Row {
+impl MemoryRow {
     fn is_open(&self) -> bool {
         self.owner.is_none()
     }
@@ -161,10 +161,10 @@ impl Row {
 }
 
 fn grant(
-    rows: &Rows,
+    rows: &MemoryRows,
     key: &RowKey,
-    free: impl Fn(&Row) -> bool,
-    take: impl Fn(&mut Row),
+    free: impl Fn(&MemoryRow) -> bool,
+    take: impl Fn(&mut MemoryRow),
 ) -> Result<Option<PlainGrant>, ClaimError> {
     let mut rows = lock(rows);
     let row = find(&mut rows, key)?;
@@ -176,11 +176,11 @@ fn grant(
 }
 
 fn capture(
-    rows: &Rows,
+    rows: &MemoryRows,
     queue: Option<&str>,
     limit: u32,
-    free: impl Fn(&Row) -> bool,
-    take: impl Fn(&mut Row),
+    free: impl Fn(&MemoryRow) -> bool,
+    take: impl Fn(&mut MemoryRow),
 ) -> Result<Vec<PlainGrant>, ClaimError> {
     if limit == 0 {
         return Err(ClaimError::InvalidSpec("take at least one lock".to_owned()));
@@ -191,7 +191,7 @@ fn capture(
     Ok(able.take(limit as usize).map(|(key, row)| row.granted(key, &take)).collect())
 }
 
-fn fenced(rows: &Rows, grant: &PlainGrant, change: impl Fn(&mut Row)) -> Result<(), ClaimError> {
+fn fenced(rows: &MemoryRows, grant: &PlainGrant, change: impl Fn(&mut MemoryRow)) -> Result<(), ClaimError> {
     let mut rows = lock(rows);
     let row = find(&mut rows, &grant.key)?;
     if Some(row.epoch) != grant.epoch {
@@ -201,7 +201,7 @@ fn fenced(rows: &Rows, grant: &PlainGrant, change: impl Fn(&mut Row)) -> Result<
     Ok(())
 }
 
-fn top_up(rows: &Rows, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
+fn top_up(rows: &MemoryRows, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
     let mut rows = lock(rows);
     let row = find(&mut rows, key)?;
     let more = i32::try_from(attempts).unwrap_or(i32::MAX);
@@ -210,16 +210,19 @@ fn top_up(rows: &Rows, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
     Ok(left)
 }
 
-fn superseded(grant: &PlainGrant, row: &Row, state: &str) -> ClaimError {
+fn superseded(grant: &PlainGrant, row: &MemoryRow, state: &str) -> ClaimError {
     let epoch = grant.epoch.unwrap_or(0);
     ClaimError::superseded(grant.key.clone(), epoch, Some(row.epoch), Some(State::from(state)))
 }
 
-fn find<'r>(rows: &'r mut BTreeMap<RowKey, Row>, key: &RowKey) -> Result<&'r mut Row, ClaimError> {
+fn find<'r>(
+    rows: &'r mut BTreeMap<RowKey, MemoryRow>,
+    key: &RowKey,
+) -> Result<&'r mut MemoryRow, ClaimError> {
     rows.get_mut(key).ok_or_else(|| ClaimError::NotFound { row: key.clone() })
 }
 
-fn lock(rows: &Rows) -> MutexGuard<'_, BTreeMap<RowKey, Row>> {
+fn lock(rows: &MemoryRows) -> MutexGuard<'_, BTreeMap<RowKey, MemoryRow>> {
     // Nothing panics while it is locked.
     rows.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,9 +9,9 @@ use leasehold_table_schema::{Column, Finding, Table};
 use sqlx::{PgExecutor, PgPool};
 use uuid::Uuid;
 
-use crate::fit::{BOOLEAN, Part, PlainMigration, check};
-use crate::rows::{Rows, ask};
-use crate::statement::{Statement, column};
+use crate::fit::{BOOLEAN, PlainMigration, WantedColumn, check};
+use crate::rows::{LockRows, ask};
+use crate::statement::{BoundStatement, column};
 use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
 
 /// A table of latches: an id and a boolean that says whether the lock is taken. NULL means free.
@@ -25,7 +25,7 @@ use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
 /// statement, on a pool, a connection or in your transaction; others get `false` until that has ended.
 #[derive(Debug)]
 pub struct MutexTable<N: Naming = Unqueued> {
-    rows: Rows,
+    rows: LockRows,
     flag: Column,
     naming: PhantomData<N>,
 }
@@ -34,7 +34,7 @@ impl MutexTable {
     /// The latches of `table`: its id, and the boolean that is true while the lock is taken.
     #[must_use]
     pub fn new(table: Table, id: Column, id_type: IdType, acquired: Column) -> Self {
-        Self { rows: Rows::new(table, id, id_type), flag: acquired, naming: PhantomData }
+        Self { rows: LockRows::new(table, id, id_type), flag: acquired, naming: PhantomData }
     }
 
     /// The `text` column of the queue: the same id may be in two queues.
@@ -246,7 +246,7 @@ impl<N: Naming> MutexTable<N> {
 
     async fn make(&self, executor: impl PgExecutor<'_>, key: &RowKey) -> Result<bool, ClaimError> {
         let rows = &self.rows;
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         // Checks that the name fits; what it binds is what is inserted.
         let _ = rows.is(&mut statement, key)?;
         let (columns, values) = match &rows.queue {
@@ -271,7 +271,7 @@ impl<N: Naming> MutexTable<N> {
     }
 
     async fn open(&self, executor: impl PgExecutor<'_>, grant: &PlainGrant) -> Result<bool, ClaimError> {
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         let mut mine = String::new();
         if let Some(owner) = &self.rows.owner {
             let expected = statement.bind(grant.owner.map(|owner| owner.to_string()))?;
@@ -303,7 +303,7 @@ impl<N: Naming> MutexTable<N> {
                 self.rows.table
             )));
         };
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         let expected = statement.bind(expected.to_string())?;
         let mine = format!(" AND t.{}::text = {expected}", owner.quoted());
         Ok(matches!(self.opened(executor, statement, key, &mine).await?, Opened::Now))
@@ -312,7 +312,7 @@ impl<N: Naming> MutexTable<N> {
     async fn opened(
         &self,
         executor: impl PgExecutor<'_>,
-        mut statement: Statement,
+        mut statement: BoundStatement,
         key: &RowKey,
         mine: &str,
     ) -> Result<Opened, ClaimError> {
@@ -345,9 +345,15 @@ impl<N: Naming> MutexTable<N> {
         Err(ClaimError::Unsupported(format!("table {} keeps owners; use {instead}", self.rows.table)))
     }
 
-    fn parts(&self) -> Vec<Part<'_>> {
+    fn parts(&self) -> Vec<WantedColumn<'_>> {
         let made = Some("boolean NOT NULL DEFAULT false");
-        vec![Part { column: &self.flag, what: "whether it is taken", types: BOOLEAN, is_itself: false, made }]
+        vec![WantedColumn {
+            column: &self.flag,
+            what: "whether it is taken",
+            types: BOOLEAN,
+            is_itself: false,
+            made,
+        }]
     }
 
     fn free(&self) -> String {

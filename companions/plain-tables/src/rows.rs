@@ -9,14 +9,14 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgExecutor};
 
 use crate::PlainGrant;
-use crate::statement::{Statement, bounded, column};
+use crate::statement::{BoundStatement, bounded, column};
 
 /// How long the server has for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The columns, and what is true of a lock that is free.
 #[derive(Clone, Debug)]
-pub(super) struct Rows {
+pub(super) struct LockRows {
     pub(super) table: Table,
     pub(super) id: Column,
     pub(super) kind: IdType,
@@ -27,14 +27,14 @@ pub(super) struct Rows {
 }
 
 /// What was found in place of what was asked for.
-pub(super) struct Verdict {
+pub(super) struct GrantResult {
     pub(super) there: bool,
     pub(super) used_up: bool,
     pub(super) misfit: Option<String>,
     pub(super) grant: Option<PlainGrant>,
 }
 
-impl Rows {
+impl LockRows {
     pub(super) fn new(table: Table, id: Column, kind: IdType) -> Self {
         Self { table, id, kind, queue: None, owner: None, epoch: None, attempts: None }
     }
@@ -50,7 +50,7 @@ impl Rows {
         taking: &str,
     ) -> Result<Option<PlainGrant>, ClaimError> {
         const DOING: &str = "take a lock";
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         let is = self.is(&mut statement, key)?;
         let table = self.table.quoted();
         let used_up = match &self.attempts {
@@ -67,19 +67,19 @@ impl Rows {
         let rows = ask(executor, statement, DOING).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let granted: Option<String> = column(row, 3, DOING)?;
-        let verdict = Verdict {
+        let verdict = GrantResult {
             there: column(row, 0, DOING)?,
             used_up: column(row, 1, DOING)?,
             misfit: column(row, 2, DOING)?,
             grant: granted.map(|_| self.read(row, 3)).transpose()?,
         };
         match verdict {
-            Verdict { grant: Some(grant), .. } => Ok(Some(grant)),
-            Verdict { there: false, .. } => Err(ClaimError::NotFound { row: key.clone() }),
-            Verdict { misfit: Some(misfit), .. } => {
+            GrantResult { grant: Some(grant), .. } => Ok(Some(grant)),
+            GrantResult { there: false, .. } => Err(ClaimError::NotFound { row: key.clone() }),
+            GrantResult { misfit: Some(misfit), .. } => {
                 Err(ClaimError::InvalidSpec(format!("row {key}: {misfit}")))
             }
-            Verdict { used_up: true, .. } => Err(ClaimError::Exhausted { row: key.clone() }),
+            GrantResult { used_up: true, .. } => Err(ClaimError::Exhausted { row: key.clone() }),
             _ => Ok(None),
         }
     }
@@ -97,7 +97,7 @@ impl Rows {
         if limit == 0 {
             return Err(ClaimError::InvalidSpec("take at least one lock".to_owned()));
         }
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         let of = match (&self.queue, queue) {
             (Some(column), Some(queue)) => {
                 format!("t.{} = {}", column.quoted(), statement.bind(queue.to_string())?)
@@ -169,7 +169,7 @@ impl Rows {
                 self.table
             )));
         };
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         let is = self.is(&mut statement, key)?;
         let more = statement.bind(i32::try_from(attempts).unwrap_or(i32::MAX))?;
         let (table, left) = (self.table.quoted(), left.quoted());
@@ -183,7 +183,7 @@ impl Rows {
     }
 
     /// `t` is the row of `key`.
-    pub(super) fn is(&self, statement: &mut Statement, key: &RowKey) -> Result<String, ClaimError> {
+    pub(super) fn is(&self, statement: &mut BoundStatement, key: &RowKey) -> Result<String, ClaimError> {
         let kind = self.kind.sql();
         let id = format!("t.{} = {}::text::{kind}", self.id.quoted(), statement.bind(key.id.to_string())?);
         match (&self.queue, &key.queue) {
@@ -223,7 +223,7 @@ impl Rows {
 /// One statement, on whatever runs it.
 pub(super) async fn ask(
     executor: impl PgExecutor<'_>,
-    statement: Statement,
+    statement: BoundStatement,
     doing: &'static str,
 ) -> Result<Vec<PgRow>, ClaimError> {
     let (text, arguments) = statement.into_parts();

@@ -10,13 +10,13 @@ use tokio::time::timeout;
 
 /// Text in the making, with the values that were bound so far.
 #[derive(Debug, Default)]
-pub(super) struct Statement {
+pub(super) struct BoundStatement {
     pub(super) text: String,
     arguments: PgArguments,
     bound: usize,
 }
 
-impl Statement {
+impl BoundStatement {
     /// Binds a value and answers how the text names it.
     pub(super) fn bind<'a, T>(&mut self, value: T) -> Result<String, ClaimError>
     where

@@ -8,9 +8,9 @@ use leasehold_claim::{ClaimError, IdType, RowKey};
 use leasehold_table_schema::{Column, Finding, Table};
 use sqlx::{AssertSqlSafe, PgExecutor, PgPool};
 
-use crate::fit::{BIG, NUMBERS, Part, PlainMigration, TIME, check};
-use crate::rows::{Rows, ask};
-use crate::statement::{Statement, column};
+use crate::fit::{BIG, NUMBERS, PlainMigration, TIME, WantedColumn, check};
+use crate::rows::{LockRows, ask};
+use crate::statement::{BoundStatement, column};
 use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 
 const NOW: &str = "pg_catalog.clock_timestamp()";
@@ -32,7 +32,7 @@ const UNIX_NOW: &str = "EXTRACT(EPOCH FROM pg_catalog.clock_timestamp())";
 /// between workers, claim them.
 #[derive(Debug)]
 pub struct TimeoutTable<N: Naming = Unqueued> {
-    rows: Rows,
+    rows: LockRows,
     since: Column,
     /// The time is a number of seconds since 1970.
     is_unix: bool,
@@ -44,7 +44,7 @@ impl TimeoutTable {
     /// The locks of `table`: its id, the `timestamptz` of the last grant, the seconds that it lasts.
     #[must_use]
     pub fn new(table: Table, id: Column, id_type: IdType, since: Column, seconds: Column) -> Self {
-        Self { rows: Rows::new(table, id, id_type), since, is_unix: false, seconds, naming: PhantomData }
+        Self { rows: LockRows::new(table, id, id_type), since, is_unix: false, seconds, naming: PhantomData }
     }
 
     /// The `text` column of the queue: the same id may be in two queues.
@@ -256,7 +256,7 @@ impl<N: Naming> TimeoutTable<N> {
                 self.rows.table
             )));
         };
-        let mut statement = Statement::default();
+        let mut statement = BoundStatement::default();
         let is = self.rows.is(&mut statement, &grant.key)?;
         let expected = statement.bind(expected)?;
         let (table, epoch) = (self.rows.table.quoted(), epoch.quoted());
@@ -312,13 +312,13 @@ impl<N: Naming> TimeoutTable<N> {
         }
     }
 
-    fn parts(&self) -> Vec<Part<'_>> {
+    fn parts(&self) -> Vec<WantedColumn<'_>> {
         let types = if self.is_unix { BIG } else { TIME };
         let (column, made) = (&self.since, Some(self.time().0));
         vec![
             // What is asked for each row looks at the type, and no further.
-            Part { column, what: "the time of the grant", types, is_itself: true, made },
-            Part {
+            WantedColumn { column, what: "the time of the grant", types, is_itself: true, made },
+            WantedColumn {
                 column: &self.seconds,
                 what: "the seconds",
                 types: NUMBERS,

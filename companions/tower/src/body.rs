@@ -12,7 +12,7 @@ use leasehold_api::Error;
 use pin_project_lite::pin_project;
 
 use crate::BoxError;
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 
 pin_project! {
     /// The body of what a locked service answers: the handler's, byte for byte, or that of a refusal.
@@ -22,15 +22,15 @@ pin_project! {
     /// whole one.
     pub struct LockBody<B> {
         #[pin]
-        state: State<B>,
+        state: BodyState<B>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<B> {
+    #[project = BodyStateProj]
+    enum BodyState<B> {
         // The body is dropped before the lock is released.
-        Inner { #[pin] body: B, hold: Option<Hold> },
+        Inner { #[pin] body: B, hold: Option<RequestHold> },
         Refusal { body: UnsyncBoxBody<Bytes, BoxError> },
         // The lock was lost, or the body is over and gave it back.
         Over,
@@ -38,12 +38,12 @@ pin_project! {
 }
 
 impl<B> LockBody<B> {
-    pub(crate) fn inner(body: B, hold: Option<Hold>) -> Self {
-        Self { state: State::Inner { body, hold } }
+    pub(crate) fn inner(body: B, hold: Option<RequestHold>) -> Self {
+        Self { state: BodyState::Inner { body, hold } }
     }
 
     pub(crate) fn refusal(body: impl Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static) -> Self {
-        Self { state: State::Refusal { body: body.map_err(Into::into).boxed_unsync() } }
+        Self { state: BodyState::Refusal { body: body.map_err(Into::into).boxed_unsync() } }
     }
 }
 
@@ -61,12 +61,12 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut state = self.project().state;
         let (mut body, hold) = match state.as_mut().project() {
-            StateProj::Inner { body, hold } => (body, hold),
-            StateProj::Refusal { body } => return Pin::new(body).poll_frame(cx),
-            StateProj::Over => return Poll::Ready(None),
+            BodyStateProj::Inner { body, hold } => (body, hold),
+            BodyStateProj::Refusal { body } => return Pin::new(body).poll_frame(cx),
+            BodyStateProj::Over => return Poll::Ready(None),
         };
-        if let Some(reason) = hold.as_ref().and_then(Hold::stopped) {
-            state.set(State::Over);
+        if let Some(reason) = hold.as_ref().and_then(RequestHold::stopped) {
+            state.set(BodyState::Over);
             return Poll::Ready(Some(Err(Error::lost(reason).into())));
         }
         let polled = body.as_mut().poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
@@ -76,7 +76,7 @@ where
             Poll::Ready(Some(Ok(_))) => body.is_end_stream(),
             Poll::Pending => {
                 if let Some(Poll::Ready(reason)) = hold.as_mut().map(|hold| hold.poll_stopped(cx)) {
-                    state.set(State::Over);
+                    state.set(BodyState::Over);
                     return Poll::Ready(Some(Err(Error::lost(reason).into())));
                 }
                 false
@@ -84,24 +84,24 @@ where
         };
         // What the body owns is gone before the lock is, and nothing of it runs without.
         if is_over && hold.is_some() {
-            state.set(State::Over);
+            state.set(BodyState::Over);
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.state {
-            State::Inner { body, .. } => body.is_end_stream(),
-            State::Refusal { body } => body.is_end_stream(),
-            State::Over => true,
+            BodyState::Inner { body, .. } => body.is_end_stream(),
+            BodyState::Refusal { body } => body.is_end_stream(),
+            BodyState::Over => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.state {
-            State::Inner { body, .. } => body.size_hint(),
-            State::Refusal { body } => body.size_hint(),
-            State::Over => SizeHint::with_exact(0),
+            BodyState::Inner { body, .. } => body.size_hint(),
+            BodyState::Refusal { body } => body.size_hint(),
+            BodyState::Over => SizeHint::with_exact(0),
         }
     }
 }
@@ -109,10 +109,10 @@ where
 impl<B> fmt::Debug for LockBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Inner { hold: Some(_), .. } => "LockBody(with the lock)",
-            State::Inner { hold: None, .. } => "LockBody",
-            State::Refusal { .. } => "LockBody(refusal)",
-            State::Over => "LockBody(over)",
+            BodyState::Inner { hold: Some(_), .. } => "LockBody(with the lock)",
+            BodyState::Inner { hold: None, .. } => "LockBody",
+            BodyState::Refusal { .. } => "LockBody(refusal)",
+            BodyState::Over => "LockBody(over)",
         })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use http::Extensions;
 use leasehold_api::LossReason;
 
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 
 /// A transaction that a layer commits after the service inside of it has answered.
 ///
@@ -28,9 +28,9 @@ use crate::hold::Hold;
 #[derive(Debug)]
 #[must_use = "dropped, it releases the locks that were taken inside"]
 pub struct OpenCommit {
-    kept: Arc<Kept>,
+    kept: Arc<KeptHolds>,
     /// The transaction around this one, which is committed later still.
-    outer: Option<Slot>,
+    outer: Option<CommitSlot>,
 }
 
 /// What the statements of an open transaction see.
@@ -46,34 +46,34 @@ pub enum Reads {
 
 /// What a request carries. Weak, because a copy of the extensions that outlives the request must not keep the locks.
 #[derive(Clone)]
-pub(crate) struct Slot(Weak<Kept>);
+pub(crate) struct CommitSlot(Weak<KeptHolds>);
 
-struct Kept {
+struct KeptHolds {
     reads: Reads,
     /// `None` once the transaction has ended.
-    holds: Mutex<Option<Vec<Hold>>>,
+    holds: Mutex<Option<Vec<RequestHold>>>,
 }
 
 impl OpenCommit {
     /// Marks the request with these extensions: lock layers inside pass their locks to this value.
     pub fn around(extensions: &mut Extensions, reads: Reads) -> Self {
-        let outer = Slot::of(extensions);
-        let kept = Arc::new(Kept { reads, holds: Mutex::new(Some(Vec::new())) });
-        extensions.insert(Slot(Arc::downgrade(&kept)));
+        let outer = CommitSlot::of(extensions);
+        let kept = Arc::new(KeptHolds { reads, holds: Mutex::new(Some(Vec::new())) });
+        extensions.insert(CommitSlot(Arc::downgrade(&kept)));
         Self { kept, outer }
     }
 
     /// Returns whether a transaction is open around the request with these extensions.
     #[must_use]
     pub fn is_around(extensions: &Extensions) -> bool {
-        Slot::of(extensions).is_some()
+        CommitSlot::of(extensions).is_some()
     }
 
     /// Returns why one of the locks was lost, if its layer stops work that has lost its lock
     /// ([`OnLost::Cancel`](crate::OnLost::Cancel)): roll back instead of committing.
     #[must_use]
     pub fn lost(&self) -> Option<LossReason> {
-        self.kept.holds().as_ref()?.iter().find_map(Hold::stopped)
+        self.kept.holds().as_ref()?.iter().find_map(RequestHold::stopped)
     }
 
     /// Releases the locks, now that the transaction was committed or rolled back. Waits for each confirmation as long as
@@ -89,7 +89,7 @@ impl OpenCommit {
     }
 
     /// From now on lock layers release by themselves. The locks go to the transaction around this one, if one is open.
-    fn take(&self) -> Vec<Hold> {
+    fn take(&self) -> Vec<RequestHold> {
         let mut holds = self.kept.holds().take().unwrap_or_default();
         holds.iter_mut().for_each(|hold| hold.pass_to(self.outer.clone()));
         holds
@@ -102,7 +102,7 @@ impl Drop for OpenCommit {
     }
 }
 
-impl Slot {
+impl CommitSlot {
     /// The innermost open transaction around the request with these extensions.
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
         extensions.get::<Self>().filter(|slot| slot.reads().is_some()).cloned()
@@ -116,7 +116,7 @@ impl Slot {
     }
 
     /// Keeps `hold` until the transaction has ended, or returns it if that is so already.
-    pub(crate) fn keep(&self, hold: Hold) -> Option<Hold> {
+    pub(crate) fn keep(&self, hold: RequestHold) -> Option<RequestHold> {
         let Some(kept) = self.0.upgrade() else { return Some(hold) };
         match &mut *kept.holds() {
             Some(holds) => {
@@ -128,20 +128,20 @@ impl Slot {
     }
 }
 
-impl Kept {
-    fn holds(&self) -> MutexGuard<'_, Option<Vec<Hold>>> {
+impl KeptHolds {
+    fn holds(&self) -> MutexGuard<'_, Option<Vec<RequestHold>>> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for KeptHolds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("reads", &self.reads).field("holds", &*self.holds()).finish()
+        f.debug_struct("KeptHolds").field("reads", &self.reads).field("holds", &*self.holds()).finish()
     }
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for CommitSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Slot")
+        f.write_str("CommitSlot")
     }
 }

@@ -8,7 +8,7 @@ use http_body_util::Empty;
 use crate::BoxError;
 use crate::body::LockBody;
 use crate::held::Held;
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 use crate::http::keep;
 use crate::transport::{Refused, Transport};
 
@@ -69,7 +69,11 @@ where
         Ok(response)
     }
 
-    fn pass(&self, response: Response<R>, hold: Option<Hold>) -> (Self::Response, Option<Hold>) {
+    fn pass(
+        &self,
+        response: Response<R>,
+        hold: Option<RequestHold>,
+    ) -> (Self::Response, Option<RequestHold>) {
         keep(response, hold)
     }
 }

@@ -12,9 +12,9 @@ use leasehold_api::{GrantHandle, Lock, LockKey};
 /// An extractor for axum; elsewhere it is an extension of the request, of this type. It can look and neither
 /// renew nor release. Once the lock was released, it reads [`Ended`](leasehold_api::Validity::Ended).
 #[derive(Clone)]
-pub struct Held(Arc<Inner>);
+pub struct Held(Arc<HeldLock>);
 
-struct Inner {
+struct HeldLock {
     grant: GrantHandle,
     /// Which lock: a key means something within its lock only.
     lock: Arc<dyn Lock>,
@@ -24,7 +24,7 @@ struct Inner {
 
 impl Held {
     pub(crate) fn new(grant: GrantHandle, lock: Arc<dyn Lock>, outer: Option<Self>) -> Self {
-        Self(Arc::new(Inner { grant, lock, outer }))
+        Self(Arc::new(HeldLock { grant, lock, outer }))
     }
 
     /// Whether this one, or one around it, holds `key` of `lock` now: waiting for it would be in vain.

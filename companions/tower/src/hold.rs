@@ -9,42 +9,42 @@ use std::time::Duration;
 use leasehold_api::{ErrorKind, LockGuard, LossReason, Lost, Validity};
 use tracing::warn;
 
-use crate::commit::Slot;
-use crate::layer::OnLost;
-use crate::stats::InFlight;
+use crate::commit::CommitSlot;
+use crate::settings::OnLost;
+use crate::stats::InFlightRequest;
 
 /// The lock of one request, for those who write a [`Transport`](crate::Transport). Dropped, it is released, or passed to
 /// the [`OpenCommit`](crate::OpenCommit) around the request.
-pub struct Hold {
+pub struct RequestHold {
     /// `None` once it was passed on.
-    granted: Option<Granted>,
+    granted: Option<GrantedLock>,
     /// The transaction that is committed outside of the lock layer.
-    commit: Option<Slot>,
+    commit: Option<CommitSlot>,
 }
 
-struct Granted {
+struct GrantedLock {
     // Before the count: whoever waits for none to be in flight finds the locks released.
     guard: LockGuard,
     lost: Lost,
     on_lost: OnLost,
     release_within: Duration,
-    in_flight: InFlight,
+    in_flight: InFlightRequest,
 }
 
-impl Hold {
+impl RequestHold {
     pub(crate) fn new(
         guard: LockGuard,
         on_lost: OnLost,
         release_within: Duration,
-        in_flight: InFlight,
-        commit: Option<Slot>,
+        in_flight: InFlightRequest,
+        commit: Option<CommitSlot>,
     ) -> Self {
         let lost = guard.lost();
-        Self { granted: Some(Granted { guard, lost, on_lost, release_within, in_flight }), commit }
+        Self { granted: Some(GrantedLock { guard, lost, on_lost, release_within, in_flight }), commit }
     }
 
     /// Sets the transaction that the lock has to outlast.
-    pub(crate) fn pass_to(&mut self, commit: Option<Slot>) {
+    pub(crate) fn pass_to(&mut self, commit: Option<CommitSlot>) {
         self.commit = commit;
     }
 
@@ -92,20 +92,20 @@ impl Hold {
     }
 
     /// Takes the lock to be released now. `None` if the open transaction keeps it.
-    fn take(&mut self) -> Option<Granted> {
+    fn take(&mut self) -> Option<GrantedLock> {
         let granted = self.granted.take()?;
         let Some(commit) = self.commit.take() else { return Some(granted) };
         commit.keep(Self { granted: Some(granted), commit: None })?.granted.take()
     }
 }
 
-impl Drop for Hold {
+impl Drop for RequestHold {
     fn drop(&mut self) {
         drop(self.take());
     }
 }
 
-impl Granted {
+impl GrantedLock {
     /// Releases and waits for the answer, for a while: after that it goes on in the background. The response
     /// is what it is, so a failure is counted and logged only.
     async fn release(self) {
@@ -144,9 +144,9 @@ impl Granted {
     }
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for RequestHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let guard = self.granted.as_ref().map(|granted| &granted.guard);
-        f.debug_struct("Hold").field("guard", &guard).finish_non_exhaustive()
+        f.debug_struct("RequestHold").field("guard", &guard).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use tracing::error;
 use crate::BoxError;
 use crate::body::LockBody;
 use crate::held::Held;
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 use crate::problem::Problem;
 use crate::transport::{Refused, Transport};
 
@@ -68,13 +68,20 @@ where
         Ok(problem.response().map(LockBody::refusal))
     }
 
-    fn pass(&self, response: Response<R>, hold: Option<Hold>) -> (Self::Response, Option<Hold>) {
+    fn pass(
+        &self,
+        response: Response<R>,
+        hold: Option<RequestHold>,
+    ) -> (Self::Response, Option<RequestHold>) {
         keep(response, hold)
     }
 }
 
 /// Gives `hold` to the body, unless there is nothing left of it to send.
-pub(crate) fn keep<R>(response: Response<R>, hold: Option<Hold>) -> (Response<LockBody<R>>, Option<Hold>)
+pub(crate) fn keep<R>(
+    response: Response<R>,
+    hold: Option<RequestHold>,
+) -> (Response<LockBody<R>>, Option<RequestHold>)
 where
     R: Body<Data = Bytes>,
 {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 use crate::transport::{Refused, Transport};
 
 /// Answers messages of any type: the function makes a response, or an error, of a refusal.
@@ -23,7 +23,7 @@ where
         (self.0)(why)
     }
 
-    fn pass(&self, response: Res, hold: Option<Hold>) -> (Res, Option<Hold>) {
+    fn pass(&self, response: Res, hold: Option<RequestHold>) -> (Res, Option<RequestHold>) {
         (response, hold)
     }
 }

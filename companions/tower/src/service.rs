@@ -10,13 +10,13 @@ use leasehold_api::{BoxFuture, ErrorKind, LockGuard, LockKey};
 use tower_service::Service;
 use tracing::{debug, error, warn};
 
-use crate::commit::{Reads, Slot};
+use crate::commit::{CommitSlot, Reads};
 use crate::finish::Finish;
 use crate::held::Held;
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 use crate::key::{KeyError, KeyFor};
-use crate::layer::{OnGone, Shared, Until};
-use crate::stats::{InFlight, Outcome};
+use crate::settings::{LayerSettings, OnGone, Until};
+use crate::stats::{AdmissionOutcome, InFlightRequest};
 use crate::transport::{RETRY_AFTER, Refused, Transport};
 
 /// A service with a lock around it, made by a [`LockLayer`](crate::LockLayer).
@@ -25,12 +25,12 @@ use crate::transport::{RETRY_AFTER, Refused, Transport};
 /// limit on concurrency inside counts those who work and not those who wait.
 pub struct Locked<S, K, T> {
     inner: S,
-    shared: Arc<Shared<K, T>>,
+    settings: Arc<LayerSettings<K, T>>,
 }
 
 impl<S, K, T> Locked<S, K, T> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared<K, T>>) -> Self {
-        Self { inner, shared }
+    pub(crate) fn new(inner: S, settings: Arc<LayerSettings<K, T>>) -> Self {
+        Self { inner, settings }
     }
 }
 
@@ -53,12 +53,12 @@ where
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        Box::pin(serve(Arc::clone(&self.shared), self.inner.clone(), request))
+        Box::pin(serve(Arc::clone(&self.settings), self.inner.clone(), request))
     }
 }
 
 async fn serve<S, K, T, Req>(
-    shared: Arc<Shared<K, T>>,
+    settings: Arc<LayerSettings<K, T>>,
     inner: S,
     request: Req,
 ) -> Result<T::Response, S::Error>
@@ -71,46 +71,46 @@ where
     T: Transport<Req, S::Response, S::Error>,
     Req: Send + 'static,
 {
-    let (mut request, key) = shared.key.key_for(request).await;
+    let (mut request, key) = settings.key.key_for(request).await;
     let key = match key {
         Ok(key) => key,
         Err(error) => {
-            shared.counters.count(Outcome::NoKey);
+            settings.counters.count(AdmissionOutcome::NoKey);
             error.log();
-            return shared.transport.refuse(Refused::NoKey(error));
+            return settings.transport.refuse(Refused::NoKey(error));
         }
     };
-    let outer = shared.transport.held(&request).cloned();
-    let commit = shared.transport.extensions(&request).and_then(Slot::of);
-    if commit.as_ref().and_then(Slot::reads) == Some(Reads::Snapshot) {
-        shared.counters.count(Outcome::Nested);
+    let outer = settings.transport.held(&request).cloned();
+    let commit = settings.transport.extensions(&request).and_then(CommitSlot::of);
+    if commit.as_ref().and_then(CommitSlot::reads) == Some(Reads::Snapshot) {
+        settings.counters.count(AdmissionOutcome::Nested);
         error!(
             %key,
             "a lock layer is inside of a transaction that reads a snapshot from before the lock: put the lock layer outside of the layer that commits, or have that begin its transactions at READ COMMITTED"
         );
-        return shared.transport.refuse(Refused::OpenTransaction);
+        return settings.transport.refuse(Refused::OpenTransaction);
     }
-    let (guard, in_flight) = match shared.admit(key, outer.as_ref()).await {
+    let (guard, in_flight) = match settings.admit(key, outer.as_ref()).await {
         Ok(admitted) => admitted,
-        Err(why) => return shared.transport.refuse(why),
+        Err(why) => return settings.transport.refuse(why),
     };
     // A handler must not go on without the lock of a layer around this one, so that layer decides.
-    let finishes = shared.on_gone == OnGone::Finish && outer.is_none();
-    let held = Held::new(guard.handle(), Arc::clone(&shared.lock), outer);
-    let hold = Hold::new(guard, shared.on_lost, shared.release_within, in_flight, commit);
-    shared.transport.attach(&mut request, held);
+    let finishes = settings.on_gone == OnGone::Finish && outer.is_none();
+    let held = Held::new(guard.handle(), Arc::clone(&settings.lock), outer);
+    let hold = RequestHold::new(guard, settings.on_lost, settings.release_within, in_flight, commit);
+    settings.transport.attach(&mut request, held);
     // From here on the client's leaving is not the handler's end, if so set.
     // Boxed here and not in each branch: a future that holds it twice is moved with every request.
-    let work: BoxFuture<'static, _> = Box::pin(run(shared, inner, request, hold));
+    let work: BoxFuture<'static, _> = Box::pin(run(settings, inner, request, hold));
     if finishes { Finish::new(work).await } else { work.await }
 }
 
 /// Everything under the lock. The handler and all that belongs to it is gone before `hold` is.
 async fn run<S, K, T, Req>(
-    shared: Arc<Shared<K, T>>,
+    settings: Arc<LayerSettings<K, T>>,
     inner: S,
     request: Req,
-    mut hold: Hold,
+    mut hold: RequestHold,
 ) -> Result<T::Response, S::Error>
 where
     S: Service<Req>,
@@ -125,12 +125,12 @@ where
         }
         Err(reason) => {
             drop(hold);
-            return shared.transport.refuse(Refused::Lost(reason));
+            return settings.transport.refuse(Refused::Lost(reason));
         }
     };
-    let (response, hold) = match shared.until {
-        Until::BodyEnd => shared.transport.pass(response, Some(hold)),
-        Until::Response => (shared.transport.pass(response, None).0, Some(hold)),
+    let (response, hold) = match settings.until {
+        Until::BodyEnd => settings.transport.pass(response, Some(hold)),
+        Until::Response => (settings.transport.pass(response, None).0, Some(hold)),
     };
     if let Some(hold) = hold {
         hold.release().await;
@@ -144,16 +144,20 @@ pub(crate) async fn call<S: Service<Req>, Req>(mut inner: S, request: Req) -> Re
     inner.call(request).await
 }
 
-impl<K, T> Shared<K, T> {
+impl<K, T> LayerSettings<K, T> {
     /// The lock, or why not.
-    async fn admit(&self, key: LockKey, outer: Option<&Held>) -> Result<(LockGuard, InFlight), Refused> {
+    async fn admit(
+        &self,
+        key: LockKey,
+        outer: Option<&Held>,
+    ) -> Result<(LockGuard, InFlightRequest), Refused> {
         if outer.is_some_and(|held| held.holds(&self.lock, &key)) {
-            self.counters.count(Outcome::Nested);
+            self.counters.count(AdmissionOutcome::Nested);
             error!(%key, "a lock layer inside of another asks for the key that the other one holds");
             return Err(Refused::Nested(key));
         }
         let Some(waiting) = self.counters.wait(self.max_waiters) else {
-            self.counters.count(Outcome::TooMany);
+            self.counters.count(AdmissionOutcome::TooMany);
             warn!(%key, "more than {} requests wait for the lock", self.max_waiters);
             return Err(Refused::TooMany { retry_after: RETRY_AFTER });
         };
@@ -165,24 +169,24 @@ impl<K, T> Shared<K, T> {
         let error = match granted {
             Ok(Some(guard)) => return Ok((guard, waiting.granted())),
             Ok(None) => {
-                waiting.refused(Outcome::Contended);
+                waiting.refused(AdmissionOutcome::Contended);
                 return Err(Refused::Contended { retry_after: RETRY_AFTER });
             }
             Err(error) => error,
         };
         if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::NotDue) {
-            waiting.refused(Outcome::Contended);
+            waiting.refused(AdmissionOutcome::Contended);
             debug!(%key, %error, "contended");
             let retry_after = error.retry_after().unwrap_or(RETRY_AFTER);
             return Err(Refused::Contended { retry_after });
         }
         if error.kind() == ErrorKind::InvalidKey {
-            waiting.refused(Outcome::NoKey);
+            waiting.refused(AdmissionOutcome::NoKey);
             let error = KeyError::from(error);
             error.log();
             return Err(Refused::NoKey(error));
         }
-        waiting.refused(Outcome::Unavailable);
+        waiting.refused(AdmissionOutcome::Unavailable);
         error!(%error, "the lock cannot be had");
         Err(Refused::Store(error))
     }
@@ -190,12 +194,12 @@ impl<K, T> Shared<K, T> {
 
 impl<S: Clone, K, T> Clone for Locked<S, K, T> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+        Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
     }
 }
 
 impl<S: fmt::Debug, K, T> fmt::Debug for Locked<S, K, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locked").field("inner", &self.inner).field("lock", &self.shared.lock).finish()
+        f.debug_struct("Locked").field("inner", &self.inner).field("lock", &self.settings.lock).finish()
     }
 }

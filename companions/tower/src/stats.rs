@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::published::Published;
+use crate::metrics::RequestMetrics;
 
 /// What the requests of a layer have met since it was made. Clones of the layer count together.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct LayerStats {
     /// Requests that got the lock.
     pub granted: u64,
     /// Requests without a usable key.
@@ -37,7 +37,7 @@ pub struct Stats {
 
 /// How the admission of a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum AdmissionOutcome {
     Granted,
     NoKey,
     Contended,
@@ -47,7 +47,7 @@ pub(crate) enum Outcome {
     Cancelled,
 }
 
-impl Outcome {
+impl AdmissionOutcome {
     pub(crate) const ALL: [Self; 7] = [
         Self::Granted,
         Self::NoKey,
@@ -73,17 +73,17 @@ impl Outcome {
 }
 
 #[derive(Debug)]
-pub(crate) struct Counters {
-    outcomes: [AtomicU64; Outcome::ALL.len()],
+pub(crate) struct LayerCounters {
+    outcomes: [AtomicU64; AdmissionOutcome::ALL.len()],
     lost: AtomicU64,
     release_failed: AtomicU64,
     waiting: AtomicUsize,
     in_flight: AtomicUsize,
     idle: Notify,
-    published: Published,
+    metrics: RequestMetrics,
 }
 
-impl Counters {
+impl LayerCounters {
     pub(crate) fn new(store: &dyn std::fmt::Display) -> Arc<Self> {
         Arc::new(Self {
             outcomes: Default::default(),
@@ -92,20 +92,20 @@ impl Counters {
             waiting: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             idle: Notify::new(),
-            published: Published::new(store),
+            metrics: RequestMetrics::new(store),
         })
     }
 
-    pub(crate) fn snapshot(&self) -> Stats {
-        let of = |outcome: Outcome| self.outcomes[outcome as usize].load(Ordering::Relaxed);
-        Stats {
-            granted: of(Outcome::Granted),
-            no_key: of(Outcome::NoKey),
-            contended: of(Outcome::Contended),
-            too_many: of(Outcome::TooMany),
-            nested: of(Outcome::Nested),
-            unavailable: of(Outcome::Unavailable),
-            cancelled: of(Outcome::Cancelled),
+    pub(crate) fn snapshot(&self) -> LayerStats {
+        let of = |outcome: AdmissionOutcome| self.outcomes[outcome as usize].load(Ordering::Relaxed);
+        LayerStats {
+            granted: of(AdmissionOutcome::Granted),
+            no_key: of(AdmissionOutcome::NoKey),
+            contended: of(AdmissionOutcome::Contended),
+            too_many: of(AdmissionOutcome::TooMany),
+            nested: of(AdmissionOutcome::Nested),
+            unavailable: of(AdmissionOutcome::Unavailable),
+            cancelled: of(AdmissionOutcome::Cancelled),
             lost: self.lost.load(Ordering::Relaxed),
             release_failed: self.release_failed.load(Ordering::Relaxed),
             waiting: self.waiting.load(Ordering::Relaxed),
@@ -113,9 +113,9 @@ impl Counters {
         }
     }
 
-    pub(crate) fn count(&self, outcome: Outcome) {
+    pub(crate) fn count(&self, outcome: AdmissionOutcome) {
         self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
-        self.published.count(outcome);
+        self.metrics.count(outcome);
     }
 
     pub(crate) fn count_lost(&self) {
@@ -127,11 +127,11 @@ impl Counters {
     }
 
     /// A place among at most `limit` that wait.
-    pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Option<Waiting> {
+    pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Option<WaitingRequest> {
         self.waiting
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1))
             .ok()
-            .map(|_| Waiting { counters: Arc::clone(self), is_counted: false })
+            .map(|_| WaitingRequest { counters: Arc::clone(self), is_counted: false })
     }
 
     /// Resolves when nobody is in flight.
@@ -150,49 +150,49 @@ impl Counters {
 
 /// One request that waits; dropped without a word, its client has left.
 #[derive(Debug)]
-pub(crate) struct Waiting {
-    counters: Arc<Counters>,
+pub(crate) struct WaitingRequest {
+    counters: Arc<LayerCounters>,
     is_counted: bool,
 }
 
-impl Waiting {
-    pub(crate) fn granted(mut self) -> InFlight {
+impl WaitingRequest {
+    pub(crate) fn granted(mut self) -> InFlightRequest {
         let counters = Arc::clone(&self.counters);
         counters.in_flight.fetch_add(1, Ordering::AcqRel);
-        self.end(Outcome::Granted);
-        InFlight(counters)
+        self.end(AdmissionOutcome::Granted);
+        InFlightRequest(counters)
     }
 
-    pub(crate) fn refused(mut self, outcome: Outcome) {
+    pub(crate) fn refused(mut self, outcome: AdmissionOutcome) {
         self.end(outcome);
     }
 
-    fn end(&mut self, outcome: Outcome) {
+    fn end(&mut self, outcome: AdmissionOutcome) {
         self.is_counted = true;
         self.counters.count(outcome);
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingRequest {
     fn drop(&mut self) {
         self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
         if !self.is_counted {
-            self.counters.count(Outcome::Cancelled);
+            self.counters.count(AdmissionOutcome::Cancelled);
         }
     }
 }
 
 /// One request that holds the lock.
 #[derive(Debug)]
-pub(crate) struct InFlight(Arc<Counters>);
+pub(crate) struct InFlightRequest(Arc<LayerCounters>);
 
-impl InFlight {
-    pub(crate) fn stats(&self) -> &Counters {
+impl InFlightRequest {
+    pub(crate) fn stats(&self) -> &LayerCounters {
         &self.0
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.idle.notify_waiters();

@@ -20,7 +20,7 @@ use tracing::debug;
 
 use crate::BoxError;
 use crate::key::{KeyError, KeyFor};
-use parse::Part;
+use parse::KeyPart;
 
 /// A key made of a request's values, such as `ledger:{path.holder|int}`. It is read once, at start-up.
 ///
@@ -47,7 +47,7 @@ use parse::Part;
 #[derive(Clone)]
 pub struct Template {
     text: Arc<str>,
-    parts: Arc<[Part]>,
+    parts: Arc<[KeyPart]>,
 }
 
 /// A [`Template`] for which the body is read before the lock is taken, up to a limit; the handler gets it byte for
@@ -222,7 +222,8 @@ impl fmt::Debug for TemplateBuilder {
 }
 
 /// A template is wrong, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the key template is wrong at byte {at}: {message}")]
 pub struct TemplateError {
     at: usize,
     message: String,
@@ -239,14 +240,6 @@ impl TemplateError {
         self.at
     }
 }
-
-impl fmt::Display for TemplateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the key template is wrong at byte {}: {}", self.at, self.message)
-    }
-}
-
-impl std::error::Error for TemplateError {}
 
 impl From<TemplateError> for Error {
     fn from(error: TemplateError) -> Self {

@@ -1,13 +1,12 @@
 //! What differs between HTTP, gRPC and messages: where a request carries things, and how it is refused.
 
-use std::fmt;
 use std::time::Duration;
 
 use http::Extensions;
 use leasehold_api::{Error, LockKey, LossReason};
 
 use crate::held::Held;
-use crate::hold::Hold;
+use crate::hold::RequestHold;
 use crate::key::KeyError;
 
 /// How a kind of request is answered. [`Http`](crate::Http), [`Grpc`](crate::Grpc) and
@@ -45,34 +44,41 @@ pub trait Transport<Req, Res, E>: Send + Sync + 'static {
 
     /// Hands the handler's response on. With a `hold`, the response keeps it for as long as it takes
     /// ([`Until::BodyEnd`](crate::Until::BodyEnd)), or gives it back to have it released at once.
-    fn pass(&self, response: Res, hold: Option<Hold>) -> (Self::Response, Option<Hold>);
+    fn pass(&self, response: Res, hold: Option<RequestHold>) -> (Self::Response, Option<RequestHold>);
 }
 
-/// Why a request was refused or stopped.
+/// Why a request was refused or stopped. Its text is for clients: it names no key, no value and no store.
 #[non_exhaustive]
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The request has no usable key. The handler was not called.
-    NoKey(KeyError),
+    #[error("{0}")]
+    NoKey(#[source] KeyError),
     /// Others held the lock for as long as the layer waits. The handler was not called.
+    #[error("another request holds the lock; try again")]
     Contended {
         /// When to try again, at the earliest.
         retry_after: Duration,
     },
     /// Too many requests wait already ([`LockLayer::max_waiters`](crate::LockLayer::max_waiters)). The handler
     /// was not called.
+    #[error("too many requests wait for the lock; try again")]
     TooMany {
         /// When to try again, at the earliest.
         retry_after: Duration,
     },
     /// The store failed. The handler was not called.
-    Store(Error),
+    #[error("the lock cannot be had now")]
+    Store(#[source] Error),
     /// The lock was lost and the handler dropped at an await: it may have done part of its work.
+    #[error("the lock was lost while the request ran; look what was done before trying again")]
     Lost(LossReason),
     /// A layer around this one holds the same key. The handler was not called.
+    #[error("the service asks for a lock that this request holds")]
     Nested(LockKey),
     /// The request is inside of a transaction that does not go with this layer, by a mistake of the service. The handler
     /// was not called.
+    #[error("the service is not set up")]
     OpenTransaction,
 }
 
@@ -98,30 +104,3 @@ impl Refused {
 
 /// What clients are told to wait where nothing better is known.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-impl fmt::Display for Refused {
-    /// For clients: it names no key, no value and no store.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoKey(error) => error.fmt(f),
-            Self::Contended { .. } => f.write_str("another request holds the lock; try again"),
-            Self::TooMany { .. } => f.write_str("too many requests wait for the lock; try again"),
-            Self::Store(_) => f.write_str("the lock cannot be had now"),
-            Self::Lost(_) => {
-                f.write_str("the lock was lost while the request ran; look what was done before trying again")
-            }
-            Self::Nested(_) => f.write_str("the service asks for a lock that this request holds"),
-            Self::OpenTransaction => f.write_str("the service is not set up"),
-        }
-    }
-}
-
-impl std::error::Error for Refused {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::NoKey(error) => Some(error),
-            Self::Store(error) => Some(error),
-            _ => None,
-        }
-    }
-}

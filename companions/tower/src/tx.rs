@@ -28,9 +28,9 @@ use crate::http::Http;
 use crate::key::{KeyError, KeyFor};
 use crate::problem::Problem;
 use crate::service::call;
-use crate::stats::{Counters, InFlight, Outcome, Stats};
+use crate::stats::{AdmissionOutcome, InFlightRequest, LayerCounters, LayerStats};
 use crate::transport::{RETRY_AFTER, Refused, Transport};
-use begin::{Begun, Queue};
+use begin::{BegunTx, TxQueue};
 use shared::Tx;
 pub use shared::{SharedTx, SharedTxError};
 
@@ -54,16 +54,16 @@ pub use shared::{SharedTx, SharedTxError};
 ///   `idle_in_transaction_session_timeout` that ends lock and transaction.
 /// - Not for gRPC, whose status comes after the body.
 pub struct TxLayer<K> {
-    shared: Arc<Shared<K>>,
+    shared: Arc<TxLayerSettings<K>>,
 }
 
-struct Shared<K> {
+struct TxLayerSettings<K> {
     key: Arc<K>,
-    queue: Queue,
+    queue: TxQueue,
     wait: Duration,
     max_waiters: usize,
     http: Http,
-    counters: Arc<Counters>,
+    counters: Arc<LayerCounters>,
 }
 
 impl<K> TxLayer<K> {
@@ -75,13 +75,13 @@ impl<K> TxLayer<K> {
     ///
     /// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
     pub fn new(locks: XactLocks, pool: PgPool, key: K) -> Result<Self, Error> {
-        let shared = Shared {
+        let shared = TxLayerSettings {
             key: Arc::new(key),
-            queue: Queue::new(locks, pool)?,
+            queue: TxQueue::new(locks, pool)?,
             wait: Duration::from_secs(5),
             max_waiters: 1024,
             http: Http::default(),
-            counters: Counters::new(&"postgres+advisory-xact"),
+            counters: LayerCounters::new(&"postgres+advisory-xact"),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -115,7 +115,7 @@ impl<K> TxLayer<K> {
 
     /// What its requests have met so far.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> LayerStats {
         self.shared.counters.snapshot()
     }
 
@@ -128,7 +128,7 @@ impl<K> TxLayer<K> {
         self.shared.counters.idle().await;
     }
 
-    fn set(mut self, change: impl FnOnce(&mut Shared<K>)) -> Self {
+    fn set(mut self, change: impl FnOnce(&mut TxLayerSettings<K>)) -> Self {
         change(Arc::make_mut(&mut self.shared));
         self
     }
@@ -140,7 +140,7 @@ impl<K> Clone for TxLayer<K> {
     }
 }
 
-impl<K> Clone for Shared<K> {
+impl<K> Clone for TxLayerSettings<K> {
     fn clone(&self) -> Self {
         Self {
             key: Arc::clone(&self.key),
@@ -171,7 +171,7 @@ impl<S, K> Layer<S> for TxLayer<K> {
 /// [`Locked`](crate::Locked) is.
 pub struct InTx<S, K> {
     inner: S,
-    shared: Arc<Shared<K>>,
+    shared: Arc<TxLayerSettings<K>>,
 }
 
 impl<S, K, B, R> Service<Request<B>> for InTx<S, K>
@@ -198,7 +198,7 @@ where
 }
 
 async fn serve<S, K, B, R>(
-    shared: Arc<Shared<K>>,
+    shared: Arc<TxLayerSettings<K>>,
     inner: S,
     request: Request<B>,
 ) -> Result<Response<LockBody<R>>, S::Error>
@@ -218,13 +218,13 @@ where
     let key = match key {
         Ok(key) => key,
         Err(error) => {
-            shared.counters.count(Outcome::NoKey);
+            shared.counters.count(AdmissionOutcome::NoKey);
             error.log();
             return refuse(Refused::NoKey(error));
         }
     };
     if OpenCommit::is_around(request.extensions()) {
-        shared.counters.count(Outcome::Nested);
+        shared.counters.count(AdmissionOutcome::Nested);
         error!(
             %key,
             "a TxLayer is inside of a layer that commits a transaction of its own: the two would not be committed together; take one of them, and under an idempotency key lock with XactLocks::lock_in"
@@ -232,25 +232,25 @@ where
         return refuse(Refused::OpenTransaction);
     }
     let Some(waiting) = shared.counters.wait(shared.max_waiters) else {
-        shared.counters.count(Outcome::TooMany);
+        shared.counters.count(AdmissionOutcome::TooMany);
         warn!(%key, "more than {} requests wait for the lock", shared.max_waiters);
         return refuse(Refused::TooMany { retry_after: RETRY_AFTER });
     };
-    let Begun { tx, admission } = match shared.queue.begin(&key, shared.wait).await {
+    let BegunTx { tx, admission } = match shared.queue.begin(&key, shared.wait).await {
         Ok(begun) => begun,
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            waiting.refused(Outcome::Contended);
+            waiting.refused(AdmissionOutcome::Contended);
             debug!(%key, %error, "contended");
             return refuse(Refused::Contended { retry_after: RETRY_AFTER });
         }
         Err(error) if error.kind() == ErrorKind::InvalidKey => {
-            waiting.refused(Outcome::NoKey);
+            waiting.refused(AdmissionOutcome::NoKey);
             let error = KeyError::from(error);
             error.log();
             return refuse(Refused::NoKey(error));
         }
         Err(error) => {
-            waiting.refused(Outcome::Unavailable);
+            waiting.refused(AdmissionOutcome::Unavailable);
             error!(%error, "the transaction with the lock cannot be begun");
             return refuse(Refused::Store(error));
         }
@@ -280,7 +280,7 @@ async fn run<S, B, R>(
     tx: Tx,
     open: &OpenCommit,
     http: &Http,
-    in_flight: &InFlight,
+    in_flight: &InFlightRequest,
     longest: Option<Duration>,
 ) -> Result<Response<LockBody<R>>, S::Error>
 where

@@ -91,7 +91,8 @@ impl ClaimSpec {
         if let Some(finding) = usable::unusable(&facts, table) {
             return Ok(vec![finding]);
         }
-        let mut look = Look { spec: self, facts: &facts, reader, findings: usable::doubtful(&facts, table) };
+        let mut look =
+            TableCheck { spec: self, facts: &facts, reader, findings: usable::doubtful(&facts, table) };
         look.columns();
         look.identity();
         look.objects().await?;
@@ -111,14 +112,14 @@ impl ClaimSpec {
 }
 
 /// A look at a table, and what it has found.
-struct Look<'a> {
+struct TableCheck<'a> {
     spec: &'a ClaimSpec,
     facts: &'a TableFacts,
     reader: &'a mut CatalogReader,
     findings: Vec<Finding>,
 }
 
-impl Look<'_> {
+impl TableCheck<'_> {
     fn error(&mut self, message: String) {
         self.findings.push(Finding::Error(message));
     }

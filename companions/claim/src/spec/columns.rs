@@ -27,7 +27,7 @@ pub(crate) enum Use {
 }
 
 /// A column as the spec wants it.
-pub(crate) struct Part<'a> {
+pub(crate) struct SpecColumn<'a> {
     pub(crate) column: &'a Column,
     pub(crate) what: &'static str,
     pub(crate) types: &'static [&'static str],
@@ -38,10 +38,10 @@ pub(crate) struct Part<'a> {
 
 impl Inner {
     /// Every column but that of the state. `attempts` is how many a row has by default.
-    pub(crate) fn parts(&self, attempts: Option<u32>) -> Vec<Part<'_>> {
+    pub(crate) fn parts(&self, attempts: Option<u32>) -> Vec<SpecColumn<'_>> {
         let mut all = Vec::new();
         let mut want = |column, what, types, how, made: Option<&str>| {
-            all.push(Part { column, what, types, how, made: made.map(str::to_owned) });
+            all.push(SpecColumn { column, what, types, how, made: made.map(str::to_owned) });
         };
         let id = match self.id_type {
             IdType::Int => INTS,

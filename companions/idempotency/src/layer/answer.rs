@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a request was not served, or is not to be served again.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum KeyRefusal {
     MissingKey,
     BadKey(&'static str),
     RequestTooLarge,
@@ -68,7 +68,7 @@ pub(super) enum Refusal {
     Failed,
 }
 
-impl Refusal {
+impl KeyRefusal {
     /// Of an error before or after the handler. Nothing was done, or the same key finds out.
     pub(super) fn of(error: &IdempotencyError) -> Self {
         match error {
@@ -170,8 +170,8 @@ impl Refusal {
 }
 
 /// As a problem document (RFC 9457).
-impl From<Refusal> for Response {
-    fn from(refusal: Refusal) -> Self {
+impl From<KeyRefusal> for Response {
+    fn from(refusal: KeyRefusal) -> Self {
         let (status, kind, detail) = refusal.parts();
         let problem = serde_json::json!({
             "type": format!("urn:leasehold:idempotency:{kind}"),
@@ -194,12 +194,12 @@ impl From<Refusal> for Response {
 /// The response as it was given.
 pub(super) fn replay(stored: &Stored) -> Response {
     let mut response = Response::new(Body::from(stored.body().clone()));
-    let Ok(status) = StatusCode::from_u16(stored.status()) else { return Refusal::Failed.into() };
+    let Ok(status) = StatusCode::from_u16(stored.status()) else { return KeyRefusal::Failed.into() };
     *response.status_mut() = status;
     for (name, value) in stored.headers() {
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
             tracing::error!("a stored response has a header that HTTP does not know");
-            return Refusal::Failed.into();
+            return KeyRefusal::Failed.into();
         };
         response.headers_mut().append(name, value);
     }

@@ -12,12 +12,12 @@ use http::request::Parts;
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
-use crate::fresh::Fresh;
+use crate::key_transaction::KeyTransaction;
 
 /// Between the layer and the handler.
-pub(super) struct Shared<F>(Arc<Mutex<Option<F>>>);
+pub(super) struct HandlerTransaction<F>(Arc<Mutex<Option<F>>>);
 
-impl<F> Shared<F> {
+impl<F> HandlerTransaction<F> {
     pub(super) fn new(fresh: F) -> Self {
         Self(Arc::new(Mutex::new(Some(fresh))))
     }
@@ -28,7 +28,7 @@ impl<F> Shared<F> {
     }
 }
 
-impl<F> Clone for Shared<F> {
+impl<F> Clone for HandlerTransaction<F> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
@@ -36,18 +36,19 @@ impl<F> Clone for Shared<F> {
 
 /// The transaction of a request under [`IdempotencyLayer`](crate::IdempotencyLayer): use it as the connection. The layer
 /// commits it together with the response, or rolls it back. A nested transaction that cannot be begun ends it: see
-/// [`Fresh`](crate::Fresh).
+/// [`KeyTransaction`](crate::KeyTransaction).
 ///
 /// The handler gives it back by returning. One that keeps it, in a task or in the body of its response, has it rolled
 /// back, and the client gets 500. As an extractor it fails with 500 where the layer is missing, where the request has
 /// no key and none was required, when it is extracted twice, and over another store than Postgres.
-pub struct IdemTx(OwnedMappedMutexGuard<Option<Fresh>, Fresh>);
+pub struct IdemTx(OwnedMappedMutexGuard<Option<KeyTransaction>, KeyTransaction>);
 
 impl<S: Sync> FromRequestParts<S> for IdemTx {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
-        let shared = parts.extensions.get::<Shared<Fresh>>().map(|shared| Arc::clone(&shared.0));
+        let shared =
+            parts.extensions.get::<HandlerTransaction<KeyTransaction>>().map(|shared| Arc::clone(&shared.0));
         let taken = shared.and_then(|shared| shared.try_lock_owned().ok());
         let taken = taken.and_then(|guard| OwnedMutexGuard::try_map(guard, Option::as_mut).ok());
         taken.map(Self).ok_or_else(|| {

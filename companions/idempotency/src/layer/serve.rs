@@ -22,9 +22,9 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::answer::{self, Refusal};
-use super::idem_tx::Shared;
-use super::{OnReplay, Settings, header, request};
+use super::answer::{self, KeyRefusal};
+use super::idem_tx::HandlerTransaction;
+use super::{IdempotencySettings, OnReplay, header, request};
 use crate::begin::Begin;
 use crate::error::IdempotencyError;
 use crate::ident::{Fingerprint, Ident};
@@ -38,7 +38,7 @@ const FIND_OUT: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
 /// What the handler has answered.
-enum Answer {
+enum HandlerResponse {
     /// It is to be asked again, so it is not read here.
     Passing(Response),
     Final(response::Parts, Bytes),
@@ -46,25 +46,25 @@ enum Answer {
 }
 
 /// A key that is begun.
-struct Begun<F> {
+struct BegunRequest<F> {
     fresh: F,
-    asked: Asked,
+    asked: KeyedRequest,
 }
 
-struct Asked {
+struct KeyedRequest {
     ident: Ident,
     fingerprint: Fingerprint,
 }
 
 /// The client, as the work sees it.
-struct Client {
+struct RequestClient {
     /// Fails when the client has gone.
     here: oneshot::Receiver<Infallible>,
     /// How long the work may go on after that.
     finish_within: Duration,
 }
 
-impl Client {
+impl RequestClient {
     /// `None` if the client has gone and its time is over.
     async fn wait_for<T>(self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
@@ -81,16 +81,16 @@ impl Client {
 }
 
 /// One request from the begin of its transaction to the end.
-struct Work<S: IdempotencyStore> {
-    settings: Arc<Settings<S>>,
-    asked: Asked,
-    shared: Shared<S::Fresh>,
+struct RequestWork<S: IdempotencyStore> {
+    settings: Arc<IdempotencySettings<S>>,
+    asked: KeyedRequest,
+    shared: HandlerTransaction<S::KeyTransaction>,
     /// The locks of layers inside.
     open: OpenCommit,
-    client: Client,
+    client: RequestClient,
 }
 
-impl<S: IdempotencyStore> Settings<S> {
+impl<S: IdempotencyStore> IdempotencySettings<S> {
     pub(super) async fn serve<I, B>(
         self: Arc<Self>,
         request: Request,
@@ -109,19 +109,19 @@ impl<S: IdempotencyStore> Settings<S> {
         let (parts, body) = request.into_parts();
         let key = match header::key(&parts.headers) {
             Ok(Some(key)) => key,
-            Ok(None) if self.required => return Ok(Refusal::MissingKey.into()),
+            Ok(None) if self.required => return Ok(KeyRefusal::MissingKey.into()),
             Ok(None) => return Ok(inner.call(Request::from_parts(parts, body)).await?.map(Body::new)),
-            Err(why) => return Ok(Refusal::BadKey(why).into()),
+            Err(why) => return Ok(KeyRefusal::BadKey(why).into()),
         };
         if OpenCommit::is_around(&parts.extensions) {
             tracing::error!(
                 "an idempotency layer is inside of a layer that commits a transaction of its own: the two would not be committed together; take one of them, and lock with LockLayer or XactLocks::lock_in"
             );
-            return Ok(Refusal::OpenTransaction.into());
+            return Ok(KeyRefusal::OpenTransaction.into());
         }
         // Without its lock the handler must not go on, so that the lock layer decides when it is dropped.
         let is_locked = parts.extensions.get::<Held>().is_some();
-        let (Begun { fresh, asked }, parts, body) = match self.begin(parts, body, &key).await {
+        let (BegunRequest { fresh, asked }, parts, body) = match self.begin(parts, body, &key).await {
             Ok(begun) => begun,
             Err(response) => return Ok(*response),
         };
@@ -131,12 +131,12 @@ impl<S: IdempotencyStore> Settings<S> {
             Isolation::RepeatableRead | Isolation::Serializable => Reads::Snapshot,
         };
         let open = OpenCommit::around(request.extensions_mut(), reads);
-        let shared = Shared::new(fresh);
+        let shared = HandlerTransaction::new(fresh);
         request.extensions_mut().insert(shared.clone());
         let (leaves, here) = oneshot::channel();
-        let client = Client { here, finish_within: self.finish_within };
+        let client = RequestClient { here, finish_within: self.finish_within };
         let on_gone = self.on_gone;
-        let work = Work { settings: self, asked, shared, open, client };
+        let work = RequestWork { settings: self, asked, shared, open, client };
         let work = Box::pin(work.run(inner, request, !is_locked));
         let done = match on_gone {
             OnGone::Finish if !is_locked => Finish::new(work).await,
@@ -152,66 +152,66 @@ impl<S: IdempotencyStore> Settings<S> {
         parts: Parts,
         body: Body,
         key: &str,
-    ) -> Result<(Begun<S::Fresh>, Parts, Bytes), Box<Response>> {
-        let refuse = |refusal: Refusal| Box::new(Response::from(refusal));
+    ) -> Result<(BegunRequest<S::KeyTransaction>, Parts, Bytes), Box<Response>> {
+        let refuse = |refusal: KeyRefusal| Box::new(Response::from(refusal));
         let Some(scope) = (self.principal)(&parts) else {
             tracing::error!(
                 "a request with an idempotency key has no principal; authenticate it before this layer"
             );
-            return Err(refuse(Refusal::NoPrincipal));
+            return Err(refuse(KeyRefusal::NoPrincipal));
         };
         let ident = Ident::new(scope, key).map_err(|error| {
             tracing::error!(%error, "the principal of a request cannot be a scope");
-            refuse(Refusal::NoPrincipal)
+            refuse(KeyRefusal::NoPrincipal)
         })?;
         let body = match Limited::new(body, self.max_request).collect().await {
             Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => return Err(refuse(Refusal::RequestTooLarge)),
-            Err(_) => return Err(refuse(Refusal::BrokenRequest)),
+            Err(error) if error.is::<LengthLimitError>() => return Err(refuse(KeyRefusal::RequestTooLarge)),
+            Err(_) => return Err(refuse(KeyRefusal::BrokenRequest)),
         };
         let fingerprint = (self.fingerprint)(&parts, &body);
         match self.store.begin(&ident, &fingerprint).await {
             Ok(Begin::Fresh(fresh)) => {
-                Ok((Begun { fresh, asked: Asked { ident, fingerprint } }, parts, body))
+                Ok((BegunRequest { fresh, asked: KeyedRequest { ident, fingerprint } }, parts, body))
             }
             Ok(Begin::Replay(stored)) => Err(Box::new(match self.on_replay {
-                OnReplay::Refuse if !stored.is_rejected() => Refusal::DoneBefore.into(),
+                OnReplay::Refuse if !stored.is_rejected() => KeyRefusal::DoneBefore.into(),
                 _ => answer::replay(&stored),
             })),
-            Ok(Begin::InFlight { retry_after }) => Err(refuse(Refusal::InFlight(retry_after))),
+            Ok(Begin::InFlight { retry_after }) => Err(refuse(KeyRefusal::InFlight(retry_after))),
             Ok(Begin::Mismatch) => {
                 if request::is_multipart(&parts) {
                     tracing::warn!(
                         "a multipart form was repeated with other bytes, perhaps with its boundary alone: see IdempotencyLayer::fingerprint"
                     );
                 }
-                Err(refuse(Refusal::Mismatch))
+                Err(refuse(KeyRefusal::Mismatch))
             }
             Err(error) => {
                 log(&error, "an idempotency key could not be begun");
-                Err(refuse(Refusal::of(&error)))
+                Err(refuse(KeyRefusal::of(&error)))
             }
         }
     }
 
     /// Reads what is to be stored, still under the locks.
-    async fn read<B>(&self, response: Response<B>) -> Answer
+    async fn read<B>(&self, response: Response<B>) -> HandlerResponse
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         if response.status().is_informational() {
-            return Answer::NotStorable;
+            return HandlerResponse::NotStorable;
         }
         let (parts, body) = response.into_parts();
         if !self.is_final(&parts) {
-            return Answer::Passing(Response::from_parts(parts, Body::new(body)));
+            return HandlerResponse::Passing(Response::from_parts(parts, Body::new(body)));
         }
         match Limited::new(body, self.store.max_body()).collect().await {
-            Ok(body) => Answer::Final(parts, body.to_bytes()),
+            Ok(body) => HandlerResponse::Final(parts, body.to_bytes()),
             Err(error) => {
                 tracing::error!(%error, "a response under an idempotency key is not to be stored; it is rolled back");
-                Answer::NotStorable
+                HandlerResponse::NotStorable
             }
         }
     }
@@ -229,7 +229,7 @@ impl<S: IdempotencyStore> Settings<S> {
     }
 }
 
-impl<S: IdempotencyStore> Work<S> {
+impl<S: IdempotencyStore> RequestWork<S> {
     /// Calls the handler, then commits or rolls back as its answer says, and then releases the locks. `finishes` the
     /// second, whoever leaves.
     async fn run<I, B>(self, mut inner: I, request: Request, finishes: bool) -> Result<Response, I::Error>
@@ -262,13 +262,13 @@ impl<S: IdempotencyStore> Work<S> {
                 (Some(fresh), Some(answer)) => settings.end(fresh, &asked, answer, &open).await,
                 (Some(fresh), None) => {
                     roll_back::<S>(fresh).await;
-                    Refusal::Kept.into()
+                    KeyRefusal::Kept.into()
                 }
                 (None, _) => {
                     tracing::error!(
                         "a handler has kept the transaction of its idempotency key; it is rolled back"
                     );
-                    Refusal::Kept.into()
+                    KeyRefusal::Kept.into()
                 }
             };
             open.end().await;
@@ -280,31 +280,37 @@ impl<S: IdempotencyStore> Work<S> {
     }
 }
 
-impl<S: IdempotencyStore> Settings<S> {
+impl<S: IdempotencyStore> IdempotencySettings<S> {
     /// Commits or rolls back, as the answer says.
-    async fn end(&self, fresh: S::Fresh, asked: &Asked, answer: Answer, open: &OpenCommit) -> Response {
+    async fn end(
+        &self,
+        fresh: S::KeyTransaction,
+        asked: &KeyedRequest,
+        answer: HandlerResponse,
+        open: &OpenCommit,
+    ) -> Response {
         let (parts, body) = match answer {
-            Answer::Final(parts, body) => (parts, body),
-            Answer::Passing(response) => {
+            HandlerResponse::Final(parts, body) => (parts, body),
+            HandlerResponse::Passing(response) => {
                 roll_back::<S>(fresh).await;
                 return response;
             }
-            Answer::NotStorable => {
+            HandlerResponse::NotStorable => {
                 roll_back::<S>(fresh).await;
-                return Refusal::NotStorable.into();
+                return KeyRefusal::NotStorable.into();
             }
         };
         if let Some(reason) = open.lost() {
             tracing::warn!(%reason, "a lock was lost before what was done under it was committed; it is rolled back");
             roll_back::<S>(fresh).await;
-            return Refusal::LockLost.into();
+            return KeyRefusal::LockLost.into();
         }
         let stored = if parts.status.is_client_error() { Stored::rejected } else { Stored::done };
         let stored = stored(parts.status.as_u16(), body.clone());
         let Some(stored) = answer::with_headers(stored, &parts.headers, &self.kept_headers) else {
             tracing::error!("a header of a response under an idempotency key is no text; it is rolled back");
             roll_back::<S>(fresh).await;
-            return Refusal::NotStorable.into();
+            return KeyRefusal::NotStorable.into();
         };
         match S::finish(fresh, stored).await {
             Ok(_) => Response::from_parts(parts, Body::from(body)),
@@ -312,7 +318,7 @@ impl<S: IdempotencyStore> Settings<S> {
                 log(&error, "a request under an idempotency key could not be finished");
                 if !matches!(&error, IdempotencyError::Store(error) if error.kind() == ErrorKind::OutcomeUnknown)
                 {
-                    return Refusal::of(&error).into();
+                    return KeyRefusal::of(&error).into();
                 }
                 // The locks last until it is known: the commit may be carried out after they are released.
                 match timeout(FIND_OUT, self.find_out(asked)).await {
@@ -321,7 +327,7 @@ impl<S: IdempotencyStore> Settings<S> {
                         tracing::error!(
                             "whether a request under an idempotency key was committed is not known after {FIND_OUT:?}; its locks are released"
                         );
-                        Refusal::of(&error).into()
+                        KeyRefusal::of(&error).into()
                     }
                 }
             }
@@ -330,17 +336,17 @@ impl<S: IdempotencyStore> Settings<S> {
 
     /// Begins the key again until it is known what became of a commit that was not confirmed. While the server is still at
     /// it, the key is in flight.
-    async fn find_out(&self, asked: &Asked) -> Response {
+    async fn find_out(&self, asked: &KeyedRequest) -> Response {
         let mut pause = LOOK_AGAIN[0];
         loop {
             match self.store.begin(&asked.ident, &asked.fingerprint).await {
                 Ok(Begin::Replay(stored)) => return answer::replay(&stored),
                 Ok(Begin::Fresh(fresh)) => {
                     roll_back::<S>(fresh).await;
-                    return Refusal::Store(Some(LOOK_AGAIN[1])).into();
+                    return KeyRefusal::Store(Some(LOOK_AGAIN[1])).into();
                 }
                 // Somebody else has used the key since, for something else: the commit was not carried out.
-                Ok(Begin::Mismatch) => return Refusal::Mismatch.into(),
+                Ok(Begin::Mismatch) => return KeyRefusal::Mismatch.into(),
                 Ok(Begin::InFlight { .. }) | Err(_) => tokio::time::sleep(pause).await,
             }
             pause = LOOK_AGAIN[1].min(pause * 2);
@@ -348,7 +354,7 @@ impl<S: IdempotencyStore> Settings<S> {
     }
 }
 
-async fn roll_back<S: IdempotencyStore>(fresh: S::Fresh) {
+async fn roll_back<S: IdempotencyStore>(fresh: S::KeyTransaction) {
     if let Err(error) = S::rollback(fresh).await {
         tracing::warn!(%error, "a rollback was not confirmed; the server does it when the connection ends");
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use leasehold_idempotency::{
-    Fingerprint, Fresh, IdempotencyError, Ident, Isolation, Outcome, PgIdempotency, Stored,
+    Fingerprint, IdempotencyError, Ident, Isolation, KeyTransaction, PgIdempotency, RequestOutcome, Stored,
 };
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection};
@@ -111,7 +111,7 @@ impl crate::suite::World for Pg {
         self.store.clone().max_body(bytes)
     }
 
-    async fn effect(&self, fresh: &mut Fresh) {
+    async fn effect(&self, fresh: &mut KeyTransaction) {
         effect(fresh).await;
     }
 
@@ -128,8 +128,8 @@ impl crate::suite::World for Pg {
         ident: &Ident,
         fingerprint: &Fingerprint,
         end: Result<Stored, IdempotencyError>,
-    ) -> Result<Outcome, IdempotencyError> {
-        let body = async |fresh: &mut Fresh| {
+    ) -> Result<RequestOutcome, IdempotencyError> {
+        let body = async |fresh: &mut KeyTransaction| {
             effect(fresh).await;
             end
         };

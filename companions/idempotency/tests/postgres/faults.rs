@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common::{PATIENT, effect, pool, private, world};
 use crate::suite::{fresh, ident, replay, request};
 use leasehold_api::ErrorKind;
-use leasehold_idempotency::{Begin, Fresh, IdempotencyError, PgIdempotency, Stored};
+use leasehold_idempotency::{Begin, IdempotencyError, KeyTransaction, PgIdempotency, Stored};
 use sqlx::Executor as _;
 use test_bounds::Bound;
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions, Proxy};
@@ -18,7 +18,7 @@ fn kind(error: &IdempotencyError) -> ErrorKind {
 }
 
 /// Until the server has ended what the key was begun in.
-async fn begin_again(store: &PgIdempotency) -> Begin<Fresh> {
+async fn begin_again(store: &PgIdempotency) -> Begin<KeyTransaction> {
     let deadline = Bound::new(PATIENT);
     loop {
         match store.begin(&ident("a"), &request("x")).await.unwrap() {

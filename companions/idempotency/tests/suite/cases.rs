@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_idempotency::{
-    Begin, Fingerprint, IdempotencyError, IdempotencyStore, Ident, Outcome, Stored, fingerprint,
+    Begin, Fingerprint, IdempotencyError, IdempotencyStore, Ident, RequestOutcome, Stored, fingerprint,
 };
 
 /// A store, and effects in it.
@@ -18,7 +18,7 @@ pub trait World: Send + Sync {
     /// One that keeps responses up to this many bytes.
     fn bounded(&self, bytes: usize) -> Self::Store;
     /// One effect more, as part of the request.
-    async fn effect(&self, fresh: &mut <Self::Store as IdempotencyStore>::Fresh);
+    async fn effect(&self, fresh: &mut <Self::Store as IdempotencyStore>::KeyTransaction);
     /// How many effects have taken place.
     async fn effects(&self) -> u64;
     /// Lets everything that is recorded expire.
@@ -29,7 +29,7 @@ pub trait World: Send + Sync {
         ident: &Ident,
         fingerprint: &Fingerprint,
         end: Result<Stored, IdempotencyError>,
-    ) -> Result<Outcome, IdempotencyError>;
+    ) -> Result<RequestOutcome, IdempotencyError>;
 }
 
 pub fn ident(key: &str) -> Ident {
@@ -65,9 +65,9 @@ fn got<T>(begin: Result<Begin<T>, IdempotencyError>) -> T {
     }
 }
 
-type FreshOf<W> = <<W as World>::Store as IdempotencyStore>::Fresh;
+type TransactionOf<W> = <<W as World>::Store as IdempotencyStore>::KeyTransaction;
 
-async fn finish<W: World>(fresh: FreshOf<W>, stored: Stored) -> Result<Stored, IdempotencyError> {
+async fn finish<W: World>(fresh: TransactionOf<W>, stored: Stored) -> Result<Stored, IdempotencyError> {
     W::Store::finish(fresh, stored).await
 }
 
@@ -75,7 +75,7 @@ async fn finish<W: World>(fresh: FreshOf<W>, stored: Stored) -> Result<Stored, I
 async fn done(world: &impl World, key: &str) {
     let stored = Stored::done(200, "x");
     let outcome = world.run(&ident(key), &request("x"), Ok(stored.clone())).await.unwrap();
-    assert_eq!(outcome, Outcome::Done(stored));
+    assert_eq!(outcome, RequestOutcome::Done(stored));
 }
 
 pub async fn what_was_done_is_replayed_whole<W: World>(world: W) {
@@ -172,14 +172,14 @@ pub async fn done_replayed_rejected_in_flight_and_mismatch_are_distinct<W: World
     let run = async |key, asked, end: &Stored| {
         world.run(&ident(key), &request(asked), Ok(end.clone())).await.unwrap()
     };
-    assert_eq!(run("a", "x", &done).await, Outcome::Done(done.clone()));
-    assert_eq!(run("a", "x", &rejected).await, Outcome::Replayed(done.clone()));
-    assert_eq!(run("a", "y", &done).await, Outcome::Mismatch);
-    assert_eq!(run("b", "x", &rejected).await, Outcome::Rejected(rejected.clone()));
-    assert_eq!(run("b", "x", &done).await, Outcome::Replayed(rejected.clone()));
+    assert_eq!(run("a", "x", &done).await, RequestOutcome::Done(done.clone()));
+    assert_eq!(run("a", "x", &rejected).await, RequestOutcome::Replayed(done.clone()));
+    assert_eq!(run("a", "y", &done).await, RequestOutcome::Mismatch);
+    assert_eq!(run("b", "x", &rejected).await, RequestOutcome::Rejected(rejected.clone()));
+    assert_eq!(run("b", "x", &done).await, RequestOutcome::Replayed(rejected.clone()));
     let store = world.store();
     let first = got(store.begin(&ident("c"), &request("x")).await);
-    assert!(matches!(run("c", "x", &done).await, Outcome::InFlight { .. }));
+    assert!(matches!(run("c", "x", &done).await, RequestOutcome::InFlight { .. }));
     W::Store::rollback(first).await.unwrap();
     assert_eq!(world.effects().await, 1, "those of a rejected request are rolled back");
 }
@@ -257,7 +257,10 @@ pub async fn a_response_is_bounded_exactly<W: World>(world: W) {
 pub async fn what_has_expired_is_begun_anew<W: World>(world: W) {
     let store = world.store();
     let old = Stored::rejected(402, "old").header("a", "b");
-    assert_eq!(world.run(&ident("a"), &request("x"), Ok(old.clone())).await.unwrap(), Outcome::Rejected(old));
+    assert_eq!(
+        world.run(&ident("a"), &request("x"), Ok(old.clone())).await.unwrap(),
+        RequestOutcome::Rejected(old)
+    );
     world.expire().await;
     let mut fresh = got(store.begin(&ident("a"), &request("y")).await);
     assert!(matches!(store.begin(&ident("a"), &request("y")).await, Ok(Begin::InFlight { .. })));
@@ -307,7 +310,7 @@ pub async fn a_repeated_form_with_another_key_is_another_request<W: World>(world
     for key in ["first", "second"] {
         let outcome =
             world.run(&ident(key), &request("x"), Ok(Stored::done(200, key.to_owned()))).await.unwrap();
-        assert!(matches!(outcome, Outcome::Done(_)), "{outcome:?}");
+        assert!(matches!(outcome, RequestOutcome::Done(_)), "{outcome:?}");
     }
     assert_eq!(world.effects().await, 2, "keys tell requests apart; a form carries its key along");
 }

@@ -7,14 +7,14 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 
 /// Why there is no value. It names no value of the client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum FieldError {
     NotJson,
     Missing,
     Twice,
     NotPlain,
 }
 
-impl Fault {
+impl FieldError {
     pub(super) fn about(self, name: &str) -> String {
         match self {
             Self::NotJson => "the body is not JSON".to_owned(),
@@ -26,13 +26,13 @@ impl Fault {
 }
 
 /// The value at `path`. Each name on the way is to be there once: parsers differ in which of several they take.
-pub(super) fn field(body: &[u8], path: &[String]) -> Result<String, Fault> {
-    let mut fault = Fault::NotJson;
+pub(super) fn field(body: &[u8], path: &[String]) -> Result<String, FieldError> {
+    let mut fault = FieldError::NotJson;
     let mut reader = serde_json::Deserializer::from_slice(body);
     let seed = At { path, fault: &mut fault };
     let found = seed.deserialize(&mut reader);
     match found.and_then(|value| reader.end().map(|()| value)) {
-        Ok(found) => found.ok_or(Fault::Missing),
+        Ok(found) => found.ok_or(FieldError::Missing),
         Err(_) => Err(fault),
     }
 }
@@ -40,7 +40,7 @@ pub(super) fn field(body: &[u8], path: &[String]) -> Result<String, Fault> {
 struct At<'p> {
     path: &'p [String],
     /// What a failure means, where it is not the syntax.
-    fault: &'p mut Fault,
+    fault: &'p mut FieldError,
 }
 
 impl At<'_> {
@@ -50,7 +50,7 @@ impl At<'_> {
     }
 
     fn not_plain<E: serde::de::Error>(self) -> E {
-        *self.fault = if self.path.is_empty() { Fault::NotPlain } else { Fault::Missing };
+        *self.fault = if self.path.is_empty() { FieldError::NotPlain } else { FieldError::Missing };
         E::custom("not plain")
     }
 }
@@ -77,7 +77,7 @@ impl<'de> Visitor<'de> for At<'_> {
             if name != wanted.as_str() {
                 map.next_value::<IgnoredAny>()?;
             } else if found.is_some() {
-                *self.fault = Fault::Twice;
+                *self.fault = FieldError::Twice;
                 return Err(A::Error::custom("twice"));
             } else {
                 found = Some(map.next_value_seed(At { path: rest, fault: &mut *self.fault })?);
@@ -120,7 +120,7 @@ impl<'de> Visitor<'de> for At<'_> {
 mod tests {
     use super::*;
 
-    fn of(body: &str, path: &[&str]) -> Result<String, Fault> {
+    fn of(body: &str, path: &[&str]) -> Result<String, FieldError> {
         let path: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
         field(body.as_bytes(), &path)
     }
@@ -131,34 +131,34 @@ mod tests {
         assert_eq!(of(nested, &["order", "id"]).as_deref(), Ok("a:b"));
         assert_eq!(of(nested, &["order", "n"]).as_deref(), Ok("42"));
         for (path, fault) in [
-            (&["id"][..], Fault::Missing),
-            (&["no"], Fault::Missing),
-            (&["order", "no"], Fault::Missing),
-            (&["order", "id", "deeper"], Fault::Missing),
-            (&["x", "id"], Fault::Missing),
-            (&["order"], Fault::NotPlain),
-            (&["x"], Fault::NotPlain),
+            (&["id"][..], FieldError::Missing),
+            (&["no"], FieldError::Missing),
+            (&["order", "no"], FieldError::Missing),
+            (&["order", "id", "deeper"], FieldError::Missing),
+            (&["x", "id"], FieldError::Missing),
+            (&["order"], FieldError::NotPlain),
+            (&["x"], FieldError::NotPlain),
         ] {
             assert_eq!(of(nested, path), Err(fault), "{path:?}");
         }
         for (body, fault) in [
-            (r#"{"id": 1, "id": 2}"#, Fault::Twice),
-            (r#"{"id": 1, "\u0069d": 2}"#, Fault::Twice),
-            (r#"{"id": null, "id": 2}"#, Fault::Twice),
-            (r#"{"id": 1.0}"#, Fault::NotPlain),
-            (r#"{"id": 1e2}"#, Fault::NotPlain),
-            (r#"{"id": 123456789012345678901234567890}"#, Fault::NotPlain),
-            (r#"{"id": true}"#, Fault::NotPlain),
-            (r#"{"id": 1} x"#, Fault::NotJson),
-            (r#"{"id": 1"#, Fault::NotJson),
-            (r#"{"id": 042}"#, Fault::NotJson),
-            ("", Fault::NotJson),
-            ("7", Fault::Missing),
-            ("[]", Fault::Missing),
+            (r#"{"id": 1, "id": 2}"#, FieldError::Twice),
+            (r#"{"id": 1, "\u0069d": 2}"#, FieldError::Twice),
+            (r#"{"id": null, "id": 2}"#, FieldError::Twice),
+            (r#"{"id": 1.0}"#, FieldError::NotPlain),
+            (r#"{"id": 1e2}"#, FieldError::NotPlain),
+            (r#"{"id": 123456789012345678901234567890}"#, FieldError::NotPlain),
+            (r#"{"id": true}"#, FieldError::NotPlain),
+            (r#"{"id": 1} x"#, FieldError::NotJson),
+            (r#"{"id": 1"#, FieldError::NotJson),
+            (r#"{"id": 042}"#, FieldError::NotJson),
+            ("", FieldError::NotJson),
+            ("7", FieldError::Missing),
+            ("[]", FieldError::Missing),
         ] {
             assert_eq!(of(body, &["id"]), Err(fault), "{body}");
         }
-        assert_eq!(field(b"{\"id\": \"\xff\"}", &["id".into()]), Err(Fault::NotJson));
+        assert_eq!(field(b"{\"id\": \"\xff\"}", &["id".into()]), Err(FieldError::NotJson));
         let deep = format!(r#"{{"a": {}1{}, "id": 1}}"#, "[".repeat(5000), "]".repeat(5000));
         assert_eq!(of(&deep, &["id"]).as_deref(), Ok("1"), "what is passed over takes no stack");
     }

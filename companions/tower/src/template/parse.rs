@@ -6,12 +6,12 @@ use http::HeaderName;
 use leasehold_api::MAX_KEY_BYTES;
 
 use super::form::Form;
-use super::source::Source;
+use super::source::ValueSource;
 use super::{FromExtensions, TemplateError};
 
 /// What is between two separators: text, or text around one value.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct KeyPart {
     pub(super) before: String,
     pub(super) value: Option<Value>,
     pub(super) after: String,
@@ -21,13 +21,13 @@ pub(super) struct Part {
 pub(super) struct Value {
     /// As it stands in the template, for messages.
     pub(super) name: String,
-    pub(super) source: Source,
+    pub(super) source: ValueSource,
     pub(super) form: Option<Form>,
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for ValueSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Source")
+        f.write_str("ValueSource")
     }
 }
 
@@ -35,7 +35,7 @@ pub(super) fn template(
     text: &str,
     extensions: &[(String, FromExtensions)],
     has_body: bool,
-) -> Result<Vec<Part>, TemplateError> {
+) -> Result<Vec<KeyPart>, TemplateError> {
     if text.len() > MAX_KEY_BYTES {
         let message = format!("a key has at most {MAX_KEY_BYTES} bytes, and the template alone has more");
         let at = (0..=MAX_KEY_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
@@ -59,9 +59,9 @@ struct Parser<'t> {
 }
 
 impl Parser<'_> {
-    fn part(&mut self) -> Result<Part, TemplateError> {
+    fn part(&mut self) -> Result<KeyPart, TemplateError> {
         let start = self.at;
-        let mut part = Part { before: String::new(), value: None, after: String::new() };
+        let mut part = KeyPart { before: String::new(), value: None, after: String::new() };
         while let Some(c) = self.rest().chars().next() {
             match c {
                 ':' => break,
@@ -121,15 +121,15 @@ impl Parser<'_> {
         Ok(Value { name: name.to_owned(), source, form })
     }
 
-    fn source(&self, kind: &str, field: &str) -> Result<Source, TemplateError> {
+    fn source(&self, kind: &str, field: &str) -> Result<ValueSource, TemplateError> {
         let at_field = self.at + kind.len() + 1;
         let source = match kind {
             "path" if cfg!(not(feature = "axum")) => {
                 return Err(self.wrong("parameters of the path need the feature `axum`"));
             }
-            "path" => Source::Path(field.to_owned()),
-            "query" => Source::Query(field.to_owned()),
-            "header" if !field.is_empty() => Source::Header(
+            "path" => ValueSource::Path(field.to_owned()),
+            "query" => ValueSource::Query(field.to_owned()),
+            "header" if !field.is_empty() => ValueSource::Header(
                 HeaderName::try_from(field)
                     .map_err(|_| TemplateError::new(at_field, format!("`{field}` is no name of a header")))?,
             ),
@@ -141,16 +141,16 @@ impl Parser<'_> {
                 if names.iter().any(String::is_empty) && !field.is_empty() {
                     return Err(TemplateError::new(at_field, "a name is empty"));
                 }
-                Source::Json(names)
+                ValueSource::Json(names)
             }
             "ext" if !field.is_empty() => {
                 let known = self.extensions.iter().find(|(name, _)| name == field).ok_or_else(|| {
                     let message = format!("no extension `{field}` was given; use Template::builder");
                     TemplateError::new(at_field, message)
                 })?;
-                Source::Extension(known.1.clone())
+                ValueSource::Extension(known.1.clone())
             }
-            "header" | "ext" => Source::Query(String::new()),
+            "header" | "ext" => ValueSource::Query(String::new()),
             _ => {
                 let message = format!("`{kind}` is no source; there are path, query, header, ext and json");
                 return Err(self.wrong(message));

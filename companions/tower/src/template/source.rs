@@ -6,11 +6,11 @@ use std::str;
 use http::HeaderName;
 use http::request::Parts;
 
-use super::parse::{Part, Value};
+use super::parse::{KeyPart, Value};
 use super::{FromExtensions, json};
 use crate::key::KeyError;
 
-pub(super) enum Source {
+pub(super) enum ValueSource {
     #[cfg_attr(not(feature = "axum"), allow(dead_code))]
     Path(String),
     Query(String),
@@ -19,7 +19,7 @@ pub(super) enum Source {
     Extension(FromExtensions),
 }
 
-impl Part {
+impl KeyPart {
     pub(super) fn resolve(&self, parts: &mut Parts, body: Option<&[u8]>) -> Result<Cow<'_, str>, KeyError> {
         let Some(value) = &self.value else { return Ok(Cow::Borrowed(&self.before)) };
         let name = &value.name;
@@ -44,8 +44,8 @@ impl Value {
     fn read(&self, parts: &mut Parts, body: Option<&[u8]>) -> Result<String, KeyError> {
         let name = &self.name;
         match &self.source {
-            Source::Path(field) => path(parts, field),
-            Source::Query(field) => {
+            ValueSource::Path(field) => path(parts, field),
+            ValueSource::Query(field) => {
                 let query = parts.uri.query().unwrap_or_default();
                 let mut found = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == field);
                 let value = self.only(found.next(), found.next().is_some())?.1;
@@ -55,15 +55,15 @@ impl Value {
                 }
                 Ok(value.into_owned())
             }
-            Source::Header(field) => {
+            ValueSource::Header(field) => {
                 let mut found = parts.headers.get_all(field).iter();
                 let value = self.only(found.next(), found.next().is_some())?;
                 let text = str::from_utf8(value.as_bytes());
                 text.map(str::to_owned).map_err(|_| KeyError::bad_request(format!("`{name}` is not UTF-8")))
             }
-            Source::Json(path) => json::field(body.unwrap_or_default(), path)
+            ValueSource::Json(path) => json::field(body.unwrap_or_default(), path)
                 .map_err(|fault| KeyError::bad_request(fault.about(name))),
-            Source::Extension(read) => read(&parts.extensions)
+            ValueSource::Extension(read) => read(&parts.extensions)
                 .ok_or_else(|| KeyError::internal(format!("the request has no extension for `{name}`"))),
         }
     }
@@ -81,7 +81,7 @@ impl Value {
     /// Whose fault a bad value is: the client chooses all but what the service puts into the extensions.
     fn fault(&self, detail: String) -> KeyError {
         match self.source {
-            Source::Extension(_) => KeyError::internal(detail),
+            ValueSource::Extension(_) => KeyError::internal(detail),
             _ => KeyError::bad_request(detail),
         }
     }

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 #[derive(Clone)]
-pub(super) struct Queue {
+pub(super) struct TxQueue {
     locks: XactLocks,
     pool: PgPool,
     /// One of each key goes to the server.
@@ -27,7 +27,7 @@ pub(super) struct Queue {
 }
 
 /// A transaction that has its lock, and what it takes up while it lasts.
-pub(super) struct Begun {
+pub(super) struct BegunTx {
     pub(super) tx: XactGuard,
     pub(super) admission: Admission,
 }
@@ -48,7 +48,7 @@ impl Drop for Bound {
     }
 }
 
-impl Queue {
+impl TxQueue {
     pub(super) fn new(locks: XactLocks, pool: PgPool) -> Result<Self, Error> {
         let size = pool.options().get_max_connections() as usize;
         let places = |n: usize| Arc::new(Semaphore::new(n.clamp(1, Semaphore::MAX_PERMITS)));
@@ -68,7 +68,7 @@ impl Queue {
         self.locks = self.locks.clone().max_hold(longest.saturating_add(GRACE), self.pool.clone());
     }
 
-    pub(super) async fn begin(&self, key: &LockKey, wait: Duration) -> Result<Begun, Error> {
+    pub(super) async fn begin(&self, key: &LockKey, wait: Duration) -> Result<BegunTx, Error> {
         // A budget too long for the clock is as good as a year.
         let now = Instant::now();
         let deadline = now.checked_add(wait).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
@@ -76,7 +76,7 @@ impl Queue {
         let transaction = permit(&self.transactions, deadline).await?;
         let tx = self.attempt(key, if wait.is_zero() { now + LOOK } else { deadline }).await?;
         if let Some(tx) = tx {
-            return Ok(Begun { tx, admission: self.admission(key_guard, transaction).await });
+            return Ok(BegunTx { tx, admission: self.admission(key_guard, transaction).await });
         }
         if wait.is_zero() {
             return Err(Error::new(ErrorKind::Timeout, "others hold the lock or wait for it").with_key(key));
@@ -88,7 +88,7 @@ impl Queue {
         let left = deadline.saturating_duration_since(Instant::now());
         let tx = self.locks.begin(&self.pool, key, left).await?;
         drop(waiting);
-        Ok(Begun { tx, admission: self.admission(key_guard, transaction).await })
+        Ok(BegunTx { tx, admission: self.admission(key_guard, transaction).await })
     }
 
     async fn admission(&self, key: LockGuard, transaction: OwnedSemaphorePermit) -> Admission {

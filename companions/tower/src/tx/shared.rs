@@ -16,15 +16,15 @@ pub(super) struct Tx(Arc<Mutex<XactGuard>>);
 /// What the request carries. Weak: a copy of the extensions that outlives the handler does not keep the
 /// transaction open.
 #[derive(Clone)]
-pub(super) struct Slot(Weak<Mutex<XactGuard>>);
+pub(super) struct TxSlot(Weak<Mutex<XactGuard>>);
 
 impl Tx {
     pub(super) fn new(guard: XactGuard) -> Self {
         Self(Arc::new(Mutex::new(guard)))
     }
 
-    pub(super) fn slot(&self) -> Slot {
-        Slot(Arc::downgrade(&self.0))
+    pub(super) fn slot(&self) -> TxSlot {
+        TxSlot(Arc::downgrade(&self.0))
     }
 
     /// `None` while somebody still has the [`SharedTx`]; it is rolled back when that is dropped.
@@ -46,7 +46,7 @@ impl SharedTx {
     ///
     /// [`SharedTxError`] where there is none, and where it was taken already.
     pub fn of(extensions: &Extensions) -> Result<Self, SharedTxError> {
-        let slot = extensions.get::<Slot>().ok_or(SharedTxError::NoLayer)?;
+        let slot = extensions.get::<TxSlot>().ok_or(SharedTxError::NoLayer)?;
         let shared = slot.0.upgrade().ok_or(SharedTxError::Taken)?;
         shared.try_lock_owned().map(Self).map_err(|_| SharedTxError::Taken)
     }
@@ -80,24 +80,15 @@ impl fmt::Debug for SharedTx {
 
 /// Why a handler gets no [`SharedTx`]. Both are mistakes of the service.
 #[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SharedTxError {
     /// No [`TxLayer`](crate::TxLayer) is around the route.
+    #[error("no `TxLayer` is around this route; add one with route_layer")]
     NoLayer,
     /// It is in use, by another extractor of the same request or by what an earlier one has left behind.
+    #[error("the request's transaction is in use; extract it once")]
     Taken,
 }
-
-impl fmt::Display for SharedTxError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoLayer => "no `TxLayer` is around this route; add one with route_layer",
-            Self::Taken => "the request's transaction is in use; extract it once",
-        })
-    }
-}
-
-impl std::error::Error for SharedTxError {}
 
 #[cfg(feature = "axum")]
 impl<S: Sync> axum::extract::FromRequestParts<S> for SharedTx {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{Gate, LONG, key, memory, until};
 use grpc_echo::{call, serve, stream};
 use leasehold_api::{Error, LockExt as _, LockKey, LossReason, Validity};
-use leasehold_tower::{Grpc, Held, Hold, LockLayer, Message, Refused, Template, Transport, Until};
+use leasehold_tower::{Grpc, Held, LockLayer, Message, Refused, RequestHold, Template, Transport, Until};
 use tokio::task::JoinSet;
 use tonic::Code;
 use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
@@ -188,7 +188,7 @@ impl Transport<Spend, u32, BusError> for Bus {
         Err(BusError::Dead(format!("{why:?}")))
     }
 
-    fn pass(&self, response: u32, hold: Option<Hold>) -> (u32, Option<Hold>) {
+    fn pass(&self, response: u32, hold: Option<RequestHold>) -> (u32, Option<RequestHold>) {
         (response, hold)
     }
 }

@@ -3,11 +3,11 @@
 use leasehold_table_schema::sql::literal;
 use leasehold_table_schema::{Column, ColumnFacts};
 
-use super::Look;
-use crate::spec::columns::{BOOLEAN, Part, TEXTS, TIME, Use};
+use super::TableCheck;
+use crate::spec::columns::{BOOLEAN, SpecColumn, TEXTS, TIME, Use};
 use crate::spec::states::StateType;
 
-impl Look<'_> {
+impl TableCheck<'_> {
     pub(super) fn columns(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         self.state();
@@ -49,7 +49,7 @@ impl Look<'_> {
     }
 }
 
-fn wrong_type(table: &str, want: &Part<'_>, fact: &ColumnFacts) -> String {
+fn wrong_type(table: &str, want: &SpecColumn<'_>, fact: &ColumnFacts) -> String {
     let (column, name, what) = (want.column, want.column.quoted(), want.what);
     let wanted = want.types.join(" or ");
     if want.types == TIME && fact.base == "timestamp without time zone" {
@@ -71,7 +71,7 @@ fn wrong_type(table: &str, want: &Part<'_>, fact: &ColumnFacts) -> String {
     format!("column {column} for {what} is of type {}, not {wanted}{hint}", fact.kind)
 }
 
-impl Look<'_> {
+impl TableCheck<'_> {
     fn state(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());

@@ -3,14 +3,14 @@
 use leasehold_table_schema::sql::{literal, quote, regclass};
 use leasehold_table_schema::{Column, Table, TableFacts, server_message};
 
-use super::Look;
+use super::TableCheck;
 use crate::error::ClaimError;
 use crate::spec::states::State;
 use crate::spec::{ClaimSpec, Tracking};
 
 const TAKEN: &str = "be claimed";
 
-impl Look<'_> {
+impl TableCheck<'_> {
     /// Is a row what its key says?
     pub(super) fn identity(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
@@ -75,14 +75,14 @@ impl Look<'_> {
 }
 
 /// A row at a moment of its life: what claims write into it then, as SQL.
-struct Moment<'a> {
+struct WrittenRow<'a> {
     doing: &'static str,
     state: Option<&'a State>,
     /// Column and value.
     values: Vec<(&'a Column, &'static str)>,
 }
 
-fn moments(spec: &ClaimSpec) -> Vec<Moment<'_>> {
+fn moments(spec: &ClaimSpec) -> Vec<WrittenRow<'_>> {
     let (inner, states) = (&spec.inner, &spec.inner.states);
     let owner = if inner.owner_sequence.is_some() { "1" } else { "'00000000-0000-0000-0000-000000000001'" };
     let now = "pg_catalog.clock_timestamp()";
@@ -98,7 +98,7 @@ fn moments(spec: &ClaimSpec) -> Vec<Moment<'_>> {
         if let Some(column) = &inner.attempts {
             values.push((column, "0"));
         }
-        Moment { doing, state, values }
+        WrittenRow { doing, state, values }
     };
     let mut all = vec![moment(TAKEN, states.taken.as_ref(), true)];
     all.push(moment("be put back", Some(states.home()), false));
@@ -117,7 +117,7 @@ fn moments(spec: &ClaimSpec) -> Vec<Moment<'_>> {
     all
 }
 
-impl Look<'_> {
+impl TableCheck<'_> {
     /// Does a CHECK refuse what claims write?
     pub(super) async fn checks(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
@@ -163,7 +163,7 @@ struct Trial {
 
 impl Trial {
     /// `None` where the expression has nothing to do with what claims write.
-    fn of(spec: &ClaimSpec, facts: &TableFacts, moment: &Moment<'_>, keys: &[i64]) -> Option<Self> {
+    fn of(spec: &ClaimSpec, facts: &TableFacts, moment: &WrittenRow<'_>, keys: &[i64]) -> Option<Self> {
         let (mut columns, mut is_certain, mut is_concerned) = (Vec::new(), true, false);
         for key in keys {
             let fact = facts.columns.iter().find(|fact| fact.number == *key)?;
@@ -197,7 +197,7 @@ impl Trial {
     }
 }
 
-impl Look<'_> {
+impl TableCheck<'_> {
     /// Does a unique index keep a row from changing its state while another is in the same one?
     pub(super) async fn collisions(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);

@@ -2,11 +2,11 @@
 
 use leasehold_table_schema::Column;
 
-use super::Look;
+use super::TableCheck;
 use crate::error::ClaimError;
 use crate::spec::NotifyTrigger;
 
-impl Look<'_> {
+impl TableCheck<'_> {
     pub(super) async fn notify(&mut self) -> Result<(), ClaimError> {
         let spec = self.spec;
         let Some(wanted) = NotifyTrigger::of(spec) else { return Ok(()) };

@@ -3,7 +3,7 @@
 use leasehold_table_schema::{IndexFacts, TableFacts, server_message};
 use serde_json::Value;
 
-use super::Look;
+use super::TableCheck;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 use crate::statements::order::Sequence;
@@ -14,7 +14,7 @@ use crate::store::Take;
 /// So many rows are read quickly whatever the plan.
 const FEW: i64 = 1_000;
 
-impl Look<'_> {
+impl TableCheck<'_> {
     pub(super) async fn plan(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         // Of a small table the server reads every row, whatever indexes there are: it is asked what it would do if
@@ -36,7 +36,7 @@ impl Look<'_> {
             }
         };
         let plan: Value = serde_json::from_str(&answer).unwrap_or_default();
-        let plan = Plan::read(&plan[0]["Plan"]);
+        let plan = TakePlan::read(&plan[0]["Plan"]);
         self.limit().await?;
         let own = self.fitting(None).await?;
         if self.is_good(&plan).await? || facts.is_partitioned() && !plan.sorts && !plan.scans_all {
@@ -77,7 +77,7 @@ fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
 
 /// What the server would do.
 #[derive(Default)]
-struct Plan {
+struct TakePlan {
     sorts: bool,
     scans_all: bool,
     /// Name and condition of the index that it would use.
@@ -86,7 +86,7 @@ struct Plan {
     estimate: Option<i64>,
 }
 
-impl Plan {
+impl TakePlan {
     fn read(node: &Value) -> Self {
         let mut plan = Self::default();
         plan.visit(node);
@@ -123,10 +123,10 @@ impl Plan {
     }
 }
 
-impl Look<'_> {
+impl TableCheck<'_> {
     /// Whether it finds the rows in order and meets no settled ones. An incremental sort is no harm: it sorts
     /// those that are equal in what the index has.
-    async fn is_good(&mut self, plan: &Plan) -> Result<bool, ClaimError> {
+    async fn is_good(&mut self, plan: &TakePlan) -> Result<bool, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some((name, condition)) = &plan.index else { return Ok(false) };
         let Some(index) = facts.indexes.iter().find(|index| index.name == *name) else { return Ok(false) };

@@ -3,14 +3,14 @@
 use leasehold_table_schema::sql::{literal, quote, regclass};
 use leasehold_table_schema::{Table, TableFacts};
 
-use super::Look;
+use super::TableCheck;
 use crate::error::ClaimError;
 use crate::spec::columns::Use;
 use crate::spec::migration::names::side_epochs;
 use crate::spec::migration::state_function_is_missing;
 use crate::spec::{Retention, Tracking};
 
-impl Look<'_> {
+impl TableCheck<'_> {
     /// Side table, sequences, function.
     pub(super) async fn objects(&mut self) -> Result<(), ClaimError> {
         let spec = self.spec;

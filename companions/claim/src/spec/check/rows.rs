@@ -2,13 +2,13 @@
 
 use leasehold_table_schema::sql::{literal, regclass};
 
-use super::Look;
+use super::TableCheck;
 use crate::error::ClaimError;
 use crate::spec::Tracking;
 use crate::spec::migration::names::state_list;
 use crate::spec::states::StateType;
 
-impl Look<'_> {
+impl TableCheck<'_> {
     pub(super) async fn rows(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());

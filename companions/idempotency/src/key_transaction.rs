@@ -27,7 +27,7 @@ const ENDED: &str = "the driver has ended the transaction, because a nested one 
 /// a timeout does: the driver ends the whole transaction then, and what is executed afterwards is committed at once,
 /// without the key. [`finish`](Self::finish) can only say so.
 #[must_use = "dropped, it is rolled back"]
-pub struct Fresh {
+pub struct KeyTransaction {
     transaction: Transaction<'static, Postgres>,
     key: OpenKey,
     fingerprint: Fingerprint,
@@ -35,7 +35,7 @@ pub struct Fresh {
     flight: Flight,
 }
 
-impl Fresh {
+impl KeyTransaction {
     pub(crate) fn new(
         transaction: Transaction<'static, Postgres>,
         key: OpenKey,
@@ -63,7 +63,7 @@ impl Fresh {
     ///
     /// Of kind [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again
     /// with the same key. Of kind [`Lost`](leasehold_api::ErrorKind::Lost) when the transaction was ended by somebody else,
-    /// such as the driver (see [above](Fresh)): what was executed afterwards stays. Else what the server answers, and
+    /// such as the driver (see [above](KeyTransaction)): what was executed afterwards stays. Else what the server answers, and
     /// nothing was done.
     ///
     /// # Cancel safety
@@ -83,7 +83,7 @@ impl Fresh {
         Ok(stored)
     }
 
-    /// Rolls everything back, the key too: whoever comes next begins it anew.
+    /// Rolls everything back, the key too: whoever comes next begins it again.
     ///
     /// # Errors
     ///
@@ -98,13 +98,13 @@ impl Fresh {
 
     async fn record(&mut self, stored: &Stored) -> Result<(), IdempotencyError> {
         if stored.is_rejected() {
-            self.key = self.key.anew(&mut self.transaction, &self.fingerprint).await?;
+            self.key = self.key.restart(&mut self.transaction, &self.fingerprint).await?;
         }
         self.key.clone().finish(&mut self.transaction, stored).await
     }
 }
 
-impl Deref for Fresh {
+impl Deref for KeyTransaction {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -112,14 +112,14 @@ impl Deref for Fresh {
     }
 }
 
-impl DerefMut for Fresh {
+impl DerefMut for KeyTransaction {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.transaction
     }
 }
 
-impl fmt::Debug for Fresh {
+impl fmt::Debug for KeyTransaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fresh").field("ident", self.ident()).finish_non_exhaustive()
+        f.debug_struct("KeyTransaction").field("ident", self.ident()).finish_non_exhaustive()
     }
 }

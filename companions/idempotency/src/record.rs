@@ -10,7 +10,7 @@ use crate::ident::Fingerprint;
 use crate::stored::Stored;
 
 /// What is recorded under a key.
-pub(crate) struct Record {
+pub(crate) struct KeyRecord {
     pub(crate) fingerprint: Fingerprint,
     /// `None` is not finished.
     pub(crate) stored: Option<Stored>,
@@ -18,7 +18,7 @@ pub(crate) struct Record {
 
 const READ: &str = "read what is recorded";
 
-impl Record {
+impl KeyRecord {
     /// `None` where the row has no record. A row that another version wrote is an error.
     pub(crate) fn read(row: &PgRow) -> Result<Option<Self>, IdempotencyError> {
         let failed = |error| IdempotencyError::of(error, READ);
@@ -55,14 +55,14 @@ fn stored(row: &PgRow) -> Result<Option<Stored>, IdempotencyError> {
 }
 
 /// The columns of a response.
-pub(crate) struct Columns {
+pub(crate) struct ResponseColumns {
     pub(crate) outcome: &'static str,
     pub(crate) status: i32,
     pub(crate) headers: Option<String>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Columns {
+impl ResponseColumns {
     pub(crate) fn of(stored: &Stored) -> Result<Self, IdempotencyError> {
         let headers = if stored.headers.is_empty() {
             None

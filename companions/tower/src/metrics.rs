@@ -1,9 +1,9 @@
 //! The counter for the program's own recorder, through the `metrics` facade. `docs/metrics.md` describes it.
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use off::Published;
+pub(crate) use off::RequestMetrics;
 #[cfg(feature = "metrics")]
-pub(crate) use on::Published;
+pub(crate) use on::RequestMetrics;
 
 #[cfg(feature = "metrics")]
 mod on {
@@ -11,49 +11,49 @@ mod on {
 
     use metrics::{Counter, Unit, counter, describe_counter};
 
-    use crate::stats::Outcome;
+    use crate::stats::AdmissionOutcome;
 
     const REQUESTS: &str = "leasehold.tower.requests";
 
-    pub(crate) struct Published([Counter; Outcome::ALL.len()]);
+    pub(crate) struct RequestMetrics([Counter; AdmissionOutcome::ALL.len()]);
 
-    impl Published {
+    impl RequestMetrics {
         /// Registers all outcomes, so that each series begins at zero.
         pub(crate) fn new(store: &dyn fmt::Display) -> Self {
             describe_counter!(REQUESTS, Unit::Count, "Requests to a locked service, by outcome");
             let store = store.to_string();
             Self(
-                Outcome::ALL.map(
+                AdmissionOutcome::ALL.map(
                     |outcome| counter!(REQUESTS, "store" => store.clone(), "outcome" => outcome.as_str()),
                 ),
             )
         }
 
-        pub(crate) fn count(&self, outcome: Outcome) {
+        pub(crate) fn count(&self, outcome: AdmissionOutcome) {
             self.0[outcome as usize].increment(1);
         }
     }
 
-    impl fmt::Debug for Published {
+    impl fmt::Debug for RequestMetrics {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("Published")
+            f.write_str("RequestMetrics")
         }
     }
 }
 
 #[cfg(not(feature = "metrics"))]
 mod off {
-    use crate::stats::Outcome;
+    use crate::stats::AdmissionOutcome;
 
     #[derive(Debug)]
-    pub(crate) struct Published;
+    pub(crate) struct RequestMetrics;
 
-    impl Published {
+    impl RequestMetrics {
         pub(crate) const fn new(_: &dyn std::fmt::Display) -> Self {
             Self
         }
 
         #[allow(clippy::unused_self)]
-        pub(crate) const fn count(&self, _: Outcome) {}
+        pub(crate) const fn count(&self, _: AdmissionOutcome) {}
     }
 }
