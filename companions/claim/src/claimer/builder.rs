@@ -257,7 +257,7 @@ impl ClaimerBuilder {
     ///
     /// # Errors
     ///
-    /// [`Store`](ClaimError::Store) of kind `Closed` outside of a tokio runtime and of kind `InvalidOption`
+    /// [`Store`](ClaimError::Store) of kind `NoRuntime` outside of a tokio runtime and of kind `InvalidOption`
     /// for a zero where there must be more, and [`Unsupported`](ClaimError::Unsupported) when the spec keeps
     /// no lease, or has no state or column for what [`on_failure`](Self::on_failure) says.
     pub fn start(self) -> Result<Claimer, ClaimError> {
@@ -287,7 +287,7 @@ impl ClaimerBuilder {
         }
         let runtime = Handle::try_current().map_err(|error| {
             let message = "there is no tokio runtime here to run the claimer's tasks; start it inside of one";
-            Error::new(ErrorKind::Closed, message).with_source(error)
+            Error::new(ErrorKind::NoRuntime, message).with_source(error)
         })?;
         config.renew_every = renew_every.unwrap_or(config.lease / 3).min(config.lease / 2);
         let is_timed = store.spec().inner.timeout.is_some();

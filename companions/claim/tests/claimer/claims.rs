@@ -174,7 +174,7 @@ async fn a_claim_says_what_it_is_of() {
 #[test]
 fn it_does_not_start_without_a_runtime_or_with_nonsense() {
     let error = Claimer::builder(Probe::of(still_memory())).start().unwrap_err();
-    assert_eq!(kind(&error), Some(ErrorKind::Closed), "{error}");
+    assert_eq!(kind(&error), Some(ErrorKind::NoRuntime), "{error}");
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
