@@ -19,12 +19,12 @@ use sqlx::{AssertSqlSafe, Row as _};
 use crate::admin::sessions::Sessions;
 use crate::backend::AdvisoryBackend;
 use crate::common::Common;
-use crate::registry::Entry;
+use crate::registry::LockEntry;
 use crate::registry::names::space_of;
 
-/// Of the locks that are taken for a moment when the schema is installed, and by older versions when a session made sure
-/// that tokens grow.
-const OURS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_411 << 32) | 2)];
+/// The locks that leasehold itself takes for a moment: during an installation of the schema, and in older
+/// versions when a session made sure that tokens grow.
+const OWN_MARKERS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_411 << 32) | 2)];
 
 #[async_trait]
 impl LockAdmin for AdvisoryBackend {
@@ -66,7 +66,7 @@ impl LockAdmin for AdvisoryBackend {
 }
 
 /// One lock as the server shows it.
-pub(crate) struct Seen {
+pub(crate) struct ObservedLock {
     pub(crate) space: i16,
     pub(crate) number: i64,
     pub(crate) pid: Option<i32>,
@@ -86,24 +86,24 @@ pub(crate) struct Seen {
 
 impl Common {
     /// The locks of this database, or the one with this number.
-    pub(crate) async fn look(&self, number: Option<i64>) -> Result<Vec<Seen>, Error> {
+    pub(crate) async fn look(&self, number: Option<i64>) -> Result<Vec<ObservedLock>, Error> {
         self.open()?;
         let space = number.map(|_| space_of(self.space()));
         let text = Arc::clone(&self.statements.list);
-        let rows: Vec<Seen> = self
+        let rows: Vec<ObservedLock> = self
             .query("look at the locks", move |connection| {
                 async move {
                     let query = sqlx::query(AssertSqlSafe(text)).persistent(false).bind(space).bind(number);
-                    query.fetch_all(connection).await?.iter().map(Seen::read).collect()
+                    query.fetch_all(connection).await?.iter().map(ObservedLock::read).collect()
                 }
                 .boxed()
             })
             .await?;
-        Ok(rows.into_iter().filter(|seen| !OURS.contains(&(seen.space, seen.number))).collect())
+        Ok(rows.into_iter().filter(|lock| !OWN_MARKERS.contains(&(lock.space, lock.number))).collect())
     }
 }
 
-impl Seen {
+impl ObservedLock {
     fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             space: row.try_get("space")?,
@@ -123,8 +123,8 @@ impl Seen {
         })
     }
 
-    /// The key and its holder, with what this process knows for certain if the hold is its own. `asked`: the key
-    /// whose number it is.
+    /// The key and its holder, with what this process knows for certain if the hold is its own. `asked`: the
+    /// key whose number it is.
     pub(crate) fn describe(self, common: &Common, asked: Option<&LockKey>) -> Option<KeyInfo> {
         let own = if self.pid.is_some_and(|pid| common.is_own(pid)) {
             common.registry.get(self.number)
@@ -132,11 +132,11 @@ impl Seen {
             None
         };
         let own = own.filter(|entry| entry.grant.is_some() && space_of(common.space()) == self.space);
-        let key = own.as_ref().map(|entry: &Entry| entry.key.clone());
+        let key = own.as_ref().map(|entry: &LockEntry| entry.key.clone());
         let written = || self.key.as_deref().and_then(|key| LockKey::new(key).ok());
         let known = key.or_else(written).or_else(|| asked.cloned());
         let named = known.is_some();
-        let key = known.or_else(|| LockKey::new(self.spelled()).ok())?;
+        let key = known.or_else(|| LockKey::new(self.number_text()).ok())?;
         let mut hold = HoldInfo::new();
         hold.owner = Some(self.owner());
         if let Some((entry, grant)) = own.as_ref().and_then(|entry| Some((entry, entry.grant?))) {
@@ -158,7 +158,7 @@ impl Seen {
     }
 
     /// The bare number, as `pg_advisory_lock` takes it.
-    fn spelled(&self) -> String {
+    fn number_text(&self) -> String {
         if self.space == 2 {
             let (first, second) = unpack(self.number);
             return format!("{first},{second}");

@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::common::Common;
 use crate::registry::names::{self, LAG};
 use crate::shared_session::SharedSession;
-use crate::side_session::Helper;
+use crate::side_session::SideSession;
 use crate::wait_session::LockScope;
 use crate::wait_session::pool::WaitSessions;
 use crate::waiting::wait;
@@ -29,8 +29,9 @@ use crate::waiting::wait;
 /// How long the sessions may take to end when the backend is closed.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// For how long after a release this client leaves the key to those who poll for it elsewhere: enough for their
-/// notification and their attempt. Without it the client with the shorter round trip would be granted each time.
+/// For how long after a release this client leaves the key to those who poll for it elsewhere: enough for
+/// their notification and their attempt. Without it the client with the shorter round trip would be granted
+/// each time.
 const YIELD_TO_REMOTE: Duration = Duration::from_millis(50);
 
 /// The store of advisory locks, for an engine. Made by [`AdvisoryConfig`](crate::AdvisoryConfig) and
@@ -49,36 +50,36 @@ impl AdvisoryBackend {
         let common = Arc::new(common);
         let keeps = scope == LockScope::Session;
         let mut shared_sessions = Vec::new();
-        for (index, lane) in common.lanes.iter().enumerate() {
+        for (index, queue) in common.queues.iter().enumerate() {
             let work = SharedSession::new(&common, index, keeps);
             // The first tells what is wrong; the others are opened when they are needed.
             let opened = match index {
-                0 => Session::open(&common.config, lane, work).await,
-                _ => Ok(Session::lazy(&common.config, lane, work)),
+                0 => Session::open(&common.config, queue, work).await,
+                _ => Ok(Session::lazy(&common.config, queue, work)),
             };
             match opened {
                 Ok(session) => shared_sessions.push(session),
                 Err(error) => {
-                    common.close_lanes();
+                    common.close_queues();
                     return Err(error);
                 }
             }
         }
-        let helper = Helper { limit: common.statement_limit(), spare: common.config.spare_time() };
+        let side_session = SideSession { limit: common.statement_limit(), spare: common.config.spare_time() };
         let config = common.config_of_more();
-        shared_sessions.push(Session::lazy(&config, &common.helper, helper));
+        shared_sessions.push(Session::lazy(&config, &common.side_session, side_session));
         let capabilities = capabilities(&common, scope, wait_sessions);
         let wait_sessions = WaitSessions::new(Arc::clone(&common), scope, wait_sessions);
         let client = Client { common, wait_sessions, scope, shared_sessions: Mutex::new(shared_sessions) };
-        let names = Mutex::new(Some(tokio::spawn(names::keep(Arc::clone(&client.common)))));
+        let names = Mutex::new(Some(tokio::spawn(names::run(Arc::clone(&client.common)))));
         let sessions = Sessions::new(&client.common);
         Ok(Self { client: Arc::new(client), sessions, capabilities, names })
     }
 }
 
 impl AdvisoryBackend {
-    /// Without a token where tokens do not grow from grant to grant.
-    fn told(&self, mut attempt: Attempt) -> Attempt {
+    /// Removes the token of a grant if tokens do not grow from grant to grant.
+    fn strip_unordered_token(&self, mut attempt: Attempt) -> Attempt {
         if let Attempt::Granted(granted) = &mut attempt
             && !self.client.common.has_tokens()
         {
@@ -113,14 +114,17 @@ impl Backend for AdvisoryBackend {
         match self.client.common.open() {
             Ok(()) => {
                 let attempts = self.client.acquire(&requests).await;
-                attempts.into_iter().map(|attempt| attempt.map(|attempt| self.told(attempt))).collect()
+                attempts
+                    .into_iter()
+                    .map(|attempt| attempt.map(|attempt| self.strip_unordered_token(attempt)))
+                    .collect()
             }
             Err(closed) => requests.iter().map(|_| Ok(Attempt::Refused(closed.clone()))).collect(),
         }
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        wait(&self.client, &request, &stop).await.map(|attempt| self.told(attempt))
+        wait(&self.client, &request, &stop).await.map(|attempt| self.strip_unordered_token(attempt))
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
@@ -132,7 +136,7 @@ impl Backend for AdvisoryBackend {
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         match self.client.common.open() {
-            Ok(()) => self.client.free(&holds).await,
+            Ok(()) => self.client.release(&holds).await,
             Err(closed) => holds.iter().map(|_| Err(closed.clone())).collect(),
         }
     }
@@ -155,7 +159,7 @@ impl Backend for AdvisoryBackend {
             names.abort();
         }
         client.wait_sessions.close(CLOSING).await;
-        client.common.close_lanes();
+        client.common.close_queues();
         let shared_sessions =
             std::mem::take(&mut *client.shared_sessions.lock().unwrap_or_else(PoisonError::into_inner));
         join_all(shared_sessions.into_iter().map(|session| session.ended(CLOSING))).await;
@@ -165,7 +169,7 @@ impl Backend for AdvisoryBackend {
     fn abort(&self) {
         let client = &self.client;
         client.common.closed.store(true, Ordering::Release);
-        client.common.close_lanes();
+        client.common.close_queues();
         client.shared_sessions.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Session::abort);
         client.wait_sessions.abort();
     }
@@ -178,7 +182,7 @@ impl Drop for AdvisoryBackend {
             names.abort();
         }
         if !self.client.common.closed.swap(true, Ordering::AcqRel) {
-            self.client.common.close_lanes();
+            self.client.common.close_queues();
             self.client.wait_sessions.abort();
         }
     }

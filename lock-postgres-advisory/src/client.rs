@@ -12,10 +12,10 @@ use tokio::sync::oneshot;
 
 use crate::common::Common;
 use crate::error::interrupted;
-use crate::registry::{Claim, Location};
-use crate::reply::ask;
+use crate::registry::{Location, Reservation};
+use crate::reply::{ReplyReceiver, ask};
 use crate::shared_session::job::SharedJob;
-use crate::try_outcome::{Tried, contended, dated, granted};
+use crate::try_outcome::{TryOutcome, contended, dated, granted};
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{LockScope, WaitSession};
 
@@ -27,13 +27,10 @@ pub(crate) struct Client {
     pub(crate) shared_sessions: Mutex<Vec<Session>>,
 }
 
-/// An answer that a session is asked for.
-type Answered<T> = oneshot::Receiver<Result<T, Error>>;
-
-/// One release of several that were begun together.
-enum Freeing {
+/// One release of a batch, after its request was queued.
+enum StartedRelease {
     /// Asked of a shared session.
-    Asked(Answered<ReleaseReply>),
+    Asked(ReplyReceiver<ReleaseReply>),
     /// On a session of its own, with this id.
     Own(u64, i64, HolderId),
     Done(Result<ReleaseReply, Error>),
@@ -93,7 +90,7 @@ impl Client {
         // Opening the session may have taken long; the question is asked now.
         let asked_at = self.now();
         let outcome = session.acquire(number, false).await;
-        if let Ok(Tried::Granted(token)) = outcome {
+        if let Ok(TryOutcome::Granted(token)) = outcome {
             return Ok(dated(self.granted_on(number, request, session, token)?, asked_at));
         }
         self.common.registry.forget(number, request.holder);
@@ -103,7 +100,8 @@ impl Client {
         Ok(tried.into())
     }
 
-    /// Reserves the number here, and a session for it; else the answer. Nothing is asked of the server's lock table.
+    /// Reserves the number here, and a session for it; else the answer. Nothing is asked of the server's lock
+    /// table.
     async fn reserve(&self, request: &Request) -> Result<(i64, WaitSession), Attempt> {
         let number = self.common.number(&request.key).map_err(Attempt::Refused)?;
         let Some(session) = self.wait_sessions.take().await.map_err(Attempt::Refused)? else {
@@ -112,10 +110,10 @@ impl Client {
                 "all sessions of this client keep locks; release some, or allow more sessions",
             )));
         };
-        let answer = match self.common.registry.claim(number, request, session.location()) {
-            Ok(Claim::Ours) => return Ok((number, session)),
-            Ok(Claim::Again(token)) => granted(token),
-            Ok(Claim::Busy) => contended(),
+        let answer = match self.common.registry.reserve(number, request, session.location()) {
+            Ok(Reservation::Ours) => return Ok((number, session)),
+            Ok(Reservation::Again(token)) => granted(token),
+            Ok(Reservation::Busy) => contended(),
             Err(error) => Attempt::Refused(error),
         };
         session.give_back();
@@ -125,7 +123,7 @@ impl Client {
     /// Tries all numbers in as few statements as there are sessions.
     async fn try_on_shared_sessions(&self, requests: &[Request]) -> Vec<Result<Attempt, Error>> {
         let mut jobs = self.no_jobs();
-        let asked: Vec<_> = requests.iter().map(|request| self.begin_try(request, &mut jobs)).collect();
+        let asked: Vec<_> = requests.iter().map(|request| self.start_try(request, &mut jobs)).collect();
         self.push(jobs);
         let mut answers = Vec::with_capacity(asked.len());
         for asked in asked {
@@ -137,7 +135,7 @@ impl Client {
                 }
             };
             let outcome = answered.await.unwrap_or_else(|_| Err(interrupted()));
-            if let Ok(Tried::Refused(_)) = outcome {
+            if let Ok(TryOutcome::Refused(_)) = outcome {
                 // A try that was never begun leaves the number reserved here.
                 self.common.registry.forget(number, holder);
             }
@@ -147,18 +145,18 @@ impl Client {
     }
 
     /// Reserves the number here and prepares the question; else the answer.
-    fn begin_try(
+    fn start_try(
         &self,
         request: &Request,
         jobs: &mut [Vec<SharedJob>],
-    ) -> Result<(i64, HolderId, Answered<Tried>), Attempt> {
+    ) -> Result<(i64, HolderId, ReplyReceiver<TryOutcome>), Attempt> {
         let (common, holder) = (&self.common, request.holder);
         let number = common.number(&request.key).map_err(Attempt::Refused)?;
         let index = common.shared_session_of(number);
-        match common.registry.claim(number, request, Location::Shared(index)).map_err(Attempt::Refused)? {
-            Claim::Busy => Err(contended()),
-            Claim::Again(token) => Err(granted(token)),
-            Claim::Ours => {
+        match common.registry.reserve(number, request, Location::Shared(index)).map_err(Attempt::Refused)? {
+            Reservation::Busy => Err(contended()),
+            Reservation::Again(token) => Err(granted(token)),
+            Reservation::Ours => {
                 let (answer, answered) = oneshot::channel();
                 jobs[index].push(SharedJob::Try { number, holder, waits: false, answer });
                 Ok((number, holder, answered))
@@ -166,45 +164,50 @@ impl Client {
         }
     }
 
-    /// Frees each of `holds`: one statement for all that are on one session.
-    pub(crate) async fn free(&self, holds: &[HoldRef]) -> Vec<Result<ReleaseReply, Error>> {
+    /// Releases each of `holds`, with one statement per session.
+    pub(crate) async fn release(&self, holds: &[HoldRef]) -> Vec<Result<ReleaseReply, Error>> {
         let mut jobs = self.no_jobs();
-        let begun: Vec<_> = holds.iter().map(|hold| self.begin_free(hold, &mut jobs)).collect();
+        let started: Vec<_> = holds.iter().map(|hold| self.start_release(hold, &mut jobs)).collect();
         self.push(jobs);
-        join_all(begun.into_iter().map(|freeing| self.finish_free(freeing))).await
+        join_all(started.into_iter().map(|started| self.finish_release(started))).await
     }
 
-    fn begin_free(&self, hold: &HoldRef, jobs: &mut [Vec<SharedJob>]) -> Freeing {
+    fn start_release(&self, hold: &HoldRef, jobs: &mut [Vec<SharedJob>]) -> StartedRelease {
         let (common, holder) = (&self.common, hold.holder);
         let number = match common.number(&hold.key) {
             Ok(number) => number,
-            Err(error) => return Freeing::Done(Err(error)),
+            Err(error) => return StartedRelease::Done(Err(error)),
         };
         match common.registry.location_of(number, holder) {
-            None => Freeing::Done(Ok(ReleaseReply::new(false))),
+            None => StartedRelease::Done(Ok(ReleaseReply::new(false))),
             Some(Location::Shared(index)) => {
                 let (answer, answered) = oneshot::channel();
                 jobs[index].push(SharedJob::Unlock { number, holder, answer });
-                Freeing::Asked(answered)
+                StartedRelease::Asked(answered)
             }
-            Some(Location::Own(id)) => Freeing::Own(id, number, holder),
+            Some(Location::Own(id)) => StartedRelease::Own(id, number, holder),
             // It was waited for in vain.
             Some(Location::Nowhere) => {
                 common.registry.forget(number, holder);
-                Freeing::Done(Ok(ReleaseReply::new(false)))
+                StartedRelease::Done(Ok(ReleaseReply::new(false)))
             }
         }
     }
 
-    async fn finish_free(&self, freeing: Freeing) -> Result<ReleaseReply, Error> {
-        match freeing {
-            Freeing::Asked(answered) => answered.await.unwrap_or_else(|_| Err(interrupted())),
-            Freeing::Own(id, number, holder) => self.free_wait_session(id, number, holder).await,
-            Freeing::Done(outcome) => outcome,
+    async fn finish_release(&self, started: StartedRelease) -> Result<ReleaseReply, Error> {
+        match started {
+            StartedRelease::Asked(answered) => answered.await.unwrap_or_else(|_| Err(interrupted())),
+            StartedRelease::Own(id, number, holder) => self.release_on_wait_session(id, number, holder).await,
+            StartedRelease::Done(outcome) => outcome,
         }
     }
 
-    async fn free_wait_session(&self, id: u64, number: i64, holder: HolderId) -> Result<ReleaseReply, Error> {
+    async fn release_on_wait_session(
+        &self,
+        id: u64,
+        number: i64,
+        holder: HolderId,
+    ) -> Result<ReleaseReply, Error> {
         let handle = self.wait_sessions.taken().get(&id).map(WaitSession::handle);
         let Some(handle) = handle else {
             self.common.registry.forget(number, holder);
@@ -251,7 +254,7 @@ impl Client {
     async fn confirm_session(&self, location: Location) -> Result<(), Error> {
         match location {
             Location::Shared(index) => {
-                ask(&self.common.lanes[index], |answer| SharedJob::Confirm { answer }).await
+                ask(&self.common.queues[index], |answer| SharedJob::Confirm { answer }).await
             }
             Location::Own(id) => {
                 let handle = self.wait_sessions.taken().get(&id).map(WaitSession::handle);
@@ -266,14 +269,14 @@ impl Client {
 
     /// For each shared session, what it is to do.
     fn no_jobs(&self) -> Vec<Vec<SharedJob>> {
-        self.common.lanes.iter().map(|_| Vec::new()).collect()
+        self.common.queues.iter().map(|_| Vec::new()).collect()
     }
 
     /// Each session finds its jobs together.
     fn push(&self, jobs: Vec<Vec<SharedJob>>) {
-        for (lane, jobs) in self.common.lanes.iter().zip(jobs) {
+        for (queue, jobs) in self.common.queues.iter().zip(jobs) {
             if !jobs.is_empty() {
-                lane.push_all(jobs);
+                queue.push_all(jobs);
             }
         }
     }

@@ -9,7 +9,7 @@ use leasehold_api::{Error, ErrorKind, LockKey, LossReason};
 use leasehold_engine::Events;
 use leasehold_postgres::schema::{Access, Stores};
 use leasehold_postgres::{
-    DEFAULT_SCHEMA, Identifier, KeyNumber, KeySpace, Lane, PgConfig, Pooler, store_error,
+    DEFAULT_SCHEMA, Identifier, JobQueue, KeyNumber, KeySpace, PgConfig, Pooler, store_error,
 };
 use sqlx::PgConnection;
 use tokio::sync::Notify;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::registry::{Location, Registry};
 use crate::server::lock_table_capacity;
 use crate::shared_session::job::SharedJob;
-use crate::side_session::job::HelperJob;
+use crate::side_session::job::SideJob;
 use crate::sql::Statements;
 
 /// The pollers of this process, who want to know when a number becomes free.
@@ -34,9 +34,9 @@ pub(crate) struct Common {
     pub(crate) registry: Registry,
     pub(crate) pollers: Pollers,
     /// The queues in front of the sessions that keep many locks.
-    pub(crate) lanes: Vec<Lane<SharedJob>>,
+    pub(crate) queues: Vec<JobQueue<SharedJob>>,
     /// The queue in front of the session that keeps none.
-    pub(crate) helper: Lane<HelperJob>,
+    pub(crate) side_session: JobQueue<SideJob>,
     pids: Vec<AtomicI32>,
     /// The server's processes of the sessions that keep one lock each.
     wait_pids: Mutex<HashMap<u64, i32>>,
@@ -62,8 +62,8 @@ impl Common {
             statements,
             registry: Registry::default(),
             pollers: Arc::new(Mutex::new(HashMap::new())),
-            lanes: std::iter::repeat_with(Lane::new).take(shared_sessions).collect(),
-            helper: Lane::new(),
+            queues: std::iter::repeat_with(JobQueue::new).take(shared_sessions).collect(),
+            side_session: JobQueue::new(),
             started: Instant::now(),
             may_only_read: AtomicBool::new(false),
             pids: std::iter::repeat_with(AtomicI32::default).take(shared_sessions).collect(),
@@ -87,7 +87,7 @@ impl Common {
     /// The session that keeps `number`, if it is not one of its own.
     pub(crate) fn shared_session_of(&self, number: i64) -> usize {
         // The number of sessions is small, so the remainder is too.
-        usize::try_from(number.rem_euclid(self.lanes.len() as i64)).unwrap_or(0)
+        usize::try_from(number.rem_euclid(self.queues.len() as i64)).unwrap_or(0)
     }
 
     /// How long one statement may take; the server's own limit comes first.
@@ -141,8 +141,8 @@ impl Common {
         self.may_only_read.load(Ordering::Relaxed)
     }
 
-    /// Whether tokens grow from grant to grant of a number: those of another schema that shares it are from another
-    /// sequence.
+    /// Whether tokens grow from grant to grant of a number: those of another schema that shares it are from
+    /// another sequence.
     pub(crate) fn has_tokens(&self) -> bool {
         self.hasher.covers_schema() || self.schema.as_str() == DEFAULT_SCHEMA
     }
@@ -155,9 +155,9 @@ impl Common {
         self.started + every * ticks
     }
 
-    pub(crate) fn close_lanes(&self) {
-        self.lanes.iter().for_each(Lane::close);
-        self.helper.close();
+    pub(crate) fn close_queues(&self) {
+        self.queues.iter().for_each(JobQueue::close);
+        self.side_session.close();
     }
 
     /// How many locks of all kinds the server has room for, once it was asked.
@@ -202,7 +202,7 @@ impl Common {
 
     /// Whether the sessions of this client were closed because nobody used them.
     pub(crate) fn is_asleep(&self) -> bool {
-        self.config.closes_when_idle(Duration::MAX) && !self.lanes.iter().any(Lane::is_served)
+        self.config.closes_when_idle(Duration::MAX) && !self.queues.iter().any(JobQueue::is_served)
     }
 
     /// Everything at `location` is gone, and its holders are told.

@@ -4,7 +4,7 @@
 pub(crate) mod names;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Slot;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -26,7 +26,7 @@ pub(crate) enum Location {
 
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    entries: Mutex<HashMap<i64, Entry>>,
+    entries: Mutex<HashMap<i64, LockEntry>>,
     /// A number became free here.
     pub(crate) freed: Notify,
     /// There is something to write into the dictionary before long.
@@ -34,40 +34,45 @@ pub(crate) struct Registry {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct LockEntry {
     pub(crate) key: LockKey,
     pub(crate) holder: HolderId,
     pub(crate) label: Option<Arc<str>>,
     pub(crate) location: Location,
-    pub(crate) grant: Option<Grant>,
+    pub(crate) grant: Option<GrantInfo>,
     /// Whether the dictionary says so.
     pub(crate) written: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grant {
+pub(crate) struct GrantInfo {
     pub(crate) token: FencingToken,
     pub(crate) at: Instant,
     pub(crate) since: SystemTime,
 }
 
-/// Whether a number can be asked for here.
-pub(crate) enum Claim {
-    /// The caller may ask the server.
+/// The answer to [`Registry::reserve`].
+pub(crate) enum Reservation {
+    /// The number is reserved for the caller, who may ask the server for it.
     Ours,
     /// The same holder has it already.
     Again(FencingToken),
-    /// An earlier holder here is on its way out.
+    /// Another holder of this process has it: an earlier holder here is on its way out.
     Busy,
 }
 
 impl Registry {
     /// Reserves `number` for `request` at `location`.
-    pub(crate) fn claim(&self, number: i64, request: &Request, location: Location) -> Result<Claim, Error> {
+    pub(crate) fn reserve(
+        &self,
+        number: i64,
+        request: &Request,
+        location: Location,
+    ) -> Result<Reservation, Error> {
         let mut entries = self.lock();
         match entries.entry(number) {
-            Slot::Vacant(slot) => {
-                slot.insert(Entry {
+            Entry::Vacant(slot) => {
+                slot.insert(LockEntry {
                     key: request.key.clone(),
                     holder: request.holder,
                     label: request.label.clone(),
@@ -75,9 +80,9 @@ impl Registry {
                     grant: None,
                     written: false,
                 });
-                Ok(Claim::Ours)
+                Ok(Reservation::Ours)
             }
-            Slot::Occupied(slot) => {
+            Entry::Occupied(slot) => {
                 let entry = slot.get();
                 if entry.key != request.key {
                     return Err(Error::new(
@@ -90,14 +95,14 @@ impl Registry {
                     .with_key(&request.key));
                 }
                 match entry.grant {
-                    Some(grant) if entry.holder == request.holder => Ok(Claim::Again(grant.token)),
-                    _ => Ok(Claim::Busy),
+                    Some(grant) if entry.holder == request.holder => Ok(Reservation::Again(grant.token)),
+                    _ => Ok(Reservation::Busy),
                 }
             }
         }
     }
 
-    /// The server granted the number; `false` when the claim is gone.
+    /// The server granted the number; `false` when the reservation is gone.
     pub(crate) fn granted(
         &self,
         number: i64,
@@ -110,13 +115,13 @@ impl Registry {
             return false;
         };
         entry.location = location;
-        entry.grant = Some(Grant { token, at: Instant::now(), since: SystemTime::now() });
+        entry.grant = Some(GrantInfo { token, at: Instant::now(), since: SystemTime::now() });
         drop(entries);
         self.granted.notify_one();
         true
     }
 
-    /// Asks for its number at another location from now on; `false` when the claim is gone.
+    /// Asks for its number at another location from now on; `false` when the reservation is gone.
     pub(crate) fn move_to(&self, number: i64, holder: HolderId, location: Location) -> bool {
         let mut entries = self.lock();
         let entry = entries.get_mut(&number).filter(|entry| entry.holder == holder && entry.grant.is_none());
@@ -136,7 +141,7 @@ impl Registry {
     /// `holder` has nothing more to do with `number`.
     pub(crate) fn forget(&self, number: i64, holder: HolderId) {
         let mut entries = self.lock();
-        if let Slot::Occupied(slot) = entries.entry(number)
+        if let Entry::Occupied(slot) = entries.entry(number)
             && slot.get().holder == holder
         {
             slot.remove();
@@ -148,7 +153,7 @@ impl Registry {
     /// One of the numbers that are held at `location`, other than these.
     pub(crate) fn one_held_at(&self, location: Location, but: &[i64]) -> Option<i64> {
         let entries = self.lock();
-        let held = |entry: &Entry| entry.location == location && entry.grant.is_some();
+        let held = |entry: &LockEntry| entry.location == location && entry.grant.is_some();
         let mut numbers = entries.iter().filter(|(_, entry)| held(entry)).map(|(number, _)| *number);
         numbers.find(|number| !but.contains(number))
     }
@@ -170,14 +175,14 @@ impl Registry {
     }
 
     /// A copy of the holds that `wanted` selects.
-    pub(crate) fn holds(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<(i64, Entry)> {
+    pub(crate) fn holds(&self, wanted: impl Fn(&LockEntry) -> bool) -> Vec<(i64, LockEntry)> {
         let entries = self.lock();
         let held = entries.iter().filter(|(_, entry)| entry.grant.is_some() && wanted(entry));
         held.map(|(number, entry)| (*number, entry.clone())).collect()
     }
 
     /// The dictionary has these holds.
-    pub(crate) fn written(&self, holds: &[(i64, Entry)]) {
+    pub(crate) fn written(&self, holds: &[(i64, LockEntry)]) {
         let mut entries = self.lock();
         for (number, written) in holds {
             if let Some(entry) = entries.get_mut(number).filter(|entry| entry.holder == written.holder) {
@@ -186,7 +191,7 @@ impl Registry {
         }
     }
 
-    pub(crate) fn get(&self, number: i64) -> Option<Entry> {
+    pub(crate) fn get(&self, number: i64) -> Option<LockEntry> {
         self.lock().get(&number).cloned()
     }
 
@@ -200,7 +205,7 @@ impl Registry {
         self.freed.notify_waiters();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<i64, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<i64, LockEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -218,17 +223,19 @@ mod tests {
         let registry = Registry::default();
         let (location, token) = (Location::Shared(0), FencingToken::from_u64(1024));
         let [first, second, other] = [request("a", 1), request("a", 2), request("b", 3)];
-        assert!(matches!(registry.claim(5, &first, location), Ok(Claim::Ours)));
-        assert!(matches!(registry.claim(5, &second, location), Ok(Claim::Busy)));
+        assert!(matches!(registry.reserve(5, &first, location), Ok(Reservation::Ours)));
+        assert!(matches!(registry.reserve(5, &second, location), Ok(Reservation::Busy)));
         assert!(registry.granted(5, first.holder, location, token));
-        assert!(matches!(registry.claim(5, &first, location), Ok(Claim::Again(again)) if again == token));
-        let error = registry.claim(5, &other, location).map(drop).unwrap_err();
+        assert!(
+            matches!(registry.reserve(5, &first, location), Ok(Reservation::Again(again)) if again == token)
+        );
+        let error = registry.reserve(5, &other, location).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidKey);
         assert!(error.to_string().contains('a') && error.to_string().contains('b'), "{error}");
         registry.forget(5, second.holder);
         assert!(registry.is_held(5, first.holder), "a stranger cannot free it");
         let third = request("c", 4);
-        assert!(matches!(registry.claim(6, &third, location), Ok(Claim::Ours)));
+        assert!(matches!(registry.reserve(6, &third, location), Ok(Reservation::Ours)));
         assert_eq!(registry.one_held_at(location, &[5]), None, "the other is not granted");
         assert_eq!(registry.one_held_at(location, &[6]), Some(5));
         assert_eq!(registry.one_held_at(Location::Own(1), &[]), None);

@@ -1,19 +1,28 @@
 //! How a caller gets the reply to a job of a session.
 
 use leasehold_api::Error;
-use leasehold_postgres::{Job, Lane};
+use leasehold_postgres::{Job, JobQueue};
 use tokio::sync::oneshot;
 
 use crate::error::interrupted;
 
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
+/// Where a session sends its reply to a job.
+pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, Error>>;
 
-/// Sends a job and waits for its answer; a session that ended meanwhile leaves the outcome unknown.
+/// Where the caller of a job gets the reply.
+pub(crate) type ReplyReceiver<T> = oneshot::Receiver<Result<T, Error>>;
+
+/// Queues a job and returns the reply.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) if the session ends before it
+/// replies.
 pub(crate) async fn ask<J: Job, T>(
-    lane: &Lane<J>,
-    job: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> J,
+    queue: &JobQueue<J>,
+    job: impl FnOnce(ReplySender<T>) -> J,
 ) -> Result<T, Error> {
     let (answer, answered) = oneshot::channel();
-    lane.push(job(answer));
+    queue.push(job(answer));
     answered.await.unwrap_or_else(|_| Err(interrupted()))
 }

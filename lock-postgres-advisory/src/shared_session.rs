@@ -1,4 +1,4 @@
-//! The session that keeps many locks: what was asked of it meanwhile travels in one statement.
+//! Holds many locks in one session. Requests that arrive during a round trip are batched.
 
 pub(crate) mod job;
 
@@ -19,11 +19,11 @@ use crate::common::Common;
 use crate::error::{elsewhere, ended, interrupted, is_cancelled, not_sent, unanswered};
 use crate::registry::Location;
 use crate::registry::names::space_of;
-use crate::reply::Answer;
+use crate::reply::ReplySender;
 use crate::server::process;
 use crate::shared_session::job::SharedJob;
 use crate::sql::{self, Process};
-use crate::try_outcome::{Tried, token_of};
+use crate::try_outcome::{TryOutcome, token_of};
 
 /// The session's work.
 pub(crate) struct SharedSession {
@@ -31,7 +31,8 @@ pub(crate) struct SharedSession {
     index: usize,
     /// The server's process behind it.
     process: Process,
-    /// The session before, in case the server does not know yet that it is over, and numbers that it may keep.
+    /// The session before, in case the server does not know yet that it is over, and numbers that it may
+    /// keep.
     before: Option<(Process, Vec<i64>)>,
     /// What the statement under way tries or frees.
     under_way: Vec<i64>,
@@ -50,18 +51,18 @@ const MOST_FAILURES: u32 = 20;
 struct Step {
     number: i64,
     holder: HolderId,
-    kind: Kind,
+    kind: StepKind,
 }
 
-enum Kind {
+enum StepKind {
     /// And whether it waits.
-    Try(bool, Answer<Tried>),
-    Unlock(Answer<ReleaseReply>),
+    Try(bool, ReplySender<TryOutcome>),
+    Unlock(ReplySender<ReleaseReply>),
 }
 
-/// What the server said to one step.
+/// The server's reply to one step.
 #[derive(Clone, Copy)]
-struct Said {
+struct StepReply {
     ok: bool,
     waiters: bool,
     token: Option<FencingToken>,
@@ -82,7 +83,7 @@ impl Work for SharedSession {
         if let (Some((before, numbers)), false) = (&self.before, session.pooled) {
             // Where that is refused, the server ends it by itself; until then it only keeps others out.
             let text = sql::terminate(*before, space_of(self.common.space()), numbers);
-            besides(connection.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.map(drop))?;
+            tolerate_refusal(connection.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.map(drop))?;
         }
         self.before = None;
         self.process = current;
@@ -158,18 +159,18 @@ impl SharedSession {
                 // Looked up again: a session may have ended, and with it the claim that the try was for,
                 // or the number been taken anew meanwhile.
                 SharedJob::Try { number, holder, answer, .. } if !self.is_here(number, holder) => {
-                    let _ = answer.send(Ok(Tried::Refused(not_sent())));
+                    let _ = answer.send(Ok(TryOutcome::Refused(not_sent())));
                 }
                 SharedJob::Try { number, holder, waits, answer } => {
                     // What could not be shown before may be now.
                     polled.extend(Some(number).filter(|_| waits));
-                    steps.push(Step { number, holder, kind: Kind::Try(waits, answer) });
+                    steps.push(Step { number, holder, kind: StepKind::Try(waits, answer) });
                 }
                 SharedJob::Unlock { number, holder, answer } if !self.is_here(number, holder) => {
                     let _ = answer.send(Ok(ReleaseReply::new(false)));
                 }
                 SharedJob::Unlock { number, holder, answer } => {
-                    steps.push(Step { number, holder, kind: Kind::Unlock(answer) });
+                    steps.push(Step { number, holder, kind: StepKind::Unlock(answer) });
                 }
                 SharedJob::Confirm { answer } => confirms.push(answer),
                 SharedJob::Mark(number) => {
@@ -179,7 +180,7 @@ impl SharedSession {
             }
         }
         if !steps.is_empty() {
-            self.walk(connection, steps).await?;
+            self.run_steps(connection, steps).await?;
         } else if !confirms.is_empty() {
             self.confirm(connection).await?;
         }
@@ -196,16 +197,16 @@ impl SharedSession {
         self.common.registry.location_of(number, holder) == Some(Location::Shared(self.index))
     }
 
-    /// Tries and unlocks. A statement that fails is cleaned up after and halved until its parts succeed, so that one
-    /// failing number is not its neighbours' failure; a bounded number of times.
-    async fn walk(&mut self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
+    /// Tries and unlocks. A statement that fails is cleaned up after and halved until its parts succeed, so
+    /// that one failing number is not its neighbours' failure; a bounded number of times.
+    async fn run_steps(&mut self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
         let mut parts = vec![(steps, false)];
         let mut failures = 0;
         while let Some((mut steps, repeated)) = parts.pop() {
             self.under_way = steps.iter().map(|step| step.number).collect();
-            let failure = match self.ask(connection, &steps).await {
-                Ok(said) => {
-                    self.settle_all(connection, steps, said, repeated).await?;
+            let failure = match self.send_steps(connection, &steps).await {
+                Ok(replies) => {
+                    self.settle_steps(connection, steps, replies, repeated).await?;
                     self.under_way.clear();
                     continue;
                 }
@@ -215,13 +216,13 @@ impl SharedSession {
                 let silent = matches!(&failure, sqlx::Error::Io(io) if io.kind() == io::ErrorKind::TimedOut);
                 return Err(give_up(parts, steps, ended(failure, "keep the session"), silent));
             }
-            if let Err(error) = self.clean_up(connection, tried(&steps)).await {
+            if let Err(error) = self.clean_up(connection, tried_numbers(&steps)).await {
                 return Err(give_up(parts, steps, error, false));
             }
             failures += 1;
             // It may have freed the number before it failed: only another one can tell.
             if !repeated
-                && matches!(&steps[..], [Step { kind: Kind::Unlock(_), .. }])
+                && matches!(&steps[..], [Step { kind: StepKind::Unlock(_), .. }])
                 && !is_cancelled(&failure)
             {
                 parts.push((steps, true));
@@ -231,10 +232,10 @@ impl SharedSession {
             if steps.len() == 1 || failures > MOST_FAILURES || is_cancelled(&failure) {
                 let error = store_error(failure, "ask for a lock");
                 for step in steps {
-                    if matches!(step.kind, Kind::Unlock(_)) {
+                    if matches!(step.kind, StepKind::Unlock(_)) {
                         self.unsure.insert((step.number, step.holder));
                     }
-                    self.settle(step, Err(error.clone()));
+                    self.settle_step(step, Err(error.clone()));
                 }
                 continue;
             }
@@ -245,30 +246,34 @@ impl SharedSession {
         Ok(())
     }
 
-    /// Records what the server answered. A `repeated` statement, or a later one, may find freed what the failed one has
-    /// freed.
-    async fn settle_all(
+    /// Records what the server answered. A `repeated` statement, or a later one, may find freed what the
+    /// failed one has freed.
+    async fn settle_steps(
         &mut self,
         connection: &mut PgConnection,
         steps: Vec<Step>,
-        said: Vec<Said>,
+        replies: Vec<StepReply>,
         repeated: bool,
     ) -> Result<(), Error> {
         let mut unwanted = Vec::new();
-        for (step, mut said) in steps.into_iter().zip(said) {
-            if matches!(step.kind, Kind::Unlock(_)) {
-                said.ok |= self.unsure.remove(&(step.number, step.holder)) || repeated;
+        for (step, mut reply) in steps.into_iter().zip(replies) {
+            if matches!(step.kind, StepKind::Unlock(_)) {
+                reply.ok |= self.unsure.remove(&(step.number, step.holder)) || repeated;
             }
-            unwanted.extend(self.settle(step, Ok(said)));
+            unwanted.extend(self.settle_step(step, Ok(reply)));
         }
         if unwanted.is_empty() { Ok(()) } else { self.clean_up(connection, unwanted).await }
     }
 
-    async fn ask(&self, connection: &mut PgConnection, steps: &[Step]) -> Result<Vec<Said>, sqlx::Error> {
+    async fn send_steps(
+        &self,
+        connection: &mut PgConnection,
+        steps: &[Step],
+    ) -> Result<Vec<StepReply>, sqlx::Error> {
         let statements = &self.common.statements;
         if let [step] = steps {
-            let said = match step.kind {
-                Kind::Try(..) => {
+            let reply = match step.kind {
+                StepKind::Try(..) => {
                     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
                     let query = query.bind(step.number).bind(self.process.pid);
                     let row = self.bounded(query.fetch_one(connection)).await?;
@@ -276,22 +281,22 @@ impl SharedSession {
                     if number < 0 {
                         return Err(elsewhere());
                     }
-                    Said { ok: number > 0, waiters: false, token: token_of(number, 0)? }
+                    StepReply { ok: number > 0, waiters: false, token: token_of(number, 0)? }
                 }
-                Kind::Unlock(_) => {
+                StepKind::Unlock(_) => {
                     let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.unlock_one)));
                     let query = query.bind(step.number).bind(self.process.pid).bind(&*self.common.channel);
                     let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
                     if code < 0 {
                         return Err(elsewhere());
                     }
-                    Said { ok: code > 0, waiters: code > 1, token: None }
+                    StepReply { ok: code > 0, waiters: code > 1, token: None }
                 }
             };
-            return Ok(vec![said]);
+            return Ok(vec![reply]);
         }
         let numbers: Vec<i64> = steps.iter().map(|step| step.number).collect();
-        let free: Vec<bool> = steps.iter().map(|step| matches!(step.kind, Kind::Unlock(_))).collect();
+        let free: Vec<bool> = steps.iter().map(|step| matches!(step.kind, StepKind::Unlock(_))).collect();
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.many)));
         let query = query.bind(numbers).bind(free).bind(self.process.pid).bind(&*self.common.channel);
         let row: PgRow = self.bounded(query.fetch_one(connection)).await?;
@@ -299,9 +304,10 @@ impl SharedSession {
         let (Some(ok), Some(waiters)) = (ok, waiters) else { return Err(elsewhere()) };
         let number: Option<i64> = row.try_get(2)?;
         let answers = ok.into_iter().zip(waiters).zip(0_u64..);
-        let said = answers
-            .map(|((ok, waiters), i)| Ok(Said { ok, waiters, token: token_of(number.unwrap_or(0), i)? }));
-        said.collect()
+        let replies = answers.map(|((ok, waiters), i)| {
+            Ok(StepReply { ok, waiters, token: token_of(number.unwrap_or(0), i)? })
+        });
+        replies.collect()
     }
 
     /// Frees what a failed statement may have left held, each number as often as it was tried: once.
@@ -320,32 +326,33 @@ impl SharedSession {
         }
     }
 
-    /// Records the outcome and answers the caller, who may have gone. An error is what the server answered to a
-    /// statement of which nothing is left. Returns a number that was granted to nobody, which is to be freed.
-    fn settle(&self, step: Step, outcome: Result<Said, Error>) -> Option<i64> {
+    /// Records the outcome and answers the caller, who may have gone. An error is what the server answered to
+    /// a statement of which nothing is left. Returns a number that was granted to nobody, which is to be
+    /// freed.
+    fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> Option<i64> {
         let Step { number, holder, kind } = step;
         let registry = &self.common.registry;
         match (kind, outcome) {
-            (Kind::Try(_, answer), Ok(Said { ok: true, token: Some(token), .. })) => {
+            (StepKind::Try(_, answer), Ok(StepReply { ok: true, token: Some(token), .. })) => {
                 if !registry.granted(number, holder, Location::Shared(self.index), token) {
                     let _ = answer.send(Err(interrupted()));
                     return Some(number);
                 }
                 self.common.watch_capacity(registry.len() as u64);
-                let _ = answer.send(Ok(Tried::Granted(token)));
+                let _ = answer.send(Ok(TryOutcome::Granted(token)));
             }
-            (Kind::Try(waits, answer), outcome) => {
+            (StepKind::Try(waits, answer), outcome) => {
                 match waits {
                     true => drop(registry.move_to(number, holder, Location::Nowhere)),
                     false => registry.forget(number, holder),
                 }
-                let _ = answer.send(Ok(outcome.map_or_else(Tried::Refused, |_| Tried::Contended)));
+                let _ = answer.send(Ok(outcome.map_or_else(TryOutcome::Refused, |_| TryOutcome::Contended)));
             }
-            (Kind::Unlock(answer), Ok(said)) => {
+            (StepKind::Unlock(answer), Ok(reply)) => {
                 registry.forget(number, holder);
-                let _ = answer.send(Ok(ReleaseReply::new(said.ok).waiters(said.waiters)));
+                let _ = answer.send(Ok(ReleaseReply::new(reply.ok).waiters(reply.waiters)));
             }
-            (Kind::Unlock(answer), Err(error)) => drop(answer.send(Err(error))),
+            (StepKind::Unlock(answer), Err(error)) => drop(answer.send(Err(error))),
         }
         None
     }
@@ -375,8 +382,8 @@ impl SharedSession {
         }
     }
 
-    /// Shows which of `numbers` are polled for here, in two statements at most: confirmations wait behind them. What cannot
-    /// be shown while another session frees that number is tried again with the next poll.
+    /// Shows which of `numbers` are polled for here, in two statements at most: confirmations wait behind
+    /// them. What cannot be shown while another session frees that number is tried again with the next poll.
     async fn mark(&mut self, connection: &mut PgConnection, numbers: HashSet<i64>) -> Result<(), Error> {
         let (set, unset): (Vec<i64>, Vec<i64>) = {
             let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -403,7 +410,7 @@ impl SharedSession {
                 Ok(())
             }
             Err(error) => {
-                besides(Err(error))?;
+                tolerate_refusal(Err(error))?;
                 // What it has set before it failed.
                 self.unmark(connection, set).await
             }
@@ -413,7 +420,7 @@ impl SharedSession {
     async fn unmark(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unmark)));
         let done = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
-        besides(done.map(drop))
+        tolerate_refusal(done.map(drop))
     }
 
     async fn serve(&self, connection: &mut PgConnection, job: SharedJob) -> Result<(), Error> {
@@ -438,12 +445,13 @@ impl SharedSession {
             | SharedJob::Confirm { .. }
             | SharedJob::Mark(_) => Ok(()),
         };
-        besides(done)
+        tolerate_refusal(done)
     }
 }
 
-/// What became of a statement beside the locks: one that was refused leaves the session as it was.
-fn besides(done: Result<(), sqlx::Error>) -> Result<(), Error> {
+/// Logs a refusal of a statement that no lock depends on, because it leaves the session as it was. Returns
+/// any other error.
+fn tolerate_refusal(done: Result<(), sqlx::Error>) -> Result<(), Error> {
     match done {
         Err(error) if error.as_database_error().is_some() => {
             tracing::warn!(%error, "a statement beside the locks failed");
@@ -454,8 +462,8 @@ fn besides(done: Result<(), sqlx::Error>) -> Result<(), Error> {
 }
 
 /// The numbers that these steps try.
-fn tried(steps: &[Step]) -> Vec<i64> {
-    let tried = steps.iter().filter(|step| matches!(step.kind, Kind::Try(..)));
+fn tried_numbers(steps: &[Step]) -> Vec<i64> {
+    let tried = steps.iter().filter(|step| matches!(step.kind, StepKind::Try(..)));
     tried.map(|step| step.number).collect()
 }
 
@@ -465,14 +473,15 @@ fn give_up(parts: Vec<(Vec<Step>, bool)>, steps: Vec<Step>, error: Error, silent
     error
 }
 
-/// The session ended under these steps, and all that it held with it: who wanted to release has lost. Of one that is given
-/// up because the server is `silent`, nobody knows when the server ended it: it may have been held until now.
+/// The session ended under these steps, and all that it held with it: who wanted to release has lost. Of one
+/// that is given up because the server is `silent`, nobody knows when the server ended it: it may have been
+/// held until now.
 fn broken(steps: Vec<Step>, error: &Error, silent: bool) {
     for step in steps {
         match step.kind {
-            Kind::Unlock(answer) if silent => drop(answer.send(Err(unanswered()))),
-            Kind::Unlock(answer) => drop(answer.send(Ok(ReleaseReply::new(false)))),
-            Kind::Try(_, answer) => drop(answer.send(Err(error.clone()))),
+            StepKind::Unlock(answer) if silent => drop(answer.send(Err(unanswered()))),
+            StepKind::Unlock(answer) => drop(answer.send(Ok(ReleaseReply::new(false)))),
+            StepKind::Try(_, answer) => drop(answer.send(Err(error.clone()))),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The session for what only looks or is written for people: names, lists, whether a wait is still there. It is opened
-//! when there is something to do, and nothing on it can delay or end a session that keeps locks.
+//! The session that holds no lock: it writes names, lists locks and checks waits. It is opened when there is
+//! something to do, and nothing on it can delay or end a session that holds locks.
 
 pub(crate) mod job;
 
@@ -18,35 +18,35 @@ use tokio::time::timeout;
 
 use crate::common::Common;
 use crate::error::interrupted;
-use crate::reply::{Answer, ask};
-use crate::side_session::job::{HelperJob, Seen};
+use crate::reply::{ReplySender, ask};
+use crate::side_session::job::{SideJob, WaitStatus};
 use crate::sql;
 
-/// Its work.
-pub(crate) struct Helper {
+/// The work of the side session.
+pub(crate) struct SideSession {
     /// How long one job may take.
     pub(crate) limit: Duration,
     /// How long its session is kept without a job.
     pub(crate) spare: Duration,
 }
 
-impl Work for Helper {
-    type Job = HelperJob;
+impl Work for SideSession {
+    type Job = SideJob;
 
     async fn opened(&mut self, _: &mut PgConnection, _: SessionId) -> Result<(), Error> {
         Ok(())
     }
 
-    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<HelperJob>) -> Result<(), Error> {
+    async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<SideJob>) -> Result<(), Error> {
         let (mut waits, mut calls) = (Vec::new(), Vec::new());
         for job in jobs {
             match job {
-                HelperJob::Waits { pid, answer } => waits.push((pid, answer)),
-                HelperJob::Call(call) => calls.push(call),
+                SideJob::WaitStatus { pid, answer } => waits.push((pid, answer)),
+                SideJob::Statements(call) => calls.push(call),
             }
         }
         if !waits.is_empty() {
-            self.bounded(answer_waits(connection, waits)).await??;
+            self.bounded(answer_wait_statuses(connection, waits)).await??;
         }
         for call in calls {
             self.bounded(call(Ok(&mut *connection))).await?;
@@ -54,7 +54,7 @@ impl Work for Helper {
         Ok(())
     }
 
-    fn limit(&self, _: &[HelperJob], _: Duration) -> Option<Duration> {
+    fn limit(&self, _: &[SideJob], _: Duration) -> Option<Duration> {
         // Each job has its own.
         None
     }
@@ -64,28 +64,31 @@ impl Work for Helper {
     }
 }
 
-impl Helper {
+impl SideSession {
     async fn bounded<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let silent = |_| Error::new(ErrorKind::Unavailable, "the server did not answer in time");
         timeout(self.limit, work).await.map_err(silent)
     }
 }
 
-/// All of them in one message, however many there are.
-async fn answer_waits(connection: &mut PgConnection, waits: Vec<(i32, Answer<Seen>)>) -> Result<(), Error> {
+/// Answers all `waits` with one statement.
+async fn answer_wait_statuses(
+    connection: &mut PgConnection,
+    waits: Vec<(i32, ReplySender<WaitStatus>)>,
+) -> Result<(), Error> {
     let text = sql::waits(waits.iter().map(|(pid, _)| *pid));
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await;
     let read = |row: &PgRow| {
         let seen = match (row.try_get(1)?, row.try_get(2)?) {
-            (true, _) => Seen::IsInTheWay,
-            (false, true) => Seen::Waits,
-            (false, false) => Seen::WaitsAlone,
+            (true, _) => WaitStatus::BlocksOthers,
+            (false, true) => WaitStatus::Waiting,
+            (false, false) => WaitStatus::WaitingAlone,
         };
         Ok((row.try_get(0)?, seen))
     };
-    match rows.and_then(|rows| rows.iter().map(read).collect::<Result<HashMap<i32, Seen>, _>>()) {
+    match rows.and_then(|rows| rows.iter().map(read).collect::<Result<HashMap<i32, WaitStatus>, _>>()) {
         Ok(found) => waits.into_iter().for_each(|(pid, answer)| {
-            drop(answer.send(Ok(found.get(&pid).copied().unwrap_or(Seen::NotThere))));
+            drop(answer.send(Ok(found.get(&pid).copied().unwrap_or(WaitStatus::NotFound))));
         }),
         Err(error) => {
             let is_refused = error.as_database_error().is_some();
@@ -98,9 +101,9 @@ async fn answer_waits(connection: &mut PgConnection, waits: Vec<(i32, Answer<See
 }
 
 impl Common {
-    /// How a session waits for an advisory lock in that process of the server.
-    pub(crate) async fn waits(&self, pid: i32) -> Result<Seen, Error> {
-        ask(&self.helper, |answer| HelperJob::Waits { pid, answer }).await
+    /// Returns how the server process `pid` waits for an advisory lock.
+    pub(crate) async fn wait_status(&self, pid: i32) -> Result<WaitStatus, Error> {
+        ask(&self.side_session, |answer| SideJob::WaitStatus { pid, answer }).await
     }
 
     /// Runs statements in a transaction of their own.
@@ -112,7 +115,7 @@ impl Common {
         + 'static,
     ) -> Result<T, Error> {
         let (done, answered) = oneshot::channel();
-        self.helper.push(HelperJob::Call(Box::new(move |connection| {
+        self.side_session.push(SideJob::Statements(Box::new(move |connection| {
             async move {
                 let outcome = async {
                     let failed = |error| store_error(error, doing);

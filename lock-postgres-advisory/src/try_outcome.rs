@@ -1,26 +1,26 @@
-//! What became of one request for one number.
+//! The outcome of one request for one number.
 
 use leasehold_api::{Error, FencingToken};
 use leasehold_engine::{Attempt, Contended, Granted, Moment, token as store_token};
 
-/// The answer to one try or wait. An error in its stead means that the outcome is not known: something was sent
-/// and not answered.
+/// The answer to one try or wait. An error in its stead means that the outcome is not known: something was
+/// sent and not answered.
 #[derive(Debug)]
-pub(crate) enum Tried {
+pub(crate) enum TryOutcome {
     Granted(FencingToken),
     /// Somebody else holds the number.
     Contended,
-    /// The request failed, and nothing of it is left at the server: it was not sent, or the server has answered
-    /// and has given back what a failed statement took.
+    /// The request failed, and nothing of it is left at the server: it was not sent, or the server has
+    /// answered and has given back what a failed statement took.
     Refused(Error),
 }
 
-impl From<Tried> for Attempt {
-    fn from(tried: Tried) -> Self {
-        match tried {
-            Tried::Granted(token) => granted(token),
-            Tried::Contended => contended(),
-            Tried::Refused(error) => Self::Refused(error),
+impl From<TryOutcome> for Attempt {
+    fn from(outcome: TryOutcome) -> Self {
+        match outcome {
+            TryOutcome::Granted(token) => granted(token),
+            TryOutcome::Contended => contended(),
+            TryOutcome::Refused(error) => Self::Refused(error),
         }
     }
 }

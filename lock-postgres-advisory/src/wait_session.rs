@@ -1,4 +1,5 @@
-//! A session that waits for or keeps one lock: it may wait in the server's queue, because nothing else is on it.
+//! A session that waits for or keeps one lock: it may wait in the server's queue, because nothing else is on
+//! it.
 
 pub(crate) mod cancels;
 pub(crate) mod pool;
@@ -11,15 +12,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use leasehold_api::{Error, ErrorKind};
 use leasehold_engine::ReleaseReply;
 use leasehold_postgres::session::Session;
-use leasehold_postgres::{Job, Lane};
+use leasehold_postgres::{Job, JobQueue};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::common::Common;
 use crate::registry::Location;
-use crate::reply::{Answer, ask};
+use crate::reply::{ReplySender, ask};
 use crate::shared_session::job::SharedJob;
 use crate::sql::Process;
-use crate::try_outcome::Tried;
+use crate::try_outcome::TryOutcome;
 use crate::wait_session::cancels::Cancels;
 use crate::wait_session::pool::WaitSessions;
 
@@ -33,20 +34,20 @@ pub(crate) enum LockScope {
 }
 
 pub(crate) enum WaitJob {
-    Take { number: i64, wait: bool, answer: Answer<Tried> },
-    Free { number: i64, answer: Answer<ReleaseReply> },
-    Confirm { answer: Answer<()> },
+    Take { number: i64, wait: bool, answer: ReplySender<TryOutcome> },
+    Release { number: i64, answer: ReplySender<ReleaseReply> },
+    Confirm { answer: ReplySender<()> },
 }
 
 impl Job for WaitJob {
     fn fail(self, error: Error) {
         match self {
-            Self::Take { answer, .. } => drop(answer.send(Ok(Tried::Refused(error)))),
+            Self::Take { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
             // It is opened once: what it kept has ended with it.
-            Self::Free { answer, .. } if error.kind() != ErrorKind::Closed => {
+            Self::Release { answer, .. } if error.kind() != ErrorKind::Closed => {
                 drop(answer.send(Ok(ReleaseReply::new(false))));
             }
-            Self::Free { answer, .. } => drop(answer.send(Err(error))),
+            Self::Release { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
         }
     }
@@ -55,8 +56,8 @@ impl Job for WaitJob {
 /// A session for one lock. Dropped without [`WaitSession::give_back`], it is ended.
 pub(crate) struct WaitSession {
     pub(crate) id: u64,
-    pub(crate) lane: Lane<WaitJob>,
-    pub(crate) state: Arc<State>,
+    pub(crate) queue: JobQueue<WaitJob>,
+    pub(crate) state: Arc<WaitSessionState>,
     pub(crate) wait_sessions: Arc<WaitSessions>,
     pub(crate) session: Option<Session>,
     pub(crate) permit: Option<OwnedSemaphorePermit>,
@@ -65,30 +66,30 @@ pub(crate) struct WaitSession {
 
 impl Common {
     /// Has the server end a wait, which its owner will hear of.
-    pub(crate) fn cancel_wait(&self, state: &State) {
-        if let Some(lane) = self.lanes.first()
+    pub(crate) fn cancel_wait(&self, state: &WaitSessionState) {
+        if let Some(queue) = self.queues.first()
             && let Some(cancel) = state.cancels.request()
         {
             let number = state.number.load(Ordering::Acquire);
-            lane.push(SharedJob::Cancel { session: state.process(), number, cancel });
+            queue.push(SharedJob::Cancel { session: state.process(), number, cancel });
         }
     }
 
     /// Has the server end what nobody wants any more: the session, or behind a pooler, whose sessions are
     /// others' too, the wait.
-    pub(crate) fn end_wait(&self, state: &State, scope: LockScope) {
-        match self.lanes.first() {
-            Some(lane) if scope == LockScope::Session || !self.is_pooled() => {
+    pub(crate) fn end_wait(&self, state: &WaitSessionState, scope: LockScope) {
+        match self.queues.first() {
+            Some(queue) if scope == LockScope::Session || !self.is_pooled() => {
                 let number = state.number.load(Ordering::Acquire);
-                lane.push(SharedJob::Terminate { session: state.process(), number });
+                queue.push(SharedJob::Terminate { session: state.process(), number });
             }
             _ => self.cancel_wait(state),
         }
     }
 }
 
-/// What is known of a wait session.
-pub(crate) struct State {
+/// The state of a wait session, shared by its owner and its task.
+pub(crate) struct WaitSessionState {
     process: Mutex<Process>,
     /// The number that it keeps or waits for.
     pub(crate) number: AtomicI64,
@@ -101,7 +102,7 @@ pub(crate) const IDLE: u8 = 0;
 pub(crate) const TAKEN: u8 = 1;
 pub(crate) const ENDED: u8 = 2;
 
-impl State {
+impl WaitSessionState {
     pub(crate) fn new() -> Self {
         Self {
             process: Mutex::default(),
@@ -124,8 +125,8 @@ impl State {
         self.phase.load(Ordering::Acquire) == ENDED
     }
 
-    /// Goes from one phase to the next, if it is in that one.
-    pub(crate) fn go(&self, from: u8, to: u8) -> bool {
+    /// Changes the phase to `to` if it is `from`. Returns whether it did.
+    pub(crate) fn advance(&self, from: u8, to: u8) -> bool {
         self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
@@ -136,13 +137,13 @@ impl WaitSession {
     }
 
     /// Tries the number once, or waits in the server's queue.
-    pub(crate) async fn acquire(&self, number: i64, wait: bool) -> Result<Tried, Error> {
-        ask(&self.lane, |answer| WaitJob::Take { number, wait, answer }).await
+    pub(crate) async fn acquire(&self, number: i64, wait: bool) -> Result<TryOutcome, Error> {
+        ask(&self.queue, |answer| WaitJob::Take { number, wait, answer }).await
     }
 
     /// Sends it jobs without borrowing it.
-    pub(crate) fn handle(&self) -> Handle {
-        Handle(self.lane.clone())
+    pub(crate) fn handle(&self) -> WaitSessionHandle {
+        WaitSessionHandle(self.queue.clone())
     }
 
     /// The server's process.
@@ -158,7 +159,7 @@ impl WaitSession {
     /// It keeps nothing: the next one may have it.
     pub(crate) fn give_back(mut self) {
         self.clean = true;
-        if self.wait_sessions.permits.is_closed() || !self.state.go(TAKEN, IDLE) {
+        if self.wait_sessions.permits.is_closed() || !self.state.advance(TAKEN, IDLE) {
             return;
         }
         let permit = self.permit.take();
@@ -170,8 +171,8 @@ impl WaitSession {
 
 impl Drop for WaitSession {
     fn drop(&mut self) {
-        // Closing the lane ends an idle session; one that waits in the server's queue is ended by the server.
-        self.lane.close();
+        // Closing the queue ends an idle session; one that waits in the server's queue is ended by the server.
+        self.queue.close();
         self.state.cancels.give_up();
         if !self.clean && !self.state.has_ended() {
             self.wait_sessions.common.end_wait(&self.state, self.wait_sessions.scope);
@@ -180,12 +181,12 @@ impl Drop for WaitSession {
 }
 
 /// Sends jobs to a wait session.
-pub(crate) struct Handle(Lane<WaitJob>);
+pub(crate) struct WaitSessionHandle(JobQueue<WaitJob>);
 
-impl Handle {
+impl WaitSessionHandle {
     /// Frees the number.
     pub(crate) async fn release(&self, number: i64) -> Result<ReleaseReply, Error> {
-        ask(&self.0, |answer| WaitJob::Free { number, answer }).await
+        ask(&self.0, |answer| WaitJob::Release { number, answer }).await
     }
 
     /// One round trip.
@@ -223,7 +224,7 @@ mod tests {
             (ErrorKind::Closed, Err(ErrorKind::Closed)),
         ] {
             let (answer, told) = oneshot::channel();
-            WaitJob::Free { number: 1, answer }.fail(Error::new(kind, "ended"));
+            WaitJob::Release { number: 1, answer }.fail(Error::new(kind, "ended"));
             assert_eq!(told.await.unwrap().map_err(|error| error.kind()), expected);
         }
     }

@@ -12,23 +12,22 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::client::Client;
 use crate::common::Common;
 use crate::error::{interrupted, not_sent};
-use crate::registry::{Claim, Location};
+use crate::registry::{Location, Reservation};
 use crate::reply::ask;
 use crate::shared_session::job::SharedJob;
-use crate::side_session::job::Seen;
-use crate::try_outcome::{Tried, contended, dated, granted};
+use crate::side_session::job::WaitStatus;
+use crate::try_outcome::{TryOutcome, contended, dated, granted};
 use crate::wait_session::WaitSession;
 
 /// How often a waiter without a wait session tries.
 const POLL: Duration = Duration::from_millis(100);
 
-/// After how many looks a wait begins anew if nobody else waits for the same: ten minutes, if they are 3 s apart. Each time
-/// the server writes into its log that a statement was cancelled.
+/// After how many looks a wait begins anew if nobody else waits for the same: ten minutes, if they are 3 s
+/// apart. Each time the server writes into its log that a statement was cancelled.
 const LOOKS: u32 = 200;
 
-/// How long a wait that is cancelled may take to end before the server is asked again to end it, and how often the
-/// server is asked.
-const LEAVING: (Duration, u32) = (Duration::from_millis(100), 20);
+/// The pause between two requests to the server to end a wait, and their maximum number.
+const CANCEL_RETRIES: (Duration, u32) = (Duration::from_millis(100), 20);
 
 /// Waits until granted or stopped: in the server's queue while there is a wait session, by asking otherwise.
 pub(crate) async fn wait(
@@ -41,19 +40,19 @@ pub(crate) async fn wait(
         Ok(number) => number,
         Err(error) => return Ok(Attempt::Refused(error)),
     };
-    match claim(client, number, request, stop).await {
-        Ok(Claimed::Ours) => {}
-        Ok(Claimed::Again(token)) => return Ok(granted(token)),
-        Ok(Claimed::Stopped) => return Ok(contended()),
+    match reserve(client, number, request, stop).await {
+        Ok(Reserved::Ours) => {}
+        Ok(Reserved::Again(token)) => return Ok(granted(token)),
+        Ok(Reserved::Stopped) => return Ok(contended()),
         Err(error) => return Ok(Attempt::Refused(error)),
     }
     let outcome = match client.wait_sessions.take().await {
         Ok(Some(session)) => wait_in_queue(client, number, session, request, stop).await,
-        Ok(None) => wait_by_asking(client, number, request, stop).await,
+        Ok(None) => wait_by_polling(client, number, request, stop).await,
         // Asking needs no more connections.
         Err(error) if client.keeps_on_shared_sessions() => {
             tracing::debug!(%error, "no session to wait on; asking again and again instead");
-            wait_by_asking(client, number, request, stop).await
+            wait_by_polling(client, number, request, stop).await
         }
         Err(error) => Ok(Attempt::Refused(error)),
     };
@@ -65,8 +64,8 @@ pub(crate) async fn wait(
     outcome
 }
 
-/// What became of reserving a number here.
-enum Claimed {
+/// The outcome of reserving a number in this process.
+enum Reserved {
     Ours,
     /// The same holder has it already.
     Again(FencingToken),
@@ -74,22 +73,22 @@ enum Claimed {
 }
 
 /// Reserves the number here, once an earlier holder of this process is out.
-async fn claim(
+async fn reserve(
     client: &Client,
     number: i64,
     request: &Request,
     stop: &CancellationToken,
-) -> Result<Claimed, Error> {
+) -> Result<Reserved, Error> {
     let common = &client.common;
     loop {
         let mut freed = std::pin::pin!(common.registry.freed.notified());
         freed.as_mut().enable();
         common.open()?;
-        match common.registry.claim(number, request, Location::Nowhere)? {
-            Claim::Ours => return Ok(Claimed::Ours),
-            Claim::Again(token) => return Ok(Claimed::Again(token)),
-            Claim::Busy => tokio::select! {
-                () = stop.cancelled() => return Ok(Claimed::Stopped),
+        match common.registry.reserve(number, request, Location::Nowhere)? {
+            Reservation::Ours => return Ok(Reserved::Ours),
+            Reservation::Again(token) => return Ok(Reserved::Again(token)),
+            Reservation::Busy => tokio::select! {
+                () = stop.cancelled() => return Ok(Reserved::Stopped),
                 () = freed => {}
                 () = sleep(POLL) => {}
             },
@@ -111,22 +110,22 @@ async fn wait_in_queue(
         let is_over = tokio::select! {
             biased;
             outcome = &mut waiting => break outcome,
-            end = watch(client, &session) => match end {
-                Watched::Dead(error) => return Err(error),
-                Watched::IsInTheWay => false,
+            end = watch_wait(client, &session) => match end {
+                WaitVerdict::Dead(error) => return Err(error),
+                WaitVerdict::Restart => false,
             },
             () = stop.cancelled() => true,
         };
-        match leave(&session, waiting).await {
+        match cancel_wait(&session, waiting).await {
             // At the end of the queue, with a fresh snapshot.
-            Some(Ok(Tried::Contended)) if !is_over && !stop.is_cancelled() => {}
+            Some(Ok(TryOutcome::Contended)) if !is_over && !stop.is_cancelled() => {}
             Some(outcome) => break outcome,
             None if is_over => return Ok(contended()),
             None => return Err(interrupted()),
         }
     };
     match outcome? {
-        Tried::Granted(token) => {
+        TryOutcome::Granted(token) => {
             // The answer to a long wait does not say how old it is; the answer to a question now does.
             if begun.elapsed() > recently(client) {
                 asked_at = client.now();
@@ -143,74 +142,75 @@ async fn wait_in_queue(
     }
 }
 
-/// Has the server end a wait, and waits for what came of it. `None` if that takes too long: dropped, the wait session is
-/// ended by the server, and the wait with it.
-async fn leave(
+/// Has the server end a wait, and waits for what came of it. `None` if that takes too long: dropped, the wait
+/// session is ended by the server, and the wait with it.
+async fn cancel_wait(
     session: &WaitSession,
-    mut waiting: Pin<&mut impl Future<Output = Result<Tried, Error>>>,
-) -> Option<Result<Tried, Error>> {
-    for _ in 0..LEAVING.1 {
+    mut waiting: Pin<&mut impl Future<Output = Result<TryOutcome, Error>>>,
+) -> Option<Result<TryOutcome, Error>> {
+    for _ in 0..CANCEL_RETRIES.1 {
         // The server may not have begun to wait when it is told first.
         session.cancel();
-        if let Ok(outcome) = timeout(LEAVING.0, &mut waiting).await {
+        if let Ok(outcome) = timeout(CANCEL_RETRIES.0, &mut waiting).await {
             return Some(outcome);
         }
     }
     None
 }
 
-/// Why a wait is not to go on.
-enum Watched {
-    /// The server does not know of it any more, though its answer has not come: the connection is dead, which a wait
-    /// alone would not notice.
+/// Why a wait is ended.
+enum WaitVerdict {
+    /// The server does not know of it any more, though its answer has not come: the connection is dead, which
+    /// a wait alone would not notice.
     Dead(Error),
-    /// A statement that waits keeps a snapshot. `CREATE INDEX CONCURRENTLY` and its like wait for that, for ever if the
-    /// lock is kept by whoever awaits them, and vacuum keeps what it may see. Whoever waits alone has no place in the queue
-    /// to lose, and is in the way of nobody but vacuum: after [`LOOKS`].
-    IsInTheWay,
+    /// The wait starts again at the end of the server's queue, with a fresh snapshot. A waiting statement
+    /// holds a snapshot: `CREATE INDEX CONCURRENTLY` and similar statements wait for it, indefinitely if the
+    /// lock's holder awaits them, and vacuum keeps the rows that it can see. A session that waits alone loses
+    /// no place in the queue, and blocks only vacuum, so that it starts again after [`LOOKS`].
+    Restart,
 }
 
-/// Looks at a wait until it is not to go on.
-async fn watch(client: &Client, session: &WaitSession) -> Watched {
+/// Checks a wait until there is a reason to end it.
+async fn watch_wait(client: &Client, session: &WaitSession) -> WaitVerdict {
     let liveness = client.common.config.liveness_settings();
     let mut missed = 0;
     let begun = Instant::now();
     let mut last = begun;
     loop {
         sleep_until(client.common.next_look(liveness.confirm_every)).await;
-        match client.common.waits(session.pid()).await {
-            Ok(Seen::IsInTheWay) => return Watched::IsInTheWay,
-            Ok(Seen::WaitsAlone) if begun.elapsed() > liveness.confirm_every * LOOKS => {
-                return Watched::IsInTheWay;
+        match client.common.wait_status(session.pid()).await {
+            Ok(WaitStatus::BlocksOthers) => return WaitVerdict::Restart,
+            Ok(WaitStatus::WaitingAlone) if begun.elapsed() > liveness.confirm_every * LOOKS => {
+                return WaitVerdict::Restart;
             }
-            Ok(Seen::Waits | Seen::WaitsAlone) => (missed, last) = (0, Instant::now()),
-            Ok(Seen::NotThere) if missed < 2 => missed += 1,
-            Ok(Seen::NotThere) => return Watched::Dead(interrupted()),
+            Ok(WaitStatus::Waiting | WaitStatus::WaitingAlone) => (missed, last) = (0, Instant::now()),
+            Ok(WaitStatus::NotFound) if missed < 2 => missed += 1,
+            Ok(WaitStatus::NotFound) => return WaitVerdict::Dead(interrupted()),
             // That nobody can look says nothing of the wait while the server answers: with a refusal, or another session.
             Err(error) if is_refusal(&error) || server_answers(client).await => last = Instant::now(),
-            Err(error) if last.elapsed() > liveness.lost_after => return Watched::Dead(error),
+            Err(error) if last.elapsed() > liveness.lost_after => return WaitVerdict::Dead(error),
             Err(_) => {}
         }
     }
 }
 
-/// Whether it is the server that lets no further session in: a changed password, a role that may not log in, no connection
-/// left. Sessions that are open go on.
+/// Whether it is the server that lets no further session in: a changed password, a role that may not log in,
+/// no connection left. Sessions that are open go on.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Capacity)
 }
 
 async fn server_answers(client: &Client) -> bool {
-    let lane = client.common.lanes.first().filter(|_| client.keeps_on_shared_sessions());
-    match lane {
-        Some(lane) => ask(lane, |answer| SharedJob::Confirm { answer }).await.is_ok(),
+    let queue = client.common.queues.first().filter(|_| client.keeps_on_shared_sessions());
+    match queue {
+        Some(queue) => ask(queue, |answer| SharedJob::Confirm { answer }).await.is_ok(),
         None => false,
     }
 }
 
 /// Asks again and again. Others see a mark and notify when they free the number; as soon as a wait session is
 /// free, the wait goes on in the server's queue.
-async fn wait_by_asking(
+async fn wait_by_polling(
     client: &Client,
     number: i64,
     request: &Request,
@@ -237,14 +237,14 @@ async fn wait_by_asking(
         }
         if poller.is_some() {
             let (index, holder) = (common.shared_session_of(number), request.holder);
-            let lane = &common.lanes[index];
+            let queue = &common.queues[index];
             // Closed, or released, with no try under way.
             if !common.registry.move_to(number, holder, Location::Shared(index)) {
                 return Ok(Attempt::Refused(common.open().err().unwrap_or_else(not_sent)));
             }
             let asked_at = client.now();
-            match ask(lane, |answer| SharedJob::Try { number, holder, waits: true, answer }).await? {
-                Tried::Contended => {}
+            match ask(queue, |answer| SharedJob::Try { number, holder, waits: true, answer }).await? {
+                TryOutcome::Contended => {}
                 answer => return Ok(dated(answer.into(), asked_at)),
             }
         }
@@ -274,7 +274,7 @@ impl<'a> Poller<'a> {
     fn enter(common: &'a Common, number: i64) -> Self {
         let woken = Arc::new(Notify::new());
         common.pollers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&woken));
-        common.lanes[common.shared_session_of(number)].push(SharedJob::Mark(number));
+        common.queues[common.shared_session_of(number)].push(SharedJob::Mark(number));
         Self { common, number, woken }
     }
 }
@@ -288,7 +288,7 @@ impl Drop for Poller<'_> {
         }
         drop(pollers);
         let index = self.common.shared_session_of(self.number);
-        self.common.lanes[index].push(SharedJob::Mark(self.number));
+        self.common.queues[index].push(SharedJob::Mark(self.number));
     }
 }
 

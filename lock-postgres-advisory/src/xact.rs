@@ -43,9 +43,10 @@
 //!   error, before anybody has rolled back.
 //! - **After a deadlock, roll back.** What earlier calls locked is still held, and the others wait for it.
 //! - **Savepoints.** Rolling back to a savepoint that is older than the lock releases it;
-//!   [`XactProof::check`] asks the server (docs/hazards.md H05). Wait for the `begin` of a savepoint: where its future
-//!   is dropped half-way, as by a timeout, the driver rolls the whole transaction back, and later statements are
-//!   carried out outside of any. [`XactGuard::commit`](crate::XactGuard::commit) then fails; a commit of your own does not.
+//!   [`XactProof::check`] asks the server (docs/hazards.md H05). Wait for the `begin` of a savepoint: where
+//!   its future is dropped half-way, as by a timeout, the driver rolls the whole transaction back, and later
+//!   statements are carried out outside of any. [`XactGuard::commit`](crate::XactGuard::commit) then fails; a
+//!   commit of your own does not.
 //! - **Prepared transactions** (`PREPARE TRANSACTION`) keep the lock, without any connection and over a
 //!   restart, until `COMMIT PREPARED` or `ROLLBACK PREPARED` (H06).
 //! - **Re-entrant within the session.** The server grants a session what it holds already: the same key
@@ -54,7 +55,8 @@
 //! - **It does not outlive the transaction.** To commit twice under one lock, or to lock something that is
 //!   not in this database, use the session scope or a lease.
 //! - **Keep it short.** The connection is occupied, and `idle_in_transaction_session_timeout` ends it with
-//!   the transaction and the lock. [`XactLocks::max_hold`] bounds transactions whose program hangs. Advisory locks alone do not hold back vacuum (H26).
+//!   the transaction and the lock. [`XactLocks::max_hold`] bounds transactions whose program hangs. Advisory
+//!   locks alone do not hold back vacuum (H26).
 //! - **Behind a pooler in transaction mode** everything here works: nothing is prepared, nothing is left
 //!   behind in the session.
 //! - **Waiting needs PL/pgSQL**, which every database has unless somebody removed it.
@@ -79,8 +81,8 @@ use leasehold_postgres::{
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql};
 
-use self::max_hold::{Longest, Watch};
-use self::query::{ANSWER, answer, ask};
+use self::max_hold::{MaxHold, MaxHoldWatch};
+use self::query::{ANSWER_LIMIT, last_row, within};
 
 const TAKE: &str = "take the lock";
 
@@ -92,7 +94,7 @@ pub struct XactLocks {
     schema: Identifier,
     numbers: Arc<dyn KeyNumber>,
     token: Arc<str>,
-    longest: Option<Longest>,
+    max_hold: Option<MaxHold>,
 }
 
 impl XactLocks {
@@ -100,7 +102,7 @@ impl XactLocks {
     #[must_use]
     pub fn new(schema: Identifier) -> Self {
         let token = render(&sql::TOKEN.replace("{marked}", &token::marked()), &schema);
-        Self { schema, numbers: Arc::new(Fnv1a64), token, longest: None }
+        Self { schema, numbers: Arc::new(Fnv1a64), token, max_hold: None }
     }
 
     /// Other numbers for keys than [`Fnv1a64`]'s.
@@ -110,17 +112,18 @@ impl XactLocks {
         self
     }
 
-    /// Bounds how long a transaction lasts that has taken a lock here: when `longest` has passed since the lock was granted and
-    /// the transaction is still open, a connection of `pool` ends its session, and with it transaction and lock. The work is
-    /// rolled back; the next statement on the connection fails. That also helps against a program that hangs, awaits for ever
-    /// or blocks its thread, as long as another thread of its runtime is free. Behind a pooler too.
+    /// Bounds how long a transaction lasts that has taken a lock here: when `longest` has passed since the
+    /// lock was granted and the transaction is still open, a connection of `pool` ends its session, and with
+    /// it transaction and lock. The work is rolled back; the next statement on the connection fails. That
+    /// also helps against a program that hangs, awaits for ever or blocks its thread, as long as another
+    /// thread of its runtime is free. Behind a pooler too.
     ///
-    /// Without it, a transaction that idles is bounded by the server's `idle_in_transaction_session_timeout` alone. It costs
-    /// one statement more for each call that takes locks, and, unless a guard has seen the transaction end, another after
-    /// `longest`. `pool` must not be used up by the transactions themselves.
+    /// Without it, a transaction that idles is bounded by the server's `idle_in_transaction_session_timeout`
+    /// alone. It costs one statement more for each call that takes locks, and, unless a guard has seen the
+    /// transaction end, another after `longest`. `pool` must not be used up by the transactions themselves.
     #[must_use]
     pub fn max_hold(mut self, longest: Duration, pool: PgPool) -> Self {
-        self.longest = Some(Longest::new(longest, pool));
+        self.max_hold = Some(MaxHold::new(longest, pool));
         self
     }
 
@@ -199,7 +202,7 @@ impl XactLocks {
         wait: LockWait,
     ) -> Result<bool, Error> {
         // An attempt never overtakes the server's queue, so it comes first: mostly it is enough.
-        if judge(&ask(connection, attempt, ANSWER, TAKE).await?)? {
+        if read_verdict(&last_row(connection, attempt, ANSWER_LIMIT, TAKE).await?)? {
             return Ok(true);
         }
         match wait {
@@ -231,7 +234,7 @@ impl XactLocks {
         wait: LockWait,
     ) -> Result<Option<Vec<XactProof>>, Error> {
         let proofs: Vec<_> = keys.iter().map(|key| self.proof(key)).collect::<Result<_, _>>()?;
-        judge(&ask(connection, sql::checks(), ANSWER, TAKE).await?)?;
+        read_verdict(&last_row(connection, sql::checks(), ANSWER_LIMIT, TAKE).await?)?;
         let mut ordered = proofs.clone();
         ordered.sort_by_key(|proof| proof.number);
         ordered.dedup_by_key(|proof| proof.number);
@@ -253,9 +256,9 @@ impl XactLocks {
     }
 
     /// Sees to it that the transaction of `connection` ends in time.
-    pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<Option<Watch>, Error> {
-        match &self.longest {
-            Some(longest) => longest.watch(connection).await.map(Some),
+    pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<Option<MaxHoldWatch>, Error> {
+        match &self.max_hold {
+            Some(max_hold) => max_hold.watch(connection).await.map(Some),
             None => Ok(None),
         }
     }
@@ -268,11 +271,11 @@ impl XactLocks {
     ///
     /// # Errors
     ///
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the schema is not there (install it, it is checked
-    /// by the other stores' connecting), [`Unsupported`](ErrorKind::Unsupported) where
-    /// [numbers](KeyNumber::covers_schema) are shared by schemas, [`Unavailable`](ErrorKind::Unavailable) when the server has crashed
-    /// since anybody made sure that tokens grow: see [`prepare_tokens`](Self::prepare_tokens). An error of
-    /// the server ends the transaction.
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the schema is not there (install it, it is checked by
+    /// the other stores' connecting), [`Unsupported`](ErrorKind::Unsupported) where
+    /// [numbers](KeyNumber::covers_schema) are shared by schemas, [`Unavailable`](ErrorKind::Unavailable)
+    /// when the server has crashed since anybody made sure that tokens grow: see
+    /// [`prepare_tokens`](Self::prepare_tokens). An error of the server ends the transaction.
     ///
     /// # Cancel safety
     ///
@@ -287,7 +290,7 @@ impl XactLocks {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let rows =
-            answer(connection.fetch_all(raw_sql(AssertSqlSafe(Arc::clone(&self.token)))), ANSWER, DRAW)
+            within(connection.fetch_all(raw_sql(AssertSqlSafe(Arc::clone(&self.token)))), ANSWER_LIMIT, DRAW)
                 .await?;
         let Some(row) = rows.first() else {
             let message = "the server has crashed or was promoted, and tokens might repeat; call prepare_tokens on a connection that is not in a transaction, then start again";
@@ -299,8 +302,8 @@ impl XactLocks {
         })
     }
 
-    /// Makes sure that tokens grow, also if the server has crashed since. Once per server start is enough; all
-    /// stores of this schema do it when they connect.
+    /// Makes sure that tokens grow, also if the server has crashed since. Once per server start is enough;
+    /// all stores of this schema do it when they connect.
     ///
     /// # Errors
     ///
@@ -332,7 +335,7 @@ impl XactLocks {
             Some(proof) => error.with_key(&proof.key),
             None => error,
         };
-        let row = ask(connection, statement, budget.saturating_add(ANSWER), TAKE).await;
+        let row = last_row(connection, statement, budget.saturating_add(ANSWER_LIMIT), TAKE).await;
         let row = row.map_err(|error| named(error, 0))?;
         let outcome: String = row.try_get(0).map_err(|error| store_error(error, TAKE))?;
         let mut parts = outcome.splitn(3, ' ');
@@ -380,7 +383,7 @@ impl XactProof {
     /// Safe: it only looks.
     pub async fn check(&self, connection: &mut PgConnection) -> Result<(), Error> {
         const LOOK: &str = "look for the lock";
-        let row = ask(connection, sql::held(self.number, self.space), ANSWER, LOOK).await?;
+        let row = last_row(connection, sql::held(self.number, self.space), ANSWER_LIMIT, LOOK).await?;
         match row.try_get(0) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::lost(LossReason::Gone).with_key(&self.key)),
@@ -396,7 +399,7 @@ impl fmt::Display for XactProof {
 }
 
 /// Whether the attempt was granted, or what is wrong with the transaction.
-fn judge(row: &PgRow) -> Result<bool, Error> {
+fn read_verdict(row: &PgRow) -> Result<bool, Error> {
     let verdict: String = row.try_get(0).map_err(|error| store_error(error, TAKE))?;
     let (kind, message) = match verdict.as_str() {
         "granted" | "fine" => return Ok(true),

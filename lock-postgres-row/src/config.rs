@@ -1,14 +1,12 @@
 //! How to connect.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, Scope};
-use leasehold_engine::{Confirm, Engine, Timing, Waiting};
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::Engine;
 use leasehold_postgres::PgConfig;
-use leasehold_postgres::table::{TableBackend, TableSettings};
 
-use crate::sql::MUTEXES;
+use crate::backend::{RowBackend, open};
 
 /// How often waiters ask, on average. Notifications make the usual hand-over immediate.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
@@ -17,10 +15,7 @@ pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
 pub const DEFAULT_CONFIRM: Duration = Duration::from_secs(2);
 
 /// A holder that could not look for so many intervals counts its rows as lost.
-const CONFIRMS: u32 = 5;
-
-/// One client of the mutex store.
-pub type RowBackend = TableBackend;
+pub(crate) const CONFIRMS: u32 = 5;
 
 /// Connects with the defaults of [`RowConfig`].
 ///
@@ -39,11 +34,11 @@ pub async fn connect(url: &str) -> Result<Engine, Error> {
 /// The settings of one client.
 #[derive(Clone, Debug)]
 pub struct RowConfig {
-    postgres: PgConfig,
-    poll: Duration,
-    confirm: Duration,
-    connections: u8,
-    purge_after: Option<Duration>,
+    pub(crate) postgres: PgConfig,
+    pub(crate) poll: Duration,
+    pub(crate) confirm: Duration,
+    pub(crate) connections: u8,
+    pub(crate) purge_after: Option<Duration>,
 }
 
 impl RowConfig {
@@ -122,39 +117,6 @@ impl RowConfig {
             let message = format!("holders look every {min:?} to {max:?}; choose an interval between them");
             return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
         }
-        let settings = TableSettings {
-            capabilities: self.capabilities(),
-            timing: self.timing(),
-            poll: self.poll,
-            connections: self.connections,
-            // The engine's own confirmation does it.
-            purge_after: self.purge_after,
-            extension: None,
-        };
-        let connected = TableBackend::connect(&self.postgres, &MUTEXES, settings).await;
-        connected.map_err(|error| error.with_store(Arc::from(self.postgres.to_string())))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut has = Capabilities::new(Scope::Network);
-        has.fencing = Fencing::Durable;
-        has.fairness = Fairness::Unordered;
-        // Told immediately by a notification, by the next look if that is lost, by silence after five.
-        has.loss_detection = self.confirm * CONFIRMS;
-        has.undo = Duration::from_secs(5);
-        // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
-        has.handover = self.poll * 3 + Duration::from_secs(1);
-        // On purpose: the latch stays shut.
-        has.crash_release = None;
-        has.cooldown = true;
-        has.admin = AdminCapabilities::all();
-        has
-    }
-
-    fn timing(&self) -> Timing {
-        let mut timing = Timing::default();
-        timing.waiting = Waiting::Poll { every: self.poll };
-        timing.confirm = Some(Confirm::new(self.confirm, self.confirm * CONFIRMS).sticky());
-        timing
+        open(self).await
     }
 }

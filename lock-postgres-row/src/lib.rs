@@ -1,7 +1,9 @@
 #![doc = include_str!("../README.md")]
 
+mod backend;
 mod config;
 mod sql;
 
-pub use config::{DEFAULT_CONFIRM, DEFAULT_POLL, RowBackend, RowConfig, connect};
+pub use backend::RowBackend;
+pub use config::{DEFAULT_CONFIRM, DEFAULT_POLL, RowConfig, connect};
 pub use leasehold_postgres::PgConfig;

@@ -1,17 +1,12 @@
 //! How to connect.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, LeaseBounds, Scope,
-};
-use leasehold_engine::{Engine, Timing, Waiting};
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::Engine;
 use leasehold_postgres::PgConfig;
-use leasehold_postgres::table::{TableBackend, TableSettings};
 
-use crate::fence::extension;
-use crate::sql::LEASES;
+use crate::backend::{TtlBackend, open};
 
 /// The TTL of grants whose caller names none: 30 s, renewed every 10 s.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -24,12 +19,6 @@ pub const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// How often waiters ask, on average. Notifications make the usual hand-over immediate.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
-
-/// How often to look whether leases are still there, which renewals find out as well.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
-
-/// One client of the lease store.
-pub type TtlBackend = TableBackend;
 
 /// Connects with the defaults of [`TtlConfig`].
 ///
@@ -48,11 +37,11 @@ pub async fn connect(url: &str) -> Result<Engine, Error> {
 /// The settings of one client.
 #[derive(Clone, Debug)]
 pub struct TtlConfig {
-    postgres: PgConfig,
-    ttl: Duration,
-    poll: Duration,
-    connections: u8,
-    purge_after: Option<Duration>,
+    pub(crate) postgres: PgConfig,
+    pub(crate) ttl: Duration,
+    pub(crate) poll: Duration,
+    pub(crate) connections: u8,
+    pub(crate) purge_after: Option<Duration>,
 }
 
 impl TtlConfig {
@@ -128,38 +117,6 @@ impl TtlConfig {
             let message = format!("a default TTL must be between {MIN_TTL:?} and {MAX_TTL:?}");
             return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
         }
-        let settings = TableSettings {
-            capabilities: self.capabilities(),
-            timing: self.timing(),
-            poll: self.poll,
-            connections: self.connections,
-            purge_after: self.purge_after,
-            extension: Some(extension(&self.postgres)),
-        };
-        let connected = TableBackend::connect(&self.postgres, &LEASES, settings).await;
-        connected.map_err(|error| error.with_store(Arc::from(self.postgres.to_string())))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut has = Capabilities::new(Scope::Network);
-        has.lease = Some(LeaseBounds::new(Some(self.ttl), MIN_TTL, MAX_TTL));
-        has.fencing = Fencing::Durable;
-        has.fairness = Fairness::Unordered;
-        // Told immediately by a notification, by the next look if that is lost.
-        has.loss_detection = CHECK_EVERY * 2;
-        has.undo = Duration::from_secs(5);
-        // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
-        has.handover = self.poll * 3 + Duration::from_secs(1);
-        has.crash_release = Some(self.ttl + Duration::from_secs(1));
-        has.cooldown = true;
-        has.admin = AdminCapabilities::all();
-        has
-    }
-
-    fn timing(&self) -> Timing {
-        let mut timing = Timing::default();
-        timing.waiting = Waiting::Poll { every: self.poll };
-        timing.look = Some(CHECK_EVERY);
-        timing
+        open(self).await
     }
 }

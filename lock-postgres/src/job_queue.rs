@@ -3,12 +3,12 @@
 //!
 //! Most of a statement's cost does not depend on its number of rows, so the fewer statements the better:
 //!
-//! - A session that has answered a large batch yields to the runtime before it takes the next one, so that the
-//!   callers it has answered can queue their next requests. It waits for no timer: when nobody queues anything, it
-//!   has yielded a few times in vain.
-//! - Jobs of different kinds need different statements, and one kind travels per round trip ([`Job::later`]): the
-//!   callers of the first statement would wait for the second. The other kind is deferred to the next round trip,
-//!   but each job at most [`MAX_DEFERRALS`] times.
+//! - A session that has answered a large batch yields to the runtime before it takes the next one, so that
+//!   the callers it has answered can queue their next requests. It waits for no timer: when nobody queues
+//!   anything, it has yielded a few times in vain.
+//! - Jobs of different kinds need different statements, and one kind travels per round trip ([`Job::later`]):
+//!   the callers of the first statement would wait for the second. The other kind is deferred to the next
+//!   round trip, but each job at most [`MAX_DEFERRALS`] times.
 //! - Many jobs are divided evenly among the sessions, so that no session is left with single ones.
 
 use std::collections::VecDeque;
@@ -23,39 +23,40 @@ pub trait Job: Send + 'static {
     /// Answers with `error`: the job was not begun, and nothing was sent for it.
     fn fail(self, error: Error);
 
-    /// Which of `jobs`, which could travel together, had better wait for the next round trip or another session;
-    /// they stay first in the queue. At least one is left. By default none, also said by an empty answer.
+    /// Which of `jobs`, which could travel together, had better wait for the next round trip or another
+    /// session; they stay first in the queue. At least one is left. By default none, also said by an empty
+    /// answer.
     fn later(jobs: &[&Self]) -> Vec<bool> {
         let _ = jobs;
         Vec::new()
     }
 }
 
-/// How often in a row a session yields without a new job before it stops waiting for more: those who are expected
-/// may be busy on another thread.
+/// How often in a row a session yields without a new job before it stops waiting for more: those who are
+/// expected may be busy on another thread.
 const IDLE_YIELDS: u32 = 4;
 
 /// How often a session yields at most for each job that is expected.
 const YIELDS_PER_JOB: usize = 4;
 
-/// How often a job is deferred in favour of another kind: once by each of two sessions, after which one of them
-/// does its kind.
+/// How often a job is deferred in favour of another kind: once by each of two sessions, after which one of
+/// them does its kind.
 const MAX_DEFERRALS: u8 = 2;
 
 /// So few jobs are not divided among sessions.
 const FEW: usize = 8;
 
 /// The queue. Cheap to clone; all clones are one queue.
-pub struct Lane<J: Job>(Arc<Inner<J>>);
+pub struct JobQueue<J: Job>(Arc<Inner<J>>);
 
 struct Inner<J> {
-    state: Mutex<State<J>>,
+    state: Mutex<QueueState<J>>,
     /// One permit per job that arrived while somebody was idle; all are told of a close.
     arrived: Notify,
 }
 
-struct State<J> {
-    jobs: VecDeque<Waiting<J>>,
+struct QueueState<J> {
+    jobs: VecDeque<QueuedJob<J>>,
     closed: bool,
     /// How many sessions are connected and take jobs.
     serving: usize,
@@ -63,21 +64,21 @@ struct State<J> {
     under_way: usize,
 }
 
-struct Waiting<J> {
+struct QueuedJob<J> {
     job: J,
     /// How often it was left in the queue in favour of another kind.
     deferrals: u8,
 }
 
-impl<J: Job> Lane<J> {
+impl<J: Job> JobQueue<J> {
     /// An empty queue that is open.
     #[must_use]
     pub fn new() -> Self {
-        let state = State { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
+        let state = QueueState { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
         Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new() }))
     }
 
-    /// Adds a job; one idle session is woken. On a closed lane it fails at once.
+    /// Adds a job; one idle session is woken. On a closed queue it fails at once.
     pub fn push(&self, job: J) {
         self.push_all([job]);
     }
@@ -90,7 +91,7 @@ impl<J: Job> Lane<J> {
             jobs.into_iter().for_each(|job| job.fail(Error::closed()));
             return;
         }
-        state.jobs.extend(jobs.into_iter().map(|job| Waiting { job, deferrals: 0 }));
+        state.jobs.extend(jobs.into_iter().map(|job| QueuedJob { job, deferrals: 0 }));
         drop(state);
         // The one that became idle last: its caches are warm.
         self.0.arrived.notify_last();
@@ -114,13 +115,13 @@ impl<J: Job> Lane<J> {
         self.state().serving > 0
     }
 
-    /// Waits until there is a job, and leaves it there; `false` once the lane is closed and empty.
+    /// Waits until there is a job, and leaves it there; `false` once the queue is closed and empty.
     pub(crate) async fn wanted(&self) -> bool {
         self.until(1, |state| (!state.jobs.is_empty()).then_some(())).await.is_some()
     }
 
-    /// Yields to callers who were just answered, of whom `expected` are likely to queue another job: until all
-    /// have, or no more do.
+    /// Yields to callers who were just answered, of whom `expected` are likely to queue another job: until
+    /// all have, or no more do.
     async fn gather(&self, expected: usize) {
         let mut waiting = 0;
         let mut in_vain = 0;
@@ -135,7 +136,11 @@ impl<J: Job> Lane<J> {
         }
     }
 
-    async fn until<T>(&self, expected: usize, mut look: impl FnMut(&mut State<J>) -> Option<T>) -> Option<T> {
+    async fn until<T>(
+        &self,
+        expected: usize,
+        mut look: impl FnMut(&mut QueueState<J>) -> Option<T>,
+    ) -> Option<T> {
         loop {
             if expected > 1 {
                 self.gather(expected).await;
@@ -163,7 +168,7 @@ impl<J: Job> Lane<J> {
     /// A session takes jobs until the returned value is dropped.
     pub(crate) fn serve(&self) -> Serving<J> {
         self.state().serving += 1;
-        Serving { lane: self.clone(), under_way: 0, last: 0 }
+        Serving { queue: self.clone(), under_way: 0, last: 0 }
     }
 
     /// Fails what waits, unless another session can do it.
@@ -177,14 +182,14 @@ impl<J: Job> Lane<J> {
         jobs.into_iter().for_each(|waiting| waiting.job.fail(error.clone()));
     }
 
-    fn state(&self) -> MutexGuard<'_, State<J>> {
+    fn state(&self) -> MutexGuard<'_, QueueState<J>> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A session that takes jobs.
 pub(crate) struct Serving<J: Job> {
-    lane: Lane<J>,
+    queue: JobQueue<J>,
     /// How many jobs it has taken and not done yet.
     under_way: usize,
     /// How many it took last, unless it has gathered since.
@@ -192,15 +197,15 @@ pub(crate) struct Serving<J: Job> {
 }
 
 impl<J: Job> Serving<J> {
-    /// Waits for jobs and takes this session's share of them, up to `most`, oldest first; `None` once the lane is
-    /// closed and empty. What it took before is done.
+    /// Waits for jobs and takes this session's share of them, up to `most`, oldest first; `None` once the
+    /// queue is closed and empty. What it took before is done.
     ///
     /// # Cancel safety
     ///
     /// Dropped, it has taken nothing.
     pub(crate) async fn take(&mut self, most: usize) -> Option<Vec<J>> {
         self.done();
-        let look = |state: &mut State<J>| {
+        let look = |state: &mut QueueState<J>| {
             let all = state.jobs.len() + state.under_way;
             let share = all.div_ceil(state.serving.max(1)).max(FEW).min(most);
             let waiting = state.jobs.len();
@@ -220,9 +225,9 @@ impl<J: Job> Serving<J> {
             }
             let mut jobs = Vec::with_capacity(together.len());
             let mut left = Vec::new();
-            for (index, Waiting { job, deferrals }) in together.into_iter().enumerate() {
+            for (index, QueuedJob { job, deferrals }) in together.into_iter().enumerate() {
                 if later.get(index) == Some(&true) {
-                    left.push(Waiting { job, deferrals: deferrals + 1 });
+                    left.push(QueuedJob { job, deferrals: deferrals + 1 });
                 } else {
                     jobs.push(job);
                 }
@@ -235,7 +240,7 @@ impl<J: Job> Serving<J> {
         };
         // Once after each batch: whoever drops this to read a notification does not begin to gather anew.
         let expected = std::mem::take(&mut self.last);
-        let jobs = self.lane.until(expected, look).await?;
+        let jobs = self.queue.until(expected, look).await?;
         self.under_way = jobs.len();
         self.last = jobs.len();
         Some(jobs)
@@ -244,7 +249,7 @@ impl<J: Job> Serving<J> {
     fn done(&mut self) {
         let done = std::mem::take(&mut self.under_way);
         if done > 0 {
-            self.lane.state().under_way -= done;
+            self.queue.state().under_way -= done;
         }
     }
 }
@@ -252,28 +257,28 @@ impl<J: Job> Serving<J> {
 impl<J: Job> Drop for Serving<J> {
     fn drop(&mut self) {
         self.done();
-        self.lane.state().serving -= 1;
+        self.queue.state().serving -= 1;
         // Whoever is left looks again: the permit of a job may have been ours.
-        self.lane.0.arrived.notify_one();
+        self.queue.0.arrived.notify_one();
     }
 }
 
-impl<J: Job> Clone for Lane<J> {
+impl<J: Job> Clone for JobQueue<J> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<J: Job> Default for Lane<J> {
+impl<J: Job> Default for JobQueue<J> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<J: Job> fmt::Debug for Lane<J> {
+impl<J: Job> fmt::Debug for JobQueue<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        f.debug_struct("Lane").field("jobs", &state.jobs.len()).field("closed", &state.closed).finish()
+        f.debug_struct("JobQueue").field("jobs", &state.jobs.len()).field("closed", &state.closed).finish()
     }
 }
 

@@ -26,7 +26,7 @@ pub use error::{
     DriverError, connect_error, ends_session, outcome_unknown, sqlstate, state_error, store_error,
 };
 pub use ident::{Identifier, MAX_IDENTIFIER_BYTES, literal, quote};
-pub use job_queue::{Job, Lane};
+pub use job_queue::{Job, JobQueue};
 pub use lock_wait::LockWait;
 pub use number::{
     Djb2Xor, Fnv1a64, KeyNumber, KeySpace, RawBigint, RawPair, Sha256, SqlxNames, pack, unpack,

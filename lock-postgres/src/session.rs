@@ -1,5 +1,5 @@
-//! A session with the server as an actor: it owns the connection, carries out the jobs of its lane, and notices
-//! immediately when the server ends it.
+//! A session with the server as an actor: it owns the connection, carries out the jobs of its queue, and
+//! notices immediately when the server ends it.
 //!
 //! An idle connection of the driver does not read its socket, so it would learn of its death only from the
 //! next statement. The driver's listener does read; the actor therefore keeps its connection in one.
@@ -20,7 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::PgConfig;
 use crate::connect::link::Link;
-use crate::job_queue::{Job, Lane};
+use crate::job_queue::{Job, JobQueue};
 use crate::time_limit::{Overrun, limited};
 
 /// The most jobs that travel together.
@@ -29,8 +29,8 @@ pub const MOST_JOBS: usize = 512;
 /// The pauses between attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long a session that reads nothing is left alone at most before it is asked whether it is still there, so that one
-/// on a dead path, which brings no notification any more, is opened again.
+/// How long a session that reads nothing is left alone at most before it is asked whether it is still there,
+/// so that one on a dead path, which brings no notification any more, is opened again.
 const ECHO: Duration = Duration::from_secs(20);
 
 /// What the statement's own time limit on the server is given to come first.
@@ -46,8 +46,8 @@ pub struct SessionId {
     pub epoch: u64,
     /// Whether a transaction pooler is in between.
     pub pooled: bool,
-    /// Whether an advisory lock that one session held kept another one out. `true` also if that was not tried, because
-    /// the configuration says what is in between ([`Pooler`](crate::Pooler)).
+    /// Whether an advisory lock that one session held kept another one out. `true` also if that was not
+    /// tried, because the configuration says what is in between ([`Pooler`](crate::Pooler)).
     pub excludes: bool,
 }
 
@@ -57,7 +57,7 @@ pub trait Work: Send + 'static {
     type Job: Job;
 
     /// The session was opened and has its settings; nothing was done on it yet. An error closes it
-    /// and fails what waits in the lane.
+    /// and fails what waits in the queue.
     fn opened(
         &mut self,
         connection: &mut PgConnection,
@@ -80,7 +80,8 @@ pub trait Work: Send + 'static {
     }
 
     /// Whether a session that carried out nothing for as long as `unused` is kept. `false` ends it, without
-    /// [`ended`](Self::ended), and it is opened again when there is something to do. Called from time to time, between jobs.
+    /// [`ended`](Self::ended), and it is opened again when there is something to do. Called from time to
+    /// time, between jobs.
     fn keep(&mut self, unused: Duration) -> bool {
         let _ = unused;
         true
@@ -97,7 +98,7 @@ pub trait Work: Send + 'static {
     }
 }
 
-/// An actor that was started. Dropping it changes nothing: the actor ends when its lane is closed.
+/// An actor that was started. Dropping it changes nothing: the actor ends when its queue is closed.
 pub struct Session {
     task: JoinHandle<()>,
 }
@@ -107,17 +108,18 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// What keeps the session from being opened; [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
+    /// What keeps the session from being opened; [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio
+    /// runtime.
     ///
     /// # Cancel safety
     ///
     /// A dropped call closes what it has opened.
-    pub async fn open<W: Work>(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Result<Self, Error> {
+    pub async fn open<W: Work>(config: &PgConfig, queue: &JobQueue<W::Job>, work: W) -> Result<Self, Error> {
         let runtime = Handle::try_current().map_err(|error| {
             let message = "there is no tokio runtime here to open a session on; connect inside one";
             Error::new(ErrorKind::NoRuntime, message).with_store(config.to_string()).with_source(error)
         })?;
-        let actor = Actor::new(config, lane, work);
+        let actor = Actor::new(config, queue, work);
         let (tell, told) = oneshot::channel();
         // In a task from the start: connections must not be dropped where there is no runtime.
         let task = AbortOnDropHandle::new(runtime.spawn(actor.begin(tell)));
@@ -130,11 +132,11 @@ impl Session {
 
     /// Starts an actor that opens its session when there is something to do. Needs a tokio runtime.
     #[must_use]
-    pub fn lazy<W: Work>(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Self {
-        Self { task: tokio::spawn(Actor::new(config, lane, work).act(None)) }
+    pub fn lazy<W: Work>(config: &PgConfig, queue: &JobQueue<W::Job>, work: W) -> Self {
+        Self { task: tokio::spawn(Actor::new(config, queue, work).act(None)) }
     }
 
-    /// Waits until the actor of a closed lane has ended its session, at most `limit`; then ends it hard.
+    /// Waits until the actor of a closed queue has ended its session, at most `limit`; then ends it hard.
     ///
     /// # Cancel safety
     ///
@@ -166,7 +168,7 @@ impl fmt::Debug for Session {
 
 struct Actor<W: Work> {
     config: PgConfig,
-    lane: Lane<W::Job>,
+    queue: JobQueue<W::Job>,
     work: W,
     epoch: u64,
     serving: bool,
@@ -175,8 +177,8 @@ struct Actor<W: Work> {
 }
 
 impl<W: Work> Actor<W> {
-    fn new(config: &PgConfig, lane: &Lane<W::Job>, work: W) -> Self {
-        Self { config: config.clone(), lane: lane.clone(), work, epoch: 0, serving: false, over: false }
+    fn new(config: &PgConfig, queue: &JobQueue<W::Job>, work: W) -> Self {
+        Self { config: config.clone(), queue: queue.clone(), work, epoch: 0, serving: false, over: false }
     }
 
     /// Opens the session, says how that went, and serves it.
@@ -198,7 +200,7 @@ impl<W: Work> Actor<W> {
         let mut pause = BACKOFF.0;
         loop {
             let Some(open) = link.take() else {
-                if !self.lane.wanted().await {
+                if !self.queue.wanted().await {
                     self.over = true;
                     return;
                 }
@@ -209,7 +211,7 @@ impl<W: Work> Actor<W> {
                     }
                     Err(error) => {
                         tracing::warn!(server = %self.config, %error, "cannot open a session");
-                        self.lane.fail_if_unserved(&error);
+                        self.queue.fail_if_unserved(&error);
                         tokio::time::sleep(pause / 2 + pause.mul_f64(fastrand::f64() / 2.0)).await;
                         pause = (pause * 2).min(BACKOFF.1);
                     }
@@ -254,11 +256,11 @@ impl<W: Work> Actor<W> {
         })
     }
 
-    /// Does what comes until the lane is closed (`Break`) or the session has ended, by an error or because
+    /// Does what comes until the queue is closed (`Break`) or the session has ended, by an error or because
     /// nobody needed it.
     async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Error>> {
         self.serving = true;
-        let mut serving = self.lane.serve();
+        let mut serving = self.queue.serve();
         let echo = ECHO.min(self.config.liveness.lost_after.saturating_mul(2));
         let pause = self.config.idle.map_or(echo, |idle| idle.min(echo));
         let mut idle = std::pin::pin!(sleep_until(Instant::now() + pause));
@@ -282,7 +284,7 @@ impl<W: Work> Actor<W> {
                 event = link.next_event() => event.map(|(channel, payload)| self.work.notified(&channel, &payload)),
                 () = &mut idle => {
                     if !self.work.keep(worked.elapsed()) {
-                        // What comes from here on waits in the lane, until the session is opened again.
+                        // What comes from here on waits in the queue, until the session is opened again.
                         link.close().await;
                         return ControlFlow::Continue(None);
                     }
@@ -342,9 +344,9 @@ impl<W: Work> Drop for Actor<W> {
         }
         if !self.over {
             // Aborted, or a bug: nobody is there to do what comes.
-            self.lane.close();
+            self.queue.close();
         }
-        self.lane.fail_if_unserved(&error);
+        self.queue.fail_if_unserved(&error);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The engine that the stores with one row per key share: mutex rows and leases.
 //!
-//! A store gives its statements ([`Dialect`]) and what it promises ([`TableSettings`]); everything
-//! between a request and a statement is here. Requests travel together: for each kind at most one
-//! statement per round trip, whoever asked.
+//! A store provides its statements ([`Dialect`]) and declares its capabilities ([`TableSettings`]). Everything between a
+//! request and a statement is here. Requests of all callers are batched, with at most one statement of each kind per round
+//! trip.
 
 mod admin;
 mod backend;

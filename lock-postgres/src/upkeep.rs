@@ -1,6 +1,6 @@
-//! Which client removes old rows. All clients of a schema share one walk over each table: it is in the schema how
-//! far it has come, so that the work grows with the table and not with the number of clients, and goes on where a client
-//! that ended has stopped.
+//! Which client removes old rows. All clients of a schema share one walk over each table: it is in the schema
+//! how far it has come, so that the work grows with the table and not with the number of clients, and goes on
+//! where a client that ended has stopped.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use sqlx::postgres::PgRow;
 use crate::config::PgConfig;
 
 /// Claims the task `$1` for a minute, if nobody else has it and it is due. Answers how far the walk has come
-/// (empty: it begins) and since when it is under way, in microseconds. A time far ahead was written under another clock.
+/// (empty: it begins) and since when it is under way, in microseconds. A time far ahead was written under
+/// another clock.
 pub const TAKE: &str = "\
 UPDATE {schema}.upkeep u SET
     next_at = clock_timestamp() + interval '1 minute',
@@ -20,8 +21,8 @@ WHERE u.task = $1::text
     AND (u.next_at <= clock_timestamp() OR u.next_at > clock_timestamp() + interval '1 day')
 RETURNING u.after, (extract(epoch FROM clock_timestamp() - u.begun_at) * 1000000)::bigint";
 
-/// Notes that the walk of task `$1` has come to `$2`, and keeps the claim for another minute. If that is empty, the walk
-/// is over, and the next one is due in `$3` microseconds.
+/// Notes that the walk of task `$1` has come to `$2`, and keeps the claim for another minute. If that is
+/// empty, the walk is over, and the next one is due in `$3` microseconds.
 pub const NOTE: &str = "\
 UPDATE {schema}.upkeep u SET
     after = $2::text,
@@ -29,7 +30,8 @@ UPDATE {schema}.upkeep u SET
         ELSE interval '1 minute' END
 WHERE u.task = $1::text";
 
-/// A walk that takes longer than this is told of: rows come faster than they are removed, or the server is busy.
+/// A walk that takes longer than this is told of: rows come faster than they are removed, or the server is
+/// busy.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// So many failures in a row are told of.
@@ -106,9 +108,9 @@ impl Watch {
         }
     }
 
-    /// A walk began so long ago, over all clients. Tells, once for each, that it takes too long, and answers whether it
-    /// did now.
-    pub fn is_running(&mut self, store: &PgConfig, running: Duration) -> bool {
+    /// Warns once per purge when it has run longer than an hour, counted over all clients. Returns whether it
+    /// warned now.
+    pub fn warn_if_overdue(&mut self, store: &PgConfig, running: Duration) -> bool {
         let is_long = running > LONG;
         let is_news = is_long && !self.told;
         if is_news {

@@ -1,6 +1,6 @@
-//! The dictionary from numbers to names: written in the background for holds that last, so that an
-//! acquire never waits for it and short-lived keys leave no row behind; on a session that keeps no locks, so that none
-//! of them is delayed or lost by it.
+//! The dictionary from numbers to names: written in the background for holds that last, so that an acquire
+//! never waits for it and short-lived keys leave no row behind; on a session that keeps no locks, so that
+//! none of them is delayed or lost by it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,16 +16,16 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::common::Common;
 use crate::error::interrupted;
-use crate::registry::{Entry, Location};
+use crate::registry::{Location, LockEntry};
 
 /// How long after a grant others see its name at the latest.
 pub(crate) const LAG: Duration = Duration::from_secs(2);
 
 /// A hold that is over before this time gets no row.
-const LASTING: Duration = Duration::from_millis(200);
+const NAMED_AFTER: Duration = Duration::from_millis(200);
 
 /// How often what nobody has used for a month is deleted, by one client for all.
-const TIDY: Duration = Duration::from_secs(3600);
+const DELETE_EVERY: Duration = Duration::from_secs(3600);
 
 /// How many rows are looked at in one statement, and how long the pause is after it.
 const PAGE: i64 = 1000;
@@ -34,35 +34,35 @@ const BETWEEN_PAGES: Duration = Duration::from_millis(20);
 /// How often it is noted how far that has come.
 const PAGES_PER_NOTE: u32 = 10;
 
-/// What the walk over the table is called, in the schema and in logs.
+/// The name of the purge of this table, in the schema and in logs.
 const TASK: &str = "advisory_name";
 
 /// How long nothing is written after many failures: a server that was away for hours has names soon again.
-const LONGEST: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How long one writing may take.
-const SAVING: Duration = Duration::from_secs(30);
+const SAVE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The tracing target. Filters of operators name it, so it does not follow the path of this module.
 const TARGET: &str = "leasehold_postgres_advisory::names";
 
 /// Writes and deletes until the client is closed.
-pub(crate) async fn keep(common: Arc<Common>) {
-    tokio::join!(write(&common), forget(&common));
+pub(crate) async fn run(common: Arc<Common>) {
+    tokio::join!(write(&common), delete_names_hourly(&common));
 }
 
 async fn write(common: &Arc<Common>) {
     // After a failure.
-    let mut pause = LASTING;
+    let mut pause = NAMED_AFTER;
     while !common.closed.load(Ordering::Acquire) {
         let granted = common.registry.granted.notified();
         if common.registry.holds(|entry| !entry.written).is_empty() {
             granted.await;
         }
-        sleep(LASTING).await;
+        sleep(NAMED_AFTER).await;
         let now = Instant::now();
-        let lasting = |entry: &Entry| {
-            !entry.written && entry.grant.is_some_and(|grant| now.duration_since(grant.at) >= LASTING)
+        let lasting = |entry: &LockEntry| {
+            !entry.written && entry.grant.is_some_and(|grant| now.duration_since(grant.at) >= NAMED_AFTER)
         };
         let holds = common.registry.holds(lasting);
         if holds.is_empty() {
@@ -71,37 +71,37 @@ async fn write(common: &Arc<Common>) {
         if let Err(error) = save(common, &holds).await {
             tracing::debug!(target: TARGET, %error, "the names of held locks were not written; they are listed as numbers");
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST);
+            pause = (pause * 2).min(LONGEST_PAUSE);
             continue;
         }
-        pause = LASTING;
+        pause = NAMED_AFTER;
         common.registry.written(&holds);
     }
 }
 
-async fn save(common: &Common, holds: &[(i64, Entry)]) -> Result<(), Error> {
-    let rows = Rows::new(common, holds);
+async fn save(common: &Common, holds: &[(i64, LockEntry)]) -> Result<(), Error> {
+    let rows = NameRows::new(common, holds);
     let text = Arc::clone(&common.statements.name);
     let saving =
         common.query("write the names of locks", move |connection| rows.write(connection, text).boxed());
-    timeout(SAVING, saving).await.unwrap_or_else(|_| Err(interrupted()))
+    timeout(SAVE_LIMIT, saving).await.unwrap_or_else(|_| Err(interrupted()))
 }
 
-/// Deletes old rows from time to time. A client that does not live that long leaves it to others.
-async fn forget(common: &Common) {
+/// Deletes old rows about once an hour. A client that ends sooner leaves it to other clients.
+async fn delete_names_hourly(common: &Common) {
     let mut watch = Watch::new(TASK);
     loop {
-        sleep(TIDY.mul_f64(0.5 + fastrand::f64())).await;
+        sleep(DELETE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
         // An idle client leaves it to others: it would open a session.
         if !common.may_only_read() && !common.is_asleep() {
-            let outcome = walk(common, &mut watch).await;
+            let outcome = delete_old_names(common, &mut watch).await;
             watch.ended(&common.config, &outcome);
         }
     }
 }
 
-/// Goes on where the last one has stopped, if no other client does.
-pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error> {
+/// Continues where the last purge stopped, unless another client is doing it.
+pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Result<(), Error> {
     const DOING: &str = "delete old names of locks";
     let text = Arc::clone(&common.statements.claim_upkeep);
     let progress = common.query(DOING, move |connection| {
@@ -125,14 +125,15 @@ pub(crate) async fn walk(common: &Common, watch: &mut Watch) -> Result<(), Error
         pages += 1;
         if next.is_none() || pages % PAGES_PER_NOTE == 0 {
             let after = next.map(|(space, number)| format!("{space} {number}")).unwrap_or_default();
-            let (text, note) = (Arc::clone(&common.statements.note_upkeep), Note { after, pause: TIDY });
+            let (text, note) =
+                (Arc::clone(&common.statements.note_upkeep), Note { after, pause: DELETE_EVERY });
             let noted = common.query(DOING, move |connection| {
                 let query = sqlx::query(AssertSqlSafe(text)).persistent(false).bind(TASK);
                 let query = query.bind(note.after.clone()).bind(note.pause_micros());
                 async move { query.execute(connection).await.map(drop) }.boxed()
             });
             noted.await?;
-            watch.is_running(&common.config, progress.running + taken.elapsed());
+            watch.warn_if_overdue(&common.config, progress.running + taken.elapsed());
         }
         sleep(BETWEEN_PAGES).await;
     }
@@ -151,7 +152,7 @@ fn parse(after: &str) -> Option<(i16, i64)> {
 }
 
 #[derive(Default)]
-struct Rows {
+struct NameRows {
     space: i16,
     numbers: Vec<i64>,
     keys: Vec<String>,
@@ -162,8 +163,8 @@ struct Rows {
     labels: Vec<Option<String>>,
 }
 
-impl Rows {
-    fn new(common: &Common, holds: &[(i64, Entry)]) -> Self {
+impl NameRows {
+    fn new(common: &Common, holds: &[(i64, LockEntry)]) -> Self {
         let shared_sessions = common.shared_pids();
         let wait_sessions = common.wait_pids();
         let mut rows = Self { space: space_of(common.space()), ..Self::default() };

@@ -4,9 +4,9 @@ use leasehold_api::{Error, HolderId};
 use leasehold_engine::ReleaseReply;
 use leasehold_postgres::Job;
 
-use crate::reply::Answer;
+use crate::reply::ReplySender;
 use crate::sql::Process;
-use crate::try_outcome::Tried;
+use crate::try_outcome::TryOutcome;
 use crate::wait_session::cancels::Cancel;
 
 /// What a shared session is asked to do.
@@ -16,15 +16,15 @@ pub(crate) enum SharedJob {
         number: i64,
         holder: HolderId,
         waits: bool,
-        answer: Answer<Tried>,
+        answer: ReplySender<TryOutcome>,
     },
     Unlock {
         number: i64,
         holder: HolderId,
-        answer: Answer<ReleaseReply>,
+        answer: ReplySender<ReleaseReply>,
     },
     Confirm {
-        answer: Answer<()>,
+        answer: ReplySender<()>,
     },
     /// Looks whether somebody here polls for the number, and shows that, or shows it no more.
     Mark(i64),
@@ -45,7 +45,7 @@ impl Job for SharedJob {
     fn fail(self, error: Error) {
         match self {
             // Nobody may be there any more to hear it.
-            Self::Try { answer, .. } => drop(answer.send(Ok(Tried::Refused(error)))),
+            Self::Try { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
             Self::Unlock { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
             // It was not begun.

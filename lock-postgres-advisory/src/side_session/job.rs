@@ -6,39 +6,41 @@ use leasehold_api::Error;
 use leasehold_postgres::Job;
 use sqlx::PgConnection;
 
-use crate::reply::Answer;
+use crate::reply::ReplySender;
 
-/// Statements of others; or the error that kept them from being sent.
-pub(crate) type Call =
+/// Runs the statements of a caller. It gets the error instead if there is no connection.
+pub(crate) type CallerStatements =
     Box<dyn for<'c> FnOnce(Result<&'c mut PgConnection, Error>) -> BoxFuture<'c, ()> + Send>;
 
-pub(crate) enum HelperJob {
-    Call(Call),
-    /// How a session waits for an advisory lock in that process of the server.
-    Waits {
+/// A job of the side session.
+pub(crate) enum SideJob {
+    Statements(CallerStatements),
+    /// Returns how the server process `pid` waits for an advisory lock.
+    WaitStatus {
         pid: i32,
-        answer: Answer<Seen>,
+        answer: ReplySender<WaitStatus>,
     },
 }
 
-/// What was seen of a wait in the server's queue.
+/// The state of a wait in the server's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// It may have been granted this moment, or not begun.
-    NotThere,
-    Waits,
-    /// It waits, and nobody else does for the same.
-    WaitsAlone,
-    /// It waits, and others wait for its snapshot to go.
-    IsInTheWay,
+pub(crate) enum WaitStatus {
+    /// The process does not wait: it was just granted the lock, or has not started to wait.
+    NotFound,
+    /// The process waits, and other processes wait for the same lock.
+    Waiting,
+    /// The process waits, and no other process waits for the same lock.
+    WaitingAlone,
+    /// The process waits, and other transactions wait for its snapshot to end.
+    BlocksOthers,
 }
 
-impl Job for HelperJob {
+impl Job for SideJob {
     fn fail(self, error: Error) {
         match self {
             // Without a connection it has nothing to wait for.
-            Self::Call(call) => drop(call(Err(error)).now_or_never()),
-            Self::Waits { answer, .. } => drop(answer.send(Err(error))),
+            Self::Statements(call) => drop(call(Err(error)).now_or_never()),
+            Self::WaitStatus { answer, .. } => drop(answer.send(Err(error))),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Asking the server to end a wait.
+//! Requests to the server to end a wait.
 //!
 //! Such a request reaches a process, whatever that is doing by then: one that is still under way when the
 //! wait is over ends the next statement, and behind a pooler somebody else's. So none is made outside of a
@@ -11,12 +11,12 @@ use tokio::sync::Notify;
 /// The requests to end the waits of one session, of which one at a time is under way.
 #[derive(Default)]
 pub(crate) struct Cancels {
-    standing: Mutex<Standing>,
+    state: Mutex<CancelState>,
     changed: Notify,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Standing {
+struct CancelState {
     waiting: bool,
     under_way: bool,
     /// Nobody wants the session any more.
@@ -28,51 +28,51 @@ struct Standing {
 impl Cancels {
     /// A wait begins.
     pub(crate) fn wait_begins(&self) {
-        self.standing().waiting = true;
+        self.state().waiting = true;
     }
 
     /// The wait was answered. Resolves when no request is under way any more: `false` if one may still
     /// arrive, so that the session is of no use.
     pub(crate) async fn wait_is_over(&self) -> bool {
-        self.standing().waiting = false;
-        self.until(|standing| !standing.under_way).await;
-        !self.standing().stray
+        self.state().waiting = false;
+        self.until(|state| !state.under_way).await;
+        !self.state().stray
     }
 
     /// Nobody wants the session any more: it ends what it is doing by itself.
     pub(crate) fn give_up(&self) {
-        self.standing().given_up = true;
+        self.state().given_up = true;
         self.changed.notify_waiters();
     }
 
     /// Resolves when nobody wants the session any more.
     pub(crate) async fn given_up(&self) {
-        self.until(|standing| standing.given_up).await;
+        self.until(|state| state.given_up).await;
     }
 
     /// A request to be made now, unless there is no wait to end or one is under way.
     pub(crate) fn request(self: &Arc<Self>) -> Option<Cancel> {
-        let mut standing = self.standing();
-        if !standing.waiting || standing.under_way {
+        let mut state = self.state();
+        if !state.waiting || state.under_way {
             return None;
         }
-        standing.under_way = true;
+        state.under_way = true;
         Some(Cancel { cancels: Arc::clone(self), has_arrived: false })
     }
 
-    async fn until(&self, is: impl Fn(&Standing) -> bool) {
+    async fn until(&self, is: impl Fn(&CancelState) -> bool) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            if is(&self.standing()) {
+            if is(&self.state()) {
                 return;
             }
             changed.await;
         }
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, CancelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,10 +91,10 @@ impl Cancel {
 
 impl Drop for Cancel {
     fn drop(&mut self) {
-        let mut standing = self.cancels.standing();
-        standing.under_way = false;
-        standing.stray |= !self.has_arrived;
-        drop(standing);
+        let mut state = self.cancels.state();
+        state.under_way = false;
+        state.stray |= !self.has_arrived;
+        drop(state);
         self.cancels.changed.notify_waiters();
     }
 }

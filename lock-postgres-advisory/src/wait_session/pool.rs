@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::Error;
-use leasehold_postgres::Lane;
+use leasehold_postgres::JobQueue;
 use leasehold_postgres::session::Session;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use crate::common::Common;
 use crate::error::not_sent;
 use crate::wait_session::work::WaitSessionWork;
-use crate::wait_session::{IDLE, LockScope, State, TAKEN, WaitJob, WaitSession};
+use crate::wait_session::{IDLE, LockScope, TAKEN, WaitJob, WaitSession, WaitSessionState};
 
 /// The wait sessions of one client: bounded, opened when needed, kept for the next waiter for a while.
 pub(crate) struct WaitSessions {
@@ -26,14 +26,14 @@ pub(crate) struct WaitSessions {
     /// Those that keep something.
     taken: Mutex<HashMap<u64, WaitSession>>,
     /// All sessions that were opened and have not ended, whoever has them.
-    open: Mutex<HashMap<u64, Open>>,
+    open: Mutex<HashMap<u64, OpenSession>>,
     next: AtomicU64,
 }
 
 /// What ends a session that somebody else may use.
-struct Open {
-    lane: Lane<WaitJob>,
-    state: Arc<State>,
+struct OpenSession {
+    queue: JobQueue<WaitJob>,
+    state: Arc<WaitSessionState>,
     task: AbortHandle,
 }
 
@@ -64,14 +64,14 @@ impl WaitSessions {
         permit: OwnedSemaphorePermit,
     ) -> Result<WaitSession, Error> {
         while let Some(mut session) = self.pop() {
-            if session.state.go(IDLE, TAKEN) {
+            if session.state.advance(IDLE, TAKEN) {
                 session.permit = Some(permit);
                 session.clean = false;
                 return Ok(session);
             }
         }
-        let (id, lane) = (self.next.fetch_add(1, Ordering::Relaxed), Lane::new());
-        let state = Arc::new(State::new());
+        let (id, queue) = (self.next.fetch_add(1, Ordering::Relaxed), JobQueue::new());
+        let state = Arc::new(WaitSessionState::new());
         let work = WaitSessionWork {
             id,
             common: Arc::clone(&self.common),
@@ -82,13 +82,14 @@ impl WaitSessions {
             pooled: false,
         };
         let config = self.common.config_of_more();
-        let session = Session::open(&config, &lane, work).await?;
-        let open = Open { lane: lane.clone(), state: Arc::clone(&state), task: session.abort_handle() };
+        let session = Session::open(&config, &queue, work).await?;
+        let open =
+            OpenSession { queue: queue.clone(), state: Arc::clone(&state), task: session.abort_handle() };
         self.open().insert(id, open);
         let wait_sessions = Arc::clone(self);
         let session = WaitSession {
             id,
-            lane,
+            queue,
             state,
             wait_sessions,
             session: Some(session),
@@ -103,7 +104,8 @@ impl WaitSessions {
         Ok(session)
     }
 
-    /// Resolves when one of the wait sessions is free for the caller; callers are served in order. Never once closed.
+    /// Resolves when one of the wait sessions is free for the caller; callers are served in order. Never once
+    /// closed.
     pub(crate) async fn permit(&self) -> OwnedSemaphorePermit {
         match Arc::clone(&self.permits).acquire_owned().await {
             Ok(permit) => permit,
@@ -118,15 +120,15 @@ impl WaitSessions {
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
         let taken = std::mem::take(&mut *self.taken());
         let sessions = idle.into_iter().chain(taken.into_values()).filter_map(|mut session| {
-            session.lane.close();
+            session.queue.close();
             session.clean = true;
             Some(session.session.take()?.ended(limit))
         });
         let sessions: Vec<_> = sessions.collect();
         // What is left has an owner who waits for it: the server is told, which ends the wait.
-        let waiting: Vec<Open> = self.open().drain().map(|(_, open)| open).collect();
+        let waiting: Vec<OpenSession> = self.open().drain().map(|(_, open)| open).collect();
         for open in &waiting {
-            open.lane.close();
+            open.queue.close();
             open.state.cancels.give_up();
             if open.state.phase.load(Ordering::Acquire) == TAKEN {
                 self.common.end_wait(&open.state, self.scope);
@@ -146,7 +148,7 @@ impl WaitSessions {
     /// Ends all sessions without waiting for anything.
     pub(crate) fn abort(&self) {
         self.permits.close();
-        let open: Vec<Open> = self.open().drain().map(|(_, open)| open).collect();
+        let open: Vec<OpenSession> = self.open().drain().map(|(_, open)| open).collect();
         open.iter().for_each(|open| open.task.abort());
         drop(std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner)));
         drop(std::mem::take(&mut *self.taken()));
@@ -161,7 +163,7 @@ impl WaitSessions {
         drop((session, idle));
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, OpenSession>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

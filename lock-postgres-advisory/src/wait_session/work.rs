@@ -16,12 +16,12 @@ use tokio::time::sleep;
 use crate::common::Common;
 use crate::error::{elsewhere, ended, is_cancelled};
 use crate::registry::Location;
-use crate::reply::Answer;
+use crate::reply::ReplySender;
 use crate::server::process;
 use crate::sql;
-use crate::try_outcome::Tried;
+use crate::try_outcome::TryOutcome;
 use crate::wait_session::pool::WaitSessions;
-use crate::wait_session::{ENDED, IDLE, LockScope, State, TAKEN, WaitJob};
+use crate::wait_session::{ENDED, IDLE, LockScope, TAKEN, WaitJob, WaitSessionState};
 
 /// The work of one seat.
 pub(crate) struct WaitSessionWork {
@@ -29,7 +29,7 @@ pub(crate) struct WaitSessionWork {
     pub(crate) common: Arc<Common>,
     pub(crate) wait_sessions: Weak<WaitSessions>,
     pub(crate) scope: LockScope,
-    pub(crate) state: Arc<State>,
+    pub(crate) state: Arc<WaitSessionState>,
     /// Whether it was opened: it is not opened anew when it has ended.
     pub(crate) opened: bool,
     /// Each transaction may be in another session.
@@ -92,7 +92,7 @@ impl Work for WaitSessionWork {
     }
 
     fn keep(&mut self, unused: Duration) -> bool {
-        let unwanted = unused >= self.common.config.spare_time() && self.state.go(IDLE, ENDED);
+        let unwanted = unused >= self.common.config.spare_time() && self.state.advance(IDLE, ENDED);
         if let (true, Some(wait_sessions)) = (unwanted, self.wait_sessions.upgrade()) {
             wait_sessions.forget(self.id);
         }
@@ -121,13 +121,13 @@ impl WaitSessionWork {
         match job {
             WaitJob::Take { number, wait, answer } => {
                 let outcome = match self.take(connection, number, wait).await {
-                    Ok(token) => Ok(token.map_or(Tried::Contended, Tried::Granted)),
+                    Ok(token) => Ok(token.map_or(TryOutcome::Contended, TryOutcome::Granted)),
                     Err(error) => self.refused(connection, number, error).await,
                 };
                 self.settle(answer, outcome, "ask for a lock")
             }
-            WaitJob::Free { number, answer } => {
-                let outcome = self.free(connection, number).await;
+            WaitJob::Release { number, answer } => {
+                let outcome = self.release(connection, number).await;
                 match outcome {
                     // The session has ended, and the lock with it. Its phase changes before the answer, so that
                     // it is not given back for the next waiter.
@@ -149,7 +149,7 @@ impl WaitSessionWork {
     /// A failure that gets here leaves the lock in doubt, so that the session is closed: it has no other.
     fn settle<T>(
         &self,
-        answer: Answer<T>,
+        answer: ReplySender<T>,
         outcome: Result<T, sqlx::Error>,
         doing: &str,
     ) -> Result<(), Error> {
@@ -166,18 +166,19 @@ impl WaitSessionWork {
         }
     }
 
-    /// The server has answered that the attempt failed, and goes on to serve the session: once what the statement
-    /// may have taken is given back, nothing is left of it. Any other failure leaves the lock in doubt.
+    /// The server has answered that the attempt failed, and goes on to serve the session: once what the
+    /// statement may have taken is given back, nothing is left of it. Any other failure leaves the lock in
+    /// doubt.
     async fn refused(
         &self,
         connection: &mut PgConnection,
         number: i64,
         error: sqlx::Error,
-    ) -> Result<Tried, sqlx::Error> {
+    ) -> Result<TryOutcome, sqlx::Error> {
         if ends_session(&error) || self.give_back(connection, number).await.is_err() {
             return Err(error);
         }
-        Ok(Tried::Refused(store_error(error, "ask for a lock")))
+        Ok(TryOutcome::Refused(store_error(error, "ask for a lock")))
     }
 
     /// Frees what a statement that failed, or was cancelled, may have taken before.
@@ -253,7 +254,8 @@ impl WaitSessionWork {
         }
     }
 
-    /// Returns the server's answer to an attempt that waits, once no request to cancel the wait is under way any more.
+    /// Returns the server's answer to an attempt that waits, once no request to cancel the wait is under way
+    /// any more.
     async fn answered(
         &self,
         attempt: impl Future<Output = Result<PgRow, sqlx::Error>>,
@@ -326,7 +328,7 @@ impl WaitSessionWork {
         Err(sqlx::Error::Protocol("the server loses its memory again and again".into()))
     }
 
-    async fn free(&self, connection: &mut PgConnection, number: i64) -> Result<ReleaseReply, sqlx::Error> {
+    async fn release(&self, connection: &mut PgConnection, number: i64) -> Result<ReleaseReply, sqlx::Error> {
         match self.scope {
             LockScope::Session => {
                 let pid = self.state.process().pid;

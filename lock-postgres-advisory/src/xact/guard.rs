@@ -10,8 +10,8 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres, Row as _, SqlStr, Transaction, raw_sql};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::xact::max_hold::Watch;
-use crate::xact::query::{ANSWER, answer, ask};
+use crate::xact::max_hold::MaxHoldWatch;
+use crate::xact::query::{ANSWER_LIMIT, last_row, within};
 use crate::xact::sql as xact_sql;
 use crate::xact::{XactLocks, XactProof, contended};
 
@@ -26,7 +26,8 @@ const COMMIT_LOST: &str =
 
 impl XactLocks {
     /// Begins a transaction at READ COMMITTED on a connection of `pool` and takes `key` in it. `wait` covers
-    /// both: the connection and the lock. Zero is one attempt, with a second for the pool to find a connection.
+    /// both: the connection and the lock. Zero is one attempt, with a second for the pool to find a
+    /// connection.
     ///
     /// # Errors
     ///
@@ -79,19 +80,19 @@ impl XactLocks {
             LockWait::Block(budget) if budget.is_zero() => Instant::now().checked_add(LOOK),
             _ => deadline,
         };
-        let mut opening = Opening(Some(connection(pool, look).await?));
+        let mut opened = UnfinishedConnection(Some(connection(pool, look).await?));
         let wait = match deadline {
             Some(deadline) => LockWait::Block(deadline.saturating_duration_since(Instant::now())),
             None => wait,
         };
         let begin = xact_sql::begin(proof.number(), proof.space);
-        match self.take(opening.connection()?, &proof, begin, wait).await {
+        match self.take(opened.connection()?, &proof, begin, wait).await {
             Ok(true) => {
-                let watch = self.watch(opening.connection()?).await?;
-                Ok(Some(XactGuard { transaction: opening.into_transaction().await?, proof, watch }))
+                let watch = self.watch(opened.connection()?).await?;
+                Ok(Some(XactGuard { transaction: opened.into_transaction().await?, proof, watch }))
             }
-            Ok(false) => opening.roll_back().await.map(|()| None),
-            Err(error) if error.kind() == ErrorKind::Timeout => opening.roll_back().await.and(Err(error)),
+            Ok(false) => opened.roll_back().await.map(|()| None),
+            Err(error) if error.kind() == ErrorKind::Timeout => opened.roll_back().await.and(Err(error)),
             Err(error) => Err(error),
         }
     }
@@ -105,7 +106,7 @@ impl XactLocks {
 pub struct XactGuard {
     transaction: Transaction<'static, Postgres>,
     proof: XactProof,
-    watch: Option<Watch>,
+    watch: Option<MaxHoldWatch>,
 }
 
 impl XactGuard {
@@ -126,22 +127,22 @@ impl XactGuard {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended: nothing of it is
-    /// there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed meanwhile, or when a statement of
-    /// the work or the driver had ended the transaction before, so that what came after it was done without the lock.
-    /// Else what the server answers.
+    /// [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended: nothing of it
+    /// is there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed meanwhile, or when
+    /// a statement of the work or the driver had ended the transaction before, so that what came after it was
+    /// done without the lock. Else what the server answers.
     ///
     /// # Cancel safety
     ///
     /// Dropped in between, it is committed or rolled back: look. The lock is given back either way.
     pub async fn commit(mut self) -> Result<(), Error> {
-        let row = ask(&mut self.transaction, xact_sql::OPEN.to_owned(), ANSWER, COMMIT).await?;
+        let row = last_row(&mut self.transaction, xact_sql::OPEN.to_owned(), ANSWER_LIMIT, COMMIT).await?;
         if !row.try_get(0).map_err(|error| store_error(error, COMMIT))? {
             return Err(Error::new(ErrorKind::OutcomeUnknown, ENDED_BEFORE));
         }
-        match timeout(ANSWER, self.transaction.commit()).await {
+        match timeout(ANSWER_LIMIT, self.transaction.commit()).await {
             Ok(Ok(())) => {
-                self.watch.iter().for_each(Watch::over);
+                self.watch.iter().for_each(MaxHoldWatch::over);
                 Ok(())
             }
             Ok(Err(error)) if outcome_unknown(&error) => {
@@ -163,8 +164,8 @@ impl XactGuard {
     ///
     /// Safe: it is rolled back in the background.
     pub async fn rollback(self) -> Result<(), Error> {
-        answer(self.transaction.rollback(), ANSWER, "roll back").await?;
-        self.watch.iter().for_each(Watch::over);
+        within(self.transaction.rollback(), ANSWER_LIMIT, "roll back").await?;
+        self.watch.iter().for_each(MaxHoldWatch::over);
         Ok(())
     }
 }
@@ -191,9 +192,9 @@ impl fmt::Debug for XactGuard {
 
 /// A connection on which something is under way: unless it is taken out in order, it is closed. The pool
 /// would keep it busy until the server has answered, and does not know of a `BEGIN` in flight.
-struct Opening(Option<PoolConnection<Postgres>>);
+struct UnfinishedConnection(Option<PoolConnection<Postgres>>);
 
-impl Opening {
+impl UnfinishedConnection {
     fn connection(&mut self) -> Result<&mut PgConnection, Error> {
         self.0.as_deref_mut().ok_or_else(Error::closed)
     }
@@ -206,18 +207,18 @@ impl Opening {
         // looks only at whether a transaction is open afterwards.
         let known = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(xact_sql::ALIVE))));
         let known =
-            timeout(ANSWER, known).await.map_err(|_| store_error(sqlx::Error::PoolTimedOut, BEGIN))?;
+            timeout(ANSWER_LIMIT, known).await.map_err(|_| store_error(sqlx::Error::PoolTimedOut, BEGIN))?;
         known.map_err(|_| Error::closed())?.map_err(|error| store_error(error, BEGIN))
     }
 
     async fn roll_back(mut self) -> Result<(), Error> {
-        answer(self.connection()?.execute(raw_sql(xact_sql::ROLLBACK)), ANSWER, "roll back").await?;
+        within(self.connection()?.execute(raw_sql(xact_sql::ROLLBACK)), ANSWER_LIMIT, "roll back").await?;
         self.0 = None;
         Ok(())
     }
 }
 
-impl Drop for Opening {
+impl Drop for UnfinishedConnection {
     fn drop(&mut self) {
         if let Some(connection) = &mut self.0 {
             connection.close_on_drop();

@@ -1,4 +1,4 @@
-//! Transactions that may not last for ever.
+//! The maximum time that a transaction holds a lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use crate::xact::query::ANSWER;
+use crate::xact::query::ANSWER_LIMIT;
 
 /// How often it is tried to end a transaction, for example while the pool has no connection.
 const TRIES: u32 = 20;
@@ -26,23 +26,23 @@ const TARGET: &str = "leasehold_postgres_advisory::xact_watch";
 /// As good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// How long transactions last, and who ends them: a thread, because a worker of the runtime that blocks may keep the
-/// runtime's timers, and the tasks that it has woken last, from everybody.
+/// The maximum hold, and the thread that ends transactions after it. A thread, because a worker of the
+/// runtime that blocks may keep the runtime's timers, and the tasks that it has woken last, from everybody.
 #[derive(Clone, Debug)]
-pub(crate) struct Longest {
+pub(crate) struct MaxHold {
     longest: Duration,
-    thread: Sender<Due>,
+    thread: Sender<WatchedTransaction>,
 }
 
 /// A transaction whose time is over at `at`.
-struct Due {
+struct WatchedTransaction {
     at: Instant,
     open: OpenTransaction,
     is_over: Arc<AtomicBool>,
     runtime: Handle,
 }
 
-impl Longest {
+impl MaxHold {
     pub(crate) fn new(longest: Duration, pool: PgPool) -> Self {
         let longest = longest.min(LONGEST);
         let (thread, inbox) = channel();
@@ -57,23 +57,23 @@ impl Longest {
     }
 
     /// Ends the transaction of `connection` when its time is over.
-    pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<Watch, Error> {
+    pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<MaxHoldWatch, Error> {
         let at = Instant::now() + self.longest;
-        let open = OpenTransaction::of(connection, ANSWER).await?;
+        let open = OpenTransaction::of(connection, ANSWER_LIMIT).await?;
         let is_over = Arc::new(AtomicBool::new(false));
-        let due = Due { at, open, is_over: Arc::clone(&is_over), runtime: Handle::current() };
+        let due = WatchedTransaction { at, open, is_over: Arc::clone(&is_over), runtime: Handle::current() };
         self.thread.send(due).map_err(|_| {
             let message =
                 "the thread that bounds transactions is not there; roll back, and make the locks anew";
             Error::new(ErrorKind::Unavailable, message)
         })?;
-        Ok(Watch(is_over))
+        Ok(MaxHoldWatch(is_over))
     }
 }
 
 /// All last equally long, so that they end in the order in which they came.
-fn watch(inbox: &Receiver<Due>, pool: &PgPool, longest: Duration) {
-    let (mut queue, mut is_open, mut full) = (VecDeque::<Due>::new(), true, FULL);
+fn watch(inbox: &Receiver<WatchedTransaction>, pool: &PgPool, longest: Duration) {
+    let (mut queue, mut is_open, mut full) = (VecDeque::<WatchedTransaction>::new(), true, FULL);
     loop {
         let next = queue.front().map(|due| due.at.saturating_duration_since(Instant::now()));
         match next {
@@ -88,7 +88,7 @@ fn watch(inbox: &Receiver<Due>, pool: &PgPool, longest: Duration) {
                 Err(_) => return,
             },
             Some(_) => {
-                if let Some(Due { open, is_over, runtime, .. }) = queue.pop_front()
+                if let Some(WatchedTransaction { open, is_over, runtime, .. }) = queue.pop_front()
                     && !is_over.load(Ordering::Acquire)
                 {
                     runtime.spawn(end(open, pool.clone(), longest));
@@ -108,7 +108,7 @@ fn watch(inbox: &Receiver<Due>, pool: &PgPool, longest: Duration) {
 
 async fn end(open: OpenTransaction, pool: PgPool, longest: Duration) {
     for _ in 0..TRIES {
-        match open.end(&pool, ANSWER).await {
+        match open.end(&pool, ANSWER_LIMIT).await {
             Ok(true) => {
                 tracing::warn!(
                     target: TARGET,
@@ -127,11 +127,12 @@ async fn end(open: OpenTransaction, pool: PgPool, longest: Duration) {
     }
 }
 
-/// That a transaction is watched. It goes on when this is dropped, because then nobody knows that the transaction has ended.
+/// A transaction that is being watched. Dropping this does not end the watch, because the transaction may
+/// still be open.
 #[derive(Debug)]
-pub(crate) struct Watch(Arc<AtomicBool>);
+pub(crate) struct MaxHoldWatch(Arc<AtomicBool>);
 
-impl Watch {
+impl MaxHoldWatch {
     /// The transaction has ended.
     pub(crate) fn over(&self) {
         self.0.store(true, Ordering::Release);

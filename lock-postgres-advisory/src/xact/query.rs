@@ -10,21 +10,29 @@ use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
 use tokio::time::timeout;
 
 /// How long the server has for an answer, beyond what it may wait for the lock.
-pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The last row that `statement` answers with, within `limit`.
-pub(crate) async fn ask(
+/// Runs `statement` and returns its last row.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unavailable`] if there is no answer within `limit`, else the error of the server.
+pub(crate) async fn last_row(
     connection: &mut PgConnection,
     statement: String,
     limit: Duration,
     doing: &str,
 ) -> Result<PgRow, Error> {
-    let rows = answer(connection.fetch_all(raw_sql(AssertSqlSafe(statement))), limit, doing).await?;
+    let rows = within(connection.fetch_all(raw_sql(AssertSqlSafe(statement))), limit, doing).await?;
     rows.into_iter().next_back().ok_or_else(|| store_error(sqlx::Error::RowNotFound, doing))
 }
 
-/// With a bound, and as our error.
-pub(crate) async fn answer<T>(
+/// Runs `statement` within `limit`.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unavailable`] if there is no answer within `limit`, else the error of the server.
+pub(crate) async fn within<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
     limit: Duration,
     doing: &str,

@@ -50,7 +50,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<Credentials, Error>> + Send>>;
+type CredentialsFuture = Pin<Box<dyn Future<Output = Result<Credentials, Error>> + Send>>;
 
 /// Where the credentials of a session come from.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ pub(crate) enum Source {
     /// From the options that the pool has when a session is opened.
     Pool(PgPool),
     /// From the program.
-    Program(Arc<dyn Fn() -> Answer + Send + Sync>),
+    Program(Arc<dyn Fn() -> CredentialsFuture + Send + Sync>),
 }
 
 /// Who logs in now.

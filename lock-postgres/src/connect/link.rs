@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::config::{PgConfig, Pooler};
 use crate::connect::credentials::Login;
-use crate::connect::probe::{Compared, backend_pid, compare};
+use crate::connect::probe::{ProbeResult, backend_pid, compare};
 use crate::connect::route::Route;
 use crate::error::{connect_error, store_error};
 use crate::sql;
@@ -63,7 +63,7 @@ impl Link {
         link.listener.ignore_pool_close_event(true);
         match probe {
             Some(probe) => {
-                let Compared { pid, pooled, excludes } = compare(link.connection().await?, probe).await?;
+                let ProbeResult { pid, pooled, excludes } = compare(link.connection().await?, probe).await?;
                 if pooled && config.pooler == Pooler::None {
                     return Err(denied());
                 }

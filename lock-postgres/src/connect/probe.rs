@@ -1,8 +1,8 @@
-//! What two connections show together: whether a pooler stands in between, and whether an advisory lock that one of
-//! them holds keeps the other one out.
+//! What two connections show together: whether a pooler stands in between, and whether an advisory lock that
+//! one of them holds keeps the other one out.
 //!
-//! Servers that speak Postgres need not lock as Postgres does. `CockroachDB` documents that its advisory lock functions do
-//! nothing and return true, so that every client would be granted every lock.
+//! Servers that speak Postgres need not lock as Postgres does. `CockroachDB` documents that its advisory lock
+//! functions do nothing and return true, so that every client would be granted every lock.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::sql;
 /// How long closing the second connection may take.
 const CLOSE: Duration = Duration::from_millis(500);
 
-/// How many times the process on the server is compared outside a transaction before a lock is tried. The trial
-/// compares it three more times.
+/// How many times the process on the server is compared outside a transaction before a lock is tried. The
+/// trial compares it three more times.
 const LOOKS: usize = 4;
 
 /// How long a pooler that gave both connections the same process may take to find another one.
@@ -26,29 +26,30 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What was found out about the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Compared {
+pub(crate) struct ProbeResult {
     /// The process behind the first connection.
     pub(crate) pid: i32,
     /// Whether transactions of one connection end up at several processes.
     pub(crate) pooled: bool,
-    /// Whether advisory locks of one connection kept the other one out. Also `true` if a pooler had only one process for
-    /// both connections, so that nothing could be tried.
+    /// Whether advisory locks of one connection kept the other one out. Also `true` if a pooler had only one
+    /// process for both connections, so that nothing could be tried.
     pub(crate) excludes: bool,
 }
 
 /// Compares `a`, which is kept, with `b`, which is closed.
 ///
-/// With a pooler, statements outside a transaction may reach any of its server connections. `b` occupies one of them,
-/// so that equal answers by chance are told apart. The locks are tried by the statements that compare processes.
-pub(crate) async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<Compared, Error> {
+/// With a pooler, statements outside a transaction may reach any of its server connections. `b` occupies one
+/// of them, so that equal answers by chance are told apart. The locks are tried by the statements that
+/// compare processes.
+pub(crate) async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<ProbeResult, Error> {
     let outcome = try_out(a, &mut b).await;
     let _ = timeout(CLOSE, b.close()).await;
     outcome.map_err(|error| connect_error(error, "find out about poolers and advisory locks"))
 }
 
-async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<Compared, sqlx::Error> {
+async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResult, sqlx::Error> {
     let pid = backend_pid(a).await?;
-    let found = |pooled, excludes| Ok(Compared { pid, pooled, excludes });
+    let found = |pooled, excludes| Ok(ProbeResult { pid, pooled, excludes });
     for _ in 1..LOOKS {
         if backend_pid(a).await? != pid {
             return found(true, true);
@@ -99,14 +100,14 @@ async fn without_locks(
     a: &mut PgConnection,
     b: &mut PgConnection,
     pid: i32,
-) -> Result<Compared, sqlx::Error> {
+) -> Result<ProbeResult, sqlx::Error> {
     // Whatever the failed statement has left.
     b.execute(sql::ROLLBACK).await?;
     b.execute(sql::BEGIN).await?;
     let mut pooled = backend_pid(b).await? == pid || backend_pid(a).await? != pid;
     b.execute(sql::ROLLBACK).await?;
     pooled = pooled || backend_pid(a).await? != pid;
-    Ok(Compared { pid, pooled, excludes: false })
+    Ok(ProbeResult { pid, pooled, excludes: false })
 }
 
 /// `None` if the server refused a statement and goes on to serve the session.
@@ -128,8 +129,8 @@ pub(crate) async fn backend_pid(connection: &mut PgConnection) -> Result<i32, sq
     connection.fetch_one(sqlx::raw_sql(sql::BACKEND_PID)).await?.try_get(0)
 }
 
-/// The numbers that are tried, drawn at random so that they meet nobody's lock: for each function that takes a lock, one
-/// number in each key space.
+/// The numbers that are tried, drawn at random so that they meet nobody's lock: for each function that takes
+/// a lock, one number in each key space.
 struct Numbers {
     big: [i64; 2],
     pair: [i32; 2],
@@ -143,7 +144,8 @@ impl Numbers {
         Self { big: [fastrand::i64(..), fastrand::i64(..)], pair: [fastrand::i32(..), fastrand::i32(..)] }
     }
 
-    /// The arguments of a lock function: what is taken by the function that waits, then by the one that tries.
+    /// The arguments of a lock function: what is taken by the function that waits, then by the one that
+    /// tries.
     fn arguments(&self) -> [(&'static str, String); 4] {
         let big = |number: i64| format!("'{number}'::pg_catalog.int8");
         let pair = |number: i32| format!("{OWN}, '{number}'::pg_catalog.int4");
@@ -155,7 +157,8 @@ impl Numbers {
         ]
     }
 
-    /// Each number by the function that takes it, of transaction scope (`_xact_lock`) or of session scope (`_lock`).
+    /// Each number by the function that takes it, of transaction scope (`_xact_lock`) or of session scope
+    /// (`_lock`).
     fn take(&self, kind: &str) -> String {
         let taken = self.arguments().map(|(function, number)| {
             // Some of the functions return nothing, which reads as an empty text.
@@ -164,7 +167,8 @@ impl Numbers {
         taken.join(" OR ")
     }
 
-    /// Whether any number is granted to somebody who does not hold it. Nothing stays locked for longer than the statement.
+    /// Whether any number is granted to somebody who does not hold it. Nothing stays locked for longer than
+    /// the statement.
     fn is_any_granted(&self) -> String {
         let tried = self.arguments().map(|(_, number)| {
             format!(
@@ -188,8 +192,8 @@ impl Numbers {
         format!("{}; {}, {}", sql::BEGIN, sql::BACKEND_PID, self.take("_xact_lock"))
     }
 
-    /// Tries what the transaction of process `other` holds. A session lock is tried on the process that is expected
-    /// alone.
+    /// Tries what the transaction of process `other` holds. A session lock is tried on the process that is
+    /// expected alone.
     fn try_taken(&self, pid: i32, other: i32) -> String {
         format!(
             "{}, CASE pg_catalog.pg_backend_pid() WHEN {other} THEN NULL WHEN {pid} THEN {} ELSE {} END",

@@ -29,9 +29,9 @@ const CLOSE: Duration = Duration::from_millis(500);
 
 /// The host and the address that the last session was opened at: the next one is tried there first.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LastGood(Arc<Mutex<Option<Place>>>);
+pub(crate) struct LastGood(Arc<Mutex<Option<HostAddress>>>);
 
-type Place = (String, Option<IpAddr>);
+type HostAddress = (String, Option<IpAddr>);
 
 /// A server that takes sessions.
 pub(crate) struct Route {
@@ -52,7 +52,7 @@ struct Candidate {
 }
 
 /// Why a candidate was not taken.
-struct Failure {
+struct CandidateFailure {
     place: String,
     error: Error,
     /// No other address will say anything else.
@@ -92,7 +92,7 @@ impl Route {
     async fn search(
         config: &PgConfig,
         candidates: &[Candidate],
-        mut failures: Vec<Failure>,
+        mut failures: Vec<CandidateFailure>,
         end: Instant,
     ) -> Result<Self, Error> {
         let mut read_only = None;
@@ -105,7 +105,7 @@ impl Route {
             };
             let outcome = limited(share, attempt).await.unwrap_or_else(|overrun| {
                 let message = format!("no answer within {share:?}");
-                Err(Failure {
+                Err(CandidateFailure {
                     is_final: overrun.is_paused(),
                     ..candidate.failed(overrun.into_error(message))
                 })
@@ -159,7 +159,7 @@ impl LastGood {
 }
 
 /// The addresses of a host. With an `end`, if there are other hosts.
-async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>, Failure> {
+async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>, CandidateFailure> {
     let options = &target.options;
     let candidate = |address| Candidate { options: options.clone(), address };
     let (host, port) = (options.get_host(), options.get_port());
@@ -221,7 +221,7 @@ impl Candidate {
         }
     }
 
-    async fn open(&self) -> Result<Route, Failure> {
+    async fn open(&self) -> Result<Route, CandidateFailure> {
         #[cfg(unix)]
         if let Some(address) = self.address.filter(|_| self.is_relayed()) {
             let relay = Relay::to(address, self.options.get_port()).await;
@@ -237,7 +237,7 @@ impl Candidate {
     }
 
     /// Sends on from a standby, and from a server that is read-only.
-    async fn check(&self, wanted: Wanted, route: &mut Route) -> Result<(), Failure> {
+    async fn check(&self, wanted: Wanted, route: &mut Route) -> Result<(), CandidateFailure> {
         let Some(connection) = route.first.as_mut() else { return Ok(()) };
         // The simple protocol: prepared statements fail behind some poolers.
         let row = connection.fetch_one(sqlx::raw_sql(sql::IS_READ_ONLY)).await;
@@ -253,23 +253,23 @@ impl Candidate {
         let what = if is_standby { "a standby" } else { "read-only by default" };
         let error =
             Error::new(ErrorKind::Unavailable, format!("the server is {what}; connect to the primary"));
-        Err(Failure { is_read_only: !is_standby, ..self.failed(error) })
+        Err(CandidateFailure { is_read_only: !is_standby, ..self.failed(error) })
     }
 
-    fn failed(&self, error: Error) -> Failure {
-        Failure { place: self.place(), error, is_final: false, is_read_only: false }
+    fn failed(&self, error: Error) -> CandidateFailure {
+        CandidateFailure { place: self.place(), error, is_final: false, is_read_only: false }
     }
 
-    fn failed_by(&self, error: sqlx::Error) -> Failure {
+    fn failed_by(&self, error: sqlx::Error) -> CandidateFailure {
         let is_answer = matches!(error, sqlx::Error::Database(_));
         let has_socket = self.options.get_socket().is_some() || self.options.get_host().starts_with('/');
         let error = connect_error_at(error, "connect", has_socket);
-        Failure { is_final: is_answer && !error.kind().is_transient(), ..self.failed(error) }
+        CandidateFailure { is_final: is_answer && !error.kind().is_transient(), ..self.failed(error) }
     }
 }
 
 /// Names every address that was tried. It is worth another try if one of them is.
-fn none_of(failures: Vec<Failure>) -> Error {
+fn none_of(failures: Vec<CandidateFailure>) -> Error {
     if let [only] = failures.as_slice() {
         return only.error.clone();
     }
@@ -277,7 +277,7 @@ fn none_of(failures: Vec<Failure>) -> Error {
     let Some(worth) = worth else {
         return Error::new(ErrorKind::Unavailable, "the name of the server has no address; check it");
     };
-    let said = |failure: &Failure| {
+    let said = |failure: &CandidateFailure| {
         let message = failure.error.message();
         format!("{}: {}", failure.place, message.strip_prefix("could not connect: ").unwrap_or(message))
     };

@@ -22,15 +22,15 @@ fn numbers(jobs: Option<Vec<Number>>) -> Vec<u32> {
 #[tokio::test]
 async fn what_came_together_is_taken_together_and_in_order() {
     let (failed, mut failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let mut session = lane.serve();
-    lane.push_all((0..5).map(|n| Number(n, failed.clone())));
-    lane.push(Number(5, failed.clone()));
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
+    queue.push_all((0..5).map(|n| Number(n, failed.clone())));
+    queue.push(Number(5, failed.clone()));
     assert_eq!(numbers(session.take(4).await), [0, 1, 2, 3]);
     assert_eq!(numbers(session.take(4).await), [4, 5]);
-    lane.push(Number(6, failed.clone()));
-    lane.close();
-    lane.push(Number(7, failed.clone()));
+    queue.push(Number(6, failed.clone()));
+    queue.close();
+    queue.push(Number(7, failed.clone()));
     assert_eq!(failures.try_recv().unwrap(), (7, ErrorKind::Closed));
     assert_eq!(numbers(session.take(4).await), [6], "what was queued before the close is still done");
     assert!(session.take(4).await.is_none());
@@ -39,43 +39,43 @@ async fn what_came_together_is_taken_together_and_in_order() {
 #[tokio::test]
 async fn what_those_ask_for_who_were_just_answered_travels_together() {
     let (failed, _failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let mut session = lane.serve();
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
     let mut asked = 0;
     for round in 0..3 {
-        lane.push_all((0..20).map(|n| Number(n, failed.clone())));
+        queue.push_all((0..20).map(|n| Number(n, failed.clone())));
         assert_eq!(session.take(64).await.unwrap().len(), 20, "round {round}");
         // Each is answered, and has something else to do before it asks again.
         for n in 0..20 {
-            let (lane, failed) = (lane.clone(), failed.clone());
+            let (queue, failed) = (queue.clone(), failed.clone());
             asked += 1;
             tokio::spawn(async move {
                 for _ in 0..n % 3 {
                     tokio::task::yield_now().await;
                 }
-                lane.push(Number(n, failed));
+                queue.push(Number(n, failed));
             });
         }
         assert_eq!(session.take(64).await.unwrap().len(), 20, "round {round}");
     }
     assert_eq!(asked, 60);
-    assert_eq!(lane.state().jobs.len(), 0);
+    assert_eq!(queue.state().jobs.len(), 0);
 }
 
 #[tokio::test]
 async fn callers_who_are_busy_are_waited_for_and_those_who_do_not_come_are_not() {
     let (failed, _failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let mut session = lane.serve();
-    lane.push_all((0..3).map(|n| Number(n, failed.clone())));
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
+    queue.push_all((0..3).map(|n| Number(n, failed.clone())));
     assert_eq!(session.take(64).await.unwrap().len(), 3);
     for yields in [1, IDLE_YIELDS, 100] {
-        let (lane, failed) = (lane.clone(), failed.clone());
+        let (queue, failed) = (queue.clone(), failed.clone());
         tokio::spawn(async move {
             for _ in 1..yields {
                 tokio::task::yield_now().await;
             }
-            lane.push(Number(yields, failed));
+            queue.push(Number(yields, failed));
         });
     }
     assert_eq!(numbers(session.take(64).await), [1, IDLE_YIELDS]);
@@ -84,15 +84,15 @@ async fn callers_who_are_busy_are_waited_for_and_those_who_do_not_come_are_not()
 #[tokio::test]
 async fn what_others_take_meanwhile_delays_nobody() {
     let (failed, _failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let mut other = lane.serve();
+    let queue = JobQueue::new();
+    let mut other = queue.serve();
     let steps = Arc::new(AtomicUsize::new(0));
     tokio::spawn({
-        let (lane, steps) = (lane.clone(), Arc::clone(&steps));
+        let (queue, steps) = (queue.clone(), Arc::clone(&steps));
         async move {
             for step in 0..10_000 {
                 if step % 2 == 0 {
-                    lane.push(Number(step, failed.clone()));
+                    queue.push(Number(step, failed.clone()));
                 } else {
                     assert_eq!(other.take(64).await.unwrap().len(), 1);
                 }
@@ -101,17 +101,17 @@ async fn what_others_take_meanwhile_delays_nobody() {
             }
         }
     });
-    lane.gather(8).await;
+    queue.gather(8).await;
     assert_eq!(steps.load(Ordering::Relaxed), 8 * YIELDS_PER_JOB);
 }
 
 #[tokio::test]
 async fn a_lone_job_is_taken_without_yielding_to_anybody() {
     let (failed, _failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let mut session = lane.serve();
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
     for n in 0..3 {
-        lane.push(Number(n, failed.clone()));
+        queue.push(Number(n, failed.clone()));
         let taken = std::pin::pin!(session.take(64)).now_or_never();
         assert_eq!(numbers(taken.unwrap()), [n]);
     }
@@ -120,29 +120,29 @@ async fn a_lone_job_is_taken_without_yielding_to_anybody() {
 #[tokio::test]
 async fn many_jobs_are_divided_and_few_are_not() {
     let (failed, _failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let (mut one, mut other) = (lane.serve(), lane.serve());
-    lane.push_all((0..64).map(|n| Number(n, failed.clone())));
+    let queue = JobQueue::new();
+    let (mut one, mut other) = (queue.serve(), queue.serve());
+    queue.push_all((0..64).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 32);
     assert_eq!(other.take(512).await.unwrap().len(), 32);
     // Those that are under way elsewhere count: 33 and 31 are better than 1 and 63.
-    lane.push_all((0..32).map(|n| Number(n, failed.clone())));
+    queue.push_all((0..32).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 32);
-    lane.push_all((0..7).map(|n| Number(n, failed.clone())));
+    queue.push_all((0..7).map(|n| Number(n, failed.clone())));
     assert_eq!(other.take(512).await.unwrap().len(), 7);
     // A few more than its share are not left behind.
-    lane.push_all((0..18).map(|n| Number(n, failed.clone())));
+    queue.push_all((0..18).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 18, "its share is 13");
-    lane.push_all((0..23).map(|n| Number(n, failed.clone())));
+    queue.push_all((0..23).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(20).await.unwrap().len(), 15, "its share, as eight more are many");
     assert_eq!(one.take(4).await.unwrap().len(), 4, "never more than it may");
     assert_eq!(other.take(512).await.unwrap().len(), 4);
     // A session that has ended has nothing under way.
     drop(other);
-    lane.push_all((0..40).map(|n| Number(n, failed.clone())));
+    queue.push_all((0..40).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 40);
     drop(one);
-    let state = lane.state();
+    let state = queue.state();
     assert_eq!((state.under_way, state.serving), (0, 0));
 }
 
@@ -161,9 +161,9 @@ impl Job for Parity {
 
 #[tokio::test]
 async fn what_had_better_wait_stays_first_in_the_queue() {
-    let lane = Lane::new();
-    let mut session = lane.serve();
-    lane.push_all((1..6).map(Parity));
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
+    queue.push_all((1..6).map(Parity));
     let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
     assert_eq!(taken(session.take(4).await), [2, 4]);
     assert_eq!(taken(session.take(4).await), [1, 3, 5]);
@@ -171,16 +171,16 @@ async fn what_had_better_wait_stays_first_in_the_queue() {
 
 #[tokio::test]
 async fn each_job_is_deferred_only_so_often() {
-    let lane = Lane::new();
-    let mut session = lane.serve();
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
     let taken = |jobs: Option<Vec<Parity>>| jobs.unwrap().iter().map(|job| job.0).collect::<Vec<_>>();
-    lane.push_all([1, 2].map(Parity));
+    queue.push_all([1, 2].map(Parity));
     assert_eq!(taken(session.take(8).await), [2]);
-    lane.push_all([3, 4].map(Parity));
+    queue.push_all([3, 4].map(Parity));
     assert_eq!(taken(session.take(8).await), [4]);
-    lane.push_all([5, 6].map(Parity));
+    queue.push_all([5, 6].map(Parity));
     assert_eq!(taken(session.take(8).await), [1, 3, 5, 6], "an endless stream of others holds it up twice");
-    lane.push_all([7, 8].map(Parity));
+    queue.push_all([7, 8].map(Parity));
     assert_eq!(taken(session.take(8).await), [8]);
     assert_eq!(taken(session.take(8).await), [7]);
 }
@@ -188,11 +188,11 @@ async fn each_job_is_deferred_only_so_often() {
 #[tokio::test]
 async fn a_session_that_is_interrupted_does_not_gather_anew() {
     let (failed, _failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let mut session = lane.serve();
-    lane.push_all((0..9).map(|n| Number(n, failed.clone())));
+    let queue = JobQueue::new();
+    let mut session = queue.serve();
+    queue.push_all((0..9).map(|n| Number(n, failed.clone())));
     assert_eq!(session.take(64).await.unwrap().len(), 9);
-    lane.push(Number(9, failed.clone()));
+    queue.push(Number(9, failed.clone()));
     assert!(std::pin::pin!(session.take(64)).now_or_never().is_none(), "it expects more");
     let taken = std::pin::pin!(session.take(64)).now_or_never();
     assert_eq!(numbers(taken.unwrap()), [9]);
@@ -200,12 +200,12 @@ async fn a_session_that_is_interrupted_does_not_gather_anew() {
 
 #[tokio::test]
 async fn what_is_left_for_another_session_wakes_it() {
-    let lane = Lane::new();
-    let mut other = lane.serve();
+    let queue = JobQueue::new();
+    let mut other = queue.serve();
     let waiting = tokio::spawn(async move { other.take(4).await.map(|jobs| jobs.len()) });
     tokio::task::yield_now().await;
-    let mut session = lane.serve();
-    lane.push_all((1..4).map(Parity));
+    let mut session = queue.serve();
+    queue.push_all((1..4).map(Parity));
     assert_eq!(session.take(4).await.unwrap().len(), 1);
     assert_eq!(waiting.await.unwrap(), Some(2));
 }
@@ -213,25 +213,25 @@ async fn what_is_left_for_another_session_wakes_it() {
 #[tokio::test]
 async fn jobs_fail_only_when_no_session_is_left() {
     let (failed, mut failures) = mpsc::unbounded_channel();
-    let lane = Lane::new();
-    let serving = lane.serve();
-    lane.push(Number(1, failed.clone()));
+    let queue = JobQueue::new();
+    let serving = queue.serve();
+    queue.push(Number(1, failed.clone()));
     let down = Error::new(ErrorKind::Unavailable, "down");
-    lane.fail_if_unserved(&down);
+    queue.fail_if_unserved(&down);
     assert!(failures.try_recv().is_err());
     drop(serving);
-    lane.fail_if_unserved(&down);
+    queue.fail_if_unserved(&down);
     assert_eq!(failures.try_recv().unwrap(), (1, ErrorKind::Unavailable));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_close_wakes_an_idle_session() {
-    let lane: Lane<Number> = Lane::new();
+    let queue: JobQueue<Number> = JobQueue::new();
     let idle = tokio::spawn({
-        let lane = lane.clone();
-        async move { lane.serve().take(1).await.is_none() }
+        let queue = queue.clone();
+        async move { queue.serve().take(1).await.is_none() }
     });
     tokio::task::yield_now().await;
-    lane.close();
+    queue.close();
     assert!(tokio::time::timeout(std::time::Duration::from_secs(1), idle).await.unwrap().unwrap());
 }

@@ -4,17 +4,17 @@ use async_trait::async_trait;
 use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
 
 use super::backend::TableBackend;
-use super::job::{Look, TableJob, only};
+use super::job::{ListRequest, TableJob, only};
 use super::maintenance::{PAGE, behind, behind_prefix};
-use super::registry::Named;
+use super::registry::HoldId;
 
 #[async_trait]
 impl LockAdmin for TableBackend {
     async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         let name = key.as_str();
         // What has ended too: a cooldown may outlast it.
-        let look = Look { from: name.to_owned(), to: behind(name), ended: true, rows: 1 };
-        let found = only(self.ask(TableJob::Look, vec![look]).await).map_err(|error| error.with_key(key))?;
+        let look = ListRequest { from: name.to_owned(), to: behind(name), ended: true, rows: 1 };
+        let found = only(self.ask(TableJob::List, vec![look]).await).map_err(|error| error.with_key(key))?;
         let mut info = found.keys.into_iter().next().unwrap_or_else(|| KeyInfo::free(key.clone()));
         info.holders.retain(|hold| hold.state != HoldState::Expired);
         Ok(info)
@@ -29,8 +29,8 @@ impl LockAdmin for TableBackend {
         let (mut keys, mut next) = (Vec::new(), Some(query.prefix.clone()));
         // Page by page: what else the sessions are asked for goes in between.
         while let Some(from) = next.filter(|_| keys.len() < limit) {
-            let look = Look { from, to: to.clone(), ended: query.include_ended, rows: PAGE };
-            let page = only(self.ask(TableJob::Look, vec![look]).await)?;
+            let look = ListRequest { from, to: to.clone(), ended: query.include_ended, rows: PAGE };
+            let page = only(self.ask(TableJob::List, vec![look]).await)?;
             keys.extend(page.keys);
             next = page.next;
         }
@@ -39,7 +39,7 @@ impl LockAdmin for TableBackend {
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        let hold = Named { key: key.clone(), holder };
+        let hold = HoldId { key: key.clone(), holder };
         only(self.ask(TableJob::Force, vec![hold]).await).map_err(|error| error.with_key(key))
     }
 }

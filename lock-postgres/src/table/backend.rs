@@ -13,15 +13,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::common::Common;
 use super::dialect::{Dialect, Extension, Statements};
-use super::hints::bloom::Seen;
-use super::hints::contention::Awaited;
-use super::job::{Call, TableJob, ask};
-use super::registry::{Ending, Named, Registry};
+use super::hints::bloom::BloomFilter;
+use super::hints::contention::ContentionHints;
+use super::job::{PendingCall, TableJob, ask};
+use super::registry::{HoldId, Registry, ReleaseRequest};
 use super::upkeep::{Upkeep, free};
 use super::values::micros;
 use super::work::TableWork;
 use crate::config::PgConfig;
-use crate::job_queue::Lane;
+use crate::job_queue::JobQueue;
 use crate::session::Session;
 use crate::sql::channel;
 
@@ -54,10 +54,10 @@ pub struct TableBackend {
     pub(super) common: Arc<Common>,
     capabilities: Capabilities,
     timing: Timing,
-    pub(super) lane: Lane<TableJob>,
+    pub(super) queue: JobQueue<TableJob>,
     sessions: Mutex<Vec<Session>>,
-    /// The lane of the session that outlives the runtime of the others.
-    last: OnceLock<Lane<TableJob>>,
+    /// The queue of the session that outlives the runtime of the others.
+    last: OnceLock<JobQueue<TableJob>>,
     closed: CancellationToken,
 }
 
@@ -94,25 +94,25 @@ impl TableBackend {
             poll,
             listening: AtomicBool::new(false),
             pinned: Mutex::default(),
-            seen: Seen::new(),
-            awaited: Awaited::new(),
+            known_rows: BloomFilter::new(),
+            contention: ContentionHints::new(),
             process: process(config),
             closing: AtomicBool::new(false),
             may_only_read: AtomicBool::new(false),
         });
-        let lane = Lane::new();
-        let mut sessions = vec![Session::open(config, &lane, TableWork::new(&common)).await?];
-        sessions.extend((1..connections).map(|_| Session::lazy(config, &lane, TableWork::new(&common))));
+        let queue = JobQueue::new();
+        let mut sessions = vec![Session::open(config, &queue, TableWork::new(&common)).await?];
+        sessions.extend((1..connections).map(|_| Session::lazy(config, &queue, TableWork::new(&common))));
         let closed = CancellationToken::new();
         let upkeep =
-            Upkeep { common: Arc::clone(&common), lane: lane.clone(), closed: closed.clone(), purge_after };
+            Upkeep { common: Arc::clone(&common), queue: queue.clone(), closed: closed.clone(), purge_after };
         tokio::spawn(upkeep.run());
         let (sessions, last) = (Mutex::new(sessions), OnceLock::new());
-        Ok(Self { common, capabilities, timing, lane, sessions, last, closed })
+        Ok(Self { common, capabilities, timing, queue, sessions, last, closed })
     }
 
-    /// Removes rows that ended longer ago than `age` (an hour at least), in small batches, and says how many there were. It
-    /// also happens by itself; tokens grow on all the same.
+    /// Removes rows that ended longer ago than `age` (an hour at least), in small batches, and says how many
+    /// there were. It also happens by itself; tokens grow on all the same.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl TableBackend {
     ///
     /// A dropped call may leave rows that the next one removes.
     pub async fn purge(&self, age: Duration) -> Result<u64, Error> {
-        super::upkeep::purge(&self.lane, age.max(SAFE_AGE)).await
+        super::upkeep::purge(&self.queue, age.max(SAFE_AGE)).await
     }
 
     /// The name of the notifications of this schema.
@@ -133,16 +133,16 @@ impl TableBackend {
 
     pub(super) async fn ask<Q, A>(
         &self,
-        job: fn(Call<Q, A>) -> TableJob,
+        job: fn(PendingCall<Q, A>) -> TableJob,
         items: Vec<Q>,
     ) -> Vec<Result<A, Error>> {
-        ask(&self.lane, job, items).await
+        ask(&self.queue, job, items).await
     }
 
     /// From here on nothing is granted, and nothing is asked once the queue is empty.
     fn end(&self) -> Vec<Session> {
         self.common.closing.store(true, Ordering::Release);
-        self.lane.close();
+        self.queue.close();
         if let Some(last) = self.last.get() {
             last.close();
         }
@@ -153,9 +153,9 @@ impl TableBackend {
     async fn free_the_rest(&self) {
         let registry = &self.common.registry;
         let freed = async {
-            while !self.lane.is_closed() {
+            while !self.queue.is_closed() {
                 registry.end_all();
-                if registry.has_doubts() && !free(&self.common, &self.lane).await || registry.is_quiet() {
+                if registry.needs_cleanup() && !free(&self.common, &self.queue).await || registry.is_quiet() {
                     return;
                 }
                 sleep(AGAIN).await;
@@ -188,12 +188,12 @@ fn process(config: &PgConfig) -> String {
     format!("{name} pid {}", std::process::id())
 }
 
-fn ending(hold: HoldRef) -> Ending {
-    Ending { unused: hold.unused, hold: named(hold) }
+fn release_request(hold: HoldRef) -> ReleaseRequest {
+    ReleaseRequest { unused: hold.unused, hold: hold_id(hold) }
 }
 
-fn named(hold: HoldRef) -> Named {
-    Named { key: hold.key, holder: hold.holder }
+fn hold_id(hold: HoldRef) -> HoldId {
+    HoldId { key: hold.key, holder: hold.holder }
 }
 
 #[async_trait]
@@ -218,14 +218,14 @@ impl Backend for TableBackend {
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let with_ttl = |hold: HoldRef| {
             let ttl = hold.ttl.map_or(0, micros);
-            (named(hold), ttl)
+            (hold_id(hold), ttl)
         };
         self.ask(TableJob::Renew, holds.into_iter().map(with_ttl).collect()).await
     }
 
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let holders: Vec<_> = holds.iter().map(|hold| hold.holder).collect();
-        let answers = self.ask(TableJob::Confirm, holds.into_iter().map(named).collect()).await;
+        let answers = self.ask(TableJob::Confirm, holds.into_iter().map(hold_id).collect()).await;
         let told = |(holder, answer): (HolderId, Result<bool, Error>)| match answer {
             Ok(true) => Ok(Renewed::Extended),
             Ok(false) => {
@@ -238,17 +238,17 @@ impl Backend for TableBackend {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        self.ask(TableJob::Release, holds.into_iter().map(ending).collect()).await
+        self.ask(TableJob::Release, holds.into_iter().map(release_request).collect()).await
     }
 
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let last = self.last.get_or_init(|| {
-            let lane = Lane::new();
-            // Its actor ends with the lane, in `abort`.
-            drop(Session::lazy(&self.common.config, &lane, TableWork::new(&self.common)));
-            lane
+            let queue = JobQueue::new();
+            // Its actor ends with the queue, in `abort`.
+            drop(Session::lazy(&self.common.config, &queue, TableWork::new(&self.common)));
+            queue
         });
-        ask(last, TableJob::Release, holds.into_iter().map(ending).collect()).await
+        ask(last, TableJob::Release, holds.into_iter().map(release_request).collect()).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
@@ -289,9 +289,9 @@ impl fmt::Debug for TableBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TableBackend")
             .field("config", &self.common.config)
-            .field("lane", &self.lane)
+            .field("queue", &self.queue)
             .field("held", &self.common.registry.held().len())
-            .field("in_doubt", &self.common.registry.doubts().len())
+            .field("in_doubt", &self.common.registry.unconfirmed().len())
             .finish_non_exhaustive()
     }
 }

@@ -10,8 +10,8 @@ use leasehold_engine::Events;
 use tokio::time::Instant;
 
 use super::dialect::{Extension, Statements};
-use super::hints::bloom::Seen;
-use super::hints::contention::Awaited;
+use super::hints::bloom::BloomFilter;
+use super::hints::contention::ContentionHints;
 use super::registry::{DoubtPeriod, Process, Registry};
 use crate::config::PgConfig;
 
@@ -33,8 +33,8 @@ pub(super) struct Common {
     pub(super) listening: AtomicBool,
     /// Keys whose row another transaction keeps locked, and until when to expect that.
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
-    pub(super) seen: Seen,
-    pub(super) awaited: Awaited,
+    pub(super) known_rows: BloomFilter,
+    pub(super) contention: ContentionHints,
     /// How this process is shown to operators; without the client's address.
     pub(super) process: String,
     pub(super) closing: AtomicBool,
@@ -54,9 +54,9 @@ impl Common {
         self.config.statement_timeout + Duration::from_secs(1)
     }
 
-    /// How long the server may still carry out what it was sent on a connection that broke, by `session`. Where
-    /// a pooler hides that one: until the pooler has noticed that the client is gone, or what it passed on has
-    /// arrived, and then as long as a statement takes. A commit has no limit.
+    /// How long the server may still carry out what it was sent on a connection that broke, by `session`.
+    /// Where a pooler hides that one: until the pooler has noticed that the client is gone, or what it passed
+    /// on has arrived, and then as long as a statement takes. A commit has no limit.
     pub(super) fn doubt_period(&self, session: Option<Process>) -> DoubtPeriod {
         let arrives = session.map_or(self.config.liveness.server_gives_up, |_| Duration::from_secs(1));
         DoubtPeriod { session, time: arrives + self.config.statement_timeout }

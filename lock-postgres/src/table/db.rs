@@ -14,21 +14,21 @@ use crate::error::{LOCKED, ends_session, outcome_unknown, sqlstate, store_error}
 use crate::ident::Identifier;
 use crate::token::mark_incarnation;
 
-/// What a statement got instead of rows. Where it says that nothing was done, the server has said so: outside of a
-/// transaction block, a statement that is answered with an error has been rolled back.
+/// Why a statement has no rows. *Nothing was done* is certain, because the server rolls back a statement that
+/// it answers with an error outside of a transaction block.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum StatementFailure {
     /// The connection cannot be used any more; what the statement did is not known.
-    Dead(Error),
+    ConnectionUnusable(Error),
     /// The statement may have been carried out: its answer cannot be read, or does not say.
-    Unknown(Error),
-    /// Somebody else has locked something for too long. Nothing was done.
+    OutcomeUnknown(Error),
+    /// Another transaction has locked a row or the table for too long. Nothing was done.
     Locked {
-        /// It is a row; else it may be the table.
+        /// Whether it is a row. Otherwise it may be the table.
         row: bool,
     },
-    /// The values of one request cannot be stored; its neighbours can. Nothing was done.
-    OneOf(Error),
+    /// The server cannot store the values of one request of the batch. Nothing was done.
+    BadValue(Error),
     /// The server refused the statement. Nothing was done.
     Refused(Error),
 }
@@ -55,8 +55,8 @@ pub(super) struct Db<'c> {
     pub(super) limit: Duration,
 }
 
-/// The codes with which Postgres itself answers a statement that it has rolled back. Not among them: faults of the
-/// machine or of something in between (08, 58, XX).
+/// The codes with which Postgres itself answers a statement that it has rolled back. Not among them: faults
+/// of the machine or of something in between (08, 58, XX).
 const ROLLED_BACK: &[&str] =
     &["0A", "25", "26", "28", "2B", "3D", "3F", "40", "42", "44", "53", "55", "57014"];
 
@@ -68,99 +68,101 @@ const FEW_BYTES: usize = 512;
 const ATTEMPTS: u32 = 4;
 
 impl Db<'_> {
-    /// Sends `text` and answers its rows.
+    /// Runs `text` and returns its rows.
     pub(super) async fn rows(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         bind: Bind<'_>,
-    ) -> Result<Vec<PgRow>, Trouble> {
+    ) -> Result<Vec<PgRow>, StatementFailure> {
         self.attempt::<Vec<PgRow>>(doing, text, bind, None).await
     }
 
     /// As [`rows`](Self::rows), for a statement that draws tokens in `schema`.
-    pub(super) async fn drawing(
+    pub(super) async fn rows_drawing_token(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         schema: &Identifier,
         bind: Bind<'_>,
-    ) -> Result<Vec<PgRow>, Trouble> {
+    ) -> Result<Vec<PgRow>, StatementFailure> {
         self.attempt::<Vec<PgRow>>(doing, text, bind, Some(schema)).await
     }
 
-    /// As [`rows`](Self::rows), for a statement that answers one row at most.
-    pub(super) async fn lone(
+    /// As [`rows`](Self::rows), for a statement that returns at most one row.
+    pub(super) async fn row(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         bind: Bind<'_>,
-    ) -> Result<Option<PgRow>, Trouble> {
+    ) -> Result<Option<PgRow>, StatementFailure> {
         self.attempt::<Option<PgRow>>(doing, text, bind, None).await
     }
 
-    /// As [`drawing`](Self::drawing), for a statement that answers one row at most.
-    pub(super) async fn lone_drawing(
+    /// As [`rows_drawing_token`](Self::rows_drawing_token), for a statement that returns at most one row.
+    pub(super) async fn row_drawing_token(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         schema: &Identifier,
         bind: Bind<'_>,
-    ) -> Result<Option<PgRow>, Trouble> {
+    ) -> Result<Option<PgRow>, StatementFailure> {
         self.attempt::<Option<PgRow>>(doing, text, bind, Some(schema)).await
     }
 
-    /// As [`rows`](Self::rows), for a statement that answers none; how many it has written.
-    pub(super) async fn written(
+    /// Runs a statement that returns no rows. Returns the number of rows written.
+    pub(super) async fn execute(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         bind: Bind<'_>,
-    ) -> Result<u64, Trouble> {
+    ) -> Result<u64, StatementFailure> {
         self.attempt::<PgQueryResult>(doing, text, bind, None).await.map(|done| done.rows_affected())
     }
 
-    async fn attempt<R: Rows>(
+    async fn attempt<R: FetchAs>(
         &mut self,
         doing: &str,
         text: &Arc<str>,
         bind: Bind<'_>,
         draws: Option<&Identifier>,
-    ) -> Result<R, Trouble> {
+    ) -> Result<R, StatementFailure> {
         let mut attempt = 1;
         loop {
             let error = match timeout(self.limit, self.send(text, bind, draws.is_some())).await {
                 Ok(Ok(Some(rows))) => return Ok(rows),
                 Ok(Ok(None)) => {
                     let Some(schema) = draws.filter(|_| attempt < ATTEMPTS) else {
-                        return Err(Trouble::Refused(restless()));
+                        return Err(StatementFailure::Refused(restart_loop_error()));
                     };
                     attempt += 1;
                     let marked = timeout(self.limit, mark_incarnation(self.connection, schema)).await;
-                    marked.unwrap_or_else(|_| Err(self.silent(doing))).map_err(Trouble::Dead)?;
+                    marked
+                        .unwrap_or_else(|_| Err(self.timeout_error(doing)))
+                        .map_err(StatementFailure::ConnectionUnusable)?;
                     continue;
                 }
                 Ok(Err(error)) => error,
-                Err(_) => return Err(Trouble::Dead(self.silent(doing))),
+                Err(_) => return Err(StatementFailure::ConnectionUnusable(self.timeout_error(doing))),
             };
             // Nothing of ours provokes these; a trigger or a lock by hand may.
             let lost_a_race = sqlstate(&error).is_some_and(|code| code == "40001" || code == "40P01");
             if !lost_a_race || attempt == ATTEMPTS {
-                return Err(Trouble::of(error, doing));
+                return Err(StatementFailure::of(error, doing));
             }
             attempt += 1;
         }
     }
 
-    fn silent(&self, doing: &str) -> Error {
+    fn timeout_error(&self, doing: &str) -> Error {
         Error::new(
             ErrorKind::Unavailable,
             format!("{doing}: no answer within {:?}; the session is closed", self.limit),
         )
     }
 
-    /// `None` when tokens have to be marked before they are drawn.
-    async fn send<R: Rows>(
+    /// Returns `None` if the incarnation has to be marked before tokens are drawn.
+    async fn send<R: FetchAs>(
         &mut self,
         text: &Arc<str>,
         bind: Bind<'_>,
@@ -194,33 +196,33 @@ impl Db<'_> {
     }
 }
 
-/// What a statement is asked for: the driver does less for a single row, and for none.
-trait Rows: Sized {
+/// The result of a statement. The driver does less for a single row, and for none.
+trait FetchAs: Sized {
     fn fetch(
         query: Statement,
         connection: &mut PgConnection,
     ) -> impl Future<Output = Result<Self, sqlx::Error>> + Send;
 }
 
-impl Rows for Vec<PgRow> {
+impl FetchAs for Vec<PgRow> {
     async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         query.fetch_all(connection).await
     }
 }
 
-impl Rows for Option<PgRow> {
+impl FetchAs for Option<PgRow> {
     async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         query.fetch_optional(connection).await
     }
 }
 
-impl Rows for PgQueryResult {
+impl FetchAs for PgQueryResult {
     async fn fetch(query: Statement, connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         query.execute(connection).await
     }
 }
 
-impl Trouble {
+impl StatementFailure {
     fn of(error: sqlx::Error, doing: &str) -> Self {
         let code = sqlstate(&error).unwrap_or_default();
         if code == "55P03" {
@@ -228,22 +230,25 @@ impl Trouble {
         }
         let is_one_of = |classes: &[&str]| classes.iter().any(|class| code.starts_with(class));
         let kind = match &error {
-            sqlx::Error::ColumnDecode { .. } => Self::Unknown,
+            sqlx::Error::ColumnDecode { .. } => Self::OutcomeUnknown,
             // The values were not sent.
             sqlx::Error::Encode(_) => Self::Refused,
-            _ if is_dead(&error, &code) => Self::Dead,
-            _ if is_one_of(&["22", "23", "54", "P0"]) => Self::OneOf,
+            _ if is_unusable(&error, &code) => Self::ConnectionUnusable,
+            _ if is_one_of(&["22", "23", "54", "P0"]) => Self::BadValue,
             _ if is_one_of(ROLLED_BACK) => Self::Refused,
-            _ => Self::Unknown,
+            _ => Self::OutcomeUnknown,
         };
         kind(store_error(error, doing))
     }
 
-    /// What a single caller is told.
+    /// Returns the error for one caller.
     pub(super) fn into_error(self) -> Error {
         match self {
-            Self::Dead(error) | Self::Unknown(error) | Self::OneOf(error) | Self::Refused(error) => error,
-            Self::Locked { .. } => locked(),
+            Self::ConnectionUnusable(error)
+            | Self::OutcomeUnknown(error)
+            | Self::BadValue(error)
+            | Self::Refused(error) => error,
+            Self::Locked { .. } => locked_error(),
         }
     }
 
@@ -254,18 +259,18 @@ impl Trouble {
     /// The error that ended the connection, if it cannot be used any more.
     pub(super) fn for_each(self, count: usize) -> Result<Vec<Error>, Error> {
         match self {
-            Self::Dead(error) => Err(error),
-            trouble => Ok(vec![trouble.into_error(); count]),
+            Self::ConnectionUnusable(error) => Err(error),
+            failure => Ok(vec![failure.into_error(); count]),
         }
     }
 }
 
-/// Another transaction has the row.
-pub(super) fn locked() -> Error {
+/// The error if another transaction has locked the row.
+pub(super) fn locked_error() -> Error {
     Error::new(ErrorKind::Unavailable, LOCKED)
 }
 
-fn restless() -> Error {
+fn restart_loop_error() -> Error {
     Error::new(ErrorKind::Unavailable, "the server restarts again and again; try again when it stays up")
 }
 
@@ -276,7 +281,7 @@ fn names_row(error: &sqlx::Error) -> bool {
 }
 
 /// Whether the connection is of no more use, or the server cannot say what became of the statement.
-fn is_dead(error: &sqlx::Error, code: &str) -> bool {
+fn is_unusable(error: &sqlx::Error, code: &str) -> bool {
     // It has become read-only (a standby), has a transaction that was not ended, or a pooler has lost our
     // statements: the next one would fail like this too.
     let lasts = ["25006", "25P02", "26000", "42P05"].contains(&code);
@@ -290,8 +295,11 @@ mod tests {
     #[test]
     fn only_what_was_certainly_not_done_is_refused() {
         let decode = sqlx::Error::ColumnDecode { index: "0".into(), source: "x".into() };
-        assert!(matches!(Trouble::of(decode, "acquire"), Trouble::Unknown(_)));
-        assert!(matches!(Trouble::of(sqlx::Error::Encode("x".into()), "acquire"), Trouble::Refused(_)));
+        assert!(matches!(StatementFailure::of(decode, "acquire"), StatementFailure::OutcomeUnknown(_)));
+        assert!(matches!(
+            StatementFailure::of(sqlx::Error::Encode("x".into()), "acquire"),
+            StatementFailure::Refused(_)
+        ));
         let broken = [
             sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()),
             sqlx::Error::Io(std::io::ErrorKind::BrokenPipe.into()),
@@ -300,8 +308,8 @@ mod tests {
             sqlx::Error::PoolClosed,
         ];
         for error in broken {
-            let trouble = Trouble::of(error, "acquire");
-            assert!(matches!(trouble, Trouble::Dead(_)), "{trouble:?}");
+            let failure = StatementFailure::of(error, "acquire");
+            assert!(matches!(failure, StatementFailure::ConnectionUnusable(_)), "{failure:?}");
         }
     }
 }

@@ -9,79 +9,133 @@ use crate::ident::Identifier;
 use crate::schema::Stores;
 use crate::upkeep;
 
-/// The statements of one store, with `{schema}` for the quoted name of the schema, and as values `{token}` for the
-/// sequence of tokens and `{channel}` for the name of the notifications. All stores take the same values and
-/// answer the same columns.
+/// The statements of one store.
+///
+/// # Placeholders
+///
+/// Filled in once per schema: `{schema}` is the quoted name of the schema, `{token}` the sequence of tokens
+/// and `{channel}` the name of the notifications, both as values.
+///
+/// # Parameters
+///
+/// Every store takes the same parameters and returns the same columns. The fields below name them in order,
+/// with these names:
+///
+/// | Name | Type | Meaning |
+/// |---|---|---|
+/// | `key`, `holder` | text | the key and the holder; arrays if the name is plural |
+/// | `ttl_us`, `cooldown_us` | bigint | the TTL and the cooldown in microseconds; no cooldown if NULL |
+/// | `label`, `owner` | text | the label, or NULL; the client, for operators |
+/// | `token` | bigint | the fencing token |
+/// | `unused` | boolean | whether the cooldown that the grant started ends with the release |
+///
+/// # Locks and plans
 ///
 /// Statements that lock several rows lock them in the order of their keys, so that two of them do not wait
-/// for each other. One exception: a grant with [`free`](Self::free) locks free rows before it inserts new
-/// ones; if it waits in a circle with another grant, `lock_timeout` ends one of them, which is sent again.
-/// What reads the clock reads `clock_timestamp()`, after the row is locked.
+/// for each other. One exception: [`grant`](Self::grant) with [`free`](Self::free) locks free rows before it
+/// inserts new ones. If two of them wait for each other, `lock_timeout` ends one, which is sent again.
+/// Statements that depend on the time read `clock_timestamp()` after the row is locked.
 ///
-/// Plans are kept, and were perhaps made when the table was empty. So no statement leaves the planner the
-/// choice in which order to join: rows are looked up by an array of keys, whose order an index scan follows,
-/// or from within a `LATERAL` subquery that cannot be pulled up. Who holds them is compared by an
-/// `IN (SELECT ..)` that cannot be pulled up either, since it is asked whether it `IS TRUE`: it is hashed.
+/// Plans are kept, and might have been made when the table was empty. So no statement leaves the order of
+/// joins to the planner: rows are found by an array of keys, whose order an index scan follows, or from
+/// within a `LATERAL` subquery that cannot be pulled up. Holders are compared by `(holder IN (SELECT ..)) IS
+/// TRUE`, which cannot be pulled up either and is hashed.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with all statements.
 pub struct Dialect {
-    /// A short name for the kind of store: two kinds in one schema have their own notifications.
+    /// The kind of store, which is part of the name of its notifications: two kinds in one schema do not
+    /// share them.
     pub kind: &'static str,
-    /// Whose objects it uses.
+    /// The stores whose objects the statements use.
     pub stores: Stores,
-    /// One grant, if nobody has the key. `$1` key, `$2` holder, `$3` TTL, `$4` cooldown (both in
-    /// microseconds), `$5` label, `$6` owner. Answers the token, or no row.
+    /// Grants one key, if it has no row or a free one.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` `cooldown_us`, `$5` label, `$6` owner.
+    /// - Returns: `token`; no row if not granted.
     pub grant_one: &'static str,
-    /// The same for a key that has a row, and no cooldown: neither of this grant nor of the last one. `$1` key, `$2`
-    /// holder, `$3` TTL, `$4` label, `$5` owner. Does nothing where there is no row, and need not find each that is
-    /// free. May read the clock before the row is locked.
+    /// Grants one key that has a free row, if neither this grant nor the last one has a cooldown. It might
+    /// miss a free row, and may read the clock before the row is locked.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` label, `$5` owner.
+    /// - Returns: `token`; no row if not granted.
     pub retake_one: &'static str,
-    /// Grants for several keys, each of them once and in their order, of which it need not find all that are
-    /// free, and inserts none. As above with arrays for `$1` and `$2`; the rest is the same for all. Answers the
-    /// place of each that was granted, counted from one, and its token.
+    /// Grants those of several keys that have a free row. It inserts no row, and might miss free ones.
+    ///
+    /// - Parameters: `$1` keys, each once and in order; `$2` holders; for all the same `$3` `ttl_us`, `$4`
+    ///   `cooldown_us`, `$5` label, `$6` owner.
+    /// - Returns for each grant: the place in `$1`, counted from one, and `token`.
     pub grant_free: &'static str,
-    /// Grants for several keys, each of them once, that says of each why it was not granted. As above with
-    /// arrays for `$1` to `$5`; `$7` is how many microseconds a waiter's mark must still last. Answers `(key, token, live, live_us, cool_us,
-    /// marked)`: one row per request with what was there before, and one row with only key and token
-    /// per grant. `{free}` and `{among}` are empty or what the two fields below say.
+    /// Grants several keys, and returns for each why it was not granted. `{free}` and `{among}` are empty, or
+    /// the two fields below.
+    ///
+    /// - Parameters: arrays `$1` keys, each once, `$2` holders, `$3` `ttl_us`, `$4` `cooldown_us`, `$5`
+    ///   labels; `$6` owner; `$7` for how many microseconds a waiter's mark must still last to count.
+    /// - Returns: `key`, `token`, `live`, `live_us`, `cool_us`, `marked`. Each request has a row with the
+    ///   state before the statement, and each grant a further row with only `key` and `token`.
     pub grant: &'static str,
-    /// A further part of the `WITH` of [`grant`](Self::grant): locks the free rows, and leaves out those
-    /// that somebody else has locked.
+    /// A part of the `WITH` clause of [`grant`](Self::grant), which locks the free rows and skips those that
+    /// another transaction has locked. No parameters of its own.
     pub free: &'static str,
-    /// A further condition of [`grant`](Self::grant): only rows that were locked so, and new ones.
+    /// A condition of [`grant`](Self::grant): only new rows, and rows that [`free`](Self::free) has locked.
     pub among: &'static str,
-    /// Renews holds that do not end just now, which are nearly all: `$1` to `$3` as below. Answers how many
-    /// it has renewed; fails, and renews none, if it cannot tell whether one had ended.
+    /// Renews the holds that do not end soon, which are nearly all. It fails, and renews none, if it cannot
+    /// know whether a hold had ended.
+    ///
+    /// - Parameters: `$1` keys, `$2` holders, `$3` `ttl_us` of all.
+    /// - Returns: the number of holds renewed.
     pub renew_early: Option<&'static str>,
-    /// Renews, or confirms where there is nothing to renew. `$1` keys, `$2` holders, `$3` the TTL of all in
-    /// microseconds. Answers `(key, holder)` of what is still held. `{skip}` is empty or ` SKIP LOCKED`.
+    /// Renews holds, or confirms them in a store without leases. `{skip}` is empty or ` SKIP LOCKED`.
+    ///
+    /// - Parameters: `$1` keys, `$2` holders, `$3` `ttl_us` of all.
+    /// - Returns: `key`, `holder` of each hold that is still held.
     pub renew: &'static str,
-    /// Looks whether holds are still there. `$1` keys, `$2` holders. Answers `(key, holder)` of those that
-    /// are.
+    /// Checks whether holds are still held, without writing.
+    ///
+    /// - Parameters: `$1` keys, `$2` holders.
+    /// - Returns: `key`, `holder` of each hold that is still held.
     pub confirm: &'static str,
-    /// One release that nobody waits for. `$1` key, `$2` holder, `$3` whether its cooldown ends with it. Frees nothing
-    /// unless that holder has it and there is no mark. Answers no row, which costs the server less: rows written are
-    /// counted. May read the clock before the row is locked.
+    /// Releases one hold that no client waits for. It releases nothing if the row has a waiter's mark, and
+    /// may read the clock before the row is locked.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` unused.
+    /// - Returns no rows, because counting the rows written costs the server less.
     pub release_unawaited: &'static str,
-    /// One release. `$1` key, `$2` holder, `$3` whether its cooldown ends with it. Answers no row if that holder had
-    /// nothing, else a number: 1 if it was still held, and 2 more if somebody waits, who is notified.
+    /// Releases one hold, and notifies if clients wait for the key.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` unused.
+    /// - Returns: a number, 1 if the hold was still held, plus 2 if clients wait; no row if the holder had no
+    ///   hold.
     pub release_one: &'static str,
-    /// Several releases: `$1` keys, `$2` holders, each of which belongs to one key, `$3` those holders whose cooldown
-    /// ends with it. Answers the holder and the number of those that were there.
+    /// Releases several holds, as [`release_one`](Self::release_one).
+    ///
+    /// - Parameters: `$1` keys; `$2` holders, each of one key; `$3` the holders whose hold is unused.
+    /// - Returns for each hold that existed: `holder` and the number.
     pub release: &'static str,
-    /// The same, which leaves out rows that somebody else has locked.
+    /// As [`release`](Self::release), but skips rows that another transaction has locked.
     pub release_unlocked: &'static str,
-    /// Notes that somebody waits. `$1` keys, `$2` for how many microseconds. Answers the keys that are
-    /// held. Has `{skip}`.
+    /// Marks rows as waited for. `{skip}` is empty or ` SKIP LOCKED`.
+    ///
+    /// - Parameters: `$1` keys, `$2` for how many microseconds.
+    /// - Returns: `key` of each that is held.
     pub mark: &'static str,
-    /// A forced release. `$1` key, `$2` holder. Answers a row if that holder had it.
+    /// Releases one hold by force, and notifies its holder.
+    ///
+    /// - Parameters: `$1` key, `$2` holder.
+    /// - Returns: a row if that holder had the key.
     pub force: &'static str,
-    /// Live holds and, if `$3`, those that ended, among the first `$4` rows from `$1` to before `$2`. Answers `(key,
-    /// holder, token, label, owner, since_us, state, expires_us, cool_us, shown, last)`, ordered by key. The row in
-    /// place `$4` is answered in any case, as the last one: behind it there may be more.
+    /// Lists a page of holds.
+    ///
+    /// - Parameters: `$1` the first key, `$2` the key before which the page ends, `$3` whether to list holds
+    ///   that have ended, `$4` the maximum number of rows.
+    /// - Returns by key: `key`, `holder`, `token`, `label`, `owner`, `since_us`, `state`, `expires_us`,
+    ///   `cool_us`, `shown`, `last`. Row number `$4` is always returned, with `last`, because more rows may
+    ///   follow it.
     pub list: &'static str,
-    /// Removes those of the first `$3` rows after `$2` that ended more than `$1` microseconds ago. Answers how many, and
-    /// the key in place `$3`, if there are so many.
+    /// Removes old rows of a page.
+    ///
+    /// - Parameters: `$1` the age in microseconds since the hold ended, `$2` the key after which the page
+    ///   starts, `$3` the maximum number of rows to read.
+    /// - Returns: the number of rows removed; the key of row number `$3`, or NULL if the page has fewer rows.
     pub purge: &'static str,
 }
 
@@ -97,14 +151,14 @@ pub(super) struct Statements {
     pub(super) grant_one: Arc<str>,
     pub(super) retake_one: Arc<str>,
     pub(super) grant_free: Arc<str>,
-    pub(super) grant: Patient,
+    pub(super) grant: WaitOrSkip,
     pub(super) renew_early: Option<Arc<str>>,
-    pub(super) renew: Patient,
+    pub(super) renew: WaitOrSkip,
     pub(super) confirm: Arc<str>,
     pub(super) release_unawaited: Arc<str>,
     pub(super) release_one: Arc<str>,
-    pub(super) release: Patient,
-    pub(super) mark: Patient,
+    pub(super) release: WaitOrSkip,
+    pub(super) mark: WaitOrSkip,
     pub(super) force: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) purge: Arc<str>,
@@ -112,14 +166,14 @@ pub(super) struct Statements {
     pub(super) note_upkeep: Arc<str>,
 }
 
-/// A statement that waits for rows which somebody else has locked, and the one that leaves them out.
+/// A statement in two variants: one waits for rows that another transaction has locked, the other skips them.
 #[derive(Debug)]
-pub(super) struct Patient {
+pub(super) struct WaitOrSkip {
     waits: Arc<str>,
     skips: Arc<str>,
 }
 
-impl Patient {
+impl WaitOrSkip {
     pub(super) fn text(&self, skips: bool) -> &Arc<str> {
         if skips { &self.skips } else { &self.waits }
     }
@@ -136,7 +190,7 @@ impl Statements {
             [("{schema}", name.as_str()), ("{token}", token.as_str()), ("{channel}", channel.as_str())];
         let render = |template: &str| fill(template, &given);
         let with = |template: &str, more: &[_]| fill(template, &[&given, more].concat());
-        let patient = |template: &str| Patient {
+        let wait_or_skip = |template: &str| WaitOrSkip {
             waits: with(template, &[("{skip}", "")]),
             skips: with(template, &[("{skip}", " SKIP LOCKED")]),
         };
@@ -148,14 +202,14 @@ impl Statements {
             grant_one: render(dialect.grant_one),
             retake_one: render(dialect.retake_one),
             grant_free: render(dialect.grant_free),
-            grant: Patient { waits: grant("", ""), skips: grant(&free, &among) },
+            grant: WaitOrSkip { waits: grant("", ""), skips: grant(&free, &among) },
             renew_early: dialect.renew_early.map(render),
-            renew: patient(dialect.renew),
+            renew: wait_or_skip(dialect.renew),
             confirm: render(dialect.confirm),
             release_unawaited: render(dialect.release_unawaited),
             release_one: render(dialect.release_one),
-            release: Patient { waits: render(dialect.release), skips: render(dialect.release_unlocked) },
-            mark: patient(dialect.mark),
+            release: WaitOrSkip { waits: render(dialect.release), skips: render(dialect.release_unlocked) },
+            mark: wait_or_skip(dialect.mark),
             force: render(dialect.force),
             list: render(dialect.list),
             purge: render(dialect.purge),

@@ -11,10 +11,10 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::common::Common;
-use super::db::{Db, Statement, Trouble, locked};
+use super::db::{Db, Statement, StatementFailure, locked_error};
 use super::holds;
-use super::job::{Call, hand_out};
-use super::registry::{DoubtPeriod, Named};
+use super::job::{PendingCall, hand_out};
+use super::registry::{DoubtPeriod, HoldId};
 use super::values::{HolderText, micros};
 use crate::error::store_error;
 
@@ -27,37 +27,37 @@ const FEW: usize = 4;
 /// How often a request is sent again because the row changed under it.
 const ROUNDS: u32 = 4;
 
-/// What a statement says of one request.
-enum Outcome {
+/// The reply of a statement to one request.
+enum GrantReply {
     Granted(i64),
     Contended(Contended),
-    /// Held by a live hold, and no mark lasts long enough that somebody waits.
+    /// Held by a live hold, whose row has no waiter's mark that lasts long enough.
     Unmarked(Contended),
-    /// It was free, yet not granted: somebody was quicker or has locked the row.
+    /// Free, but not granted, because another client was quicker or has locked the row.
     Passed,
     /// The statement failed, and was rolled back by the server or never sent.
     Refused(Error),
 }
 
-/// `Err` when it is not known whether the key was granted.
-type Fate = Result<Outcome, Error>;
+/// `Err` if it is unknown whether the key was granted.
+type GrantResult = Result<GrantReply, Error>;
 
 /// Asks for all keys of `calls` and answers. A grant whose caller has gone is released immediately.
 pub(super) async fn grant(
     db: &mut Db<'_>,
     common: &Common,
-    asker: &Asker,
-    calls: Vec<Call<Request, Attempt>>,
+    requester: &Requester,
+    calls: Vec<PendingCall<Request, Attempt>>,
 ) -> Result<(), Error> {
     let requests: Vec<&Request> = calls.iter().flat_map(|call| &call.items).collect();
     let named = requests.iter().map(|request| name(request)).collect();
-    let in_flight = common.registry.in_flight(named, asker.doubt_period);
+    let in_flight = common.registry.in_flight(named, requester.doubt_period);
     let asked = Instant::now();
-    let mut answers = Grants { db, common, owner: &asker.owner }.attempt(&requests).await?;
+    let mut answers = Grants { db, common, owner: &requester.owner }.grant_in_rounds(&requests).await?;
     for (request, answer) in requests.iter().zip(&answers) {
         if matches!(answer, Ok(Attempt::Granted(_))) {
             common.registry.granted(name(request), asked);
-            common.seen.note(&request.key);
+            common.known_rows.insert(&request.key);
         }
     }
     in_flight.answered();
@@ -77,20 +77,21 @@ pub(super) async fn grant(
         }
     });
     if !unheard.is_empty() {
-        common.registry.doubt(unheard.iter().cloned(), DoubtPeriod::default());
+        common.registry.add_unconfirmed(unheard.iter().cloned(), DoubtPeriod::default());
         holds::undo(db, common, &unheard).await?;
     }
     Ok(())
 }
 
-/// The session that asks, and how operators are shown whose it is.
-pub(super) struct Asker {
+/// The session that sends the requests.
+pub(super) struct Requester {
+    /// Who it is, for operators.
     pub(super) owner: Arc<str>,
     pub(super) doubt_period: DoubtPeriod,
 }
 
-fn name(request: &Request) -> Named {
-    Named { key: request.key.clone(), holder: request.holder }
+fn name(request: &Request) -> HoldId {
+    HoldId { key: request.key.clone(), holder: request.holder }
 }
 
 struct Grants<'g, 'c> {
@@ -100,7 +101,8 @@ struct Grants<'g, 'c> {
 }
 
 impl Grants<'_, '_> {
-    async fn attempt(&mut self, requests: &[&Request]) -> Result<Vec<Result<Attempt, Error>>, Error> {
+    /// Requests all keys, and again those whose row changed under the statement, up to [`ROUNDS`] times.
+    async fn grant_in_rounds(&mut self, requests: &[&Request]) -> Result<Vec<Result<Attempt, Error>>, Error> {
         let mut answers: Vec<Option<Result<Attempt, Error>>> = requests.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..requests.len()).collect();
         let mut round = 0;
@@ -109,34 +111,34 @@ impl Grants<'_, '_> {
             let (now, later) = each_key_once(open, requests);
             open = later;
             let asked: Vec<&Request> = now.iter().map(|at| requests[*at]).collect();
-            let fates = self.ask(&asked).await?;
+            let results = self.grant_round(&asked).await?;
             let mut unmarked = Vec::new();
-            for (at, fate) in now.into_iter().zip(fates) {
+            for (at, result) in now.into_iter().zip(results) {
                 let request = requests[at];
-                if matches!(fate, Ok(Outcome::Contended(_) | Outcome::Unmarked(_))) {
-                    self.common.awaited.note(&request.key);
+                if matches!(result, Ok(GrantReply::Contended(_) | GrantReply::Unmarked(_))) {
+                    self.common.contention.add(&request.key);
                 }
-                answers[at] = Some(match fate {
-                    Ok(Outcome::Granted(number)) => self.granted(request, number),
-                    Ok(Outcome::Unmarked(contended)) if request.waits && round < ROUNDS => {
+                answers[at] = Some(match result {
+                    Ok(GrantReply::Granted(number)) => self.granted(request, number),
+                    Ok(GrantReply::Unmarked(contended)) if request.waits && round < ROUNDS => {
                         unmarked.push(at);
                         Ok(Attempt::Contended(contended))
                     }
-                    Ok(Outcome::Contended(contended) | Outcome::Unmarked(contended)) => {
+                    Ok(GrantReply::Contended(contended) | GrantReply::Unmarked(contended)) => {
                         Ok(Attempt::Contended(contended))
                     }
-                    Ok(Outcome::Refused(error)) => Ok(Attempt::Refused(error)),
-                    Ok(Outcome::Passed) if round < ROUNDS => {
+                    Ok(GrantReply::Refused(error)) => Ok(Attempt::Refused(error)),
+                    Ok(GrantReply::Passed) if round < ROUNDS => {
                         open.push(at);
                         continue;
                     }
-                    Ok(Outcome::Passed) => Ok(Attempt::Contended(Contended::new())),
+                    Ok(GrantReply::Passed) => Ok(Attempt::Contended(Contended::new())),
                     Err(error) => Err(error),
                 });
             }
             if !unmarked.is_empty() {
                 let keys: Vec<&LockKey> = unmarked.iter().map(|at| &requests[*at].key).collect();
-                let freed = self.mark(&keys).await?;
+                let freed = self.mark_waiters(&keys).await?;
                 // Those that have become free meanwhile would not be notified of it: they ask again.
                 open.extend(unmarked.into_iter().filter(|at| freed.contains(&requests[*at].key)));
             }
@@ -161,34 +163,35 @@ impl Grants<'_, '_> {
         Ok(Attempt::Granted(granted))
     }
 
-    /// One statement if all are free, which is by far the most frequent case; what it did not grant is asked
-    /// for once more, by one that inserts rows and says why not.
-    async fn ask(&mut self, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
+    /// Grants the keys whose rows are free, which is nearly always all of them, then requests the others by
+    /// the statement that inserts rows and returns why a key was not granted.
+    async fn grant_round(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
         let mut skips = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
         let mut tokens = Vec::new();
         if !skips {
-            match self.ask_if_free(requests).await {
+            match self.grant_free_rows(requests).await {
                 Ok(granted) => tokens = granted,
-                Err(Trouble::Locked { .. } | Trouble::OneOf(_)) => skips = true,
-                Err(trouble) => return failed(trouble, requests),
+                Err(StatementFailure::Locked { .. } | StatementFailure::BadValue(_)) => skips = true,
+                Err(failure) => return failed(failure, requests),
             }
         }
         tokens.resize(requests.len(), None);
         let rest = requests.iter().zip(&tokens).filter(|(_, token)| token.is_none());
         let rest: Vec<&Request> = rest.map(|(request, _)| *request).collect();
-        let mut fates = self.ask_of_each(&rest, skips).await?.into_iter();
-        let fate = |token: Option<i64>| match token {
-            Some(token) => Ok(Outcome::Granted(token)),
-            None => fates.next().unwrap_or(Ok(Outcome::Passed)),
+        let mut results = self.grant_or_explain(&rest, skips).await?.into_iter();
+        let result = |token: Option<i64>| match token {
+            Some(token) => Ok(GrantReply::Granted(token)),
+            None => results.next().unwrap_or(Ok(GrantReply::Passed)),
         };
-        Ok(tokens.into_iter().map(fate).collect())
+        Ok(tokens.into_iter().map(result).collect())
     }
 
-    /// Answers the tokens of those that were granted, at their places.
-    async fn ask_if_free(&mut self, requests: &[&Request]) -> Result<Vec<Option<i64>>, Trouble> {
+    /// Grants keys that have a free row, with one statement. Returns the token of each request that was
+    /// granted, at its place.
+    async fn grant_free_rows(&mut self, requests: &[&Request]) -> Result<Vec<Option<i64>>, StatementFailure> {
         let [first, others @ ..] = requests else { return Ok(Vec::new()) };
         if others.is_empty() {
-            return Ok(vec![self.ask_alone(first).await?]);
+            return Ok(vec![self.grant_one(first).await?]);
         }
         let like_the_first =
             |r: &&Request| r.ttl == first.ttl && r.cooldown == first.cooldown && r.label == first.label;
@@ -201,7 +204,7 @@ impl Grants<'_, '_> {
             let query = query.bind(keys(requests)).bind(holders(requests)).bind(ttl(first));
             query.bind(first.cooldown.map(micros)).bind(first.label.as_deref()).bind(owner)
         };
-        let rows = self.db.drawing("acquire", text, schema, &bind).await?;
+        let rows = self.db.rows_drawing_token("acquire", text, schema, &bind).await?;
         let mut tokens = vec![None; requests.len()];
         for row in &rows {
             let read = |at| row.try_get::<i64, _>(at).map_err(unreadable);
@@ -213,56 +216,71 @@ impl Grants<'_, '_> {
         Ok(tokens)
     }
 
-    /// One statement, or more of them if somebody has locked a row or a value cannot be stored.
-    async fn ask_of_each(&mut self, requests: &[&Request], skips: bool) -> Result<Vec<Fate>, Error> {
+    /// Grants each key or returns why not: with one statement, or with one per request if another transaction
+    /// has locked a row or a value cannot be stored.
+    async fn grant_or_explain(
+        &mut self,
+        requests: &[&Request],
+        skips: bool,
+    ) -> Result<Vec<GrantResult>, Error> {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let mut asked = self.ask_together(requests, skips).await;
-        if !skips && matches!(asked, Err(Trouble::Locked { .. } | Trouble::OneOf(_))) {
-            asked = self.ask_together(requests, true).await;
+        let mut asked = self.grant_or_explain_batch(requests, skips).await;
+        if !skips && matches!(asked, Err(StatementFailure::Locked { .. } | StatementFailure::BadValue(_))) {
+            asked = self.grant_or_explain_batch(requests, true).await;
         }
         match asked {
             Ok(outcomes) => Ok(outcomes.into_iter().map(Ok).collect()),
-            Err(Trouble::Locked { row: true } | Trouble::OneOf(_)) if requests.len() > 1 => {
-                self.ask_one_by_one(requests).await
+            Err(StatementFailure::Locked { row: true } | StatementFailure::BadValue(_))
+                if requests.len() > 1 =>
+            {
+                self.grant_or_explain_singly(requests).await
             }
-            Err(Trouble::Locked { row: true }) => Ok(vec![Ok(Outcome::Contended(Contended::new()))]),
-            Err(trouble) => failed(trouble, requests),
+            Err(StatementFailure::Locked { row: true }) => {
+                Ok(vec![Ok(GrantReply::Contended(Contended::new()))])
+            }
+            Err(failure) => failed(failure, requests),
         }
     }
 
-    async fn ask_one_by_one(&mut self, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
-        let mut fates = Vec::with_capacity(requests.len());
+    /// As [`grant_or_explain`](Self::grant_or_explain), with a statement for each request.
+    async fn grant_or_explain_singly(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
+        let mut results = Vec::with_capacity(requests.len());
         let mut locked_in_a_row = 0;
         for request in requests {
             if locked_in_a_row >= FEW {
-                fates.push(Ok(Outcome::Refused(locked().with_key(&request.key))));
+                results.push(Ok(GrantReply::Refused(locked_error().with_key(&request.key))));
                 continue;
             }
-            let asked = self.ask_together(&[request], true).await;
+            let asked = self.grant_or_explain_batch(&[request], true).await;
             locked_in_a_row =
-                if matches!(asked, Err(Trouble::Locked { .. })) { locked_in_a_row + 1 } else { 0 };
+                if matches!(asked, Err(StatementFailure::Locked { .. })) { locked_in_a_row + 1 } else { 0 };
             match asked {
-                Ok(outcomes) => fates.push(Ok(outcomes.into_iter().next().unwrap_or(Outcome::Passed))),
+                Ok(outcomes) => results.push(Ok(outcomes.into_iter().next().unwrap_or(GrantReply::Passed))),
                 // A row that is being inserted by a transaction that does not end.
-                Err(Trouble::Locked { row: true }) => {
-                    fates.push(Ok(Outcome::Contended(Contended::new())));
+                Err(StatementFailure::Locked { row: true }) => {
+                    results.push(Ok(GrantReply::Contended(Contended::new())));
                 }
-                Err(trouble) => fates.extend(failed(trouble, &[request])?),
+                Err(failure) => results.extend(failed(failure, &[request])?),
             }
         }
-        Ok(fates)
+        Ok(results)
     }
 
-    /// One statement. With `skips` it leaves out rows that somebody else has locked, and remembers them.
-    async fn ask_together(&mut self, requests: &[&Request], skips: bool) -> Result<Vec<Outcome>, Trouble> {
+    /// Grants each key or returns why not, with one statement. With `skips` it leaves out rows that another
+    /// transaction has locked, and pins their keys.
+    async fn grant_or_explain_batch(
+        &mut self,
+        requests: &[&Request],
+        skips: bool,
+    ) -> Result<Vec<GrantReply>, StatementFailure> {
         let text = self.common.statements.grant.text(skips);
         let poll = micros(self.common.poll);
         let owner = self.owner;
         let rows = self
             .db
-            .drawing("acquire", text, &self.common.config.schema, &|query| {
+            .rows_drawing_token("acquire", text, &self.common.config.schema, &|query| {
                 query
                     .bind(keys(requests))
                     .bind(holders(requests))
@@ -275,24 +293,26 @@ impl Grants<'_, '_> {
             .await;
         let mut outcomes = read(&rows?).map_err(unreadable)?;
         let outcome = |request: &&Request| match outcomes.remove(request.key.as_str()) {
-            Some(Outcome::Passed) | None if skips => {
+            Some(GrantReply::Passed) | None if skips => {
                 self.common.pin(&request.key);
-                Outcome::Contended(Contended::new())
+                GrantReply::Contended(Contended::new())
             }
-            outcome => outcome.unwrap_or(Outcome::Passed),
+            outcome => outcome.unwrap_or(GrantReply::Passed),
         };
         Ok(requests.iter().map(outcome).collect())
     }
 
-    async fn ask_alone(&mut self, request: &Request) -> Result<Option<i64>, Trouble> {
+    /// Grants one key if its row is free, or if it has none. Returns the token, or `None` if it was not
+    /// granted.
+    async fn grant_one(&mut self, request: &Request) -> Result<Option<i64>, StatementFailure> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
         // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
-        let retakes = request.cooldown.is_none() && self.common.seen.has(&request.key);
+        let retakes = request.cooldown.is_none() && self.common.known_rows.might_contain(&request.key);
         let text = if retakes { &statements.retake_one } else { &statements.grant_one };
         let row = self
             .db
-            .lone_drawing("acquire", text, &self.common.config.schema, &|query| {
+            .row_drawing_token("acquire", text, &self.common.config.schema, &|query| {
                 let query = query.bind(request.key.as_str()).bind(HolderText(request.holder)).bind(ttl);
                 let query = if retakes { query } else { query.bind(request.cooldown.map(micros)) };
                 query.bind(request.label.as_deref()).bind(owner)
@@ -302,8 +322,8 @@ impl Grants<'_, '_> {
         token.map_err(unreadable)
     }
 
-    /// Notes that somebody waits for these keys; answers those that are free.
-    async fn mark(&mut self, keys: &[&LockKey]) -> Result<Vec<LockKey>, Error> {
+    /// Marks the rows of `keys` as waited for. Returns the keys that are free.
+    async fn mark_waiters(&mut self, keys: &[&LockKey]) -> Result<Vec<LockKey>, Error> {
         let lasts = micros(self.common.poll).saturating_mul(2);
         let text = self.common.statements.mark.text(false);
         let rows = self
@@ -314,7 +334,7 @@ impl Grants<'_, '_> {
             .await;
         let rows = match rows {
             Ok(rows) => rows,
-            Err(Trouble::Dead(error)) => return Err(error),
+            Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
             // The mark is for speed only: without it the waiter polls.
             Err(_) => return Ok(Vec::new()),
         };
@@ -344,23 +364,23 @@ fn each_key_once(mut open: Vec<usize>, requests: &[&Request]) -> (Vec<usize>, Ve
 }
 
 /// What the rows say, by key.
-fn read(rows: &[PgRow]) -> Result<HashMap<String, Outcome>, sqlx::Error> {
+fn read(rows: &[PgRow]) -> Result<HashMap<String, GrantReply>, sqlx::Error> {
     let mut outcomes = HashMap::with_capacity(rows.len());
     for row in rows {
         let key: String = row.try_get(0)?;
         let outcome = match row.try_get(1)? {
-            Some(token) => Outcome::Granted(token),
+            Some(token) => GrantReply::Granted(token),
             None => refusal(row)?,
         };
         // A grant has two rows; what was there before does not count then.
-        if matches!(outcome, Outcome::Granted(_)) || !outcomes.contains_key(&key) {
+        if matches!(outcome, GrantReply::Granted(_)) || !outcomes.contains_key(&key) {
             outcomes.insert(key, outcome);
         }
     }
     Ok(outcomes)
 }
 
-fn refusal(row: &PgRow) -> Result<Outcome, sqlx::Error> {
+fn refusal(row: &PgRow) -> Result<GrantReply, sqlx::Error> {
     let live: bool = row.try_get(2)?;
     let expires: Option<i64> = row.try_get(3)?;
     let cooling: Option<i64> = row.try_get(4)?;
@@ -374,25 +394,28 @@ fn refusal(row: &PgRow) -> Result<Outcome, sqlx::Error> {
         contended.cooling_for
     };
     Ok(match (live, cooling) {
-        (true, _) if !marked => Outcome::Unmarked(contended),
-        (true, _) | (false, Some(_)) => Outcome::Contended(contended),
-        (false, None) => Outcome::Passed,
+        (true, _) if !marked => GrantReply::Unmarked(contended),
+        (true, _) | (false, Some(_)) => GrantReply::Contended(contended),
+        (false, None) => GrantReply::Passed,
     })
 }
 
-/// The fate of each of the requests whose statement failed; `Err` if the connection cannot be used any more.
-fn failed(trouble: Trouble, requests: &[&Request]) -> Result<Vec<Fate>, Error> {
-    let fate: fn(Error) -> Fate = match &trouble {
-        Trouble::Dead(_) | Trouble::Unknown(_) => Err,
-        Trouble::Locked { .. } | Trouble::OneOf(_) | Trouble::Refused(_) => |e| Ok(Outcome::Refused(e)),
+/// The result of each of the requests whose statement failed; `Err` if the connection cannot be used any
+/// more.
+fn failed(failure: StatementFailure, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
+    let result: fn(Error) -> GrantResult = match &failure {
+        StatementFailure::ConnectionUnusable(_) | StatementFailure::OutcomeUnknown(_) => Err,
+        StatementFailure::Locked { .. } | StatementFailure::BadValue(_) | StatementFailure::Refused(_) => {
+            |e| Ok(GrantReply::Refused(e))
+        }
     };
-    let errors = trouble.for_each(requests.len())?.into_iter().zip(requests);
-    Ok(errors.map(|(error, request)| fate(error.with_key(&request.key))).collect())
+    let errors = failure.for_each(requests.len())?.into_iter().zip(requests);
+    Ok(errors.map(|(error, request)| result(error.with_key(&request.key))).collect())
 }
 
 /// The statement has granted what it could.
-fn unreadable(error: sqlx::Error) -> Trouble {
-    Trouble::Unknown(store_error(error, "acquire"))
+fn unreadable(error: sqlx::Error) -> StatementFailure {
+    StatementFailure::OutcomeUnknown(store_error(error, "acquire"))
 }
 
 fn ttl(request: &Request) -> i64 {

@@ -1,4 +1,4 @@
-//! Hints for speed alone: which statement is likely to be enough for a key.
+//! Hints for speed alone: they choose the statement that is likely to be enough for a key.
 
 pub(super) mod bloom;
 pub(super) mod contention;

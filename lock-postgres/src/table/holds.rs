@@ -1,4 +1,4 @@
-//! Renewing, confirming, releasing: one statement each.
+//! Statements on existing holds: renew, confirm, release.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasherDefault;
@@ -11,10 +11,10 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use super::common::Common;
-use super::db::{Bind, Db, Statement, Trouble, locked};
-use super::dialect::Patient;
-use super::job::{Call, hand_out};
-use super::registry::{Ending, Named};
+use super::db::{Bind, Db, Statement, StatementFailure, locked_error};
+use super::dialect::WaitOrSkip;
+use super::job::{PendingCall, hand_out};
+use super::registry::{HoldId, ReleaseRequest};
 use super::values::HolderText;
 use crate::error::store_error;
 
@@ -24,9 +24,9 @@ const MOST_ROWS: usize = 4096;
 pub(super) async fn renew(
     db: &mut Db<'_>,
     common: &Common,
-    calls: Vec<Call<(Named, i64), Renewed>>,
+    calls: Vec<PendingCall<(HoldId, i64), Renewed>>,
 ) -> Result<(), Error> {
-    let items: Vec<&(Named, i64)> = calls.iter().flat_map(|call| &call.items).collect();
+    let items: Vec<&(HoldId, i64)> = calls.iter().flat_map(|call| &call.items).collect();
     // A statement answers each hold once; the last TTL that was asked for counts.
     let (once, which) = each_hold_once(items.iter().map(|(hold, _)| hold));
     let mut by_ttl: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
@@ -36,7 +36,7 @@ pub(super) async fn renew(
     let mut answers: Vec<Option<Result<Renewed, Error>>> = once.iter().map(|_| None).collect();
     for (ttl, places) in by_ttl {
         for part in places.chunks(MOST_ROWS) {
-            let holds: Vec<&Named> = part.iter().map(|place| &items[once[*place]].0).collect();
+            let holds: Vec<&HoldId> = part.iter().map(|place| &items[once[*place]].0).collect();
             for (place, answer) in part.iter().zip(renew_part(db, common, &holds, ttl).await?) {
                 answers[*place] = Some(answer);
             }
@@ -49,7 +49,7 @@ pub(super) async fn renew(
 async fn renew_part(
     db: &mut Db<'_>,
     common: &Common,
-    part: &[&Named],
+    part: &[&HoldId],
     ttl: i64,
 ) -> Result<Vec<Result<Renewed, Error>>, Error> {
     let asked = Instant::now();
@@ -61,23 +61,23 @@ async fn renew_part(
                 part.iter().for_each(|hold| common.registry.confirmed(hold.holder, asked));
                 return Ok(part.iter().map(|_| Ok(Renewed::Extended)).collect());
             }
-            Ok(_) | Err(Trouble::OneOf(_)) => {}
-            Err(Trouble::Locked { .. }) if part.len() > 1 => waits = false,
-            Err(trouble) => return Ok(trouble.for_each(part.len())?.into_iter().map(Err).collect()),
+            Ok(_) | Err(StatementFailure::BadValue(_)) => {}
+            Err(StatementFailure::Locked { .. }) if part.len() > 1 => waits = false,
+            Err(failure) => return Ok(failure.for_each(part.len())?.into_iter().map(Err).collect()),
         }
     }
     let text = &common.statements.renew;
-    let rows = patiently(db, part.len(), "renew", text, waits, &bind).await;
+    let rows = wait_then_skip(db, part.len(), "renew", text, waits, &bind).await;
     let (rows, skipped) = match rows? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
     };
-    let answer = |(row, hold): (Option<&PgRow>, &&Named)| match row {
+    let answer = |(row, hold): (Option<&PgRow>, &&HoldId)| match row {
         Some(_) => {
             common.registry.confirmed(hold.holder, asked);
             Ok(Renewed::Extended)
         }
-        None if skipped => Err(locked().with_key(&hold.key)),
+        None if skipped => Err(locked_error().with_key(&hold.key)),
         None => {
             common.registry.ended(hold.holder);
             Ok(Renewed::Gone(LossReason::Gone))
@@ -89,15 +89,15 @@ async fn renew_part(
 pub(super) async fn confirm(
     db: &mut Db<'_>,
     common: &Common,
-    calls: Vec<Call<Named, bool>>,
+    calls: Vec<PendingCall<HoldId, bool>>,
 ) -> Result<(), Error> {
-    let items: Vec<&Named> = calls.iter().flat_map(|call| &call.items).collect();
+    let items: Vec<&HoldId> = calls.iter().flat_map(|call| &call.items).collect();
     let mut answers = Vec::with_capacity(items.len());
     for part in items.chunks(MOST_ROWS) {
         let text = &common.statements.confirm;
         match db.rows("confirm", text, &|query| bind_holds(query, part)).await {
             Ok(rows) => answers.extend(by_name(&rows, part).into_iter().map(|row| Ok(row.is_some()))),
-            Err(trouble) => answers.extend(trouble.for_each(part.len())?.into_iter().map(Err)),
+            Err(failure) => answers.extend(failure.for_each(part.len())?.into_iter().map(Err)),
         }
     }
     hand_out(calls, answers, |_, _| ());
@@ -107,26 +107,27 @@ pub(super) async fn confirm(
 pub(super) async fn release(
     db: &mut Db<'_>,
     common: &Common,
-    calls: Vec<Call<Ending, ReleaseReply>>,
+    calls: Vec<PendingCall<ReleaseRequest, ReleaseReply>>,
 ) -> Result<(), Error> {
-    let items: Vec<&Ending> = calls.iter().flat_map(|call| &call.items).collect();
-    if let [ending] = items[..] {
-        let answer = release_one(db, common, ending).await?;
+    let items: Vec<&ReleaseRequest> = calls.iter().flat_map(|call| &call.items).collect();
+    if let [release] = items[..] {
+        let answer = release_one(db, common, release).await?;
         hand_out(calls, [answer], |_, _| ());
         return Ok(());
     }
-    let (once, which) = each_hold_once(items.iter().map(|ending| &ending.hold));
-    let endings: Vec<&Ending> = once.iter().map(|at| items[*at]).collect();
-    let answers: Vec<_> = free(db, common, &endings).await?.into_iter().map(Some).collect();
+    let (once, which) = each_hold_once(items.iter().map(|release| &release.hold));
+    let releases: Vec<&ReleaseRequest> = once.iter().map(|at| items[*at]).collect();
+    let answers: Vec<_> = free(db, common, &releases).await?.into_iter().map(Some).collect();
     hand_out(calls, copies(&which, &answers), |_, _| ());
     Ok(())
 }
 
 /// Releases grants that nobody heard of.
-pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[Named]) -> Result<(), Error> {
+pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[HoldId]) -> Result<(), Error> {
     let asked = Instant::now();
-    let endings: Vec<_> = holds.iter().map(|hold| Ending { hold: hold.clone(), unused: true }).collect();
-    let answers = free(db, common, &endings.iter().collect::<Vec<_>>()).await?;
+    let releases: Vec<_> =
+        holds.iter().map(|hold| ReleaseRequest { hold: hold.clone(), unused: true }).collect();
+    let answers = free(db, common, &releases.iter().collect::<Vec<_>>()).await?;
     let freed = holds.iter().zip(answers).filter(|(_, answer)| answer.is_ok());
     common.registry.settle(&freed.map(|(hold, _)| hold.clone()).collect::<Vec<_>>(), asked);
     Ok(())
@@ -136,12 +137,12 @@ pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[Named]) -> R
 async fn free(
     db: &mut Db<'_>,
     common: &Common,
-    endings: &[&Ending],
+    releases: &[&ReleaseRequest],
 ) -> Result<Vec<Result<ReleaseReply, Error>>, Error> {
-    let mut answers = Vec::with_capacity(endings.len());
-    for part in endings.chunks(MOST_ROWS) {
+    let mut answers = Vec::with_capacity(releases.len());
+    for part in releases.chunks(MOST_ROWS) {
         match part {
-            [ending] => answers.push(release_one(db, common, ending).await?),
+            [release] => answers.push(release_one(db, common, release).await?),
             _ => answers.extend(release_many(db, common, part).await?),
         }
     }
@@ -152,55 +153,59 @@ async fn free(
 async fn release_one(
     db: &mut Db<'_>,
     common: &Common,
-    ending: &Ending,
+    release: &ReleaseRequest,
 ) -> Result<Result<ReleaseReply, Error>, Error> {
-    match release_alone(db, common, ending).await {
+    match release_alone(db, common, release).await {
         Ok(freed) => Ok(Ok(freed)),
-        Err(Trouble::Dead(error)) => Err(error),
-        Err(trouble) => Ok(Err(trouble.into_error().with_key(&ending.hold.key))),
+        Err(StatementFailure::ConnectionUnusable(error)) => Err(error),
+        Err(failure) => Ok(Err(failure.into_error().with_key(&release.hold.key))),
     }
 }
 
-async fn release_alone(db: &mut Db<'_>, common: &Common, ending: &Ending) -> Result<ReleaseReply, Trouble> {
-    let Ending { hold, unused } = ending;
+async fn release_alone(
+    db: &mut Db<'_>,
+    common: &Common,
+    release: &ReleaseRequest,
+) -> Result<ReleaseReply, StatementFailure> {
+    let ReleaseRequest { hold, unused } = release;
     let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder)).bind(*unused);
-    if !common.awaited.has(&hold.key)
-        && db.written("release", &common.statements.release_unawaited, &bind).await? > 0
+    if !common.contention.contains(&hold.key)
+        && db.execute("release", &common.statements.release_unawaited, &bind).await? > 0
     {
         common.registry.ended(hold.holder);
         return Ok(ReleaseReply::new(true));
     }
-    let row = db.lone("release", &common.statements.release_one, &bind).await?;
-    freed(common, hold, row.as_ref(), 0).map_err(Trouble::Unknown)
+    let row = db.row("release", &common.statements.release_one, &bind).await?;
+    freed(common, hold, row.as_ref(), 0).map_err(StatementFailure::OutcomeUnknown)
 }
 
 async fn release_many(
     db: &mut Db<'_>,
     common: &Common,
-    part: &[&Ending],
+    part: &[&ReleaseRequest],
 ) -> Result<Vec<Result<ReleaseReply, Error>>, Error> {
     let text = &common.statements.release;
-    let holds: Vec<&Named> = part.iter().map(|ending| &ending.hold).collect();
+    let holds: Vec<&HoldId> = part.iter().map(|release| &release.hold).collect();
     let bind = |query| {
-        let unused = part.iter().filter(|ending| ending.unused);
+        let unused = part.iter().filter(|release| release.unused);
         bind_holds(query, &holds).bind(unused.map(|e| HolderText(e.hold.holder)).collect::<Vec<_>>())
     };
-    let (rows, skipped) = match patiently(db, part.len(), "release", text, true, &bind).await? {
+    let (rows, skipped) = match wait_then_skip(db, part.len(), "release", text, true, &bind).await? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
     };
     let numbered = |row| Some((holder_at(row, 0)?, row));
     let found: FnvHashMap<HolderId, &PgRow> = rows.iter().filter_map(numbered).collect();
-    let answer = |hold: &&Named| match found.get(&hold.holder) {
-        None if skipped => Err(locked().with_key(&hold.key)),
+    let answer = |hold: &&HoldId| match found.get(&hold.holder) {
+        None if skipped => Err(locked_error().with_key(&hold.key)),
         row => freed(common, hold, row.copied(), 1),
     };
     Ok(holds.iter().map(answer).collect())
 }
 
-/// What the number says that is at column `at` of a release's row; no row: it was not held, unless its request may still
-/// be carried out.
-fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Result<ReleaseReply, Error> {
+/// What the number says that is at column `at` of a release's row; no row: it was not held, unless its
+/// request may still be carried out.
+fn freed(common: &Common, hold: &HoldId, row: Option<&PgRow>, at: usize) -> Result<ReleaseReply, Error> {
     if row.is_none() && common.registry.is_undecided(hold) {
         let message = "the session that was asked for this hold did not answer, and has not ended yet: it may still be granted, so the release is repeated";
         return Err(Error::new(ErrorKind::Unavailable, message).with_key(&hold.key));
@@ -210,33 +215,34 @@ fn freed(common: &Common, hold: &Named, row: Option<&PgRow>, at: usize) -> Resul
     let number = number.map_err(|error| store_error(error, "release"))?;
     let awaited = number & 2 != 0;
     if awaited {
-        common.awaited.note(&hold.key);
+        common.contention.add(&hold.key);
     } else {
-        common.awaited.forget(&hold.key);
+        common.contention.remove(&hold.key);
     }
     Ok(ReleaseReply::new(number & 1 != 0).waiters(awaited))
 }
 
-/// Sends a statement that `waits` for locked rows; if one stays locked, the one that leaves those out.
-/// Answers the rows and whether some may have been left out.
-async fn patiently(
+/// Runs the variant of `text` that waits for locked rows, then, if a row stays locked, the one that skips
+/// them. Without `waits`, runs only the latter. Returns the rows, and whether locked rows may have been
+/// skipped.
+async fn wait_then_skip(
     db: &mut Db<'_>,
     count: usize,
     doing: &str,
-    text: &Patient,
+    text: &WaitOrSkip,
     waits: bool,
     bind: Bind<'_>,
 ) -> Result<Result<(Vec<PgRow>, bool), Vec<Error>>, Error> {
     let mut skips = !waits;
     let mut outcome = db.rows(doing, text.text(skips), bind).await;
-    if count > 1 && !skips && matches!(outcome, Err(Trouble::Locked { .. })) {
+    if count > 1 && !skips && matches!(outcome, Err(StatementFailure::Locked { .. })) {
         skips = true;
         outcome = db.rows(doing, text.text(skips), bind).await;
     }
     let outcome = outcome.map(|rows| (rows, skips));
     match outcome {
         Ok(found) => Ok(Ok(found)),
-        Err(trouble) => trouble.for_each(count).map(Err),
+        Err(failure) => failure.for_each(count).map(Err),
     }
 }
 
@@ -247,7 +253,7 @@ fn count(rows: &[PgRow]) -> usize {
 }
 
 /// Gives a statement the keys and the holders of `holds`.
-fn bind_holds(query: Statement, holds: &[&Named]) -> Statement {
+fn bind_holds(query: Statement, holds: &[&HoldId]) -> Statement {
     query
         .bind(holds.iter().map(|hold| hold.key.as_str()).collect::<Vec<_>>())
         .bind(holds.iter().map(|hold| HolderText(hold.holder)).collect::<Vec<_>>())
@@ -255,7 +261,7 @@ fn bind_holds(query: Statement, holds: &[&Named]) -> Statement {
 
 /// The row of each of `holds`, which rows name by their first two columns. A row that says anything else
 /// is nobody's.
-fn by_name<'r>(rows: &'r [PgRow], holds: &[&Named]) -> Vec<Option<&'r PgRow>> {
+fn by_name<'r>(rows: &'r [PgRow], holds: &[&HoldId]) -> Vec<Option<&'r PgRow>> {
     let name = |row: &'r PgRow| Some(((row.try_get(0).ok()?, holder_at(row, 1)?), row));
     let found: FnvHashMap<(&str, HolderId), &PgRow> = rows.iter().filter_map(name).collect();
     holds.iter().map(|hold| found.get(&(hold.key.as_str(), hold.holder)).copied()).collect()
@@ -266,10 +272,10 @@ fn holder_at(row: &PgRow, at: usize) -> Option<HolderId> {
 }
 
 /// Where each hold is named last, and for each name which of these holds it means.
-fn each_hold_once<'h>(holds: impl Iterator<Item = &'h Named>) -> (Vec<usize>, Vec<usize>) {
+fn each_hold_once<'h>(holds: impl Iterator<Item = &'h HoldId>) -> (Vec<usize>, Vec<usize>) {
     let least = holds.size_hint().0;
     let (mut once, mut which) = (Vec::with_capacity(least), Vec::with_capacity(least));
-    let mut places: FnvHashMap<&Named, usize> =
+    let mut places: FnvHashMap<&HoldId, usize> =
         FnvHashMap::with_capacity_and_hasher(least, BuildHasherDefault::default());
     for (at, hold) in holds.enumerate() {
         let place = *places.entry(hold).or_insert_with(|| {

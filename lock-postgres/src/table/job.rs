@@ -1,84 +1,84 @@
-//! What the sessions are asked to do.
+//! The jobs of the sessions: calls of the backend, each with its reply.
 
 use fnv::FnvHashSet;
 use leasehold_api::{Error, ErrorKind, HolderId, KeyInfo};
 use leasehold_engine::{Attempt, ReleaseReply, Renewed, Request};
 use tokio::sync::oneshot;
 
-use super::registry::{Ending, Named, Process};
-use crate::job_queue::{Job, Lane};
+use super::registry::{HoldId, Process, ReleaseRequest};
+use crate::job_queue::{Job, JobQueue};
 use crate::upkeep::{Note, Progress};
 
 /// One call of the backend.
 pub(super) enum TableJob {
-    Acquire(Call<Request, Attempt>),
-    Renew(Call<(Named, i64), Renewed>),
-    Release(Call<Ending, ReleaseReply>),
+    Acquire(PendingCall<Request, Attempt>),
+    Renew(PendingCall<(HoldId, i64), Renewed>),
+    Release(PendingCall<ReleaseRequest, ReleaseReply>),
     /// Which of these are still held.
-    Confirm(Call<Named, bool>),
-    Look(Call<Look, Page>),
-    Force(Call<Named, bool>),
-    Purge(Call<Purge, Purged>),
+    Confirm(PendingCall<HoldId, bool>),
+    List(PendingCall<ListRequest, ListPage>),
+    Force(PendingCall<HoldId, bool>),
+    Purge(PendingCall<PurgeRequest, PurgedPage>),
     /// Claims the task of removing old rows.
-    ClaimUpkeep(Call<(), Option<Progress>>),
+    ClaimUpkeep(PendingCall<(), Option<Progress>>),
     /// Notes how far that has come.
-    NoteUpkeep(Call<Note, ()>),
+    NoteUpkeep(PendingCall<Note, ()>),
     /// Ends sessions of ours that are in doubt; answers which of them are gone.
-    End(Call<Process, bool>),
+    End(PendingCall<Process, bool>),
 }
 
-/// Which rows to look at: from one key to before another, so many at once.
+/// A page to list: at most `rows` rows with `from <= key < to`.
 #[derive(Clone, Debug)]
-pub(super) struct Look {
+pub(super) struct ListRequest {
     pub(super) from: String,
     pub(super) to: String,
     pub(super) ended: bool,
     pub(super) rows: i64,
 }
 
-/// What was found, and where to go on if that was not all.
+/// A page of the list, and the key where the next page starts, if there is one.
 #[derive(Debug, Default)]
-pub(super) struct Page {
+pub(super) struct ListPage {
     pub(super) keys: Vec<KeyInfo>,
     pub(super) next: Option<String>,
 }
 
-/// Which rows to remove: those behind this key that ended so many microseconds ago.
+/// A page to purge: rows after the key `after` that ended more than `age` microseconds ago.
 #[derive(Clone, Debug)]
-pub(super) struct Purge {
+pub(super) struct PurgeRequest {
     pub(super) age: i64,
     pub(super) after: String,
 }
 
-/// How many rows were removed, and where to go on if those were not all.
+/// The number of rows removed, and the key after which the next page starts, if there is one.
 #[derive(Debug)]
-pub(super) struct Purged {
+pub(super) struct PurgedPage {
     pub(super) removed: u64,
     pub(super) next: Option<String>,
 }
 
-/// Requests of one caller, who gets as many answers. Dropped, it leaves the outcome unknown.
-pub(super) struct Call<Q, A> {
+/// A batch of requests of one caller, who gets one reply for each. If dropped, their outcome is unknown.
+pub(super) struct PendingCall<Q, A> {
     pub(super) items: Vec<Q>,
     reply: oneshot::Sender<Vec<Result<A, Error>>>,
 }
 
-/// The other end of a [`Call`].
-pub(super) type Answer<A> = oneshot::Receiver<Vec<Result<A, Error>>>;
+/// Where the caller of a [`PendingCall`] gets the replies.
+pub(super) type ReplyReceiver<A> = oneshot::Receiver<Vec<Result<A, Error>>>;
 
-/// Sends one call and waits for the answers.
+/// Queues one call and returns the replies.
 pub(super) async fn ask<Q, A>(
-    lane: &Lane<TableJob>,
-    job: fn(Call<Q, A>) -> TableJob,
+    queue: &JobQueue<TableJob>,
+    job: fn(PendingCall<Q, A>) -> TableJob,
     items: Vec<Q>,
 ) -> Vec<Result<A, Error>> {
     let count = items.len();
-    let (call, answer): (_, Answer<A>) = Call::new(items);
-    lane.push(job(call));
+    let (call, answer): (_, ReplyReceiver<A>) = PendingCall::new(items);
+    queue.push(job(call));
     answer.await.unwrap_or_else(|_| (0..count).map(|_| Err(unknown())).collect())
 }
 
-/// The answer to a single item.
+/// Returns the only reply of a call with one item.
 pub(super) fn only<A>(answers: Vec<Result<A, Error>>) -> Result<A, Error> {
     answers.into_iter().next().unwrap_or_else(|| Err(unknown()))
 }
@@ -90,14 +90,14 @@ fn unknown() -> Error {
     )
 }
 
-impl<Q, A> Call<Q, A> {
-    pub(super) fn new(items: Vec<Q>) -> (Self, Answer<A>) {
+impl<Q, A> PendingCall<Q, A> {
+    pub(super) fn new(items: Vec<Q>) -> (Self, ReplyReceiver<A>) {
         let (reply, answer) = oneshot::channel();
         (Self { items, reply }, answer)
     }
 
-    /// Whether nobody waits for the answer any more.
-    pub(super) fn is_unheard(&self) -> bool {
+    /// Returns whether the caller no longer waits for the reply.
+    pub(super) fn caller_gone(&self) -> bool {
         self.reply.is_closed()
     }
 
@@ -112,7 +112,7 @@ impl<Q, A> Call<Q, A> {
     }
 }
 
-impl Call<Request, Attempt> {
+impl PendingCall<Request, Attempt> {
     /// Answers that nothing was sent for any of the requests, so that there is nothing to release.
     pub(super) fn refuse(self, error: &Error) {
         let refused = |request: &Request| Ok(Attempt::Refused(error.clone().with_key(&request.key)));
@@ -122,26 +122,26 @@ impl Call<Request, Attempt> {
 }
 
 impl TableJob {
-    /// Whether it need not be done: its caller has gone. Releases are done all the same.
-    pub(super) fn is_needless(&self) -> bool {
+    /// Returns whether the job can be skipped because its caller is gone. Releases always run.
+    pub(super) fn can_skip(&self) -> bool {
         match self {
             Self::Release(_) => false,
-            Self::Acquire(call) => call.is_unheard(),
-            Self::Renew(call) => call.is_unheard(),
-            Self::Confirm(call) => call.is_unheard(),
-            Self::Look(call) => call.is_unheard(),
-            Self::Force(call) => call.is_unheard(),
-            Self::Purge(call) => call.is_unheard(),
-            Self::ClaimUpkeep(call) => call.is_unheard(),
-            Self::NoteUpkeep(call) => call.is_unheard(),
-            Self::End(call) => call.is_unheard(),
+            Self::Acquire(call) => call.caller_gone(),
+            Self::Renew(call) => call.caller_gone(),
+            Self::Confirm(call) => call.caller_gone(),
+            Self::List(call) => call.caller_gone(),
+            Self::Force(call) => call.caller_gone(),
+            Self::Purge(call) => call.caller_gone(),
+            Self::ClaimUpkeep(call) => call.caller_gone(),
+            Self::NoteUpkeep(call) => call.caller_gone(),
+            Self::End(call) => call.caller_gone(),
         }
     }
 }
 
 /// Hands each call as many of `answers` as it has items.
 pub(super) fn hand_out<Q, A>(
-    calls: Vec<Call<Q, A>>,
+    calls: Vec<PendingCall<Q, A>>,
     answers: impl IntoIterator<Item = Result<A, Error>>,
     mut unheard: impl FnMut(&Q, Result<A, Error>),
 ) {
@@ -155,17 +155,17 @@ pub(super) fn hand_out<Q, A>(
     }
 }
 
-/// Which statement a job needs, of those of which a round trip had better carry one.
+/// Grants and releases: best sent in separate round trips.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Asks,
-    Frees,
+enum BatchKind {
+    Grants,
+    Releases,
 }
 
 impl Job for TableJob {
-    /// Grants and releases travel in different round trips, the more numerous ones first: each of the two statements
-    /// takes as long as its flush to disk, and the callers of the first would wait for the second. A release that
-    /// undoes a grant which is asked for here goes with it.
+    /// Grants and releases travel in different round trips, the more numerous ones first: each of the two
+    /// statements takes as long as its flush to disk, and the callers of the first would wait for the second.
+    /// A release that undoes a grant which is asked for here goes with it.
     fn later(jobs: &[&Self]) -> Vec<bool> {
         let asked: FnvHashSet<HolderId> = jobs
             .iter()
@@ -174,20 +174,20 @@ impl Job for TableJob {
             .map(|request| request.holder)
             .collect();
         let kind = |job: &&Self| match job {
-            Self::Acquire(_) => Some(Kind::Asks),
-            Self::Release(call) if call.items.iter().any(|ending| asked.contains(&ending.hold.holder)) => {
-                Some(Kind::Asks)
+            Self::Acquire(_) => Some(BatchKind::Grants),
+            Self::Release(call) if call.items.iter().any(|release| asked.contains(&release.hold.holder)) => {
+                Some(BatchKind::Grants)
             }
-            Self::Release(_) => Some(Kind::Frees),
+            Self::Release(_) => Some(BatchKind::Releases),
             _ => None,
         };
         let kinds: Vec<_> = jobs.iter().map(kind).collect();
         let count = |wanted| kinds.iter().filter(|kind| **kind == Some(wanted)).count();
-        let (asks, frees) = (count(Kind::Asks), count(Kind::Frees));
-        if asks == 0 || frees == 0 {
+        let (grants, releases) = (count(BatchKind::Grants), count(BatchKind::Releases));
+        if grants == 0 || releases == 0 {
             return Vec::new();
         }
-        let waits = if asks > frees { Kind::Frees } else { Kind::Asks };
+        let waits = if grants > releases { BatchKind::Releases } else { BatchKind::Grants };
         kinds.into_iter().map(|kind| kind == Some(waits)).collect()
     }
 
@@ -197,7 +197,7 @@ impl Job for TableJob {
             Self::Renew(call) => call.fail(&error),
             Self::Release(call) => call.fail(&error),
             Self::Confirm(call) => call.fail(&error),
-            Self::Look(call) => call.fail(&error),
+            Self::List(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Purge(call) => call.fail(&error),
             Self::ClaimUpkeep(call) => call.fail(&error),
@@ -214,12 +214,12 @@ mod tests {
 
     fn acquire(name: &str, serial: u64) -> TableJob {
         let request = Request::new(LockKey::new(name).unwrap(), HolderId::from_parts(1, serial));
-        TableJob::Acquire(Call::new(vec![request]).0)
+        TableJob::Acquire(PendingCall::new(vec![request]).0)
     }
 
     fn release(name: &str, serial: u64) -> TableJob {
-        let hold = Named { key: LockKey::new(name).unwrap(), holder: HolderId::from_parts(1, serial) };
-        TableJob::Release(Call::new(vec![Ending { hold, unused: false }]).0)
+        let hold = HoldId { key: LockKey::new(name).unwrap(), holder: HolderId::from_parts(1, serial) };
+        TableJob::Release(PendingCall::new(vec![ReleaseRequest { hold, unused: false }]).0)
     }
 
     fn names(jobs: &[TableJob]) -> Vec<String> {
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn kinds_go_apart_and_the_more_numerous_first() {
-        let other = || TableJob::ClaimUpkeep(Call::new(vec![()]).0);
+        let other = || TableJob::ClaimUpkeep(PendingCall::new(vec![()]).0);
         let (now, then) = parted(vec![acquire("a", 1), release("b", 2), other()]);
         assert_eq!((now, then), (vec!["release b".into(), "other".into()], vec!["acquire a".into()]));
         let (now, then) = parted(vec![release("a", 1), other(), acquire("b", 2), acquire("c", 3)]);

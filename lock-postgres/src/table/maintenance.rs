@@ -1,5 +1,5 @@
-//! What people and the upkeep ask for between the grants: looking, forcing, removing old rows. Each statement looks at
-//! a bounded number of rows, whatever the size of the table.
+//! Statements for operators and the upkeep: list, force a release, end sessions, purge old rows. Each reads a
+//! bounded number of rows, whatever the size of the table.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,9 +11,9 @@ use sqlx::{AssertSqlSafe, Executor as _, Row as _, raw_sql};
 use tokio::time::timeout;
 
 use super::common::Common;
-use super::db::{Db, Statement, Trouble};
-use super::job::{Call, Look, Page, Purge, Purged};
-use super::registry::{Named, Process};
+use super::db::{Db, Statement, StatementFailure};
+use super::job::{ListPage, ListRequest, PendingCall, PurgeRequest, PurgedPage};
+use super::registry::{HoldId, Process};
 use super::sql;
 use super::values::HolderText;
 use crate::error::{ends_session, store_error};
@@ -25,21 +25,29 @@ const MOST_BYTES: usize = 1024;
 /// How many rows one statement looks at: few enough to delay nobody.
 pub(super) const PAGE: i64 = 1000;
 
-pub(super) async fn look(db: &mut Db<'_>, common: &Common, call: Call<Look, Page>) -> Result<(), Error> {
-    let bind = |look: &Look, query: Statement| {
-        query.bind(look.from.clone()).bind(look.to.clone()).bind(look.ended).bind(look.rows)
+pub(super) async fn list(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<ListRequest, ListPage>,
+) -> Result<(), Error> {
+    let bind = |list: &ListRequest, query: Statement| {
+        query.bind(list.from.clone()).bind(list.to.clone()).bind(list.ended).bind(list.rows)
     };
     one_by_one(db, "list", &common.statements.list, call, bind, page).await
 }
 
-pub(super) async fn force(db: &mut Db<'_>, common: &Common, call: Call<Named, bool>) -> Result<(), Error> {
+pub(super) async fn force(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<HoldId, bool>,
+) -> Result<(), Error> {
     let bind =
-        |hold: &Named, query: Statement| query.bind(hold.key.to_string()).bind(HolderText(hold.holder));
+        |hold: &HoldId, query: Statement| query.bind(hold.key.to_string()).bind(HolderText(hold.holder));
     one_by_one(db, "force a release", &common.statements.force, call, bind, |rows| Ok(!rows.is_empty())).await
 }
 
-/// Ends sessions that are in doubt; answers which are gone.
-pub(super) async fn end(db: &mut Db<'_>, call: Call<Process, bool>) -> Result<(), Error> {
+/// Ends sessions of ours that were given up. Replies for each whether it is gone.
+pub(super) async fn end(db: &mut Db<'_>, call: PendingCall<Process, bool>) -> Result<(), Error> {
     const DOING: &str = "end a session in doubt";
     let mut answers = Vec::with_capacity(call.items.len());
     for process in &call.items {
@@ -56,13 +64,18 @@ pub(super) async fn end(db: &mut Db<'_>, call: Call<Process, bool>) -> Result<()
     Ok(())
 }
 
-pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<Purge, Purged>) -> Result<(), Error> {
-    let bind = |purge: &Purge, query: Statement| query.bind(purge.age).bind(purge.after.clone()).bind(PAGE);
+pub(super) async fn purge(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<PurgeRequest, PurgedPage>,
+) -> Result<(), Error> {
+    let bind =
+        |purge: &PurgeRequest, query: Statement| query.bind(purge.age).bind(purge.after.clone()).bind(PAGE);
     let read = |rows: Vec<PgRow>| {
-        let Some(row) = rows.first() else { return Ok(Purged { removed: 0, next: None }) };
+        let Some(row) = rows.first() else { return Ok(PurgedPage { removed: 0, next: None }) };
         let read = || Ok((row.try_get::<i64, _>(0)?, row.try_get(1)?));
         let (removed, next) = read().map_err(|error| store_error(error, REMOVE))?;
-        Ok(Purged { removed: removed.unsigned_abs(), next })
+        Ok(PurgedPage { removed: removed.unsigned_abs(), next })
     };
     one_by_one(db, REMOVE, &common.statements.purge, call, bind, read).await
 }
@@ -70,7 +83,7 @@ pub(super) async fn purge(db: &mut Db<'_>, common: &Common, call: Call<Purge, Pu
 pub(super) async fn claim_upkeep(
     db: &mut Db<'_>,
     common: &Common,
-    call: Call<(), Option<Progress>>,
+    call: PendingCall<(), Option<Progress>>,
 ) -> Result<(), Error> {
     let bind = |(): &(), query: Statement| query.bind(common.statements.kind);
     let read = |rows: Vec<PgRow>| {
@@ -80,7 +93,11 @@ pub(super) async fn claim_upkeep(
     one_by_one(db, REMOVE, &common.statements.claim_upkeep, call, bind, read).await
 }
 
-pub(super) async fn note_upkeep(db: &mut Db<'_>, common: &Common, call: Call<Note, ()>) -> Result<(), Error> {
+pub(super) async fn note_upkeep(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<Note, ()>,
+) -> Result<(), Error> {
     let bind = |note: &Note, query: Statement| {
         query.bind(common.statements.kind).bind(note.after.clone()).bind(note.pause_micros())
     };
@@ -94,7 +111,7 @@ async fn one_by_one<Q, A>(
     db: &mut Db<'_>,
     doing: &str,
     text: &Arc<str>,
-    call: Call<Q, A>,
+    call: PendingCall<Q, A>,
     bind: impl Fn(&Q, Statement) -> Statement + Sync,
     read: impl Fn(Vec<PgRow>) -> Result<A, Error>,
 ) -> Result<(), Error>
@@ -105,8 +122,8 @@ where
     for item in &call.items {
         answers.push(match db.rows(doing, text, &|query| bind(item, query)).await {
             Ok(rows) => read(rows),
-            Err(Trouble::Dead(error)) => return Err(error),
-            Err(trouble) => Err(trouble.into_error()),
+            Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
+            Err(failure) => Err(failure.into_error()),
         });
     }
     let _ = call.answer(answers);
@@ -114,9 +131,9 @@ where
 }
 
 /// The rows that are shown; the last one may be there for its place alone.
-fn page(rows: Vec<PgRow>) -> Result<Page, Error> {
+fn page(rows: Vec<PgRow>) -> Result<ListPage, Error> {
     let failed = |error| store_error(error, "list");
-    let mut page = Page::default();
+    let mut page = ListPage::default();
     for row in &rows {
         if row.try_get(9).map_err(failed)? {
             page.keys.push(info(row)?);

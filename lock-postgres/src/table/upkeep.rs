@@ -1,5 +1,5 @@
-//! What goes on beside the calls: freeing what lost answers left behind, looking at holds that somebody says were ended,
-//! removing old rows.
+//! What goes on beside the calls: freeing what lost answers left behind, looking at holds that somebody says
+//! were ended, removing old rows.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::common::Common;
-use super::job::{Purge, Purged, TableJob, ask, only};
-use super::registry::{Ending, Named};
+use super::job::{PurgeRequest, PurgedPage, TableJob, ask, only};
+use super::registry::{HoldId, ReleaseRequest};
 use super::values::micros;
-use crate::job_queue::Lane;
+use crate::job_queue::JobQueue;
 use crate::upkeep::{Note, Watch};
 
 /// How often to free again what may still be granted.
@@ -28,7 +28,7 @@ const PAGES_PER_NOTE: u32 = 10;
 /// The task that does it, until the backend closes.
 pub(super) struct Upkeep {
     pub(super) common: Arc<Common>,
-    pub(super) lane: Lane<TableJob>,
+    pub(super) queue: JobQueue<TableJob>,
     pub(super) closed: CancellationToken,
     pub(super) purge_after: Option<Duration>,
 }
@@ -46,8 +46,8 @@ impl Upkeep {
 
     async fn free(&self) {
         loop {
-            if self.common.registry.has_doubts() {
-                free(&self.common, &self.lane).await;
+            if self.common.registry.needs_cleanup() {
+                free(&self.common, &self.queue).await;
                 sleep_until(Instant::now() + AGAIN).await;
             } else {
                 self.common.registry.changed.notified().await;
@@ -61,7 +61,7 @@ impl Upkeep {
             self.common.registry.suspected.notified().await;
             let mut suspects = self.common.registry.take_suspects();
             while !suspects.is_empty() {
-                let answers = ask(&self.lane, TableJob::Confirm, suspects.clone()).await;
+                let answers = ask(&self.queue, TableJob::Confirm, suspects.clone()).await;
                 let mut unknown = Vec::new();
                 for (hold, answer) in suspects.into_iter().zip(answers) {
                     match answer {
@@ -79,7 +79,7 @@ impl Upkeep {
     }
 
     /// A hold that was released meanwhile is not in the registry any more.
-    fn tell_lost(&self, hold: &Named, reason: LossReason) {
+    fn tell_lost(&self, hold: &HoldId, reason: LossReason) {
         if self.common.registry.is_held(hold.holder) {
             self.common.registry.ended(hold.holder);
             self.common.events(|events| events.lost(&hold.key, hold.holder, reason));
@@ -92,7 +92,7 @@ impl Upkeep {
         loop {
             sleep_until(Instant::now() + PURGE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
             // Idle clients leave it to others: it would open a session.
-            let is_asleep = self.common.config.idle.is_some() && !self.lane.is_served();
+            let is_asleep = self.common.config.idle.is_some() && !self.queue.is_served();
             if is_asleep || self.common.may_only_read.load(Ordering::Relaxed) {
                 continue;
             }
@@ -103,7 +103,7 @@ impl Upkeep {
 
     /// Goes on where the last one has stopped, if no other client does.
     async fn round(&self, age: Duration, watch: &mut Watch) -> Result<(), Error> {
-        let Some(progress) = only(ask(&self.lane, TableJob::ClaimUpkeep, vec![()]).await)? else {
+        let Some(progress) = only(ask(&self.queue, TableJob::ClaimUpkeep, vec![()]).await)? else {
             return Ok(());
         };
         let taken = Instant::now();
@@ -111,13 +111,13 @@ impl Upkeep {
         let mut pages = 0;
         while let Some(after) = next {
             let asked = Instant::now();
-            let purged = purge_page(&self.lane, age, after).await?;
+            let purged = purge_page(&self.queue, age, after).await?;
             next = purged.next;
             pages += 1;
             if next.is_none() || pages % PAGES_PER_NOTE == 0 {
                 let note = Note { after: next.clone().unwrap_or_default(), pause: PURGE_EVERY };
-                only(ask(&self.lane, TableJob::NoteUpkeep, vec![note]).await)?;
-                watch.is_running(&self.common.config, progress.running + taken.elapsed());
+                only(ask(&self.queue, TableJob::NoteUpkeep, vec![note]).await)?;
+                watch.warn_if_overdue(&self.common.config, progress.running + taken.elapsed());
             }
             // A fifth of one session's time is enough for it.
             sleep_until(Instant::now() + asked.elapsed() * 4).await;
@@ -126,40 +126,41 @@ impl Upkeep {
     }
 }
 
-/// Ends the sessions that were given up, and releases what is in doubt: only a release after their end decides. What
-/// could not be decided stays in doubt. `false` if the store did not answer all of it.
-pub(super) async fn free(common: &Common, lane: &Lane<TableJob>) -> bool {
+/// Ends the sessions that were given up, and releases what is in doubt: only a release after their end
+/// decides. What could not be decided stays in doubt. `false` if the store did not answer all of it.
+pub(super) async fn free(common: &Common, queue: &JobQueue<TableJob>) -> bool {
     let sessions = common.registry.sessions();
     if !sessions.is_empty() {
-        let answers = ask(lane, TableJob::End, sessions.clone()).await;
+        let answers = ask(queue, TableJob::End, sessions.clone()).await;
         let ended = sessions.into_iter().zip(answers).filter(|(_, answer)| matches!(answer, Ok(true)));
         common.registry.gone(&ended.map(|(session, _)| session).collect::<Vec<_>>());
     }
     let asked = Instant::now();
-    let endings: Vec<Ending> = common.registry.doubts().into_iter().map(|doubt| doubt.ending).collect();
-    if endings.is_empty() {
+    let releases: Vec<ReleaseRequest> =
+        common.registry.unconfirmed().into_iter().map(|grant| grant.release).collect();
+    if releases.is_empty() {
         return true;
     }
-    let answers = ask(lane, TableJob::Release, endings.clone()).await;
+    let answers = ask(queue, TableJob::Release, releases.clone()).await;
     let all = answers.iter().all(Result::is_ok);
-    let freed = endings.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
-    common.registry.settle(&freed.map(|(ending, _)| ending.hold).collect::<Vec<_>>(), asked);
+    let freed = releases.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
+    common.registry.settle(&freed.map(|(release, _)| release.hold).collect::<Vec<_>>(), asked);
     all
 }
 
 /// Removes old rows, from the first to the last.
-pub(super) async fn purge(lane: &Lane<TableJob>, age: Duration) -> Result<u64, Error> {
+pub(super) async fn purge(queue: &JobQueue<TableJob>, age: Duration) -> Result<u64, Error> {
     let (mut removed, mut next) = (0, Some(String::new()));
     while let Some(after) = next {
-        let purged = purge_page(lane, age, after).await?;
+        let purged = purge_page(queue, age, after).await?;
         removed += purged.removed;
         next = purged.next;
     }
     Ok(removed)
 }
 
-async fn purge_page(lane: &Lane<TableJob>, age: Duration, after: String) -> Result<Purged, Error> {
-    only(ask(lane, TableJob::Purge, vec![Purge { age: micros(age), after }]).await)
+async fn purge_page(queue: &JobQueue<TableJob>, age: Duration, after: String) -> Result<PurgedPage, Error> {
+    only(ask(queue, TableJob::Purge, vec![PurgeRequest { age: micros(age), after }]).await)
 }
 
 #[cfg(test)]

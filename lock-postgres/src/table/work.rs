@@ -13,9 +13,9 @@ use tokio::time::timeout;
 
 use super::common::Common;
 use super::db::{Db, Pooled};
-use super::grants::Asker;
-use super::job::{Call, TableJob};
-use super::registry::{Ending, Named, Process};
+use super::grants::Requester;
+use super::job::{PendingCall, TableJob};
+use super::registry::{HoldId, Process, ReleaseRequest};
 use super::{grants, holds, maintenance, sql};
 use crate::error::store_error;
 use crate::job_queue::Job as _;
@@ -30,13 +30,13 @@ pub(super) struct TableWork {
     pooled: Option<Pooled>,
     /// Whether this session is the one that listens.
     listens: bool,
-    asker: Asker,
+    requester: Requester,
 }
 
 impl TableWork {
     pub(super) fn new(common: &Arc<Common>) -> Self {
-        let asker = Asker { owner: "".into(), doubt_period: common.doubt_period(None) };
-        Self { common: Arc::clone(common), pooled: None, listens: false, asker }
+        let requester = Requester { owner: "".into(), doubt_period: common.doubt_period(None) };
+        Self { common: Arc::clone(common), pooled: None, listens: false, requester }
     }
 
     async fn open(&mut self, connection: &mut PgConnection, session: SessionId) -> Result<(), Error> {
@@ -69,7 +69,7 @@ impl TableWork {
             (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
         let session = started.filter(|_| !session.pooled).map(|started| Process { pid, started });
         let doubt_period = common.doubt_period(session);
-        self.asker = Asker { owner: owner.into(), doubt_period };
+        self.requester = Requester { owner: owner.into(), doubt_period };
         self.listen(connection).await
     }
 
@@ -116,17 +116,17 @@ impl TableWork {
         }
         let common = Arc::clone(&self.common);
         let mut db = Db { connection, pooled: self.pooled.as_ref(), limit: common.limit() };
-        batch.carry_out(&mut db, &common, &self.asker).await
+        batch.carry_out(&mut db, &common, &self.requester).await
     }
 }
 
 /// Jobs of one round trip, by kind.
 #[derive(Default)]
 struct Batch {
-    acquires: Vec<Call<Request, leasehold_engine::Attempt>>,
-    renewals: Vec<Call<(Named, i64), leasehold_engine::Renewed>>,
-    releases: Vec<Call<Ending, leasehold_engine::ReleaseReply>>,
-    confirms: Vec<Call<Named, bool>>,
+    acquires: Vec<PendingCall<Request, leasehold_engine::Attempt>>,
+    renewals: Vec<PendingCall<(HoldId, i64), leasehold_engine::Renewed>>,
+    releases: Vec<PendingCall<ReleaseRequest, leasehold_engine::ReleaseReply>>,
+    confirms: Vec<PendingCall<HoldId, bool>>,
     others: Vec<TableJob>,
 }
 
@@ -134,7 +134,7 @@ impl Batch {
     fn of(jobs: Vec<TableJob>) -> Self {
         let mut batch = Self::default();
         // Nobody would hear of what is acquired, and a renewal that was given up has been repeated.
-        for job in jobs.into_iter().filter(|job| !job.is_needless()) {
+        for job in jobs.into_iter().filter(|job| !job.can_skip()) {
             match job {
                 TableJob::Acquire(call) => batch.acquires.push(call),
                 TableJob::Renew(call) => batch.renewals.push(call),
@@ -148,7 +148,12 @@ impl Batch {
 
     /// Renewals first, which have a deadline; releases before the grants that they allow, and after those
     /// that they undo.
-    async fn carry_out(&mut self, db: &mut Db<'_>, common: &Common, asker: &Asker) -> Result<(), Error> {
+    async fn carry_out(
+        &mut self,
+        db: &mut Db<'_>,
+        common: &Common,
+        requester: &Requester,
+    ) -> Result<(), Error> {
         if common.is_closing() {
             self.acquires.drain(..).for_each(|call| call.refuse(&Error::closed()));
         }
@@ -160,7 +165,7 @@ impl Batch {
             holds::release(db, common, std::mem::take(&mut self.releases)).await?;
         }
         if !self.acquires.is_empty() {
-            grants::grant(db, common, asker, std::mem::take(&mut self.acquires)).await?;
+            grants::grant(db, common, requester, std::mem::take(&mut self.acquires)).await?;
         }
         if !late.is_empty() {
             holds::release(db, common, late).await?;
@@ -171,7 +176,7 @@ impl Batch {
         self.others.reverse();
         while let Some(job) = self.others.pop() {
             match job {
-                TableJob::Look(call) => maintenance::look(db, common, call).await?,
+                TableJob::List(call) => maintenance::list(db, common, call).await?,
                 TableJob::Force(call) => maintenance::force(db, common, call).await?,
                 TableJob::Purge(call) => maintenance::purge(db, common, call).await?,
                 TableJob::ClaimUpkeep(call) => maintenance::claim_upkeep(db, common, call).await?,
@@ -184,14 +189,15 @@ impl Batch {
     }
 
     /// Releases of what is asked for in the same batch.
-    fn take_late_releases(&mut self) -> Vec<Call<Ending, leasehold_engine::ReleaseReply>> {
+    fn take_late_releases(&mut self) -> Vec<PendingCall<ReleaseRequest, leasehold_engine::ReleaseReply>> {
         if self.acquires.is_empty() || self.releases.is_empty() {
             return Vec::new();
         }
         let asked = self.acquires.iter().flat_map(|call| &call.items);
         let asked: FnvHashSet<HolderId> = asked.map(|request| request.holder).collect();
-        let is_late =
-            |call: &mut Call<Ending, _>| call.items.iter().any(|item| asked.contains(&item.hold.holder));
+        let is_late = |call: &mut PendingCall<ReleaseRequest, _>| {
+            call.items.iter().any(|item| asked.contains(&item.hold.holder))
+        };
         self.releases.extract_if(.., is_late).collect()
     }
 
@@ -226,7 +232,7 @@ impl Work for TableWork {
         if !is_spare || self.common.registry.is_used() {
             return true;
         }
-        self.asker.doubt_period.session = None;
+        self.requester.doubt_period.session = None;
         self.listens_no_more();
         false
     }
@@ -236,14 +242,14 @@ impl Work for TableWork {
             Some(Notice::Freed(key)) => self.common.events(|events| events.wake(&key)),
             Some(Notice::Broken(holder, key)) => {
                 self.common.events(|events| events.wake(&key));
-                self.common.registry.suspect(Named { key, holder });
+                self.common.registry.suspect(HoldId { key, holder });
             }
             None => {}
         }
     }
 
     fn ended(&mut self, _: &Error) {
-        if let Some(session) = self.asker.doubt_period.session.take() {
+        if let Some(session) = self.requester.doubt_period.session.take() {
             self.common.registry.give_up(session);
         }
         self.listens_no_more();

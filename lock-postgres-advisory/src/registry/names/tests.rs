@@ -6,7 +6,7 @@ use sqlx::raw_sql;
 use test_servers::fresh_database;
 
 use super::*;
-use crate::side_session::Helper;
+use crate::side_session::SideSession;
 
 async fn run(conn: &mut PgConnection, sql: &str) {
     raw_sql(AssertSqlSafe(sql.to_owned()))
@@ -37,24 +37,24 @@ async fn old_names_are_deleted_page_by_page_by_whose_turn_it_is() {
     let common = Common::new(config, Arc::new(Fnv1a64), 1);
     let session = Session::lazy(
         &common.config,
-        &common.helper,
-        Helper { limit: Duration::from_secs(30), spare: Duration::from_secs(20) },
+        &common.side_session,
+        SideSession { limit: Duration::from_secs(30), spare: Duration::from_secs(20) },
     );
     let mut watch = Watch::new(TASK);
 
     // Somebody else has come to here, and ended.
     run(&mut conn, "UPDATE leasehold.upkeep SET after = '2 -1'").await;
-    walk(&common, &mut watch).await.unwrap();
+    delete_old_names(&common, &mut watch).await.unwrap();
     assert_eq!(count(&mut conn, "granted_at < now() - interval '30 days'").await, 1_600 - 400);
     assert_eq!(count(&mut conn, "space = 2 AND number >= 0 AND number & 1 = 1").await, 0);
     // The next walk is not due.
-    walk(&common, &mut watch).await.unwrap();
+    delete_old_names(&common, &mut watch).await.unwrap();
     assert_eq!(count(&mut conn, "number & 1 = 1").await, 1_200);
     // What nobody of ours has written means the beginning.
     run(&mut conn, "UPDATE leasehold.upkeep SET after = 'nonsense', next_at = now()").await;
-    walk(&common, &mut watch).await.unwrap();
+    delete_old_names(&common, &mut watch).await.unwrap();
     assert_eq!(count(&mut conn, "number & 1 = 1").await, 0);
     assert_eq!(count(&mut conn, "true").await, 2 * 801, "what is in use stays");
-    common.close_lanes();
+    common.close_queues();
     session.ended(Duration::from_secs(5)).await;
 }

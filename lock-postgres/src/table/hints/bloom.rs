@@ -1,4 +1,4 @@
-//! Which keys are likely to have a row.
+//! Keys that are likely to have a row.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -6,17 +6,17 @@ use leasehold_api::LockKey;
 
 use super::hash;
 
-/// How many keys a generation remembers before the next one begins: between one and two times as many are known,
-/// those that are used again and again always.
+/// How many keys a generation remembers before the next one begins: between one and two times as many are
+/// known, those that are used again and again always.
 const MOST: usize = 1 << 14;
 
-/// Two bits for each key in a generation: 16 KiB, of which a quarter is set at the end, so that one new key in ten
-/// is taken for a known one at most (two generations).
+/// Two bits for each key in a generation: 16 KiB, of which a quarter is set at the end, so that one new key
+/// in ten is taken for a known one at most (two generations).
 const BITS: u64 = 1 << 17;
 
-/// The keys that were granted last. A hint for speed alone: a key may be taken for a known one, and its row may have
-/// been removed since.
-pub(in crate::table) struct Seen {
+/// A Bloom filter of the keys that were granted last. It may return `true` for a key that was never added,
+/// and the row of a key may have been removed since.
+pub(in crate::table) struct BloomFilter {
     generations: [Generation; 2],
     newest: AtomicUsize,
 }
@@ -26,24 +26,24 @@ struct Generation {
     noted: AtomicUsize,
 }
 
-impl Seen {
+impl BloomFilter {
     pub(in crate::table) fn new() -> Self {
         Self { generations: [Generation::new(), Generation::new()], newest: AtomicUsize::new(0) }
     }
 
-    pub(in crate::table) fn note(&self, key: &LockKey) {
+    pub(in crate::table) fn insert(&self, key: &LockKey) {
         let bits = bits(key);
         let newest = self.newest.load(Ordering::Relaxed);
         let generation = &self.generations[newest % 2];
-        if !generation.has(bits) && generation.note(bits) == MOST {
+        if !generation.might_contain(bits) && generation.insert(bits) == MOST {
             self.generations[(newest + 1) % 2].clear();
             self.newest.store(newest + 1, Ordering::Relaxed);
         }
     }
 
-    pub(in crate::table) fn has(&self, key: &LockKey) -> bool {
+    pub(in crate::table) fn might_contain(&self, key: &LockKey) -> bool {
         let bits = bits(key);
-        self.generations.iter().any(|generation| generation.has(bits))
+        self.generations.iter().any(|generation| generation.might_contain(bits))
     }
 }
 
@@ -53,12 +53,12 @@ impl Generation {
         Self { words, noted: AtomicUsize::new(0) }
     }
 
-    fn has(&self, bits: [usize; 2]) -> bool {
+    fn might_contain(&self, bits: [usize; 2]) -> bool {
         bits.iter().all(|bit| self.word(*bit).load(Ordering::Relaxed) & mask(*bit) != 0)
     }
 
     /// Answers how many it has now.
-    fn note(&self, bits: [usize; 2]) -> usize {
+    fn insert(&self, bits: [usize; 2]) -> usize {
         for bit in bits {
             self.word(bit).fetch_or(mask(bit), Ordering::Relaxed);
         }
@@ -94,23 +94,23 @@ mod tests {
 
     #[test]
     fn knows_what_was_noted_and_hardly_anything_else() {
-        let seen = Seen::new();
-        assert!((0..MOST).all(|n| !seen.has(&key(n))));
-        (0..MOST).for_each(|n| seen.note(&key(n)));
-        assert!((0..MOST).all(|n| seen.has(&key(n))));
-        let wrong = (MOST..2 * MOST).filter(|n| seen.has(&key(n))).count();
+        let filter = BloomFilter::new();
+        assert!((0..MOST).all(|n| !filter.might_contain(&key(n))));
+        (0..MOST).for_each(|n| filter.insert(&key(n)));
+        assert!((0..MOST).all(|n| filter.might_contain(&key(n))));
+        let wrong = (MOST..2 * MOST).filter(|n| filter.might_contain(&key(n))).count();
         assert!(wrong < MOST / 10, "{wrong} of {MOST} are taken for known ones");
     }
 
     #[test]
     fn what_is_used_stays_and_what_is_not_goes() {
-        let seen = Seen::new();
+        let filter = BloomFilter::new();
         for n in 0..20 * MOST {
-            seen.note(&key(n));
-            seen.note(&key("used"));
-            assert!(seen.has(&key("used")));
+            filter.insert(&key(n));
+            filter.insert(&key("used"));
+            assert!(filter.might_contain(&key("used")));
         }
-        let left = (0..MOST).filter(|n| seen.has(&key(n))).count();
+        let left = (0..MOST).filter(|n| filter.might_contain(&key(n))).count();
         assert!(left < MOST / 10, "{left} of {MOST} are still known");
     }
 }

@@ -1,4 +1,4 @@
-//! Which keys others are likely to wait for.
+//! Keys that other clients are likely to wait for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,28 +7,28 @@ use leasehold_api::LockKey;
 /// How many keys are remembered, at most: 8 KiB.
 const SLOTS: u64 = 1024;
 
-/// The keys that were not free when they were asked for, or waited for when they were released. A hint for speed
-/// alone: each key has one slot, and a key that is noted later replaces another one in the same slot.
-pub(in crate::table) struct Awaited(Box<[AtomicU64]>);
+/// Keys that were not free when they were requested, or were waited for when they were released. Each key has
+/// one slot, and a key that is added later replaces another one in the same slot.
+pub(in crate::table) struct ContentionHints(Box<[AtomicU64]>);
 
-const NOBODY: u64 = 0;
+const EMPTY: u64 = 0;
 
-impl Awaited {
+impl ContentionHints {
     pub(in crate::table) fn new() -> Self {
-        Self((0..SLOTS).map(|_| AtomicU64::new(NOBODY)).collect())
+        Self((0..SLOTS).map(|_| AtomicU64::new(EMPTY)).collect())
     }
 
-    pub(in crate::table) fn note(&self, key: &LockKey) {
+    pub(in crate::table) fn add(&self, key: &LockKey) {
         let hash = hash(key);
         self.slot(hash).store(hash, Ordering::Relaxed);
     }
 
-    pub(in crate::table) fn forget(&self, key: &LockKey) {
+    pub(in crate::table) fn remove(&self, key: &LockKey) {
         let hash = hash(key);
-        let _ = self.slot(hash).compare_exchange(hash, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.slot(hash).compare_exchange(hash, EMPTY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    pub(in crate::table) fn has(&self, key: &LockKey) -> bool {
+    pub(in crate::table) fn contains(&self, key: &LockKey) -> bool {
         let hash = hash(key);
         self.slot(hash).load(Ordering::Relaxed) == hash
     }
@@ -39,7 +39,7 @@ impl Awaited {
 }
 
 fn hash(key: &LockKey) -> u64 {
-    super::hash(key).max(NOBODY + 1)
+    super::hash(key).max(EMPTY + 1)
 }
 
 #[cfg(test)]
@@ -48,18 +48,18 @@ mod tests {
 
     #[test]
     fn remembers_what_was_noted_last_in_a_slot_until_it_is_forgotten() {
-        let awaited = Awaited::new();
+        let hints = ContentionHints::new();
         let keys: Vec<_> = (0..20_000).map(|n| LockKey::new(format!("k{n}")).unwrap()).collect();
-        assert!(keys.iter().all(|key| !awaited.has(key)));
+        assert!(keys.iter().all(|key| !hints.contains(key)));
         for key in &keys {
-            awaited.note(key);
-            assert!(awaited.has(key));
+            hints.add(key);
+            assert!(hints.contains(key));
         }
-        let left: Vec<_> = keys.iter().filter(|key| awaited.has(key)).collect();
+        let left: Vec<_> = keys.iter().filter(|key| hints.contains(key)).collect();
         assert!(left.len() <= SLOTS as usize && left.len() > SLOTS as usize / 2, "{} are left", left.len());
-        keys.iter().filter(|key| !awaited.has(key)).for_each(|key| awaited.forget(key));
-        assert!(left.iter().all(|key| awaited.has(key)), "one was forgotten instead of another");
-        keys.iter().for_each(|key| awaited.forget(key));
-        assert!(keys.iter().all(|key| !awaited.has(key)));
+        keys.iter().filter(|key| !hints.contains(key)).for_each(|key| hints.remove(key));
+        assert!(left.iter().all(|key| hints.contains(key)), "one was forgotten instead of another");
+        keys.iter().for_each(|key| hints.remove(key));
+        assert!(keys.iter().all(|key| !hints.contains(key)));
     }
 }

@@ -51,7 +51,7 @@ async fn backend(config: &PgConfig) -> TableBackend {
 fn upkeep(backend: &TableBackend) -> Upkeep {
     Upkeep {
         common: Arc::clone(&backend.common),
-        lane: backend.lane.clone(),
+        queue: backend.queue.clone(),
         closed: CancellationToken::new(),
         purge_after: None,
     }
@@ -113,6 +113,6 @@ fn a_walk_that_takes_hours_is_told_of_once() {
     let config = PgConfig::from_url("postgres://app@db/app").unwrap();
     let mut watch = Watch::new("lease");
     let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
-    let told: Vec<bool> = [1, 59, 61, 120, 5, 61].map(|n| watch.is_running(&config, minutes(n))).into();
+    let told: Vec<bool> = [1, 59, 61, 120, 5, 61].map(|n| watch.warn_if_overdue(&config, minutes(n))).into();
     assert_eq!(told, [false, false, true, false, false, true]);
 }
