@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::{Capabilities, ListQuery, Lock, LockExt as _};
+use test_setup::torture as names;
 
 use crate::checker::{self, Circumstances, Done, Findings};
 use crate::clock::{self, Clock};
 use crate::disk::{self, Disk};
 use crate::faults::{self, Fault, Scene};
-use crate::names;
 use crate::processes::{Commands, How, Workers};
 use crate::record;
 use crate::register::{self, KEYS};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use test_servers::StopMode;
+use test_setup::torture as names;
 
 use crate::disk::Disk;
-use crate::names;
 use crate::processes::{Commands, Workers};
 use crate::record;
 use crate::register;

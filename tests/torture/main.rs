@@ -13,7 +13,6 @@ mod checker;
 mod clock;
 mod disk;
 mod faults;
-mod names;
 mod processes;
 mod record;
 mod register;

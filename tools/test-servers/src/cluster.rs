@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::process::{Pid, Signal};
+use test_setup::programs;
 
 use crate::database::EMPTY;
 use crate::guarded::{Guarded, send};
 use crate::user::Medium;
-use crate::{Database, Outcome, admin, binaries, fresh, observe, or_panic, port};
+use crate::{Database, Outcome, admin, fresh, observe, or_panic, port};
 
 /// How a server is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +138,7 @@ impl Cluster {
     }
 
     fn try_start(options: &ClusterOptions) -> Outcome<Self> {
-        let binaries = binaries::postgres()?;
+        let binaries = programs::postgres()?;
         let medium = if options.durable { Medium::Disk } else { Medium::Memory };
         let process = Guarded::new("leasehold-pg-", "data/postmaster.pid", medium)?
             .with_environment(options.environment.clone());

@@ -7,7 +7,6 @@
 //! not pass without one.
 
 mod admin;
-mod binaries;
 mod cluster;
 mod database;
 mod fresh;

@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 
 use rustix::process::Signal;
+use test_setup::programs;
 
 use crate::guarded::Guarded;
 use crate::user::Medium;
-use crate::{Cluster, Outcome, binaries, or_panic, port};
+use crate::{Cluster, Outcome, or_panic, port};
 
 /// How a `PgBouncer` pools. The options that it leaves out have its own defaults, so that tests meet the
 /// refusals that users meet.
@@ -90,7 +91,7 @@ impl PgBouncer {
     }
 
     fn try_start(cluster: &Cluster, options: &PgBouncerOptions) -> Outcome<Self> {
-        let program = binaries::pgbouncer()?;
+        let program = programs::pgbouncer()?;
         let mut process = Guarded::new("leasehold-pgbouncer-", "pgbouncer.pid", Medium::Disk)?;
         for _ in 0..10 {
             let port = port::free();

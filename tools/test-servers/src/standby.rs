@@ -5,9 +5,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use test_setup::programs;
+
 use crate::guarded::Guarded;
 use crate::user::Medium;
-use crate::{Cluster, Outcome, admin, binaries, or_panic, tree};
+use crate::{Cluster, Outcome, admin, or_panic, tree};
 
 /// How long the standby may need to see something.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -127,7 +129,7 @@ fn start(
     password: Option<String>,
     environment: Vec<(String, String)>,
 ) -> Outcome<Cluster> {
-    let binaries = binaries::postgres()?;
+    let binaries = programs::postgres()?;
     let process = Guarded::new("leasehold-pg-standby-", "data/postmaster.pid", Medium::Memory)?
         .with_environment(environment);
     let copy = |from: &str, is_wanted: fn(&str, &str) -> bool| {

@@ -50,13 +50,12 @@ usage: cargo xtask JOB
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the last two alone; with --update, docs/public-api becomes what the interface is now
   deps        licences, sources and duplicate versions of all dependencies
-  bench NAME  the benchmarks of the crates leasehold-NAME and leasehold-NAME-..., such as `bench memory`,
-              `bench postgres`, `bench claims`, `bench companions` (middleware and idempotency keys) or
-              `bench files` (crowds of processes, beside flock)
+  bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware and
+              idempotency keys) or `bench files` (crowds of processes, beside flock)
   ci          lint, deps, test, and the core of the stores' tests on the newest Postgres: what has to pass before a
               change goes in";
 
-/// What is in the names of the packages whose benchmarks start servers.
+/// The benchmarks that start servers.
 const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
 
 fn main() -> ExitCode {
@@ -226,19 +225,14 @@ fn clippy(what: &str, arguments: &[&str]) -> Outcome {
 
 fn bench(name: &str) -> Outcome {
     let metadata = Metadata::read()?;
-    let packages = metadata.packages_with_benches(name);
-    if packages.is_empty() {
-        let all = metadata.all_with_benches();
-        let names: Vec<_> = all.iter().filter_map(|known| known.strip_prefix("leasehold-")).collect();
-        return Err(format!(
-            "there are no benchmarks for {name:?}; there are some for: {}",
-            names.join(", ")
-        ));
+    let benches = metadata.benches_of(name);
+    if benches.is_empty() {
+        let all: Vec<_> = metadata.benches().into_iter().map(|(_, bench)| bench).collect();
+        return Err(format!("there is no benchmark {name:?}; there are: {}", all.join(", ")));
     }
-    let needs_servers = |package: &String| NEED_SERVERS.iter().any(|name| package.contains(name));
-    if packages.iter().any(needs_servers) {
+    if benches.iter().any(|(_, bench)| NEED_SERVERS.contains(&bench.as_str())) {
         servers::ensure()?;
     }
-    let packages = packages.iter().flat_map(|package| ["--package", package]);
-    cargo("benchmarks", &["bench"].into_iter().chain(packages).chain(["--benches"]).collect::<Vec<_>>())
+    let chosen = benches.iter().flat_map(|(package, bench)| ["--package", package, "--bench", bench]);
+    cargo("benchmarks", &["bench"].into_iter().chain(chosen).collect::<Vec<_>>())
 }

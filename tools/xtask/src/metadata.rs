@@ -79,13 +79,12 @@ impl Metadata {
         combinations
     }
 
-    /// The packages `leasehold-NAME` and `leasehold-NAME-...`, where they have benchmarks.
-    pub(crate) fn packages_with_benches(&self, wanted: &str) -> Vec<String> {
-        let is_wanted = |name: &String| {
-            let rest = name.strip_prefix("leasehold-").and_then(|name| name.strip_prefix(wanted));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    /// Returns the benchmark `wanted`, and those of the package `leasehold-WANTED`: package and name of each.
+    pub(crate) fn benches_of(&self, wanted: &str) -> Vec<(String, String)> {
+        let is_wanted = |(package, bench): &(String, String)| {
+            bench == wanted || package.strip_prefix("leasehold-") == Some(wanted)
         };
-        self.all_with_benches().into_iter().filter(is_wanted).collect()
+        self.benches().into_iter().filter(is_wanted).collect()
     }
 
     /// The names of the integration tests of all packages whose tests start servers.
@@ -94,21 +93,14 @@ impl Metadata {
             let mut dependencies = package["dependencies"].as_array().into_iter().flatten();
             name(package) == "test-servers" || dependencies.any(|needed| needed["name"] == "test-servers")
         };
-        let targets = |package| {
-            let package: &Value = package;
-            package["targets"].as_array().into_iter().flatten()
-        };
-        let is_test =
-            |target: &&Value| target["kind"].as_array().into_iter().flatten().any(|kind| kind == "test");
-        self.packages().filter(starts_servers).flat_map(targets).filter(is_test).map(name).collect()
+        let tests = |package| targets_of(package, "test");
+        self.packages().filter(starts_servers).flat_map(tests).map(name).collect()
     }
 
-    pub(crate) fn all_with_benches(&self) -> Vec<String> {
-        let has_bench = |package: &&Value| {
-            let targets = package["targets"].as_array().into_iter().flatten();
-            targets.flat_map(|target| target["kind"].as_array()).flatten().any(|kind| kind == "bench")
-        };
-        self.packages().filter(has_bench).map(name).collect()
+    /// Returns all benchmarks: package and name of each.
+    pub(crate) fn benches(&self) -> Vec<(String, String)> {
+        let targets = |package| targets_of(package, "bench").map(move |bench| (name(package), name(bench)));
+        self.packages().flat_map(targets).collect()
     }
 
     fn run(arguments: &[&str]) -> Outcome<Self> {
@@ -129,6 +121,13 @@ impl Metadata {
 
 pub(crate) fn name(package: &Value) -> String {
     package["name"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Returns the targets of a package that are of this kind, such as `bench` or `test`.
+fn targets_of<'a>(package: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Value> {
+    let is_of_kind =
+        move |target: &&Value| target["kind"].as_array().into_iter().flatten().any(|it| it == kind);
+    package["targets"].as_array().into_iter().flatten().filter(is_of_kind)
 }
 
 /// As cargo wants them listed.
@@ -197,16 +196,21 @@ mod tests {
     }
 
     #[test]
-    fn benches_of_one_name_and_its_family() {
-        let package = |name| serde_json::json!({"name": name, "targets": [{"kind": ["bench"]}]});
-        let names =
-            ["leasehold-postgres-row", "leasehold-postgres", "leasehold-postgresql", "leasehold-file"];
-        let metadata = Metadata(serde_json::json!({"packages": names.map(package)}));
-        assert_eq!(
-            metadata.packages_with_benches("postgres"),
-            ["leasehold-postgres-row", "leasehold-postgres"]
-        );
-        assert_eq!(metadata.packages_with_benches("postgres-row"), ["leasehold-postgres-row"]);
-        assert!(metadata.packages_with_benches("memory").is_empty());
+    fn a_benchmark_is_found_by_its_name_and_by_its_package() {
+        let package = |(name, benches): (&str, &[&str])| {
+            let target = |bench: &&str| serde_json::json!({"name": bench, "kind": ["bench"]});
+            serde_json::json!({"name": name, "targets": benches.iter().map(target).collect::<Vec<_>>()})
+        };
+        let packages: [(&str, &[&str]); 3] = [
+            ("bench", &["postgres", "files"]),
+            ("leasehold-memory", &["memory", "footprint"]),
+            ("leasehold-postgres", &[]),
+        ];
+        let metadata = Metadata(serde_json::json!({"packages": packages.map(package)}));
+        let of = |wanted| metadata.benches_of(wanted).into_iter().map(|(_, bench)| bench).collect::<Vec<_>>();
+        assert_eq!(of("postgres"), ["postgres"]);
+        assert_eq!(of("memory"), ["memory", "footprint"]);
+        assert_eq!(of("footprint"), ["footprint"]);
+        assert!(of("file").is_empty());
     }
 }

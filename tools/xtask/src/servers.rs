@@ -2,11 +2,9 @@
 
 use std::process::{Command, Stdio};
 
-use crate::step::Outcome;
+use test_setup::programs;
 
-/// The tests' own search, so that both find the same.
-#[path = "../../test-servers/src/binaries.rs"]
-mod binaries;
+use crate::step::Outcome;
 
 /// Makes sure that the servers are installed; installs them where that needs no questions.
 pub(crate) fn ensure() -> Outcome {
@@ -22,7 +20,7 @@ pub(crate) fn ensure() -> Outcome {
 }
 
 fn find() -> Outcome {
-    binaries::postgres().and_then(|_| binaries::pgbouncer()).map(drop)
+    programs::postgres().and_then(|_| programs::pgbouncer()).map(drop)
 }
 
 /// What to put before `apt-get` to be root; `None` where there is no `apt-get` or no way to be root.

@@ -1,23 +1,19 @@
 //! Disturbed processes on real stores.
 
+use test_setup::torture::{FAULTS, STORES};
+
 use crate::campaign::{self, Setting, Variables, has, new_seed};
 use crate::metadata::{API_SNAPSHOTS, Metadata};
 use crate::servers;
 use crate::step::{self, Outcome};
-
-/// What the test calls stores and faults.
-#[path = "../../../tests/torture/names.rs"]
-mod names;
 
 const SEED: &str = "LEASEHOLD_TORTURE_SEED";
 const MINUTES: (&str, &str) = ("LEASEHOLD_TORTURE_MINUTES", "1");
 const SETTINGS: [Setting; 4] = [
     ("--minutes", MINUTES.0, is_number),
     ("--seed", SEED, is_number),
-    ("--store", "LEASEHOLD_TORTURE_STORE", |value| names::STORES.contains(&value)),
-    ("--faults", "LEASEHOLD_TORTURE_FAULTS", |value| {
-        value.split(',').all(|name| names::FAULTS.contains(&name))
-    }),
+    ("--store", "LEASEHOLD_TORTURE_STORE", |value| STORES.contains(&value)),
+    ("--faults", "LEASEHOLD_TORTURE_FAULTS", |value| value.split(',').all(|name| FAULTS.contains(&name))),
 ];
 
 /// Tortures the stores as `arguments` say.
@@ -47,8 +43,8 @@ fn usage() -> String {
     format!(
         "torture [--minutes N] [--seed S] [--store {}] [--faults NAME,NAME,..]\n\
          numbers are below 2^32; faults are {}",
-        names::STORES.join("|"),
-        names::FAULTS.join(", ")
+        STORES.join("|"),
+        FAULTS.join(", ")
     )
 }
 

@@ -1,0 +1,155 @@
+//! From a release to the waiter in another process holding the lock.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use bench::report::{Row, micros, quantile};
+use sqlx::{Connection as _, PgConnection};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use crate::side::{Kind, Side};
+
+const HOPS: u32 = 300;
+/// Polling takes a tenth of a second each time, and what it costs is known well before.
+const HOPS_POLLED: u32 = 40;
+/// Until the other side waits.
+const HOLD: Duration = Duration::from_millis(8);
+
+pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
+    let mut pairs = Vec::new();
+    for kind in Kind::ALL {
+        pairs.push(Pair::start(url, kind).await);
+    }
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    let mut trips = Vec::new();
+    for hop in 0..HOPS {
+        for pair in &mut pairs {
+            if pair.kind != Kind::Polling || hop < HOPS_POLLED {
+                pair.hop(hop).await;
+            }
+        }
+        // After the same pause as the others: whoever is woken has slept.
+        tokio::time::sleep(HOLD).await;
+        let begun = Instant::now();
+        sqlx::query("SELECT 1").execute(&mut connection).await.unwrap();
+        trips.push(micros(begun.elapsed()));
+    }
+    let trip = quantile(&trips, 0.5);
+    let mut median = [0.0; Kind::ALL.len()];
+    println!("hand-over between processes, us (a round trip after the same pause takes {trip:.0}):");
+    for (pair, median) in pairs.iter().zip(&mut median) {
+        *median = quantile(&pair.took, 0.5);
+        let (p99, count) = (quantile(&pair.took, 0.99), pair.took.len());
+        println!("    {:44} p50 {median:.0}, p99 {p99:.0}, n {count}", pair.kind.name());
+    }
+    for pair in pairs {
+        pair.end().await;
+    }
+    let [advisory, blocking, lease, mutex, notified, polled] = median;
+    let (ours, least) = (advisory / trip, blocking / trip);
+    rows.push(Row {
+        work: "hand-over, advisory, queued".to_owned(),
+        measured: format!("{advisory:.0} us"),
+        floor: format!("pg_advisory_lock {blocking:.0} us = {least:.1} trips of {trip:.0} us"),
+        ratio: format!("{ours:.1} trips"),
+        goal: "at most 4 trips".to_owned(),
+        met: Some(ours <= 4.0),
+    });
+    for (what, took, goal) in [("lease row", lease, Some(1.2)), ("mutex row", mutex, None)] {
+        let ratio = took / notified;
+        rows.push(Row {
+            work: format!("hand-over, {what}"),
+            measured: format!("{took:.0} us"),
+            floor: format!("bare NOTIFY and try {notified:.0} us, polling {polled:.0} us"),
+            ratio: format!("{ratio:.2}"),
+            goal: goal.map_or(String::new(), |goal| format!("at most {goal}")),
+            met: goal.map(|goal| ratio <= goal),
+        });
+    }
+}
+
+/// This process holds, and a child of its own waits.
+struct Pair {
+    kind: Kind,
+    side: Side,
+    child: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+    took: Vec<f64>,
+}
+
+impl Pair {
+    async fn start(url: &str, kind: Kind) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let command = command.args(["waiter", url, kind.name()]).kill_on_drop(true);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let orders = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap()).lines();
+        let side = Side::connect(url, kind).await;
+        let mut pair = Self { kind, side, child, orders, answers, took: Vec::new() };
+        // Statements are prepared and sessions are open.
+        pair.hop(u32::MAX).await;
+        pair.took.clear();
+        pair
+    }
+
+    async fn hop(&mut self, hop: u32) {
+        let key = Key::of(self.kind, hop);
+        self.side.acquire(&key).await;
+        self.orders.write_all(format!("{hop}\n").as_bytes()).await.unwrap();
+        // A poller is met at any moment of its interval.
+        let more = if self.kind == Kind::Polling { fastrand::u64(0..100) } else { fastrand::u64(0..4) };
+        tokio::time::sleep(HOLD + Duration::from_millis(more)).await;
+        let released = now();
+        self.side.release(&key).await;
+        let held: i128 = self.answers.next_line().await.unwrap().unwrap().parse().unwrap();
+        assert!(held > released, "the waiter held the lock before it was released");
+        self.took.push((held - released) as f64 / 1000.0);
+        assert_eq!(self.answers.next_line().await.unwrap().unwrap(), "freed");
+    }
+
+    async fn end(self) {
+        let Self { orders, mut child, side, .. } = self;
+        drop(orders);
+        child.wait().await.unwrap();
+        side.close().await;
+    }
+}
+
+/// What is handed over: a new key each time, so that nothing of the last time is in the way.
+pub(crate) struct Key {
+    pub(crate) text: String,
+    pub(crate) number: i64,
+}
+
+impl Key {
+    fn of(kind: Kind, hop: u32) -> Self {
+        Self { text: format!("handed:{}:{hop}", kind.name()), number: i64::from(hop) + 1_000_000 }
+    }
+}
+
+/// The child: waits for what each line of its input names, says when it held it, and frees it.
+pub(crate) async fn child(url: &str, kind: Kind) {
+    let mut side = Side::connect(url, kind).await;
+    while let Some(hop) = order().await {
+        let key = Key::of(kind, hop);
+        side.acquire(&key).await;
+        println!("{}", now());
+        side.release(&key).await;
+        println!("freed");
+    }
+    side.close().await;
+}
+
+/// The next line of the input, read where it blocks nobody.
+async fn order() -> Option<u32> {
+    let line = tokio::task::spawn_blocking(|| std::io::stdin().lines().next());
+    Some(line.await.unwrap()?.unwrap().parse().unwrap())
+}
+
+/// Nanoseconds on a clock that all processes of this machine share.
+fn now() -> i128 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}

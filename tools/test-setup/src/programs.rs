@@ -1,0 +1,81 @@
+//! Where this machine has the servers that tests start.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+const INSTALL_POSTGRES: &str = "no PostgreSQL server binaries (initdb, postgres) found. Install them:
+  Debian, Ubuntu:  apt-get install postgresql
+  Fedora, Red Hat: dnf install postgresql-server
+  macOS:           brew install postgresql@17
+or let LEASEHOLD_PG_BIN name the directory that has them";
+
+const INSTALL_PGBOUNCER: &str = "no pgbouncer found. Install it:
+  Debian, Ubuntu:  apt-get install pgbouncer
+  Fedora, Red Hat: dnf install pgbouncer
+  macOS:           brew install pgbouncer
+or let LEASEHOLD_PGBOUNCER name the program";
+
+/// The directory with `postgres` and `initdb`.
+///
+/// # Errors
+///
+/// If no directory has both: what to install.
+pub fn postgres() -> Result<PathBuf, String> {
+    let is_complete =
+        |directory: &PathBuf| ["postgres", "initdb"].iter().all(|program| directory.join(program).is_file());
+    if let Some(chosen) = env::var_os("LEASEHOLD_PG_BIN").map(PathBuf::from) {
+        let missing = || format!("LEASEHOLD_PG_BIN names {}, which lacks the servers", chosen.display());
+        return is_complete(&chosen).then(|| chosen.clone()).ok_or_else(missing);
+    }
+    let mut places: Vec<PathBuf> = pg_config().into_iter().collect();
+    places.extend(newest_first("/usr/lib/postgresql", "", "bin"));
+    places.extend(newest_first("/opt/homebrew/opt", "postgresql@", "bin"));
+    places.extend(newest_first("/usr/local/opt", "postgresql@", "bin"));
+    places.extend(newest_first("/usr", "pgsql-", "bin"));
+    places.extend(search_path());
+    places.push("/usr/bin".into());
+    places.into_iter().find(is_complete).ok_or_else(|| INSTALL_POSTGRES.to_owned())
+}
+
+/// The program `pgbouncer`.
+///
+/// # Errors
+///
+/// If there is none: what to install.
+pub fn pgbouncer() -> Result<PathBuf, String> {
+    if let Some(chosen) = env::var_os("LEASEHOLD_PGBOUNCER").map(PathBuf::from) {
+        let missing = || format!("LEASEHOLD_PGBOUNCER names {}, which is no file", chosen.display());
+        return chosen.is_file().then(|| chosen.clone()).ok_or_else(missing);
+    }
+    let usual = ["/usr/sbin", "/usr/bin", "/opt/homebrew/bin", "/usr/local/bin"].map(PathBuf::from);
+    let mut programs = search_path().into_iter().chain(usual).map(|directory| directory.join("pgbouncer"));
+    programs.find(|program| program.is_file()).ok_or_else(|| INSTALL_PGBOUNCER.to_owned())
+}
+
+fn pg_config() -> Option<PathBuf> {
+    let output = Command::new("pg_config").arg("--bindir").stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| PathBuf::from(text.trim()))
+}
+
+fn search_path() -> Vec<PathBuf> {
+    env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default()
+}
+
+/// `parent/PREFIXnn/child` for all versions `nn`.
+fn newest_first(parent: &str, prefix: &str, child: &str) -> Vec<PathBuf> {
+    let mut found: Vec<(u32, PathBuf)> = fs::read_dir(parent)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let version = name.strip_prefix(prefix)?.split('.').next()?.parse().ok()?;
+            Some((version, entry.path().join(child)))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
+}
