@@ -21,27 +21,23 @@ mod admin {
 use std::time::Duration;
 
 use leasehold_postgres::{Identifier, KeySpace, schema, sql::render, token};
-use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use sqlx::PgConnection;
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth};
+use test_servers::sql::run;
 
 const FEW: u32 = 1_000;
 const MANY: u32 = 1_000_000;
-
-async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
-    let sql = sql.into();
-    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
 
 /// Half of the names are old.
 async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
     let schema = Identifier::new(name).unwrap();
     schema::install(conn, &schema).await.unwrap();
     token::mark_incarnation(conn, &schema).await.unwrap();
-    run(conn, format!("ALTER TABLE {name}.advisory_name SET (fillfactor = 100, autovacuum_enabled = false);
+    run(&mut *conn, format!("ALTER TABLE {name}.advisory_name SET (fillfactor = 100, autovacuum_enabled = false);
         INSERT INTO {name}.advisory_name (space, number, key, pid, holder, token, granted_at)
         SELECT 1, i, 'key-' || i, 1, 'holder', i, now() - (i % 2) * interval '60 days' FROM generate_series(1, {count}) i")).await;
-    run(conn, format!("VACUUM ANALYZE {name}.advisory_name")).await;
+    run(&mut *conn, format!("VACUUM ANALYZE {name}.advisory_name")).await;
 }
 
 /// Each statement in the schema `name`, by its name.

@@ -8,19 +8,15 @@ mod sql;
 
 use leasehold_postgres::table::{Dialect, SETTINGS};
 use leasehold_postgres::{Identifier, schema};
-use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use sqlx::PgConnection;
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth, values_of_table_statement};
+use test_servers::sql::run;
 
 const FEW: u32 = 1_000;
 
 /// Of each kind of row, of which there are four.
 const MANY: u32 = 1_000_000;
-
-async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
-    let sql = sql.into();
-    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
 
 /// Keys that were released, that expired, that are held, and old ones in which nobody is interested any more; the first
 /// two are younger than what is purged.
@@ -33,14 +29,14 @@ async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
         ("old", "now() - interval '30 days'", "true"),
     ];
     // An index that is made of all keys at once takes a fraction of the time.
-    run(conn, format!("ALTER TABLE {name}.lease SET (fillfactor = 100, autovacuum_enabled = false), DROP CONSTRAINT lease_pkey")).await;
+    run(&mut *conn, format!("ALTER TABLE {name}.lease SET (fillfactor = 100, autovacuum_enabled = false), DROP CONSTRAINT lease_pkey")).await;
     for (kind, expires, released) in kinds {
-        run(conn, format!("INSERT INTO {name}.lease (key, holder, token, acquired_at, ttl_us, expires_at, released)
+        run(&mut *conn, format!("INSERT INTO {name}.lease (key, holder, token, acquired_at, ttl_us, expires_at, released)
             SELECT '{kind}-' || i, 'holder-' || i, i, now() - interval '31 days', 1000000, {expires}, {released}
             FROM generate_series(1, {count}) i")).await;
     }
-    run(conn, format!("ALTER TABLE {name}.lease ADD PRIMARY KEY (key)")).await;
-    run(conn, format!("VACUUM ANALYZE {name}.lease")).await;
+    run(&mut *conn, format!("ALTER TABLE {name}.lease ADD PRIMARY KEY (key)")).await;
+    run(&mut *conn, format!("VACUUM ANALYZE {name}.lease")).await;
 }
 
 /// Each statement in the schema `name`, by its name.

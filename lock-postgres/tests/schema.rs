@@ -5,30 +5,22 @@ use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::Identifier;
 use leasehold_postgres::schema::{self, SchemaState, Stores};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+use test_servers::sql::{number, run};
 use test_servers::{Cluster, ClusterOptions, Database, Standby, fresh_database};
 
 fn name(text: &str) -> Identifier {
     Identifier::new(text).unwrap()
 }
 
-async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
-    let sql = sql.into();
-    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
-
-async fn number(conn: &mut PgConnection, sql: impl Into<String>) -> i64 {
-    raw_sql(AssertSqlSafe(sql.into())).fetch_one(conn).await.unwrap().get(0)
-}
-
 /// A role of this test's own, without any privilege.
 async fn role(conn: &mut PgConnection, database: &Database) -> Identifier {
     let role = name(&format!("Role of {}", &database.name()[..20]));
-    run(conn, format!("CREATE ROLE {0}; GRANT {0} TO CURRENT_USER", role.quoted())).await;
+    run(&mut *conn, format!("CREATE ROLE {0}; GRANT {0} TO CURRENT_USER", role.quoted())).await;
     role
 }
 
 async fn drop_role(conn: &mut PgConnection, role: &Identifier) {
-    run(conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
+    run(&mut *conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
 }
 
 async fn refused(conn: &mut PgConnection, schema: &Identifier) -> Error {

@@ -7,8 +7,9 @@ use std::time::Duration;
 use leasehold_api::ErrorKind;
 use leasehold_postgres::token::mark_incarnation;
 use leasehold_postgres::{Identifier, schema};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, raw_sql};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 use test_bounds::within;
+use test_servers::sql::number;
 use test_servers::{Cluster, ClusterOptions, Database, Signal, Standby, StopMode, fresh_database};
 
 const JUMP: i64 = 1 << 32;
@@ -17,20 +18,16 @@ fn name() -> Identifier {
     Identifier::new("leasehold").unwrap()
 }
 
-async fn number(conn: &mut PgConnection, sql: impl Into<String>) -> i64 {
-    raw_sql(AssertSqlSafe(sql.into())).fetch_one(conn).await.unwrap().get(0)
-}
-
 async fn draw(conn: &mut PgConnection) -> i64 {
-    number(conn, "SELECT nextval('leasehold.token')").await
+    number(&mut *conn, "SELECT nextval('leasehold.token')").await
 }
 
 async fn plain(conn: &mut PgConnection) -> i64 {
-    number(conn, "SELECT nextval('public.plain')").await
+    number(&mut *conn, "SELECT nextval('public.plain')").await
 }
 
 async fn last(conn: &mut PgConnection) -> i64 {
-    number(conn, "SELECT last_value FROM leasehold.token").await
+    number(&mut *conn, "SELECT last_value FROM leasehold.token").await
 }
 
 async fn mark(conn: &mut PgConnection) {

@@ -4,8 +4,9 @@
 use leasehold_api::ErrorKind;
 use leasehold_postgres::Identifier;
 use leasehold_postgres::schema::{self, Access, SchemaState, Stores};
-use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+use sqlx::PgConnection;
 use test_servers::fresh_database;
+use test_servers::sql::{number, run};
 
 /// What version 1 installed, to the letter: `{schema}` is the quoted name.
 const VERSION_1: &str = include_str!("schema_v1.sql");
@@ -14,20 +15,14 @@ fn name(text: &str) -> Identifier {
     Identifier::new(text).unwrap()
 }
 
-async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
-    let sql = sql.into();
-    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
-
-async fn number(conn: &mut PgConnection, sql: impl Into<String>) -> i64 {
-    raw_sql(AssertSqlSafe(sql.into())).fetch_one(conn).await.unwrap().get(0)
-}
-
 async fn install_version_1(conn: &mut PgConnection, schema: &Identifier) {
     let objects = VERSION_1.replace("{schema}", &schema.quoted());
     let quoted = schema.quoted();
-    run(conn, format!("CREATE SCHEMA {quoted}; SET search_path = pg_catalog; {objects}; RESET search_path"))
-        .await;
+    run(
+        &mut *conn,
+        format!("CREATE SCHEMA {quoted}; SET search_path = pg_catalog; {objects}; RESET search_path"),
+    )
+    .await;
 }
 
 async fn version(conn: &mut PgConnection, schema: &Identifier) -> (i32, i32) {

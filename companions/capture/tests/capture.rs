@@ -2,18 +2,31 @@
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
-#[path = "../../claim/tests/spec/common.rs"]
-mod spec_common;
-
 use leasehold_capture::{Capture, CaptureBuilder, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgPool};
-use leasehold_claim::{ClaimError, ClaimSpec, Finding, Table};
-use spec_common::*;
+use leasehold_claim::{ClaimError, ClaimSpec, Finding, States, Table};
 use test_bounds::within;
+use test_servers::sql::{LONG, pool, refused, run, text, texts};
+use test_servers::{Database, fresh_database};
 
 fn table(name: &str) -> Table {
     Table::new(name).unwrap()
+}
+
+async fn database() -> (Database, PgPool) {
+    let db = fresh_database().await;
+    let pool = pool(db.url(), 20).await;
+    (db, pool)
+}
+
+/// Fails unless one of `findings` is of this kind and has all of `words` in it.
+#[track_caller]
+fn assert_finding(findings: &[Finding], kind: fn(String) -> Finding, words: &[&str]) {
+    let is = |found: &&Finding| kind(found.message().to_owned()) == **found;
+    let found =
+        findings.iter().filter(is).any(|found| words.iter().all(|word| found.message().contains(word)));
+    assert!(found, "no {:?} in {findings:#?}", kind(words.join(" .. ")));
 }
 
 async fn event_table(pool: &PgPool) {
@@ -29,7 +42,7 @@ fn orders() -> Source {
     Source::new(table("orders")).copy("order_id", "id").constant("kind", "order").operation("op")
 }
 
-async fn made(builder: CaptureBuilder) -> (test_servers::Database, PgPool, Capture) {
+async fn made(builder: CaptureBuilder) -> (Database, PgPool, Capture) {
     let (db, pool) = database().await;
     event_table(&pool).await;
     run(&pool, "CREATE TABLE orders (id bigint PRIMARY KEY, text text)").await;
@@ -264,7 +277,9 @@ async fn workers_are_woken_only_where_it_is_asked_for() {
 async fn a_target_that_wakes_workers_is_warned_of_unless_it_is_asked_for() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
     let event = || {
-        ClaimSpec::builder(table("event")).state("status", states()).lease_columns("owner", "epoch", "until")
+        ClaimSpec::builder(table("event"))
+            .state("status", States::text(["new"], "complete").taken("in-progress").failed("error"))
+            .lease_columns("owner", "epoch", "until")
     };
     let (quiet, waking) = (event().notify_on_insert(false).build().unwrap(), event().build().unwrap());
     quiet.migration().apply(&pool).await.unwrap();

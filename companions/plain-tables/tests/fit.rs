@@ -2,18 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // Also in what the tests share.
 
-#[path = "../../claim/tests/held/common.rs"]
-mod held_common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use held_common::*;
 use leasehold_plain_tables::{
     ClaimError, Column, Finding, IdType, MutexTable, PlainMigration, Table, TimeoutTable,
 };
 use sqlx::{PgConnection, PgPool};
 use test_bounds::within;
+use test_servers::sql::{LONG, pool, run, text};
 use test_servers::{Database, fresh_database};
 
 fn column(name: &str) -> Column {
@@ -73,7 +70,7 @@ async fn existing_locks_get_other_attempts_than_new_ones() {
                 while !stop.load(Ordering::SeqCst) {
                     let n = counts[writer].load(Ordering::SeqCst);
                     let sql = format!("INSERT INTO mutex (writer, n) VALUES ({writer}, {n})");
-                    run(&mut connection, &sql).await;
+                    run(&mut *connection, &sql).await;
                     counts[writer].store(n + 1, Ordering::SeqCst);
                 }
             })
@@ -83,7 +80,7 @@ async fn existing_locks_get_other_attempts_than_new_ones() {
         let before: Vec<u64> = counts.iter().map(|count| count.load(Ordering::SeqCst)).collect();
         let all = async {
             while counts.iter().zip(&before).any(|(count, before)| count.load(Ordering::SeqCst) <= *before) {
-                tokio::time::sleep(ms(1)).await;
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
             }
         };
         within(LONG, "writers go on", all).await;
@@ -176,7 +173,7 @@ async fn plain_tables_can_get_attempts_and_queues_later() {
 
 async fn printed(observer: &mut PgConnection, migration: &PlainMigration) {
     for statement in migration.statements().unwrap() {
-        run(observer, &statement).await;
+        run(&mut *observer, &statement).await;
     }
 }
 

@@ -2,17 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // Also in what the tests share.
 
-#[path = "../../claim/tests/held/common.rs"]
-mod held_common;
-
 use std::sync::Arc;
 
-use held_common::*;
 use leasehold_plain_tables::{
     ClaimError, Column, IdType, MemoryMutexes, MemoryTimeouts, MutexTable, Mutexes, Queued, RowKey, Table,
     TimeoutTable, Timeouts,
 };
 use sqlx::Connection as _;
+use test_servers::sql::{pool, run, text, until};
 use test_servers::{Cluster, Database, PgBouncer, PgBouncerOptions, fresh_database};
 use uuid::Uuid;
 
@@ -110,7 +107,7 @@ async fn a_committed_latch_stays_locked_after_its_holder_died() {
     assert!(!locks.acquire(&pool, 1).await.unwrap(), "somebody is at it, and nobody waits");
     tx.rollback().await.unwrap();
     assert!(locks.acquire(&mut holder, 1).await.unwrap());
-    let pid = text(&mut holder, "pg_backend_pid()").await;
+    let pid = text(&mut holder, "SELECT pg_backend_pid()").await;
     run(&mut observer, &format!("SELECT pg_terminate_backend({pid})")).await;
     until(&mut observer, &format!("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})")).await;
     assert!(!locks.acquire(&pool, 1).await.unwrap(), "a latch");
@@ -299,7 +296,7 @@ async fn a_timeout_is_granted_once_in_each_window_by_the_servers_clock() {
     run(&mut observer, "UPDATE job SET at = clock_timestamp() - interval '86400 s' + interval '30 s'").await;
     assert!(!jobs.acquire(&pool, "daily").await.unwrap());
     let mut tx = pool.begin().await.unwrap();
-    run(&mut tx, "SELECT 1").await;
+    run(&mut *tx, "SELECT 1").await;
     let ends = "UPDATE job SET timeout = 0.2, at = clock_timestamp() WHERE id = 'daily'";
     run(&mut observer, ends).await;
     until(&mut observer, "SELECT at + interval '0.2 s' <= clock_timestamp() FROM job WHERE id = 'daily'")
@@ -423,7 +420,7 @@ async fn tenants_have_locks_of_their_own() {
     let mut connection = pool.acquire().await.unwrap();
     for expected in [true, false] {
         for tenant in ["t1", "t2"] {
-            run(&mut connection, &format!("SET search_path = {tenant}")).await;
+            run(&mut *connection, &format!("SET search_path = {tenant}")).await;
             assert_eq!(mutexes().acquire(&mut *connection, 1).await.unwrap(), expected, "{tenant}");
         }
     }

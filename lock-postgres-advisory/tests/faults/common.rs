@@ -9,8 +9,9 @@ use leasehold_api::{Error, ErrorKind, LockExt as _, LockGuard, LockKey, LossReas
 use leasehold_engine::Engine;
 use leasehold_postgres::{Liveness, PgConfig, RawBigint};
 use leasehold_postgres_advisory::{AdvisoryConfig, XactConfig};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use sqlx::{Connection as _, PgConnection};
 use test_bounds::{Bound, within};
+pub use test_servers::sql::{run, text, until as until_true};
 use test_servers::{Cluster, Database};
 
 /// Only a broken server needs this long.
@@ -125,26 +126,6 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() 
         begun.check(format_args!("never: {what}"));
         tokio::time::sleep(ms(5)).await;
     }
-}
-
-/// Waits until the server says so, on a session that can still ask.
-pub async fn until_true(connection: &mut PgConnection, sql: &str) {
-    let begun = Bound::new(LONG);
-    while text(connection, sql).await != "true" {
-        begun.check(format_args!("never: {sql}"));
-        tokio::time::sleep(ms(5)).await;
-    }
-}
-
-pub async fn run(connection: &mut PgConnection, sql: impl Into<String>) {
-    let sql = sql.into();
-    let done = sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(connection).await;
-    done.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
-
-pub async fn text(connection: &mut PgConnection, sql: &str) -> String {
-    let row = sqlx::raw_sql(AssertSqlSafe(format!("SELECT ({sql})::text"))).fetch_one(connection).await;
-    row.unwrap().get(0)
 }
 
 /// Whether a plain session could have the number, as any other tool would ask.

@@ -93,7 +93,7 @@ async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
     let mut others = Vec::new();
     let mut other = loop {
         let mut one = session_of(&bouncer, &database).await;
-        if text(&mut one, "pg_backend_pid()").await == pid.to_string() {
+        if text(&mut one, "SELECT pg_backend_pid()").await == pid.to_string() {
             break one;
         }
         others.push(one);
@@ -104,7 +104,7 @@ async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
     assert_eq!(lost_within(&old, LONG).await, LossReason::SessionLost);
     // Another session has been opened.
     take(&lock, "8").await.release().await.unwrap();
-    assert_eq!(text(&mut other, "pg_backend_pid()").await, pid.to_string());
+    assert_eq!(text(&mut other, "SELECT pg_backend_pid()").await, pid.to_string());
 }
 
 async fn session_of(bouncer: &PgBouncer, database: &Database) -> PgConnection {

@@ -21,8 +21,8 @@ BEGIN
 END $$;
 CREATE TRIGGER stuck BEFORE INSERT ON leasehold.advisory_name FOR EACH ROW EXECUTE FUNCTION public.stuck()";
 
-const STUCK_PIDS: &str = "coalesce((SELECT string_agg(pid::text, ',' ORDER BY pid) FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event = 'PgSleep'), '')";
+const STUCK_PIDS: &str = "SELECT coalesce(string_agg(pid::text, ',' ORDER BY pid), '') FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event = 'PgSleep'";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_that_cannot_be_written_delay_and_end_no_lock() {

@@ -7,8 +7,9 @@ use std::time::Duration;
 use leasehold_api::LockKey;
 use leasehold_postgres::Identifier;
 use leasehold_postgres_advisory::XactLocks;
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::PgConnection;
 use test_bounds::within;
+pub use test_servers::sql::{pool, run, text};
 
 /// Only a broken server needs this long.
 pub const LONG: Duration = Duration::from_secs(120);
@@ -23,16 +24,6 @@ pub fn key(text: &str) -> LockKey {
 
 pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
-}
-
-pub async fn run(connection: &mut PgConnection, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
-}
-
-pub async fn text(connection: &mut PgConnection, sql: &str) -> String {
-    let row =
-        sqlx::raw_sql(AssertSqlSafe(format!("SELECT ({sql})::text"))).fetch_one(connection).await.unwrap();
-    row.get(0)
 }
 
 /// Whether another session may have the number now, looking from outside, as any other tool would.

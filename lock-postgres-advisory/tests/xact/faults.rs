@@ -9,21 +9,10 @@ use crate::common::*;
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{Identifier, schema};
 use leasehold_postgres_advisory::{LockWait, XactGuard, XactLocks};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::PgPool;
 use sqlx::{Connection as _, PgConnection};
 use test_bounds::{Bound, within};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Standby, fresh_database};
-
-async fn pool(url: &str, connections: u32) -> PgPool {
-    // PgBouncer refuses this start-up parameter.
-    let options = url.parse::<PgConnectOptions>().unwrap().extra_float_digits(None);
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(LONG)
-        .connect_with(options)
-        .await
-        .unwrap()
-}
 
 // C4: no time to wait is still one attempt, on a connection that the pool may have to look at first.
 #[tokio::test]
@@ -78,7 +67,7 @@ async fn a_deadlock_is_told_and_the_transaction_goes_on() {
     run(&mut b, "SET deadlock_timeout = '30s'").await;
     let (locks, x, y) = (locks(), key("x"), key("y"));
     let (mut one, mut two) = (a.begin().await.unwrap(), b.begin().await.unwrap());
-    run(&mut one, "INSERT INTO work VALUES (1)").await;
+    run(&mut *one, "INSERT INTO work VALUES (1)").await;
     locks.lock_in(&mut one, &x, LONG).await.unwrap();
     locks.lock_in(&mut two, &y, LONG).await.unwrap();
     let first = async {
@@ -87,11 +76,11 @@ async fn a_deadlock_is_told_and_the_transaction_goes_on() {
         assert_eq!((error.kind(), error.key()), (ErrorKind::Deadlock, Some(&y)));
         assert!(error.message().contains("40P01"), "{error}");
         // What came before the call is still there, and still in the way of the other.
-        run(&mut one, "INSERT INTO work VALUES (2)").await;
+        run(&mut *one, "INSERT INTO work VALUES (2)").await;
         one.commit().await.unwrap();
     };
     tokio::join!(first, async { locks.lock_in(&mut two, &x, LONG).await.unwrap() });
-    assert_eq!(text(&mut two, "SELECT count(*) FROM work").await, "2");
+    assert_eq!(text(&mut *two, "SELECT count(*) FROM work").await, "2");
 }
 
 #[tokio::test]
@@ -104,17 +93,17 @@ async fn a_wait_that_is_dropped_leaves_a_transaction_that_can_commit() {
         let mut holding = b.begin().await.unwrap();
         let proof = locks.lock_in(&mut holding, &k, LONG).await.unwrap();
         let mut tx = a.begin().await.unwrap();
-        run(&mut tx, "INSERT INTO work VALUES (1)").await;
+        run(&mut *tx, "INSERT INTO work VALUES (1)").await;
         let wait = if granted { LONG } else { ms(300) };
         dropped_in_the_queue(locks.lock_in(&mut tx, &k, wait), &mut observer).await;
         if granted {
             holding.commit().await.unwrap();
-            run(&mut tx, "INSERT INTO work VALUES (2)").await;
+            run(&mut *tx, "INSERT INTO work VALUES (2)").await;
             assert!(!free(&mut observer, proof.number()).await, "granted to the end of the transaction");
             tx.commit().await.unwrap();
         } else {
-            run(&mut tx, "INSERT INTO work VALUES (2)").await;
-            assert_eq!(text(&mut tx, "SELECT current_setting('lock_timeout')").await, "0");
+            run(&mut *tx, "INSERT INTO work VALUES (2)").await;
+            assert_eq!(text(&mut *tx, "SELECT current_setting('lock_timeout')").await, "0");
             tx.commit().await.unwrap();
             holding.commit().await.unwrap();
         }
@@ -155,13 +144,13 @@ async fn begin_that_is_dropped_leaves_queue_and_pool() {
         drop(begin);
         let mut guard = locks.begin(&pool, &k, LONG).await.unwrap();
         assert_eq!(
-            text(&mut guard, "SELECT current_setting('transaction_isolation')").await,
+            text(&mut *guard, "SELECT current_setting('transaction_isolation')").await,
             "read committed"
         );
         guard.rollback().await.unwrap();
         let mut plain = pool.acquire().await.unwrap();
         assert_eq!(
-            text(&mut plain, "SELECT now() = statement_timestamp()").await,
+            text(&mut *plain, "SELECT now() = statement_timestamp()").await,
             "true",
             "open: {polls} {done}"
         );
@@ -179,10 +168,10 @@ async fn a_guard_is_a_transaction_that_ends_truthfully() {
     let mut guard = locks.begin(&pool, &k, LONG).await.unwrap();
     let number = guard.proof().number();
     assert_eq!(guard.key(), &k);
-    run(&mut guard, "INSERT INTO work VALUES (1)").await;
+    run(&mut *guard, "INSERT INTO work VALUES (1)").await;
     // A nested transaction is a savepoint.
     let mut nested = guard.begin().await.unwrap();
-    run(&mut nested, "INSERT INTO work VALUES (2)").await;
+    run(&mut *nested, "INSERT INTO work VALUES (2)").await;
     nested.rollback().await.unwrap();
     assert!(!free(&mut other, number).await);
 
@@ -197,7 +186,7 @@ async fn a_guard_is_a_transaction_that_ends_truthfully() {
 
     // The driver's commit would say Ok.
     let mut guard = locks.begin(&pool, &k, LONG).await.unwrap();
-    run(&mut guard, "INSERT INTO work VALUES (3)").await;
+    run(&mut *guard, "INSERT INTO work VALUES (3)").await;
     sqlx::raw_sql("SELECT 1 / 0").execute(&mut *guard).await.unwrap_err();
     let error = guard.commit().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -242,9 +231,9 @@ async fn limits_and_defaults_of_role_and_database_do_not_matter() {
     holding.commit().await.unwrap();
 
     let mut guard = locks.begin(&pool, &k, LONG).await.unwrap();
-    assert_eq!(text(&mut guard, "SELECT current_setting('transaction_isolation')").await, "read committed");
+    assert_eq!(text(&mut *guard, "SELECT current_setting('transaction_isolation')").await, "read committed");
     let limits = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
-    assert_eq!(text(&mut guard, limits).await, "200ms 200ms");
+    assert_eq!(text(&mut *guard, limits).await, "200ms 200ms");
     let error = sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *guard).await.unwrap_err();
     assert_eq!(leasehold_postgres::sqlstate(&error).as_deref(), Some("25006"), "the default is respected");
     drop(guard);
@@ -264,14 +253,14 @@ async fn operators_can_end_a_wait_and_a_holder() {
     run(&mut b, "BEGIN").await;
     locks.lock_in(&mut b, &k, LONG).await.unwrap();
     let mut tx = a.begin().await.unwrap();
-    run(&mut tx, "CREATE TABLE work (n int)").await;
+    run(&mut *tx, "CREATE TABLE work (n int)").await;
     let cancel = async {
         until_waiting(&mut observer, 1).await;
         run(&mut observer, &format!("SELECT pg_cancel_backend({waiting})")).await;
     };
     let error = tokio::join!(locks.lock_in(&mut tx, &k, LONG), cancel).0.unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::Unavailable, Some(&k)), "{error}");
-    run(&mut tx, "INSERT INTO work VALUES (1)").await;
+    run(&mut *tx, "INSERT INTO work VALUES (1)").await;
 
     let end = async {
         until_waiting(&mut observer, 1).await;
@@ -311,8 +300,8 @@ async fn a_pooler_in_transaction_mode_is_fine() {
         tokio::spawn(async move {
             for _ in 0..10 {
                 let mut guard = locks().begin(&clients, &key("k"), LONG).await.unwrap();
-                let n = text(&mut guard, "SELECT n FROM counter").await;
-                run(&mut guard, &format!("UPDATE counter SET n = {n} + 1")).await;
+                let n = text(&mut *guard, "SELECT n FROM counter").await;
+                run(&mut *guard, &format!("UPDATE counter SET n = {n} + 1")).await;
                 guard.commit().await.unwrap();
             }
         })
@@ -325,7 +314,7 @@ async fn a_pooler_in_transaction_mode_is_fine() {
     let settings = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
     for _ in 0..6 {
         let mut plain = clients.acquire().await.unwrap();
-        assert_eq!(text(&mut plain, settings).await, "0 0");
+        assert_eq!(text(&mut *plain, settings).await, "0 0");
     }
     let mut tx = clients.begin().await.unwrap();
     let proof = locks().lock_in(&mut tx, &key("k"), LONG).await.unwrap();

@@ -99,12 +99,12 @@ async fn a_waiter_sees_what_the_holder_committed() {
     let locks = locks();
     let mut tx = a.begin().await.unwrap();
     locks.lock_in(&mut tx, &key("k"), LONG).await.unwrap();
-    run(&mut tx, "INSERT INTO work VALUES (1)").await;
+    run(&mut *tx, "INSERT INTO work VALUES (1)").await;
     let waiter = async {
         let mut tx = b.begin().await.unwrap();
-        assert_eq!(text(&mut tx, "SELECT count(*) FROM work").await, "0");
+        assert_eq!(text(&mut *tx, "SELECT count(*) FROM work").await, "0");
         locks.lock_in(&mut tx, &key("k"), LONG).await.unwrap();
-        text(&mut tx, "SELECT count(*) FROM work").await
+        text(&mut *tx, "SELECT count(*) FROM work").await
     };
     let holder = async {
         until_waiting(&mut observer, 1).await;
@@ -122,14 +122,14 @@ async fn a_timeout_leaves_the_work_so_far() {
     let proof = locks().lock_in(&mut holding, &key("k"), LONG).await.unwrap();
 
     let mut tx = a.begin().await.unwrap();
-    run(&mut tx, "INSERT INTO work VALUES (1)").await;
+    run(&mut *tx, "INSERT INTO work VALUES (1)").await;
     let start = Instant::now();
     let error = locks().lock_in(&mut tx, &key("k"), ms(120)).await.unwrap_err();
     assert!(start.elapsed() >= ms(120), "early: {:?}", start.elapsed());
     assert_eq!((error.kind(), error.key()), (ErrorKind::Timeout, Some(&key("k"))));
     holding.commit().await.unwrap();
     assert!(free(&mut other, proof.number()).await, "nothing of the wait is left at the server");
-    run(&mut tx, "INSERT INTO work VALUES (2)").await;
+    run(&mut *tx, "INSERT INTO work VALUES (2)").await;
     tx.commit().await.unwrap();
     assert_eq!(text(&mut other, "SELECT count(*) FROM work").await, "2");
 }
@@ -144,27 +144,27 @@ async fn every_path_leaves_the_settings_as_they_were() {
     let (locks, k) = (locks(), key("k"));
     run(&mut a, "SET lock_timeout = '7s'; SET statement_timeout = '61s'").await;
     let mut tx = a.begin().await.unwrap();
-    run(&mut tx, "SET LOCAL lock_timeout = '1234ms'; SET LOCAL client_connection_check_interval = '9s'")
+    run(&mut *tx, "SET LOCAL lock_timeout = '1234ms'; SET LOCAL client_connection_check_interval = '9s'")
         .await;
     let before = "1234ms 61s 9s";
 
     locks.lock_in(&mut tx, &key("free"), LONG).await.unwrap();
-    assert_eq!(text(&mut tx, SETTINGS).await, before, "granted at once");
+    assert_eq!(text(&mut *tx, SETTINGS).await, before, "granted at once");
     let mut holding = other.begin().await.unwrap();
     locks.lock_in(&mut holding, &k, LONG).await.unwrap();
     for wait in [LockWait::Skip, LockWait::NoWait, LockWait::Block(ms(20))] {
         assert_eq!(locks.lock_with(&mut tx, &k, wait).await.is_ok(), wait == LockWait::Skip);
-        assert_eq!(text(&mut tx, SETTINGS).await, before, "{wait:?}");
+        assert_eq!(text(&mut *tx, SETTINGS).await, before, "{wait:?}");
         let all = locks.lock_all_in(&mut tx, &[key("a"), k.clone()], wait).await;
         assert_eq!(all.is_ok(), wait == LockWait::Skip);
-        assert_eq!(text(&mut tx, SETTINGS).await, before, "all, {wait:?}");
+        assert_eq!(text(&mut *tx, SETTINGS).await, before, "all, {wait:?}");
     }
     let release = async {
         until_waiting(&mut observer, 1).await;
         holding.rollback().await.unwrap();
     };
     tokio::join!(locks.lock_in(&mut tx, &k, LONG), release).0.unwrap();
-    assert_eq!(text(&mut tx, SETTINGS).await, before, "granted after a wait");
+    assert_eq!(text(&mut *tx, SETTINGS).await, before, "granted after a wait");
     tx.commit().await.unwrap();
     assert_eq!(text(&mut a, SETTINGS).await, "7s 61s 0", "the session's own");
 }
@@ -240,8 +240,8 @@ async fn other_keys_and_tables_go_on() {
     locks().lock_with(&mut foo, &key("ledger:foo"), LockWait::NoWait).await.unwrap();
     locks().lock_with(&mut bar, &key("ledger:bar"), LockWait::NoWait).await.unwrap();
     assert_eq!(locks().try_lock_in(&mut bar, &key("ledger:foo")).await.unwrap(), None);
-    run(&mut foo, "INSERT INTO entry VALUES (1)").await;
-    run(&mut bar, "INSERT INTO entry VALUES (2)").await;
+    run(&mut *foo, "INSERT INTO entry VALUES (1)").await;
+    run(&mut *bar, "INSERT INTO entry VALUES (2)").await;
     // The same key of another schema is another lock.
     let elsewhere = XactLocks::new(Identifier::new("elsewhere").unwrap());
     assert!(elsewhere.try_lock_in(&mut bar, &key("ledger:foo")).await.unwrap().is_some());

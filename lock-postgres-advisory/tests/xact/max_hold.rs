@@ -4,19 +4,14 @@ use std::sync::mpsc;
 
 use crate::common::*;
 use leasehold_postgres::OpenTransaction;
-use sqlx::postgres::{PgPool, PgPoolOptions};
 use test_servers::fresh_database;
 use tokio::time::timeout;
-
-async fn pool(url: &str) -> PgPool {
-    PgPoolOptions::new().max_connections(4).acquire_timeout(LONG).connect(url).await.unwrap()
-}
 
 /// The connection is the caller's, who awaits for ever: another session ends the transaction, and the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_borrowed_connection_whose_caller_awaits_for_ever_loses_its_lock() {
     let db = fresh_database().await;
-    let (pool, mut mine, mut other) = (pool(db.url()).await, db.connect().await, db.connect().await);
+    let (pool, mut mine, mut other) = (pool(db.url(), 4).await, db.connect().await, db.connect().await);
     run(&mut mine, "CREATE TABLE work (n int)").await;
     let bounded = locks().max_hold(ms(200), pool);
     for many in [false, true] {
@@ -40,7 +35,7 @@ async fn a_borrowed_connection_whose_caller_awaits_for_ever_loses_its_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_task_that_blocks_its_thread_loses_its_lock() {
     let db = fresh_database().await;
-    let (pool, mut other) = (pool(db.url()).await, db.connect().await);
+    let (pool, mut other) = (pool(db.url(), 4).await, db.connect().await);
     let bounded = locks().max_hold(ms(200), pool.clone());
     let (release, blocked) = mpsc::channel::<()>();
     let (told, begun) = tokio::sync::oneshot::channel();
@@ -61,7 +56,7 @@ async fn a_task_that_blocks_its_thread_loses_its_lock() {
 #[tokio::test]
 async fn a_transaction_that_has_ended_is_not_ended_again() {
     let db = fresh_database().await;
-    let (pool, mut mine) = (pool(db.url()).await, db.connect().await);
+    let (pool, mut mine) = (pool(db.url(), 4).await, db.connect().await);
     run(&mut mine, "BEGIN").await;
     let open = OpenTransaction::of(&mut mine, LONG).await.unwrap();
     assert_eq!(OpenTransaction::of(&mut mine, LONG).await.unwrap(), open);

@@ -3,21 +3,11 @@
 use std::time::Duration;
 
 use leasehold_api::{LockExt as _, Validity};
-use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
+use sqlx::raw_sql;
+use test_servers::sql::{number, run};
 use test_servers::{Cluster, ClusterOptions};
 
 use crate::support::{config_of, connection, installed};
-
-async fn number(conn: &mut PgConnection, sql: &str) -> i64 {
-    raw_sql(AssertSqlSafe(sql.to_owned())).fetch_one(conn).await.unwrap().get(0)
-}
-
-async fn run(conn: &mut PgConnection, sql: &str) {
-    raw_sql(AssertSqlSafe(sql.to_owned()))
-        .execute(conn)
-        .await
-        .unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
 
 const SIZE: &str = "SELECT pg_relation_size('leasehold.lease')";
 

@@ -16,6 +16,7 @@ mod observe;
 mod pgbouncer;
 mod port;
 mod proxy;
+pub mod sql;
 mod standby;
 mod tree;
 mod user;

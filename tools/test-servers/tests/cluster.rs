@@ -10,12 +10,9 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 use test_bounds::Bound;
+use test_servers::sql::number;
 use test_servers::{Cluster, ClusterOptions, Signal, StopMode, fresh_database, prepared_database};
 use tokio::signal::unix::SignalKind;
-
-async fn number(connection: &mut PgConnection, sql: &'static str) -> i64 {
-    sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
-}
 
 /// For what happens in other processes, which cannot be awaited.
 fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use leasehold_claim::sqlx::postgres::PgPoolOptions;
-use leasehold_claim::sqlx::{PgPool, query, query_scalar, raw_sql};
+use leasehold_claim::sqlx::{PgPool, query, raw_sql};
 use leasehold_claim::{Claim, ClaimSpec, ClaimSpecBuilder, IdType, RowId, States, Table};
+pub use test_servers::sql::{number, pool};
 use tokio::time::sleep;
 
-use crate::common::{BOUND, within};
+use crate::common::within;
 
 const TABLE: &str = "
     CREATE TABLE request (
@@ -35,11 +35,6 @@ pub fn spec() -> ClaimSpecBuilder {
         .error("error")
 }
 
-pub async fn pool(url: &str, connections: u32) -> PgPool {
-    let options = PgPoolOptions::new().max_connections(connections).acquire_timeout(BOUND);
-    options.connect(url).await.unwrap()
-}
-
 pub async fn prepare(url: &str) -> PgPool {
     let pool = pool(url, 4).await;
     raw_sql(TABLE).execute(&pool).await.unwrap();
@@ -49,10 +44,6 @@ pub async fn prepare(url: &str) -> PgPool {
 pub async fn insert(pool: &PgPool, count: i64) {
     let rows = query("INSERT INTO request (entity) SELECT NULL FROM generate_series(1, $1)").bind(count);
     rows.execute(pool).await.unwrap();
-}
-
-pub async fn number(pool: &PgPool, sql: &'static str) -> i64 {
-    query_scalar(sql).fetch_one(pool).await.unwrap()
 }
 
 pub async fn until_number(what: &str, pool: &PgPool, sql: &'static str, wanted: i64) {

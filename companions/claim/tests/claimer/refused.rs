@@ -4,21 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::within;
-use crate::pg::pool;
-use leasehold_claim::sqlx::{AssertSqlSafe, PgPool, query_scalar, raw_sql};
+use leasehold_claim::sqlx::PgPool;
 use leasehold_claim::{
     Backoff, Claim, ClaimError, ClaimSpec, ClaimStore as _, Claimer, ClaimerBuilder, IdType, OnFailure,
     PgClaims, PgHeld, RowKey, States, Table, Take,
 };
+use test_servers::sql::pool;
+pub(crate) use test_servers::sql::{number, run};
 use test_servers::{Database, fresh_database};
-
-pub(crate) async fn run(pool: &PgPool, sql: &str) {
-    raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await.unwrap();
-}
-
-pub(crate) async fn number(pool: &PgPool, sql: &str) -> i64 {
-    query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(pool).await.unwrap()
-}
 
 pub(crate) async fn until_number(what: &str, pool: &PgPool, sql: &str, wanted: i64) {
     within(what, async {

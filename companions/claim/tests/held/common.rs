@@ -1,51 +1,19 @@
-//! What the tests of held claims and plain tables share.
+//! What the tests of held claims share.
 
 #![allow(clippy::unwrap_used, unreachable_pub, dead_code)] // Of tests; each uses some of it.
 
 use std::time::Duration;
 
-use leasehold_claim::{ClaimSpec, IdType, Outcome, PgHeld, States, Table, Take, Taken};
-use leasehold_claim::{Pass, PassEnd};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _, Transaction};
-use test_bounds::within;
+use leasehold_claim::{ClaimSpec, IdType, Outcome, Pass, PassEnd, PgHeld, States, Table, Take, Taken};
+use sqlx::{PgConnection, Postgres, Transaction};
 use test_servers::Database;
+pub use test_servers::sql::{pool, run, text, until};
 
 /// Only a broken server needs this long.
 pub const LONG: Duration = Duration::from_secs(120);
 
 pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
-}
-
-pub async fn run(connection: &mut PgConnection, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
-}
-
-pub async fn text(connection: &mut PgConnection, sql: &str) -> String {
-    let sql = format!("SELECT COALESCE(({sql})::text, 'NULL')");
-    sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await.unwrap().get(0)
-}
-
-pub async fn pool(url: &str, connections: u32) -> PgPool {
-    // PgBouncer refuses this start-up parameter.
-    let options = url.parse::<PgConnectOptions>().unwrap().extra_float_digits(None);
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(LONG)
-        .connect_with(options)
-        .await
-        .unwrap()
-}
-
-/// Waits until `sql` is true.
-pub async fn until(observer: &mut PgConnection, sql: &str) {
-    let look = async {
-        while text(&mut *observer, sql).await != "true" {
-            tokio::time::sleep(ms(2)).await;
-        }
-    };
-    within(LONG, format!("never: {sql}"), look).await;
 }
 
 /// A table that belongs to somebody else: an id and a boolean.

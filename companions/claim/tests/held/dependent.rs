@@ -170,7 +170,7 @@ async fn all_rows_of_a_group_are_one_held_claim() {
     assert!(claimed.epoch().is_some_and(|epoch| claimed.rows.iter().all(|row| row.epoch <= epoch)));
     let number =
         group_number(text(&mut observer, "SELECT 'request'::regclass::oid").await.parse().unwrap(), "7");
-    let free = format!("pg_try_advisory_xact_lock({number})");
+    let free = format!("SELECT pg_try_advisory_xact_lock({number})");
     assert_eq!(text(&mut observer, &free).await, "false");
     // The others, in order; the group that is at work is counted.
     let mut others = held.begin(&Take::up_to(9)).await.unwrap().unwrap();

@@ -80,7 +80,7 @@ async fn the_rows_of_a_terminated_session_are_free_again() {
     for settle_first in [true, false] {
         let mut hold = held.begin(&Take::up_to(5)).await.unwrap().unwrap();
         let claim = hold.taken().claims[0].claim.clone();
-        let pid = text(hold.connection(), "pg_backend_pid()").await;
+        let pid = text(hold.connection(), "SELECT pg_backend_pid()").await;
         if settle_first {
             hold.settle(&claim, &Outcome::Done).await.unwrap();
         }
@@ -114,7 +114,7 @@ async fn an_idle_transaction_that_was_ended_is_not_committed() {
     let (held, mut observer) = payment(&db).await;
     let mut hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
     let claim = hold.taken().claims[0].claim.clone();
-    let pid = text(hold.connection(), "pg_backend_pid()").await;
+    let pid = text(hold.connection(), "SELECT pg_backend_pid()").await;
     run(hold.connection(), "SET idle_in_transaction_session_timeout = '20ms'").await;
     until(&mut observer, &format!("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})")).await;
     hold.settle(&claim, &Outcome::Done).await.unwrap_err();
@@ -188,7 +188,7 @@ async fn whatever_is_dropped_rolls_back() {
         // The pool's only connection: no transaction may be open on it.
         let mut connection = pool_of(&held).await;
         let clean = "SELECT now() = statement_timestamp()";
-        assert_eq!(text(&mut connection, clean).await, "true", "{polls} {dropped}");
+        assert_eq!(text(&mut *connection, clean).await, "true", "{polls} {dropped}");
     }
     let hold = held.begin(&Take::up_to(9)).await.unwrap().unwrap();
     assert_eq!(hold.taken().claims.len(), 5);
@@ -267,8 +267,8 @@ async fn one_row_is_locked_by_its_id_waiting_failing_or_skipping() {
         assert!(matches!(error, ClaimError::Busy { .. }), "{wait:?}: {error}");
         assert!(wait != LockWait::Block(ms(30)) || began.elapsed() >= ms(30));
         // Usable, with its work and its limits.
-        let limits = "current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
-        assert_eq!(text(&mut two, &format!("({limits})")).await, "1234ms 23456ms");
+        let limits = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
+        assert_eq!(text(&mut two, limits).await, "1234ms 23456ms");
         assert_eq!(text(&mut two, "SELECT count(*) FROM request WHERE id = 50").await, "1");
     }
     let other = held.lock_row(&mut two, &RowKey::queued("b", 1), LockWait::NoWait).await.unwrap();

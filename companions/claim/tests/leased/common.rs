@@ -7,9 +7,9 @@ use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore as _, Claimed, IdType, Outcome, PgClaims,
     Settled, States, Table, Take, Taken,
 };
-use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 use test_bounds::within;
+pub use test_servers::sql::pool;
 use test_servers::{Cluster, Database, fresh_database};
 
 /// Only a broken server needs this long.
@@ -119,10 +119,6 @@ impl World {
         self.run("UPDATE request SET lease_until = clock_timestamp() - interval '1 second' WHERE lease_until IS NOT NULL")
             .await;
     }
-}
-
-pub async fn pool(url: &str, size: u32) -> PgPool {
-    PgPoolOptions::new().max_connections(size).acquire_timeout(LONG).connect(url).await.unwrap()
 }
 
 /// The ids of what was taken, claim by claim.

@@ -1,44 +1,20 @@
-//! What tests of specs, migrations and captures share.
+//! What tests of specs and migrations share.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // Of tests, which are to fail here; each file uses some.
 
 use std::time::Duration;
 
-use leasehold_claim::sqlx::postgres::PgPoolOptions;
-use leasehold_claim::sqlx::{AssertSqlSafe, Error, PgExecutor, PgPool, query_scalar, raw_sql};
+use leasehold_claim::sqlx::PgPool;
 use leasehold_claim::{ClaimSpec, ClaimSpecBuilder, Finding, IdType, States, Table};
+use test_servers::sql::pool;
+pub use test_servers::sql::{refused, run, text, texts, try_run};
 use test_servers::{Database, fresh_database};
 
 pub const LONG: Duration = Duration::from_secs(120);
 
 pub async fn database() -> (Database, PgPool) {
     let db = fresh_database().await;
-    let pool =
-        PgPoolOptions::new().max_connections(20).acquire_timeout(LONG).connect(db.url()).await.unwrap();
+    let pool = pool(db.url(), 20).await;
     (db, pool)
-}
-
-pub async fn run(on: impl PgExecutor<'_>, sql: &str) {
-    try_run(on, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
-}
-
-pub async fn try_run(on: impl PgExecutor<'_>, sql: &str) -> Result<(), Error> {
-    raw_sql(AssertSqlSafe(sql)).execute(on).await.map(drop)
-}
-
-/// The server's code of what `sql` is refused with.
-pub async fn refused(on: impl PgExecutor<'_>, sql: &str) -> String {
-    let error = try_run(on, sql).await.expect_err(sql);
-    error.as_database_error().unwrap().code().unwrap().into_owned()
-}
-
-/// One value as text; NULL is `-`.
-pub async fn text(on: impl PgExecutor<'_>, sql: &str) -> String {
-    let answer = query_scalar::<_, Option<String>>(AssertSqlSafe(sql)).fetch_one(on).await;
-    answer.unwrap_or_else(|error| panic!("{sql}: {error}")).unwrap_or_else(|| "-".to_owned())
-}
-
-pub async fn texts(on: impl PgExecutor<'_>, sql: &str) -> Vec<String> {
-    query_scalar(AssertSqlSafe(sql)).fetch_all(on).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
 /// The names of constraints, with what kind they are; without NOT NULL, which is one from PostgreSQL 18 on.

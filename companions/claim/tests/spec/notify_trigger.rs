@@ -317,7 +317,7 @@ async fn a_listener_waits_for_its_own_notification_for_a_bounded_time() {
     let (db, pool) = database().await;
     let spec = migrated(&pool, request()).await;
     let lost = PgPoolOptions::new()
-        .after_connect(|connection, _| Box::pin(async { try_run(connection, "BEGIN").await }));
+        .after_connect(|connection, _| Box::pin(async { try_run(connection, "BEGIN").await.map(drop) }));
     let lost = lost.connect(db.url()).await.unwrap();
     assert!(!knows(&PgClaims::new(lost, spec)).await);
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use leasehold_idempotency::{
     Fingerprint, IdempotencyError, Ident, Isolation, KeyTransaction, PgIdempotency, RequestOutcome, Stored,
 };
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, PgConnection};
 use test_bounds::Bound;
+pub use test_servers::sql::pool;
 use test_servers::{Cluster, Database, fresh_database};
 use tokio::task::JoinHandle;
 
@@ -20,10 +21,6 @@ pub struct Pg {
 
 /// Longer than any test waits for a connection in vain.
 pub const PATIENT: Duration = Duration::from_secs(120);
-
-pub async fn pool(url: &str, connections: u32) -> PgPool {
-    PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENT).connect(url).await.unwrap()
-}
 
 pub async fn world(connections: u32) -> Pg {
     on(fresh_database().await, connections).await

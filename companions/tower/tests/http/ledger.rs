@@ -18,7 +18,8 @@ use leasehold_tower::{LockLayer, OnGone, SharedTx, Template, TxLayer};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 use test_bounds::within;
-use test_servers::{Database, fresh_database};
+pub use test_servers::sql::run;
+use test_servers::{Database, fresh_database, sql};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -241,15 +242,8 @@ async fn spend_in_shared_transaction(
     spend_on(&mut tx, holder, &app.pace).await.map_err(failed)
 }
 
-pub async fn run(connection: &mut PgConnection, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
-}
-
-pub async fn number(database: &Database, sql: &str) -> i64 {
-    let mut connection = database.connect().await;
-    let number = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
-    number
+pub async fn number(database: &Database, query: &str) -> i64 {
+    sql::number(&mut database.connect().await, query).await
 }
 
 /// Waits until the query gives `n`.

@@ -467,7 +467,7 @@ async fn a_transaction_that_ended_under_its_handler_is_no_success() {
     let it = setup(4).await;
     let app = it.app(async |mut tx: SharedTx| {
         write(&mut tx).await;
-        run(&mut tx, "ROLLBACK").await;
+        run(&mut *tx, "ROLLBACK").await;
         write(&mut tx).await;
     });
     let response = send(&app, request("a")).await;

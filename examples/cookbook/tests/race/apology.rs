@@ -70,7 +70,7 @@ async fn wrong_a_check_in_the_same_transaction_sees_nothing() {
     let (db, mut a) = event(1).await;
     let mut b = db.connect().await;
     for session in [&mut a, &mut b] {
-        run(session, "BEGIN").await;
+        run(&mut *session, "BEGIN").await;
         insert(session).await;
         assert_eq!(apologise(session).await, [0; 0]);
     }

@@ -125,7 +125,7 @@ async fn filled() -> (test_servers::Database, PgConnection) {
 
 /// The plan that a prepared statement has for any parameters, and what its execution touched.
 async fn plan(a: &mut PgConnection, types: &str, statement: &str, values: &str) -> String {
-    run(a, &format!("PREPARE find ({types}) AS {statement}")).await;
+    run(&mut *a, &format!("PREPARE find ({types}) AS {statement}")).await;
     let explain =
         format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) EXECUTE find ({values})");
     let rows: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(explain)).fetch_all(a).await.unwrap();

@@ -33,10 +33,10 @@ fn names(last: usize) -> BTreeSet<String> {
 async fn twenty_inserts_at_once_are_twenty_names() {
     let db = database(sql(PAGE, "schema of two tables")).await;
     let given = at_once(&db, 20, async |_, session| {
-        run(session, "BEGIN").await;
+        run(&mut *session, "BEGIN").await;
         let name = insert(session, 1, "X").await.unwrap();
         // The transaction is as good as before.
-        run(session, "SELECT 1; COMMIT").await;
+        run(&mut *session, "SELECT 1; COMMIT").await;
         name
     })
     .await;
@@ -47,9 +47,9 @@ async fn twenty_inserts_at_once_are_twenty_names() {
 async fn twenty_activations_at_once_are_twenty_names() {
     let (db, mut a) = archived(20).await;
     let given = at_once(&db, 20, async |at, session| {
-        run(session, "BEGIN").await;
+        run(&mut *session, "BEGIN").await;
         let name = activate(session, 1, i64::try_from(at).unwrap() + 2).await.unwrap();
-        run(session, "COMMIT").await;
+        run(&mut *session, "COMMIT").await;
         name
     })
     .await;
@@ -102,12 +102,12 @@ async fn wrong_inserts_in_opposite_order_deadlock() {
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
     for (session, first) in [(&mut a, "one"), (&mut b, "two")] {
-        run(session, "BEGIN").await;
+        run(&mut *session, "BEGIN").await;
         insert(session, 1, first).await.unwrap();
     }
     let second = async |session: &mut PgConnection, name: &str| {
         let done = insert(session, 1, name).await.err();
-        run(session, "ROLLBACK").await;
+        run(&mut *session, "ROLLBACK").await;
         done
     };
     let (b_error, a_error) = while_blocked(&db, b_pid, second(&mut b, "one"), second(&mut a, "two")).await;

@@ -45,7 +45,7 @@ async fn take_ten(connection: &mut PgConnection) {
 
 /// Takes the lock in an open transaction.
 async fn hold(connection: &mut PgConnection, lock: &Locking) {
-    run(connection, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
+    run(&mut *connection, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
     match lock {
         Locking::Table => run(connection, sql(PAGE, "lock table")).await,
         Locking::ParentRow => {
@@ -136,11 +136,11 @@ async fn every_way_out_releases_the_lock() {
     let one = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
     let by_hand = async {
         let mut connection = one.acquire().await.unwrap();
-        run(&mut connection, "SELECT pg_advisory_lock(1)").await;
+        run(&mut *connection, "SELECT pg_advisory_lock(1)").await;
         if balance(&mut connection).await < 10 {
             return;
         }
-        run(&mut connection, "SELECT pg_advisory_unlock(1)").await;
+        run(&mut *connection, "SELECT pg_advisory_unlock(1)").await;
     };
     by_hand.await;
     assert_eq!(text(&mut db.connect().await, "SELECT pg_try_advisory_lock(1)").await, "false");
@@ -158,16 +158,16 @@ async fn balance_after(begin: &str, lock: Option<&str>) -> i64 {
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
     let look = async |session: &mut PgConnection| {
-        run(session, begin).await;
+        run(&mut *session, begin).await;
         if let Some(lock) = lock {
-            run(session, lock).await;
+            run(&mut *session, lock).await;
         }
         balance(session).await
     };
     assert_eq!(look(&mut a).await, 10);
     let finish = async |session: &mut PgConnection| {
         take_ten(session).await;
-        run(session, "COMMIT").await;
+        run(&mut *session, "COMMIT").await;
     };
     let seen = if lock.is_some() {
         while_blocked(&db, b_pid, look(&mut b), finish(&mut a)).await.0
@@ -207,7 +207,7 @@ async fn wrong_lock_and_read_in_one_statement_sees_the_old_balance() {
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
     let locked = async |session: &mut PgConnection| {
-        run(session, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
+        run(&mut *session, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
         let query = sqlx::query_scalar::<_, i64>(sql(PAGE, "wrong: lock and read"));
         query.bind(1_i64).fetch_one(session).await.unwrap()
     };

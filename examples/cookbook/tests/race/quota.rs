@@ -84,7 +84,7 @@ async fn a_change_starts_once_it_has_locked_the_owner() {
     let has_owner = AtomicBool::new(true);
     let waits = change(&pool, 1, async |tx| {
         assert!(!has_owner.load(Ordering::Relaxed), "two have the owner");
-        attempt(tx, ARCHIVE_FIRST).await
+        attempt(&mut *tx, ARCHIVE_FIRST).await
     });
     let ends = async {
         has_owner.store(false, Ordering::Relaxed);
@@ -278,10 +278,10 @@ async fn wrong_picking_marks_deadlocks() {
         mark(&mut a, 1).await.unwrap();
     }
     let pick = async |session: &mut sqlx::PgConnection| {
-        run(session, "BEGIN; SET LOCAL enable_seqscan = on; SET LOCAL enable_indexscan = off").await;
-        run(session, "SET LOCAL enable_bitmapscan = off").await;
+        run(&mut *session, "BEGIN; SET LOCAL enable_seqscan = on; SET LOCAL enable_indexscan = off").await;
+        run(&mut *session, "SET LOCAL enable_bitmapscan = off").await;
         let done = sqlx::query(sql(PAGE, "wrong: pick a mark")).execute(&mut *session).await.err();
-        run(session, "ROLLBACK").await;
+        run(&mut *session, "ROLLBACK").await;
         done
     };
     // The second mark is busy, so that the first session picks mark 1, and waits; the other picks mark 3, and

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use sqlx::{Connection as _, PgConnection};
 use test_bounds::within;
+pub(crate) use test_servers::sql::{run, sqlstate as state, text, try_run as attempt};
 use test_servers::{Database, fresh_database};
 
 /// Only a broken server needs this long.
@@ -14,22 +15,6 @@ pub(crate) async fn database(schema: &str) -> Database {
     let database = fresh_database().await;
     run(&mut database.connect().await, schema).await;
     database
-}
-
-pub(crate) async fn run(connection: &mut PgConnection, sql: &str) {
-    let done = attempt(connection, sql).await;
-    done.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
-
-pub(crate) async fn attempt(connection: &mut PgConnection, sql: &str) -> Result<u64, sqlx::Error> {
-    let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await;
-    done.map(|done| done.rows_affected())
-}
-
-/// One value, as text.
-pub(crate) async fn text(connection: &mut PgConnection, sql: &str) -> String {
-    let row = sqlx::raw_sql(AssertSqlSafe(format!("SELECT ({sql})::text"))).fetch_one(connection).await;
-    row.unwrap_or_else(|error| panic!("{error}: {sql}")).get::<Option<String>, _>(0).unwrap_or_default()
 }
 
 pub(crate) async fn pid(connection: &mut PgConnection) -> i32 {
@@ -53,11 +38,6 @@ pub(crate) async fn while_blocked<T, U>(
         then.await
     };
     within(LONG, "never blocked, or never let go", async { tokio::join!(blocked, release) }).await
-}
-
-/// The SQLSTATE of an error of the server.
-pub(crate) fn state(error: &sqlx::Error) -> String {
-    error.as_database_error().and_then(sqlx::error::DatabaseError::code).map(Into::into).unwrap_or_default()
 }
 
 /// `count` sessions, each doing `work` at once with its number and connection.

@@ -21,7 +21,7 @@ async fn a_dropped_begin_leaves_no_connection_in_a_transaction() {
         }
         drop(begun);
         let mut connection = within(LONG, "not ended", pool.acquire()).await.unwrap();
-        let outside = attempt(&mut connection, "SAVEPOINT inside").await;
+        let outside = attempt(&mut *connection, "SAVEPOINT inside").await;
         assert_eq!(state(&outside.unwrap_err()), "25P01", "after {polls}");
     }
 }
@@ -37,5 +37,5 @@ async fn a_transaction_of_the_recipes_is_read_committed_whatever_the_default() {
     .await;
     let pool = PgPoolOptions::new().connect(db.url()).await.unwrap();
     let mut tx = begin(&pool).await.unwrap();
-    assert_eq!(text(&mut tx, "current_setting('transaction_isolation')").await, "read committed");
+    assert_eq!(text(&mut *tx, "SELECT current_setting('transaction_isolation')").await, "read committed");
 }

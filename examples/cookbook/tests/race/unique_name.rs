@@ -64,13 +64,13 @@ async fn wrong_both_check_and_both_insert() {
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     run(&mut a, "INSERT INTO owner VALUES (1); DROP INDEX project_owner_name_key").await;
     for session in [&mut a, &mut b] {
-        run(session, "BEGIN").await;
+        run(&mut *session, "BEGIN").await;
         let look = sqlx::query_scalar::<_, bool>(sql(PAGE, "wrong: look")).bind(1_i64).bind("foo");
         assert!(!look.fetch_one(session).await.unwrap());
     }
     for session in [&mut a, &mut b] {
         create(session, 1, "foo").await.unwrap();
-        run(session, "COMMIT").await;
+        run(&mut *session, "COMMIT").await;
     }
     assert_eq!(text(&mut a, "SELECT count(*) FROM project").await, "2", "the same name, twice");
 }
