@@ -8,8 +8,5 @@ mod pretending;
 mod refused;
 mod server;
 
-#[path = "../../../lock-postgres/tests/common/windows.rs"]
-mod windows;
-
 /// Only a broken server needs this long.
 const LONG: std::time::Duration = std::time::Duration::from_secs(120);

@@ -13,8 +13,7 @@ use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_bounds::{Bound, within};
 use test_servers::{Database, fresh_database};
-
-use crate::windows;
+use test_stores::windows;
 
 fn config(database: &Database) -> RowConfig {
     RowConfig::new(PgConfig::from_url(database.url()).unwrap().install_schema(true))

@@ -17,8 +17,6 @@ mod support;
 #[allow(dead_code)]
 #[path = "../../src/sql.rs"]
 mod sql;
-#[path = "../../../lock-postgres/tests/common/windows.rs"]
-mod windows;
 
 /// Only a broken server needs this long.
 const LONG: std::time::Duration = std::time::Duration::from_secs(120);

@@ -7,13 +7,13 @@ use leasehold_engine::Backend as _;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_bounds::Bound;
 use test_servers::{Cluster, ClusterOptions};
+use test_stores::windows;
 
 use crate::sql::LEASES;
 use crate::support::{
     Came, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many,
     request, take, text, token_of,
 };
-use crate::windows;
 
 const SHORT: Duration = Duration::from_millis(400);
 

@@ -1,4 +1,4 @@
-//! For the tests of both stores with rows: what a release does to the window of its hold.
+//! What a release does to the window of its hold, in both table stores.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use leasehold_engine::{Attempt, Backend, HoldRef, Request};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use test_servers::Database;
 
-/// As asked for at most once an hour, and granted.
-pub(crate) async fn windowed(backend: &dyn Backend, mut request: Request, unused: bool) -> HoldRef {
+/// Acquires a hold with a window of an hour.
+pub async fn windowed(backend: &dyn Backend, mut request: Request, unused: bool) -> HoldRef {
     request.cooldown = Some(Duration::from_secs(3_600));
     let mut hold = request.hold();
     hold.unused = unused;
@@ -15,8 +15,8 @@ pub(crate) async fn windowed(backend: &dyn Backend, mut request: Request, unused
     hold
 }
 
-/// In a batch, alone, and where another row of the batch is locked.
-pub(crate) async fn a_release_ends_the_window_of_what_was_unused_and_no_other(
+/// Fails unless a release ends the window of an unused hold and of no other: in a batch, alone, and beside a locked row.
+pub async fn a_release_ends_the_window_of_what_was_unused_and_no_other(
     backend: &dyn Backend,
     database: &Database,
     table: &str,

@@ -1,0 +1,156 @@
+//! The suite's harness on a real server: a database for each case, with the rights of an ordinary role.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, Lock, LockKey, LossReason};
+use leasehold_conformance::{
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
+    pace,
+};
+use leasehold_engine::{Backend, Engine, SystemClock};
+use leasehold_postgres::schema::{Stores, grants, script};
+use leasehold_postgres::{DEFAULT_SCHEMA, Identifier};
+use sqlx::AssertSqlSafe;
+use test_servers::{Cluster, Database, StopMode, ordinary_role, prepared_cluster, prepared_database};
+
+/// A Postgres store that the suite runs on.
+#[async_trait]
+pub trait PgStore: Copy + Debug + Send + Sync + 'static {
+    /// What the store implements.
+    type Backend: Backend;
+
+    /// Whose rights the role of the tests has.
+    const STORES: Stores;
+
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps the store from connecting.
+    ///
+    /// # Cancel safety
+    ///
+    /// Never dropped.
+    async fn backend(&self, url: &str) -> Result<Self::Backend, Error>;
+
+    /// Adds the faults of this store to those of every disturbed client and to restarts of the server.
+    fn faults(&self, faults: &mut FaultSet);
+
+    /// Ends the hold of `key` in the store. Returns whether there was one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Never dropped.
+    async fn lose(&self, database: &Database, key: &LockKey) -> bool;
+
+    /// Deletes what the store knows of `key`. Returns whether there was anything.
+    ///
+    /// # Cancel safety
+    ///
+    /// Never dropped.
+    async fn purge(&self, _database: &Database, _key: &LockKey) -> bool {
+        false
+    }
+}
+
+/// Makes databases for the cases of the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct OnServer<S>(pub S);
+
+/// Runs a statement with a key as its only parameter. Returns whether it changed one row.
+pub async fn change(database: &Database, statement: &str, key: &LockKey) -> bool {
+    let statement = sqlx::query(AssertSqlSafe(statement.to_owned())).bind(key.as_str().to_owned());
+    let changed = statement.execute(&mut database.connect().await).await.unwrap();
+    changed.rows_affected() == 1
+}
+
+/// What makes the store's schema, for this role.
+fn schema(role: &str, stores: Stores) -> Result<String, Error> {
+    let schema = Identifier::new(DEFAULT_SCHEMA)?;
+    Ok(script(&schema, &grants(&schema, &Identifier::new(role)?, stores)))
+}
+
+#[async_trait]
+impl<S: PgStore> Factory for OnServer<S> {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        let role = ordinary_role().await;
+        let database = prepared_database(&schema(&role, S::STORES)?).await.used_by(&role);
+        Ok(Box::new(Server { store: self.0, database, cluster: None }))
+    }
+
+    /// On a separate cluster, so that no other case notices its restart.
+    async fn open_alone(&self) -> Result<Box<dyn Harness>, Error> {
+        const ROLE: &str = "ordinary";
+        let (cluster, database) = prepared_cluster(ROLE, &schema(ROLE, S::STORES)?).await;
+        Ok(Box::new(Server { store: self.0, database, cluster: Some(cluster) }))
+    }
+
+    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
+        Ok(Arc::new(Engine::start(self.0.backend(spec).await?)?))
+    }
+}
+
+/// A database for one case.
+#[derive(Debug)]
+struct Server<S> {
+    store: S,
+    database: Database,
+    /// Where it is the case's own.
+    cluster: Option<Cluster>,
+}
+
+#[async_trait]
+impl<S: PgStore> Harness for Server<S> {
+    async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+        OnServer(self.store).connect_child(self.database.url()).await
+    }
+
+    fn faults(&self) -> Option<&dyn Faults> {
+        Some(self)
+    }
+
+    fn child(&self) -> Option<String> {
+        Some(self.database.url().to_owned())
+    }
+}
+
+#[async_trait]
+impl<S: PgStore> Faults for Server<S> {
+    fn supports(&self) -> FaultSet {
+        let mut faults = Disturbed::<S::Backend>::supports();
+        faults.restart = true;
+        self.store.faults(&mut faults);
+        faults
+    }
+
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
+        let backend = Disturbed::new(self.store.backend(self.database.url()).await?);
+        let faults = backend.faults();
+        // Calls that never answer are given up sooner than in production, to spare the tests the wait.
+        let mut timing = backend.timing();
+        timing.request_timeout = Duration::from_secs(2) * pace();
+        let mut engine = Engine::builder(backend).timing(timing);
+        if self.supports().skew {
+            engine = engine.clock(Arc::new(SkewedClock::new(SystemClock, setup.skew)));
+        }
+        Ok(FaultyClient::new(Arc::new(engine.start()?), faults))
+    }
+
+    async fn lose(&self, key: &LockKey, _: LossReason) -> bool {
+        self.store.lose(&self.database, key).await
+    }
+
+    async fn purge(&self, key: &LockKey) -> bool {
+        self.store.purge(&self.database, key).await
+    }
+
+    async fn restart(&self) {
+        self.cluster.as_ref().unwrap().restart(StopMode::Immediate).await;
+    }
+}

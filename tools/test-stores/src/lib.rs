@@ -1,0 +1,6 @@
+//! What the tests of the Postgres stores share.
+#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+
+pub mod exclusion;
+pub mod harness;
+pub mod windows;
