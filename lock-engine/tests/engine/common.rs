@@ -4,7 +4,5 @@ mod distant;
 pub mod log;
 mod plain;
 
-#[allow(unused_imports)]
-pub use distant::{Net, distant};
-#[allow(unused_imports)]
+pub use distant::distant;
 pub use plain::{Plain, PlainNet, plain, start};

@@ -1,5 +1,5 @@
 //! What tests of specs and migrations share.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // Of tests, which are to fail here; each file uses some.
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // Of tests, which are to fail here.
 
 use std::time::Duration;
 

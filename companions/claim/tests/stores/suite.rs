@@ -1,7 +1,6 @@
 //! The rules of claims as cases that run on every store of claims: see the families.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc, unreachable_pub, missing_docs)]
-#![allow(dead_code, unused_macros, unused_imports)] // Each test binary uses a part of it.
 
 pub mod attempts;
 pub mod bench;
@@ -23,7 +22,7 @@ pub mod take;
 pub mod text;
 pub mod wake;
 
-pub use bench::{Bench, Harness, Layout, Seed, Seen, StateKind, TableHarness, Tracking, Variant};
+pub use bench::{Bench, Harness, Layout, Variant};
 
 /// How long a case waits for what must come.
 pub const LONG: std::time::Duration = std::time::Duration::from_secs(20);

@@ -1,6 +1,6 @@
 //! A ledger behind HTTP, on real sockets and a real server: whoever spends more than there is has won a race.
 
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -82,7 +82,6 @@ pub struct Ledger {
 /// One instance of the service.
 pub struct Instance {
     pub address: SocketAddr,
-    pub pool: PgPool,
     pub layer: Option<LockLayer<Template>>,
     pub tx_layer: Option<TxLayer<Template>>,
 }
@@ -152,7 +151,7 @@ impl Ledger {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, app).await });
-        Instance { address, pool, layer, tx_layer }
+        Instance { address, layer, tx_layer }
     }
 
     pub async fn balance(&self) -> i64 {

@@ -1,7 +1,5 @@
 //! A backend whose calls travel on their own, hang, fail or panic when a test says so.
 
-#![allow(dead_code)]
-
 use std::fmt;
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

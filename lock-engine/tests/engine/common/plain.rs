@@ -1,8 +1,6 @@
 //! A small store with one row per key, written against the smaller trait: what it holds, what it was asked and how
 //! it fails is open to the test.
 
-#![allow(dead_code)]
-
 use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
