@@ -1,5 +1,4 @@
 //! A schema that an older version has installed, who may look at it, and what it says of itself.
-#![allow(clippy::unwrap_used, missing_docs)]
 
 use leasehold_api::ErrorKind;
 use leasehold_postgres::Identifier;
@@ -8,12 +7,10 @@ use sqlx::PgConnection;
 use test_servers::fresh_database;
 use test_servers::sql::{number, run};
 
-/// What version 1 installed, to the letter: `{schema}` is the quoted name.
-const VERSION_1: &str = include_str!("schema_v1.sql");
+use crate::name;
 
-fn name(text: &str) -> Identifier {
-    Identifier::new(text).unwrap()
-}
+/// What version 1 installed, to the letter: `{schema}` is the quoted name.
+const VERSION_1: &str = include_str!("version_1.sql");
 
 async fn install_version_1(conn: &mut PgConnection, schema: &Identifier) {
     let objects = VERSION_1.replace("{schema}", &schema.quoted());

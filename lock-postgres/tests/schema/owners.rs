@@ -1,27 +1,13 @@
 //! The schema beside other roles: who owns it, who installs it, who may use it.
-#![allow(clippy::unwrap_used, missing_docs)]
 
 use leasehold_api::ErrorKind;
 use leasehold_postgres::schema::{self, Access, Stores};
 use leasehold_postgres::{Identifier, PgConfig};
-use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
+use sqlx::{AssertSqlSafe, raw_sql};
 use test_servers::sql::{number, run};
-use test_servers::{Cluster, ClusterOptions, Database, fresh_database};
+use test_servers::{Cluster, ClusterOptions, fresh_database};
 
-fn name(text: &str) -> Identifier {
-    Identifier::new(text).unwrap()
-}
-
-/// A role of this test's own, without any privilege.
-async fn role(conn: &mut PgConnection, database: &Database) -> Identifier {
-    let role = name(&format!("Role of {}", &database.name()[..20]));
-    run(&mut *conn, format!("CREATE ROLE {0}; GRANT {0} TO CURRENT_USER", role.quoted())).await;
-    role
-}
-
-async fn drop_role(conn: &mut PgConnection, role: &Identifier) {
-    run(&mut *conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
-}
+use crate::{drop_role, name, role};
 
 /// Whoever owns the schema may not create another, and a database may be read-only by default.
 #[tokio::test]

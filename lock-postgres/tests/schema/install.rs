@@ -1,27 +1,13 @@
 //! The schema on a real server: installed by many at once, by nobody with too few rights, never twice.
-#![allow(clippy::unwrap_used, missing_docs)]
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::Identifier;
 use leasehold_postgres::schema::{self, SchemaState, Stores};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 use test_servers::sql::{number, run};
-use test_servers::{Cluster, ClusterOptions, Database, Standby, fresh_database};
+use test_servers::{Cluster, ClusterOptions, Standby, fresh_database};
 
-fn name(text: &str) -> Identifier {
-    Identifier::new(text).unwrap()
-}
-
-/// A role of this test's own, without any privilege.
-async fn role(conn: &mut PgConnection, database: &Database) -> Identifier {
-    let role = name(&format!("Role of {}", &database.name()[..20]));
-    run(&mut *conn, format!("CREATE ROLE {0}; GRANT {0} TO CURRENT_USER", role.quoted())).await;
-    role
-}
-
-async fn drop_role(conn: &mut PgConnection, role: &Identifier) {
-    run(&mut *conn, format!("RESET ROLE; DROP OWNED BY {0}; DROP ROLE {0}", role.quoted())).await;
-}
+use crate::{drop_role, name, role};
 
 async fn refused(conn: &mut PgConnection, schema: &Identifier) -> Error {
     schema::check(conn, schema).await.unwrap_err()
