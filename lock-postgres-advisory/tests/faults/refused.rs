@@ -1,86 +1,26 @@
 //! Requests that certainly left nothing at the server are refused, and nothing is released for them; requests whose
 //! outcome is not known are released.
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::*;
 use futures_util::future::join_all;
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockExt as _, LockKey};
-use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Engine, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
-    async_trait,
-};
+use leasehold_api::{Error, ErrorKind, HolderId, Lock as _, LockExt as _};
+use leasehold_engine::{Attempt, Backend, CancellationToken, Engine, Request};
 use leasehold_postgres::{Identifier, PgConfig, RawBigint, schema};
 use leasehold_postgres_advisory::{AdvisoryBackend, XactConfig};
 use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Proxy, StopMode};
-
-/// Counts the holds that its engine has released.
-#[derive(Debug)]
-struct Counting {
-    backend: AdvisoryBackend,
-    released: Arc<AtomicUsize>,
-}
-
-impl fmt::Display for Counting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.backend.fmt(f)
-    }
-}
-
-#[async_trait]
-impl Backend for Counting {
-    fn capabilities(&self) -> &Capabilities {
-        self.backend.capabilities()
-    }
-
-    fn timing(&self) -> Timing {
-        self.backend.timing()
-    }
-
-    fn attach(&self, events: Events) {
-        self.backend.attach(events);
-    }
-
-    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        self.backend.acquire(requests).await
-    }
-
-    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        self.backend.wait(request, stop).await
-    }
-
-    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
-        self.backend.renew(holds).await
-    }
-
-    fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
-        let answer = self.backend.release_now(key, holder);
-        self.released.fetch_add(usize::from(answer.is_some()), Ordering::SeqCst);
-        answer
-    }
-
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        self.released.fetch_add(holds.len(), Ordering::SeqCst);
-        self.backend.release(holds).await
-    }
-
-    async fn close(&self) {
-        self.backend.close().await;
-    }
-
-    fn abort(&self) {
-        self.backend.abort();
-    }
-}
+use test_stores::counting::Counting;
 
 /// An engine that counts, and the number of holds that it has released.
 type Counted = (Engine, Arc<AtomicUsize>);
 
 fn counted(backend: AdvisoryBackend) -> Counted {
     let released = Arc::new(AtomicUsize::new(0));
-    (Engine::start(Counting { backend, released: Arc::clone(&released) }).unwrap(), released)
+    let counting =
+        Counting { backend: Arc::new(backend), released: Arc::clone(&released), tells_nothing_apart: false };
+    (Engine::start(counting).unwrap(), released)
 }
 
 /// Both scopes, with keys that are the numbers.

@@ -4,81 +4,20 @@
 use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockAdmin, LockExt as _, LockKey};
-use leasehold_engine::{
-    Attempt, Backend, Engine, Events, HoldRef, ReleaseReply, Renewed, Request, Timing, async_trait,
-};
+use leasehold_api::{Error, ErrorKind, HolderId, Lock as _, LockAdmin as _, LockExt as _, LockKey};
+use leasehold_engine::{Attempt, Backend as _, Engine, HoldRef, Request};
 use leasehold_postgres::{Identifier, schema};
 use leasehold_postgres_row::{PgConfig, RowBackend, RowConfig};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Executor as _, raw_sql};
 use test_bounds::Bound;
 use test_servers::{Cluster, ClusterOptions, Database, StopMode, fresh_database};
+use test_stores::counting::Counting;
 
 const REQUESTS: usize = 100;
-
-/// Counts the holds that the engine has released.
-#[derive(Debug)]
-struct Counting {
-    backend: Arc<RowBackend>,
-    released: Arc<AtomicUsize>,
-    /// Answers as a store that cannot tell whether a failed request has reached the table.
-    tells_nothing_apart: bool,
-}
-
-impl fmt::Display for Counting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.backend.fmt(f)
-    }
-}
-
-#[async_trait]
-impl Backend for Counting {
-    fn capabilities(&self) -> &Capabilities {
-        self.backend.capabilities()
-    }
-
-    fn timing(&self) -> Timing {
-        self.backend.timing()
-    }
-
-    fn attach(&self, events: Events) {
-        self.backend.attach(events);
-    }
-
-    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let answers = self.backend.acquire(requests).await.into_iter();
-        let blurred = |answer| match answer {
-            Ok(Attempt::Refused(error)) if self.tells_nothing_apart => Err(error),
-            answer => answer,
-        };
-        answers.map(blurred).collect()
-    }
-
-    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
-        self.backend.renew(holds).await
-    }
-
-    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        self.released.fetch_add(holds.len(), Ordering::SeqCst);
-        self.backend.release(holds).await
-    }
-
-    fn admin(&self) -> Option<&dyn LockAdmin> {
-        self.backend.admin()
-    }
-
-    async fn close(&self) {
-        self.backend.close().await;
-    }
-
-    fn abort(&self) {
-        self.backend.abort();
-    }
-}
 
 fn key(name: impl fmt::Display) -> LockKey {
     LockKey::new(name.to_string()).unwrap()

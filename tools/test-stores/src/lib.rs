@@ -1,6 +1,7 @@
 //! What the tests of the Postgres stores share.
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
+pub mod counting;
 pub mod exclusion;
 pub mod harness;
 pub mod windows;
