@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 use test_bounds::Bound;
-use test_servers::sql::number;
+use test_servers::sql::{number, refused, text, texts};
 use test_servers::{Cluster, ClusterOptions, Signal, StopMode, fresh_database, prepared_database};
 use tokio::signal::unix::SignalKind;
 
@@ -251,4 +251,22 @@ async fn databases_on_a_given_server_are_dropped() {
 fn cluster_of(line: &str) -> Option<(u32, PathBuf)> {
     let (pid, directory) = line.strip_prefix("cluster ")?.split_once(' ')?;
     Some((pid.parse().ok()?, Path::new(directory).to_owned()))
+}
+
+#[tokio::test]
+async fn values_are_read_as_text_whatever_their_type() {
+    let database = fresh_database().await;
+    let mut connection = database.connect().await;
+    for (sql, expected) in [
+        ("SELECT true", "true"),
+        ("SELECT 7::bigint", "7"),
+        ("SELECT 't'::text", "t"),
+        ("SELECT NULL::boolean", "NULL"),
+        ("SELECT 1 WHERE false", "NULL"),
+        ("SELECT ARRAY[1, 2]", "{1,2}"),
+    ] {
+        assert_eq!(text(&mut connection, sql).await, expected, "{sql}");
+    }
+    assert_eq!(texts(&mut connection, "SELECT generate_series(1, 3)").await, ["1", "2", "3"]);
+    assert_eq!(refused(&mut connection, "SELECT 1 / 0").await, "22012");
 }
