@@ -99,38 +99,3 @@ fn of_top_node(plan: &str, field: &str) -> Outcome<u64> {
     });
     found.ok_or_else(|| format!("the plan has no {field:?}: {plan}"))
 }
-
-/// The values of the statements that the stores with one row per key have in common, by their names. The tables
-/// have rows `held-1`, `free-1`, .. and `old-1`, .., held by nobody, by `holder-1`, ..
-///
-/// # Panics
-///
-/// For a name that is not known: a new statement has to be measured too.
-#[must_use]
-pub fn values_of_table_statement(name: &str) -> Vec<&'static str> {
-    const KEYS: &str = "ARRAY['held-1', 'held-2', 'held-900']";
-    const FREE: &str = "ARRAY['free-1', 'free-500', 'new']";
-    const HOLDERS: &str = "ARRAY['holder-1', 'holder-2', 'holder-900']";
-    const THREE: &str = "ARRAY[NULL, NULL, NULL]::bigint[]";
-    match name {
-        "grant_one" => vec!["'free-1'", "'me'", "0", "NULL", "NULL", "'owner'"],
-        "retake_one" => vec!["'free-1'", "'me'", "0", "NULL", "'owner'"],
-        "grant_free" => vec![FREE, "ARRAY['a', 'b', 'c']", "0", "NULL", "NULL", "'owner'"],
-        "grant" | "grant skipping" => {
-            let labels = "ARRAY[NULL, NULL, NULL]::text[]";
-            vec![FREE, "ARRAY['a', 'b', 'c']", "ARRAY[1, 1, 1]", THREE, labels, "'owner'", "1"]
-        }
-        "renew_early" | "renew" | "renew skipping" => vec![KEYS, HOLDERS, "1000000"],
-        "confirm" => vec![KEYS, HOLDERS],
-        "release" | "release_unlocked" => vec![KEYS, HOLDERS, "ARRAY['holder-2']"],
-        "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
-        "force" => vec!["'held-1'", "'holder-1'"],
-        "mark" | "mark skipping" => vec![KEYS, "1000000"],
-        // From where nothing is found for long.
-        "list" => vec!["'free'", "'z'", "false", "1000"],
-        "inspect" => vec!["'free-77'", "E'free-77\\x01'", "true", "1"],
-        "purge" => vec!["3600000000", "'free'", "1000"],
-        "fence" => vec!["'held-1'", "'holder-1'", "1"],
-        other => panic!("{other} is a statement that is not measured yet: give it values here"),
-    }
-}

@@ -3,5 +3,6 @@
 
 pub mod counting;
 pub mod exclusion;
+pub mod growth;
 pub mod harness;
 pub mod windows;
