@@ -1,6 +1,6 @@
 //! Checks what documents say of tests: each test that they name exists, the list of what is covered has every number
-//! once, and bugs are counted right. Also checks that no test is named by a number of that list, and that each file is
-//! short enough.
+//! once, and bugs are counted right. Also checks that no test is named by a number of that list, that there is no `mod.rs`,
+//! and that each file is short enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -136,6 +136,9 @@ fn collect(folder: &Path, functions: &mut Functions, wrong: &mut Vec<String>) ->
                 collect(&path, functions, wrong)?;
             }
         } else if name.ends_with(".rs") {
+            if name == "mod.rs" {
+                wrong.push(format!("{}: a module with parts is x.rs beside x/", path.display()));
+            }
             let text = read(&path)?;
             if text.lines().count() > MOST_LINES {
                 wrong.push(format!("{}: more than {MOST_LINES} lines", path.display()));
