@@ -38,16 +38,10 @@ pub use leasehold_postgres::LockWait;
 pub use leasehold_postgres::sqlx;
 pub use leasehold_table_schema::{Finding, Table, TableError};
 
-#[doc(hidden)] // For `leasehold-capture`, which is released together with this package.
-pub use statements::inserted;
-
-// For the suite of this package, which implements stores that are wrong.
-#[cfg(feature = "test-util")]
+// For the packages beside this one and its own suite, which are released together with it.
 #[doc(hidden)]
 pub use claimer::pass::{Pass, PassEnd};
-#[cfg(feature = "test-util")]
 #[doc(hidden)]
-pub use statements::group_number;
-#[cfg(feature = "test-util")]
+pub use statements::{group_number, inserted};
 #[doc(hidden)]
 pub use store::{Line, Sealed, Upkeep, Wake};

@@ -59,7 +59,7 @@ pub(crate) enum Tracking {
 
 /// The most rows that are worked on at a time, of each value of a column.
 #[derive(Clone, Debug)]
-pub(crate) struct Limit {
+pub(crate) struct TenantLimit {
     pub(crate) column: Column,
     pub(crate) most: u32,
 }
@@ -121,7 +121,7 @@ pub(crate) struct Inner {
     pub(crate) grouped: bool,
     /// The most rows of a group in one claim.
     pub(crate) group_limit: u32,
-    pub(crate) limit: Option<Limit>,
+    pub(crate) limit: Option<TenantLimit>,
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,

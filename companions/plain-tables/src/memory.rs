@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{Mutexes, PlainGrant, Timeouts};
 
 #[derive(Clone, Debug, Default)]
-struct MemoryRow {
+struct MemoryLockRow {
     owner: Option<Uuid>,
     epoch: i64,
     attempts: Option<i32>,
@@ -20,15 +20,15 @@ struct MemoryRow {
     since: Option<Instant>,
 }
 
-type MemoryRows = Mutex<BTreeMap<RowKey, MemoryRow>>;
+type MemoryLockRows = Mutex<BTreeMap<RowKey, MemoryLockRow>>;
 
 /// Latches of this process, with owners and epochs. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryMutexes(Arc<MemoryRows>);
+pub struct MemoryMutexes(Arc<MemoryLockRows>);
 
 /// Locks of this process that end by themselves, with epochs. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryTimeouts(Arc<MemoryRows>);
+pub struct MemoryTimeouts(Arc<MemoryLockRows>);
 
 impl MemoryMutexes {
     /// None.
@@ -68,11 +68,11 @@ impl Mutexes for MemoryMutexes {
     }
 
     async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError> {
-        grant(&self.0, key, MemoryRow::is_open, MemoryRow::shut)
+        grant(&self.0, key, MemoryLockRow::is_open, MemoryLockRow::shut)
     }
 
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError> {
-        capture(&self.0, queue.as_deref(), limit, MemoryRow::is_open, MemoryRow::shut)
+        capture(&self.0, queue.as_deref(), limit, MemoryLockRow::is_open, MemoryLockRow::shut)
     }
 
     async fn give_back(&self, grant: &PlainGrant) -> Result<bool, ClaimError> {
@@ -106,15 +106,15 @@ impl Mutexes for MemoryMutexes {
 #[async_trait]
 impl Timeouts for MemoryTimeouts {
     async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError> {
-        grant(&self.0, key, MemoryRow::has_ended, MemoryRow::begin)
+        grant(&self.0, key, MemoryLockRow::has_ended, MemoryLockRow::begin)
     }
 
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError> {
-        capture(&self.0, queue.as_deref(), limit, MemoryRow::has_ended, MemoryRow::begin)
+        capture(&self.0, queue.as_deref(), limit, MemoryLockRow::has_ended, MemoryLockRow::begin)
     }
 
     async fn extend(&self, grant: &PlainGrant) -> Result<(), ClaimError> {
-        fenced(&self.0, grant, MemoryRow::begin)
+        fenced(&self.0, grant, MemoryLockRow::begin)
     }
 
     async fn settle(&self, grant: &PlainGrant) -> Result<(), ClaimError> {
@@ -126,7 +126,7 @@ impl Timeouts for MemoryTimeouts {
     }
 }
 
-impl MemoryRow {
+impl MemoryLockRow {
     fn is_open(&self) -> bool {
         self.owner.is_none()
     }
@@ -161,10 +161,10 @@ impl MemoryRow {
 }
 
 fn grant(
-    rows: &MemoryRows,
+    rows: &MemoryLockRows,
     key: &RowKey,
-    free: impl Fn(&MemoryRow) -> bool,
-    take: impl Fn(&mut MemoryRow),
+    free: impl Fn(&MemoryLockRow) -> bool,
+    take: impl Fn(&mut MemoryLockRow),
 ) -> Result<Option<PlainGrant>, ClaimError> {
     let mut rows = lock(rows);
     let row = find(&mut rows, key)?;
@@ -176,11 +176,11 @@ fn grant(
 }
 
 fn capture(
-    rows: &MemoryRows,
+    rows: &MemoryLockRows,
     queue: Option<&str>,
     limit: u32,
-    free: impl Fn(&MemoryRow) -> bool,
-    take: impl Fn(&mut MemoryRow),
+    free: impl Fn(&MemoryLockRow) -> bool,
+    take: impl Fn(&mut MemoryLockRow),
 ) -> Result<Vec<PlainGrant>, ClaimError> {
     if limit == 0 {
         return Err(ClaimError::InvalidSpec("take at least one lock".to_owned()));
@@ -191,7 +191,11 @@ fn capture(
     Ok(able.take(limit as usize).map(|(key, row)| row.granted(key, &take)).collect())
 }
 
-fn fenced(rows: &MemoryRows, grant: &PlainGrant, change: impl Fn(&mut MemoryRow)) -> Result<(), ClaimError> {
+fn fenced(
+    rows: &MemoryLockRows,
+    grant: &PlainGrant,
+    change: impl Fn(&mut MemoryLockRow),
+) -> Result<(), ClaimError> {
     let mut rows = lock(rows);
     let row = find(&mut rows, &grant.key)?;
     if Some(row.epoch) != grant.epoch {
@@ -201,7 +205,7 @@ fn fenced(rows: &MemoryRows, grant: &PlainGrant, change: impl Fn(&mut MemoryRow)
     Ok(())
 }
 
-fn top_up(rows: &MemoryRows, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
+fn top_up(rows: &MemoryLockRows, key: &RowKey, attempts: u32) -> Result<i32, ClaimError> {
     let mut rows = lock(rows);
     let row = find(&mut rows, key)?;
     let more = i32::try_from(attempts).unwrap_or(i32::MAX);
@@ -210,19 +214,19 @@ fn top_up(rows: &MemoryRows, key: &RowKey, attempts: u32) -> Result<i32, ClaimEr
     Ok(left)
 }
 
-fn superseded(grant: &PlainGrant, row: &MemoryRow, state: &str) -> ClaimError {
+fn superseded(grant: &PlainGrant, row: &MemoryLockRow, state: &str) -> ClaimError {
     let epoch = grant.epoch.unwrap_or(0);
     ClaimError::superseded(grant.key.clone(), epoch, Some(row.epoch), Some(State::from(state)))
 }
 
 fn find<'r>(
-    rows: &'r mut BTreeMap<RowKey, MemoryRow>,
+    rows: &'r mut BTreeMap<RowKey, MemoryLockRow>,
     key: &RowKey,
-) -> Result<&'r mut MemoryRow, ClaimError> {
+) -> Result<&'r mut MemoryLockRow, ClaimError> {
     rows.get_mut(key).ok_or_else(|| ClaimError::NotFound { row: key.clone() })
 }
 
-fn lock(rows: &MemoryRows) -> MutexGuard<'_, BTreeMap<RowKey, MemoryRow>> {
+fn lock(rows: &MemoryLockRows) -> MutexGuard<'_, BTreeMap<RowKey, MemoryLockRow>> {
     // Nothing panics while it is locked.
     rows.lock().unwrap_or_else(PoisonError::into_inner)
 }

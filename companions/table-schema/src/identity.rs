@@ -14,7 +14,7 @@ pub struct RowIdentity<'a> {
 }
 
 impl<'a> RowIdentity<'a> {
-    /// Rows of `table` are identified by `id`, or by `queue` and `id`.
+    /// Describes a table whose rows are identified by `id`, or by `queue` and `id`.
     #[must_use]
     pub fn new(table: &'a Table, id: &'a Column, queue: Option<&'a Column>) -> Self {
         Self { table, id, queue, keeps_unique_id: false }

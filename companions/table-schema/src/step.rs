@@ -168,3 +168,31 @@ pub fn write_script(out: &mut impl fmt::Write, steps: &[MigrationStep]) -> fmt::
     }
     writeln!(out, "\nRESET lock_timeout;")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_waits_for_locks_as_a_session_does() {
+        let table = Table::new("t").unwrap();
+        let check = MigrationStep::check("first\nDROP TABLE t;", &table, "c", "n > 0");
+        let index = MigrationStep::index("then", &table, "i", true, "(n)");
+        let mut script = String::new();
+        write_script(&mut script, &[check.as_slice(), index.as_slice()].concat()).unwrap();
+        let lines: Vec<&str> =
+            script.lines().filter(|line| line.contains("lock_timeout") || line.starts_with("--")).collect();
+        let expected = [
+            "SET lock_timeout = 1000;",
+            "-- first DROP TABLE t;",
+            "SET lock_timeout = 0;",
+            "-- Rows that are there already are looked at while work goes on.",
+            "SET lock_timeout = 1000;",
+            "-- What an index that was not finished has left behind goes first.",
+            "SET lock_timeout = 0;",
+            "-- then",
+            "RESET lock_timeout;",
+        ];
+        assert_eq!(lines, expected, "{script}");
+    }
+}

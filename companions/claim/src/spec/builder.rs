@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold_table_schema::sql::hash;
 use leasehold_table_schema::{Column, Table};
 
-use super::{ClaimSpec, Inner, Limit, Order, OrderType, Precondition, Retention, Tracking, Unmet};
+use super::{ClaimSpec, Inner, Order, OrderType, Precondition, Retention, TenantLimit, Tracking, Unmet};
 use crate::error::ClaimError;
 use crate::spec::filter::Sql;
 use crate::spec::ids::IdType;
@@ -154,7 +154,7 @@ impl ClaimSpecBuilder {
     /// # Ok::<(), leasehold_claim::ClaimError>(())
     /// ```
     pub fn limit(mut self, column: &str, most: u32) -> Self {
-        self.inner.limit = Some(Limit { column: self.column(column), most });
+        self.inner.limit = Some(TenantLimit { column: self.column(column), most });
         self
     }
 

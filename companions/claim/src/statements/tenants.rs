@@ -19,7 +19,7 @@ use super::pick::{Asked, FREE};
 use super::query::{Query, get};
 use super::row::{carried, line_of};
 use crate::error::ClaimError;
-use crate::spec::Limit;
+use crate::spec::TenantLimit;
 
 /// Gives the open transaction the first place of `$1` that is free, if there is one among `$2`. It is told those that it has
 /// once more, so that they are noted.
@@ -128,7 +128,7 @@ impl Search<'_> {
 /// How many more rows of the tenant `g` may be worked on, as far as leases count.
 fn room(search: &Search<'_>, g: &str) -> String {
     let (words, tenant) = (search.words, search.group());
-    let most = words.inner().limit.as_ref().map_or(0, |Limit { most, .. }| *most);
+    let most = words.inner().limit.as_ref().map_or(0, |TenantLimit { most, .. }| *most);
     let leased = match &words.side {
         Some(side) => format!(
             "SELECT FROM {} x JOIN {} t ON {} WHERE x.tab = {} AND {} = {g}",
