@@ -11,10 +11,10 @@ mod clock;
 #[allow(clippy::expect_used)]
 mod context;
 mod disturbed;
-mod doubt;
 mod harness;
 #[cfg(feature = "simulation")]
 pub mod history;
+mod inconclusive;
 mod pace;
 mod program;
 #[cfg(feature = "simulation")]

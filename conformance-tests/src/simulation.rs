@@ -10,19 +10,18 @@
 //! assert!(played.violations.is_empty(), "{:?}", played.violations);
 //! ```
 
-mod book;
+mod backends;
 mod caller;
 mod client;
+mod coverage;
 mod disturbance;
-mod ends;
 mod judge;
+mod lifecycle;
+mod network;
 mod requests;
 mod schedule;
-mod sometimes;
-mod store;
+mod stores;
 mod table;
-mod wire;
-mod world;
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,16 +29,16 @@ use std::time::Duration;
 
 use leasehold_engine::Backend;
 
-pub use self::book::Bounds;
+use self::backends::LOOK;
+pub use self::coverage::{Seen, Sometimes};
 pub use self::disturbance::{Disturbance, Disturbances};
+pub use self::judge::Bounds;
+pub use self::network::Wire;
 use self::schedule::Open;
 pub use self::schedule::Played;
-pub use self::sometimes::{Seen, Sometimes};
-use self::store::LOOK;
+use self::stores::{BackendStore, OwnStore};
+pub use self::stores::{ClientEnvironment, SimulatedClient, SimulatedStore};
 use self::table::Table;
-pub use self::wire::Wire;
-use self::world::{BackendStore, OwnStore};
-pub use self::world::{ClientEnvironment, SimulatedClient, SimulatedStore};
 
 /// What schedules are played with.
 pub struct Simulation {

@@ -10,11 +10,11 @@ use leasehold_api::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::book::Book;
+use super::backends::LONGEST_TTL;
 use super::client::ClientTurns;
+use super::coverage::Sometimes;
 use super::disturbance::Disturbance as D;
-use super::sometimes::Sometimes;
-use super::store::LONGEST_TTL;
+use super::judge::Book;
 
 /// What a caller asked for.
 #[derive(Clone, Debug)]

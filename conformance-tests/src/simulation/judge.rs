@@ -1,272 +1,506 @@
-//! What the judge says while a schedule goes on: of guards at each look, of answers when they come.
+//! What the callers of a schedule did and saw, and the judge that looks while it goes on.
 
-use std::collections::BTreeMap;
+mod checks;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Validity};
-use leasehold_engine::token;
+use leasehold_api::{
+    Capabilities, Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity,
+};
+use leasehold_engine::Timing;
 use tokio::time::Instant;
 
-use super::book::{Book, Bounds, Call, Guard, State};
-use super::client::DRIFT;
-use super::sometimes::Sometimes;
-use super::store::LONGEST_TTL;
-use super::table::{EndedBy, Stay};
-use super::wire::Wire;
-use crate::history::{Event, What};
+use super::backends::LONGEST_TTL;
+use super::caller::Asked;
+use super::client::{ClientTurns, DRIFT};
+use super::coverage::Sometimes;
+use super::network::{Weather, Wire};
+use super::table::Table;
+use crate::history::{Event, History, What};
 
-/// How much later than its budget a wait may end: it leaves the store's queue meanwhile, and once more if a hint came
-/// just then.
-const LATE: Duration = Duration::from_millis(250);
+/// What the judge demands of the clients of a store.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    pub(crate) capabilities: Capabilities,
+    /// The longest that one call of the store may take.
+    pub(crate) call: Duration,
+    /// How often a client asks the store about what it holds, at least.
+    pub(crate) look: Option<Duration>,
+    pub(crate) close: Duration,
+}
 
-/// How long a try may take where every call is quick: what its client has just released is left to others first.
-const QUICK: Duration = Duration::from_millis(700);
-
-/// How long an answer takes at most while nothing disturbs the calls, with tasks that let others go first.
-const ANSWERED: Duration = Duration::from_millis(20);
-
-/// How long an answer may take that a client knows by itself.
-const KNOWN: Duration = Duration::from_millis(10);
-
-impl Book {
-    /// Looks at every guard that somebody could look at now.
-    pub(crate) fn look(&self) {
-        let mut state = self.lock();
-        let state = &mut *state;
-        let mut good: BTreeMap<LockKey, (HolderId, Instant)> = BTreeMap::new();
-        let now = Instant::now();
-        for at in 0..state.guards.len() {
-            let guard = &mut state.guards[at];
-            if guard.turns.is_paused() {
-                continue;
-            }
-            let (holder, key, client) = (guard.handle.holder(), guard.key.clone(), guard.client);
-            let (validity, granted_at) = (guard.handle.validity(), guard.granted_at);
-            if validity == Validity::InDoubt && !std::mem::replace(&mut guard.doubted, true) {
-                self.note(Sometimes::InDoubt);
-            }
-            if !validity.is_held() {
-                let reason = guard.handle.lost().reason();
-                // Or on the way of the grant to its caller, while others of the same call were awaited.
-                let just_now = guard.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
-                let stood_still = guard.turns.stood_still() > guard.stood_still || just_now;
-                if guard.lost.is_none() && validity == Validity::Lost {
-                    guard.lost = Some(now);
-                    let forced = state.forced.contains_key(&key);
-                    // Its first lease lasts, or there was nothing in the way of renewals for as long as its last one.
-                    let calm = self.weather.calm_for() > guard.ttl.unwrap_or_default().mul_f64(1.2);
-                    let undisturbed = calm || !self.weather.disturbs_calls();
-                    let lasts = guard.lasts_until.is_some_and(|until| now < until || undisturbed);
-                    self.note_loss(reason, stood_still);
-                    let ended = matches!(reason, Some(LossReason::Expired | LossReason::Gone));
-                    if lasts && ended && !stood_still && !forced {
-                        state.wrong(
-                            self.start,
-                            "C10",
-                            &format!("{holder} is lost, and its lease could go on"),
-                        );
-                    }
-                    let reason = reason.unwrap_or(LossReason::Gone);
-                    state.write(self.start, client, &key, What::Lost { holder, reason });
-                }
-                continue;
-            }
-            if guard.lost.is_some() {
-                state.wrong(self.start, "C9", &format!("{holder} was lost and reads held again"));
-                continue;
-            }
-            let ended = self.truth.as_ref().and_then(|truth| truth.stays(|stays| ended_at(stays, holder)));
-            let is_excused = |ended| {
-                let wire = state.wires.get(&client);
-                wire.is_some_and(|wire| has_not_asked(guard, ended, wire, &self.bounds))
-            };
-            if ended.is_some_and(is_excused) {
-                self.note(Sometimes::HeldAfterAStop);
-                continue;
-            }
-            let most = guard.max_hold.map(|most| most.div_f64(1.0 - DRIFT) + Duration::from_millis(2));
-            let most = most.filter(|_| guard.turns.went_on().is_none());
-            if most.is_some_and(|most| now > guard.granted_at + most) {
-                let what = format!("{holder} reads held after its maximum hold of {:?}", guard.max_hold);
-                state.wrong(self.start, "C9", &what);
-            }
-            if let Some(what) = self.disagrees(holder, &key) {
-                state.wrong(self.start, "C1", &what);
-            }
-            if self.truth.is_some() && self.was_forced(holder) {
-                // The store says who has it; this one is about to be told.
-                continue;
-            }
-            if let Some((other, since)) = good.insert(key.clone(), (holder, granted_at)) {
-                // The earlier one may not know yet that an operator has ended it.
-                let told =
-                    |at: &Instant| since < *at && at.elapsed() <= self.bounds.capabilities.loss_detection;
-                if state.forced.get(&key).is_some_and(told) {
-                    continue;
-                }
-                state.wrong(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
-            }
+impl Bounds {
+    /// The bounds of clients of a store with these capabilities and this timing.
+    #[must_use]
+    pub fn new(capabilities: Capabilities, timing: &Timing) -> Self {
+        Self {
+            capabilities,
+            call: timing.request_timeout,
+            look: None,
+            close: timing.close + Duration::from_secs(1),
         }
     }
+}
 
-    /// What the store's record says against a guard that reads held.
-    fn disagrees(&self, holder: HolderId, key: &LockKey) -> Option<String> {
-        self.truth.as_ref()?.stays(|stays| {
-            let own = || stays.iter().rev().filter(|stay| stay.holder == holder);
-            let Some(last) = own().next() else {
-                return Some(format!("{holder} of {key} reads held, and was never granted"));
-            };
-            let (ended, by) = last.ended?;
-            // Whom an operator has ended is told within a bound, also when a late copy of the request was granted since.
-            let bound = self.bounds.capabilities.loss_detection;
-            let is_recent = |stay: &Stay| stay.ended.is_some_and(|(at, _)| at.elapsed() <= bound);
-            let is_to_be_told = own().any(|stay| stay.is_forced() && is_recent(stay));
-            let late = ended.elapsed();
-            (!late.is_zero() && !is_to_be_told)
-                .then(|| format!("{holder} of {key} reads held {late:?} after the store ended it ({by:?})"))
+pub(crate) struct Book {
+    pub(crate) bounds: Bounds,
+    pub(crate) weather: Arc<Weather>,
+    /// The cooldown that some grants of the schedule begin.
+    pub(crate) cooldown: Duration,
+    pub(super) truth: Option<Arc<Table>>,
+    pub(crate) start: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) events: Vec<Event>,
+    pub(super) violations: Vec<String>,
+    pub(super) calls: BTreeMap<u64, Call>,
+    pub(super) next_call: u64,
+    pub(super) guards: Vec<Guard>,
+    pub(super) seen: BTreeSet<HolderId>,
+    /// How each client reaches the store.
+    pub(super) wires: BTreeMap<u64, Arc<Wire>>,
+    pub(super) dead: BTreeSet<u64>,
+    pub(super) gone: BTreeSet<u64>,
+    /// Of which keys a client has asked for several at a time: what it gives back of those was granted to it.
+    pub(super) several: BTreeSet<(u64, LockKey)>,
+    pub(super) registers: BTreeMap<LockKey, Register>,
+    /// When an operator last ended a hold of the key.
+    pub(super) forced: BTreeMap<LockKey, Instant>,
+    /// Before this nobody is granted the key: a grant that was given began a cooldown.
+    pub(super) cools_until: BTreeMap<LockKey, Instant>,
+}
+
+#[derive(Clone)]
+pub(super) struct Call {
+    pub(super) client: u64,
+    pub(super) key: LockKey,
+    pub(super) asked: Asked,
+    pub(super) at: Instant,
+    pub(super) stood_still: Duration,
+    pub(super) turns: Arc<ClientTurns>,
+    /// Whether its client knows that it is not due.
+    pub(super) is_known: bool,
+}
+
+pub(super) struct Guard {
+    pub(super) client: u64,
+    pub(super) key: LockKey,
+    pub(super) handle: GrantHandle,
+    pub(super) turns: Arc<ClientTurns>,
+    pub(super) granted_at: Instant,
+    pub(super) stood_still: Duration,
+    pub(super) max_hold: Option<Duration>,
+    /// Until when its client knows of the cooldown that it has begun.
+    pub(super) cools_until: Option<Instant>,
+    /// Before this it is not over, if its lease stays as long as it was.
+    pub(super) lasts_until: Option<Instant>,
+    pub(super) ttl: Option<Duration>,
+    pub(super) lost: Option<Instant>,
+    pub(super) doubted: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Register {
+    fenced: u64,
+    highest: u64,
+    unfenced: u64,
+}
+
+/// What a holder read of the registers of its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    fenced: Option<u64>,
+    unfenced: u64,
+}
+
+impl Book {
+    pub(crate) fn new(
+        bounds: Bounds,
+        weather: &Arc<Weather>,
+        cooldown: Duration,
+        truth: Option<Arc<Table>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            cooldown,
+            weather: Arc::clone(weather),
+            truth,
+            start: Instant::now(),
+            state: Mutex::default(),
         })
     }
 
-    fn was_forced(&self, holder: HolderId) -> bool {
-        let forced = |stays: &[Stay]| stays.iter().any(|stay| stay.holder == holder && stay.is_forced());
-        self.truth.as_ref().is_some_and(|truth| truth.stays(forced))
+    pub(crate) fn note(&self, what: Sometimes) {
+        self.weather.seen.note(what);
     }
 
-    /// Whether the store drew the token for this holder.
-    pub(super) fn is_of_the_store(&self, state: &mut State, holder: HolderId, token: Option<FencingToken>) {
-        let Some(truth) = &self.truth else { return };
-        // An answer may come after an operator has ended that hold, and a late copy of the request was granted.
-        let drawn: Vec<u64> = truth.stays(|stays| {
-            let own = stays.iter().rev().filter(|stay| stay.holder == holder).enumerate();
-            let count = own.filter(|(at, stay)| *at == 0 || stay.is_forced());
-            count.map(|(_, stay)| stay.token).collect()
+    /// A client comes, which reaches the store by this wire.
+    pub(crate) fn comes(&self, client: u64, wire: &Arc<Wire>) {
+        self.lock().wires.insert(client, Arc::clone(wire));
+    }
+
+    /// Something is wrong.
+    pub(crate) fn wrong(&self, rule: &str, what: impl AsRef<str>) {
+        self.lock().wrong(self.start, rule, what.as_ref());
+    }
+
+    pub(crate) fn ask(&self, client: u64, key: &LockKey, asked: Asked, turns: &Arc<ClientTurns>) -> u64 {
+        let mut state = self.lock();
+        let call = state.next_call;
+        state.next_call += 1;
+        let budget = asked.budget;
+        if asked.keys > 1 {
+            state.several.insert((client, key.clone()));
+        }
+        let is_known = asked.not_due && state.cools(client, key);
+        state.calls.insert(
+            call,
+            Call {
+                client,
+                key: key.clone(),
+                asked,
+                at: Instant::now(),
+                stood_still: turns.stood_still(),
+                turns: Arc::clone(turns),
+                is_known,
+            },
+        );
+        state.write(self.start, client, key, What::Asked { call, budget });
+        call
+    }
+
+    pub(crate) fn granted(&self, call: u64, guard: &LockGuard) {
+        self.look();
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        let (holder, token) = (guard.holder(), guard.token());
+        self.answered_in_time(&mut state, &of);
+        self.was_due(&mut state, &of, "a grant");
+        self.is_of_the_store(&mut state, holder, token);
+        state.seen.insert(holder);
+        state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
+        let now = Instant::now();
+        let expired =
+            guard.validity() == Validity::Lost && guard.lost().reason() == Some(LossReason::Expired);
+        if expired && of.turns.stood_still() == of.stood_still {
+            state.wrong(self.start, "C9", &format!("{holder} was lost when it was granted"));
+        }
+        // The answer to a grant that an operator has ended may come when a later one has begun its cooldown.
+        let forced = state.forced.contains_key(&of.key);
+        // So may that to a client whose clocks stood still: the store has ended the hold, and it does not know.
+        let stopped = of.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
+        if !forced && !stopped && state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
+            state.wrong(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
+        }
+        if of.asked.cooldown {
+            state.cools_until.insert(of.key.clone(), of.at + self.cooldown);
+        }
+        let most = of.asked.ttl.map(|ttl| ttl.mul_f64(0.9));
+        if most.zip(guard.remaining()).is_some_and(|(most, left)| left > most) {
+            let what = format!("{holder} lasts for {:?} of a lease of {:?}", guard.remaining(), of.asked.ttl);
+            state.wrong(self.start, "C9", &what);
+        }
+        if guard.key() != &of.key {
+            state.wrong(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
+        }
+        state.guards.push(Guard {
+            client: of.client,
+            key: of.key,
+            handle: guard.handle(),
+            granted_at: Instant::now(),
+            stood_still: of.turns.stood_still(),
+            turns: of.turns,
+            max_hold: of.asked.max_hold,
+            cools_until: of.asked.cooldown.then(|| of.at + self.cooldown.div_f64(1.0 + DRIFT)),
+            lasts_until: of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT))),
+            ttl: of.asked.ttl,
+            lost: None,
+            doubted: false,
         });
-        if !drawn.iter().any(|drawn| token::from_store_number(*drawn) == token) {
-            state.wrong(self.start, "C8", &format!("{holder} has {token:?}, the store drew {drawn:?}"));
-        }
+        drop(state);
+        self.look();
     }
 
-    /// Whether a release that was Ok was one.
-    pub(super) fn is_released(&self, state: &mut State, holder: HolderId) {
-        let Some(truth) = &self.truth else { return };
-        // A late copy of the request may have been granted once more since.
-        let released = |stays: &[Stay]| {
-            stays.iter().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Release))))
-        };
-        if !truth.stays(released) {
-            state.wrong(
-                self.start,
-                "C6",
-                &format!("the release of {holder} was Ok, and the store did not release it"),
-            );
-        }
+    /// A try found the key held.
+    pub(crate) fn refused(&self, call: u64) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        self.note(Sometimes::TryRefused);
+        self.answered_in_time(&mut state, &of);
+        self.was_due(&mut state, &of, "held");
+        self.was_hindered(&mut state, call, &of, "C3");
+        state.write(self.start, of.client, &of.key, What::Refused { call });
     }
 
-    /// Whether the answer of the call did not come too late.
-    pub(super) fn answered_in_time(&self, state: &mut State, of: &Call) {
-        let stood_still = of.turns.stood_still().saturating_sub(of.stood_still);
-        let most = match of.asked.budget {
-            _ if self.knows(of) => KNOWN,
-            None => return,
-            // A call of the store, another one behind a release that is under way, and the yield.
-            Some(Duration::ZERO) if !self.weather.disturbs_calls() && of.asked.keys == 1 => QUICK,
-            Some(Duration::ZERO) => self.bounds.call * 2 * of.asked.keys + self.bounds.capabilities.handover,
-            Some(budget) => budget + LATE,
-        };
-        let waited = of.at.elapsed().saturating_sub(stood_still);
-        if waited > most {
-            let what =
-                format!("a call for {} with {:?} was answered after {waited:?}", of.key, of.asked.budget);
-            state.wrong(self.start, "C4", &what);
+    pub(crate) fn failed(&self, call: u64, error: &Error) {
+        let mut state = self.lock();
+        let Some(mut of) = state.calls.remove(&call) else { return };
+        let kind = error.kind();
+        // Who gives up on a failure may hear of one first.
+        of.is_known &=
+            !matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity);
+        self.answered_in_time(&mut state, &of);
+        if !matches!(kind, ErrorKind::NotDue | ErrorKind::Closed) {
+            self.was_due(&mut state, &of, kind);
         }
-    }
-
-    /// Whether its client knew that the call is not due. Another lock than the engine may have to ask its store.
-    fn knows(&self, of: &Call) -> bool {
-        of.is_known && (self.truth.is_some() || !self.weather.disturbs_calls())
-    }
-
-    /// A call that its client knew not to be due was answered with something else.
-    pub(super) fn was_due(&self, state: &mut State, of: &Call, what: impl std::fmt::Debug) {
-        if self.knows(of) {
-            let what =
-                format!("a call for {} ended with {what:?} in a cooldown that its own client began", of.key);
-            state.wrong(self.start, "C13", &what);
-        }
-    }
-
-    /// Whether somebody else held or wanted the key while the call lasted.
-    pub(super) fn was_hindered(&self, state: &mut State, number: u64, of: &Call, rule: &str) {
-        // Of several keys it is not known which one was held.
-        if of.asked.keys > 1 {
-            return;
-        }
-        let Some(truth) = &self.truth else {
-            // Whoever had it may still have it as far as the store is concerned.
-            let mine = |event: &Event| matches!(event.what, What::Asked { call, .. } if call == number);
-            let touched = state.events.iter().any(|event| event.key == of.key && !mine(event));
-            if !touched {
-                let what =
-                    format!("a call for {} was told that it is held; nobody ever asked for it", of.key);
-                state.wrong(self.start, rule, &what);
+        let waited = of.at.elapsed();
+        let over = of.asked.budget.is_some_and(|budget| waited >= budget);
+        match kind {
+            ErrorKind::Timeout if of.asked.tries => {
+                state.wrong(self.start, "C3", "a try ended with a timeout");
             }
+            ErrorKind::Timeout => {
+                self.note(Sometimes::TimedOut);
+                self.was_hindered(&mut state, call, &of, "C4");
+            }
+            ErrorKind::Closed => self.note(Sometimes::WaitClosed),
+            ErrorKind::NotDue => self.note(Sometimes::NotDue),
+            ErrorKind::Lost if of.asked.keys > 1 => {}
+            ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
+                self.note(Sometimes::WaitFailed);
+                // At the end of a budget there may have been no time left for an answer.
+                if !self.weather.disturbs_calls() && (!over || of.asked.budget == Some(Duration::ZERO)) {
+                    state.wrong(
+                        self.start,
+                        "C3",
+                        &format!("a call failed with {error}, and the store did not"),
+                    );
+                }
+                if !over && !of.asked.gives_up && !of.asked.cooldown {
+                    let what = format!("a wait of {:?} ended after {waited:?} with {error}", of.asked.budget);
+                    state.wrong(self.start, "C4", &what);
+                }
+            }
+            // A grant that was lost on its way to its caller.
+            ErrorKind::Lost => {}
+            _ => state.wrong(self.start, "C15", &format!("an acquire ended with {error:?}")),
+        }
+        state.write(self.start, of.client, &of.key, What::Failed { call, kind });
+    }
+
+    pub(crate) fn cancelled(&self, call: u64) {
+        let mut state = self.lock();
+        let Some(of) = state.calls.remove(&call) else { return };
+        self.note(Sometimes::Cancelled);
+        state.write(self.start, of.client, &of.key, What::Cancelled { call });
+    }
+
+    pub(crate) fn renewed(&self, guard: &LockGuard) {
+        let mut state = self.lock();
+        let (holder, now) = (guard.holder(), Instant::now());
+        // What was lost in the same moment may have been renewed just before.
+        let before = |guard: &&Guard| guard.lost.is_none_or(|at| at < now);
+        if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
+            state.write(self.start, client, guard.key(), What::Renewed { holder });
+        }
+    }
+
+    /// The caller asks for another lease than it had.
+    pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
+        let mut state = self.lock();
+        let holder = guard.holder();
+        if let Some(guard) = state.guards.iter_mut().find(|guard| guard.handle.holder() == holder) {
+            guard.lasts_until = None;
+        }
+    }
+
+    /// It was told at `now` that it has a lease of `ttl`, which it asked for at `asked`.
+    pub(crate) fn renewed_for(&self, guard: &LockGuard, ttl: Duration, asked: Instant) {
+        let (left, took) = (guard.remaining(), asked.elapsed().mul_f64(1.0 + DRIFT));
+        let least = ttl.mul_f64(0.9).saturating_sub(took + Duration::from_millis(1));
+        let state = self.lock();
+        let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
+        drop(state);
+        let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
+        // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
+        if short && !bounded && !self.weather.disturbs_calls() {
+            self.wrong("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
+        }
+    }
+
+    /// A release begins.
+    pub(crate) fn releasing(&self, guard: &LockGuard) {
+        self.look();
+        let mut state = self.lock();
+        let holder = guard.holder();
+        if let Some(client) = state.guard(holder).map(|guard| guard.client) {
+            state.write(self.start, client, guard.key(), What::Releasing { holder });
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn released(&self, holder: HolderId, answer: &Result<(), Error>) {
+        let mut state = self.lock();
+        let Some(guard) = state.take_guard(holder) else { return };
+        let failed = answer.as_ref().err().map(Error::kind);
+        match failed {
+            None => self.is_released(&mut state, holder),
+            Some(ErrorKind::Lost) => self.note(Sometimes::ReleaseFoundLost),
+            Some(ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity) => {
+                self.note(Sometimes::ReleaseUnknown);
+            }
+            Some(kind) => state.wrong(self.start, "C6", &format!("a release ended with {kind:?}")),
+        }
+        if guard.handle.validity().is_held() {
+            state.wrong(self.start, "C9", &format!("{holder} was released and reads held"));
+        }
+        if failed.is_none() && guard.handle.lost().reason().is_some() {
+            state.wrong(self.start, "C9", &format!("{holder} was released and reads lost"));
+        }
+        state.write(self.start, guard.client, &guard.key, What::Released { holder, failed });
+    }
+
+    /// The guard, or its release, was dropped.
+    pub(crate) fn dropped(&self, holder: HolderId) {
+        let mut state = self.lock();
+        if let Some(guard) = state.take_guard(holder) {
+            state.write(self.start, guard.client, &guard.key, What::Dropped { holder });
+        }
+    }
+
+    /// An operator has ended the hold of the key.
+    pub(crate) fn forced(&self, key: &LockKey) {
+        self.lock().forced.insert(key.clone(), Instant::now());
+    }
+
+    /// The client has died with all that it had and asked for.
+    pub(crate) fn died(&self, client: u64) {
+        let mut state = self.lock();
+        state.dead.insert(client);
+        let calls: Vec<_> =
+            state.calls.iter().filter(|(_, call)| call.client == client).map(|(n, _)| *n).collect();
+        for call in calls {
+            if let Some(of) = state.calls.remove(&call) {
+                state.write(self.start, client, &of.key, What::Cancelled { call });
+            }
+        }
+        let holders: Vec<_> =
+            state.guards.iter().filter(|g| g.client == client).map(|g| g.handle.holder()).collect();
+        for holder in holders {
+            if let Some(guard) = state.take_guard(holder) {
+                state.write(self.start, client, &guard.key, What::Dropped { holder });
+            }
+        }
+    }
+
+    /// The client was closed: nothing of it is held any more.
+    pub(crate) fn closed(&self, client: u64) {
+        let mut state = self.lock();
+        let held: Vec<_> =
+            state.guards.iter().filter(|g| g.client == client && g.handle.validity().is_held()).collect();
+        let held: Vec<_> = held.iter().map(|guard| guard.handle.holder()).collect();
+        for holder in held {
+            state.wrong(self.start, "C17", &format!("{holder} reads held after its lock was closed"));
+        }
+    }
+
+    /// What a holder begins with.
+    pub(crate) fn read(&self, guard: &LockGuard) -> Read {
+        let mut state = self.lock();
+        let register = state.registers.entry(guard.key().clone()).or_default();
+        let token = guard.token().map_or(0, leasehold_api::FencingToken::as_u64);
+        let fenced = (token >= register.highest).then_some(register.fenced);
+        register.highest = register.highest.max(token);
+        Read { fenced, unfenced: register.unfenced }
+    }
+
+    /// A write of a holder arrives that was sent when its guard read held.
+    pub(crate) fn write(&self, key: &LockKey, token: u64, read: Read) {
+        let mut state = self.lock();
+        let register = state.registers.entry(key.clone()).or_default();
+        if register.unfenced != read.unfenced {
+            self.weather.seen.note(Sometimes::UnfencedUpdateLost);
+        }
+        register.unfenced = read.unfenced + 1;
+        let Some(fenced) = read.fenced else { return };
+        if token < register.highest {
+            self.weather.seen.note(Sometimes::FencedWriteRefused);
             return;
-        };
-        let wanted = state.calls.values().any(|call| call.key == of.key)
-            || state.events.iter().rev().take_while(|e| self.start + e.at >= of.at).any(|event| {
-                event.key == of.key && !matches!(event.what, What::Asked { .. } | What::Lost { .. })
-            });
-        let guarded = state.guards.iter().any(|guard| guard.key == of.key);
-        let such = |stay: &&Stay| {
-            // Its cooldown may last longer than the hold.
-            stay.key == of.key && stay.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
-        };
-        let stays: Vec<_> = truth.stays(|stays| stays.iter().filter(such).cloned().collect());
-        let held = stays.iter().any(|stay| !self.is_own_attempt(state, of, stay));
-        if !held && !wanted && !guarded {
-            let what = format!("a call for {} was told that it is held; nobody held or wanted it", of.key);
-            state.wrong(self.start, rule, &what);
+        }
+        let lost = register.fenced != fenced;
+        register.fenced = fenced + 1;
+        if lost {
+            state.wrong(self.start, "C8", &format!("a fenced update of {key} was lost, by token {token}"));
         }
     }
 
-    /// Whether the hold is an attempt of the caller's own client that nobody was given, and that the store was never asked to
-    /// release: its client does not know its outcome, and has yet to undo it.
-    fn is_own_attempt(&self, state: &State, of: &Call, stay: &Stay) -> bool {
-        let own = stay.client == of.client && stay.ended.is_none() && !state.seen.contains(&stay.holder);
-        let granted = state.several.contains(&(of.client, of.key.clone()));
-        own && !granted && self.truth.as_ref().is_some_and(|truth| !truth.was_released(stay.holder))
+    /// Whether that guard reads lost.
+    pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
+        let lost = |e: &Event| matches!(e.what, What::Lost { holder: lost, .. } if lost == holder);
+        self.lock().events.iter().any(lost)
     }
 
-    fn note_loss(&self, reason: Option<LossReason>, stood_still: bool) {
-        if stood_still {
-            self.note(Sometimes::LostInAPause);
-        }
-        match reason {
-            Some(LossReason::Expired) => self.note(Sometimes::Expired),
-            Some(LossReason::ForcedRelease) => self.note(Sometimes::Forced),
-            Some(LossReason::HeldTooLong) => self.note(Sometimes::HeldTooLong),
-            _ => {}
-        }
+    /// Whether that guard's client was closed or dropped before all was calm, or could not be told from one that was.
+    pub(crate) fn has_gone(&self, holder: HolderId) -> bool {
+        self.lock().gone.contains(&(holder.instance() as u64))
     }
 
-    /// Whether a caller was ever given a guard with this id.
-    pub(crate) fn was_seen(&self, holder: HolderId) -> bool {
-        self.lock().seen.contains(&holder)
+    /// The client is closed or dropped while things go wrong: what its last releases came to is not known.
+    pub(crate) fn goes(&self, client: u64) {
+        self.lock().gone.insert(client);
+    }
+
+    /// What has not ended: calls and guards of those that live.
+    pub(crate) fn open(&self) -> Vec<String> {
+        let state = self.lock();
+        let calls = state
+            .calls
+            .values()
+            .map(|call| format!("client {} asks for {} ({:?})", call.client, call.key, call.asked));
+        let guards = state.guards.iter().map(|g| format!("client {} has a guard of {}", g.client, g.key));
+        calls.chain(guards).collect()
+    }
+
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    pub(crate) fn history(&self) -> History {
+        let state = self.lock();
+        History::new(state.events.clone(), state.calls.is_empty() && state.guards.is_empty())
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// When the store ended the hold, if it did.
-fn ended_at(stays: &[Stay], holder: HolderId) -> Option<Instant> {
-    stays.iter().rev().find(|stay| stay.holder == holder)?.ended.map(|(at, _)| at)
-}
+impl State {
+    pub(super) fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: What) {
+        let client = u32::try_from(client).unwrap_or(u32::MAX);
+        self.events.push(Event::new(start.elapsed(), client, key.clone(), what));
+    }
 
-/// Whether the client of a guard may not have asked the store since it ended the hold, because its clocks stood still not
-/// long ago: for one look, and while calls fail until the end of the lease on its own clock.
-fn has_not_asked(guard: &Guard, ended: Instant, wire: &Wire, bounds: &Bounds) -> bool {
-    let (Some(at), Some(look)) = (guard.turns.went_on(), bounds.look) else { return false };
-    let lease = guard.ttl.filter(|_| guard.lasts_until.is_some());
-    let look = lease.map_or(look, |ttl| look.min(ttl / 6)).div_f64(1.0 - DRIFT) + ANSWERED;
-    let lasts = guard.ttl.unwrap_or_default().max(LONGEST_TTL).div_f64(1.0 - DRIFT) + bounds.call;
-    let asks = wire.untroubled_since() <= at;
-    at.elapsed() <= lasts && (!asks || ended.max(at).elapsed() <= look)
+    pub(super) fn wrong(&mut self, start: Instant, rule: &str, what: &str) {
+        // One that goes on is said once.
+        if self.violations.len() < 20 {
+            self.violations.push(format!(
+                "{rule}, {:.3?}, event {}: {what}",
+                start.elapsed(),
+                self.events.len()
+            ));
+        }
+    }
+
+    /// Whether a hold of the client has begun a cooldown of the key that goes on for a while.
+    fn cools(&self, client: u64, key: &LockKey) -> bool {
+        let goes_on = |at: Instant| at > Instant::now() + Duration::from_millis(10);
+        let cools =
+            |guard: &Guard| guard.cools_until.is_some_and(goes_on) && guard.handle.validity().is_held();
+        self.guards.iter().any(|guard| guard.client == client && guard.key == *key && cools(guard))
+    }
+
+    fn guard(&self, holder: HolderId) -> Option<&Guard> {
+        self.guards.iter().find(|guard| guard.handle.holder() == holder)
+    }
+
+    fn take_guard(&mut self, holder: HolderId) -> Option<Guard> {
+        let at = self.guards.iter().position(|guard| guard.handle.holder() == holder)?;
+        Some(self.guards.remove(at))
+    }
 }

@@ -10,15 +10,15 @@ use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::book::Book;
 use super::caller::Caller;
 use super::client::{ClientClock, ClientTurns, InTurn};
+use super::coverage::{Seen, Sometimes};
 use super::disturbance::{Disturbance as D, Disturbances};
-use super::ends::{Client, close, drop_client, forget};
-use super::sometimes::{Seen, Sometimes};
+use super::judge::Book;
+use super::lifecycle::{Client, close, drop_client, forget};
+use super::network::{Weather, Wire, stream};
+use super::stores::{ClientEnvironment, SimulatedClient, SimulatedStore};
 use super::table::{EndedBy, Kind, Stay, Table};
-use super::wire::{Weather, Wire, stream};
-use super::world::{ClientEnvironment, SimulatedClient, SimulatedStore};
 use crate::history::{History, ViolationKind, check};
 
 /// For how long things are begun.

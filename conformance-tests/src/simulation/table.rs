@@ -11,8 +11,8 @@ use leasehold_engine::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::sometimes::Sometimes;
-use super::wire::Wire;
+use super::coverage::Sometimes;
+use super::network::Wire;
 
 /// How holds of the store end without a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,20 +4,9 @@
 //! [`Lock`] of its own, share a server in memory and have one fault switch each. The suite is known to
 //! test a rule when it catches the mutants that break the rule and passes the versions without a fault.
 
-mod backend_fault;
-mod link;
-mod lock_fault;
-mod mini_backend;
-mod mini_batch;
-mod mini_client;
-mod mini_events;
-mod mini_grant;
-mod mini_keep;
-mod mini_lock;
-mod mini_outage;
-mod mini_permits;
-mod mini_undo;
-mod record;
+mod backend;
+mod connection;
+mod lock;
 mod server;
 mod simulated;
 
@@ -27,11 +16,11 @@ use async_trait::async_trait;
 use leasehold_api::{Error, Lock, LockKey, LossReason};
 use leasehold_engine::{Engine, TokioClock};
 
-use self::backend_fault::BackendFault;
-use self::link::Link;
-use self::lock_fault::LockFault;
-use self::mini_backend::MiniBackend;
-use self::mini_lock::MiniLock;
+use self::backend::MiniBackend;
+use self::backend::fault::BackendFault;
+use self::connection::Link;
+use self::lock::MiniLock;
+use self::lock::fault::LockFault;
 use self::server::Server;
 use leasehold_conformance::SkewedClock;
 use leasehold_conformance::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Harness, Skew, Time};

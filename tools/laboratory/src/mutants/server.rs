@@ -3,7 +3,8 @@
 //! Everything happens under one mutex and on tokio's clock, so that paused time is virtual. What is
 //! to be told to clients is told after the mutex was let go.
 
-mod looking;
+mod admin;
+mod record;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -15,8 +16,8 @@ use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renew
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::backend_fault::BackendFault as Fault;
-use super::record::{Record, Stored, Ticket, ends, name_of, renewed_for};
+use self::record::{Record, Stored, Ticket, ends, name_of, renewed_for};
+use super::backend::fault::BackendFault as Fault;
 
 /// How many holds the store takes under [`Fault::CapacityIsContended`].
 const FEW: usize = 50;
@@ -123,7 +124,7 @@ impl Server {
         }
     }
 
-    /// For [`LockFault::DropForgetsWaiters`](super::lock_fault::LockFault), whose release follows.
+    /// For [`LockFault::DropForgetsWaiters`](super::lock::fault::LockFault), whose release follows.
     pub(crate) fn forget_waiters(&self, key: &LockKey) {
         let state = &mut *self.lock();
         if let Some(record) = state.records.get_mut(&self.name(0, key)) {

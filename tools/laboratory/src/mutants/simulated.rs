@@ -10,9 +10,9 @@ use leasehold_conformance::simulation::{
 };
 use leasehold_engine::Timing;
 
-use super::link::Link;
-use super::mini_backend::{MiniBackend, capabilities};
-use super::mini_lock::MiniLock;
+use super::backend::{MiniBackend, capabilities};
+use super::connection::Link;
+use super::lock::MiniLock;
 use super::{Kind, Mutant, Store};
 
 /// How far the clock of every other client is ahead, where a store looks at it.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use leasehold_api::{Error, Lock, LockKey};
 use leasehold_engine::{Backend, Engine};
 
-use super::book::Bounds;
+use super::backends::{CALL, LOOK, Remote, TableClient, capabilities};
 use super::client::{ClientClock, ClientTurns};
-use super::store::{CALL, LOOK, Remote, TableClient, capabilities};
+use super::judge::Bounds;
+use super::network::Wire;
 use super::table::Table;
-use super::wire::Wire;
 
 /// A fresh store, which lives for one schedule.
 pub trait SimulatedStore: Send + Sync {

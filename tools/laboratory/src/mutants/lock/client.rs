@@ -14,13 +14,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::link::Link;
-use super::lock_fault::LockFault as Fault;
-use super::mini_batch::Batch;
-use super::mini_grant::{Hold, MiniGrant};
-use super::mini_outage::{Outage, Outages, is_passing, no_answer};
-use super::mini_permits::{Permit, Permits, Waiter};
-use super::mini_undo::{Awaited, Fresh};
+use super::super::connection::Link;
+use super::batch::Batch;
+use super::fault::LockFault as Fault;
+use super::grant::{Hold, MiniGrant};
+use super::outage::{Outage, Outages, is_passing, no_answer};
+use super::permits::{Permit, Permits, Waiter};
+use super::undo::{Awaited, Fresh};
 use leasehold_conformance::Op;
 
 /// How often a waiter asks again.

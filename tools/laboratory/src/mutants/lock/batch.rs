@@ -6,8 +6,8 @@ use leasehold_api::{Error, Release};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::mini_client::{CALL, Client, lock};
-use super::mini_grant::{Hold, Released};
+use super::client::{CALL, Client, lock};
+use super::grant::{Hold, Released};
 use leasehold_conformance::Op;
 
 /// What is released in the next call.

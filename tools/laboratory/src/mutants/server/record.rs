@@ -8,8 +8,8 @@ use leasehold_engine::{Attempt, Contended, Request};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::backend_fault::BackendFault as Fault;
-use super::server::Asker;
+use super::super::backend::fault::BackendFault as Fault;
+use super::Asker;
 
 /// How long after its last attempt a poller counts as waiting: a little longer than it takes to ask again.
 const WAITS_FOR: Duration = Duration::from_millis(400);

@@ -9,7 +9,7 @@ use leasehold_engine::{Attempt, HoldRef, ReleaseReply, Request};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::backend_fault::BackendFault;
+use super::backend::fault::BackendFault;
 use super::server::{Asker, Server, Sink};
 use leasehold_conformance::simulation::Wire;
 use leasehold_conformance::{ClientFaults, Fault, Op, Skew};

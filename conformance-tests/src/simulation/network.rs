@@ -12,11 +12,11 @@ use leasehold_engine::{HoldRef, Op, ReleaseReply, Request, Waiting};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
-use super::book::Bounds;
 use super::client::{ClientTurns, InTurn};
+use super::coverage::{Seen, Sometimes};
 use super::disturbance::{Disturbance as D, Disturbances};
+use super::judge::Bounds;
 use super::requests::Requests;
-use super::sometimes::{Seen, Sometimes};
 
 /// More calls than this in one schedule are not work but a loop.
 const TOO_MANY: u64 = 5_000;

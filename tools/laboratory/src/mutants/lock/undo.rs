@@ -7,8 +7,8 @@ use std::time::Duration;
 use leasehold_engine::{Granted, HoldRef, Request};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lock_fault::LockFault as Fault;
-use super::mini_client::{CALL, Client};
+use super::client::{CALL, Client};
+use super::fault::LockFault as Fault;
 use leasehold_conformance::Op;
 
 /// A grant on its way to the caller. Dropped on the way, it is undone.

@@ -5,10 +5,10 @@ use std::sync::Weak;
 use async_trait::async_trait;
 use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, LossReason};
 
-use super::lock_fault::LockFault as Fault;
-use super::mini_client::{Client, lock};
-use super::mini_lock::MiniLock;
-use super::server::Sink;
+use super::super::server::Sink;
+use super::MiniLock;
+use super::client::{Client, lock};
+use super::fault::LockFault as Fault;
 
 #[async_trait]
 impl LockAdmin for MiniLock {

@@ -7,9 +7,9 @@ use leasehold_api::{ErrorKind, LossReason};
 use leasehold_engine::HoldRef;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::lock_fault::LockFault as Fault;
-use super::mini_client::{CALL, Client, lock};
-use super::mini_grant::{Hold, Phase};
+use super::client::{CALL, Client, lock};
+use super::fault::LockFault as Fault;
+use super::grant::{Hold, Phase};
 use leasehold_conformance::Op;
 
 /// Fires the loss when the deadline has passed, whatever the store does.

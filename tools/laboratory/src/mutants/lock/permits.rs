@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use leasehold_api::LockKey;
 use tokio::sync::oneshot;
 
-use super::lock_fault::LockFault as Fault;
+use super::fault::LockFault as Fault;
 
 /// The permits of all keys. A key has a slot while somebody has its permit.
 #[derive(Debug)]

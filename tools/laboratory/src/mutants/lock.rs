@@ -1,6 +1,16 @@
 //! A small correct lock, written against the API alone, with one fault at a time in what an engine
 //! does.
 
+mod batch;
+mod client;
+mod events;
+pub(crate) mod fault;
+mod grant;
+mod outage;
+mod permits;
+mod renewal;
+mod undo;
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,20 +25,20 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::backend_fault::BackendFault;
-use super::link::Link;
-use super::lock_fault::LockFault as Fault;
-use super::mini_backend::capabilities;
-use super::mini_batch::Batch;
-use super::mini_client::{CALL, Client, Refusal};
-use super::mini_events::{Listener, RuntimeEnd};
-use super::mini_grant::{Hold, MiniGrant};
-use super::mini_outage::Outages;
-use super::mini_permits::Permits;
+use self::batch::Batch;
+use self::client::{CALL, Client, Refusal};
+use self::events::{Listener, RuntimeEnd};
+use self::fault::LockFault as Fault;
+use self::grant::{Hold, MiniGrant};
+use self::outage::Outages;
+use self::permits::Permits;
+use super::backend::capabilities;
+use super::backend::fault::BackendFault;
+use super::connection::Link;
 
 /// One client. Dropping it and its guards ends its tasks.
 #[derive(Debug)]
-pub(crate) struct MiniLock(pub(super) Arc<Client>);
+pub(crate) struct MiniLock(Arc<Client>);
 
 impl MiniLock {
     pub(crate) fn connect(link: &Arc<Link>, fault: Fault) -> Result<Self, Error> {

@@ -15,12 +15,12 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lock_fault::LockFault as Fault;
-use super::mini_batch::Batch;
-use super::mini_client::{CALL, Client, lock};
-use super::mini_keep::{keep, watch};
-use super::mini_permits::Permit;
-use super::mini_undo::Fresh;
+use super::batch::Batch;
+use super::client::{CALL, Client, lock};
+use super::fault::LockFault as Fault;
+use super::permits::Permit;
+use super::renewal::{keep, watch};
+use super::undo::Fresh;
 use leasehold_conformance::Op;
 
 /// One hold of one client.

@@ -1,5 +1,7 @@
 //! A small correct backend over the small store, with one fault at a time.
 
+pub(crate) mod fault;
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,8 +17,8 @@ use leasehold_engine::{
     Waiting,
 };
 
-use super::backend_fault::BackendFault as Fault;
-use super::link::Link;
+use self::fault::BackendFault as Fault;
+use super::connection::Link;
 use super::server::{Asker, FEW_HOLDS, Server, Sink};
 use leasehold_conformance::Op;
 

@@ -6,12 +6,12 @@ use leasehold_api::{ErrorKind, Lock as _};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::book::Book;
 use super::client::InTurn;
+use super::judge::Book;
+use super::network::Wire;
 use super::requests::ASKS_ONCE_MORE;
+use super::stores::{ClientEnvironment, SimulatedClient};
 use super::table::Kind;
-use super::wire::Wire;
-use super::world::{ClientEnvironment, SimulatedClient};
 
 /// A client, until it is closed, dropped or dies.
 pub(super) struct Client {

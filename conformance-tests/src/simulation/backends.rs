@@ -14,8 +14,8 @@ use leasehold_engine::{
 };
 use tokio::time::sleep;
 
+use super::network::{Failed, Wire};
 use super::table::{Kind, SESSION, Table};
-use super::wire::{Failed, Wire};
 
 /// The lease of who asks for none.
 pub(crate) const TTL: Duration = Duration::from_secs(3);
