@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::harness::{Harness, Time};
 
 /// The future of a running case.
-pub(crate) type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+pub(crate) type CaseFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// One case of the suite.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct Case {
     pub rules: &'static [&'static str],
     /// What it needs of the store and its harness.
     pub needs: &'static [Need],
-    pub(crate) body: for<'a> fn(&'a Context) -> Running<'a>,
+    pub(crate) body: for<'a> fn(&'a Context) -> CaseFuture<'a>,
 }
 
 impl Case {
@@ -133,7 +133,7 @@ pub enum Need {
 }
 
 /// What to do with a case.
-pub(crate) enum Course {
+pub(crate) enum CaseDecision {
     Run,
     Refusal(Need),
     NotApplicable(String),
@@ -147,19 +147,19 @@ impl Need {
         harness: &dyn Harness,
         time: Time,
         child_test: bool,
-    ) -> Course {
+    ) -> CaseDecision {
         // A missing capability counts first: refusing it is a duty that needs no faults.
         for need in needs {
             if need.undeclared(has) {
-                return Course::Refusal(*need);
+                return CaseDecision::Refusal(*need);
             }
         }
         for need in needs {
             if let Some(reason) = need.hindrance(has, harness, time, child_test) {
-                return Course::NotApplicable(reason);
+                return CaseDecision::NotApplicable(reason);
             }
         }
-        Course::Run
+        CaseDecision::Run
     }
 
     fn undeclared(self, has: &Capabilities) -> bool {

@@ -93,7 +93,7 @@ impl Context {
                 self.remember(&lock);
                 lock
             }
-            Err(error) => self.refused("one more client of the store", &error),
+            Err(error) => self.call_failed("one more client of the store", &error),
         }
     }
 
@@ -121,7 +121,7 @@ impl Context {
                 self.remember(&client.lock);
                 client
             }
-            Err(error) => self.refused("one more client that can be disturbed", &error),
+            Err(error) => self.call_failed("one more client that can be disturbed", &error),
         }
     }
 
@@ -314,7 +314,7 @@ impl Context {
                 guard
             }
             Ok(None) => panic!("{key:?} must be free, but reads held"),
-            Err(error) => self.refused(&format!("a try at {key:?} must be granted"), &error),
+            Err(error) => self.call_failed(&format!("a try at {key:?} must be granted"), &error),
         }
     }
 
@@ -331,7 +331,7 @@ impl Context {
         match lock.try_acquire(key, &AcquireOptions::new()).await {
             Ok(None) => {}
             Ok(Some(guard)) => self.granted_again(&guard),
-            Err(error) => self.refused(&format!("that {key:?} is held is no error"), &error),
+            Err(error) => self.call_failed(&format!("that {key:?} is held is no error"), &error),
         }
     }
 
@@ -346,7 +346,7 @@ impl Context {
             match lock.try_acquire(key, &AcquireOptions::new()).await {
                 Ok(Some(guard)) => return guard,
                 Ok(None) => assert!(Instant::now() < end, "{key:?} is not free after {bound:?}"),
-                Err(error) => self.refused(&format!("a try at {key:?}"), &error),
+                Err(error) => self.call_failed(&format!("a try at {key:?}"), &error),
             }
             self.sleep(self.interval()).await;
         }

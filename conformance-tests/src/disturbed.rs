@@ -85,7 +85,7 @@ impl<B: Backend> Disturbed<B> {
         items: Vec<I>,
         key: fn(&I) -> &LockKey,
         call: impl Fn(Vec<I>) -> F,
-        failed: fn(Failure) -> Result<T, Error>,
+        failed: fn(InjectedFailure) -> Result<T, Error>,
     ) -> Vec<Result<T, Error>>
     where
         I: Clone,
@@ -96,7 +96,7 @@ impl<B: Backend> Disturbed<B> {
         let sent: Vec<I> = items
             .into_iter()
             .zip(&faults)
-            .filter(|(_, fault)| Failure::instead(**fault).is_none())
+            .filter(|(_, fault)| InjectedFailure::instead(**fault).is_none())
             .map(|(item, _)| item)
             .collect();
         let answered = match sent.is_empty() {
@@ -106,14 +106,14 @@ impl<B: Backend> Disturbed<B> {
         let mut answers = match answered {
             Ok(answers) => answers.into_iter(),
             Err(failure) => {
-                let again = || failed(Failure { error: failure.error.clone(), ..failure });
+                let again = || failed(InjectedFailure { error: failure.error.clone(), ..failure });
                 sent.iter().map(|_| again()).collect::<Vec<_>>().into_iter()
             }
         };
-        let mut answer = |fault| match Failure::instead(fault) {
+        let mut answer = |fault| match InjectedFailure::instead(fault) {
             Some(failure) => Some(failed(failure)),
             None => answers.next().map(|answer| match fault {
-                Some(Fault::LoseReply) => failed(Failure::unanswered()),
+                Some(Fault::LoseReply) => failed(InjectedFailure::unanswered()),
                 _ => answer,
             }),
         };
@@ -151,7 +151,12 @@ impl Script {
     }
 
     /// Carries out `call` as the next fault of `op` says; a failure is that of each of its requests.
-    async fn through<T, F>(&self, op: Op, latency: Duration, call: impl Fn() -> F) -> Result<T, Failure>
+    async fn through<T, F>(
+        &self,
+        op: Op,
+        latency: Duration,
+        call: impl Fn() -> F,
+    ) -> Result<T, InjectedFailure>
     where
         F: Future<Output = T> + Send + 'static,
         T: Send + 'static,
@@ -160,8 +165,8 @@ impl Script {
         self.heard().await;
         let fault = self.queue(op).pop_front().unwrap_or(Fault::Pass);
         match fault {
-            Fault::Error(kind) => return Err(Failure { error: scripted(kind), refused: false }),
-            Fault::Refuse(kind) => return Err(Failure { error: scripted(kind), refused: true }),
+            Fault::Error(kind) => return Err(InjectedFailure { error: scripted(kind), refused: false }),
+            Fault::Refuse(kind) => return Err(InjectedFailure { error: scripted(kind), refused: true }),
             Fault::Hang => pending().await,
             _ => travels(latency).await,
         }
@@ -176,7 +181,7 @@ impl Script {
         self.heard().await;
         match fault {
             Fault::DelayReply(by) => tokio::time::sleep(by).await,
-            Fault::LoseReply => return Err(Failure::unanswered()),
+            Fault::LoseReply => return Err(InjectedFailure::unanswered()),
             Fault::LoseReplyHang => pending().await,
             _ => {}
         }
@@ -275,13 +280,13 @@ impl<B: Backend> fmt::Display for Disturbed<B> {
 }
 
 /// Why a call as a whole was not answered.
-struct Failure {
+struct InjectedFailure {
     error: Error,
     /// Nothing was begun, and the backend says so.
     refused: bool,
 }
 
-impl Failure {
+impl InjectedFailure {
     /// The call was carried out, and its answer got lost.
     fn unanswered() -> Self {
         Self { error: scripted(ErrorKind::OutcomeUnknown), refused: false }
@@ -334,18 +339,18 @@ impl<B: Backend> Backend for Disturbed<B> {
             let inner = Arc::clone(&self.inner);
             async move { inner.acquire(requests).await }
         };
-        self.each(Op::Acquire, requests, |request| &request.key, call, Failure::attempt).await
+        self.each(Op::Acquire, requests, |request| &request.key, call, InjectedFailure::attempt).await
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        if let Some(failure) = Failure::instead(self.script.fault_of(Op::Wait, &request.key)) {
+        if let Some(failure) = InjectedFailure::instead(self.script.fault_of(Op::Wait, &request.key)) {
             return failure.attempt();
         }
         let call = || {
             let (inner, request, stop) = (Arc::clone(&self.inner), request.clone(), stop.clone());
             async move { inner.wait(request, stop).await }
         };
-        self.script.through(Op::Wait, self.latency, call).await.unwrap_or_else(Failure::attempt)
+        self.script.through(Op::Wait, self.latency, call).await.unwrap_or_else(InjectedFailure::attempt)
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
@@ -353,7 +358,7 @@ impl<B: Backend> Backend for Disturbed<B> {
             let inner = Arc::clone(&self.inner);
             async move { inner.renew(holds).await }
         };
-        self.each(Op::Renew, holds, |hold| &hold.key, call, Failure::error).await
+        self.each(Op::Renew, holds, |hold| &hold.key, call, InjectedFailure::error).await
     }
 
     /// Not scripted, because the scripts count renewals, but silent with the rest.
@@ -373,7 +378,7 @@ impl<B: Backend> Backend for Disturbed<B> {
             let inner = Arc::clone(&self.inner);
             async move { inner.release(holds).await }
         };
-        self.each(Op::Release, holds, |hold| &hold.key, call, Failure::error).await
+        self.each(Op::Release, holds, |hold| &hold.key, call, InjectedFailure::error).await
     }
 
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
@@ -381,7 +386,7 @@ impl<B: Backend> Backend for Disturbed<B> {
             let inner = Arc::clone(&self.inner);
             async move { inner.release_on_new_runtime(holds).await }
         };
-        self.each(Op::Release, holds, |hold| &hold.key, call, Failure::error).await
+        self.each(Op::Release, holds, |hold| &hold.key, call, InjectedFailure::error).await
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {

@@ -33,13 +33,13 @@ pub struct Event {
     /// Which key.
     pub key: LockKey,
     /// What happened.
-    pub what: What,
+    pub kind: EventKind,
 }
 
 /// What happened.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum EventKind {
     /// A caller asked; `call` is different for each.
     Asked {
         /// Which call.
@@ -57,7 +57,7 @@ pub enum What {
         token: Option<FencingToken>,
     },
     /// A try found the key held.
-    Refused {
+    Contended {
         /// Which call.
         call: u64,
     },
@@ -118,14 +118,14 @@ impl History {
 impl Event {
     /// One event.
     #[must_use]
-    pub fn new(at: Duration, client: u32, key: LockKey, what: What) -> Self {
-        Self { at, client, key, what }
+    pub fn new(at: Duration, client: u32, key: LockKey, kind: EventKind) -> Self {
+        Self { at, client, key, kind }
     }
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:>12.3?}  client {}  {}  {:?}", self.at, self.client, self.key, self.what)
+        write!(f, "{:>12.3?}  client {}  {}  {:?}", self.at, self.client, self.key, self.kind)
     }
 }
 
@@ -207,28 +207,28 @@ impl ViolationKind {
 ///
 /// Every violation, in the order of the events.
 pub fn check(history: &History, capabilities: &Capabilities) -> Result<(), Vec<Violation>> {
-    let mut reader = Reader::new(history, capabilities);
+    let mut checker = Checker::new(history, capabilities);
     for (index, event) in history.events.iter().enumerate() {
-        reader.read(index, event);
+        checker.read(index, event);
     }
     if history.complete {
-        reader.finish();
+        checker.finish();
     }
-    if reader.violations.is_empty() { Ok(()) } else { Err(reader.violations) }
+    if checker.violations.is_empty() { Ok(()) } else { Err(checker.violations) }
 }
 
-struct Reader<'a> {
+struct Checker<'a> {
     history: &'a History,
     capabilities: &'a Capabilities,
     now: Duration,
-    calls: BTreeMap<u64, Call<'a>>,
-    guards: BTreeMap<HolderId, Guard>,
+    calls: BTreeMap<u64, CallState<'a>>,
+    guards: BTreeMap<HolderId, GuardState>,
     current: BTreeMap<&'a LockKey, BTreeSet<HolderId>>,
     highest: BTreeMap<&'a LockKey, FencingToken>,
     violations: Vec<Violation>,
 }
 
-struct Call<'a> {
+struct CallState<'a> {
     key: &'a LockKey,
     asked_at: Duration,
     budget: Option<Duration>,
@@ -236,7 +236,7 @@ struct Call<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Guard {
+enum GuardState {
     Good,
     Lost,
     /// A release was begun; whether it had been lost before.
@@ -249,7 +249,7 @@ enum Guard {
     Over,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Checker<'a> {
     fn new(history: &'a History, capabilities: &'a Capabilities) -> Self {
         Self {
             history,
@@ -269,58 +269,63 @@ impl<'a> Reader<'a> {
             self.report(V::TimeWentBack, index, format!("{:?} after {:?}", event.at, self.now));
         }
         self.now = self.now.max(event.at);
-        match &event.what {
-            What::Asked { call, budget } => {
-                let call_of = Call { key: &event.key, asked_at: event.at, budget: *budget, answered: false };
+        match &event.kind {
+            EventKind::Asked { call, budget } => {
+                let call_of =
+                    CallState { key: &event.key, asked_at: event.at, budget: *budget, answered: false };
                 if self.calls.insert(*call, call_of).is_some() {
                     self.report(V::NotAsked, index, format!("call {call} was made twice"));
                 }
             }
-            What::Granted { call, holder, token } => {
+            EventKind::Granted { call, holder, token } => {
                 self.answer(index, *call, &event.key);
                 self.granted(index, event, *holder, *token);
             }
-            What::Refused { call } | What::Cancelled { call } => {
+            EventKind::Contended { call } | EventKind::Cancelled { call } => {
                 self.answer(index, *call, &event.key);
             }
-            What::Failed { call, kind } => {
+            EventKind::Failed { call, kind } => {
                 if let (Some(call), ErrorKind::Timeout) = (self.answer(index, *call, &event.key), kind) {
                     self.timed_out(index, event, call);
                 }
             }
-            What::Renewed { holder } => match self.guard(index, *holder) {
-                Some(Guard::Good | Guard::Releasing { was_lost: false }) | None => {}
+            EventKind::Renewed { holder } => match self.guard(index, *holder) {
+                Some(GuardState::Good | GuardState::Releasing { was_lost: false }) | None => {}
                 Some(_) => self.report(V::RenewedUnheld, index, format!("{holder} had ended")),
             },
-            What::Lost { holder, .. } => match self.guard(index, *holder) {
-                Some(Guard::Good) => self.now_is(&event.key, *holder, Guard::Lost),
-                Some(Guard::Lost) => self.report(V::LostTwice, index, format!("{holder}")),
-                Some(Guard::Released) => {
+            EventKind::Lost { holder, .. } => match self.guard(index, *holder) {
+                Some(GuardState::Good) => self.now_is(&event.key, *holder, GuardState::Lost),
+                Some(GuardState::Lost) => self.report(V::LostTwice, index, format!("{holder}")),
+                Some(GuardState::Released) => {
                     self.report(V::LostAfterRelease, index, format!("{holder} had been released"));
                 }
-                Some(Guard::Releasing { .. }) | Some(Guard::Over) | None => {}
+                Some(GuardState::Releasing { .. }) | Some(GuardState::Over) | None => {}
             },
-            What::Releasing { holder } => match self.guard(index, *holder) {
-                Some(guard @ (Guard::Good | Guard::Lost)) => {
-                    self.now_is(&event.key, *holder, Guard::Releasing { was_lost: guard == Guard::Lost });
+            EventKind::Releasing { holder } => match self.guard(index, *holder) {
+                Some(guard @ (GuardState::Good | GuardState::Lost)) => {
+                    self.now_is(
+                        &event.key,
+                        *holder,
+                        GuardState::Releasing { was_lost: guard == GuardState::Lost },
+                    );
                 }
                 Some(_) => self.report(V::ReleasedUnheld, index, format!("{holder} had ended")),
                 None => {}
             },
-            What::Released { holder, failed } => match (self.guard(index, *holder), failed) {
-                (Some(Guard::Releasing { was_lost: false }), None) => {
-                    self.now_is(&event.key, *holder, Guard::Released);
+            EventKind::Released { holder, failed } => match (self.guard(index, *holder), failed) {
+                (Some(GuardState::Releasing { was_lost: false }), None) => {
+                    self.now_is(&event.key, *holder, GuardState::Released);
                 }
                 (Some(_), None) => self.report(V::ReleasedUnheld, index, format!("{holder} was not held")),
-                (Some(_), Some(_)) => self.now_is(&event.key, *holder, Guard::Over),
+                (Some(_), Some(_)) => self.now_is(&event.key, *holder, GuardState::Over),
                 (None, _) => {}
             },
-            What::Ended => {
+            EventKind::Ended => {
                 self.current.remove(&event.key);
             }
-            What::Dropped { holder } => {
+            EventKind::Dropped { holder } => {
                 if self.guard(index, *holder).is_some() {
-                    self.now_is(&event.key, *holder, Guard::Over);
+                    self.now_is(&event.key, *holder, GuardState::Over);
                 }
             }
         }
@@ -375,7 +380,7 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        self.guards.insert(holder, Guard::Good);
+        self.guards.insert(holder, GuardState::Good);
         self.current.entry(&event.key).or_default().insert(holder);
     }
 
@@ -394,8 +399,8 @@ impl<'a> Reader<'a> {
 
     /// When and why the guard was lost, from that event on.
     fn loss_after(&self, index: usize, holder: HolderId) -> Option<(Duration, LossReason)> {
-        self.history.events[index..].iter().find_map(|event| match event.what {
-            What::Lost { holder: lost, reason } if lost == holder => Some((event.at, reason)),
+        self.history.events[index..].iter().find_map(|event| match event.kind {
+            EventKind::Lost { holder: lost, reason } if lost == holder => Some((event.at, reason)),
             _ => None,
         })
     }
@@ -412,7 +417,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn guard(&mut self, index: usize, holder: HolderId) -> Option<Guard> {
+    fn guard(&mut self, index: usize, holder: HolderId) -> Option<GuardState> {
         let guard = self.guards.get(&holder).copied();
         if guard.is_none() {
             self.report(ViolationKind::UnknownHolder, index, format!("{holder} was never granted"));
@@ -420,7 +425,7 @@ impl<'a> Reader<'a> {
         guard
     }
 
-    fn now_is(&mut self, key: &LockKey, holder: HolderId, guard: Guard) {
+    fn now_is(&mut self, key: &LockKey, holder: HolderId, guard: GuardState) {
         self.guards.insert(holder, guard);
         if let Some(current) = self.current.get_mut(key) {
             current.remove(&holder);
@@ -433,7 +438,8 @@ impl<'a> Reader<'a> {
         for call in open {
             self.report(ViolationKind::NeverEnded, end, format!("call {call} was never answered"));
         }
-        let held = |g: &Guard| matches!(g, Guard::Good | Guard::Lost | Guard::Releasing { .. });
+        let held =
+            |g: &GuardState| matches!(g, GuardState::Good | GuardState::Lost | GuardState::Releasing { .. });
         let held: Vec<_> = self.guards.iter().filter(|(_, g)| held(g)).map(|(h, _)| *h).collect();
         for holder in held {
             self.report(ViolationKind::NeverEnded, end, format!("the guard {holder} was never given back"));

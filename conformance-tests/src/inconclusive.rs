@@ -1,4 +1,4 @@
-//! What a case has seen, and what does not show that the store is at fault.
+//! What a case has seen that does not show whether the store is at fault.
 
 use std::panic::panic_any;
 
@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use crate::context::Context;
 
-/// As a panic: what the case stands on has ended for a reason that is not the store's fault as far as can be told.
+/// The payload of a panic of a case that failed, perhaps not by a fault of the store. Reported as inconclusive.
 #[derive(Debug)]
-pub(crate) struct Doubt(pub(crate) String);
+pub(crate) struct InconclusivePanic(pub(crate) String);
 
 impl Context {
     /// In real time a hold can have ended because its renewals came too late, and its holder knows. That it was granted to
@@ -18,7 +18,7 @@ impl Context {
         let key = guard.key();
         let before = self.grants().get(key).cloned();
         match before.map(|before| (before.validity(), before.lost().reason())) {
-            Some((Validity::Lost, reason)) => panic_any(Doubt(format!(
+            Some((Validity::Lost, reason)) => panic_any(InconclusivePanic(format!(
                 "the hold of {key:?} was lost, so that another got it as it should: {reason:?}"
             ))),
             Some((validity, _)) if validity.is_held() => {
@@ -28,19 +28,19 @@ impl Context {
         }
     }
 
-    /// What was seen shows something only if it was seen before `end`. In real time that may have passed although this process
-    /// was never stopped: the server may have had no time.
-    pub(crate) fn shows_something_before(&self, end: Instant, otherwise: &str) {
+    /// Ends the case as inconclusive if `end` has passed: what the case saw shows something only if it saw it before. In real time
+    /// `end` can pass although this process was never stopped, because the server had no time.
+    pub(crate) fn inconclusive_after(&self, end: Instant, otherwise: &str) {
         if !self.is_virtual() && Instant::now() >= end {
-            panic_any(Doubt(format!("it took so long that {otherwise}")))
+            panic_any(InconclusivePanic(format!("it took so long that {otherwise}")))
         }
     }
 
-    /// A call that nothing disturbed has failed. In real time a store that does not answer breaks no rule: its server may
-    /// have no time for it, which a process that stands still for none of its own does not see.
-    pub(crate) fn refused(&self, what: &str, error: &Error) -> ! {
+    /// Fails the case because a call that nothing disturbed has failed. In real time a store that does not answer breaks no rule,
+    /// because its server might have no time: the case is inconclusive then.
+    pub(crate) fn call_failed(&self, what: &str, error: &Error) -> ! {
         if !self.is_virtual() && error.kind() == ErrorKind::Unavailable {
-            panic_any(Doubt(format!("{what}, and the store did not answer: {error}")))
+            panic_any(InconclusivePanic(format!("{what}, and the store did not answer: {error}")))
         }
         panic!("{what}: {error}")
     }
@@ -80,7 +80,7 @@ mod tests {
             AssertUnwindSafe(cx.free_within(&b, &key, cx.slack())).catch_unwind().await.unwrap_err(),
             AssertUnwindSafe(cx.held(&c, &key)).catch_unwind().await.unwrap_err(),
         ];
-        asked.map(|panic| panic.is::<Doubt>())
+        asked.map(|panic| panic.is::<InconclusivePanic>())
     }
 
     #[tokio::test]
@@ -94,8 +94,8 @@ mod tests {
     async fn what_was_seen_too_late_shows_nothing_in_real_time() {
         let doubts = async |time, end| {
             let cx = Context::new(Box::new(Fails(ErrorKind::Corrupt)), time, None).await.unwrap();
-            let seen = AssertUnwindSafe(async { cx.shows_something_before(end, "it is over") });
-            seen.catch_unwind().await.is_err_and(|panic| panic.is::<Doubt>())
+            let seen = AssertUnwindSafe(async { cx.inconclusive_after(end, "it is over") });
+            seen.catch_unwind().await.is_err_and(|panic| panic.is::<InconclusivePanic>())
         };
         let now = Instant::now();
         assert!(doubts(Time::Real, now).await);

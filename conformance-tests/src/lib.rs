@@ -41,7 +41,7 @@ pub use program::main;
 pub use report::{CaseReport, Report};
 pub use run::{Run, run_all};
 pub use runner::{Mount, run_case};
-pub use verdict::{Claim, Verdict};
+pub use verdict::{Declaration, Verdict};
 
 // Store authors write `#[async_trait]` impls of the traits above.
 pub use leasehold_api::async_trait;

@@ -16,7 +16,7 @@ use leasehold_api::{
 };
 use tokio::time::Instant;
 
-use crate::history::{Event, History, What};
+use crate::history::{Event, EventKind, History};
 
 /// What the recorders of several clients write into.
 #[derive(Clone, Debug)]
@@ -52,10 +52,10 @@ impl Log {
 
     /// Notes that the store was made to end the hold of `key`.
     pub fn ended(&self, key: &LockKey) {
-        self.write(0, key, What::Ended);
+        self.write(0, key, EventKind::Ended);
     }
 
-    fn write(&self, client: u32, key: &LockKey, what: What) {
+    fn write(&self, client: u32, key: &LockKey, what: EventKind) {
         let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.push(Event::new(self.0.start.elapsed(), client, key.clone(), what));
     }
@@ -84,28 +84,28 @@ impl Recorder {
         Self { inner, client, log: log.clone() }
     }
 
-    fn ask(&self, key: &LockKey, budget: Option<Duration>) -> Question {
+    fn ask(&self, key: &LockKey, budget: Option<Duration>) -> RecordedCall {
         let call = self.log.0.calls.fetch_add(1, Ordering::Relaxed);
         self.log.0.open.fetch_add(1, Ordering::AcqRel);
-        self.log.write(self.client, key, What::Asked { call, budget });
-        Question { recorder: self.clone(), key: key.clone(), call, answered: false }
+        self.log.write(self.client, key, EventKind::Asked { call, budget });
+        RecordedCall { recorder: self.clone(), key: key.clone(), call, answered: false }
     }
 }
 
 /// A call that is under way. Dropped unanswered, it was cancelled.
-struct Question {
+struct RecordedCall {
     recorder: Recorder,
     key: LockKey,
     call: u64,
     answered: bool,
 }
 
-impl Question {
+impl RecordedCall {
     fn granted(mut self, guard: LockGuard) -> LockGuard {
         let recorder = self.recorder.clone();
         let (holder, token) = (guard.holder(), guard.token());
         recorder.log.0.open.fetch_add(1, Ordering::AcqRel);
-        self.answer(What::Granted { call: self.call, holder, token });
+        self.answer(EventKind::Granted { call: self.call, holder, token });
         let grant = guard.into_grant();
         // Runs on after the guard's end: a loss after the release is what the checker looks for.
         let lost = grant.lost();
@@ -115,32 +115,32 @@ impl Question {
         tokio::spawn(async move {
             let reason = lost.await;
             if !noted.swap(true, Ordering::AcqRel) {
-                log.write(client, &key, What::Lost { holder, reason });
+                log.write(client, &key, EventKind::Lost { holder, reason });
             }
         });
-        LockGuard::new(Arc::new(Recorded { inner: grant, recorder, seen }))
+        LockGuard::new(Arc::new(RecordedGrant { inner: grant, recorder, seen }))
     }
 
-    fn refused(mut self) {
-        self.answer(What::Refused { call: self.call });
+    fn contended(mut self) {
+        self.answer(EventKind::Contended { call: self.call });
     }
 
     fn failed(mut self, error: Error) -> Error {
-        self.answer(What::Failed { call: self.call, kind: error.kind() });
+        self.answer(EventKind::Failed { call: self.call, kind: error.kind() });
         error
     }
 
-    fn answer(&mut self, what: What) {
+    fn answer(&mut self, what: EventKind) {
         self.answered = true;
         self.recorder.log.write(self.recorder.client, &self.key, what);
         self.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Drop for Question {
+impl Drop for RecordedCall {
     fn drop(&mut self) {
         if !self.answered {
-            self.answer(What::Cancelled { call: self.call });
+            self.answer(EventKind::Cancelled { call: self.call });
         }
     }
 }
@@ -149,22 +149,22 @@ impl Drop for Question {
 #[deny(clippy::missing_trait_methods)]
 impl Lock for Recorder {
     async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
-        let question = self.ask(key, Some(Duration::ZERO));
+        let call = self.ask(key, Some(Duration::ZERO));
         match self.inner.try_acquire(key, options).await {
-            Ok(Some(guard)) => Ok(Some(question.granted(guard))),
+            Ok(Some(guard)) => Ok(Some(call.granted(guard))),
             Ok(None) => {
-                question.refused();
+                call.contended();
                 Ok(None)
             }
-            Err(error) => Err(question.failed(error)),
+            Err(error) => Err(call.failed(error)),
         }
     }
 
     async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
-        let question = self.ask(key, budget(options.wait));
+        let call = self.ask(key, budget(options.wait));
         match self.inner.acquire(key, options).await {
-            Ok(guard) => Ok(question.granted(guard)),
-            Err(error) => Err(question.failed(error)),
+            Ok(guard) => Ok(call.granted(guard)),
+            Err(error) => Err(call.failed(error)),
         }
     }
 
@@ -173,22 +173,22 @@ impl Lock for Recorder {
         keys: &[LockKey],
         options: &AcquireOptions,
     ) -> Result<Option<MultiGuard>, Error> {
-        let questions: Vec<_> = keys.iter().map(|key| self.ask(key, Some(Duration::ZERO))).collect();
+        let calls: Vec<_> = keys.iter().map(|key| self.ask(key, Some(Duration::ZERO))).collect();
         match self.inner.try_acquire_all(keys, options).await {
-            Ok(Some(guards)) => Ok(Some(all_granted(questions, guards))),
+            Ok(Some(guards)) => Ok(Some(all_granted(calls, guards))),
             Ok(None) => {
-                questions.into_iter().for_each(Question::refused);
+                calls.into_iter().for_each(RecordedCall::contended);
                 Ok(None)
             }
-            Err(error) => Err(all_failed(questions, error)),
+            Err(error) => Err(all_failed(calls, error)),
         }
     }
 
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
-        let questions: Vec<_> = keys.iter().map(|key| self.ask(key, budget(options.wait))).collect();
+        let calls: Vec<_> = keys.iter().map(|key| self.ask(key, budget(options.wait))).collect();
         match self.inner.acquire_all(keys, options).await {
-            Ok(guards) => Ok(all_granted(questions, guards)),
-            Err(error) => Err(all_failed(questions, error)),
+            Ok(guards) => Ok(all_granted(calls, guards)),
+            Err(error) => Err(all_failed(calls, error)),
         }
     }
 
@@ -205,12 +205,12 @@ impl Lock for Recorder {
     }
 }
 
-fn all_granted(questions: Vec<Question>, guards: MultiGuard) -> MultiGuard {
-    questions.into_iter().zip(guards).map(|(question, guard)| question.granted(guard)).collect()
+fn all_granted(calls: Vec<RecordedCall>, guards: MultiGuard) -> MultiGuard {
+    calls.into_iter().zip(guards).map(|(call, guard)| call.granted(guard)).collect()
 }
 
-fn all_failed(questions: Vec<Question>, error: Error) -> Error {
-    questions.into_iter().fold(error, |error, question| question.failed(error))
+fn all_failed(calls: Vec<RecordedCall>, error: Error) -> Error {
+    calls.into_iter().fold(error, |error, call| call.failed(error))
 }
 
 fn budget(wait: Wait) -> Option<Duration> {
@@ -228,22 +228,22 @@ impl fmt::Display for Recorder {
 
 /// A guard's grant, recorded.
 #[derive(Debug)]
-struct Recorded {
+struct RecordedGrant {
     inner: Arc<dyn Grant>,
     recorder: Recorder,
     /// Whether the loss is in the record.
     seen: Arc<AtomicBool>,
 }
 
-impl Recorded {
-    fn write(&self, what: What) {
+impl RecordedGrant {
+    fn write(&self, what: EventKind) {
         self.recorder.log.write(self.recorder.client, self.inner.key(), what);
     }
 
     fn release_by(self: Arc<Self>, begin: impl FnOnce() -> Release) -> Release {
         self.note_loss();
-        self.write(What::Releasing { holder: self.inner.holder() });
-        let mut end = End { grant: self, answered: false };
+        self.write(EventKind::Releasing { holder: self.inner.holder() });
+        let mut end = RecordedRelease { grant: self, answered: false };
         let mut release = begin();
         // What is answered already is recorded now, also if nobody polls it.
         match Pin::new(&mut release).poll(&mut Context::from_waker(Waker::noop())) {
@@ -256,14 +256,14 @@ impl Recorded {
     fn note_loss(&self) {
         if let Some(reason) = self.inner.lost().reason() {
             if !self.seen.swap(true, Ordering::AcqRel) {
-                self.write(What::Lost { holder: self.inner.holder(), reason });
+                self.write(EventKind::Lost { holder: self.inner.holder(), reason });
             }
         }
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Grant for Recorded {
+impl Grant for RecordedGrant {
     fn key(&self) -> &LockKey {
         self.inner.key()
     }
@@ -299,7 +299,7 @@ impl Grant for Recorded {
             let renewed = Arc::clone(&self.inner).renew(ttl).await;
             self.note_loss();
             if renewed.is_ok() {
-                self.write(What::Renewed { holder: self.inner.holder() });
+                self.write(EventKind::Renewed { holder: self.inner.holder() });
             }
             renewed
         })
@@ -326,31 +326,31 @@ impl Grant for Recorded {
     fn abandon(self: Arc<Self>) {
         self.note_loss();
         let holder = self.inner.holder();
-        self.write(What::Dropped { holder });
+        self.write(EventKind::Dropped { holder });
         self.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
         Arc::clone(&self.inner).abandon();
     }
 }
 
 /// A release that is under way. Its future may be dropped.
-struct End {
-    grant: Arc<Recorded>,
+struct RecordedRelease {
+    grant: Arc<RecordedGrant>,
     answered: bool,
 }
 
-impl End {
+impl RecordedRelease {
     fn answer(&mut self, answer: Result<(), Error>) -> Result<(), Error> {
         self.answered = true;
         let (holder, failed) = (self.grant.inner.holder(), answer.as_ref().err().map(Error::kind));
-        self.grant.write(What::Released { holder, failed });
+        self.grant.write(EventKind::Released { holder, failed });
         answer
     }
 }
 
-impl Drop for End {
+impl Drop for RecordedRelease {
     fn drop(&mut self) {
         if !self.answered {
-            self.grant.write(What::Dropped { holder: self.grant.inner.holder() });
+            self.grant.write(EventKind::Dropped { holder: self.grant.inner.holder() });
         }
         self.grant.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::case::{Case, Outcome};
 use crate::cases::all_cases;
-use crate::verdict::{Claim, Verdict};
+use crate::verdict::{Declaration, Verdict};
 
 /// The rules of the contract.
 const RULES: [&str; 18] = [
@@ -27,7 +27,7 @@ pub struct Report {
     /// One entry per case, in the order of the suite.
     pub cases: Vec<CaseReport>,
     /// What the store declares.
-    pub claims: Vec<Claim>,
+    pub declarations: Vec<Declaration>,
     pub(crate) about: About,
 }
 
@@ -74,15 +74,17 @@ impl Report {
     /// What the store declares and could not be tried, each with the reason. Neither shown nor refuted.
     #[must_use]
     pub fn unproven(&self) -> Vec<String> {
-        let reason = |claim: &Claim| Some(format!("{} ({})", claim.claim, claim.hindrance.as_ref()?));
-        self.claims.iter().filter_map(reason).collect()
+        let reason = |declaration: &Declaration| {
+            Some(format!("{} ({})", declaration.text, declaration.hindrance.as_ref()?))
+        };
+        self.declarations.iter().filter_map(reason).collect()
     }
 
     /// What is known of the store. A store of which not every case was run is unproven.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let is_all = self.cases.len() == all_cases().len();
-        let hindered = self.claims.iter().any(|claim| claim.hindrance.is_some());
+        let hindered = self.declarations.iter().any(|declaration| declaration.hindrance.is_some());
         let least = if is_all && !hindered { Verdict::Proven } else { Verdict::Unproven };
         least.max(Verdict::of(self.cases.iter()))
     }
@@ -90,16 +92,19 @@ impl Report {
     /// What is known of a rule, such as `"C8"`.
     #[must_use]
     pub fn verdict_of_rule(&self, rule: &str) -> Verdict {
-        let hindered = self.claims.iter().any(|claim| claim.is_of_rule(rule) && claim.hindrance.is_some());
+        let hindered = self
+            .declarations
+            .iter()
+            .any(|declaration| declaration.is_of_rule(rule) && declaration.hindrance.is_some());
         let least = if hindered { Verdict::Unproven } else { Verdict::Proven };
         least.max(Verdict::of(self.cases.iter().filter(|entry| entry.case.rules.contains(&rule))))
     }
 
     /// What is known of something that the store declares.
     #[must_use]
-    pub fn verdict_of(&self, claim: &Claim) -> Verdict {
-        let least = if claim.hindrance.is_some() { Verdict::Unproven } else { Verdict::Proven };
-        least.max(Verdict::of(self.cases.iter().filter(|entry| claim.concerns(&entry.case))))
+    pub fn verdict_of(&self, declaration: &Declaration) -> Verdict {
+        let least = if declaration.hindrance.is_some() { Verdict::Unproven } else { Verdict::Proven };
+        least.max(Verdict::of(self.cases.iter().filter(|entry| declaration.concerns(&entry.case))))
     }
 
     /// The verdict as shields.io's endpoint badge wants it: a file that is served somewhere, for
@@ -156,9 +161,9 @@ impl Report {
                 (rule, RuleLine { verdict, passed, refused, not_applicable, failed, inconclusive })
             })
             .collect();
-        let claim = |claim: &Claim| {
-            let verdict = self.verdict_of(claim).to_string();
-            serde_json::json!({ "claim": claim.claim, "verdict": verdict, "hindrance": claim.hindrance })
+        let declaration = |declaration: &Declaration| {
+            let verdict = self.verdict_of(declaration).to_string();
+            serde_json::json!({ "claim": declaration.text, "verdict": verdict, "hindrance": declaration.hindrance })
         };
         let end = serde_json::json!({
             "verdict": self.verdict().to_string(),
@@ -166,7 +171,7 @@ impl Report {
             // What cases decide at random is drawn from numbers in the suite.
             "seed": "fixed by the suite's version",
             "about": self.about,
-            "claims": self.claims.iter().map(claim).collect::<Vec<_>>(),
+            "claims": self.declarations.iter().map(declaration).collect::<Vec<_>>(),
             "rules": rules,
             "shown": self.shown(),
             "unproven": self.unproven(),
@@ -185,12 +190,12 @@ impl fmt::Display for Report {
         for entry in self.cases.iter().filter(|c| c.outcome != Outcome::Passed) {
             writeln!(f, "{entry}")?;
         }
-        for claim in self.unproven() {
-            writeln!(f, "UNPROVEN: {claim}")?;
+        for declaration in self.unproven() {
+            writeln!(f, "UNPROVEN: {declaration}")?;
         }
         writeln!(f, "{}", self.about)?;
-        for claim in &self.claims {
-            writeln!(f, "{:12}  {}", self.verdict_of(claim), claim.claim)?;
+        for declaration in &self.declarations {
+            writeln!(f, "{:12}  {}", self.verdict_of(declaration), declaration.text)?;
         }
         let rules = self.rules();
         for rule in RULES {

@@ -11,7 +11,7 @@ use crate::harness::{Factory, Time};
 use crate::pace::usual_pace;
 use crate::report::{About, CaseReport, Report};
 use crate::runner::run;
-use crate::verdict::{Declared, declared};
+use crate::verdict::{StoreDeclarations, declared};
 
 /// Runs all cases, one after the other. Those that need a child process are not applicable.
 pub fn run_all(factory: &dyn Factory) -> Report {
@@ -57,8 +57,10 @@ impl<'a> Run<'a> {
     pub fn run(self) -> Report {
         // What cannot even be opened fails every case.
         let declared = declared(self.factory, self.child_test.is_some());
-        let Declared { store, claims } = declared
-            .unwrap_or_else(|_| Declared { store: "that does not open".to_owned(), claims: Vec::new() });
+        let StoreDeclarations { store, declarations } = declared.unwrap_or_else(|_| StoreDeclarations {
+            store: "that does not open".to_owned(),
+            declarations: Vec::new(),
+        });
         let before = load();
         let cases = self.run_cases();
         let about = About {
@@ -70,7 +72,7 @@ impl<'a> Run<'a> {
             load: [before, load()],
             filter: self.filter,
         };
-        Report { cases, claims, about }
+        Report { cases, declarations, about }
     }
 
     fn is_wanted(&self, case: &Case) -> bool {

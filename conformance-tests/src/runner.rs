@@ -14,14 +14,14 @@ use futures_util::FutureExt as _;
 use leasehold_api::Capabilities;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::case::{Case, Course, Need, Outcome};
+use crate::case::{Case, CaseDecision, Need, Outcome};
 use crate::cases::all_cases;
 use crate::context::Context;
 use crate::harness::{Factory, Time};
-use crate::inconclusive::Doubt;
+use crate::inconclusive::InconclusivePanic;
 use crate::pace::{Slower, pace};
 use crate::report::{CaseReport, Report};
-use crate::stall::{Stall, Watch};
+use crate::stall::{Stall, StallWatch};
 use crate::verdict::declared;
 
 /// The longest that one case may take: of virtual time.
@@ -92,7 +92,7 @@ impl Mount {
     pub fn judge(&self) {
         let mut report = Report::default();
         match declared(&*self.factory, true) {
-            Ok(declared) => report.claims = declared.claims,
+            Ok(declared) => report.declarations = declared.declarations,
             Err(error) => panic!("the harness has no client: {error}"),
         }
         let unproven = report.unproven();
@@ -148,7 +148,7 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
 
 fn run_once(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> CaseReport {
     let start = Instant::now();
-    let watch = (factory.time() == Time::Real).then(Watch::start);
+    let watch = (factory.time() == Time::Real).then(StallWatch::start);
     let outcome = match runtime(factory.time()) {
         Ok(runtime) => {
             let limit = WallLimit::new();
@@ -159,7 +159,7 @@ fn run_once(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> C
         }
         Err(error) => Outcome::Failed { message: format!("no runtime for the case: {error}") },
     };
-    CaseReport { case: *case, outcome: excused(outcome, watch.map(Watch::end)), took: start.elapsed() }
+    CaseReport { case: *case, outcome: excused(outcome, watch.map(StallWatch::end)), took: start.elapsed() }
 }
 
 /// What failed in real time while the machine stood still shows nothing.
@@ -207,12 +207,12 @@ async fn judge_and_run(
             limit.extend(declared_bounds(cx.capabilities()));
         }
         let outcome = match Need::judge(case.needs, cx.capabilities(), cx.harness(), time, has_child_test) {
-            Course::NotApplicable(reason) => Outcome::NotApplicable { reason },
-            Course::Refusal(need) => {
+            CaseDecision::NotApplicable(reason) => Outcome::NotApplicable { reason },
+            CaseDecision::Refusal(need) => {
                 need.assert_refused(&cx).await;
                 Outcome::Refused { capability: need.capability() }
             }
-            Course::Run => {
+            CaseDecision::Run => {
                 (case.body)(&cx).await;
                 Outcome::Passed
             }
@@ -224,7 +224,7 @@ async fn judge_and_run(
     // In real time the limit of the wall clock is the same, and says how long it was.
     match tokio::time::timeout(VIRTUAL_LIMIT, work).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => match panic.downcast::<Doubt>() {
+        Ok(Err(panic)) => match panic.downcast::<InconclusivePanic>() {
             Ok(doubt) => Outcome::Inconclusive { message: doubt.0 },
             Err(panic) => failed(panic_text(&*panic)),
         },
@@ -340,7 +340,7 @@ mod tests {
 
     use super::*;
     use crate::Harness;
-    use crate::case::Running;
+    use crate::case::CaseFuture;
     use crate::pace::usual_pace;
 
     #[derive(Debug)]
@@ -371,15 +371,15 @@ mod tests {
     fn a_case_that_is_run_again_has_the_process_alone_and_more_time() {
         static BESIDE: AtomicUsize = AtomicUsize::new(0);
         static RUNS: AtomicUsize = AtomicUsize::new(0);
-        fn busy(_: &Context) -> Running<'_> {
+        fn busy(_: &Context) -> CaseFuture<'_> {
             BESIDE.fetch_add(1, SeqCst);
             thread::sleep(Duration::from_millis(5));
             BESIDE.fetch_sub(1, SeqCst);
             Box::pin(async {})
         }
-        fn doubtful(_: &Context) -> Running<'_> {
+        fn doubtful(_: &Context) -> CaseFuture<'_> {
             if RUNS.fetch_add(1, SeqCst) == 0 {
-                panic_any(Doubt("a first attempt".to_owned()));
+                panic_any(InconclusivePanic("a first attempt".to_owned()));
             }
             assert_eq!(BESIDE.load(SeqCst), 0, "other cases are run beside");
             assert_eq!(pace(), (SLOWER_BY * usual_pace()).min(100));

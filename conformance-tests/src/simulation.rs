@@ -30,26 +30,25 @@ use std::time::Duration;
 use leasehold_engine::Backend;
 
 use self::backends::LOOK;
-pub use self::coverage::{Seen, Sometimes};
+pub use self::coverage::{Coverage, Situation};
 pub use self::disturbance::{Disturbance, Disturbances};
-pub use self::judge::Bounds;
-pub use self::network::Wire;
-use self::schedule::Open;
-pub use self::schedule::Played;
-use self::stores::{BackendStore, OwnStore};
-pub use self::stores::{ClientEnvironment, SimulatedClient, SimulatedStore};
+pub use self::network::NetworkLink;
+use self::schedule::OpenStore;
+pub use self::schedule::ScheduleReport;
+use self::stores::{BackendStore, TableStore};
+pub use self::stores::{Bounds, ClientEnvironment, SimulatedClient, SimulatedStore};
 use self::table::Table;
 
 /// What schedules are played with.
 pub struct Simulation {
-    open: Box<Open>,
+    open: Box<OpenStore>,
 }
 
 /// A schedule that showed something wrong, and the fewest disturbances that it does so with.
 #[derive(Debug)]
-pub struct Found {
+pub struct Counterexample {
     /// The schedule with as little as possible.
-    pub played: Played,
+    pub report: ScheduleReport,
     /// What is left out.
     pub without: Disturbances,
 }
@@ -58,20 +57,20 @@ impl Simulation {
     /// The engine over the simulator's own store, with leases, sessions or latches as the seed says.
     #[must_use]
     pub fn of_the_engine() -> Self {
-        Self::of_own_store(Some(LOOK))
+        Self::of_table_store(Some(LOOK))
     }
 
     /// The same without looks at the store between two renewals, which is a fault where clients are stopped with
     /// their clocks.
     #[must_use]
     pub fn of_an_engine_that_never_looks() -> Self {
-        Self::of_own_store(None)
+        Self::of_table_store(None)
     }
 
-    fn of_own_store(look: Option<Duration>) -> Self {
+    fn of_table_store(look: Option<Duration>) -> Self {
         let open = move |kind| {
             let table = Table::new(kind);
-            let store: Box<dyn SimulatedStore> = Box::new(OwnStore { table: Arc::clone(&table), look });
+            let store: Box<dyn SimulatedStore> = Box::new(TableStore { table: Arc::clone(&table), look });
             (store, Some(table))
         };
         Self { open: Box::new(open) }
@@ -95,16 +94,20 @@ impl Simulation {
 
     /// Plays the schedule of `seed`, without the disturbances `without`.
     #[must_use]
-    pub fn play(&self, seed: u64, without: Disturbances) -> Played {
+    pub fn play(&self, seed: u64, without: Disturbances) -> ScheduleReport {
         schedule::play(&*self.open, seed, without)
     }
 
     /// Plays the schedule of each seed until one shows something wrong, and leaves out of that whatever it shows that
-    /// without. What was seen on the way is added to `seen`.
-    pub fn search(&self, seeds: impl IntoIterator<Item = u64>, seen: &Seen) -> Option<Found> {
+    /// without. What the schedules ran into is added to `coverage`.
+    pub fn search(
+        &self,
+        seeds: impl IntoIterator<Item = u64>,
+        coverage: &Coverage,
+    ) -> Option<Counterexample> {
         for seed in seeds {
             let played = self.play(seed, Disturbances::none());
-            seen.add(&played.seen);
+            coverage.add(&played.coverage);
             if !played.violations.is_empty() {
                 return Some(self.shrink(played));
             }
@@ -113,13 +116,13 @@ impl Simulation {
     }
 
     /// Leaves out one class of disturbances after the other, as long as the schedule still shows something wrong.
-    fn shrink(&self, played: Played) -> Found {
-        let mut found = Found { without: Disturbances::none(), played };
+    fn shrink(&self, played: ScheduleReport) -> Counterexample {
+        let mut found = Counterexample { without: Disturbances::none(), report: played };
         for (one, _) in Disturbance::ALL {
             let without = found.without.with(one);
-            let played = self.play(found.played.seed, without);
+            let played = self.play(found.report.seed, without);
             if !played.violations.is_empty() {
-                found = Found { played, without };
+                found = Counterexample { report: played, without };
             }
         }
         found
@@ -132,14 +135,14 @@ impl fmt::Debug for Simulation {
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Played { seed, violations, happened, history, record, .. } = &self.played;
+        let ScheduleReport { seed, violations, happened, history, holds, .. } = &self.report;
         for event in &history.events {
             writeln!(f, "{event}")?;
         }
-        for stay in record {
-            writeln!(f, "{stay}")?;
+        for hold in holds {
+            writeln!(f, "{hold}")?;
         }
         for violation in violations {
             writeln!(f, "WRONG  {violation}")?;

@@ -18,13 +18,13 @@ const PART: u32 = 10;
 
 /// A thread that sleeps and measures by how much it woke up late.
 #[derive(Debug)]
-pub(crate) struct Watch {
-    seen: Arc<Seen>,
+pub(crate) struct StallWatch {
+    seen: Arc<WakeupDelays>,
     start: Instant,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct WakeupDelays {
     is_over: AtomicBool,
     /// When the thread was last awake, since the start; this and the others in nanoseconds.
     awake: AtomicU64,
@@ -32,7 +32,7 @@ struct Seen {
     total: AtomicU64,
 }
 
-/// What a [`Watch`] has seen.
+/// What a [`StallWatch`] has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stall {
     longest: Duration,
@@ -40,9 +40,9 @@ pub(crate) struct Stall {
     of: Duration,
 }
 
-impl Watch {
+impl StallWatch {
     pub(crate) fn start() -> Self {
-        let seen = Arc::<Seen>::default();
+        let seen = Arc::<WakeupDelays>::default();
         let watched = Arc::clone(&seen);
         // Without it nothing is excused.
         let start = Instant::now();
@@ -60,13 +60,13 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for StallWatch {
     fn drop(&mut self) {
         self.seen.is_over.store(true, Ordering::Release);
     }
 }
 
-impl Seen {
+impl WakeupDelays {
     fn look(&self, start: Instant) {
         let mut awake = start.elapsed();
         while !self.is_over.load(Ordering::Acquire) {
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_watch_ends_its_thread_and_adds_up() {
-        let watch = Watch::start();
+        let watch = StallWatch::start();
         let seen = Arc::clone(&watch.seen);
         while seen.total.load(Ordering::Acquire) == 0 {
             thread::yield_now();
@@ -132,7 +132,7 @@ mod tests {
         assert!(stall.longest <= stall.total && stall.total <= stall.of, "{stall}");
         // Of a thread that has not run since the start.
         let start = Instant::now() - Duration::from_secs(3);
-        let stall = Watch { seen: Arc::default(), start }.end();
+        let stall = StallWatch { seen: Arc::default(), start }.end();
         assert!(stall.longest > Duration::from_secs(2), "{stall}");
         while Arc::strong_count(&seen) > 1 {
             thread::yield_now();

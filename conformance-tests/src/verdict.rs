@@ -77,63 +77,63 @@ impl fmt::Display for Verdict {
 /// Something that a store declares.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub struct Declaration {
     /// In words, with its bound.
-    pub claim: String,
+    pub text: String,
     /// Why it cannot be tried, or not all of it.
     pub hindrance: Option<String>,
-    concerns: Concerns,
+    concerns: TriedBy,
 }
 
 /// Which cases try it.
 #[derive(Clone, Copy, Debug)]
-enum Concerns {
+enum TriedBy {
     Rule(&'static str),
     Group(&'static str),
     Need(Need),
 }
 
-impl Claim {
+impl Declaration {
     pub(crate) fn concerns(&self, case: &Case) -> bool {
         match self.concerns {
-            Concerns::Rule(rule) => case.rules.contains(&rule),
-            Concerns::Group(group) => case.group() == group,
-            Concerns::Need(need) => case.needs.contains(&need),
+            TriedBy::Rule(rule) => case.rules.contains(&rule),
+            TriedBy::Group(group) => case.group() == group,
+            TriedBy::Need(need) => case.needs.contains(&need),
         }
     }
 
     pub(crate) fn is_of_rule(&self, rule: &str) -> bool {
-        matches!(self.concerns, Concerns::Rule(own) if own == rule)
+        matches!(self.concerns, TriedBy::Rule(own) if own == rule)
     }
 }
 
 /// What is known of a store before any case is run.
 #[derive(Clone, Debug)]
-pub(crate) struct Declared {
+pub(crate) struct StoreDeclarations {
     pub(crate) store: String,
-    pub(crate) claims: Vec<Claim>,
+    pub(crate) declarations: Vec<Declaration>,
 }
 
 /// What the store of `factory` declares.
-pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<Declared, Error> {
+pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<StoreDeclarations, Error> {
     let runtime = runtime(factory.time())
         .map_err(|error| Error::new(leasehold_api::ErrorKind::Unavailable, error.to_string()))?;
     let found = runtime.block_on(async {
         let harness = factory.open().await?;
         let client = harness.client().await?;
-        let claims = list(client.capabilities(), &*harness, factory.time(), child_test);
+        let declarations = list(client.capabilities(), &*harness, factory.time(), child_test);
         let store = client.to_string();
-        client.close().await.map(|()| Declared { store, claims })
+        client.close().await.map(|()| StoreDeclarations { store, declarations })
     });
     runtime.shutdown_background();
     found
 }
 
-fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<Claim> {
-    use Concerns::{Group, Need as Needs, Rule};
+fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<Declaration> {
+    use TriedBy::{Group, Need as Needs, Rule};
     let elsewhere = (has.scope != Scope::Process).then_some(Need::Child);
     let durable = (has.fencing == Fencing::Durable).then_some(Need::Restart);
-    let mut claims = vec![
+    let mut declarations = vec![
         (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, None]),
         (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), [Some(Need::Silence), None]),
         (format!("undo = {:?}", has.undo), Group("cancellation"), [Some(Need::Script), None]),
@@ -141,15 +141,15 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (format!("fairness = {:?}", has.fairness), Rule("C12"), [None, None]),
     ];
     if let Some(lease) = has.lease {
-        let claim = format!("lease = {:?} to {:?}, by the store's clock", lease.min, lease.max);
-        claims.push((claim, Needs(Need::Lease), [Some(Need::Skew), None]));
+        let declaration = format!("lease = {:?} to {:?}, by the store's clock", lease.min, lease.max);
+        declarations.push((declaration, Needs(Need::Lease), [Some(Need::Skew), None]));
     }
     if has.fencing != Fencing::None {
         let across = elsewhere.filter(|_| durable.is_some());
-        claims.push((format!("fencing = {:?}", has.fencing), Rule("C8"), [across, durable]));
+        declarations.push((format!("fencing = {:?}", has.fencing), Rule("C8"), [across, durable]));
     }
     if let (Some(bound), Some(need)) = (has.crash_release, elsewhere) {
-        claims.push((format!("crash_release = {bound:?}"), Group("crash"), [Some(need), None]));
+        declarations.push((format!("crash_release = {bound:?}"), Group("crash"), [Some(need), None]));
     }
     for (has, need) in [
         (has.cooldown, Need::Cooldown),
@@ -158,15 +158,15 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (has.admin.force_release, Need::ForceRelease),
     ] {
         if has {
-            claims.push((need.capability().to_owned(), Needs(need), [None, None]));
+            declarations.push((need.capability().to_owned(), Needs(need), [None, None]));
         }
     }
     let reason = |need: Need| need.hindrance(has, harness, time, child_test);
-    claims
+    declarations
         .into_iter()
-        .map(|(claim, concerns, needs)| {
+        .map(|(declaration, concerns, needs)| {
             let hindrance = needs.into_iter().flatten().find_map(reason);
-            Claim { claim, hindrance, concerns }
+            Declaration { text: declaration, hindrance, concerns }
         })
         .collect()
 }

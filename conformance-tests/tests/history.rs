@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use leasehold_api::{Capabilities, ErrorKind, Fencing, FencingToken, HolderId, LockKey, LossReason, Scope};
-use leasehold_conformance::history::{Event, History, ViolationKind, What, check};
+use leasehold_conformance::history::{Event, EventKind, History, ViolationKind, check};
 use proptest::prelude::*;
 
 fn capabilities() -> Capabilities {
@@ -86,14 +86,14 @@ struct Pen {
 }
 
 impl Pen {
-    fn write(&mut self, client: u32, key: &LockKey, what: What) {
+    fn write(&mut self, client: u32, key: &LockKey, what: EventKind) {
         self.events.push(Event::new(self.at, client, key.clone(), what));
         self.at += Duration::from_millis(self.rng.u64(1..50));
     }
 
     fn ask(&mut self, client: u32, key: &LockKey, budget: Option<Duration>) -> u64 {
         self.calls += 1;
-        self.write(client, key, What::Asked { call: self.calls, budget });
+        self.write(client, key, EventKind::Asked { call: self.calls, budget });
         self.calls
     }
 
@@ -108,31 +108,31 @@ impl Pen {
                 self.tokens += self.rng.u64(1..5);
                 let holder = HolderId::from_parts(u128::from(client), self.tokens);
                 let token = Some(FencingToken::from_u64(self.tokens));
-                self.write(client, &key, What::Granted { call, holder, token });
+                self.write(client, &key, EventKind::Granted { call, holder, token });
                 self.held.push((key, client, holder, false));
             }
             (0..=1, Some(_)) => {
                 let call = self.ask(client, &key, Some(Duration::ZERO));
-                self.write(client, &key, What::Refused { call });
+                self.write(client, &key, EventKind::Contended { call });
             }
             (2, Some(_)) => {
                 let budget = Duration::from_millis(self.rng.u64(1..500));
                 let call = self.ask(client, &key, Some(budget));
                 self.at += budget;
-                self.write(client, &key, What::Failed { call, kind: ErrorKind::Timeout });
+                self.write(client, &key, EventKind::Failed { call, kind: ErrorKind::Timeout });
             }
             (3 | 4, _) => {
                 let call = self.ask(client, &key, None);
-                self.write(client, &key, What::Cancelled { call });
+                self.write(client, &key, EventKind::Cancelled { call });
             }
             (5, Some(i)) => {
                 let (key, client, holder, _) = self.held[i].clone();
                 self.held[i].3 = true;
-                self.write(client, &key, What::Lost { holder, reason: LossReason::ForcedRelease });
+                self.write(client, &key, EventKind::Lost { holder, reason: LossReason::ForcedRelease });
             }
             (6, Some(i)) => {
                 let (key, client, holder, _) = self.held[i].clone();
-                self.write(client, &key, What::Renewed { holder });
+                self.write(client, &key, EventKind::Renewed { holder });
             }
             _ if !self.held.is_empty() => {
                 let i = self.rng.usize(..self.held.len());
@@ -145,12 +145,12 @@ impl Pen {
     fn end(&mut self, i: usize) {
         let (key, client, holder, lost) = self.held.remove(i);
         if self.rng.u32(..4) == 0 {
-            self.write(client, &key, What::Dropped { holder });
+            self.write(client, &key, EventKind::Dropped { holder });
             return;
         }
-        self.write(client, &key, What::Releasing { holder });
+        self.write(client, &key, EventKind::Releasing { holder });
         let failed = lost.then_some(ErrorKind::Lost);
-        self.write(client, &key, What::Released { holder, failed });
+        self.write(client, &key, EventKind::Released { holder, failed });
     }
 }
 
@@ -179,7 +179,7 @@ fn find(events: &[Event], pick: usize, wanted: impl Fn(usize, &Event) -> bool) -
 }
 
 fn is_grant(event: &Event) -> bool {
-    matches!(event.what, What::Granted { .. })
+    matches!(event.kind, EventKind::Granted { .. })
 }
 
 fn next_grant(events: &[Event], after: usize) -> Option<usize> {
@@ -187,17 +187,17 @@ fn next_grant(events: &[Event], after: usize) -> Option<usize> {
 }
 
 fn holder_of(event: &Event) -> Option<HolderId> {
-    match event.what {
-        What::Granted { holder, .. } | What::Releasing { holder } | What::Released { holder, .. } => {
-            Some(holder)
-        }
+    match event.kind {
+        EventKind::Granted { holder, .. }
+        | EventKind::Releasing { holder }
+        | EventKind::Released { holder, .. } => Some(holder),
         _ => None,
     }
 }
 
 fn token_of(event: &mut Event) -> Option<&mut Option<FencingToken>> {
-    match &mut event.what {
-        What::Granted { token, .. } => Some(token),
+    match &mut event.kind {
+        EventKind::Granted { token, .. } => Some(token),
         _ => None,
     }
 }
@@ -230,8 +230,10 @@ fn remove_token(events: &mut Vec<Event>, pick: usize) -> Option<()> {
 fn release_before_grant(events: &[Event], pick: usize) -> Option<(usize, usize, usize)> {
     let begin = find(events, pick, |i, e| {
         let lost =
-            |h| events.iter().any(|e| matches!(e.what, What::Lost { holder, .. } if Some(holder) == h));
-        matches!(e.what, What::Releasing { .. }) && next_grant(events, i).is_some() && !lost(holder_of(e))
+            |h| events.iter().any(|e| matches!(e.kind, EventKind::Lost { holder, .. } if Some(holder) == h));
+        matches!(e.kind, EventKind::Releasing { .. })
+            && next_grant(events, i).is_some()
+            && !lost(holder_of(e))
     })?;
     let end = (begin + 1..events.len()).find(|i| holder_of(&events[*i]) == holder_of(&events[begin]))?;
     Some((begin, end, next_grant(events, begin)?))
@@ -263,78 +265,82 @@ fn drop_release(events: &mut Vec<Event>, pick: usize) -> Option<()> {
 }
 
 fn drop_last_release(events: &mut Vec<Event>, _: usize) -> Option<()> {
-    let end = events.iter().rposition(|e| matches!(e.what, What::Released { .. }))?;
+    let end = events.iter().rposition(|e| matches!(e.kind, EventKind::Released { .. }))?;
     events.remove(end);
     Some(())
 }
 
 fn drop_answer(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let answer = find(events, pick, |_, e| matches!(e.what, What::Refused { .. } | What::Cancelled { .. }))?;
+    let answer = find(events, pick, |_, e| {
+        matches!(e.kind, EventKind::Contended { .. } | EventKind::Cancelled { .. })
+    })?;
     events.remove(answer);
     Some(())
 }
 
 fn drop_question(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let question = find(events, pick, |_, e| matches!(e.what, What::Asked { .. }))?;
+    let question = find(events, pick, |_, e| matches!(e.kind, EventKind::Asked { .. }))?;
     events.remove(question);
     Some(())
 }
 
 fn lost_release_ok(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let release = find(events, pick, |_, e| matches!(e.what, What::Released { failed: Some(_), .. }))?;
-    if let What::Released { failed, .. } = &mut events[release].what {
+    let release = find(events, pick, |_, e| matches!(e.kind, EventKind::Released { failed: Some(_), .. }))?;
+    if let EventKind::Released { failed, .. } = &mut events[release].kind {
         *failed = None;
     }
     Some(())
 }
 
 fn drop_releasing(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let end = find(events, pick, |_, e| matches!(e.what, What::Released { failed: None, .. }))?;
+    let end = find(events, pick, |_, e| matches!(e.kind, EventKind::Released { failed: None, .. }))?;
     let begin = (0..end).rev().find(|i| {
-        matches!(events[*i].what, What::Releasing { .. }) && holder_of(&events[*i]) == holder_of(&events[end])
+        matches!(events[*i].kind, EventKind::Releasing { .. })
+            && holder_of(&events[*i]) == holder_of(&events[end])
     })?;
     events.remove(begin);
     Some(())
 }
 
 fn lose_released(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let release = find(events, pick, |_, e| matches!(e.what, What::Released { failed: None, .. }))?;
+    let release = find(events, pick, |_, e| matches!(e.kind, EventKind::Released { failed: None, .. }))?;
     let holder = holder_of(&events[release])?;
-    let what = What::Lost { holder, reason: LossReason::Gone };
+    let what = EventKind::Lost { holder, reason: LossReason::Gone };
     insert_after(events, release, what);
     Some(())
 }
 
 fn double_loss(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let loss = find(events, pick, |_, e| matches!(e.what, What::Lost { .. }))?;
+    let loss = find(events, pick, |_, e| matches!(e.kind, EventKind::Lost { .. }))?;
     events.insert(loss + 1, events[loss].clone());
     Some(())
 }
 
 fn renew_lost(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let loss = find(events, pick, |_, e| matches!(e.what, What::Lost { .. }))?;
-    let What::Lost { holder, .. } = events[loss].what else { return None };
-    insert_after(events, loss, What::Renewed { holder });
+    let loss = find(events, pick, |_, e| matches!(e.kind, EventKind::Lost { .. }))?;
+    let EventKind::Lost { holder, .. } = events[loss].kind else { return None };
+    insert_after(events, loss, EventKind::Renewed { holder });
     Some(())
 }
 
-fn insert_after(events: &mut Vec<Event>, at: usize, what: What) {
+fn insert_after(events: &mut Vec<Event>, at: usize, what: EventKind) {
     let mut event = events[at].clone();
-    event.what = what;
+    event.kind = what;
     events.insert(at + 1, event);
 }
 
 fn strange_holder(events: &mut Vec<Event>, pick: usize) -> Option<()> {
-    let dropped = find(events, pick, |_, e| matches!(e.what, What::Dropped { .. }))?;
-    events[dropped].what = What::Dropped { holder: HolderId::from_parts(0, 0) };
+    let dropped = find(events, pick, |_, e| matches!(e.kind, EventKind::Dropped { .. }))?;
+    events[dropped].kind = EventKind::Dropped { holder: HolderId::from_parts(0, 0) };
     Some(())
 }
 
 fn timed_out_question(events: &mut [Event], pick: usize) -> Option<&mut Option<Duration>> {
-    let timeout = find(events, pick, |_, e| matches!(e.what, What::Failed { kind: ErrorKind::Timeout, .. }))?;
-    let What::Failed { call: wanted, .. } = events[timeout].what else { return None };
-    events.iter_mut().find_map(|e| match &mut e.what {
-        What::Asked { call, budget } if *call == wanted => Some(budget),
+    let timeout =
+        find(events, pick, |_, e| matches!(e.kind, EventKind::Failed { kind: ErrorKind::Timeout, .. }))?;
+    let EventKind::Failed { call: wanted, .. } = events[timeout].kind else { return None };
+    events.iter_mut().find_map(|e| match &mut e.kind {
+        EventKind::Asked { call, budget } if *call == wanted => Some(budget),
         _ => None,
     })
 }

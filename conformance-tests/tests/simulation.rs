@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::simulation::{Disturbances, Found, Played, Seen, Simulation};
+use leasehold_conformance::simulation::{Counterexample, Coverage, Disturbances, ScheduleReport, Simulation};
 
 /// How many schedules are a test.
 const SCHEDULES: u64 = 3_000;
@@ -72,7 +72,7 @@ fn thousands_of_schedules() {
     );
     if let Some(found) = found {
         println!("{found}");
-        panic!("seed {} shows something wrong", found.played.seed);
+        panic!("seed {} shows something wrong", found.report.seed);
     }
     let never = seen.never();
     assert!(never.is_empty(), "{played} schedules have never run into {never:?}");
@@ -111,9 +111,9 @@ fn campaign(
     simulation: &Simulation,
     first: u64,
     goes_on: impl Fn(u64) -> bool + Sync,
-) -> (Seen, Option<Found>, u64) {
+) -> (Coverage, Option<Counterexample>, u64) {
     const AT_ONCE: u64 = 100;
-    let (seen, next, found) = (Seen::default(), AtomicU64::new(0), Mutex::new(None));
+    let (seen, next, found) = (Coverage::default(), AtomicU64::new(0), Mutex::new(None));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(8) {
@@ -129,7 +129,10 @@ fn campaign(
                         stop.store(true, Ordering::Relaxed);
                         // Of those that are found at the same time the first seed, however many cores there are.
                         let mut found = found.lock().unwrap();
-                        if found.as_ref().is_none_or(|other: &Found| one.played.seed < other.played.seed) {
+                        if found
+                            .as_ref()
+                            .is_none_or(|other: &Counterexample| one.report.seed < other.report.seed)
+                        {
                             *found = Some(one);
                         }
                     }
@@ -140,13 +143,13 @@ fn campaign(
     (seen, found.into_inner().unwrap(), next.into_inner())
 }
 
-fn text_of(played: &Played) -> String {
+fn text_of(played: &ScheduleReport) -> String {
     let mut text = String::new();
     for event in &played.history.events {
         writeln!(text, "{event}").unwrap();
     }
-    for stay in &played.record {
-        writeln!(text, "{stay}").unwrap();
+    for hold in &played.holds {
+        writeln!(text, "{hold}").unwrap();
     }
     writeln!(text, "disturbed by: {}", played.happened).unwrap();
     text

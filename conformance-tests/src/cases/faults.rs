@@ -154,7 +154,7 @@ async fn held_within(cx: &Context, a: &FaultyClient, key: &LockKey, bound: Durat
             Ok(None) => return,
             Ok(Some(guard)) => cx.granted_again(&guard),
             Err(error) if error.kind() == ErrorKind::Unavailable && Instant::now() < end => {}
-            Err(error) => cx.refused(&format!("that {key:?} is held is no error"), &error),
+            Err(error) => cx.call_failed(&format!("that {key:?} is held is no error"), &error),
         }
         cx.sleep(cx.interval()).await;
     }

@@ -1,4 +1,4 @@
-//! Backends of the simulation: one client of the table, and whatever backend at the far end of a wire.
+//! Backends of the simulation: one client of the table, and any backend at the far end of a link.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -14,8 +14,8 @@ use leasehold_engine::{
 };
 use tokio::time::sleep;
 
-use super::network::{Failed, Wire};
-use super::table::{Kind, SESSION, Table};
+use super::network::{CallFailure, NetworkLink};
+use super::table::{HoldKind, SESSION, Table};
 
 /// The lease of who asks for none.
 pub(crate) const TTL: Duration = Duration::from_secs(3);
@@ -32,18 +32,23 @@ const CLOSE: Duration = Duration::from_secs(5);
 pub(crate) struct TableClient {
     table: Arc<Table>,
     client: u64,
-    wire: Arc<Wire>,
+    link: Arc<NetworkLink>,
     look: Option<Duration>,
     capabilities: Capabilities,
     events: OnceLock<Events>,
 }
 
 impl TableClient {
-    pub(crate) fn new(table: &Arc<Table>, client: u64, wire: &Arc<Wire>, look: Option<Duration>) -> Self {
+    pub(crate) fn new(
+        table: &Arc<Table>,
+        client: u64,
+        link: &Arc<NetworkLink>,
+        look: Option<Duration>,
+    ) -> Self {
         Self {
             table: Arc::clone(table),
             client,
-            wire: Arc::clone(wire),
+            link: Arc::clone(link),
             look,
             capabilities: capabilities(table.kind),
             events: OnceLock::new(),
@@ -51,7 +56,7 @@ impl TableClient {
     }
 }
 
-pub(crate) fn capabilities(kind: Kind) -> Capabilities {
+pub(crate) fn capabilities(kind: HoldKind) -> Capabilities {
     let mut has = Capabilities::new(Scope::Network);
     has.fencing = Fencing::Durable;
     has.cooldown = true;
@@ -60,33 +65,33 @@ pub(crate) fn capabilities(kind: Kind) -> Capabilities {
     // What was confirmed just before the store let go, on the slowest clock.
     has.loss_detection = Duration::from_secs(3);
     match kind {
-        Kind::Lease => {
+        HoldKind::Lease => {
             has.lease = Some(LeaseBounds::new(Some(TTL), Duration::from_millis(500), LONGEST_TTL));
             has.loss_detection = LONGEST_TTL;
             has.crash_release = Some(LONGEST_TTL);
         }
-        Kind::Session => {
+        HoldKind::Session => {
             has.crash_release = Some(SESSION);
             has.fairness = Fairness::Roughly;
         }
-        Kind::Latch => {}
+        HoldKind::Latch => {}
     }
     has
 }
 
-fn timing(kind: Kind) -> Timing {
+fn timing(kind: HoldKind) -> Timing {
     let mut timing = Timing::default();
     timing.request_timeout = CALL;
     timing.close = CLOSE;
     let confirm = Confirm::new(LOOK, Duration::from_millis(2_500));
     timing.waiting = Waiting::Poll { every: POLL };
     match kind {
-        Kind::Lease => {}
-        Kind::Session => {
+        HoldKind::Lease => {}
+        HoldKind::Session => {
             timing.confirm = Some(confirm);
             timing.waiting = Waiting::Store;
         }
-        Kind::Latch => timing.confirm = Some(confirm.sticky()),
+        HoldKind::Latch => timing.confirm = Some(confirm.sticky()),
     }
     timing
 }
@@ -104,16 +109,16 @@ impl Backend for TableClient {
     }
 
     fn attach(&self, events: Events) {
-        self.table.listen(self.client, events.clone(), Arc::clone(&self.wire));
+        self.table.listen(self.client, events.clone(), Arc::clone(&self.link));
         let _ = self.events.set(events);
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        requests.iter().map(|r| Ok(self.table.acquire(self.client, r, &self.wire))).collect()
+        requests.iter().map(|r| Ok(self.table.acquire(self.client, r, &self.link))).collect()
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        let mut answer = match self.table.enqueue(self.client, &request, &self.wire) {
+        let mut answer = match self.table.enqueue(self.client, &request, &self.link) {
             Ok(answer) => answer,
             Err(attempt) => return Ok(attempt),
         };
@@ -144,7 +149,7 @@ impl Backend for TableClient {
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
-        holds.iter().map(|h| Ok(self.table.renew(self.client, h, &self.wire))).collect()
+        holds.iter().map(|h| Ok(self.table.renew(self.client, h, &self.link))).collect()
     }
 
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
@@ -152,7 +157,7 @@ impl Backend for TableClient {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        holds.iter().map(|h| Ok(self.table.release(self.client, h, &self.wire))).collect()
+        holds.iter().map(|h| Ok(self.table.release(self.client, h, &self.link))).collect()
     }
 
     async fn close(&self) {
@@ -176,16 +181,16 @@ impl fmt::Debug for TableClient {
     }
 }
 
-/// A backend at the far end of a wire.
+/// A backend at the far end of a link.
 #[derive(Debug)]
 pub(crate) struct Remote {
     inner: Arc<dyn Backend>,
-    wire: Arc<Wire>,
+    link: Arc<NetworkLink>,
 }
 
 impl Remote {
-    pub(crate) fn new(inner: Arc<dyn Backend>, wire: &Arc<Wire>) -> Self {
-        Self { inner, wire: Arc::clone(wire) }
+    pub(crate) fn new(inner: Arc<dyn Backend>, link: &Arc<NetworkLink>) -> Self {
+        Self { inner, link: Arc::clone(link) }
     }
 }
 
@@ -204,17 +209,17 @@ impl Backend for Remote {
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        self.wire.asks(&requests, self.inner.timing().waiting);
+        self.link.check_acquire(&requests, self.inner.timing().waiting);
         let (inner, asked) = (Arc::clone(&self.inner), requests.clone());
         let work = move || {
             let (inner, requests) = (Arc::clone(&inner), requests.clone());
             async move { inner.acquire(requests).await }
         };
-        match self.wire.carry(Op::Acquire, work).await {
+        match self.link.send(Op::Acquire, work).await {
             Ok(answers) => answers,
             Err(failed) => {
                 if failed.refused {
-                    self.wire.turned_down(&asked);
+                    self.link.was_refused(&asked);
                 }
                 asked.iter().map(|_| attempt_failed(&failed)).collect()
             }
@@ -223,14 +228,14 @@ impl Backend for Remote {
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let (inner, asked) = (Arc::clone(&self.inner), [request.clone()]);
-        self.wire.asks(&asked, self.inner.timing().waiting);
+        self.link.check_acquire(&asked, self.inner.timing().waiting);
         let work = move || {
             let (inner, request, stop) = (Arc::clone(&inner), request.clone(), stop.clone());
             async move { inner.wait(request, stop).await }
         };
-        self.wire.carry(Op::Wait, work).await.unwrap_or_else(|failed| {
+        self.link.send(Op::Wait, work).await.unwrap_or_else(|failed| {
             if failed.refused {
-                self.wire.turned_down(&asked);
+                self.link.was_refused(&asked);
             }
             attempt_failed(&failed)
         })
@@ -242,7 +247,7 @@ impl Backend for Remote {
             let (inner, holds) = (Arc::clone(&inner), holds.clone());
             async move { inner.renew(holds).await }
         };
-        let answers = self.wire.carry(Op::Renew, work).await;
+        let answers = self.link.send(Op::Renew, work).await;
         answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
     }
 
@@ -252,21 +257,21 @@ impl Backend for Remote {
             let (inner, holds) = (Arc::clone(&inner), holds.clone());
             async move { inner.look(holds).await }
         };
-        let answers = self.wire.carry(Op::Renew, work).await;
+        let answers = self.link.send(Op::Renew, work).await;
         answers.unwrap_or_else(|failed| (0..asked).map(|_| Err(failed.error())).collect())
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        self.wire.releases(&holds);
+        self.link.check_release(&holds);
         let (inner, asked) = (Arc::clone(&self.inner), holds.clone());
         let work = move || {
             let (inner, holds) = (Arc::clone(&inner), holds.clone());
             async move { inner.release(holds).await }
         };
-        let answers = self.wire.carry(Op::Release, work).await;
+        let answers = self.link.send(Op::Release, work).await;
         let answers: Vec<_> =
             answers.unwrap_or_else(|failed| asked.iter().map(|_| Err(failed.error())).collect());
-        self.wire.has_released(&asked, &answers);
+        self.link.was_released(&asked, &answers);
         answers
     }
 
@@ -288,7 +293,7 @@ impl Backend for Remote {
     }
 }
 
-fn attempt_failed(failed: &Failed) -> Result<Attempt, Error> {
+fn attempt_failed(failed: &CallFailure) -> Result<Attempt, Error> {
     if failed.refused { Ok(Attempt::Refused(failed.error())) } else { Err(failed.error()) }
 }
 

@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::backends::LONGEST_TTL;
 use super::client::ClientTurns;
-use super::coverage::Sometimes;
+use super::coverage::Situation;
 use super::disturbance::Disturbance as D;
-use super::judge::Book;
+use super::judge::Judge;
 
 /// What a caller asked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct CallOptions {
     /// `None` waits for ever, zero is a try.
     pub(crate) budget: Option<Duration>,
     pub(crate) cooldown: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Asked {
 pub(crate) struct Caller {
     pub(crate) client: u64,
     pub(crate) lock: Arc<dyn Lock>,
-    pub(crate) book: Arc<Book>,
+    pub(crate) judge: Arc<Judge>,
     pub(crate) turns: Arc<ClientTurns>,
     pub(crate) keys: Vec<LockKey>,
     pub(crate) dice: Rng,
@@ -49,51 +49,51 @@ pub(crate) struct Caller {
 }
 
 /// A call that is under way. Dropped unanswered, it was cancelled.
-struct Question {
-    book: Arc<Book>,
+struct PendingCall {
+    judge: Arc<Judge>,
     calls: Vec<u64>,
 }
 
-impl Question {
+impl PendingCall {
     fn granted(mut self, guards: &[LockGuard]) {
         for (call, guard) in std::mem::take(&mut self.calls).into_iter().zip(guards) {
-            self.book.granted(call, guard);
+            self.judge.granted(call, guard);
         }
     }
 
-    fn refused(mut self) {
-        std::mem::take(&mut self.calls).into_iter().for_each(|call| self.book.refused(call));
+    fn contended(mut self) {
+        std::mem::take(&mut self.calls).into_iter().for_each(|call| self.judge.contended(call));
     }
 
     fn failed(mut self, error: &Error) {
-        std::mem::take(&mut self.calls).into_iter().for_each(|call| self.book.failed(call, error));
+        std::mem::take(&mut self.calls).into_iter().for_each(|call| self.judge.failed(call, error));
     }
 }
 
-impl Drop for Question {
+impl Drop for PendingCall {
     fn drop(&mut self) {
-        self.calls.iter().for_each(|call| self.book.cancelled(*call));
+        self.calls.iter().for_each(|call| self.judge.cancelled(*call));
     }
 }
 
 /// A guard in the hands of a caller. Dropped, its end is noted.
-struct Hand {
-    book: Arc<Book>,
+struct HeldGuard {
+    judge: Arc<Judge>,
     holder: HolderId,
     guard: Option<LockGuard>,
 }
 
-impl Hand {
-    fn new(book: &Arc<Book>, guard: LockGuard) -> Self {
-        Self { book: Arc::clone(book), holder: guard.holder(), guard: Some(guard) }
+impl HeldGuard {
+    fn new(judge: &Arc<Judge>, guard: LockGuard) -> Self {
+        Self { judge: Arc::clone(judge), holder: guard.holder(), guard: Some(guard) }
     }
 }
 
-impl Drop for Hand {
+impl Drop for HeldGuard {
     fn drop(&mut self) {
-        self.book.look();
+        self.judge.check_guards();
         drop(self.guard.take());
-        self.book.dropped(self.holder);
+        self.judge.dropped(self.holder);
     }
 }
 
@@ -146,10 +146,10 @@ impl Caller {
         if let Some(most) = max_hold {
             options = options.max_hold(most);
         }
-        let cools = !several && !self.book.cooldown.is_zero() && self.dice.u8(..3) == 0;
+        let cools = !several && !self.judge.cooldown.is_zero() && self.dice.u8(..3) == 0;
         let not_due = cools && self.dice.bool();
         if cools {
-            options = options.cooldown(self.book.cooldown);
+            options = options.cooldown(self.judge.cooldown);
             if not_due {
                 options = options.on_cooldown(OnCooldown::NotDue);
             }
@@ -158,7 +158,7 @@ impl Caller {
         if gives_up {
             options = options.give_up_on_failure();
         }
-        let asked = Asked {
+        let asked = CallOptions {
             budget,
             cooldown: cools,
             not_due,
@@ -169,10 +169,10 @@ impl Caller {
             keys: u32::try_from(keys.len()).unwrap_or(1),
         };
         let patience = (self.dice.u8(..4) == 0).then(|| self.ms(&[5, 120, 1_200]));
-        let patience = patience.filter(|_| self.book.weather.happens(D::Cancel));
-        let book = Arc::clone(&self.book);
-        let calls = keys.iter().map(|key| book.ask(self.client, key, asked.clone(), &self.turns)).collect();
-        let question = Question { book: Arc::clone(&book), calls };
+        let patience = patience.filter(|_| self.judge.network.happens(D::Cancel));
+        let judge = Arc::clone(&self.judge);
+        let calls = keys.iter().map(|key| judge.ask(self.client, key, asked.clone(), &self.turns)).collect();
+        let pending = PendingCall { judge: Arc::clone(&judge), calls };
         let lock = Arc::clone(&self.lock);
         let call = async {
             match (&keys[..], tries) {
@@ -197,16 +197,17 @@ impl Caller {
         };
         match outcome {
             Ok(Some(guards)) => {
-                question.granted(&guards);
+                pending.granted(&guards);
                 if guards.len() > 1 {
-                    self.book.note(Sometimes::Several);
+                    self.judge.note(Situation::Several);
                 }
-                let hands = guards.into_iter().map(|guard| Hand::new(&self.book, guard)).collect();
-                self.hold(hands, options.ttl).await;
+                let held_guards =
+                    guards.into_iter().map(|guard| HeldGuard::new(&self.judge, guard)).collect();
+                self.hold(held_guards, options.ttl).await;
             }
-            Ok(None) => question.refused(),
+            Ok(None) => pending.contended(),
             Err(error) => {
-                question.failed(&error);
+                pending.failed(&error);
                 if error.kind() == ErrorKind::Closed {
                     return Err(());
                 }
@@ -215,89 +216,90 @@ impl Caller {
         Ok(())
     }
 
-    async fn hold(&mut self, hands: Vec<Hand>, ttl: Option<Duration>) {
-        for mut hand in hands {
-            let Some(guard) = hand.guard.take() else { continue };
+    async fn hold(&mut self, held_guards: Vec<HeldGuard>, ttl: Option<Duration>) {
+        for mut held_guard in held_guards {
+            let Some(guard) = held_guard.guard.take() else { continue };
             let (key, token) = (guard.key().clone(), guard.token());
-            let read = self.book.read(&guard);
+            let read = self.judge.read(&guard);
             let first = self.ms(&[0, 20, 400, 3_000]);
-            hand.guard = Some(guard);
+            held_guard.guard = Some(guard);
             sleep(first).await;
-            let Some(guard) = &hand.guard else { continue };
+            let Some(guard) = &held_guard.guard else { continue };
             if self.dice.u8(..3) == 0 {
                 let another = ttl.filter(|_| self.dice.bool());
                 let another = another.map(|_| Duration::from_millis(self.dice.u64(600..6_000)));
                 let asked = Instant::now();
                 let outcome = match another {
                     Some(another) => {
-                        self.book.renews_for_another(guard);
+                        self.judge.renews_for_another(guard);
                         guard.renew_for(another).await
                     }
                     None => guard.renew().await,
                 };
                 if outcome.is_ok() {
-                    self.book.renewed(guard);
+                    self.judge.renewed(guard);
                     if let Some(another) = another {
-                        self.book.renewed_for(guard, another, asked);
+                        self.judge.renewed_for(guard, another, asked);
                     }
                 }
             }
             if guard.validity() == Validity::Valid {
                 // It is on its way for a while, and nothing here can call it back.
-                let (book, number) = (Arc::clone(&self.book), token.map_or(0, FencingToken::as_u64));
+                let (judge, number) = (Arc::clone(&self.judge), token.map_or(0, FencingToken::as_u64));
                 let way = self.ms(&[1, 1, 50, 5_000]);
                 tokio::spawn(async move {
                     sleep(way).await;
-                    book.write(&key, number, read);
+                    judge.write(&key, number, read);
                 });
             }
             if self.dice.u8(..5) == 0 {
                 // Held until it is lost, or for long.
                 let lost = timeout(Duration::from_secs(8), guard.lost()).await.is_ok();
                 if lost && guard.validity().is_held() {
-                    self.book.wrong("C9", "lost() has fired and the guard reads held");
+                    self.judge.violation("C9", "lost() has fired and the guard reads held");
                 }
             } else {
                 let second = self.ms(&[0, 0, 500]);
                 sleep(second).await;
             }
             if guard.token() != token {
-                self.book.wrong("C8", format!("the token of {} changed while it was held", guard.key()));
+                self.judge.violation("C8", format!("the token of {} changed while it was held", guard.key()));
             }
             if guard.validity() == Validity::Lost {
                 // What reads lost says so.
                 if timeout(Duration::from_secs(2), guard.lost()).await.is_err() {
-                    self.book.wrong("C9", format!("{} reads lost, and lost() does not fire", guard.key()));
+                    self.judge
+                        .violation("C9", format!("{} reads lost, and lost() does not fire", guard.key()));
                 }
             }
-            self.let_go(hand).await;
+            self.end_hold(held_guard).await;
         }
     }
 
-    async fn let_go(&mut self, mut hand: Hand) {
+    async fn end_hold(&mut self, mut held_guard: HeldGuard) {
         let how = self.dice.u8(..10);
-        let Some(guard) = hand.guard.take() else { return };
+        let Some(guard) = held_guard.guard.take() else { return };
         if how == 0 {
-            hand.guard = Some(guard);
+            held_guard.guard = Some(guard);
             return;
         }
-        if how == 3 && self.book.weather.happens(D::Cancel) {
+        if how == 3 && self.judge.network.happens(D::Cancel) {
             // Begun, and never polled.
             drop(guard.into_grant().release());
             return;
         }
         let holder = guard.holder();
-        self.book.releasing(&guard);
+        self.judge.releasing(&guard);
         let release = guard.release();
-        if how <= 2 && self.book.weather.happens(D::Cancel) {
+        if how <= 2 && self.judge.network.happens(D::Cancel) {
             let patience = self.ms(&[0, 2, 200]);
             if let Ok(answer) = timeout(patience, release).await {
-                self.book.released(holder, &answer);
+                self.judge.released(holder, &answer);
             }
             return;
         }
         let answer = release.await;
-        self.book.released(holder, &answer);
+        self.judge.released(holder, &answer);
     }
 
     /// Up to one of these.

@@ -12,10 +12,10 @@ use tokio::time::Instant;
 
 /// When the tasks of one client go on: all of them stand still together, and go on in an order of their own.
 #[derive(Debug)]
-pub(crate) struct ClientTurns(Mutex<State>);
+pub(crate) struct ClientTurns(Mutex<TurnState>);
 
 #[derive(Debug)]
-struct State {
+struct TurnState {
     dice: Rng,
     /// Whether tasks that are ready let others go first from time to time.
     shuffles: bool,
@@ -33,7 +33,7 @@ struct State {
 
 impl ClientTurns {
     pub(crate) fn new(seed: u64, shuffles: bool) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State {
+        Arc::new(Self(Mutex::new(TurnState {
             dice: Rng::with_seed(seed),
             shuffles,
             paused_at: None,
@@ -100,7 +100,7 @@ impl ClientTurns {
         state.stood_still + state.paused_at.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TurnState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

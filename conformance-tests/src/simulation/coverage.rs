@@ -1,4 +1,4 @@
-//! What a campaign must have seen: one that never happened was not tested.
+//! The situations that a campaign must have run into: one that never happened was not tested.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Something that schedules should run into from time to time.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sometimes {
+pub enum Situation {
     /// A renewal arrived when somebody else had the key.
-    RenewalMetSuccessor,
+    RenewalAfterTakeover,
     /// A release arrived when somebody else had the key.
-    ReleaseMetSuccessor,
+    ReleaseAfterTakeover,
     /// A hold that no caller had a guard of was released.
     UndoneGrant,
     /// A request arrived when its caller had given it up.
@@ -59,11 +59,11 @@ pub enum Sometimes {
     HeldAfterAStop,
 }
 
-impl Sometimes {
+impl Situation {
     /// All of them.
     pub const ALL: [Self; 25] = [
-        Self::RenewalMetSuccessor,
-        Self::ReleaseMetSuccessor,
+        Self::RenewalAfterTakeover,
+        Self::ReleaseAfterTakeover,
         Self::UndoneGrant,
         Self::ArrivedAfterTheCallEnded,
         Self::AnsweredAfterTheCallEnded,
@@ -90,37 +90,37 @@ impl Sometimes {
     ];
 }
 
-/// How often each was seen.
+/// How often schedules ran into each situation.
 #[derive(Debug, Default)]
-pub struct Seen([AtomicU64; Sometimes::ALL.len()]);
+pub struct Coverage([AtomicU64; Situation::ALL.len()]);
 
-impl Seen {
-    pub(crate) fn note(&self, what: Sometimes) {
+impl Coverage {
+    pub(crate) fn note(&self, what: Situation) {
         self.0[what as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often that was seen.
+    /// Returns how often schedules ran into the situation.
     #[must_use]
-    pub fn of(&self, what: Sometimes) -> u64 {
+    pub fn of(&self, what: Situation) -> u64 {
         self.0[what as usize].load(Ordering::Relaxed)
     }
 
-    /// Adds what another has seen.
+    /// Adds the counts of another.
     pub fn add(&self, other: &Self) {
-        for what in Sometimes::ALL {
+        for what in Situation::ALL {
             self.0[what as usize].fetch_add(other.of(what), Ordering::Relaxed);
         }
     }
 
-    /// What was never seen.
+    /// Returns the situations that no schedule ran into.
     #[must_use]
-    pub fn never(&self) -> Vec<Sometimes> {
-        Sometimes::ALL.into_iter().filter(|what| self.of(*what) == 0).collect()
+    pub fn never(&self) -> Vec<Situation> {
+        Situation::ALL.into_iter().filter(|what| self.of(*what) == 0).collect()
     }
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Sometimes::ALL.iter().try_for_each(|what| writeln!(f, "{:>9}  {what:?}", self.of(*what)))
+        Situation::ALL.iter().try_for_each(|what| writeln!(f, "{:>9}  {what:?}", self.of(*what)))
     }
 }

@@ -1,4 +1,4 @@
-//! What the callers of a schedule did and saw, and the judge that looks while it goes on.
+//! The judge: records what the callers of a schedule did and saw, and looks for violations while the schedule runs.
 
 mod checks;
 
@@ -6,64 +6,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{
-    Capabilities, Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity,
-};
-use leasehold_engine::Timing;
+use leasehold_api::{Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity};
 use tokio::time::Instant;
 
 use super::backends::LONGEST_TTL;
-use super::caller::Asked;
+use super::caller::CallOptions;
 use super::client::{ClientTurns, DRIFT};
-use super::coverage::Sometimes;
-use super::network::{Weather, Wire};
+use super::coverage::Situation;
+use super::network::{Network, NetworkLink};
+use super::stores::Bounds;
 use super::table::Table;
-use crate::history::{Event, History, What};
+use crate::history::{Event, EventKind, History};
 
-/// What the judge demands of the clients of a store.
-#[derive(Clone, Debug)]
-pub struct Bounds {
-    pub(crate) capabilities: Capabilities,
-    /// The longest that one call of the store may take.
-    pub(crate) call: Duration,
-    /// How often a client asks the store about what it holds, at least.
-    pub(crate) look: Option<Duration>,
-    pub(crate) close: Duration,
-}
-
-impl Bounds {
-    /// The bounds of clients of a store with these capabilities and this timing.
-    #[must_use]
-    pub fn new(capabilities: Capabilities, timing: &Timing) -> Self {
-        Self {
-            capabilities,
-            call: timing.request_timeout,
-            look: None,
-            close: timing.close + Duration::from_secs(1),
-        }
-    }
-}
-
-pub(crate) struct Book {
+pub(crate) struct Judge {
     pub(crate) bounds: Bounds,
-    pub(crate) weather: Arc<Weather>,
+    pub(crate) network: Arc<Network>,
     /// The cooldown that some grants of the schedule begin.
     pub(crate) cooldown: Duration,
     pub(super) truth: Option<Arc<Table>>,
     pub(crate) start: Instant,
-    state: Mutex<State>,
+    state: Mutex<Observations>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct Observations {
     pub(super) events: Vec<Event>,
     pub(super) violations: Vec<String>,
-    pub(super) calls: BTreeMap<u64, Call>,
+    pub(super) calls: BTreeMap<u64, WatchedCall>,
     pub(super) next_call: u64,
-    pub(super) guards: Vec<Guard>,
-    pub(super) seen: BTreeSet<HolderId>,
+    pub(super) guards: Vec<WatchedGuard>,
+    pub(super) granted: BTreeSet<HolderId>,
     /// How each client reaches the store.
-    pub(super) wires: BTreeMap<u64, Arc<Wire>>,
+    pub(super) links: BTreeMap<u64, Arc<NetworkLink>>,
     pub(super) dead: BTreeSet<u64>,
     pub(super) gone: BTreeSet<u64>,
     /// Of which keys a client has asked for several at a time: what it gives back of those was granted to it.
@@ -76,10 +50,10 @@ pub(super) struct State {
 }
 
 #[derive(Clone)]
-pub(super) struct Call {
+pub(super) struct WatchedCall {
     pub(super) client: u64,
     pub(super) key: LockKey,
-    pub(super) asked: Asked,
+    pub(super) asked: CallOptions,
     pub(super) at: Instant,
     pub(super) stood_still: Duration,
     pub(super) turns: Arc<ClientTurns>,
@@ -87,7 +61,7 @@ pub(super) struct Call {
     pub(super) is_known: bool,
 }
 
-pub(super) struct Guard {
+pub(super) struct WatchedGuard {
     pub(super) client: u64,
     pub(super) key: LockKey,
     pub(super) handle: GrantHandle,
@@ -118,38 +92,44 @@ pub(crate) struct Read {
     unfenced: u64,
 }
 
-impl Book {
+impl Judge {
     pub(crate) fn new(
         bounds: Bounds,
-        weather: &Arc<Weather>,
+        network: &Arc<Network>,
         cooldown: Duration,
         truth: Option<Arc<Table>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             bounds,
             cooldown,
-            weather: Arc::clone(weather),
+            network: Arc::clone(network),
             truth,
             start: Instant::now(),
             state: Mutex::default(),
         })
     }
 
-    pub(crate) fn note(&self, what: Sometimes) {
-        self.weather.seen.note(what);
+    pub(crate) fn note(&self, what: Situation) {
+        self.network.coverage.note(what);
     }
 
-    /// A client comes, which reaches the store by this wire.
-    pub(crate) fn comes(&self, client: u64, wire: &Arc<Wire>) {
-        self.lock().wires.insert(client, Arc::clone(wire));
+    /// A client has started, which reaches the store by this link.
+    pub(crate) fn client_started(&self, client: u64, link: &Arc<NetworkLink>) {
+        self.lock().links.insert(client, Arc::clone(link));
     }
 
-    /// Something is wrong.
-    pub(crate) fn wrong(&self, rule: &str, what: impl AsRef<str>) {
-        self.lock().wrong(self.start, rule, what.as_ref());
+    /// Records a violation of `rule`.
+    pub(crate) fn violation(&self, rule: &str, what: impl AsRef<str>) {
+        self.lock().violation(self.start, rule, what.as_ref());
     }
 
-    pub(crate) fn ask(&self, client: u64, key: &LockKey, asked: Asked, turns: &Arc<ClientTurns>) -> u64 {
+    pub(crate) fn ask(
+        &self,
+        client: u64,
+        key: &LockKey,
+        asked: CallOptions,
+        turns: &Arc<ClientTurns>,
+    ) -> u64 {
         let mut state = self.lock();
         let call = state.next_call;
         state.next_call += 1;
@@ -160,7 +140,7 @@ impl Book {
         let is_known = asked.not_due && state.cools(client, key);
         state.calls.insert(
             call,
-            Call {
+            WatchedCall {
                 client,
                 key: key.clone(),
                 asked,
@@ -170,32 +150,32 @@ impl Book {
                 is_known,
             },
         );
-        state.write(self.start, client, key, What::Asked { call, budget });
+        state.write(self.start, client, key, EventKind::Asked { call, budget });
         call
     }
 
     pub(crate) fn granted(&self, call: u64, guard: &LockGuard) {
-        self.look();
+        self.check_guards();
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
         let (holder, token) = (guard.holder(), guard.token());
-        self.answered_in_time(&mut state, &of);
-        self.was_due(&mut state, &of, "a grant");
-        self.is_of_the_store(&mut state, holder, token);
-        state.seen.insert(holder);
-        state.write(self.start, of.client, &of.key, What::Granted { call, holder, token });
+        self.check_answer_time(&mut state, &of);
+        self.check_due(&mut state, &of, "a grant");
+        self.check_token(&mut state, holder, token);
+        state.granted.insert(holder);
+        state.write(self.start, of.client, &of.key, EventKind::Granted { call, holder, token });
         let now = Instant::now();
         let expired =
             guard.validity() == Validity::Lost && guard.lost().reason() == Some(LossReason::Expired);
         if expired && of.turns.stood_still() == of.stood_still {
-            state.wrong(self.start, "C9", &format!("{holder} was lost when it was granted"));
+            state.violation(self.start, "C9", &format!("{holder} was lost when it was granted"));
         }
         // The answer to a grant that an operator has ended may come when a later one has begun its cooldown.
         let forced = state.forced.contains_key(&of.key);
         // So may that to a client whose clocks stood still: the store has ended the hold, and it does not know.
         let stopped = of.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
         if !forced && !stopped && state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
-            state.wrong(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
+            state.violation(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
         }
         if of.asked.cooldown {
             state.cools_until.insert(of.key.clone(), of.at + self.cooldown);
@@ -203,12 +183,12 @@ impl Book {
         let most = of.asked.ttl.map(|ttl| ttl.mul_f64(0.9));
         if most.zip(guard.remaining()).is_some_and(|(most, left)| left > most) {
             let what = format!("{holder} lasts for {:?} of a lease of {:?}", guard.remaining(), of.asked.ttl);
-            state.wrong(self.start, "C9", &what);
+            state.violation(self.start, "C9", &what);
         }
         if guard.key() != &of.key {
-            state.wrong(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
+            state.violation(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
         }
-        state.guards.push(Guard {
+        state.guards.push(WatchedGuard {
             client: of.client,
             key: of.key,
             handle: guard.handle(),
@@ -223,18 +203,18 @@ impl Book {
             doubted: false,
         });
         drop(state);
-        self.look();
+        self.check_guards();
     }
 
     /// A try found the key held.
-    pub(crate) fn refused(&self, call: u64) {
+    pub(crate) fn contended(&self, call: u64) {
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
-        self.note(Sometimes::TryRefused);
-        self.answered_in_time(&mut state, &of);
-        self.was_due(&mut state, &of, "held");
-        self.was_hindered(&mut state, call, &of, "C3");
-        state.write(self.start, of.client, &of.key, What::Refused { call });
+        self.note(Situation::TryRefused);
+        self.check_answer_time(&mut state, &of);
+        self.check_due(&mut state, &of, "held");
+        self.check_contended(&mut state, call, &of, "C3");
+        state.write(self.start, of.client, &of.key, EventKind::Contended { call });
     }
 
     pub(crate) fn failed(&self, call: u64, error: &Error) {
@@ -244,28 +224,28 @@ impl Book {
         // Who gives up on a failure may hear of one first.
         of.is_known &=
             !matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity);
-        self.answered_in_time(&mut state, &of);
+        self.check_answer_time(&mut state, &of);
         if !matches!(kind, ErrorKind::NotDue | ErrorKind::Closed) {
-            self.was_due(&mut state, &of, kind);
+            self.check_due(&mut state, &of, kind);
         }
         let waited = of.at.elapsed();
         let over = of.asked.budget.is_some_and(|budget| waited >= budget);
         match kind {
             ErrorKind::Timeout if of.asked.tries => {
-                state.wrong(self.start, "C3", "a try ended with a timeout");
+                state.violation(self.start, "C3", "a try ended with a timeout");
             }
             ErrorKind::Timeout => {
-                self.note(Sometimes::TimedOut);
-                self.was_hindered(&mut state, call, &of, "C4");
+                self.note(Situation::TimedOut);
+                self.check_contended(&mut state, call, &of, "C4");
             }
-            ErrorKind::Closed => self.note(Sometimes::WaitClosed),
-            ErrorKind::NotDue => self.note(Sometimes::NotDue),
+            ErrorKind::Closed => self.note(Situation::WaitClosed),
+            ErrorKind::NotDue => self.note(Situation::NotDue),
             ErrorKind::Lost if of.asked.keys > 1 => {}
             ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
-                self.note(Sometimes::WaitFailed);
+                self.note(Situation::WaitFailed);
                 // At the end of a budget there may have been no time left for an answer.
-                if !self.weather.disturbs_calls() && (!over || of.asked.budget == Some(Duration::ZERO)) {
-                    state.wrong(
+                if !self.network.disturbs_calls() && (!over || of.asked.budget == Some(Duration::ZERO)) {
+                    state.violation(
                         self.start,
                         "C3",
                         &format!("a call failed with {error}, and the store did not"),
@@ -273,30 +253,30 @@ impl Book {
                 }
                 if !over && !of.asked.gives_up && !of.asked.cooldown {
                     let what = format!("a wait of {:?} ended after {waited:?} with {error}", of.asked.budget);
-                    state.wrong(self.start, "C4", &what);
+                    state.violation(self.start, "C4", &what);
                 }
             }
             // A grant that was lost on its way to its caller.
             ErrorKind::Lost => {}
-            _ => state.wrong(self.start, "C15", &format!("an acquire ended with {error:?}")),
+            _ => state.violation(self.start, "C15", &format!("an acquire ended with {error:?}")),
         }
-        state.write(self.start, of.client, &of.key, What::Failed { call, kind });
+        state.write(self.start, of.client, &of.key, EventKind::Failed { call, kind });
     }
 
     pub(crate) fn cancelled(&self, call: u64) {
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
-        self.note(Sometimes::Cancelled);
-        state.write(self.start, of.client, &of.key, What::Cancelled { call });
+        self.note(Situation::Cancelled);
+        state.write(self.start, of.client, &of.key, EventKind::Cancelled { call });
     }
 
     pub(crate) fn renewed(&self, guard: &LockGuard) {
         let mut state = self.lock();
         let (holder, now) = (guard.holder(), Instant::now());
         // What was lost in the same moment may have been renewed just before.
-        let before = |guard: &&Guard| guard.lost.is_none_or(|at| at < now);
+        let before = |guard: &&WatchedGuard| guard.lost.is_none_or(|at| at < now);
         if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
-            state.write(self.start, client, guard.key(), What::Renewed { holder });
+            state.write(self.start, client, guard.key(), EventKind::Renewed { holder });
         }
     }
 
@@ -318,18 +298,18 @@ impl Book {
         drop(state);
         let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
         // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
-        if short && !bounded && !self.weather.disturbs_calls() {
-            self.wrong("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
+        if short && !bounded && !self.network.disturbs_calls() {
+            self.violation("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
         }
     }
 
     /// A release begins.
     pub(crate) fn releasing(&self, guard: &LockGuard) {
-        self.look();
+        self.check_guards();
         let mut state = self.lock();
         let holder = guard.holder();
         if let Some(client) = state.guard(holder).map(|guard| guard.client) {
-            state.write(self.start, client, guard.key(), What::Releasing { holder });
+            state.write(self.start, client, guard.key(), EventKind::Releasing { holder });
         }
     }
 
@@ -339,27 +319,27 @@ impl Book {
         let Some(guard) = state.take_guard(holder) else { return };
         let failed = answer.as_ref().err().map(Error::kind);
         match failed {
-            None => self.is_released(&mut state, holder),
-            Some(ErrorKind::Lost) => self.note(Sometimes::ReleaseFoundLost),
+            None => self.check_release_happened(&mut state, holder),
+            Some(ErrorKind::Lost) => self.note(Situation::ReleaseFoundLost),
             Some(ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity) => {
-                self.note(Sometimes::ReleaseUnknown);
+                self.note(Situation::ReleaseUnknown);
             }
-            Some(kind) => state.wrong(self.start, "C6", &format!("a release ended with {kind:?}")),
+            Some(kind) => state.violation(self.start, "C6", &format!("a release ended with {kind:?}")),
         }
         if guard.handle.validity().is_held() {
-            state.wrong(self.start, "C9", &format!("{holder} was released and reads held"));
+            state.violation(self.start, "C9", &format!("{holder} was released and reads held"));
         }
         if failed.is_none() && guard.handle.lost().reason().is_some() {
-            state.wrong(self.start, "C9", &format!("{holder} was released and reads lost"));
+            state.violation(self.start, "C9", &format!("{holder} was released and reads lost"));
         }
-        state.write(self.start, guard.client, &guard.key, What::Released { holder, failed });
+        state.write(self.start, guard.client, &guard.key, EventKind::Released { holder, failed });
     }
 
     /// The guard, or its release, was dropped.
     pub(crate) fn dropped(&self, holder: HolderId) {
         let mut state = self.lock();
         if let Some(guard) = state.take_guard(holder) {
-            state.write(self.start, guard.client, &guard.key, What::Dropped { holder });
+            state.write(self.start, guard.client, &guard.key, EventKind::Dropped { holder });
         }
     }
 
@@ -376,14 +356,14 @@ impl Book {
             state.calls.iter().filter(|(_, call)| call.client == client).map(|(n, _)| *n).collect();
         for call in calls {
             if let Some(of) = state.calls.remove(&call) {
-                state.write(self.start, client, &of.key, What::Cancelled { call });
+                state.write(self.start, client, &of.key, EventKind::Cancelled { call });
             }
         }
         let holders: Vec<_> =
             state.guards.iter().filter(|g| g.client == client).map(|g| g.handle.holder()).collect();
         for holder in holders {
             if let Some(guard) = state.take_guard(holder) {
-                state.write(self.start, client, &guard.key, What::Dropped { holder });
+                state.write(self.start, client, &guard.key, EventKind::Dropped { holder });
             }
         }
     }
@@ -395,7 +375,7 @@ impl Book {
             state.guards.iter().filter(|g| g.client == client && g.handle.validity().is_held()).collect();
         let held: Vec<_> = held.iter().map(|guard| guard.handle.holder()).collect();
         for holder in held {
-            state.wrong(self.start, "C17", &format!("{holder} reads held after its lock was closed"));
+            state.violation(self.start, "C17", &format!("{holder} reads held after its lock was closed"));
         }
     }
 
@@ -414,34 +394,38 @@ impl Book {
         let mut state = self.lock();
         let register = state.registers.entry(key.clone()).or_default();
         if register.unfenced != read.unfenced {
-            self.weather.seen.note(Sometimes::UnfencedUpdateLost);
+            self.network.coverage.note(Situation::UnfencedUpdateLost);
         }
         register.unfenced = read.unfenced + 1;
         let Some(fenced) = read.fenced else { return };
         if token < register.highest {
-            self.weather.seen.note(Sometimes::FencedWriteRefused);
+            self.network.coverage.note(Situation::FencedWriteRefused);
             return;
         }
         let lost = register.fenced != fenced;
         register.fenced = fenced + 1;
         if lost {
-            state.wrong(self.start, "C8", &format!("a fenced update of {key} was lost, by token {token}"));
+            state.violation(
+                self.start,
+                "C8",
+                &format!("a fenced update of {key} was lost, by token {token}"),
+            );
         }
     }
 
     /// Whether that guard reads lost.
     pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
-        let lost = |e: &Event| matches!(e.what, What::Lost { holder: lost, .. } if lost == holder);
+        let lost = |e: &Event| matches!(e.kind, EventKind::Lost { holder: lost, .. } if lost == holder);
         self.lock().events.iter().any(lost)
     }
 
     /// Whether that guard's client was closed or dropped before all was calm, or could not be told from one that was.
-    pub(crate) fn has_gone(&self, holder: HolderId) -> bool {
+    pub(crate) fn is_gone(&self, holder: HolderId) -> bool {
         self.lock().gone.contains(&(holder.instance() as u64))
     }
 
     /// The client is closed or dropped while things go wrong: what its last releases came to is not known.
-    pub(crate) fn goes(&self, client: u64) {
+    pub(crate) fn client_gone(&self, client: u64) {
         self.lock().gone.insert(client);
     }
 
@@ -465,18 +449,18 @@ impl Book {
         History::new(state.events.clone(), state.calls.is_empty() && state.guards.is_empty())
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Observations> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    pub(super) fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: What) {
+impl Observations {
+    pub(super) fn write(&mut self, start: Instant, client: u64, key: &LockKey, what: EventKind) {
         let client = u32::try_from(client).unwrap_or(u32::MAX);
         self.events.push(Event::new(start.elapsed(), client, key.clone(), what));
     }
 
-    pub(super) fn wrong(&mut self, start: Instant, rule: &str, what: &str) {
+    pub(super) fn violation(&mut self, start: Instant, rule: &str, what: &str) {
         // One that goes on is said once.
         if self.violations.len() < 20 {
             self.violations.push(format!(
@@ -490,16 +474,17 @@ impl State {
     /// Whether a hold of the client has begun a cooldown of the key that goes on for a while.
     fn cools(&self, client: u64, key: &LockKey) -> bool {
         let goes_on = |at: Instant| at > Instant::now() + Duration::from_millis(10);
-        let cools =
-            |guard: &Guard| guard.cools_until.is_some_and(goes_on) && guard.handle.validity().is_held();
+        let cools = |guard: &WatchedGuard| {
+            guard.cools_until.is_some_and(goes_on) && guard.handle.validity().is_held()
+        };
         self.guards.iter().any(|guard| guard.client == client && guard.key == *key && cools(guard))
     }
 
-    fn guard(&self, holder: HolderId) -> Option<&Guard> {
+    fn guard(&self, holder: HolderId) -> Option<&WatchedGuard> {
         self.guards.iter().find(|guard| guard.handle.holder() == holder)
     }
 
-    fn take_guard(&mut self, holder: HolderId) -> Option<Guard> {
+    fn take_guard(&mut self, holder: HolderId) -> Option<WatchedGuard> {
         let at = self.guards.iter().position(|guard| guard.handle.holder() == holder)?;
         Some(self.guards.remove(at))
     }

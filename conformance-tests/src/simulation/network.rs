@@ -13,17 +13,17 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
 use super::client::{ClientTurns, InTurn};
-use super::coverage::{Seen, Sometimes};
+use super::coverage::{Coverage, Situation};
 use super::disturbance::{Disturbance as D, Disturbances};
-use super::judge::Bounds;
 use super::requests::Requests;
+use super::stores::Bounds;
 
 /// More calls than this in one schedule are not work but a loop.
 const TOO_MANY: u64 = 5_000;
 
-/// What is common to the wires of one schedule.
+/// The state that all links of one schedule share.
 #[derive(Debug)]
-pub(crate) struct Weather {
+pub(crate) struct Network {
     pub(crate) seed: u64,
     /// What may happen in this schedule.
     pub(crate) may: Disturbances,
@@ -34,8 +34,8 @@ pub(crate) struct Weather {
     pub(crate) late_copies: bool,
     /// The longest that one call may take.
     pub(crate) call: Duration,
-    pub(crate) seen: Seen,
-    state: Mutex<State>,
+    pub(crate) coverage: Coverage,
+    state: Mutex<NetworkState>,
     calls: AtomicU64,
     /// There were too many calls.
     pub(crate) loops: Notify,
@@ -44,16 +44,16 @@ pub(crate) struct Weather {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// From when on nothing goes wrong.
-    calm: Option<Instant>,
+struct NetworkState {
+    /// When the disturbances ended.
+    undisturbed_since: Option<Instant>,
     /// What did happen.
     happened: Disturbances,
-    /// From when to when no client can reach the store.
-    away: Option<(Instant, Instant)>,
+    /// From when to when the store is unreachable for every client.
+    outage: Option<(Instant, Instant)>,
 }
 
-impl Weather {
+impl Network {
     pub(crate) fn new(seed: u64, may: Disturbances, one_of: u64, bounds: &Bounds) -> Arc<Self> {
         Arc::new(Self {
             seed,
@@ -61,7 +61,7 @@ impl Weather {
             one_of,
             late_copies: bounds.capabilities.lease.is_some(),
             call: bounds.call,
-            seen: Seen::default(),
+            coverage: Coverage::default(),
             state: Mutex::default(),
             calls: AtomicU64::new(0),
             loops: Notify::new(),
@@ -69,29 +69,30 @@ impl Weather {
         })
     }
 
-    /// From here on nothing goes wrong.
-    pub(crate) fn calm_down(&self) {
-        self.lock().calm = Some(Instant::now());
+    /// Ends all disturbances.
+    pub(crate) fn end_disturbances(&self) {
+        self.lock().undisturbed_since = Some(Instant::now());
     }
 
-    pub(crate) fn is_calm(&self) -> bool {
-        self.lock().calm.is_some()
+    pub(crate) fn is_undisturbed(&self) -> bool {
+        self.lock().undisturbed_since.is_some()
     }
 
-    /// For how long nothing has gone wrong.
-    pub(crate) fn calm_for(&self) -> Duration {
-        self.lock().calm.map_or(Duration::ZERO, |since| since.elapsed())
+    /// Returns how long ago the disturbances ended.
+    pub(crate) fn undisturbed_for(&self) -> Duration {
+        self.lock().undisturbed_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// The store cannot be reached by anybody for a while.
-    pub(crate) fn goes_away(&self, from: Instant, until: Instant) {
-        self.lock().away = Some((from, until));
+    /// Makes the store unreachable for every client from `from` to `until`.
+    pub(crate) fn set_outage(&self, from: Instant, until: Instant) {
+        self.lock().outage = Some((from, until));
     }
 
-    fn is_away(&self) -> bool {
+    fn has_outage(&self) -> bool {
         let now = Instant::now();
         let state = self.lock();
-        state.calm.is_none() && state.away.is_some_and(|(from, until)| from <= now && now < until)
+        state.undisturbed_since.is_none()
+            && state.outage.is_some_and(|(from, until)| from <= now && now < until)
     }
 
     /// Whether any call could be other than quick and carried out.
@@ -103,7 +104,7 @@ impl Weather {
     /// Whether `one` may happen now. Then it is taken to happen.
     pub(crate) fn happens(&self, one: D) -> bool {
         let mut state = self.lock();
-        let happens = self.may.has(one) && state.calm.is_none();
+        let happens = self.may.has(one) && state.undisturbed_since.is_none();
         if happens {
             state.happened = state.happened.with(one);
         }
@@ -114,7 +115,7 @@ impl Weather {
         self.lock().happened
     }
 
-    fn wrong(&self, found: Option<(&'static str, String)>) {
+    fn violation(&self, found: Option<(&'static str, String)>) {
         let Some((rule, what)) = found else { return };
         let mut violations = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
         violations.push((Instant::now(), rule, what));
@@ -129,7 +130,7 @@ impl Weather {
         violations.iter().map(said).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, NetworkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -143,14 +144,14 @@ pub(crate) fn stream(seed: u64, which: u64, number: u64) -> Rng {
     rng
 }
 
-/// No answer. The engine bounds its calls itself; that nothing can come of a wait, which may be long, is the
-/// backend's to notice.
-async fn silence<T>(op: Op) -> Result<T, Failed> {
+/// Never replies, except to a wait. The engine bounds its other calls itself, but waits can be long, so the backend must
+/// notice that the store is unreachable.
+async fn no_answer<T>(op: Op) -> Result<T, CallFailure> {
     if op != Op::Wait {
         return pending().await;
     }
     sleep(NOTICED).await;
-    Err(Failed { kind: ErrorKind::OutcomeUnknown, refused: false })
+    Err(CallFailure { kind: ErrorKind::OutcomeUnknown, refused: false })
 }
 
 /// How soon it is noticed that the store cannot be reached by a wait.
@@ -158,59 +159,59 @@ const NOTICED: Duration = Duration::from_secs(2);
 
 /// The link between one client and the store, with its disturbances.
 #[derive(Debug)]
-pub struct Wire {
-    weather: Arc<Weather>,
+pub struct NetworkLink {
+    network: Arc<Network>,
     client: u64,
     calls: AtomicU64,
     turns: Arc<ClientTurns>,
-    /// Until then nothing arrives.
-    cut_until: Mutex<Option<Instant>>,
-    /// Until then calls may not be what they should be.
-    troubled_until: Mutex<Instant>,
+    /// Until when the client is disconnected.
+    disconnected_until: Mutex<Option<Instant>>,
+    /// Until when calls might be disturbed.
+    disturbed_until: Mutex<Instant>,
     requests: Requests,
     dead: std::sync::atomic::AtomicBool,
 }
 
-/// What happens to one call.
+/// What the link does with one call.
 #[derive(Debug)]
-struct Plan {
+struct CallPlan {
     before: Duration,
     after: Duration,
-    fate: Fate,
+    delivery: Delivery,
 }
 
 #[derive(Debug)]
-enum Fate {
-    Carried,
-    Lost,
+enum Delivery {
+    Delivered,
+    RequestLost,
     AnswerLost { silent: bool },
     Twice { apart: Duration },
     Failed(ErrorKind),
     Refused(ErrorKind),
 }
 
-/// A call that the store did not answer as asked.
+/// Why a call has no reply.
 #[derive(Clone, Debug)]
-pub(crate) struct Failed {
+pub(crate) struct CallFailure {
     pub(crate) kind: ErrorKind,
     pub(crate) refused: bool,
 }
 
-impl Failed {
+impl CallFailure {
     pub(crate) fn error(&self) -> Error {
         Error::new(self.kind, "the simulated store was told to answer so")
     }
 }
 
-impl Wire {
-    pub(crate) fn new(weather: &Arc<Weather>, client: u64, turns: &Arc<ClientTurns>) -> Arc<Self> {
+impl NetworkLink {
+    pub(crate) fn new(network: &Arc<Network>, client: u64, turns: &Arc<ClientTurns>) -> Arc<Self> {
         Arc::new(Self {
-            weather: Arc::clone(weather),
+            network: Arc::clone(network),
             client,
             calls: AtomicU64::new(0),
             turns: Arc::clone(turns),
-            cut_until: Mutex::new(None),
-            troubled_until: Mutex::new(Instant::now()),
+            disconnected_until: Mutex::new(None),
+            disturbed_until: Mutex::new(Instant::now()),
             requests: Requests::default(),
             dead: std::sync::atomic::AtomicBool::new(false),
         })
@@ -218,48 +219,48 @@ impl Wire {
 
     /// Whether clients may be stopped together with their clocks in this schedule.
     pub(crate) fn may_stop(&self) -> bool {
-        self.weather.may.has(D::Stop)
+        self.network.may.has(D::Stop)
     }
 
-    pub(crate) fn seen(&self) -> &Seen {
-        &self.weather.seen
+    pub(crate) fn coverage(&self) -> &Coverage {
+        &self.network.coverage
     }
 
-    /// Nothing arrives until `end`.
-    pub(crate) fn cut(&self, end: Instant) {
-        *self.cut_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
-        self.is_troubled(end);
+    /// Disconnects the client until `end`.
+    pub(crate) fn disconnect_until(&self, end: Instant) {
+        *self.disconnected_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        self.disturb_until(end);
     }
 
-    fn is_troubled(&self, until: Instant) {
-        let mut known = self.troubled_until.lock().unwrap_or_else(PoisonError::into_inner);
+    fn disturb_until(&self, until: Instant) {
+        let mut known = self.disturbed_until.lock().unwrap_or_else(PoisonError::into_inner);
         *known = until.max(*known);
     }
 
-    /// From when on every call was what it should be.
-    pub(crate) fn untroubled_since(&self) -> Instant {
-        let away = self.weather.lock().away.filter(|(from, _)| *from <= Instant::now());
-        let known = *self.troubled_until.lock().unwrap_or_else(PoisonError::into_inner);
-        away.map_or(known, |(_, until)| until.max(known))
+    /// Returns since when no call was disturbed.
+    pub(crate) fn undisturbed_since(&self) -> Instant {
+        let outage = self.network.lock().outage.filter(|(from, _)| *from <= Instant::now());
+        let known = *self.disturbed_until.lock().unwrap_or_else(PoisonError::into_inner);
+        outage.map_or(known, |(_, until)| until.max(known))
     }
 
-    /// The engine asks for these.
-    pub(crate) fn asks(&self, requests: &[Request], waiting: Waiting) {
-        self.weather.wrong(self.requests.asked(requests, waiting));
+    /// Checks what the engine requests.
+    pub(crate) fn check_acquire(&self, requests: &[Request], waiting: Waiting) {
+        self.network.violation(self.requests.asked(requests, waiting));
     }
 
-    /// It was told that these were turned down.
-    pub(crate) fn turned_down(&self, requests: &[Request]) {
+    /// Notes that the store refused these requests.
+    pub(crate) fn was_refused(&self, requests: &[Request]) {
         self.requests.refused(requests);
     }
 
-    /// The engine releases these.
-    pub(crate) fn releases(&self, holds: &[HoldRef]) {
-        self.weather.wrong(self.requests.releases(holds));
+    /// Checks what the engine releases.
+    pub(crate) fn check_release(&self, holds: &[HoldRef]) {
+        self.network.violation(self.requests.releases(holds));
     }
 
-    /// It was told what came of that.
-    pub(crate) fn has_released(&self, holds: &[HoldRef], answers: &[Result<ReleaseReply, Error>]) {
+    /// Notes how the store answered the releases.
+    pub(crate) fn was_released(&self, holds: &[HoldRef], answers: &[Result<ReleaseReply, Error>]) {
         self.requests.released(holds, answers);
     }
 
@@ -272,23 +273,24 @@ impl Wire {
         self.dead.load(Ordering::Acquire)
     }
 
-    fn is_cut(&self) -> bool {
-        let until = *self.cut_until.lock().unwrap_or_else(PoisonError::into_inner);
+    fn is_disconnected(&self) -> bool {
+        let until = *self.disconnected_until.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_dead()
-            || self.weather.is_away()
-            || (!self.weather.is_calm() && until.is_some_and(|until| Instant::now() < until))
+            || self.network.has_outage()
+            || (!self.network.is_undisturbed() && until.is_some_and(|until| Instant::now() < until))
     }
 
-    fn plan(&self, op: Op) -> Plan {
+    fn plan(&self, op: Op) -> CallPlan {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        if self.weather.calls.fetch_add(1, Ordering::Relaxed) == TOO_MANY {
-            self.weather.loops.notify_one();
+        if self.network.calls.fetch_add(1, Ordering::Relaxed) == TOO_MANY {
+            self.network.loops.notify_one();
         }
-        let mut dice = stream(self.weather.seed, 1_000 + self.client, number);
+        let mut dice = stream(self.network.seed, 1_000 + self.client, number);
         let ms = |dice: &mut Rng, most: u64| Duration::from_millis(dice.u64(..=most));
-        let mut plan = Plan { before: ms(&mut dice, 3), after: ms(&mut dice, 3), fate: Fate::Carried };
+        let mut plan =
+            CallPlan { before: ms(&mut dice, 3), after: ms(&mut dice, 3), delivery: Delivery::Delivered };
         let silent = dice.bool();
-        if dice.u64(..self.weather.one_of) != 0 {
+        if dice.u64(..self.network.one_of) != 0 {
             return plan;
         }
         let what = D::OF_CALLS[dice.usize(..D::OF_CALLS.len())];
@@ -296,65 +298,66 @@ impl Wire {
         let long = [60, 400, 1_500, 4_000][dice.usize(..4)];
         let kinds = [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown, ErrorKind::Capacity];
         let kind = kinds[dice.usize(..kinds.len())];
-        if !self.weather.happens(what) {
+        if !self.network.happens(what) {
             return plan;
         }
         match what {
             D::SlowRequest => plan.before += ms(&mut dice, long),
             D::SlowAnswer => plan.after += ms(&mut dice, long),
-            D::LostRequest => plan.fate = Fate::Lost,
-            D::LostAnswer => plan.fate = Fate::AnswerLost { silent },
+            D::LostRequest => plan.delivery = Delivery::RequestLost,
+            D::LostAnswer => plan.delivery = Delivery::AnswerLost { silent },
             D::LateRequest => {
                 plan.before += Duration::from_millis(1_000) + ms(&mut dice, 2_500);
-                plan.fate = Fate::AnswerLost { silent: true };
+                plan.delivery = Delivery::AnswerLost { silent: true };
             }
             // A wait is one stay in the store's queue.
             D::Twice if op == Op::Wait => {}
-            D::Twice => plan.fate = Fate::Twice { apart: ms(&mut dice, long) },
-            D::Refusal if matches!(op, Op::Acquire | Op::Wait) => plan.fate = Fate::Refused(kind),
-            _ => plan.fate = Fate::Failed(kind),
+            D::Twice => plan.delivery = Delivery::Twice { apart: ms(&mut dice, long) },
+            D::Refusal if matches!(op, Op::Acquire | Op::Wait) => plan.delivery = Delivery::Refused(kind),
+            _ => plan.delivery = Delivery::Failed(kind),
         }
         // Whoever has no answer waits for as long as a call may take.
-        self.is_troubled(Instant::now() + self.weather.call + plan.before + plan.after);
+        self.disturb_until(Instant::now() + self.network.call + plan.before + plan.after);
         plan
     }
 
-    /// Carries `work` to the store and its answer back. What has left the client goes its way, whoever drops this.
-    pub(crate) async fn carry<T, W, F>(self: &Arc<Self>, op: Op, work: W) -> Result<T, Failed>
+    /// Carries out `work` at the store and returns its result, as the plan for this call says. If dropped, a request that has
+    /// left the client is still carried out.
+    pub(crate) async fn send<T, W, F>(self: &Arc<Self>, op: Op, work: W) -> Result<T, CallFailure>
     where
         W: Fn() -> F + Send + 'static,
         F: Future<Output = T> + Send + 'static,
         T: Send + 'static,
     {
-        let Plan { before, after, fate } = self.plan(op);
-        if self.is_cut() || matches!(fate, Fate::Lost) {
-            return silence(op).await;
+        let CallPlan { before, after, delivery } = self.plan(op);
+        if self.is_disconnected() || matches!(delivery, Delivery::RequestLost) {
+            return no_answer(op).await;
         }
         let (reply, answer) = oneshot::channel();
-        let wire = Arc::clone(self);
+        let link = Arc::clone(self);
         tokio::spawn(async move {
             sleep(before).await;
-            match fate {
-                Fate::Failed(kind) => {
+            match delivery {
+                Delivery::Failed(kind) => {
                     sleep(after).await;
-                    let _ = reply.send(Err(Failed { kind, refused: false }));
+                    let _ = reply.send(Err(CallFailure { kind, refused: false }));
                     return;
                 }
-                Fate::Refused(kind) => {
+                Delivery::Refused(kind) => {
                     sleep(after).await;
-                    let _ = reply.send(Err(Failed { kind, refused: true }));
+                    let _ = reply.send(Err(CallFailure { kind, refused: true }));
                     return;
                 }
                 _ => {}
             }
             if reply.is_closed() {
-                wire.seen().note(Sometimes::ArrivedAfterTheCallEnded);
+                link.coverage().note(Situation::ArrivedAfterTheCallEnded);
             }
             let answer = work().await;
-            if let Fate::Twice { apart } = fate {
-                wire.seen().note(Sometimes::CarriedOutTwice);
+            if let Delivery::Twice { apart } = delivery {
+                link.coverage().note(Situation::CarriedOutTwice);
                 // A copy of an answered renewal could shorten a later one; no transport in use does that.
-                if wire.weather.late_copies && op != Op::Renew {
+                if link.network.late_copies && op != Op::Renew {
                     tokio::spawn(async move {
                         sleep(apart).await;
                         work().await;
@@ -364,21 +367,21 @@ impl Wire {
                 }
             }
             sleep(after).await;
-            let answer = match fate {
-                Fate::AnswerLost { silent: true } => return,
-                Fate::AnswerLost { silent: false } => {
-                    Err(Failed { kind: ErrorKind::OutcomeUnknown, refused: false })
+            let answer = match delivery {
+                Delivery::AnswerLost { silent: true } => return,
+                Delivery::AnswerLost { silent: false } => {
+                    Err(CallFailure { kind: ErrorKind::OutcomeUnknown, refused: false })
                 }
-                _ if wire.is_cut() => return,
+                _ if link.is_disconnected() => return,
                 _ => Ok(answer),
             };
             if reply.send(answer).is_err() {
-                wire.seen().note(Sometimes::AnsweredAfterTheCallEnded);
+                link.coverage().note(Situation::AnsweredAfterTheCallEnded);
             }
         });
         match answer.await {
             Ok(answer) => answer,
-            Err(_) => silence(op).await,
+            Err(_) => no_answer(op).await,
         }
     }
 
@@ -388,43 +391,43 @@ impl Wire {
     /// # Errors
     ///
     /// The kind of the failure that the link was told to report.
-    pub async fn carry_here<T>(&self, op: Op, work: impl FnOnce() -> T) -> Result<T, ErrorKind> {
-        let Plan { before, after, fate } = self.plan(op);
-        if self.is_cut() || matches!(fate, Fate::Lost) {
-            return silence(op).await.map_err(|failed| failed.kind);
+    pub async fn call_inline<T>(&self, op: Op, work: impl FnOnce() -> T) -> Result<T, ErrorKind> {
+        let CallPlan { before, after, delivery } = self.plan(op);
+        if self.is_disconnected() || matches!(delivery, Delivery::RequestLost) {
+            return no_answer(op).await.map_err(|failed| failed.kind);
         }
         sleep(before).await;
-        if let Fate::Failed(kind) | Fate::Refused(kind) = fate {
+        if let Delivery::Failed(kind) | Delivery::Refused(kind) = delivery {
             sleep(after).await;
             return Err(kind);
         }
         let answer = work();
         sleep(after).await;
-        match fate {
-            Fate::AnswerLost { silent: true } => silence(op).await.map_err(|failed| failed.kind),
-            Fate::AnswerLost { silent: false } => Err(ErrorKind::OutcomeUnknown),
-            _ if self.is_cut() => silence(op).await.map_err(|failed| failed.kind),
+        match delivery {
+            Delivery::AnswerLost { silent: true } => no_answer(op).await.map_err(|failed| failed.kind),
+            Delivery::AnswerLost { silent: false } => Err(ErrorKind::OutcomeUnknown),
+            _ if self.is_disconnected() => no_answer(op).await.map_err(|failed| failed.kind),
             _ => Ok(answer),
         }
     }
 
-    /// Tells the client something, unless that is lost on the way.
-    pub(crate) fn tell(self: &Arc<Self>, what: impl FnOnce() + Send + 'static) {
+    /// Delivers an event of the store to the client, unless the event is lost.
+    pub(crate) fn notify(self: &Arc<Self>, what: impl FnOnce() + Send + 'static) {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let mut dice = stream(self.weather.seed, 5_000 + self.client, number);
+        let mut dice = stream(self.network.seed, 5_000 + self.client, number);
         let (lost, late) = (dice.u8(..3) == 0, dice.u8(..3) == 0);
         let by = Duration::from_millis(dice.u64(..2_000));
-        if self.is_cut() || (lost && self.weather.happens(D::LostEvent)) {
+        if self.is_disconnected() || (lost && self.network.happens(D::LostEvent)) {
             return;
         }
-        let by = if late && self.weather.happens(D::LateEvent) { by } else { Duration::ZERO };
-        let wire = Arc::clone(self);
+        let by = if late && self.network.happens(D::LateEvent) { by } else { Duration::ZERO };
+        let link = Arc::clone(self);
         tokio::spawn(async move {
             sleep(by).await;
-            if wire.is_dead() {
+            if link.is_dead() {
                 return;
             }
-            InTurn::new(&wire.turns, async move { what() }).await;
+            InTurn::new(&link.turns, async move { what() }).await;
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The judge at the client's end of its wire: what an engine may not ask its store for.
+//! The judge at the client's end of its link: which requests an engine must not send.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use leasehold_api::{Error, HolderId, LockKey};
 use leasehold_engine::{HoldRef, ReleaseReply, Request, Waiting};
 use tokio::time::Instant;
 
-/// What one client was told of its requests.
+/// How the store answered the requests of one client.
 #[derive(Debug, Default)]
-pub(super) struct Requests(Mutex<State>);
+pub(super) struct Requests(Mutex<RequestLog>);
 
 #[derive(Debug, Default)]
-struct State {
+struct RequestLog {
     /// Requests that were turned down: the store knows nothing of them.
     refused: BTreeSet<HolderId>,
     /// Keys that were released here while others waited for them, when that was known, and when the time before.
@@ -64,7 +64,7 @@ impl Requests {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RequestLog> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::caller::Caller;
 use super::client::{ClientClock, ClientTurns, InTurn};
-use super::coverage::{Seen, Sometimes};
+use super::coverage::{Coverage, Situation};
 use super::disturbance::{Disturbance as D, Disturbances};
-use super::judge::Book;
-use super::lifecycle::{Client, close, drop_client, forget};
-use super::network::{Weather, Wire, stream};
+use super::judge::Judge;
+use super::lifecycle::{RunningClient, close, drop_client, forget};
+use super::network::{Network, NetworkLink, stream};
 use super::stores::{ClientEnvironment, SimulatedClient, SimulatedStore};
-use super::table::{EndedBy, Kind, Stay, Table};
+use super::table::{EndedBy, HoldKind, HoldRecord, Table};
 use crate::history::{History, ViolationKind, check};
 
 /// For how long things are begun.
@@ -34,7 +34,7 @@ const OPERATOR: Duration = Duration::from_secs(2);
 
 /// What a schedule came to.
 #[derive(Debug)]
-pub struct Played {
+pub struct ScheduleReport {
     /// What everything was drawn from.
     pub seed: u64,
     /// What was wrong, each with the rule that says so. Empty: nothing.
@@ -44,53 +44,53 @@ pub struct Played {
     /// What callers saw, in order.
     pub history: History,
     /// What the store did, one line for each hold; empty for a store that cannot be asked.
-    pub record: Vec<String>,
-    pub(crate) seen: Seen,
+    pub holds: Vec<String>,
+    pub(crate) coverage: Coverage,
 }
 
-impl Played {
+impl ScheduleReport {
     /// What it ran into.
     #[must_use]
-    pub const fn seen(&self) -> &Seen {
-        &self.seen
+    pub const fn coverage(&self) -> &Coverage {
+        &self.coverage
     }
 }
 
 /// Opens a fresh store for a schedule. The simulator's own store is of this kind, and its table is returned as well.
-pub(crate) type Open = dyn Fn(Kind) -> (Box<dyn SimulatedStore>, Option<Arc<Table>>) + Send + Sync;
+pub(crate) type OpenStore = dyn Fn(HoldKind) -> (Box<dyn SimulatedStore>, Option<Arc<Table>>) + Send + Sync;
 
 /// Plays the schedule of `seed` without the disturbances `without`.
-pub(crate) fn play(open: &Open, seed: u64, without: Disturbances) -> Played {
+pub(crate) fn play(open: &OpenStore, seed: u64, without: Disturbances) -> ScheduleReport {
     // Tables are walked in the order of the hashes.
     LockKey::fix_hashes();
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
         Ok(runtime) => {
-            let play = Play::new(open, seed, without);
+            let play = ScheduleRun::new(open, seed, without);
             runtime.block_on(play.run())
         }
         Err(error) => panic!("there is no runtime for a simulation: {error}"),
     }
 }
 
-struct Play {
+struct ScheduleRun {
     seed: u64,
     dice: Rng,
-    world: Box<dyn SimulatedStore>,
+    store: Box<dyn SimulatedStore>,
     /// What the store itself knows, if the simulator can read it.
     table: Option<Arc<Table>>,
-    weather: Arc<Weather>,
+    network: Arc<Network>,
     keys: Vec<LockKey>,
     cooldown: Duration,
-    /// The first client that is not in the book.
+    /// The number of the first client that the judge does not watch.
     probe: u64,
 }
 
-impl Play {
-    fn new(open: &Open, seed: u64, without: Disturbances) -> Self {
+impl ScheduleRun {
+    fn new(open: &OpenStore, seed: u64, without: Disturbances) -> Self {
         let mut dice = stream(seed, 1, 0);
-        let kind = [Kind::Lease, Kind::Lease, Kind::Session, Kind::Latch][dice.usize(..4)];
+        let kind = [HoldKind::Lease, HoldKind::Lease, HoldKind::Session, HoldKind::Latch][dice.usize(..4)];
         let mut may = Disturbances::draw(&mut dice);
         if stream(seed, 4, 0).u8(..4) == 0 {
             may = may.with(D::Away);
@@ -107,48 +107,48 @@ impl Play {
         keys.sort();
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
-        let (world, table) = open(kind);
+        let (store, table) = open(kind);
         // Only of stores that are looked at often: else a guard reads held for as long as until its next renewal.
-        let stops = world.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
+        let stops = store.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
         let may = if stops && !without.has(D::Stop) { may.with(D::Stop) } else { may };
-        let weather = Weather::new(seed, may, one_of, &world.bounds());
-        Self { seed, dice, world, table, weather, keys, cooldown, probe: u64::MAX }
+        let network = Network::new(seed, may, one_of, &store.bounds());
+        Self { seed, dice, store, table, network, keys, cooldown, probe: u64::MAX }
     }
 
-    async fn run(mut self) -> Played {
-        let cooldown = if self.world.bounds().capabilities.cooldown { self.cooldown } else { Duration::ZERO };
+    async fn run(mut self) -> ScheduleReport {
+        let cooldown = if self.store.bounds().capabilities.cooldown { self.cooldown } else { Duration::ZERO };
         let table = self.table.clone();
-        let book = Book::new(self.world.bounds(), &self.weather, cooldown, table.clone());
-        let weather = Arc::clone(&self.weather);
-        let looks = tokio::spawn(look_around(Arc::clone(&book)));
+        let judge = Judge::new(self.store.bounds(), &self.network, cooldown, table.clone());
+        let network = Arc::clone(&self.network);
+        let looks = tokio::spawn(check_periodically(Arc::clone(&judge)));
         let played = tokio::select! {
             biased;
-            () = weather.loops.notified() => {
-                book.wrong("C4", "the store is asked again and again without a pause");
+            () = network.loops.notified() => {
+                judge.violation("C4", "the store is asked again and again without a pause");
                 Ok(())
             }
-            played = self.play(&book) => played,
+            played = self.play(&judge) => played,
         };
         looks.abort();
         if let Err(error) = played {
-            book.wrong("C3", format!("no client without a fault could connect or work: {error}"));
+            judge.violation("C3", format!("no client without a fault could connect or work: {error}"));
         }
-        self.judge(&book, table)
+        self.report(&judge, table)
     }
 
-    async fn play(&mut self, book: &Arc<Book>) -> Result<(), Error> {
+    async fn play(&mut self, judge: &Arc<Judge>) -> Result<(), Error> {
         let begun = Instant::now();
         let end = begun + BUSY;
-        if self.weather.happens(D::Away) {
+        if self.network.happens(D::Away) {
             let mut dice = stream(self.seed, 5, 0);
             let from = begun + Duration::from_millis(dice.u64(..4_000));
-            self.weather.goes_away(from, from + Duration::from_millis(dice.u64(500..9_500)));
+            self.network.set_outage(from, from + Duration::from_millis(dice.u64(500..9_500)));
         }
         let places = self.dice.usize(2..=4);
         let mut clients = Vec::new();
         let mut next = 0;
         for _ in 0..places {
-            clients.push(Some(self.client(next, end, book)?));
+            clients.push(Some(self.client(next, end, judge)?));
             next += 1;
         }
         // What happens to whole clients, in the order of time.
@@ -159,7 +159,7 @@ impl Play {
                 happenings.push((at, what, self.dice.usize(..places)));
             }
         }
-        if self.weather.may.has(D::Stop) {
+        if self.network.may.has(D::Stop) {
             let mut dice = stream(self.seed, 7, 0);
             for _ in 0..dice.usize(1..4) {
                 let at = begun + Duration::from_millis(dice.u64(..11_000));
@@ -173,23 +173,23 @@ impl Play {
             let (how_long, key) = (self.dice.u64(200..9_000), self.dice.usize(..self.keys.len()));
             let (pause, now) = (Duration::from_millis(how_long), Instant::now());
             let restart = Duration::from_millis(self.dice.u64(..1_500));
-            if !self.weather.happens(what) {
+            if !self.network.happens(what) {
                 continue;
             }
             match what {
                 D::Force => {
-                    if self.world.force_release(&self.keys[key]) {
-                        book.forced(&self.keys[key]);
+                    if self.store.force_release(&self.keys[key]) {
+                        judge.forced(&self.keys[key]);
                     }
                     continue;
                 }
                 D::Cut | D::Pause | D::Stop => {
                     let Some(client) = &clients[place] else { continue };
                     if what == D::Cut {
-                        client.seat.wire.cut(now + pause);
+                        client.environment.link.disconnect_until(now + pause);
                         continue;
                     }
-                    let turns = Arc::clone(&client.seat.turns);
+                    let turns = Arc::clone(&client.environment.turns);
                     if what == D::Stop {
                         turns.stop();
                     } else {
@@ -205,83 +205,83 @@ impl Play {
             }
             let Some(client) = clients[place].take() else { continue };
             // Whoever is to be closed or dropped can act.
-            client.seat.turns.resume();
+            client.environment.turns.resume();
             match what {
-                D::Crash => self.crash(client, book, &mut ends),
-                D::Close => ends.push(tokio::spawn(close(client, Arc::clone(book)))),
-                _ => ends.push(tokio::spawn(drop_client(client, Arc::clone(book)))),
+                D::Crash => self.crash(client, judge, &mut ends),
+                D::Close => ends.push(tokio::spawn(close(client, Arc::clone(judge)))),
+                _ => ends.push(tokio::spawn(drop_client(client, Arc::clone(judge)))),
             }
             sleep(restart).await;
-            clients[place] = Some(self.client(next, end, book)?);
+            clients[place] = Some(self.client(next, end, judge)?);
             next += 1;
         }
         sleep_until(end).await;
-        self.weather.calm_down();
-        clients.iter().flatten().for_each(|client| client.seat.turns.resume());
-        self.come_to_rest(clients.into_iter().flatten().collect(), ends, next, book).await
+        self.network.end_disturbances();
+        clients.iter().flatten().for_each(|client| client.environment.turns.resume());
+        self.settle(clients.into_iter().flatten().collect(), ends, next, judge).await
     }
 
     /// A new client, with callers of its own.
-    fn client(&mut self, number: u64, end: Instant, book: &Arc<Book>) -> Result<Client, Error> {
-        let seat = self.seat(number);
-        book.comes(number, &seat.wire);
-        let connection = self.world.connect(&seat)?;
+    fn client(&mut self, number: u64, end: Instant, judge: &Arc<Judge>) -> Result<RunningClient, Error> {
+        let environment = self.environment(number);
+        judge.client_started(number, &environment.link);
+        let connection = self.store.connect(&environment)?;
         let mut dice = stream(self.seed, 3, number);
         let mut callers = Vec::new();
         for caller in 0..dice.u64(1..=3) {
             let caller = Caller {
                 client: number,
                 lock: Arc::clone(&connection.lock),
-                book: Arc::clone(book),
-                turns: Arc::clone(&seat.turns),
+                judge: Arc::clone(judge),
+                turns: Arc::clone(&environment.turns),
                 keys: self.keys.clone(),
                 dice: stream(self.seed, 100 + number, caller),
                 // Not where something may stay in the store that nobody can release.
                 long_leases: ![D::Crash, D::Twice, D::Close, D::Drop]
                     .iter()
-                    .any(|one| self.weather.may.has(*one)),
+                    .any(|one| self.network.may.has(*one)),
                 until: end,
             };
-            callers.push(tokio::spawn(InTurn::new(&seat.turns, caller.run())));
+            callers.push(tokio::spawn(InTurn::new(&environment.turns, caller.run())));
         }
-        Ok(Client { number, seat, connection, callers })
+        Ok(RunningClient { number, environment, connection, callers })
     }
 
-    fn seat(&self, number: u64) -> ClientEnvironment {
-        let may = |one| self.weather.may.has(one) && !self.weather.is_calm();
+    fn environment(&self, number: u64) -> ClientEnvironment {
+        let may = |one| self.network.may.has(one) && !self.network.is_undisturbed();
         let mut dice = stream(self.seed, 2, number);
         let turns = ClientTurns::new(dice.u64(..), may(D::Order));
-        let wire = Wire::new(&self.weather, number, &turns);
+        let link = NetworkLink::new(&self.network, number, &turns);
         ClientEnvironment {
             number,
             clock: ClientClock::draw(&mut dice, may(D::ClockRate), &turns),
             turns,
-            wire,
+            link,
         }
     }
 
-    fn crash(&self, client: Client, book: &Arc<Book>, ends: &mut Vec<JoinHandle<()>>) {
-        client.seat.turns.die();
-        client.seat.wire.die();
-        book.died(client.number);
+    fn crash(&self, client: RunningClient, judge: &Arc<Judge>, ends: &mut Vec<JoinHandle<()>>) {
+        client.environment.turns.die();
+        client.environment.link.die();
+        judge.died(client.number);
         let Some(table) = self.table.clone() else { return forget(client) };
-        table.bury(client.number);
+        table.client_died(client.number);
         forget(client);
-        if table.kind == Kind::Latch {
+        if table.kind == HoldKind::Latch {
             ends.push(tokio::spawn(async move {
                 sleep(OPERATOR).await;
-                operate(&table, |_, is_dead| is_dead);
+                force_release_where(&table, |_, is_dead| is_dead);
             }));
         }
     }
 
     /// Nothing goes wrong any more: everything ends, and nothing is left.
-    async fn come_to_rest(
+    async fn settle(
         &mut self,
-        mut clients: Vec<Client>,
+        mut clients: Vec<RunningClient>,
         ends: Vec<JoinHandle<()>>,
         next: u64,
-        book: &Arc<Book>,
+        judge: &Arc<Judge>,
     ) -> Result<(), Error> {
         let table = self.table.clone();
         let all = async {
@@ -291,7 +291,7 @@ impl Play {
             for client in &mut clients {
                 for caller in std::mem::take(&mut client.callers) {
                     if caller.await.is_err_and(|error| error.is_panic()) {
-                        book.wrong("C7", "a caller panicked");
+                        judge.violation("C7", "a caller panicked");
                     }
                 }
             }
@@ -300,9 +300,9 @@ impl Play {
         let unlatch = async {
             loop {
                 sleep(OPERATOR).await;
-                if let Some(table) = table.as_ref().filter(|table| table.kind == Kind::Latch) {
-                    operate(table, |holder, is_dead| {
-                        is_dead || book.was_lost(holder) || book.has_gone(holder)
+                if let Some(table) = table.as_ref().filter(|table| table.kind == HoldKind::Latch) {
+                    force_release_where(table, |holder, is_dead| {
+                        is_dead || judge.was_lost(holder) || judge.is_gone(holder)
                     });
                 }
             }
@@ -310,8 +310,8 @@ impl Play {
         tokio::select! {
             biased;
             ended = timeout(ENDS_WITHIN, all) => if ended.is_err() {
-                for open in book.open() {
-                    book.wrong("C11", format!("not ended {ENDS_WITHIN:?} after the last fault: {open}"));
+                for open in judge.open() {
+                    judge.violation("C11", format!("not ended {ENDS_WITHIN:?} after the last fault: {open}"));
                 }
                 return Ok(());
             },
@@ -319,30 +319,30 @@ impl Play {
         }
         // What is still on its way.
         sleep(Duration::from_secs(8)).await;
-        self.rest(&clients, table.as_ref(), book).await;
+        self.wait_until_free(&clients, table.as_ref(), judge).await;
         self.probe = next;
-        self.probe(next, book).await?;
+        self.probe(next, judge).await?;
         let are_engines = clients.iter().all(|client| client.connection.engine.is_some());
         for client in clients {
             if self.dice.bool() {
-                close(client, Arc::clone(book)).await;
+                close(client, Arc::clone(judge)).await;
             } else {
-                drop_client(client, Arc::clone(book)).await;
+                drop_client(client, Arc::clone(judge)).await;
             }
         }
         sleep(Duration::from_secs(8)).await;
-        if are_engines && !self.weather.may.has(D::Crash) {
+        if are_engines && !self.network.may.has(D::Crash) {
             // This one has no task, the look-out has one.
             let left = Handle::current().metrics().num_alive_tasks();
             if left > 1 {
-                book.wrong("C17", format!("{} tasks are left when everything is closed", left - 1));
+                judge.violation("C17", format!("{} tasks are left when everything is closed", left - 1));
             }
         }
         Ok(())
     }
 
     /// Waits until nothing is held, and says what is.
-    async fn rest(&self, clients: &[Client], table: Option<&Arc<Table>>, book: &Book) {
+    async fn wait_until_free(&self, clients: &[RunningClient], table: Option<&Arc<Table>>, judge: &Judge) {
         let begun = Instant::now();
         loop {
             let engines = clients.iter().filter_map(|client| client.connection.engine.as_ref());
@@ -352,41 +352,43 @@ impl Play {
                 return;
             }
             if begun.elapsed() > RESTS_WITHIN {
-                book.wrong(
+                judge.violation(
                     "C5",
                     format!("at rest, {active} keys are active in engines, and the store has {held:?}"),
                 );
                 return;
             }
-            if let Some(table) = table.filter(|table| table.kind == Kind::Latch) {
-                operate(table, |holder, is_dead| is_dead || book.was_lost(holder) || book.has_gone(holder));
+            if let Some(table) = table.filter(|table| table.kind == HoldKind::Latch) {
+                force_release_where(table, |holder, is_dead| {
+                    is_dead || judge.was_lost(holder) || judge.is_gone(holder)
+                });
             }
             sleep(Duration::from_millis(250)).await;
         }
     }
 
     /// A client that nothing happens to is granted every key, and releases it.
-    async fn probe(&self, number: u64, book: &Book) -> Result<(), Error> {
-        let seat = self.seat(number);
-        let SimulatedClient { lock, engine } = self.world.connect(&seat)?;
+    async fn probe(&self, number: u64, judge: &Judge) -> Result<(), Error> {
+        let environment = self.environment(number);
+        let SimulatedClient { lock, engine } = self.store.connect(&environment)?;
         for key in &self.keys {
-            let wait = self.world.bounds().capabilities.handover + LONGEST_WAIT;
+            let wait = self.store.bounds().capabilities.handover + LONGEST_WAIT;
             let guard = lock.key(key).wait(wait).acquire().await?;
             if let Err(error) = guard.release().await {
-                book.wrong("C6", format!("a release that nothing disturbed ended with {error}"));
+                judge.violation("C6", format!("a release that nothing disturbed ended with {error}"));
             }
             if !self.cooldown.is_zero() {
                 continue;
             }
             drop(lock.key(key).wait(wait).acquire().await?);
-            let undo = self.world.bounds().capabilities.undo;
+            let undo = self.store.bounds().capabilities.undo;
             if let Err(error) = lock.key(key).wait(undo).acquire().await.map(drop) {
-                book.wrong("C7", format!("{undo:?} after a guard of {key} was dropped: {error}"));
+                judge.violation("C7", format!("{undo:?} after a guard of {key} was dropped: {error}"));
             }
             sleep(undo).await;
             match lock.key(key).try_acquire().await? {
                 Some(guard) => guard.release().await?,
-                None => book.wrong("C6", format!("{key} was released, and a try finds it held")),
+                None => judge.violation("C6", format!("{key} was released, and a try finds it held")),
             }
         }
         lock.close().await?;
@@ -394,55 +396,65 @@ impl Play {
         Ok(())
     }
 
-    fn judge(self, book: &Book, table: Option<Arc<Table>>) -> Played {
-        book.look();
-        let history = book.history();
-        let mut violations = book.violations();
-        violations.extend(self.weather.violations(book.start));
+    fn report(self, judge: &Judge, table: Option<Arc<Table>>) -> ScheduleReport {
+        judge.check_guards();
+        let history = judge.history();
+        let mut violations = judge.violations();
+        violations.extend(self.network.violations(judge.start));
         // Where an operator ends holds, the live look has what the store knows and the history has not; and nobody sees
         // what a client that stands still has lost. One whose clocks stood still too may be told late of a grant that has
         // ended.
-        let happened = self.weather.happened();
+        let happened = self.network.happened();
         let counts = |kind: ViolationKind| match kind {
             ViolationKind::Overlap => ![D::Force, D::Pause, D::Stop].iter().any(|one| happened.has(*one)),
             ViolationKind::TokenNotGreater => !happened.has(D::Force) && !happened.has(D::Stop),
             _ => true,
         };
-        if let Err(found) = check(&history, &book.bounds.capabilities) {
+        if let Err(found) = check(&history, &judge.bounds.capabilities) {
             violations.extend(found.iter().filter(|v| counts(v.kind)).map(ToString::to_string));
         }
-        let mut record = Vec::new();
+        let mut holds = Vec::new();
         if let Some(table) = table {
-            table.stays(|stays| {
-                record.extend(stays.iter().map(|stay| stay.describe(book.start)));
-                violations.extend(judge_stays(stays, self.probe, book));
+            table.records(|records| {
+                holds.extend(records.iter().map(|record| record.describe(judge.start)));
+                violations.extend(check_records(records, self.probe, judge));
             });
         }
-        let seen = Seen::default();
-        seen.add(&self.weather.seen);
-        Played { seed: self.seed, violations, happened: self.weather.happened(), history, record, seen }
+        let coverage = Coverage::default();
+        coverage.add(&self.network.coverage);
+        ScheduleReport {
+            seed: self.seed,
+            violations,
+            happened: self.network.happened(),
+            history,
+            holds,
+            coverage,
+        }
     }
 }
 
 /// What the store's own record says.
-fn judge_stays(stays: &[Stay], probe: u64, book: &Book) -> Vec<String> {
+fn check_records(records: &[HoldRecord], probe: u64, judge: &Judge) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (at, stay) in stays.iter().enumerate().filter(|(_, stay)| stay.client < probe) {
-        if matches!(stay.ended, Some((_, EndedBy::Release))) && !book.was_seen(stay.holder) {
-            book.note(Sometimes::UndoneGrant);
+    for (at, record) in records.iter().enumerate().filter(|(_, record)| record.client < probe) {
+        if matches!(record.ended, Some((_, EndedBy::Release))) && !judge.was_granted(record.holder) {
+            judge.note(Situation::UndoneGrant);
         }
-        let other = |earlier: &&Stay| {
-            earlier.holder == stay.holder && (&earlier.key, earlier.client) != (&stay.key, stay.client)
+        let other = |earlier: &&HoldRecord| {
+            earlier.holder == record.holder && (&earlier.key, earlier.client) != (&record.key, record.client)
         };
-        if let Some(other) = stays[..at].iter().find(other) {
-            wrong.push(format!("C2: {} of {} was granted for {} before", stay.holder, stay.key, other.key));
+        if let Some(other) = records[..at].iter().find(other) {
+            wrong.push(format!(
+                "C2: {} of {} was granted for {} before",
+                record.holder, record.key, other.key
+            ));
         }
     }
     wrong
 }
 
-/// An operator ends what `such` holds of the store.
-fn operate(table: &Table, such: impl Fn(leasehold_api::HolderId, bool) -> bool) {
+/// Ends the holds that `such` chooses, as an operator does.
+fn force_release_where(table: &Table, such: impl Fn(leasehold_api::HolderId, bool) -> bool) {
     for (key, holder, is_dead) in table.held() {
         if such(holder, is_dead) {
             table.force(&key);
@@ -451,9 +463,9 @@ fn operate(table: &Table, such: impl Fn(leasehold_api::HolderId, bool) -> bool) 
 }
 
 /// Looks at all guards every now and then.
-async fn look_around(book: Arc<Book>) {
+async fn check_periodically(judge: Arc<Judge>) {
     loop {
         sleep(Duration::from_millis(97)).await;
-        book.look();
+        judge.check_guards();
     }
 }

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, Lock, LockKey};
-use leasehold_engine::{Backend, Engine};
+use leasehold_api::{Capabilities, Error, Lock, LockKey};
+use leasehold_engine::{Backend, Engine, Timing};
 
 use super::backends::{CALL, LOOK, Remote, TableClient, capabilities};
 use super::client::{ClientClock, ClientTurns};
-use super::judge::Bounds;
-use super::network::Wire;
+use super::network::NetworkLink;
 use super::table::Table;
 
 /// A fresh store, which lives for one schedule.
@@ -30,12 +29,36 @@ pub trait SimulatedStore: Send + Sync {
     }
 }
 
+/// What the judge demands of the clients of a store.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    pub(crate) capabilities: Capabilities,
+    /// The longest that one call of the store may take.
+    pub(crate) call: Duration,
+    /// How often a client asks the store about what it holds, at least.
+    pub(crate) look: Option<Duration>,
+    pub(crate) close: Duration,
+}
+
+impl Bounds {
+    /// The bounds of clients of a store with these capabilities and this timing.
+    #[must_use]
+    pub fn new(capabilities: Capabilities, timing: &Timing) -> Self {
+        Self {
+            capabilities,
+            call: timing.request_timeout,
+            look: None,
+            close: timing.close + Duration::from_secs(1),
+        }
+    }
+}
+
 /// What one client runs on: its link to the store, its clock, and its scheduler.
 #[derive(Debug)]
 pub struct ClientEnvironment {
     pub(crate) number: u64,
     pub(crate) turns: Arc<ClientTurns>,
-    pub(crate) wire: Arc<Wire>,
+    pub(crate) link: Arc<NetworkLink>,
     pub(crate) clock: Arc<ClientClock>,
 }
 
@@ -47,7 +70,7 @@ pub struct SimulatedClient {
 }
 
 impl SimulatedClient {
-    /// A client with a lock that is not an engine. Its calls to the store go through [`ClientEnvironment::wire`].
+    /// A client with a lock that is not an engine. Its calls to the store go through [`ClientEnvironment::link`].
     pub fn new(lock: impl Lock + 'static) -> Self {
         Self { lock: Arc::new(lock), engine: None }
     }
@@ -62,8 +85,8 @@ impl ClientEnvironment {
 
     /// The client's link to the store.
     #[must_use]
-    pub fn wire(&self) -> &Arc<Wire> {
-        &self.wire
+    pub fn link(&self) -> &Arc<NetworkLink> {
+        &self.link
     }
 
     /// Starts an engine over `backend`, which is at the far end of the client's link.
@@ -72,7 +95,7 @@ impl ClientEnvironment {
     ///
     /// That of the engine, if it does not start.
     pub fn engine(&self, backend: Arc<dyn Backend>) -> Result<SimulatedClient, Error> {
-        let engine = Engine::builder(Remote::new(backend, &self.wire))
+        let engine = Engine::builder(Remote::new(backend, &self.link))
             .clock(Arc::clone(&self.clock) as _)
             .simulated(u128::from(self.number), Arc::clone(&self.turns) as _)
             .start()?;
@@ -82,13 +105,13 @@ impl ClientEnvironment {
 }
 
 /// The simulator's own store.
-pub(crate) struct OwnStore {
+pub(crate) struct TableStore {
     pub(crate) table: Arc<Table>,
     /// How often the engine looks between two renewals; `None` for the mutant that does not.
     pub(crate) look: Option<Duration>,
 }
 
-impl SimulatedStore for OwnStore {
+impl SimulatedStore for TableStore {
     fn bounds(&self) -> Bounds {
         Bounds {
             capabilities: capabilities(self.table.kind),
@@ -100,8 +123,8 @@ impl SimulatedStore for OwnStore {
 
     fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
         // Otherwise the schedules of seeds that are known would change.
-        let look = self.look.filter(|_| environment.wire.may_stop());
-        let client = TableClient::new(&self.table, environment.number, &environment.wire, look);
+        let look = self.look.filter(|_| environment.link.may_stop());
+        let client = TableClient::new(&self.table, environment.number, &environment.link, look);
         environment.engine(Arc::new(client))
     }
 

@@ -11,12 +11,12 @@ use leasehold_engine::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::coverage::Sometimes;
-use super::network::Wire;
+use super::coverage::Situation;
+use super::network::NetworkLink;
 
 /// How holds of the store end without a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum HoldKind {
     /// With their lease.
     Lease,
     /// With the session that has them: some time after it was last heard of.
@@ -43,7 +43,7 @@ pub(crate) enum EndedBy {
 
 /// One hold, from its grant on.
 #[derive(Clone, Debug)]
-pub(crate) struct Stay {
+pub(crate) struct HoldRecord {
     pub(crate) key: LockKey,
     pub(crate) holder: HolderId,
     pub(crate) client: u64,
@@ -52,9 +52,9 @@ pub(crate) struct Stay {
     pub(crate) ended: Option<(Instant, EndedBy)>,
 }
 
-impl Stay {
+impl HoldRecord {
     /// Whether an operator ended it.
-    pub(crate) fn is_forced(&self) -> bool {
+    pub(crate) fn was_forced_out(&self) -> bool {
         matches!(self.ended, Some((_, EndedBy::Force)))
     }
 
@@ -71,17 +71,17 @@ impl Stay {
 }
 
 pub(crate) struct Table {
-    pub(crate) kind: Kind,
-    state: Mutex<State>,
+    pub(crate) kind: HoldKind,
+    state: Mutex<TableState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TableState {
     slots: BTreeMap<LockKey, Slot>,
     drawn: u64,
-    listeners: BTreeMap<u64, (Events, Arc<Wire>)>,
+    listeners: BTreeMap<u64, (Events, Arc<NetworkLink>)>,
     /// Every hold there ever was, in the order of the grants.
-    stays: Vec<Stay>,
+    records: Vec<HoldRecord>,
     /// Holders that were released: what comes of them later is of no account, where requests of a client keep
     /// their order.
     gone: BTreeSet<HolderId>,
@@ -90,44 +90,44 @@ struct State {
 
 #[derive(Default)]
 struct Slot {
-    hold: Option<Held>,
-    queue: VecDeque<Ticket>,
+    hold: Option<CurrentHold>,
+    queue: VecDeque<QueuedRequest>,
     /// Who was turned away and waits, and until when that counts.
     awaited: BTreeMap<u64, Instant>,
     cools_until: Option<Instant>,
 }
 
-struct Held {
+struct CurrentHold {
     holder: HolderId,
     client: u64,
     /// When it ends by itself.
     ends: Option<Instant>,
-    /// Which of the stays it is.
-    stay: usize,
+    /// The index of its record.
+    record: usize,
 }
 
-struct Ticket {
+struct QueuedRequest {
     client: u64,
     request: Request,
     reply: oneshot::Sender<(Granted, Moment)>,
 }
 
 impl Table {
-    pub(crate) fn new(kind: Kind) -> Arc<Self> {
+    pub(crate) fn new(kind: HoldKind) -> Arc<Self> {
         Arc::new(Self { kind, state: Mutex::default() })
     }
 
-    pub(crate) fn listen(&self, client: u64, events: Events, wire: Arc<Wire>) {
-        self.lock().listeners.insert(client, (events, wire));
+    pub(crate) fn listen(&self, client: u64, events: Events, link: Arc<NetworkLink>) {
+        self.lock().listeners.insert(client, (events, link));
     }
 
-    pub(crate) fn acquire(&self, client: u64, request: &Request, wire: &Wire) -> Attempt {
+    pub(crate) fn acquire(&self, client: u64, request: &Request, link: &NetworkLink) -> Attempt {
         let mut state = self.lock();
         let (now, kind) = (Instant::now(), self.kind);
-        if let Some(attempt) = state.repeated(kind, client, request, wire) {
+        if let Some(attempt) = state.repeated(kind, client, request, link) {
             return attempt;
         }
-        if kind != Kind::Lease && state.gone.contains(&request.holder) {
+        if kind != HoldKind::Lease && state.gone.contains(&request.holder) {
             return Attempt::Contended(Contended::new());
         }
         let slot = state.slot(&request.key, now);
@@ -142,7 +142,7 @@ impl Table {
             return Attempt::Contended(contended);
         }
         slot.awaited.remove(&client);
-        Attempt::Granted(state.grant(kind, client, request, now, wire))
+        Attempt::Granted(state.grant(kind, client, request, now, link))
     }
 
     /// Enters the key's queue.
@@ -150,18 +150,18 @@ impl Table {
         &self,
         client: u64,
         request: &Request,
-        wire: &Wire,
+        link: &NetworkLink,
     ) -> Result<oneshot::Receiver<(Granted, Moment)>, Attempt> {
         let (reply, answer) = oneshot::channel();
         let mut state = self.lock();
-        if let Some(attempt) = state.repeated(self.kind, client, request, wire) {
+        if let Some(attempt) = state.repeated(self.kind, client, request, link) {
             return Err(attempt);
         }
         if state.gone.contains(&request.holder) {
             return Err(Attempt::Contended(Contended::new()));
         }
         let slot = state.slot(&request.key, Instant::now());
-        slot.queue.push_back(Ticket { client, request: request.clone(), reply });
+        slot.queue.push_back(QueuedRequest { client, request: request.clone(), reply });
         drop(state);
         self.serve(&request.key);
         Ok(answer)
@@ -184,17 +184,17 @@ impl Table {
                 return;
             }
             let Some(ticket) = slot.queue.pop_front() else { return };
-            let Some((events, wire)) = state.listeners.get(&ticket.client).cloned() else { continue };
+            let Some((events, link)) = state.listeners.get(&ticket.client).cloned() else { continue };
             if ticket.reply.is_closed() {
                 continue;
             }
-            let granted = state.grant(self.kind, ticket.client, &ticket.request, now, &wire);
+            let granted = state.grant(self.kind, ticket.client, &ticket.request, now, &link);
             let _ = ticket.reply.send((granted, events.now()));
             return;
         }
     }
 
-    pub(crate) fn renew(&self, client: u64, hold: &HoldRef, wire: &Wire) -> Renewed {
+    pub(crate) fn renew(&self, client: u64, hold: &HoldRef, link: &NetworkLink) -> Renewed {
         let mut state = self.lock();
         let now = Instant::now();
         let kind = self.kind;
@@ -206,12 +206,12 @@ impl Table {
             }
             other => {
                 if other.as_ref().is_some_and(|held| held.client != client) {
-                    wire.seen().note(Sometimes::RenewalMetSuccessor);
+                    link.coverage().note(Situation::RenewalAfterTakeover);
                 }
-                let stay = state.stays.iter().rev().find(|stay| stay.holder == hold.holder);
-                Renewed::Gone(match stay.and_then(|stay| stay.ended) {
+                let record = state.records.iter().rev().find(|record| record.holder == hold.holder);
+                Renewed::Gone(match record.and_then(|record| record.ended) {
                     Some((_, EndedBy::Force)) => LossReason::ForcedRelease,
-                    Some((_, EndedBy::Itself)) if kind == Kind::Session => LossReason::SessionLost,
+                    Some((_, EndedBy::Itself)) if kind == HoldKind::Session => LossReason::SessionLost,
                     Some((_, EndedBy::Itself)) => LossReason::Expired,
                     _ => LossReason::Gone,
                 })
@@ -227,7 +227,7 @@ impl Table {
         if is_held { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) }
     }
 
-    pub(crate) fn release(&self, client: u64, hold: &HoldRef, wire: &Wire) -> ReleaseReply {
+    pub(crate) fn release(&self, client: u64, hold: &HoldRef, link: &NetworkLink) -> ReleaseReply {
         let mut state = self.lock();
         let now = Instant::now();
         state.gone.insert(hold.holder);
@@ -236,7 +236,7 @@ impl Table {
         let ours = slot.hold.as_ref().is_some_and(|held| held.holder == hold.holder);
         if !ours {
             if slot.hold.as_ref().is_some_and(|held| held.client != client) {
-                wire.seen().note(Sometimes::ReleaseMetSuccessor);
+                link.coverage().note(Situation::ReleaseAfterTakeover);
             }
             return ReleaseReply::new(false);
         }
@@ -260,16 +260,16 @@ impl Table {
         state.end(key, now, EndedBy::Force);
         let listener = state.listeners.get(&client).cloned();
         drop(state);
-        if let Some((events, wire)) = listener {
+        if let Some((events, link)) = listener {
             let key = key.clone();
-            wire.tell(move || events.lost(&key, holder, LossReason::ForcedRelease));
+            link.notify(move || events.lost(&key, holder, LossReason::ForcedRelease));
         }
         self.freed(key);
         true
     }
 
     /// The client has died: it waits for nothing. What it holds ends as all that is not confirmed any more.
-    pub(crate) fn bury(&self, client: u64) {
+    pub(crate) fn client_died(&self, client: u64) {
         let mut state = self.lock();
         state.dead.insert(client);
         state.listeners.remove(&client);
@@ -288,7 +288,7 @@ impl Table {
             let slot = state.slot(key, now);
             slot.queue.retain(|ticket| ticket.client != client);
             let ours = slot.hold.as_ref().is_some_and(|held| held.client == client);
-            if ours && self.kind == Kind::Session {
+            if ours && self.kind == HoldKind::Session {
                 state.end(key, now, EndedBy::Itself);
             }
         }
@@ -320,14 +320,14 @@ impl Table {
     }
 
     /// Every hold so far, up to date.
-    pub(crate) fn stays<R>(&self, look: impl FnOnce(&[Stay]) -> R) -> R {
+    pub(crate) fn records<R>(&self, look: impl FnOnce(&[HoldRecord]) -> R) -> R {
         let mut state = self.lock();
         let now = Instant::now();
         let keys: Vec<_> = state.slots.keys().cloned().collect();
         for key in keys {
             state.slot(&key, now);
         }
-        look(&state.stays)
+        look(&state.records)
     }
 
     /// Whether the store was ever asked to release this holder.
@@ -341,26 +341,26 @@ impl Table {
         let awaited: Vec<_> = state.slot(key, Instant::now()).awaited.keys().copied().collect();
         let listeners: Vec<_> = awaited.iter().filter_map(|c| state.listeners.get(c).cloned()).collect();
         drop(state);
-        for (events, wire) in listeners {
+        for (events, link) in listeners {
             let key = key.clone();
-            wire.tell(move || events.wake(&key));
+            link.notify(move || events.wake(&key));
         }
         self.serve(key);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl TableState {
     /// The slot of the key, up to date.
     fn slot(&mut self, key: &LockKey, now: Instant) -> &mut Slot {
         let slot = self.slots.entry(key.clone()).or_default();
-        if let Some((ends, stay)) = slot.hold.as_ref().and_then(|h| Some((h.ends?, h.stay))) {
+        if let Some((ends, record)) = slot.hold.as_ref().and_then(|h| Some((h.ends?, h.record))) {
             if ends <= now {
                 slot.hold = None;
-                self.stays[stay].ended = Some((ends, EndedBy::Itself));
+                self.records[record].ended = Some((ends, EndedBy::Itself));
             }
         }
         slot.cools_until = slot.cools_until.filter(|until| *until > now);
@@ -369,28 +369,43 @@ impl State {
     }
 
     /// The same request once more: the same grant.
-    fn repeated(&mut self, kind: Kind, client: u64, request: &Request, wire: &Wire) -> Option<Attempt> {
+    fn repeated(
+        &mut self,
+        kind: HoldKind,
+        client: u64,
+        request: &Request,
+        link: &NetworkLink,
+    ) -> Option<Attempt> {
         let now = Instant::now();
         let slot = self.slot(&request.key, now);
         let held =
             slot.hold.as_mut().filter(|held| held.holder == request.holder && held.client == client)?;
-        if kind == Kind::Lease {
+        if kind == HoldKind::Lease {
             held.ends = held.ends.max(ends(kind, request.ttl, now));
         }
-        let number = held.stay;
-        wire.seen().note(Sometimes::AskedAgain);
-        Some(Attempt::Granted(Granted::with_token(token::from_store_number(self.stays[number].token))))
+        let number = held.record;
+        link.coverage().note(Situation::AskedAgain);
+        Some(Attempt::Granted(Granted::with_token(token::from_store_number(self.records[number].token))))
     }
 
-    fn grant(&mut self, kind: Kind, client: u64, request: &Request, now: Instant, wire: &Wire) -> Granted {
+    fn grant(
+        &mut self,
+        kind: HoldKind,
+        client: u64,
+        request: &Request,
+        now: Instant,
+        link: &NetworkLink,
+    ) -> Granted {
         self.drawn += 1;
-        let before = self.stays.iter().rev().find(|stay| stay.key == request.key);
-        let from_dead = |stay: &Stay| self.dead.contains(&stay.client) && stay.client != client;
-        if before.is_some_and(|stay| from_dead(stay) && matches!(stay.ended, Some((_, EndedBy::Itself)))) {
-            wire.seen().note(Sometimes::TakenOverFromTheDead);
+        let before = self.records.iter().rev().find(|record| record.key == request.key);
+        let from_dead = |record: &HoldRecord| self.dead.contains(&record.client) && record.client != client;
+        if before
+            .is_some_and(|record| from_dead(record) && matches!(record.ended, Some((_, EndedBy::Itself))))
+        {
+            link.coverage().note(Situation::TakenOverFromTheDead);
         }
-        let stay = self.stays.len();
-        self.stays.push(Stay {
+        let record = self.records.len();
+        self.records.push(HoldRecord {
             key: request.key.clone(),
             holder: request.holder,
             client,
@@ -400,21 +415,22 @@ impl State {
         });
         let slot = self.slots.entry(request.key.clone()).or_default();
         slot.cools_until = request.cooldown.map(|cooldown| now + cooldown);
-        slot.hold = Some(Held { holder: request.holder, client, ends: ends(kind, request.ttl, now), stay });
+        slot.hold =
+            Some(CurrentHold { holder: request.holder, client, ends: ends(kind, request.ttl, now), record });
         Granted::with_token(token::from_store_number(self.drawn))
     }
 
     fn end(&mut self, key: &LockKey, now: Instant, by: EndedBy) {
         if let Some(held) = self.slots.get_mut(key).and_then(|slot| slot.hold.take()) {
-            self.stays[held.stay].ended = Some((now, by));
+            self.records[held.record].ended = Some((now, by));
         }
     }
 }
 
-fn ends(kind: Kind, ttl: Option<Duration>, now: Instant) -> Option<Instant> {
+fn ends(kind: HoldKind, ttl: Option<Duration>, now: Instant) -> Option<Instant> {
     match kind {
-        Kind::Lease => ttl.map(|ttl| now + ttl),
-        Kind::Session => Some(now + SESSION),
-        Kind::Latch => None,
+        HoldKind::Lease => ttl.map(|ttl| now + ttl),
+        HoldKind::Session => Some(now + SESSION),
+        HoldKind::Latch => None,
     }
 }

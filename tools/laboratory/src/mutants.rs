@@ -16,10 +16,10 @@ use async_trait::async_trait;
 use leasehold_api::{Error, Lock, LockKey, LossReason};
 use leasehold_engine::{Engine, TokioClock};
 
-use self::backend::MiniBackend;
+use self::backend::SmallBackend;
 use self::backend::fault::BackendFault;
-use self::connection::Link;
-use self::lock::MiniLock;
+use self::connection::Connection;
+use self::lock::SmallLock;
 use self::lock::fault::LockFault;
 use self::server::Server;
 use leasehold_conformance::SkewedClock;
@@ -30,11 +30,11 @@ use leasehold_conformance::{ClientSetup, Factory, FaultSet, Faults, FaultyClient
 pub struct Mutant {
     name: String,
     rules: &'static [&'static str],
-    kind: Kind,
+    kind: MutantKind,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum MutantKind {
     Backend { fault: BackendFault, queues: bool },
     Lock(LockFault),
 }
@@ -45,12 +45,12 @@ pub fn all_mutants() -> Vec<Mutant> {
     let backends = BackendFault::ALL.iter().map(|(fault, name, rules)| Mutant {
         name: format!("backend:{name}"),
         rules,
-        kind: Kind::Backend { fault: *fault, queues: fault.queues() },
+        kind: MutantKind::Backend { fault: *fault, queues: fault.queues() },
     });
     let locks = LockFault::ALL.iter().map(|(fault, name, rules)| Mutant {
         name: format!("lock:{name}"),
         rules,
-        kind: Kind::Lock(*fault),
+        kind: MutantKind::Lock(*fault),
     });
     backends.chain(locks).collect()
 }
@@ -60,10 +60,10 @@ pub fn all_mutants() -> Vec<Mutant> {
 pub fn unmutated() -> Vec<Mutant> {
     let of = |name: &str, kind| Mutant { name: name.into(), rules: &[], kind };
     vec![
-        of("backend", Kind::Backend { fault: BackendFault::None, queues: false }),
-        of("backend-with-queue", Kind::Backend { fault: BackendFault::None, queues: true }),
-        of("lock", Kind::Lock(LockFault::None)),
-        of("backend-of-few-holds", Kind::Backend { fault: BackendFault::FewHolds, queues: false }),
+        of("backend", MutantKind::Backend { fault: BackendFault::None, queues: false }),
+        of("backend-with-queue", MutantKind::Backend { fault: BackendFault::None, queues: true }),
+        of("lock", MutantKind::Lock(LockFault::None)),
+        of("backend-of-few-holds", MutantKind::Backend { fault: BackendFault::FewHolds, queues: false }),
     ]
 }
 
@@ -88,32 +88,32 @@ impl Factory for Mutant {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        Ok(Box::new(Store::new(self.kind)))
+        Ok(Box::new(MutantStore::new(self.kind)))
     }
 }
 
 /// One fresh store of a mutant.
 #[derive(Debug)]
-struct Store {
+struct MutantStore {
     server: Arc<Server>,
-    kind: Kind,
+    kind: MutantKind,
 }
 
-impl Store {
-    fn new(kind: Kind) -> Self {
+impl MutantStore {
+    fn new(kind: MutantKind) -> Self {
         let fault = match kind {
-            Kind::Backend { fault, .. } => fault,
-            Kind::Lock(_) => BackendFault::None,
+            MutantKind::Backend { fault, .. } => fault,
+            MutantKind::Lock(_) => BackendFault::None,
         };
         Self { server: Server::new(fault), kind }
     }
 
-    fn connect(&self, skew: Skew) -> Result<(Arc<dyn Lock>, Arc<Link>), Error> {
-        let link = Link::new(&self.server, skew);
+    fn connect(&self, skew: Skew) -> Result<(Arc<dyn Lock>, Arc<Connection>), Error> {
+        let connection = Connection::new(&self.server, skew);
         let lock: Arc<dyn Lock> = match self.kind {
-            Kind::Lock(fault) => Arc::new(MiniLock::connect(&link, fault)?),
-            Kind::Backend { queues, .. } => {
-                let backend = MiniBackend::new(Arc::clone(&link), queues);
+            MutantKind::Lock(fault) => Arc::new(SmallLock::connect(&connection, fault)?),
+            MutantKind::Backend { queues, .. } => {
+                let backend = SmallBackend::new(Arc::clone(&connection), queues);
                 Arc::new(
                     Engine::builder(backend)
                         .clock(Arc::new(SkewedClock::new(TokioClock::new(), skew)))
@@ -121,12 +121,12 @@ impl Store {
                 )
             }
         };
-        Ok((lock, link))
+        Ok((lock, connection))
     }
 }
 
 #[async_trait]
-impl Harness for Store {
+impl Harness for MutantStore {
     async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
         Ok(self.connect(Skew::None)?.0)
     }
@@ -137,14 +137,14 @@ impl Harness for Store {
 }
 
 #[async_trait]
-impl Faults for Store {
+impl Faults for MutantStore {
     fn supports(&self) -> FaultSet {
         FaultSet::all()
     }
 
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
-        let (lock, link) = self.connect(setup.skew)?;
-        Ok(FaultyClient::new(lock, link))
+        let (lock, connection) = self.connect(setup.skew)?;
+        Ok(FaultyClient::new(lock, connection))
     }
 
     async fn lose(&self, key: &LockKey, reason: LossReason) -> bool {

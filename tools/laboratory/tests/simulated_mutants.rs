@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use laboratory::mutants::{Mutant, all_mutants, unmutated};
-use leasehold_conformance::simulation::{Disturbances, Seen, Simulation, Sometimes};
+use leasehold_conformance::simulation::{Coverage, Disturbances, Simulation, Situation};
 
 /// How many schedules each of them gets.
 const SCHEDULES: u64 = 1_000;
@@ -187,7 +187,7 @@ fn every_mutant_in_reach_dies() {
     let unknown: Vec<_> =
         out_of_reach.iter().filter(|name| mutants.iter().all(|m| m.name() != **name)).collect();
     assert!(unknown.is_empty(), "there are no mutants {unknown:?}");
-    let sound: Vec<Seen> = in_parallel(&unmutated(), |mutant| {
+    let sound: Vec<Coverage> = in_parallel(&unmutated(), |mutant| {
         let (seen, wrong) = play(mutant);
         assert_eq!(wrong, None, "{} has no fault", mutant.name());
         seen
@@ -201,8 +201,8 @@ fn every_mutant_in_reach_dies() {
     let outcomes = in_parallel(&wanted, |mutant| {
         let (seen, wrong) = play(mutant);
         let sound = &sound[if mutant.name().starts_with("lock:") { 2 } else { 0 }];
-        let missed = |what: &Sometimes| sound.of(*what) >= OFTEN && seen.of(*what) == 0;
-        let missed = || Sometimes::ALL.into_iter().find(missed).map(|what| format!("never {what:?}"));
+        let missed = |what: &Situation| sound.of(*what) >= OFTEN && seen.of(*what) == 0;
+        let missed = || Situation::ALL.into_iter().find(missed).map(|what| format!("never {what:?}"));
         (mutant.name().to_owned(), wrong.or_else(missed))
     });
     for (name, death) in &outcomes {
@@ -229,11 +229,11 @@ fn an_engine_that_never_looks_dies() {
 }
 
 /// Plays schedules until one shows something wrong: what was seen, and what was wrong in which.
-fn play(mutant: &Mutant) -> (Seen, Option<String>) {
-    let (simulation, all) = (mutant.simulation(), Seen::default());
+fn play(mutant: &Mutant) -> (Coverage, Option<String>) {
+    let (simulation, all) = (mutant.simulation(), Coverage::default());
     for seed in 0..SCHEDULES {
         let played = simulation.play(seed, Disturbances::none());
-        all.add(played.seen());
+        all.add(played.coverage());
         if let Some(wrong) = played.violations.first() {
             return (all, Some(format!("seed {seed}: {wrong}")));
         }

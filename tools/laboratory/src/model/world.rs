@@ -31,20 +31,20 @@ const LONG: Duration = Duration::from_secs(180);
 /// A store, its clients, and what is known of it.
 pub(crate) struct World {
     // Before the runtime, so that they end while it is there.
-    state: State,
+    state: WorldState,
     runtime: Runtime,
 }
 
-struct State {
+struct WorldState {
     harness: Box<dyn Harness>,
     supports: FaultSet,
     capabilities: Capabilities,
     log: Log,
     keys: Vec<LockKey>,
-    clients: Vec<Client>,
+    clients: Vec<ModelClient>,
     made: u32,
-    guards: Vec<Out>,
-    pending: Vec<Pending>,
+    guards: Vec<HeldGuard>,
+    pending: Vec<PendingAcquire>,
     /// Per key: until when something may be in flight, and since when it has been free at rest.
     unsettled: Vec<Instant>,
     idle_since: Vec<Option<Instant>>,
@@ -55,7 +55,7 @@ struct State {
     calls: u64,
 }
 
-struct Client {
+struct ModelClient {
     lock: Arc<dyn Lock>,
     faults: Option<Arc<dyn ClientFaults>>,
     silent: bool,
@@ -64,7 +64,7 @@ struct Client {
 }
 
 /// A guard that is out.
-struct Out {
+struct HeldGuard {
     guard: LockGuard,
     client: usize,
     key: usize,
@@ -79,7 +79,7 @@ struct Out {
 }
 
 /// An acquire that is under way.
-struct Pending {
+struct PendingAcquire {
     id: u64,
     client: usize,
     keys: Vec<usize>,
@@ -96,7 +96,7 @@ impl World {
         fastrand::seed(0);
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
-        let state = runtime.block_on(State::open(factory));
+        let state = runtime.block_on(WorldState::open(factory));
         Self { state, runtime }
     }
 
@@ -113,7 +113,7 @@ impl World {
     }
 }
 
-impl State {
+impl WorldState {
     async fn open(factory: &dyn Factory) -> Self {
         let harness = factory.open().await.expect("a fresh store");
         let log = Log::new();
@@ -145,7 +145,7 @@ impl State {
         state
     }
 
-    async fn connect(&mut self) -> Client {
+    async fn connect(&mut self) -> ModelClient {
         self.made += 1;
         let (lock, faults) = match self.harness.faults() {
             Some(faults) => {
@@ -155,7 +155,7 @@ impl State {
             None => (self.harness.client().await.expect("one more client"), None),
         };
         let lock = Arc::new(Recorder::new(lock, self.made, &self.log));
-        Client { lock, faults, silent: false, troubled_until: Instant::now() }
+        ModelClient { lock, faults, silent: false, troubled_until: Instant::now() }
     }
 
     // ---- steps ----
@@ -240,7 +240,7 @@ impl State {
         });
         let now = Instant::now();
         let shaky = !self.is_calm(client);
-        self.pending.push(Pending {
+        self.pending.push(PendingAcquire {
             id,
             client,
             keys,

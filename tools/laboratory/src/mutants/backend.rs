@@ -18,8 +18,8 @@ use leasehold_engine::{
 };
 
 use self::fault::BackendFault as Fault;
-use super::connection::Link;
-use super::server::{Asker, FEW_HOLDS, Server, Sink};
+use super::connection::Connection;
+use super::server::{EventSink, FEW_HOLDS, Requester, Server};
 use leasehold_conformance::Op;
 
 /// How often a waiter asks again.
@@ -28,23 +28,23 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// One client's backend.
 #[derive(Debug)]
-pub(crate) struct MiniBackend {
-    link: Arc<Link>,
+pub(crate) struct SmallBackend {
+    connection: Arc<Connection>,
     capabilities: Capabilities,
     fault: Fault,
     queues: bool,
     events: OnceLock<Events>,
 }
 
-impl MiniBackend {
+impl SmallBackend {
     /// `queues`: waits in the store's own queue rather than by polling.
-    pub(crate) fn new(link: Arc<Link>, queues: bool) -> Self {
-        let fault = link.server().fault();
+    pub(crate) fn new(connection: Arc<Connection>, queues: bool) -> Self {
+        let fault = connection.server().fault();
         let mut capabilities = capabilities(fault);
         if queues {
             capabilities.fairness = Fairness::Fifo;
         }
-        Self { link, capabilities, fault, queues, events: OnceLock::new() }
+        Self { connection, capabilities, fault, queues, events: OnceLock::new() }
     }
 
     /// Carries out `work` for each of `items`, one call for all.
@@ -52,11 +52,13 @@ impl MiniBackend {
         &self,
         op: Op,
         items: &[I],
-        work: impl Fn(&Server, Asker, &I) -> Result<T, Error> + Send,
+        work: impl Fn(&Server, Requester, &I) -> Result<T, Error> + Send,
     ) -> Vec<Result<T, Error>> {
         let done = self
-            .link
-            .call(op, |server, asker| items.iter().map(|item| work(server, asker, item)).collect::<Vec<_>>())
+            .connection
+            .call(op, |server, requester| {
+                items.iter().map(|item| work(server, requester, item)).collect::<Vec<_>>()
+            })
             .await;
         let mut answers = match done {
             Ok(answers) => answers,
@@ -103,17 +105,17 @@ pub(crate) fn capabilities(fault: Fault) -> Capabilities {
     has
 }
 
-impl fmt::Display for MiniBackend {
+impl fmt::Display for SmallBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault {
-            Fault::PasswordShown => f.write_str("mini://app:hunter2@localhost/mutants"),
-            _ => f.write_str("mini://app@localhost/mutants"),
+            Fault::PasswordShown => f.write_str("small://app:hunter2@localhost/mutants"),
+            _ => f.write_str("small://app@localhost/mutants"),
         }
     }
 }
 
 #[async_trait]
-impl Backend for MiniBackend {
+impl Backend for SmallBackend {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -129,15 +131,15 @@ impl Backend for MiniBackend {
     }
 
     fn attach(&self, events: Events) {
-        self.link.listen(Arc::new(Listener(events.clone())));
+        self.connection.listen(Arc::new(Listener(events.clone())));
         let _ = self.events.set(events);
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        if let Some(kind) = self.link.refusal(Op::Acquire).await {
+        if let Some(kind) = self.connection.refusal(Op::Acquire).await {
             return requests.iter().map(|_| Ok(Attempt::Refused(self.error(kind)))).collect();
         }
-        let attempt = |_: &Server, asker, request: &Request| self.link.attempt(asker, request);
+        let attempt = |_: &Server, requester, request: &Request| self.connection.attempt(requester, request);
         let ask = || self.each(Op::Acquire, &requests, attempt);
         let mut answers = ask().await;
         if self.fault == Fault::TryWaits {
@@ -158,11 +160,14 @@ impl Backend for MiniBackend {
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
-        if let Some(kind) = self.link.refusal(Op::Wait).await {
+        if let Some(kind) = self.connection.refusal(Op::Wait).await {
             return Ok(Attempt::Refused(self.error(kind)));
         }
-        let server = self.link.server();
-        let queued = self.link.call(Op::Wait, |server, asker| server.enqueue(asker, request.clone())).await;
+        let server = self.connection.server();
+        let queued = self
+            .connection
+            .call(Op::Wait, |server, requester| server.enqueue(requester, request.clone()))
+            .await;
         let mut answer = queued.map_err(|kind| self.error(kind))?;
         let has_it = || server.inspect(&request.key).holder().and_then(|hold| hold.holder);
         let first = has_it();
@@ -193,20 +198,20 @@ impl Backend for MiniBackend {
                         std::mem::forget(answer);
                         return Ok(Attempt::Contended(Contended::new()));
                     }
-                    server.leave(self.link.client(), &request.key, request.holder);
+                    server.leave(self.connection.client(), &request.key, request.holder);
                     return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new())));
                 }
                 // A lease's end is no event: the server looks when it is asked to.
                 () = tokio::time::sleep(pause) => {
                     latest = has_it().or(latest);
-                    let unaware = latest != first && !server.is_told(&request.key, request.holder);
+                    let unaware = latest != first && !server.was_announced(&request.key, request.holder);
                     if unaware && self.fault == Fault::QueueTellsTheNextAlone {
                         continue;
                     }
-                    server.serve(self.link.client(), &request.key);
-                    if let Some(held) = server.cooling(self.link.asker(), &request.key) {
+                    server.serve(self.connection.client(), &request.key);
+                    if let Some(held) = server.cooling(self.connection.requester(), &request.key) {
                         // The engine knows whether its caller waits for the end of a cooldown.
-                        server.leave(self.link.client(), &request.key, request.holder);
+                        server.leave(self.connection.client(), &request.key, request.holder);
                         return Ok(Attempt::Contended(held));
                     }
                 }
@@ -219,7 +224,7 @@ impl Backend for MiniBackend {
             holds.sort_by(|a, b| a.key.cmp(&b.key));
         }
         let mut answers =
-            self.each(Op::Renew, &holds, |server, asker, hold| Ok(server.renew(asker, hold))).await;
+            self.each(Op::Renew, &holds, |server, requester, hold| Ok(server.renew(requester, hold))).await;
         if self.fault == Fault::RenewFailureIsExtended {
             answers
                 .iter_mut()
@@ -238,22 +243,22 @@ impl Backend for MiniBackend {
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         if self.fault == Fault::ReleaseIsLate {
-            let (link, late) = (Arc::clone(&self.link), holds.clone());
+            let (connection, late) = (Arc::clone(&self.connection), holds.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(5)).await;
-                let asker = link.asker();
+                let requester = connection.requester();
                 for hold in late {
-                    link.server().release(asker, &hold);
+                    connection.server().release(requester, &hold);
                 }
             });
             return holds.iter().map(|_| Ok(ReleaseReply::new(true))).collect();
         }
         let stopped = AtomicBool::new(false);
-        let release = |_: &Server, asker, hold: &HoldRef| {
+        let release = |_: &Server, requester, hold: &HoldRef| {
             if stopped.load(Ordering::Relaxed) {
                 return Ok(ReleaseReply::new(false));
             }
-            let freed = self.link.release(asker, hold).map_err(|kind| self.error(kind))?;
+            let freed = self.connection.release(requester, hold).map_err(|kind| self.error(kind))?;
             stopped.store(!freed.was_held && self.fault == Fault::ReleaseStopsAtGone, Ordering::Relaxed);
             Ok(freed)
         };
@@ -265,33 +270,33 @@ impl Backend for MiniBackend {
     }
 
     async fn close(&self) {
-        self.link.server().leave_all(self.link.client());
+        self.connection.server().leave_all(self.connection.client());
     }
 
     fn abort(&self) {
-        self.link.abort();
+        self.connection.abort();
     }
 }
 
 #[async_trait]
-impl LockAdmin for MiniBackend {
+impl LockAdmin for SmallBackend {
     async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         self.administer()?;
-        Ok(self.link.server().inspect(key))
+        Ok(self.connection.server().inspect(key))
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         self.administer()?;
-        Ok(self.link.server().list(query))
+        Ok(self.connection.server().list(query))
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         self.administer()?;
-        Ok(self.link.server().end(key, Some(holder), LossReason::ForcedRelease, true))
+        Ok(self.connection.server().end(key, Some(holder), LossReason::ForcedRelease, true))
     }
 }
 
-impl MiniBackend {
+impl SmallBackend {
     fn administer(&self) -> Result<(), Error> {
         match self.fault {
             Fault::AdminMissing => Err(Error::unsupported("inspection")),
@@ -304,7 +309,7 @@ impl MiniBackend {
 #[derive(Debug)]
 struct Listener(Events);
 
-impl Sink for Listener {
+impl EventSink for Listener {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         self.0.lost(key, holder, reason);
     }

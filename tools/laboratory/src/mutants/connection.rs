@@ -10,24 +10,24 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::backend::fault::BackendFault;
-use super::server::{Asker, Server, Sink};
-use leasehold_conformance::simulation::Wire;
+use super::server::{EventSink, Requester, Server};
+use leasehold_conformance::simulation::NetworkLink;
 use leasehold_conformance::{ClientFaults, Fault, Op, Skew};
 
 /// One client's way to the server.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     server: Arc<Server>,
     client: u64,
     skew: Skew,
-    gate: Mutex<Gate>,
+    gate: Mutex<LinkFaults>,
     opened: Notify,
     /// Disturbs every call of a simulated client.
-    wire: OnceLock<Arc<Wire>>,
+    link: OnceLock<Arc<NetworkLink>>,
 }
 
 #[derive(Debug, Default)]
-struct Gate {
+struct LinkFaults {
     scripts: BTreeMap<usize, VecDeque<Fault>>,
     /// Of single keys.
     keyed: Vec<(Op, LockKey, Fault)>,
@@ -36,7 +36,7 @@ struct Gate {
     muted: bool,
 }
 
-impl Link {
+impl Connection {
     pub(crate) fn new(server: &Arc<Server>, skew: Skew) -> Arc<Self> {
         Arc::new(Self {
             server: Arc::clone(server),
@@ -44,7 +44,7 @@ impl Link {
             skew,
             gate: Mutex::default(),
             opened: Notify::new(),
-            wire: OnceLock::new(),
+            link: OnceLock::new(),
         })
     }
 
@@ -56,14 +56,14 @@ impl Link {
         self.client
     }
 
-    /// From here on calls go through `wire`.
-    pub(crate) fn disturb(&self, wire: &Arc<Wire>) {
-        let _ = self.wire.set(Arc::clone(wire));
+    /// Sends all later calls through `link`.
+    pub(crate) fn disturb(&self, link: &Arc<NetworkLink>) {
+        let _ = self.link.set(Arc::clone(link));
     }
 
-    /// Has `sink` hear what the server tells this client, unless it is silenced or muted.
-    pub(crate) fn listen(self: &Arc<Self>, sink: Arc<dyn Sink>) {
-        self.server.listen(self.client, Arc::new(Gated { link: Arc::clone(self), sink }));
+    /// Passes the server's events for this client to `sink`, unless the client is silenced or muted.
+    pub(crate) fn listen(self: &Arc<Self>, sink: Arc<dyn EventSink>) {
+        self.server.listen(self.client, Arc::new(GatedSink { connection: Arc::clone(self), sink }));
     }
 
     /// Lets go of everything at the server, if it can be reached.
@@ -74,9 +74,13 @@ impl Link {
     }
 
     /// Carries out `work` at the server as the faults allow.
-    pub(crate) async fn call<T>(&self, op: Op, work: impl Fn(&Server, Asker) -> T) -> Result<T, ErrorKind> {
-        if let Some(wire) = self.wire.get() {
-            return wire.carry_here(op, || work(&self.server, self.asker())).await;
+    pub(crate) async fn call<T>(
+        &self,
+        op: Op,
+        work: impl Fn(&Server, Requester) -> T,
+    ) -> Result<T, ErrorKind> {
+        if let Some(link) = self.link.get() {
+            return link.call_inline(op, || work(&self.server, self.requester())).await;
         }
         let fault = self.begin(op);
         self.reachable().await;
@@ -86,9 +90,9 @@ impl Link {
             Fault::Delay(duration) => tokio::time::sleep(duration).await,
             _ => {}
         }
-        let mut answer = work(&self.server, self.asker());
+        let mut answer = work(&self.server, self.requester());
         if fault == Fault::Twice && [Op::Acquire, Op::Renew].contains(&op) {
-            answer = work(&self.server, self.asker());
+            answer = work(&self.server, self.requester());
         }
         match fault {
             Fault::LoseReply => return Err(ErrorKind::OutcomeUnknown),
@@ -123,27 +127,27 @@ impl Link {
     }
 
     /// One attempt at the server, as the next fault of its key says.
-    pub(crate) fn attempt(&self, asker: Asker, request: &Request) -> Result<Attempt, Error> {
+    pub(crate) fn attempt(&self, requester: Requester, request: &Request) -> Result<Attempt, Error> {
         let scripted = |kind| Error::new(kind, "the store was told to answer so");
         match self.fault_of(Op::Acquire, &request.key) {
             Some(Fault::Refuse(kind)) => Ok(Attempt::Refused(scripted(kind))),
             Some(Fault::Error(kind)) => Err(scripted(kind)),
             Some(Fault::LoseReply) => {
-                self.server.acquire(asker, request).and(Err(scripted(ErrorKind::OutcomeUnknown)))
+                self.server.acquire(requester, request).and(Err(scripted(ErrorKind::OutcomeUnknown)))
             }
-            _ => self.server.acquire(asker, request),
+            _ => self.server.acquire(requester, request),
         }
     }
 
     /// One release at the server, as the next fault of its key says.
-    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> Result<ReleaseReply, ErrorKind> {
+    pub(crate) fn release(&self, requester: Requester, hold: &HoldRef) -> Result<ReleaseReply, ErrorKind> {
         match self.fault_of(Op::Release, &hold.key) {
             Some(Fault::Refuse(kind) | Fault::Error(kind)) => Err(kind),
             Some(Fault::LoseReply) => {
-                self.server.release(asker, hold);
+                self.server.release(requester, hold);
                 Err(ErrorKind::OutcomeUnknown)
             }
-            _ => Ok(self.server.release(asker, hold)),
+            _ => Ok(self.server.release(requester, hold)),
         }
     }
 
@@ -164,7 +168,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn asker(&self) -> Asker {
+    pub(crate) fn requester(&self) -> Requester {
         let now = Instant::now();
         let now = match (self.server.fault(), self.skew) {
             (BackendFault::ExpiresByClientClock, Skew::Ahead(by)) => now.checked_add(by),
@@ -172,15 +176,15 @@ impl Link {
             _ => None,
         }
         .unwrap_or(now);
-        Asker { client: self.client, now }
+        Requester { client: self.client, now }
     }
 
-    fn gate(&self) -> MutexGuard<'_, Gate> {
+    fn gate(&self) -> MutexGuard<'_, LinkFaults> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ClientFaults for Link {
+impl ClientFaults for Connection {
     fn silence(&self, silent: bool) {
         self.gate().silent = silent;
         self.opened.notify_waiters();
@@ -211,26 +215,26 @@ fn index(op: Op) -> usize {
     Op::ALL.iter().position(|o| *o == op).unwrap_or_default()
 }
 
-/// A sink that hears nothing while the link is silenced.
+/// A sink that gets no events while its client is silenced.
 #[derive(Debug)]
-struct Gated {
-    link: Arc<Link>,
-    sink: Arc<dyn Sink>,
+struct GatedSink {
+    connection: Arc<Connection>,
+    sink: Arc<dyn EventSink>,
 }
 
-impl Sink for Gated {
+impl EventSink for GatedSink {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
-        if !self.link.gate().silent {
+        if !self.connection.gate().silent {
             self.sink.lost(key, holder, reason);
         }
     }
 
     fn wake(&self, key: &LockKey) {
         let open = {
-            let gate = self.link.gate();
+            let gate = self.connection.gate();
             !gate.silent && !gate.muted
         };
-        if open && self.link.server.fault() != BackendFault::NoPollNoWake {
+        if open && self.connection.server.fault() != BackendFault::NoPollNoWake {
             self.sink.wake(key);
         }
     }

@@ -26,26 +26,26 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use self::batch::Batch;
-use self::client::{CALL, Client, Refusal};
+use self::client::{AcquireFailure, CALL, SmallClient};
 use self::events::{Listener, RuntimeEnd};
 use self::fault::LockFault as Fault;
-use self::grant::{Hold, MiniGrant};
+use self::grant::{Hold, SmallGrant};
 use self::outage::Outages;
 use self::permits::Permits;
 use super::backend::capabilities;
 use super::backend::fault::BackendFault;
-use super::connection::Link;
+use super::connection::Connection;
 
 /// One client. Dropping it and its guards ends its tasks.
 #[derive(Debug)]
-pub(crate) struct MiniLock(Arc<Client>);
+pub(crate) struct SmallLock(Arc<SmallClient>);
 
-impl MiniLock {
-    pub(crate) fn connect(link: &Arc<Link>, fault: Fault) -> Result<Self, Error> {
+impl SmallLock {
+    pub(crate) fn connect(connection: &Arc<Connection>, fault: Fault) -> Result<Self, Error> {
         let handle = Handle::try_current().map_err(|e| Error::closed().with_source(e))?;
-        let client = Arc::new(Client {
+        let client = Arc::new(SmallClient {
             fault,
-            link: Arc::clone(link),
+            connection: Arc::clone(connection),
             handle,
             capabilities: capabilities(BackendFault::None),
             permits: Permits::new(fault),
@@ -56,11 +56,11 @@ impl MiniLock {
             windows: Notify::new(),
             closing: watch::Sender::new(false),
             closed_once: AtomicBool::new(false),
-            leaving: watch::Sender::default(),
+            undoing: watch::Sender::default(),
             instance: u128::from(fastrand::u64(..)) << 64 | u128::from(fastrand::u64(..)),
             serial: AtomicU64::new(0),
         });
-        link.listen(Arc::new(Listener(Arc::downgrade(&client))));
+        connection.listen(Arc::new(Listener(Arc::downgrade(&client))));
         let end = RuntimeEnd(Arc::downgrade(&client));
         let mut closing = client.closing.subscribe();
         client.handle.spawn(async move {
@@ -72,7 +72,7 @@ impl MiniLock {
     }
 }
 
-impl MiniLock {
+impl SmallLock {
     /// Releases in the background: what the store answers changes nothing, the caller has no lock.
     fn give_back(&self, guards: Vec<(usize, LockGuard)>, holds: &[Arc<Hold>]) {
         holds.iter().for_each(|hold| hold.mark_unused());
@@ -82,7 +82,7 @@ impl MiniLock {
 }
 
 #[async_trait]
-impl Lock for MiniLock {
+impl Lock for SmallLock {
     async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let client = &self.0;
         let outcome = match client.fault {
@@ -94,7 +94,7 @@ impl Lock for MiniLock {
         };
         match outcome {
             Ok(grant) => Ok(Some(LockGuard::new(Arc::new(grant)))),
-            Err(Refusal::Contended) if client.fault != Fault::ContendedIsTimeout => Ok(None),
+            Err(AcquireFailure::Contended) if client.fault != Fault::ContendedIsTimeout => Ok(None),
             Err(refusal) => Err(client.refused(refusal, key)),
         }
     }
@@ -103,7 +103,7 @@ impl Lock for MiniLock {
         let client = &self.0;
         let zero = options.wait == Wait::For(Duration::ZERO);
         if zero && client.fault == Fault::ZeroNeverAsks {
-            return Err(client.refused(Refusal::Contended, key));
+            return Err(client.refused(AcquireFailure::Contended, key));
         }
         let end = client.deadline(options.wait);
         let once = zero && client.fault != Fault::ZeroWaits;
@@ -170,7 +170,7 @@ impl Lock for MiniLock {
                     });
                 }
             }
-            drop(behind.take().map(|grant: MiniGrant| LockGuard::new(Arc::new(grant))));
+            drop(behind.take().map(|grant: SmallGrant| LockGuard::new(Arc::new(grant))));
         }
         // Some may have been lost while others were waited for.
         let lost = guards.iter().find_map(|(i, g)| Some((keys[*i].clone(), g.lost().reason()?)));
@@ -191,7 +191,7 @@ impl Lock for MiniLock {
             return Err(Error::closed());
         }
         client.closing.send_replace(true);
-        client.link.server().leave_all(client.link.client());
+        client.connection.server().leave_all(client.connection.client());
         let mut freeing = Vec::new();
         for hold in client.live_holds() {
             if client.fault == Fault::CloseIsSilent {
@@ -207,7 +207,7 @@ impl Lock for MiniLock {
         if twice && client.fault == Fault::CloseTwiceEarly {
             return Ok(());
         }
-        let mut left = client.leaving.subscribe();
+        let mut left = client.undoing.subscribe();
         let all_left = async {
             for task in freeing {
                 let _ = task.await;
@@ -232,8 +232,8 @@ impl Lock for MiniLock {
     }
 }
 
-impl fmt::Display for MiniLock {
+impl fmt::Display for SmallLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("mini-lock")
+        f.write_str("small-lock")
     }
 }

@@ -16,7 +16,7 @@ use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renew
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::record::{Record, Stored, Ticket, ends, name_of, renewed_for};
+use self::record::{QueuedRequest, Record, StoredHold, ends, name_of, renewed_for};
 use super::backend::fault::BackendFault as Fault;
 
 /// How many holds the store takes under [`Fault::CapacityIsContended`].
@@ -31,15 +31,15 @@ const MANY: usize = 1_500;
 /// What counts as for ever.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// What a client hears of the server.
-pub(crate) trait Sink: Debug + Send + Sync {
+/// Where a client receives the server's events.
+pub(crate) trait EventSink: Debug + Send + Sync {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
     fn wake(&self, key: &LockKey);
 }
 
-/// Who asks, and what its clock shows.
+/// The client that sends a request, and the time on its clock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker {
+pub(crate) struct Requester {
     pub(crate) client: u64,
     pub(crate) now: Instant,
 }
@@ -47,13 +47,13 @@ pub(crate) struct Asker {
 /// The store.
 pub(crate) struct Server {
     fault: Fault,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     records: BTreeMap<String, Record>,
-    sinks: BTreeMap<u64, Arc<dyn Sink>>,
+    sinks: BTreeMap<u64, Arc<dyn EventSink>>,
     clients: u64,
     last_draw: Option<Instant>,
     drawn: u64,
@@ -62,17 +62,17 @@ struct State {
     drawn_by: BTreeMap<u64, u64>,
     contended: u64,
     /// Nobody hears of the next release.
-    hushed: bool,
+    wakes_suppressed: bool,
 }
 
-/// What is to be told once the mutex is free.
+/// Events to deliver once the mutex is free.
 #[derive(Default)]
-struct News {
-    lost: Vec<(Arc<dyn Sink>, LockKey, HolderId, LossReason)>,
-    wakes: Vec<(Arc<dyn Sink>, LockKey)>,
+struct Notifications {
+    lost: Vec<(Arc<dyn EventSink>, LockKey, HolderId, LossReason)>,
+    wakes: Vec<(Arc<dyn EventSink>, LockKey)>,
 }
 
-impl News {
+impl Notifications {
     fn tell(self) {
         for (sink, key, holder, reason) in self.lost {
             sink.lost(&key, holder, reason);
@@ -100,7 +100,7 @@ impl Server {
     }
 
     /// Where to tell the client what happens.
-    pub(crate) fn listen(&self, client: u64, sink: Arc<dyn Sink>) {
+    pub(crate) fn listen(&self, client: u64, sink: Arc<dyn EventSink>) {
         self.lock().sinks.insert(client, sink);
     }
 
@@ -130,41 +130,41 @@ impl Server {
         if let Some(record) = state.records.get_mut(&self.name(0, key)) {
             record.refused.clear();
         }
-        state.hushed = true;
+        state.wakes_suppressed = true;
     }
 
-    pub(crate) fn acquire(&self, asker: Asker, request: &Request) -> Result<Attempt, Error> {
+    pub(crate) fn acquire(&self, requester: Requester, request: &Request) -> Result<Attempt, Error> {
         let mut state = self.lock();
-        let name = self.name(asker.client, &request.key);
+        let name = self.name(requester.client, &request.key);
         let holds = || state.records.values().filter(|r| r.hold.is_some()).count();
         if self.fault == Fault::CapacityIsContended && holds() >= FEW {
             return Ok(Attempt::Contended(Contended::new()));
         }
         if self.fault == Fault::FewHolds {
-            let held = |r: &&Record| r.hold.as_ref().is_some_and(|h| h.is_live(self.fault, asker.now));
+            let held = |r: &&Record| r.hold.as_ref().is_some_and(|h| h.is_live(self.fault, requester.now));
             let many = state.records.values().filter(held).count() as u64 >= FEW_HOLDS;
             if many && !state.records.get(&name).as_ref().is_some_and(held) {
                 return Ok(Attempt::Refused(Error::new(ErrorKind::Capacity, "release something first")));
             }
         }
         let fault = self.fault;
-        let attempt = match state.records.get_mut(&name).is_some_and(|r| r.is_awaited(fault, asker, request))
-        {
-            true => {
-                state.records.entry(name).or_default().refuse(asker, request.holder);
-                Attempt::Contended(Contended::new())
-            }
-            false => state.attempt(self.fault, name, asker, request),
-        };
+        let attempt =
+            match state.records.get_mut(&name).is_some_and(|r| r.is_awaited(fault, requester, request)) {
+                true => {
+                    state.records.entry(name).or_default().refuse(requester, request.holder);
+                    Attempt::Contended(Contended::new())
+                }
+                false => state.attempt(self.fault, name, requester, request),
+            };
         if matches!(attempt, Attempt::Contended(_)) {
             state.contended += 1;
             match self.fault {
                 Fault::ContendedIsError => return Err(Error::new(ErrorKind::Unavailable, "somebody has it")),
                 Fault::GrantsEveryThousandth if state.contended % 1_000 == 0 => {
-                    return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, asker, 0))));
+                    return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, requester, 0))));
                 }
                 Fault::AlwaysGrants => {
-                    return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, asker, 0))));
+                    return Ok(Attempt::Granted(Granted::with_token(state.draw(self.fault, requester, 0))));
                 }
                 _ => {}
             }
@@ -173,12 +173,12 @@ impl Server {
     }
 
     /// Enters the queue of the key.
-    pub(crate) fn enqueue(&self, asker: Asker, request: Request) -> oneshot::Receiver<Attempt> {
+    pub(crate) fn enqueue(&self, requester: Requester, request: Request) -> oneshot::Receiver<Attempt> {
         let (reply, answer) = oneshot::channel();
-        let name = self.name(asker.client, &request.key);
+        let name = self.name(requester.client, &request.key);
         let mut state = self.lock();
         let queue = &mut state.records.entry(name.clone()).or_default().queue;
-        queue.push_back(Ticket { asker, request, reply });
+        queue.push_back(QueuedRequest { requester, request, reply });
         state.serve(self.fault, &name);
         answer
     }
@@ -197,20 +197,20 @@ impl Server {
         }
     }
 
-    pub(crate) fn renew(&self, asker: Asker, hold: &HoldRef) -> Renewed {
+    pub(crate) fn renew(&self, requester: Requester, hold: &HoldRef) -> Renewed {
         let mut state = self.lock();
-        let name = self.name(asker.client, &hold.key);
+        let name = self.name(requester.client, &hold.key);
         let fault = self.fault;
         let token = match fault {
-            Fault::TokenChangesOnRenew => state.draw(fault, asker, 0).map(FencingToken::as_u64),
+            Fault::TokenChangesOnRenew => state.draw(fault, requester, 0).map(FencingToken::as_u64),
             _ => None,
         };
         let record = state.records.entry(name).or_default();
-        let expired = record.hold.as_ref().is_some_and(|h| !h.is_live(fault, asker.now));
+        let expired = record.hold.as_ref().is_some_and(|h| !h.is_live(fault, requester.now));
         match &mut record.hold {
             Some(stored) if fault == Fault::RenewSteals && stored.holder != hold.holder => {
                 stored.holder = hold.holder;
-                stored.client = asker.client;
+                stored.client = requester.client;
             }
             Some(stored) if stored.holder == hold.holder => {
                 if expired {
@@ -221,13 +221,13 @@ impl Server {
                 let mut request = Request::new(hold.key.clone(), hold.holder);
                 request.ttl = hold.ttl;
                 let token = hold.token.map_or(0, FencingToken::as_u64);
-                record.hold = Some(Stored::new(fault, asker, &request, token));
+                record.hold = Some(StoredHold::new(fault, requester, &request, token));
             }
             _ => return Renewed::Gone(LossReason::Gone),
         }
         if let Some(stored) = &mut record.hold {
             stored.token = token.unwrap_or(stored.token);
-            let fresh = hold.ttl.and_then(|ttl| ends(fault, asker.now, renewed_for(fault, ttl)));
+            let fresh = hold.ttl.and_then(|ttl| ends(fault, requester.now, renewed_for(fault, ttl)));
             stored.ends = match fault {
                 Fault::RenewDoesNotExtend => stored.ends,
                 Fault::RenewFromOldDeadline => {
@@ -236,23 +236,23 @@ impl Server {
                 _ => fresh,
             };
             if let (Fault::CooldownFromRenewal, Some(cooldown)) = (fault, stored.request.cooldown) {
-                record.not_before = asker.now.checked_add(cooldown.min(LONGEST));
+                record.not_before = requester.now.checked_add(cooldown.min(LONGEST));
             }
         }
         Renewed::Extended
     }
 
-    pub(crate) fn release(&self, asker: Asker, hold: &HoldRef) -> ReleaseReply {
+    pub(crate) fn release(&self, requester: Requester, hold: &HoldRef) -> ReleaseReply {
         if self.fault == Fault::ReleaseDoesNothing {
             return ReleaseReply::new(true);
         }
-        let name = self.name(asker.client, &hold.key);
+        let name = self.name(requester.client, &hold.key);
         let mut state = self.lock();
         let Some(record) = state.records.get_mut(&name) else { return self.freed(false) };
         record.queue.retain(|t| t.request.holder != hold.holder);
         let mine = match (&record.hold, self.fault) {
             (Some(_), Fault::AnyoneReleases) => true,
-            (Some(stored), Fault::OwnerIsClient) => stored.client == asker.client,
+            (Some(stored), Fault::OwnerIsClient) => stored.client == requester.client,
             (Some(stored), _) => stored.holder == hold.holder,
             (None, _) => false,
         };
@@ -264,10 +264,10 @@ impl Server {
             }
             return self.freed(false);
         }
-        let is_ok = |h: &Stored| match self.fault {
+        let is_ok = |h: &StoredHold| match self.fault {
             Fault::ReleaseOfEndedIsOk => true,
             Fault::ReleaseOfEndedIsOkWhereItCools if h.request.cooldown.is_some() => true,
-            fault => h.is_live(fault, asker.now),
+            fault => h.is_live(fault, requester.now),
         };
         let live = record.hold.take().is_some_and(|h| is_ok(&h));
         let looked_at = std::mem::take(&mut record.looked_at);
@@ -275,8 +275,8 @@ impl Server {
             (Fault::CooldownEndsWithRelease, _) => record.not_before = None,
             (fault, _) if hold.unused && fault != Fault::CooldownOutlivesUndo => record.not_before = None,
             (Fault::CooldownFromRelease, Some(_)) => {
-                let cooldown = record.not_before.map(|at| at.saturating_duration_since(asker.now));
-                record.not_before = cooldown.and_then(|d| asker.now.checked_add(d * 2));
+                let cooldown = record.not_before.map(|at| at.saturating_duration_since(requester.now));
+                record.not_before = cooldown.and_then(|d| requester.now.checked_add(d * 2));
             }
             _ => {}
         }
@@ -337,26 +337,26 @@ impl Server {
     }
 
     /// How much longer a cooldown of the key lasts, whoever holds it.
-    pub(crate) fn cooldown(&self, asker: Asker, key: &LockKey) -> Option<Duration> {
-        let name = self.name(asker.client, key);
-        self.lock().records.get(&name)?.cooldown(asker.now)
+    pub(crate) fn cooldown(&self, requester: Requester, key: &LockKey) -> Option<Duration> {
+        let name = self.name(requester.client, key);
+        self.lock().records.get(&name)?.cooldown(requester.now)
     }
 
     /// Whether the key is free but for a cooldown.
-    pub(crate) fn cooling(&self, asker: Asker, key: &LockKey) -> Option<Contended> {
-        let name = self.name(asker.client, key);
+    pub(crate) fn cooling(&self, requester: Requester, key: &LockKey) -> Option<Contended> {
+        let name = self.name(requester.client, key);
         let mut state = self.lock();
         let record = state.records.get_mut(&name)?;
-        if record.hold.as_ref().is_some_and(|hold| hold.is_live(self.fault, asker.now)) {
+        if record.hold.as_ref().is_some_and(|hold| hold.is_live(self.fault, requester.now)) {
             return None;
         }
-        record.hindrance(self.fault, asker)
+        record.hindrance(self.fault, requester)
     }
 
     /// Forgets that `client` waits for anything.
     pub(crate) fn leave_all(&self, client: u64) {
         for record in self.lock().records.values_mut() {
-            record.queue.retain(|t| t.asker.client != client);
+            record.queue.retain(|t| t.requester.client != client);
             record.refused.remove(&client);
         }
     }
@@ -366,73 +366,74 @@ impl Server {
         let mut state = self.lock();
         let mut freed = Vec::new();
         for record in state.records.values_mut() {
-            record.queue.retain(|t| t.asker.client != client);
+            record.queue.retain(|t| t.requester.client != client);
             freed.extend(record.hold.take_if(|h| h.client == client).map(|h| h.key));
         }
         state.sinks.remove(&client);
         let news: Vec<_> = freed.iter().map(|key| state.wake_all(key)).collect();
         drop(state);
-        news.into_iter().for_each(News::tell);
+        news.into_iter().for_each(Notifications::tell);
     }
 
     fn name(&self, client: u64, key: &LockKey) -> String {
         name_of(self.fault, client, key.as_str())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn attempt(&mut self, fault: Fault, name: String, asker: Asker, request: &Request) -> Attempt {
+impl ServerState {
+    fn attempt(&mut self, fault: Fault, name: String, requester: Requester, request: &Request) -> Attempt {
         if fault == Fault::CooldownForgottenAfterManyKeys && self.records.len() > MANY {
             self.records.retain(|_, record| record.hold.is_some());
         }
         let record = self.records.entry(name.clone()).or_default();
-        if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
+        if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, requester.now)) {
             if stored.holder == request.holder && fault != Fault::SameIdIsContended {
                 return Attempt::Granted(Granted::with_token(Some(FencingToken::from_u64(stored.token))));
             }
         }
-        if let Some(held) = record.hindrance(fault, asker) {
-            record.refuse(asker, request.holder);
+        if let Some(held) = record.hindrance(fault, requester) {
+            record.refuse(requester, request.holder);
             return Attempt::Contended(held);
         }
-        record.refused.remove(&asker.client);
+        record.refused.remove(&requester.client);
         let takeover = record.hold.is_some();
         let last = record.last_token;
         let token = match fault {
             Fault::TokenKeptOnTakeover if takeover => Some(FencingToken::from_u64(last)),
-            _ => self.draw(fault, asker, last),
+            _ => self.draw(fault, requester, last),
         };
         let record = self.records.entry(name).or_default();
         let number = token.map_or(0, FencingToken::as_u64);
         record.last_token = number;
         record.key = Some(request.key.clone());
-        let before = record.hold.replace(Stored::new(fault, asker, request, number));
+        let before = record.hold.replace(StoredHold::new(fault, requester, request, number));
         if let (Fault::LabelOfTheOneBefore, Some(now), Some(before)) = (fault, &mut record.hold, before) {
             now.request.label = now.request.label.take().or(before.request.label);
         }
         if let Some(cooldown) = request.cooldown.filter(|_| fault != Fault::CooldownIgnored) {
-            record.not_before = asker.now.checked_add(cooldown.min(LONGEST));
+            record.not_before = requester.now.checked_add(cooldown.min(LONGEST));
         }
         Attempt::Granted(Granted::with_token(token))
     }
 
-    fn draw(&mut self, fault: Fault, asker: Asker, last: u64) -> Option<FencingToken> {
-        let idle = self.last_draw.replace(asker.now).map(|at| asker.now.saturating_duration_since(at));
+    fn draw(&mut self, fault: Fault, requester: Requester, last: u64) -> Option<FencingToken> {
+        let idle =
+            self.last_draw.replace(requester.now).map(|at| requester.now.saturating_duration_since(at));
         if fault == Fault::TokenRestartsAfterDay && idle.is_some_and(|idle| idle >= DAY) {
             self.drawn = 0;
         }
         self.drawn += 1;
-        let own = self.drawn_by.entry(asker.client).or_default();
+        let own = self.drawn_by.entry(requester.client).or_default();
         *own += 1;
         let number = match fault {
             Fault::TokenMissing => return None,
             Fault::TokenConstant => 7,
             // Milliseconds: two grants within one have the same.
-            Fault::TokenFromClock => EPOCH_MILLIS + millis(asker.now),
+            Fault::TokenFromClock => EPOCH_MILLIS + millis(requester.now),
             Fault::TokenPerClient => *own,
             Fault::TokenRestartsAfterManyKeys if self.records.len() > MANY => 1,
             Fault::TokenRestartsWhenFree => (last >> token::LOCAL_BITS) % 3 + 1,
@@ -444,39 +445,39 @@ impl State {
     fn serve(&mut self, fault: Fault, name: &str) {
         loop {
             let Some(record) = self.records.get_mut(name) else { return };
-            let ticket = match fault {
+            let queued = match fault {
                 Fault::QueueIsLifo => record.queue.pop_back(),
                 _ => record.queue.pop_front(),
             };
-            let Some(mut ticket) = ticket else { return };
-            ticket.asker.now = Instant::now();
+            let Some(mut queued) = queued else { return };
+            queued.requester.now = Instant::now();
             if fault == Fault::LabelLostInQueue {
-                ticket.request.label = None;
+                queued.request.label = None;
             }
-            if record.hindrance(fault, ticket.asker).is_some() {
+            if record.hindrance(fault, queued.requester).is_some() {
                 match fault {
-                    Fault::QueueIsLifo => record.queue.push_back(ticket),
-                    _ => record.queue.push_front(ticket),
+                    Fault::QueueIsLifo => record.queue.push_back(queued),
+                    _ => record.queue.push_front(queued),
                 }
                 return;
             }
-            let attempt = self.attempt(fault, name.to_owned(), ticket.asker, &ticket.request);
+            let attempt = self.attempt(fault, name.to_owned(), queued.requester, &queued.request);
             if let Some(record) = self.records.get_mut(name) {
                 record.told = record.queue.front().map(|next| next.request.holder);
             }
-            if ticket.reply.send(attempt).is_err() && fault != Fault::QueueIgnoresStop {
+            if queued.reply.send(attempt).is_err() && fault != Fault::QueueIgnoresStop {
                 let record = self.records.entry(name.to_owned()).or_default();
-                record.hold.take_if(|h| h.holder == ticket.request.holder);
+                record.hold.take_if(|h| h.holder == queued.request.holder);
             }
         }
     }
 
-    fn wake_all(&mut self, key: &LockKey) -> News {
-        if std::mem::take(&mut self.hushed) {
-            return News::default();
+    fn wake_all(&mut self, key: &LockKey) -> Notifications {
+        if std::mem::take(&mut self.wakes_suppressed) {
+            return Notifications::default();
         }
         let wakes = self.sinks.values().map(|s| (Arc::clone(s), key.clone())).collect();
-        News { wakes, ..News::default() }
+        Notifications { wakes, ..Notifications::default() }
     }
 }
 

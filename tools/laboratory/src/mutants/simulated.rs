@@ -10,10 +10,10 @@ use leasehold_conformance::simulation::{
 };
 use leasehold_engine::Timing;
 
-use super::backend::{MiniBackend, capabilities};
-use super::connection::Link;
-use super::lock::MiniLock;
-use super::{Kind, Mutant, Store};
+use super::backend::{SmallBackend, capabilities};
+use super::connection::Connection;
+use super::lock::SmallLock;
+use super::{Mutant, MutantKind, MutantStore};
 
 /// How far the clock of every other client is ahead, where a store looks at it.
 const AHEAD: Duration = Duration::from_secs(20);
@@ -23,23 +23,25 @@ impl Mutant {
     #[must_use]
     pub fn simulation(&self) -> Simulation {
         let kind = self.kind;
-        Simulation::of_stores(move || Box::new(Store::new(kind)))
+        Simulation::of_stores(move || Box::new(MutantStore::new(kind)))
     }
 }
 
-impl SimulatedStore for Store {
+impl SimulatedStore for MutantStore {
     fn bounds(&self) -> Bounds {
         Bounds::new(capabilities(self.server.fault()), &Timing::default())
     }
 
     fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
         let skew = if environment.number() % 2 == 1 { Skew::Ahead(AHEAD) } else { Skew::None };
-        let link = Link::new(&self.server, skew);
+        let connection = Connection::new(&self.server, skew);
         match self.kind {
-            Kind::Backend { queues, .. } => environment.engine(Arc::new(MiniBackend::new(link, queues))),
-            Kind::Lock(fault) => {
-                link.disturb(environment.wire());
-                Ok(SimulatedClient::new(MiniLock::connect(&link, fault)?))
+            MutantKind::Backend { queues, .. } => {
+                environment.engine(Arc::new(SmallBackend::new(connection, queues)))
+            }
+            MutantKind::Lock(fault) => {
+                connection.disturb(environment.link());
+                Ok(SimulatedClient::new(SmallLock::connect(&connection, fault)?))
             }
         }
     }

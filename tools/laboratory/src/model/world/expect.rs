@@ -6,11 +6,11 @@ use std::time::Duration;
 use leasehold_api::{ErrorKind, HolderId, LockGuard, Validity};
 use tokio::time::{Instant, sleep};
 
-use super::{LONG, Out, SLACK, State};
+use super::{HeldGuard, LONG, SLACK, WorldState};
 use crate::model::{CLIENTS, KEYS};
 use leasehold_conformance::history::check;
 
-impl State {
+impl WorldState {
     // ---- what holds after each step ----
 
     pub(super) async fn look(&mut self) {
@@ -146,7 +146,7 @@ impl State {
 
     /// The holder of the key, if nothing can have happened to it.
     pub(super) fn is_calmly_held(&self, key: usize) -> Option<HolderId> {
-        let calm = |o: &&Out| {
+        let calm = |o: &&HeldGuard| {
             o.key == key
                 && o.ended_at.is_none()
                 && !o.shaky
@@ -160,10 +160,10 @@ impl State {
         let shaky = !self.is_calm(client);
         // A guard that came late out of a silence may be over already.
         let leased = guard.validity().is_held() && guard.remaining().is_some();
-        self.guards.push(Out { guard, client, key, leased, ended_at: None, lost_by: None, shaky });
+        self.guards.push(HeldGuard { guard, client, key, leased, ended_at: None, lost_by: None, shaky });
     }
 
-    pub(super) fn take(&mut self, which: usize) -> Option<Out> {
+    pub(super) fn take(&mut self, which: usize) -> Option<HeldGuard> {
         (!self.guards.is_empty()).then(|| self.guards.remove(which % self.guards.len()))
     }
 

@@ -1,6 +1,6 @@
 //! The faults of the small store and of the backend before it.
 
-/// What is wrong with a [`mini_backend`](super) store; one thing at a time.
+/// What is wrong with a [`SmallBackend`](super::SmallBackend); one thing at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum BackendFault {
     /// Nothing.

@@ -6,7 +6,7 @@ use leasehold_api::{Error, Release};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::client::{CALL, Client, lock};
+use super::client::{CALL, SmallClient, lock};
 use super::grant::{Hold, Released};
 use leasehold_conformance::Op;
 
@@ -23,7 +23,7 @@ struct Entry {
 
 impl Batch {
     /// Adds one. The call is made once the caller has added all of its own, as it does without awaiting.
-    pub(super) fn release(client: &Arc<Client>, hold: Arc<Hold>) -> Release {
+    pub(super) fn release(client: &Arc<SmallClient>, hold: Arc<Hold>) -> Release {
         let (reply, answer) = oneshot::channel();
         let released = hold.end();
         let first = {
@@ -40,13 +40,16 @@ impl Batch {
     }
 }
 
-impl Client {
+impl SmallClient {
     async fn release_batch(self: &Arc<Self>) {
         let batch = std::mem::take(&mut *lock(&self.batch.0));
         let held = batch.iter().filter(|entry| entry.released.is_ok());
         let references: Vec<_> = held.map(|entry| entry.hold.reference()).collect();
-        let call = self.link.call(Op::Release, |_, asker| {
-            references.iter().map(|reference| self.link.release(asker, reference)).collect::<Vec<_>>()
+        let call = self.connection.call(Op::Release, |_, requester| {
+            references
+                .iter()
+                .map(|reference| self.connection.release(requester, reference))
+                .collect::<Vec<_>>()
         });
         let mut answers = match timeout(CALL, call).await {
             Ok(Ok(freed)) => freed.into_iter().map(Ok).collect::<Vec<_>>(),

@@ -14,13 +14,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::super::connection::Link;
+use super::super::connection::Connection;
 use super::batch::Batch;
 use super::fault::LockFault as Fault;
-use super::grant::{Hold, MiniGrant};
+use super::grant::{Hold, SmallGrant};
 use super::outage::{Outage, Outages, is_passing, no_answer};
 use super::permits::{Permit, Permits, Waiter};
-use super::undo::{Awaited, Fresh};
+use super::undo::{AwaitedAttempt, UndeliveredGrant};
 use leasehold_conformance::Op;
 
 /// How often a waiter asks again.
@@ -28,9 +28,9 @@ const POLL: Duration = Duration::from_millis(250);
 /// The longest that one call to the store may take.
 pub(super) const CALL: Duration = Duration::from_secs(10);
 
-pub(super) struct Client {
+pub(super) struct SmallClient {
     pub(super) fault: Fault,
-    pub(super) link: Arc<Link>,
+    pub(super) connection: Arc<Connection>,
     pub(super) handle: Handle,
     pub(super) capabilities: Capabilities,
     pub(super) permits: Arc<Permits>,
@@ -42,27 +42,27 @@ pub(super) struct Client {
     pub(super) windows: Notify,
     pub(super) closing: watch::Sender<bool>,
     pub(super) closed_once: AtomicBool,
-    pub(super) leaving: watch::Sender<Vec<HoldRef>>,
+    pub(super) undoing: watch::Sender<Vec<HoldRef>>,
     pub(super) instance: u128,
     pub(super) serial: AtomicU64,
 }
 
 /// Why there was no grant.
-pub(super) enum Refusal {
+pub(super) enum AcquireFailure {
     Contended,
     NotDue(Duration),
     Failed(Error),
 }
 
 /// What the store said to one attempt.
-enum Answer {
-    Granted(Fresh),
+enum AttemptReply {
+    Granted(UndeliveredGrant),
     Contended(Contended),
     /// Nothing was begun.
     Refused(Error),
 }
 
-impl Client {
+impl SmallClient {
     fn is_closed(&self) -> bool {
         *self.closing.borrow()
     }
@@ -122,7 +122,7 @@ impl Client {
     pub(super) fn named(&self, error: Error, key: &LockKey) -> Error {
         match self.fault {
             Fault::ErrorsUnnamed => error,
-            _ => error.with_key(key).with_store("mini-lock"),
+            _ => error.with_key(key).with_store("small-lock"),
         }
     }
 
@@ -158,16 +158,16 @@ impl Client {
         end: Option<Instant>,
         once: bool,
         holder: Option<HolderId>,
-    ) -> Result<MiniGrant, Refusal> {
+    ) -> Result<SmallGrant, AcquireFailure> {
         let asked = Instant::now();
-        let mut request = self.request(key, options).map_err(Refusal::Failed)?;
+        let mut request = self.request(key, options).map_err(AcquireFailure::Failed)?;
         request.waits = !once;
         request.holder = holder.unwrap_or(request.holder);
         if self.is_closed() && self.fault != Fault::WorksAfterClose {
-            return Err(Refusal::Failed(self.named(Error::closed(), key)));
+            return Err(AcquireFailure::Failed(self.named(Error::closed(), key)));
         }
         if let Some(hold) = self.live_hold(key).filter(|_| self.fault == Fault::Reentrant) {
-            return Ok(MiniGrant(hold));
+            return Ok(SmallGrant(hold));
         }
         let permit = match self.permits.enter(key) {
             Ok(permit) => Some(permit),
@@ -186,19 +186,19 @@ impl Client {
             let answer = answer.map_err(|refusal| self.at_end(refusal, failed.take(), was_contended, key))?;
             let answer = match answer {
                 // Dropped, it is undone, and the store is asked again.
-                Ok(Answer::Granted(mut fresh)) if self.is_late(&fresh) => {
+                Ok(AttemptReply::Granted(mut fresh)) if self.is_late(&fresh) => {
                     let error =
                         Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived");
                     if self.fault == Fault::LateGrantIsKept {
                         fresh.taken = true;
-                        return Err(Refusal::Failed(self.named(error, key)));
+                        return Err(AcquireFailure::Failed(self.named(error, key)));
                     }
                     Err(error)
                 }
                 answer => answer,
             };
             let failure = match &answer {
-                Ok(Answer::Refused(error)) => Some((error, false)),
+                Ok(AttemptReply::Refused(error)) => Some((error, false)),
                 Err(error) => Some((error, options.cooldown.is_some())),
                 Ok(_) => None,
             };
@@ -221,8 +221,8 @@ impl Client {
             if self.fault != Fault::OutageIsRemembered {
                 outage.ends();
             }
-            let held = match answer.map_err(|e| Refusal::Failed(self.named(e, key)))? {
-                Answer::Granted(fresh) => {
+            let held = match answer.map_err(|e| AcquireFailure::Failed(self.named(e, key)))? {
+                AttemptReply::Granted(fresh) => {
                     let waited = match self.fault {
                         Fault::MaxHoldFromRequest => asked.elapsed(),
                         _ => Duration::ZERO,
@@ -232,22 +232,22 @@ impl Client {
                         options.max_hold.filter(|_| !forgotten).map(|limit| limit.saturating_sub(waited));
                     return Ok(self.grant(fresh, permit, max_hold));
                 }
-                Answer::Contended(held) => {
-                    let is_own = self.leaving.borrow().iter().any(|left| left.key == *key);
+                AttemptReply::Contended(held) => {
+                    let is_own = self.undoing.borrow().iter().any(|left| left.key == *key);
                     was_contended |= !is_own || self.fault == Fault::OwnAttemptBlamesHolder;
                     held
                 }
-                Answer::Refused(error) => return Err(Refusal::Failed(self.named(error, key))),
+                AttemptReply::Refused(error) => return Err(AcquireFailure::Failed(self.named(error, key))),
             };
             if let (Some(retry_after), OnCooldown::NotDue) = (held.cooling_for, options.on_cooldown) {
                 match self.fault {
                     Fault::NotDueWaits => {}
-                    Fault::NotDueIsTimeout => return Err(Refusal::Contended),
-                    _ => return Err(Refusal::NotDue(retry_after)),
+                    Fault::NotDueIsTimeout => return Err(AcquireFailure::Contended),
+                    _ => return Err(AcquireFailure::NotDue(retry_after)),
                 }
             }
             if once {
-                return Err(self.at_end(Refusal::Contended, None, was_contended, key));
+                return Err(self.at_end(AcquireFailure::Contended, None, was_contended, key));
             }
             let poll = match self.fault {
                 Fault::NoPoll => Duration::from_secs(3600),
@@ -270,11 +270,17 @@ impl Client {
     }
 
     /// What a budget that ends means: only a store that has said so is one whose key somebody has.
-    fn at_end(&self, refusal: Refusal, failed: Option<Error>, was_contended: bool, key: &LockKey) -> Refusal {
+    fn at_end(
+        &self,
+        refusal: AcquireFailure,
+        failed: Option<Error>,
+        was_contended: bool,
+        key: &LockKey,
+    ) -> AcquireFailure {
         let was_contended = was_contended && (self.fault != Fault::OutageBlamesStore || failed.is_none());
         match refusal {
-            Refusal::Contended if !was_contended && self.fault != Fault::TimeoutBlamesHolder => {
-                Refusal::Failed(failed.unwrap_or_else(|| self.named(no_answer(), key)))
+            AcquireFailure::Contended if !was_contended && self.fault != Fault::TimeoutBlamesHolder => {
+                AcquireFailure::Failed(failed.unwrap_or_else(|| self.named(no_answer(), key)))
             }
             other => other,
         }
@@ -300,7 +306,7 @@ impl Client {
         end: Option<Instant>,
         once: bool,
         waiter: Waiter,
-    ) -> Result<Permit, Refusal> {
+    ) -> Result<Permit, AcquireFailure> {
         if options.on_cooldown == OnCooldown::NotDue && self.fault != Fault::NotDueQueues {
             self.bounded(key, end, self.check_due(key)).await??;
         }
@@ -314,28 +320,28 @@ impl Client {
             };
             let permit = async {
                 tokio::select! {
-                    permit = waiter.permit() => permit.ok_or(Refusal::Contended),
-                    error = failed => Err(Refusal::Failed(error)),
+                    permit = waiter.permit() => permit.ok_or(AcquireFailure::Contended),
+                    error = failed => Err(AcquireFailure::Failed(error)),
                     refusal = self.told(key, options) => Err(refusal),
                 }
             };
             return self.bounded(key, end, permit).await?;
         }
         if let Some(error) = self.outages.of(key).filter(|_| hears) {
-            return Err(Refusal::Failed(error));
+            return Err(AcquireFailure::Failed(error));
         }
         if !waiter.behind_release || self.fault == Fault::OwnReleaseIsContended {
-            return Err(Refusal::Contended);
+            return Err(AcquireFailure::Contended);
         }
         // Nobody has the key any more, as far as this client knows: only the store can tell.
         match self.bounded(key, None, timeout(CALL, waiter.permit())).await? {
-            Ok(permit) => permit.ok_or(Refusal::Contended),
-            Err(_) => Err(Refusal::Failed(self.named(no_answer(), key))),
+            Ok(permit) => permit.ok_or(AcquireFailure::Contended),
+            Err(_) => Err(AcquireFailure::Failed(self.named(no_answer(), key))),
         }
     }
 
     /// Why a caller that does not wait for a cooldown is not due, once somebody here has begun one.
-    async fn told(&self, key: &LockKey, options: &AcquireOptions) -> Refusal {
+    async fn told(&self, key: &LockKey, options: &AcquireOptions) -> AcquireFailure {
         let deaf = matches!(self.fault, Fault::NotDueQueues | Fault::NotDueHearsOfNoBegin);
         if deaf || options.on_cooldown != OnCooldown::NotDue {
             std::future::pending::<()>().await;
@@ -349,16 +355,16 @@ impl Client {
     }
 
     /// Asks the store whether a cooldown lasts, for a caller that does not wait for its end.
-    async fn check_due(&self, key: &LockKey) -> Result<(), Refusal> {
-        let asked = self.link.call(Op::Acquire, |server, asker| server.cooldown(asker, key));
+    async fn check_due(&self, key: &LockKey) -> Result<(), AcquireFailure> {
+        let asked = self.connection.call(Op::Acquire, |server, requester| server.cooldown(requester, key));
         match timeout(CALL, asked).await {
-            Ok(Ok(Some(_))) if self.fault == Fault::NotDueIsTimeout => Err(Refusal::Contended),
+            Ok(Ok(Some(_))) if self.fault == Fault::NotDueIsTimeout => Err(AcquireFailure::Contended),
             Ok(Ok(Some(retry_after))) if self.fault != Fault::NotDueWaits => {
-                Err(Refusal::NotDue(retry_after))
+                Err(AcquireFailure::NotDue(retry_after))
             }
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(kind)) => Err(Refusal::Failed(self.named(self.store_error(kind), key))),
-            Err(_) => Err(Refusal::Failed(self.named(no_answer(), key))),
+            Ok(Err(kind)) => Err(AcquireFailure::Failed(self.named(self.store_error(kind), key))),
+            Err(_) => Err(AcquireFailure::Failed(self.named(no_answer(), key))),
         }
     }
 
@@ -368,7 +374,7 @@ impl Client {
         key: &LockKey,
         end: Option<Instant>,
         work: impl Future<Output = T>,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, AcquireFailure> {
         let passed = async {
             match end {
                 Some(end) => tokio::time::sleep_until(end).await,
@@ -378,54 +384,63 @@ impl Client {
         tokio::select! {
             biased;
             () = self.closing(), if self.fault != Fault::WorksAfterClose => {
-                Err(Refusal::Failed(self.named(Error::closed(), key)))
+                Err(AcquireFailure::Failed(self.named(Error::closed(), key)))
             }
             done = work => Ok(done),
-            () = passed => Err(Refusal::Contended),
+            () = passed => Err(AcquireFailure::Contended),
         }
     }
 
     /// One attempt, in a task of its own: whoever drops the answer has it undone.
-    async fn ask(self: &Arc<Self>, request: &Request) -> Result<Answer, Error> {
+    async fn ask(self: &Arc<Self>, request: &Request) -> Result<AttemptReply, Error> {
         let (reply, answer) = oneshot::channel();
         let (client, request) = (Arc::clone(self), request.clone());
         let mut hold = request.hold();
         hold.unused = true;
         let over = Arc::new(AtomicBool::new(false));
-        let _awaited = Awaited { client: Arc::clone(self), hold: hold.clone(), over: Arc::clone(&over) };
+        let _awaited =
+            AwaitedAttempt { client: Arc::clone(self), hold: hold.clone(), over: Arc::clone(&over) };
         self.handle.spawn(async move {
             let sent = Instant::now();
-            if let Some(kind) = client.link.refusal(Op::Acquire).await {
+            if let Some(kind) = client.connection.refusal(Op::Acquire).await {
                 over.store(true, Ordering::Release);
-                let _ = reply.send(Ok(Answer::Refused(client.store_error(kind))));
+                let _ = reply.send(Ok(AttemptReply::Refused(client.store_error(kind))));
                 if client.fault == Fault::RefusalIsUndone {
                     client.undo(hold).await;
                 } else {
-                    client.has_left(&hold);
+                    client.end_undo(&hold);
                 }
                 return;
             }
-            let call = client.link.call(Op::Acquire, |_, asker| client.link.attempt(asker, &request));
+            let call = client
+                .connection
+                .call(Op::Acquire, |_, requester| client.connection.attempt(requester, &request));
             let said = match timeout(CALL, call).await {
                 Ok(Ok(Ok(Attempt::Granted(granted)))) => {
                     let sent = if client.fault == Fault::ValidityFromAnswer { Instant::now() } else { sent };
                     let client = Arc::clone(&client);
-                    Ok(Answer::Granted(Fresh { client, request, granted, sent, taken: false }))
+                    Ok(AttemptReply::Granted(UndeliveredGrant {
+                        client,
+                        request,
+                        granted,
+                        sent,
+                        taken: false,
+                    }))
                 }
-                Ok(Ok(Ok(Attempt::Contended(held)))) => Ok(Answer::Contended(held)),
-                Ok(Ok(Ok(Attempt::Refused(error)))) => Ok(Answer::Refused(error)),
-                Ok(Ok(Ok(_))) => Ok(Answer::Contended(Contended::new())),
+                Ok(Ok(Ok(Attempt::Contended(held)))) => Ok(AttemptReply::Contended(held)),
+                Ok(Ok(Ok(Attempt::Refused(error)))) => Ok(AttemptReply::Refused(error)),
+                Ok(Ok(Ok(_))) => Ok(AttemptReply::Contended(Contended::new())),
                 Ok(Ok(Err(error))) => Err(error),
                 Ok(Err(kind)) => Err(client.store_error(kind)),
                 Err(_) => Err(no_answer()),
             };
             over.store(true, Ordering::Release);
-            let (unknown, granted) = (said.is_err(), matches!(said, Ok(Answer::Granted(_))));
+            let (unknown, granted) = (said.is_err(), matches!(said, Ok(AttemptReply::Granted(_))));
             let _ = reply.send(said);
             if unknown {
                 client.undo(hold).await;
             } else if !granted {
-                client.has_left(&hold);
+                client.end_undo(&hold);
             }
         });
         answer.await.unwrap_or_else(|_| Err(Error::closed()))
@@ -433,21 +448,21 @@ impl Client {
 
     fn grant(
         self: &Arc<Self>,
-        mut fresh: Fresh,
+        mut fresh: UndeliveredGrant,
         permit: Option<Permit>,
         max_hold: Option<Duration>,
-    ) -> MiniGrant {
+    ) -> SmallGrant {
         fresh.taken = true;
         let hold = Hold::begin(self, &mut fresh, permit, max_hold);
         lock(&self.holds).insert(hold.key.clone(), Arc::downgrade(&hold));
         if fresh.request.cooldown.is_some() {
             self.windows.notify_waiters();
         }
-        MiniGrant(hold)
+        SmallGrant(hold)
     }
 
     /// Whether the lease had ended when the grant arrived.
-    fn is_late(&self, fresh: &Fresh) -> bool {
+    fn is_late(&self, fresh: &UndeliveredGrant) -> bool {
         self.fault != Fault::LateGrantIsValid && fresh.ttl().mul_f64(0.9) <= fresh.sent.elapsed()
     }
 
@@ -459,16 +474,18 @@ impl Client {
         lock(&self.holds).values().filter_map(Weak::upgrade).filter(|h| h.is_live()).collect()
     }
 
-    pub(super) fn refused(&self, refusal: Refusal, key: &LockKey) -> Error {
+    pub(super) fn refused(&self, refusal: AcquireFailure, key: &LockKey) -> Error {
         match refusal {
-            Refusal::Contended => self.named(Error::new(ErrorKind::Timeout, "the wait budget ended"), key),
-            Refusal::NotDue(retry_after) => self.named(Error::not_due(retry_after), key),
-            Refusal::Failed(error) => error,
+            AcquireFailure::Contended => {
+                self.named(Error::new(ErrorKind::Timeout, "the wait budget ended"), key)
+            }
+            AcquireFailure::NotDue(retry_after) => self.named(Error::not_due(retry_after), key),
+            AcquireFailure::Failed(error) => error,
         }
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for SmallClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("fault", &self.fault).finish_non_exhaustive()
     }

@@ -5,31 +5,31 @@ use std::sync::Weak;
 use async_trait::async_trait;
 use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, LossReason};
 
-use super::super::server::Sink;
-use super::MiniLock;
-use super::client::{Client, lock};
+use super::super::server::EventSink;
+use super::SmallLock;
+use super::client::{SmallClient, lock};
 use super::fault::LockFault as Fault;
 
 #[async_trait]
-impl LockAdmin for MiniLock {
+impl LockAdmin for SmallLock {
     async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
-        Ok(self.0.link.server().inspect(key))
+        Ok(self.0.connection.server().inspect(key))
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
-        Ok(self.0.link.server().list(query))
+        Ok(self.0.connection.server().list(query))
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        Ok(self.0.link.server().end(key, Some(holder), LossReason::ForcedRelease, true))
+        Ok(self.0.connection.server().end(key, Some(holder), LossReason::ForcedRelease, true))
     }
 }
 
 /// What the server tells this client.
 #[derive(Debug)]
-pub(super) struct Listener(pub(super) Weak<Client>);
+pub(super) struct Listener(pub(super) Weak<SmallClient>);
 
-impl Sink for Listener {
+impl EventSink for Listener {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         let Some(client) = self.0.upgrade() else { return };
         if let Some(hold) =
@@ -49,7 +49,7 @@ impl Sink for Listener {
 }
 
 /// Loses everything when the runtime takes its tasks away.
-pub(super) struct RuntimeEnd(pub(super) Weak<Client>);
+pub(super) struct RuntimeEnd(pub(super) Weak<SmallClient>);
 
 impl Drop for RuntimeEnd {
     fn drop(&mut self) {
@@ -60,6 +60,6 @@ impl Drop for RuntimeEnd {
                 hold.lose(LossReason::RuntimeGone);
             }
         }
-        client.link.abort();
+        client.connection.abort();
     }
 }

@@ -1,6 +1,6 @@
 //! The faults of the small lock.
 
-/// What is wrong with a [`mini_lock`](super) client; one thing at a time.
+/// What is wrong with a [`SmallLock`](super::SmallLock) client; one thing at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LockFault {
     /// Nothing.

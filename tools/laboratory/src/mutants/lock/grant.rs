@@ -16,20 +16,20 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
-use super::client::{CALL, Client, lock};
+use super::client::{CALL, SmallClient, lock};
 use super::fault::LockFault as Fault;
 use super::permits::Permit;
-use super::renewal::{keep, watch};
-use super::undo::Fresh;
+use super::renewal::{renew_while_live, watch_deadline};
+use super::undo::UndeliveredGrant;
 use leasehold_conformance::Op;
 
 /// One hold of one client.
 pub(crate) struct Hold {
-    pub(super) client: Arc<Client>,
+    pub(super) client: Arc<SmallClient>,
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
     token: AtomicU64,
-    pub(super) life: Mutex<Life>,
+    pub(super) life: Mutex<HoldLife>,
     signal: Arc<LossSignal>,
     permit: Mutex<Option<Permit>>,
     /// When it ends even if it is renewed.
@@ -40,7 +40,7 @@ pub(crate) struct Hold {
     pub(super) request: Request,
 }
 
-pub(super) struct Life {
+pub(super) struct HoldLife {
     pub(super) phase: Phase,
     /// No caller has had it.
     unused: bool,
@@ -62,8 +62,8 @@ pub(super) enum Phase {
 
 impl Hold {
     pub(super) fn begin(
-        client: &Arc<Client>,
-        fresh: &mut Fresh,
+        client: &Arc<SmallClient>,
+        fresh: &mut UndeliveredGrant,
         permit: Option<Permit>,
         max_hold: Option<Duration>,
     ) -> Arc<Self> {
@@ -71,7 +71,7 @@ impl Hold {
         let max_hold = max_hold.filter(|_| client.fault != Fault::MaxHoldIgnored);
         let (deadline, doubt) = (fresh.sent, fresh.sent);
         let (longest, failing) = (ttl, false);
-        let life = Life { phase: Phase::Live, unused: false, ttl, longest, failing, deadline, doubt };
+        let life = HoldLife { phase: Phase::Live, unused: false, ttl, longest, failing, deadline, doubt };
         let hold = Arc::new(Self {
             client: Arc::clone(client),
             key: fresh.request.key.clone(),
@@ -87,11 +87,15 @@ impl Hold {
         });
         hold.confirm(fresh.sent, ttl);
         if client.fault != Fault::LostWaitsForStore {
-            client.handle.spawn(watch(Arc::downgrade(&hold)));
+            client.handle.spawn(watch_deadline(Arc::downgrade(&hold)));
         }
         let limited = client.fault == Fault::MaxHoldReplacesRenewal && max_hold.is_some();
         if client.fault != Fault::NoRenewal && !limited {
-            client.handle.spawn(keep(Arc::downgrade(&hold), Arc::clone(client), fresh.request.hold()));
+            client.handle.spawn(renew_while_live(
+                Arc::downgrade(&hold),
+                Arc::clone(client),
+                fresh.request.hold(),
+            ));
         }
         hold
     }
@@ -221,7 +225,8 @@ impl Hold {
             Fault::LostWaitsForStore => Duration::from_secs(1 << 30),
             _ => limit,
         };
-        let call = self.client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
+        let call =
+            self.client.connection.call(Op::Renew, |server, requester| server.renew(requester, &reference));
         let answer = timeout(limit, call).await;
         if self.client.fault == Fault::ShorterFromFailure && !matches!(answer, Ok(Ok(_))) {
             self.shorten(shorter);
@@ -306,9 +311,9 @@ impl Hold {
 }
 
 /// What a guard is made of.
-pub(crate) struct MiniGrant(pub(super) Arc<Hold>);
+pub(crate) struct SmallGrant(pub(super) Arc<Hold>);
 
-impl Grant for MiniGrant {
+impl Grant for SmallGrant {
     fn key(&self) -> &LockKey {
         &self.0.key
     }
@@ -419,7 +424,7 @@ impl Grant for MiniGrant {
                 sleep(Duration::from_secs(5)).await;
             }
             if hold.client.fault == Fault::DropForgetsWaiters {
-                hold.client.link.server().forget_waiters(&hold.key);
+                hold.client.connection.server().forget_waiters(&hold.key);
             }
             // Nobody is there to be told.
             let _ = release(Ok(permit), hold).await;
@@ -444,19 +449,20 @@ async fn release(released: Released, hold: Arc<Hold>) -> Result<(), Error> {
         (Ok(permit), _) => permit,
         (Err(_), Fault::ReleaseLostIsOk) => return Ok(()),
         (Err(reason), Fault::ReleaseLostFreesSuccessor) => {
-            client.link.server().end(&hold.key, None, LossReason::Gone, false);
+            client.connection.server().end(&hold.key, None, LossReason::Gone, false);
             return Err(hold.lost_error(reason));
         }
         (Err(reason), _) => return Err(hold.lost_error(reason)),
     };
     let reference = hold.reference();
-    let call = client.link.call(Op::Release, |_, asker| client.link.release(asker, &reference));
+    let call =
+        client.connection.call(Op::Release, |_, requester| client.connection.release(requester, &reference));
     let answer = timeout(CALL, call).await.map_err(drop).map(|answer| answer.and_then(|freed| freed));
     hold.confirm_release(permit, answer)
 }
 
-impl fmt::Debug for MiniGrant {
+impl fmt::Debug for SmallGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MiniGrant").field(&self.0.key).field(&self.0.holder).finish()
+        f.debug_tuple("SmallGrant").field(&self.0.key).field(&self.0.holder).finish()
     }
 }

@@ -7,13 +7,13 @@ use leasehold_api::{ErrorKind, LossReason};
 use leasehold_engine::HoldRef;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::client::{CALL, Client, lock};
+use super::client::{CALL, SmallClient, lock};
 use super::fault::LockFault as Fault;
 use super::grant::{Hold, Phase};
 use leasehold_conformance::Op;
 
 /// Fires the loss when the deadline has passed, whatever the store does.
-pub(super) async fn watch(hold: Weak<Hold>) {
+pub(super) async fn watch_deadline(hold: Weak<Hold>) {
     loop {
         let deadline = |hold: &Hold| {
             let life = lock(&hold.life);
@@ -36,7 +36,7 @@ pub(super) async fn watch(hold: Weak<Hold>) {
 }
 
 /// Renews while the hold lives.
-pub(super) async fn keep(weak: Weak<Hold>, client: Arc<Client>, reference: HoldRef) {
+pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>, reference: HoldRef) {
     let fault = client.fault;
     let mut failed = false;
     loop {
@@ -44,7 +44,8 @@ pub(super) async fn keep(weak: Weak<Hold>, client: Arc<Client>, reference: HoldR
             if fault != Fault::RenewsAfterRelease {
                 return;
             }
-            let renewed = client.link.call(Op::Renew, |server, asker| server.renew(asker, &reference));
+            let renewed =
+                client.connection.call(Op::Renew, |server, requester| server.renew(requester, &reference));
             let _ = timeout(CALL, renewed).await;
             sleep(Duration::from_secs(3)).await;
             continue;
@@ -85,7 +86,10 @@ async fn resume(hold: &Hold, ttl: Duration) {
     if lock(&hold.life).phase == Phase::Released {
         return;
     }
-    let call = hold.client.link.call(Op::Acquire, |server, asker| server.acquire(asker, &hold.request));
+    let call = hold
+        .client
+        .connection
+        .call(Op::Acquire, |server, requester| server.acquire(requester, &hold.request));
     if let Ok(Ok(Ok(leasehold_engine::Attempt::Granted(_)))) = timeout(CALL, call).await {
         lock(&hold.life).phase = Phase::Live;
         hold.confirm(Instant::now(), ttl);

@@ -6,7 +6,7 @@ use leasehold_api::{HolderId, KeyInfo, ListQuery, LockKey};
 use leasehold_engine::Request;
 use tokio::time::Instant;
 
-use super::{Asker, Fault, Server, State, Stored, ends};
+use super::{Fault, Requester, Server, ServerState, StoredHold, ends};
 
 impl Server {
     pub(crate) fn inspect(&self, key: &LockKey) -> KeyInfo {
@@ -23,7 +23,7 @@ impl Server {
     }
 
     /// Whether `holder` was next in the queue of `key` when that last went to somebody in it.
-    pub(crate) fn is_told(&self, key: &LockKey, holder: HolderId) -> bool {
+    pub(crate) fn was_announced(&self, key: &LockKey, holder: HolderId) -> bool {
         self.lock().records.get(&self.name(0, key)).is_some_and(|record| record.told == Some(holder))
     }
 
@@ -52,7 +52,7 @@ impl Server {
         infos
     }
 
-    fn disturb_by_look(&self, state: &mut State, name: &str, key: &LockKey, now: Instant) {
+    fn disturb_by_look(&self, state: &mut ServerState, name: &str, key: &LockKey, now: Instant) {
         match self.fault {
             Fault::LookTakes => {
                 state.take_for_a_look(self.fault, name, key, now);
@@ -78,13 +78,13 @@ impl Server {
     }
 }
 
-impl State {
+impl ServerState {
     fn take_for_a_look(&mut self, fault: Fault, name: &str, key: &LockKey, now: Instant) {
         let record = self.records.entry(name.to_owned()).or_default();
         if record.hold.as_ref().is_none_or(|h| !h.is_live(fault, now)) {
             let mut request = Request::new(key.clone(), HolderId::from_parts(0, 0));
             request.ttl = Some(Duration::from_millis(100));
-            record.hold = Some(Stored::new(fault, Asker { client: 0, now }, &request, 0));
+            record.hold = Some(StoredHold::new(fault, Requester { client: 0, now }, &request, 0));
         }
     }
 }

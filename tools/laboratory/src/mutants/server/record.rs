@@ -9,22 +9,22 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::super::backend::fault::BackendFault as Fault;
-use super::Asker;
+use super::Requester;
 
 /// How long after its last attempt a poller counts as waiting: a little longer than it takes to ask again.
 const WAITS_FOR: Duration = Duration::from_millis(400);
 
 #[derive(Default)]
 pub(super) struct Record {
-    pub(super) hold: Option<Stored>,
+    pub(super) hold: Option<StoredHold>,
     /// The key as it was first asked for.
     pub(super) key: Option<LockKey>,
     pub(super) not_before: Option<Instant>,
     pub(super) last_token: u64,
     pub(super) permits: u32,
     /// Which clients it was refused lately. One caller of each asks at a time.
-    pub(super) refused: BTreeMap<u64, Asked>,
-    pub(super) queue: VecDeque<Ticket>,
+    pub(super) refused: BTreeMap<u64, RefusedAttempt>,
+    pub(super) queue: VecDeque<QueuedRequest>,
     /// Who was next in the queue at the latest grant from it, for [`Fault::QueueTellsTheNextAlone`].
     pub(super) told: Option<HolderId>,
     /// Whether somebody looked or tried while it was held, under [`Fault::LookCountsAsWaiting`] or
@@ -33,14 +33,14 @@ pub(super) struct Record {
 }
 
 /// An attempt that was refused.
-pub(super) struct Asked {
+pub(super) struct RefusedAttempt {
     holder: HolderId,
     times: u32,
     first: Instant,
     last: Instant,
 }
 
-pub(super) struct Stored {
+pub(super) struct StoredHold {
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
     pub(super) client: u64,
@@ -51,25 +51,25 @@ pub(super) struct Stored {
 }
 
 /// A waiter in the store's own queue.
-pub(super) struct Ticket {
-    pub(super) asker: Asker,
+pub(super) struct QueuedRequest {
+    pub(super) requester: Requester,
     pub(super) request: Request,
     pub(super) reply: oneshot::Sender<Attempt>,
 }
 
 impl Record {
     /// Why the key cannot be had now.
-    pub(super) fn hindrance(&mut self, fault: Fault, asker: Asker) -> Option<Contended> {
+    pub(super) fn hindrance(&mut self, fault: Fault, requester: Requester) -> Option<Contended> {
         let mut held = Contended::new();
-        held.cooling_for = self.cooldown(asker.now);
-        if let Some(stored) = self.hold.as_ref().filter(|h| h.is_live(fault, asker.now)) {
+        held.cooling_for = self.cooldown(requester.now);
+        if let Some(stored) = self.hold.as_ref().filter(|h| h.is_live(fault, requester.now)) {
             if fault == Fault::ReleaseAddsPermit && self.permits > 0 {
                 self.permits -= 1;
                 return None;
             }
             if stored.request.ttl.is_some() && fault != Fault::NoPollAtExpiry && fault != Fault::NoPollNoWake
             {
-                held.retry_after = stored.ends.map(|at| at.saturating_duration_since(asker.now));
+                held.retry_after = stored.ends.map(|at| at.saturating_duration_since(requester.now));
             }
             if fault == Fault::HeldHidesCooldown {
                 held.cooling_for = None;
@@ -86,8 +86,8 @@ impl Record {
     }
 
     /// Whether somebody else is before `request`: in the store's own queue, or by asking for longer.
-    pub(super) fn is_awaited(&mut self, fault: Fault, asker: Asker, request: &Request) -> bool {
-        let is_lapsed = self.hold.as_ref().is_none_or(|h| !h.is_live(fault, asker.now));
+    pub(super) fn is_awaited(&mut self, fault: Fault, requester: Requester, request: &Request) -> bool {
+        let is_lapsed = self.hold.as_ref().is_none_or(|h| !h.is_live(fault, requester.now));
         let is_passed = fault == Fault::QueueIsPassedAtALapse && is_lapsed;
         if !is_passed && self.queue.front().is_some_and(|t| t.request.holder != request.holder) {
             return true;
@@ -104,24 +104,24 @@ impl Record {
         if hidden {
             return false;
         }
-        let now = asker.now;
+        let now = requester.now;
         self.refused.retain(|_, asked| now.saturating_duration_since(asked.last) < WAITS_FOR);
-        let own = self.refused.get(&asker.client).filter(|asked| asked.holder == request.holder);
+        let own = self.refused.get(&requester.client).filter(|asked| asked.holder == request.holder);
         let own = own.map_or(now, |asked| asked.first);
         // Whoever asks twice for one grant waits. Within one client its own order counts.
         self.refused
             .iter()
-            .any(|(client, asked)| *client != asker.client && asked.times > 1 && asked.first < own)
+            .any(|(client, asked)| *client != requester.client && asked.times > 1 && asked.first < own)
     }
 
-    pub(super) fn refuse(&mut self, asker: Asker, holder: HolderId) {
-        let fresh = || Asked { holder, times: 0, first: asker.now, last: asker.now };
-        let asked = self.refused.entry(asker.client).or_insert_with(fresh);
+    pub(super) fn refuse(&mut self, requester: Requester, holder: HolderId) {
+        let fresh = || RefusedAttempt { holder, times: 0, first: requester.now, last: requester.now };
+        let asked = self.refused.entry(requester.client).or_insert_with(fresh);
         if asked.holder != holder {
             *asked = fresh();
         }
         asked.times += 1;
-        asked.last = asker.now;
+        asked.last = requester.now;
     }
 
     pub(super) fn info(&self, key: &LockKey, fault: Fault, now: Instant, ended: bool) -> KeyInfo {
@@ -144,14 +144,14 @@ impl Record {
     }
 }
 
-impl Stored {
-    pub(super) fn new(fault: Fault, asker: Asker, request: &Request, token: u64) -> Self {
+impl StoredHold {
+    pub(super) fn new(fault: Fault, requester: Requester, request: &Request, token: u64) -> Self {
         Self {
             key: request.key.clone(),
             holder: request.holder,
-            client: asker.client,
+            client: requester.client,
             token,
-            ends: request.ttl.and_then(|ttl| ends(fault, asker.now, ttl)),
+            ends: request.ttl.and_then(|ttl| ends(fault, requester.now, ttl)),
             since: SystemTime::now(),
             request: request.clone(),
         }
