@@ -22,7 +22,7 @@ const SHARED: f64 = 0.1;
 const STALL: Duration = Duration::from_secs(1);
 
 /// Watches the machine on a thread until it is dropped.
-pub(crate) struct Watch {
+pub(crate) struct MachineWatch {
     samples: Arc<Mutex<Vec<Sample>>>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -41,7 +41,7 @@ struct Sample {
 
 /// The machine during one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Machine {
+pub(crate) struct MachineLoad {
     /// The share of all processors that other programs used, from 0 to 1.
     others: f64,
     /// The longest time for which the watching thread stood still.
@@ -50,14 +50,14 @@ pub(crate) struct Machine {
     load: f64,
 }
 
-impl Machine {
+impl MachineLoad {
     /// Returns whether other programs, or a machine that stood still, can have made a test late.
     pub(crate) fn is_shared(&self) -> bool {
         self.others >= SHARED || self.stall >= STALL
     }
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for MachineLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "load {:.0}, other programs {:.0} % of the processors", self.load, self.others * 100.0)?;
         if self.stall >= STALL {
@@ -67,7 +67,7 @@ impl fmt::Display for Machine {
     }
 }
 
-impl Watch {
+impl MachineWatch {
     pub(crate) fn start() -> Self {
         let (stop, stopped) = mpsc::channel();
         let samples = Arc::new(Mutex::new(Vec::new()));
@@ -81,7 +81,7 @@ impl Watch {
                     return;
                 }
                 let stall = slept.elapsed().saturating_sub(PERIOD);
-                let others = processes.others();
+                let others = processes.time_of_others();
                 let at = Instant::now();
                 let sample = Sample { at, lasted: at - before, others, stall };
                 before = at;
@@ -92,13 +92,13 @@ impl Watch {
     }
 
     /// Returns what the machine did since `begun`.
-    pub(crate) fn since(&self, begun: Instant) -> Machine {
+    pub(crate) fn since(&self, begun: Instant) -> MachineLoad {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
-        Machine { load: System::load_average().one, ..seen(&samples, begun) }
+        MachineLoad { load: System::load_average().one, ..load_since(&samples, begun) }
     }
 }
 
-impl Drop for Watch {
+impl Drop for MachineWatch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -107,12 +107,12 @@ impl Drop for Watch {
     }
 }
 
-fn seen(samples: &[Sample], begun: Instant) -> Machine {
+fn load_since(samples: &[Sample], begun: Instant) -> MachineLoad {
     let since: Vec<&Sample> = samples.iter().filter(|sample| sample.at > begun).collect();
     let lasted: Duration = since.iter().map(|sample| sample.lasted).sum();
     let others: Duration = since.iter().map(|sample| sample.others).sum();
     let processors = lasted.as_secs_f64() * step::processors() as f64;
-    Machine {
+    MachineLoad {
         others: if processors > 0.0 { others.as_secs_f64() / processors } else { 0.0 },
         stall: since.iter().map(|sample| sample.stall).max().unwrap_or_default(),
         load: 0.0,
@@ -132,14 +132,14 @@ impl Processes {
     fn new() -> Self {
         let own = sysinfo::get_current_pid().ok();
         let mut processes = Self { system: System::new(), used: HashMap::new(), own, started: 0 };
-        processes.others();
+        processes.time_of_others();
         processes.started =
             own.and_then(|own| processes.system.process(own)).map_or(0, sysinfo::Process::start_time);
         processes
     }
 
     /// Returns the processor time that other programs used since the last call.
-    fn others(&mut self) -> Duration {
+    fn time_of_others(&mut self) -> Duration {
         let what = ProcessRefreshKind::nothing().with_cpu();
         self.system.refresh_processes_specifics(ProcessesToUpdate::All, true, what);
         let mut used = HashMap::with_capacity(self.used.len());
@@ -191,12 +191,13 @@ mod tests {
         let begun = Instant::now();
         let processors = step::processors() as u64;
         let (before, after) = (begun - PERIOD, begun + PERIOD);
-        assert!(!seen(&[], begun).is_shared());
+        assert!(!load_since(&[], begun).is_shared());
         assert!(
-            !seen(&[sample(before, 1_000, 5_000), sample(after, 90 * processors, 900)], begun).is_shared()
+            !load_since(&[sample(before, 1_000, 5_000), sample(after, 90 * processors, 900)], begun)
+                .is_shared()
         );
-        assert!(seen(&[sample(after, 110 * processors, 0)], begun).is_shared());
-        assert!(seen(&[sample(after, 0, 1_100)], begun).is_shared());
+        assert!(load_since(&[sample(after, 110 * processors, 0)], begun).is_shared());
+        assert!(load_since(&[sample(after, 0, 1_100)], begun).is_shared());
     }
 
     #[test]

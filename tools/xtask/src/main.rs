@@ -1,10 +1,10 @@
 //! One obvious command for each job: `cargo xtask` lists them.
 
-mod again;
 mod campaign;
 mod dependencies;
 mod documents;
 mod fuzz;
+mod late;
 mod machine;
 mod metadata;
 mod programs;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::thread;
 
 use metadata::{API_SNAPSHOTS, Metadata};
-use programs::{Late, Program};
+use programs::{LateTests, Program};
 use step::{Outcome, cargo};
 
 const USAGE: &str = "\
@@ -62,8 +62,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        ["test"] => test(Late::RunAgain),
-        ["test", "--strict"] => test(Late::Failed),
+        ["test"] => test(LateTests::RunAgain),
+        ["test", "--strict"] => test(LateTests::Failed),
         ["test", "--postgres", version] => test_on(version),
         ["test", "--postgres", version, "--core"] => core_on(version),
         ["simulate", ..] => simulate::run(&arguments[1..]),
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
 
 const TESTS: &str = "unit, integration, conformance, mutant and command tests";
 
-fn test(late: Late) -> Outcome {
+fn test(late: LateTests) -> Outcome {
     let programs = built(&[])?;
     // Also if one of them fails: one run tells all. The programs are last, because they end with the tests that were run again.
     let passed = step::sum([compiled_tests(), programs::run(TESTS, &programs, &[], &[], late)])?;
@@ -105,7 +105,7 @@ fn ci() -> Outcome {
     let passed = thread::scope(|scope| {
         let compiled = scope.spawn(|| step::sum([lint_of_each().map(|()| 0), compiled_tests()]));
         // A machine of its own has no excuse for a late test.
-        let tested = programs::run(TESTS, &programs, &[], &[], Late::Failed);
+        let tested = programs::run(TESTS, &programs, &[], &[], LateTests::Failed);
         let newest = core_on_the_newest_postgres(&programs);
         let compiled =
             compiled.join().unwrap_or_else(|_| Err("failed: what is compiled beside the tests".to_owned()));
@@ -175,7 +175,13 @@ fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u
     let directory = directory.to_str().ok_or("the target directory's name is not UTF-8")?;
     // A database on a server that is given would be of that server's version.
     let variables = [("LEASEHOLD_PG_BIN", directory), ("DATABASE_URL", "")];
-    programs::run(&format!("tests on PostgreSQL {version}"), programs, families, &variables, Late::Failed)
+    programs::run(
+        &format!("tests on PostgreSQL {version}"),
+        programs,
+        families,
+        &variables,
+        LateTests::Failed,
+    )
 }
 
 fn lint() -> Outcome {

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::again::{self, Failure};
-use crate::machine::{Machine, Watch};
+use crate::late::{self, Failure};
+use crate::machine::{MachineLoad, MachineWatch};
 use crate::step::{self, Outcome};
 
 /// Where the suites of stores, and that of claims, are mounted.
@@ -46,34 +46,34 @@ impl Program {
 
 /// Whether tests that were late while other programs used the machine are run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Late {
+pub(crate) enum LateTests {
     RunAgain,
     Failed,
 }
 
 /// What a program has said, how it ended, and what the machine did while it ran.
-struct Ended<'a> {
+struct FinishedProgram<'a> {
     program: &'a Program,
-    outcome: Outcome<Said>,
-    machine: Machine,
+    outcome: Outcome<TestOutput>,
+    machine: MachineLoad,
 }
 
 /// Tests that failed by nothing but bounds in real time, on a machine that others used.
-struct Doubtful<'a> {
+struct LateProgram<'a> {
     program: &'a Program,
     failures: Vec<Failure>,
-    machine: Machine,
+    machine: MachineLoad,
 }
 
-struct Said {
+struct TestOutput {
     text: String,
     succeeded: bool,
 }
 
-impl Said {
+impl TestOutput {
     /// Returns the failed tests, if there are some and each has failed by bounds in real time alone.
     fn only_late(&self) -> Option<Vec<Failure>> {
-        let failures = again::failures(&self.text);
+        let failures = late::failures(&self.text);
         let failed = self
             .text
             .lines()
@@ -116,17 +116,17 @@ pub(crate) fn run(
     programs: &[Program],
     options: &[&str],
     variables: &[(&str, &str)],
-    late: Late,
+    late: LateTests,
 ) -> Outcome<u64> {
     step::announce(what);
     if programs.is_empty() {
         return Err(format!("failed: {what}: there are no tests"));
     }
     let start = Instant::now();
-    let watch = Watch::start();
+    let watch = MachineWatch::start();
     let queue = Mutex::new(programs.iter());
     let (tell, told) = mpsc::channel();
-    let (mut passed, mut failed, mut doubtful) = (0, Vec::new(), Vec::new());
+    let (mut passed, mut failed, mut late_programs) = (0, Vec::new(), Vec::new());
     thread::scope(|scope| {
         for _ in 0..step::processors() {
             let (queue, tell, watch) = (&queue, tell.clone(), &watch);
@@ -136,16 +136,16 @@ pub(crate) fn run(
                     // Who does not end can be told by this.
                     println!("     Running {} ({})", program.name, program.executable.display());
                     let begun = Instant::now();
-                    let outcome = said(program, options, variables);
+                    let outcome = run_one(program, options, variables);
                     let machine = watch.since(begun);
-                    if tell.send(Ended { program, outcome, machine }).is_err() {
+                    if tell.send(FinishedProgram { program, outcome, machine }).is_err() {
                         return;
                     }
                 }
             });
         }
         drop(tell);
-        for Ended { program, outcome, machine } in told {
+        for FinishedProgram { program, outcome, machine } in told {
             println!("\n-- {}", program.name);
             match outcome {
                 Ok(said) => {
@@ -153,8 +153,8 @@ pub(crate) fn run(
                     passed += said.text.lines().map(step::passed_in).sum::<u64>();
                     match said.only_late() {
                         _ if said.succeeded => {}
-                        Some(failures) if late == Late::RunAgain && machine.is_shared() => {
-                            doubtful.push(Doubtful { program, failures, machine });
+                        Some(failures) if late == LateTests::RunAgain && machine.is_shared() => {
+                            late_programs.push(LateProgram { program, failures, machine });
                         }
                         _ => failed.push(program),
                     }
@@ -166,7 +166,7 @@ pub(crate) fn run(
             }
         }
     });
-    for late in doubtful {
+    for late in late_programs {
         match run_again(&late, variables, &watch) {
             Some(count) => passed += count,
             None => failed.push(late.program),
@@ -181,11 +181,11 @@ pub(crate) fn run(
 
 /// Runs the late tests of a program again, each alone, and prints how both runs of each ended. Returns how many have
 /// passed, `None` if one failed again.
-fn run_again(late: &Doubtful<'_>, variables: &[(&str, &str)], watch: &Watch) -> Option<u64> {
+fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &MachineWatch) -> Option<u64> {
     let mut passed = Some(0);
     for Failure { test, late: bound } in &late.failures {
         let begun = Instant::now();
-        let outcome = said(late.program, &["--exact", test, "--test-threads", "1"], variables);
+        let outcome = run_one(late.program, &["--exact", test, "--test-threads", "1"], variables);
         let alone = watch.since(begun);
         let bound = bound.as_deref().unwrap_or_default();
         let is_passed = outcome.as_ref().is_ok_and(|said| said.succeeded);
@@ -196,7 +196,7 @@ fn run_again(late: &Doubtful<'_>, variables: &[(&str, &str)], watch: &Watch) -> 
         );
         match outcome {
             _ if is_passed => passed = passed.map(|count| count + 1),
-            Ok(Said { text: message, .. }) | Err(message) => {
+            Ok(TestOutput { text: message, .. }) | Err(message) => {
                 println!("{message}");
                 passed = None;
             }
@@ -225,7 +225,7 @@ fn program_in(line: &str) -> Option<Program> {
     Some(Program { name: name.display().to_string(), executable: executable.into(), folder: folder.into() })
 }
 
-fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outcome<Said> {
+fn run_one(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outcome<TestOutput> {
     // Both in one file, in the order in which they were written. Not a pipe: that has no end while something is left behind
     // that has it open.
     let path = program.output();
@@ -248,7 +248,7 @@ fn said(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outc
     if !status.success() {
         text += &format!("ended with {status}\n");
     }
-    Ok(Said { text, succeeded: status.success() })
+    Ok(TestOutput { text, succeeded: status.success() })
 }
 
 fn repeat(what: &str, failed: &[&Program], options: &[&str], variables: &[(&str, &str)]) -> String {
@@ -296,7 +296,7 @@ mod tests {
         let executable = folder.join("sh");
         std::os::unix::fs::symlink("/bin/sh", &executable).unwrap();
         let shell = Program { name: "sh".to_owned(), executable, folder: "/".into() };
-        let of = |script: &str| said(&shell, &["-c", script], &[("WORD", "b")]).unwrap();
+        let of = |script: &str| run_one(&shell, &["-c", script], &[("WORD", "b")]).unwrap();
         let good = of("echo a; echo $WORD >&2; pwd");
         assert_eq!((good.text.as_str(), good.succeeded), ("a\nb\n/\n", true));
         let bad = of("echo a; exit 3");
@@ -304,15 +304,15 @@ mod tests {
         let left_behind = of("sleep 60 & echo $!");
         assert!(left_behind.succeeded);
         of(&format!("kill {}", left_behind.text));
-        assert!(run("nothing", &[], &[], &[], Late::Failed).is_err(), "no tests are no success");
+        assert!(run("nothing", &[], &[], &[], LateTests::Failed).is_err(), "no tests are no success");
         let missing = Program { executable: folder.join("nothing"), ..shell };
-        assert!(said(&missing, &[], &[]).is_err());
+        assert!(run_one(&missing, &[], &[]).is_err());
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn a_late_test_is_run_again_and_counts_as_it_ends_then() {
-        use crate::again::tests::{LATE_IF_WANTED, WANTED};
+        use crate::late::tests::{LATE_IF_WANTED, WANTED};
 
         // Under another name: what a program prints goes to a file beside it, and this one is being written.
         let folder = std::env::temp_dir().join(format!("xtask-late-{}", std::process::id()));
@@ -321,20 +321,20 @@ mod tests {
         std::os::unix::fs::symlink(std::env::current_exe().unwrap(), &executable).unwrap();
         let program =
             Program { name: "xtask".to_owned(), executable, folder: env!("CARGO_MANIFEST_DIR").into() };
-        let first = said(&program, &["--exact", LATE_IF_WANTED], &[(WANTED, "")]).unwrap();
+        let first = run_one(&program, &["--exact", LATE_IF_WANTED], &[(WANTED, "")]).unwrap();
         let failures = first.only_late().expect("nothing but a bound has failed");
-        let late = Doubtful { program: &program, failures, machine: Machine::default() };
-        let watch = Watch::start();
+        let late = LateProgram { program: &program, failures, machine: MachineLoad::default() };
+        let watch = MachineWatch::start();
         assert_eq!(run_again(&late, &[], &watch), Some(1));
         assert_eq!(run_again(&late, &[(WANTED, "")], &watch), None, "late again is red");
         let other = first.text.clone() + "test other ... FAILED\n";
         assert_eq!(
-            Said { text: other, succeeded: false }.only_late(),
+            TestOutput { text: other, succeeded: false }.only_late(),
             None,
             "another failure is none of time"
         );
         assert_eq!(
-            Said { text: String::new(), succeeded: false }.only_late(),
+            TestOutput { text: String::new(), succeeded: false }.only_late(),
             None,
             "a program that just died"
         );

@@ -94,7 +94,7 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     pub(crate) const WANTED: &str = "XTASK_TEST_PASSES_A_BOUND";
-    pub(crate) const LATE_IF_WANTED: &str = "again::tests::passes_a_bound_if_wanted";
+    pub(crate) const LATE_IF_WANTED: &str = "late::tests::passes_a_bound_if_wanted";
 
     #[test]
     fn a_bound_that_really_passes_is_recognised() {
