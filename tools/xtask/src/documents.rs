@@ -14,14 +14,14 @@ const PAGES: [(&str, &str); 2] = [(COVERAGE, "Shown by"), (BUGS, "Test")];
 /// The page that maps each number of the list of what is covered to tests.
 const COVERAGE: &str = "docs/coverage.md";
 
-/// The page of all bugs. It also names functions as `file.rs::function`, and counts its rows by who found them.
+/// The page of all bugs. It also names functions as `folder/file.rs::function`, and counts its rows by who found them.
 const BUGS: &str = "docs/bugs.md";
 
 /// The most lines of a file (CONTRIBUTING.md).
 const MOST_LINES: usize = 500;
 
 /// The files in which there is a function of a name.
-type Functions = BTreeMap<String, BTreeSet<String>>;
+type Functions = BTreeMap<String, BTreeSet<PathBuf>>;
 
 /// Every test that a page names exists somewhere in the workspace, and so does every function where it says.
 pub(crate) fn check() -> Outcome {
@@ -42,7 +42,8 @@ pub(crate) fn check() -> Outcome {
     let bugs = read(&root.join(BUGS))?;
     for (line, name) in named_in(&cells(&bugs, "To see it again")) {
         let Some((file, function)) = name.split_once(".rs::") else { continue };
-        if !functions.get(function).is_some_and(|files| files.contains(&format!("{file}.rs"))) {
+        let file_of = |path: &PathBuf| path.ends_with(format!("{file}.rs"));
+        if !functions.get(function).is_some_and(|files| files.iter().any(file_of)) {
             wrong.push(format!("{BUGS}:{line}: there is no function {function} in a {file}.rs"));
         }
     }
@@ -147,7 +148,7 @@ fn collect(folder: &Path, functions: &mut Functions, wrong: &mut Vec<String>) ->
                 if is_numbered(&function) {
                     wrong.push(format!("{}: {function} is named by a number", path.display()));
                 }
-                functions.entry(function).or_default().insert(name.clone().into_owned());
+                functions.entry(function).or_default().insert(path.clone());
             }
         }
     }
