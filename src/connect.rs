@@ -1,33 +1,25 @@
 //! From a URL to a lock.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use leasehold_api::{Error, Lock, LockKey};
+use leasehold_engine::scheme::OpenOptions;
 
-#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-use crate::postgres::PgConfig;
-use crate::target::Target;
+use crate::{schemes, stores};
 
 /// What [`connect_with`] is told beside the URL.
 #[derive(Clone, Default)]
 pub struct ConnectOptions {
     key_class: Option<fn(&LockKey) -> &str>,
-    #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-    credentials: Option<Arc<dyn Fn(PgConfig) -> PgConfig + Send + Sync>>,
+    open: OpenOptions,
 }
 
 impl ConnectOptions {
     /// As [`connect`].
     #[must_use]
     pub const fn new() -> Self {
-        Self {
-            key_class: None,
-            #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-            credentials: None,
-        }
+        Self { key_class: None, open: OpenOptions::new() }
     }
 
     /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the first
@@ -39,7 +31,7 @@ impl ConnectOptions {
     }
 
     /// Calls `credentials` whenever a session with a Postgres server is opened, for passwords that change; see
-    /// [`PgConfig::credentials`]. Other stores never call it.
+    /// [`PgConfig::credentials`](crate::postgres::PgConfig::credentials). Other stores never call it.
     #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
     #[must_use]
     pub fn credentials<F, C>(mut self, credentials: C) -> Self
@@ -47,34 +39,16 @@ impl ConnectOptions {
         F: Future<Output = Result<crate::postgres::Credentials, Error>> + Send + 'static,
         C: Fn() -> F + Send + Sync + 'static,
     {
-        let credentials = Arc::new(credentials);
-        self.credentials = Some(Arc::new(move |config: PgConfig| {
-            let credentials = Arc::clone(&credentials);
-            config.credentials(move || credentials())
-        }));
+        self.open = self.open.with(crate::postgres::scheme::ProgramCredentials::new(credentials));
         self
     }
 
-    #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-    pub(crate) fn log_in(&self, config: PgConfig) -> PgConfig {
-        match &self.credentials {
-            Some(credentials) => credentials(config),
-            None => config,
-        }
-    }
-
-    #[cfg(any(
-        feature = "memory",
-        feature = "file",
-        feature = "postgres-advisory",
-        feature = "postgres-row",
-        feature = "postgres-ttl"
-    ))]
-    pub(crate) fn start(self, mut engine: crate::engine::EngineBuilder) -> Result<Arc<dyn Lock>, Error> {
-        if let Some(class) = self.key_class {
-            engine = engine.key_class(class);
-        }
-        Ok(Arc::new(engine.start()?))
+    /// Opens the store to look at it: a directory of files is not made. For the command, and not part of the interface.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn look_only(mut self) -> Self {
+        self.open = self.open.look_only();
+        self
     }
 }
 
@@ -147,80 +121,12 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
 ///
 /// As [`connect`].
 pub async fn connect_with(url: &str, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
-    if let Some(opening) = crate::schemes::opening(url) {
+    if let Some(opening) = schemes::opening(url) {
         return opening.await;
     }
-    match Target::parse(url)? {
-        Target::Memory { name, ttl } => open_memory(name.as_deref(), ttl, options),
-        Target::File { directory, poll, mode, read_only } => {
-            open_file(&directory, poll, mode, read_only, options)
-        }
-        Target::Postgres(target) => crate::postgres_connect::open(target, options).await,
+    let mut engine = stores::read(url)?.open(&options.open).await?;
+    if let Some(class) = options.key_class {
+        engine = engine.key_class(class);
     }
-}
-
-#[cfg(feature = "memory")]
-fn open_memory(
-    name: Option<&str>,
-    ttl: Option<Duration>,
-    options: ConnectOptions,
-) -> Result<Arc<dyn Lock>, Error> {
-    let mut store = name.map_or_else(crate::memory::MemoryStore::new, crate::memory::MemoryStore::named);
-    if let Some(ttl) = ttl {
-        store = store.default_ttl(ttl);
-    }
-    options.start(store.builder()?)
-}
-
-#[cfg(not(feature = "memory"))]
-fn open_memory(_: Option<&str>, _: Option<Duration>, _: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
-    Err(not_compiled_in("memory"))
-}
-
-#[cfg(feature = "file")]
-fn open_file(
-    directory: &Path,
-    poll: Option<Duration>,
-    mode: Option<u32>,
-    read_only: bool,
-    options: ConnectOptions,
-) -> Result<Arc<dyn Lock>, Error> {
-    let mut config = crate::file::FileConfig::new(directory);
-    if let Some(poll) = poll {
-        config = config.poll(poll);
-    }
-    if let Some(mode) = mode {
-        config = config.mode(mode);
-    }
-    if read_only {
-        config = config.read_only();
-    }
-    options.start(crate::engine::Engine::builder(config.backend()?))
-}
-
-#[cfg(not(feature = "file"))]
-fn open_file(
-    _: &Path,
-    _: Option<Duration>,
-    _: Option<u32>,
-    _: bool,
-    _: ConnectOptions,
-) -> Result<Arc<dyn Lock>, Error> {
-    Err(not_compiled_in("file"))
-}
-
-#[cfg(not(all(
-    feature = "memory",
-    feature = "file",
-    feature = "postgres-advisory",
-    feature = "postgres-row",
-    feature = "postgres-ttl"
-)))]
-pub(crate) fn not_compiled_in(feature: &str) -> Error {
-    Error::new(
-        leasehold_api::ErrorKind::Unsupported,
-        format!(
-            "this program was compiled without the {feature} store; switch on the cargo feature `{feature}` of the crate leasehold"
-        ),
-    )
+    Ok(Arc::new(engine.start()?))
 }

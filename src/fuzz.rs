@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use fuzzing::{Fuzz, text};
 use leasehold_api::Error;
+use leasehold_engine::scheme::StoreUrl;
 
-use crate::parse_duration;
-use crate::postgres_url::{PgHash, PgPooler, PgStore, PgTarget};
-use crate::target::Target;
+use crate::{parse_duration, stores};
 
 const PASSWORD: &str = "Hunter2x";
 
@@ -62,14 +61,14 @@ const URLS: Fuzz<'_> = Fuzz {
 fn fuzz_urls() {
     URLS.check(|input| {
         let url = text(input);
-        let parsed = Target::parse(&url);
-        let shown = format!("{parsed:?}") + &parsed.as_ref().err().map(said).unwrap_or_default();
-        is_silent(&url, &shown);
-        if let Some((target, printed)) =
-            parsed.ok().and_then(|target| print(&target).map(|url| (target, url)))
+        let settings = stores::read(&url);
+        is_silent(&url, &settings.as_ref().map_or_else(said, |settings| format!("{settings:?}")));
+        if let (Ok(settings), Some(printed)) = (&settings, stores::parse(&url).ok().as_ref().and_then(print))
         {
-            let again = Target::parse(&printed).unwrap_or_else(|error| panic!("{printed}: {error}"));
-            assert_eq!(described(again), described(target), "{printed}");
+            let again = stores::read(&printed).unwrap_or_else(|error| panic!("{printed}: {error}"));
+            assert_eq!(format!("{again:?}"), format!("{settings:?}"), "{printed}");
+            #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+            assert_eq!(crate::postgres_credentials(&printed).ok(), crate::postgres_credentials(&url).ok());
         }
         #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
         {
@@ -111,109 +110,22 @@ fn has_password(url: &str) -> bool {
     is_scheme && times == 1 && (of_user || is_parameter && is_first)
 }
 
-/// All that is known of it, with directories as they are compared.
-fn described(mut target: Target) -> (String, String) {
-    let server = match &mut target {
-        Target::Postgres(target) => target.server.0.clone(),
-        Target::File { directory, .. } => {
-            *directory = directory.components().collect();
-            String::new()
-        }
-        Target::Memory { .. } => String::new(),
-    };
-    (format!("{target:?}"), server)
-}
-
 /// As it is written, unless it takes millions of years: those have no spelling that is always read.
 fn written(duration: Duration) -> Option<String> {
     let days = duration.as_secs() / 86_400;
     (days <= 1_000_000).then(|| format!("{days}d{}ms", duration.as_millis() % 86_400_000))
 }
 
-/// A URL of the same.
-fn print(target: &Target) -> Option<String> {
+/// A URL of the same store, whose parameters are encoded in another way.
+fn print(url: &StoreUrl) -> Option<String> {
+    let before = url.rest.split('?').next().unwrap_or_default();
+    // Without a host, a user is read at the end of a URL alone, and there control characters are left out.
+    if before.ends_with(|c: char| c == '@' || c.is_ascii_control()) {
+        return None;
+    }
     let mut query = url::form_urlencoded::Serializer::new(String::new());
-    let mut duration = |name: &str, value: &Option<Duration>| {
-        if let Some(value) = value {
-            query.append_pair(name, &written(*value)?);
-        }
-        Some(())
-    };
-    let text = match target {
-        Target::Memory { name, ttl } => {
-            duration("ttl", ttl)?;
-            format!("memory:{}?{}", name.as_deref().unwrap_or_default(), query.finish())
-        }
-        Target::File { directory, poll, mode, read_only } => {
-            duration("poll", poll)?;
-            if let Some(mode) = mode {
-                query.append_pair("mode", &format!("{mode:o}"));
-            }
-            if *read_only {
-                query.append_pair("read-only", "true");
-            }
-            let directory = url::Url::from_file_path(directory).unwrap();
-            format!("{directory}?{}", query.finish())
-        }
-        Target::Postgres(target) => {
-            for (name, value) in [
-                ("connect_timeout", &target.connect_timeout),
-                ("statement_timeout", &target.statement_timeout),
-                ("confirm_every", &target.confirm_every),
-                ("lost_after", &target.lost_after),
-                ("server_gives_up", &target.server_gives_up),
-                ("ttl", &target.ttl),
-                ("poll", &target.poll),
-            ] {
-                duration(name, value)?;
-            }
-            words(target, &mut query);
-            let (_, server) = target.server.0.split_once(':').unwrap();
-            // Without a host, a user is read at the end of a URL alone, and there control characters are left out.
-            if server.ends_with(|c: char| c == '@' || c.is_ascii_control()) {
-                return None;
-            }
-            let joint = if server.contains('?') { '&' } else { '?' };
-            format!("{}:{server}{joint}{}", scheme(target.store), query.finish())
-        }
-    };
-    Some(text)
-}
-
-fn words(target: &PgTarget, query: &mut url::form_urlencoded::Serializer<'_, String>) {
-    if let Some(schema) = &target.schema {
-        query.append_pair("schema", schema);
-    }
-    query.append_pair("install", if target.install { "true" } else { "false" });
-    if let Some(pooler) = target.pooler {
-        let word = match pooler {
-            PgPooler::Detect => "detect",
-            PgPooler::Transaction => "transaction",
-            PgPooler::None => "none",
-        };
-        query.append_pair("pooler", word);
-    }
-    if let Some(hash) = target.hash {
-        let word = match hash {
-            PgHash::Fnv => "fnv",
-            PgHash::Sha256 => "sha256",
-            PgHash::Raw => "raw",
-            PgHash::Pair => "pair",
-            PgHash::Djb2 => "djb2",
-            PgHash::Djb2Reverse => "djb2-reverse",
-            PgHash::Sqlx => "sqlx",
-        };
-        query.append_pair("hash", word);
-    }
-}
-
-fn scheme(store: PgStore) -> &'static str {
-    match store {
-        PgStore::Advisory => "postgres",
-        PgStore::AdvisoryXact => "postgres+advisory-xact",
-        PgStore::Row => "postgres+row",
-        PgStore::Ttl => "postgres+ttl",
-    }
+    query.extend_pairs(&url.parameters);
+    Some(format!("{}:{before}?{}", url.scheme, query.finish()))
 }
 
 const DURATIONS: Fuzz<'_> = Fuzz {

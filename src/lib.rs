@@ -120,15 +120,10 @@ mod connect;
 mod duration;
 #[cfg(test)]
 mod fuzz;
-mod postgres_connect;
-// Read strictly, whether or not the store is compiled in.
-#[cfg_attr(
-    not(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl")),
-    allow(dead_code)
-)]
-mod postgres_url;
+#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+mod postgres_urls;
 mod schemes;
-mod target;
+mod stores;
 
 pub use connect::{ConnectOptions, connect, connect_with};
 pub use leasehold_api::*;
@@ -138,7 +133,7 @@ pub use schemes::register_scheme;
 #[doc(hidden)]
 pub use duration::parse_duration;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
-pub use postgres_connect::{postgres_config, postgres_credentials};
+pub use postgres_urls::{postgres_config, postgres_credentials, postgres_stores};
 
 /// For store authors, and for those who read an engine's counters: what makes a [`Lock`] of a store.
 pub use leasehold_engine as engine;

@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use leasehold_api::{Error, Lock};
+use leasehold_engine::scheme::invalid;
 
-use crate::target::{self, invalid};
+use crate::stores;
 
 type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Lock>, Error>> + Send>>;
 type Open = Arc<dyn Fn(String) -> Opening + Send + Sync>;
@@ -54,7 +55,7 @@ where
             "{scheme:?} is not the scheme of a URL: a small letter, then small letters, digits, + - and ."
         )));
     }
-    if target::is_ours(scheme) {
+    if stores::is_ours(scheme) {
         return Err(invalid(format!("the scheme {scheme:?} names a store of leasehold; choose another")));
     }
     let mut others = OTHERS.write().unwrap_or_else(PoisonError::into_inner);

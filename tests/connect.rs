@@ -90,7 +90,7 @@ async fn a_missing_postgres_feature_is_named() {
     }
 }
 
-#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 #[test]
 fn a_postgres_url_names_a_server_and_a_schema() {
     let url = "postgres+ttl://app:hunter2@db.example:5433/ledger?schema=My%20Locks&ttl=5s";
@@ -105,7 +105,7 @@ fn a_postgres_url_names_a_server_and_a_schema() {
     }
 }
 
-#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 #[test]
 fn what_a_url_leaves_out_of_liveness_keeps_its_share() {
     use leasehold::postgres::Liveness;
@@ -176,7 +176,7 @@ fn without_a_runtime_every_store_says_so() {
     }
 }
 
-#[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
+#[cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 #[test]
 fn urls_as_libpq_knows_them_are_taken_or_the_parameter_is_named() {
     let several =

@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::file::FileConfig;
-use leasehold::{Error, ErrorKind, Lock};
+use leasehold::{ConnectOptions, Error, ErrorKind, Lock};
 use rustix::fs::{Access, access};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -23,16 +23,8 @@ const WRITE: Duration = Duration::from_secs(5);
 pub(crate) async fn connect(place: &Place) -> Result<Arc<dyn Lock>, Error> {
     match place.url() {
         None => Ok(Arc::new(FileConfig::new(default_dir()?).read_only().connect()?)),
-        Some(url) if is_file(url) && !url.contains("read-only=") => {
-            let separator = if url.contains('?') { '&' } else { '?' };
-            leasehold::connect(&format!("{}{separator}read-only=true", url.trim())).await
-        }
-        Some(url) => leasehold::connect(url).await,
+        Some(url) => leasehold::connect_with(url, ConnectOptions::new().look_only()).await,
     }
-}
-
-pub(crate) fn is_file(url: &str) -> bool {
-    url.trim().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:"))
 }
 
 /// The directory of a file store.

@@ -91,16 +91,6 @@ pub(crate) fn is_postgres(url: &str) -> bool {
     url.trim_start().get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("postgres"))
 }
 
-/// What the store of this URL needs privileges for.
-fn stores_of(url: &str) -> Stores {
-    let scheme = url.trim_start().split(':').next().unwrap_or_default().to_ascii_lowercase();
-    match scheme.as_str() {
-        "postgres+row" => Stores::Row,
-        "postgres+ttl" => Stores::Lease,
-        _ => Stores::Advisory,
-    }
-}
-
 /// What a server says of itself, its schema, and what this user may do there.
 #[derive(Debug)]
 pub(crate) struct Facts {
@@ -116,7 +106,10 @@ impl Facts {
         let config = leasehold::postgres_config(url).ok()?;
         let mut session = open(&config).await.ok()?;
         let looking = schema::inspect(&mut session, config.schema_name());
-        let report = within(config.call_limit(), looking).await.ok()?.for_stores(stores_of(url));
+        let report = within(config.call_limit(), looking)
+            .await
+            .ok()?
+            .for_stores(leasehold::postgres_stores(url).ok()?);
         close(session).await;
         Some(Self { config, report })
     }

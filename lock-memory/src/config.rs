@@ -20,7 +20,7 @@ const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 ///
 /// # Errors
 ///
-/// [`Closed`](ErrorKind::Closed) outside of a tokio runtime.
+/// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
 pub fn connect() -> Result<Engine, Error> {
     MemoryStore::new().client()
 }
@@ -95,7 +95,7 @@ impl MemoryStore {
     ///
     /// # Errors
     ///
-    /// [`Closed`](ErrorKind::Closed) outside of a tokio runtime, [`InvalidOption`](ErrorKind::InvalidOption)
+    /// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime, [`InvalidOption`](ErrorKind::InvalidOption)
     /// for a default TTL that is out of bounds.
     pub fn client(&self) -> Result<Engine, Error> {
         self.start(self.backend())

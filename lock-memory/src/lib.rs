@@ -9,12 +9,14 @@ mod config;
 mod double;
 mod entry;
 mod faults;
+mod scheme;
 mod store;
 
 pub use backend::MemoryBackend;
 pub use config::{MemoryStore, connect};
 #[cfg(feature = "test-util")]
 pub use double::{Client, ClientFaults, Occupied};
+pub use scheme::SCHEMES;
 // One vocabulary for this double and for the suite of `leasehold-conformance`.
 #[cfg(feature = "test-util")]
 pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};

@@ -26,7 +26,7 @@ use crate::wait_session::LockScope;
 /// ```
 #[derive(Clone, Debug)]
 pub struct AdvisoryConfig {
-    server: PgConfig,
+    pub(crate) server: PgConfig,
     hasher: Arc<dyn KeyNumber>,
     connections: usize,
     waiting: usize,
@@ -100,7 +100,7 @@ impl AdvisoryConfig {
 /// [`AdvisoryConfig`] needs far fewer connections.
 #[derive(Clone, Debug)]
 pub struct XactConfig {
-    server: PgConfig,
+    pub(crate) server: PgConfig,
     hasher: Arc<dyn KeyNumber>,
     sessions: usize,
 }

@@ -91,7 +91,7 @@ impl RowConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend), and [`Closed`](ErrorKind::Closed) outside of a tokio runtime.
+    /// As [`backend`](Self::backend), and [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
     ///
     /// # Cancel safety
     ///

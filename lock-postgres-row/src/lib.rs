@@ -2,8 +2,10 @@
 
 mod backend;
 mod config;
+mod scheme;
 mod sql;
 
 pub use backend::RowBackend;
 pub use config::{DEFAULT_CONFIRM, DEFAULT_POLL, RowConfig, connect};
 pub use leasehold_postgres::PgConfig;
+pub use scheme::SCHEMES;

@@ -11,6 +11,7 @@ mod lock_wait;
 mod number;
 mod open_transaction;
 pub mod schema;
+pub mod scheme;
 pub mod session;
 pub mod sql;
 pub mod table;
@@ -20,8 +21,6 @@ pub mod upkeep;
 
 pub use config::{DEFAULT_SCHEMA, Liveness, PgConfig, Pooler};
 pub use connect::credentials::Credentials;
-#[doc(hidden)]
-pub use connect::libpq::is_parameter;
 pub use error::{
     DriverError, connect_error, ends_session, outcome_unknown, sqlstate, state_error, store_error,
 };

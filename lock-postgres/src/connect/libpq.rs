@@ -84,9 +84,7 @@ impl Environment<'static> {
 }
 
 /// Whether a URL may have a parameter of this name. Its value is not looked at.
-#[doc(hidden)]
-#[must_use]
-pub fn is_parameter(name: &str) -> bool {
+pub(crate) fn is_parameter(name: &str) -> bool {
     is_option(name) || table::TABLE.iter().any(|setting| setting.name == name && !name.is_empty())
 }
 

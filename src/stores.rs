@@ -1,0 +1,129 @@
+//! The stores that a URL can name. No error here repeats the URL: it may hold a password.
+
+use std::borrow::Cow;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::scheme::{Scheme, StoreConfig, StoreUrl, invalid};
+use url::Url;
+
+use crate::{parse_duration, schemes};
+
+/// A store of the table below.
+struct Store {
+    /// The cargo feature.
+    feature: &'static str,
+    /// The schemes of its URLs.
+    schemes: &'static [&'static str],
+    /// Its URLs, for messages. Empty for a store that another row names.
+    urls: &'static str,
+    /// What its crate says of these schemes. `None` if the store was not compiled in.
+    compiled_in: Option<&'static [Scheme]>,
+}
+
+/// A row of the table below.
+macro_rules! store {
+    ($feature:tt, $package:ident, $schemes:expr, $urls:expr) => {
+        Store {
+            feature: $feature,
+            schemes: &$schemes,
+            urls: $urls,
+            #[cfg(feature = $feature)]
+            compiled_in: Some($package::SCHEMES),
+            #[cfg(not(feature = $feature))]
+            compiled_in: None,
+        }
+    };
+}
+
+/// All stores: a new one adds a row here, and its feature to `Cargo.toml`.
+#[rustfmt::skip]
+const STORES: &[Store] = &[
+    store!("memory", leasehold_memory, ["memory"], "memory:, memory:NAME"),
+    store!("file", leasehold_file, ["file"], "file:///DIRECTORY"),
+    store!(
+        "postgres-advisory",
+        leasehold_postgres_advisory,
+        ["postgres", "postgresql", "postgres+advisory", "postgresql+advisory", "postgres+advisory-xact", "postgresql+advisory-xact"],
+        "postgres:// also with +advisory, +advisory-xact, +row or +ttl"
+    ),
+    store!("postgres-row", leasehold_postgres_row, ["postgres+row", "postgresql+row"], ""),
+    store!("postgres-ttl", leasehold_postgres_ttl, ["postgres+ttl", "postgresql+ttl"], ""),
+];
+
+/// Returns the settings that `url` means, of a store that is not opened yet.
+pub(crate) fn read(url: &str) -> Result<Box<dyn StoreConfig>, Error> {
+    let url = parse(url)?;
+    let store = find(&url.scheme)
+        .ok_or_else(|| invalid(format!("no store has the scheme {:?}; known are {}", url.scheme, known())))?;
+    let schemes = store.compiled_in.ok_or_else(|| not_compiled_in(store.feature))?;
+    let scheme = schemes.iter().find(|scheme| scheme.names().contains(&url.scheme.as_str()));
+    scheme.ok_or_else(|| not_compiled_in(store.feature))?.read(&url)
+}
+
+/// Returns whether this scheme names one of the stores here, compiled in or not.
+pub(crate) fn is_ours(scheme: &str) -> bool {
+    find(scheme).is_some()
+}
+
+fn find(scheme: &str) -> Option<&'static Store> {
+    STORES.iter().find(|store| store.schemes.contains(&scheme))
+}
+
+/// Takes a URL apart, whatever its scheme is.
+pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
+    let text = text.trim();
+    let url = Url::parse(&with_one_host(text)).map_err(|error| {
+        // A password is cut at the first of these, and its rest is no port.
+        let escape = if text.contains("://") && text.contains('@') {
+            "; if the password has special characters, percent-encode the password: / as %2F, ? as %3F, # as %23, @ as %40"
+        } else {
+            ""
+        };
+        invalid(format!("this is not the URL of a store{escape}; known are {}", known())).with_source(error)
+    })?;
+    Ok(StoreUrl {
+        scheme: url.scheme().to_owned(),
+        // As it was given: the parser completes `file:x` to `file:///x`.
+        rest: text.split_once(':').map_or("", |(_, rest)| rest).to_owned(),
+        path: url.path().to_owned(),
+        file_path: url.to_file_path().ok(),
+        has_fragment: url.fragment().is_some(),
+        parameters: url.query_pairs().into_owned().collect(),
+        parse_duration,
+    })
+}
+
+/// Returns the URL of several hosts, or of a user and no host, with one host in their place: URLs of servers have both,
+/// and the parser of URLs knows neither.
+fn with_one_host(text: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
+    let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (login, hosts) =
+        authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
+    match login {
+        Some(login) if hosts.is_empty() || hosts.contains(',') => {
+            format!("{scheme}://{login}@host{behind}").into()
+        }
+        None if hosts.contains(',') => format!("{scheme}://host{behind}").into(),
+        _ => text.into(),
+    }
+}
+
+/// Returns the URLs that [`connect`](crate::connect()) knows, for messages.
+fn known() -> String {
+    let urls: Vec<_> = STORES.iter().map(|store| store.urls).filter(|urls| !urls.is_empty()).collect();
+    let (last, others) = urls.split_last().unwrap_or((&"", &[]));
+    format!("{}, and {last}{}", others.join(", "), schemes::known())
+}
+
+fn not_compiled_in(feature: &str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "this program was compiled without the {feature} store; switch on the cargo feature `{feature}` of the crate leasehold"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests;
