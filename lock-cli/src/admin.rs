@@ -6,13 +6,13 @@ use leasehold::postgres_advisory::{SessionInfo, Sessions};
 use leasehold::{Error, ErrorKind, HoldInfo, HoldState, HolderId, KeyInfo, ListQuery, Lock, LockAdmin, Mode};
 use serde_json::{Value, json};
 
-use crate::args::{Inspect, List, Release};
+use crate::args::{InspectArgs, ListArgs, ReleaseArgs};
+use crate::chosen_store::ChosenStore;
 use crate::output::Notes;
-use crate::place::Place;
-use crate::{exit, look, output, unnamed};
+use crate::{exit, file_store, numbered_keys, output};
 
-pub(crate) async fn list(args: &List, place: &Place) -> Result<u8, Error> {
-    let lock = look::connect(place).await?;
+pub(crate) async fn list(args: &ListArgs, store: &ChosenStore) -> Result<u8, Error> {
+    let lock = store.connect_to_inspect().await?;
     let mut query = ListQuery::new().prefix(args.prefix.as_str());
     if args.all {
         query = query.include_ended();
@@ -56,30 +56,34 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 fn listing(keys: &[KeyInfo], lock: &dyn Lock) -> String {
     if keys.is_empty() {
-        return format!("nothing is locked on {lock}{}", look::if_missing(lock));
+        return format!("nothing is locked on {lock}{}", file_store::missing_note(lock));
     }
     listed(keys)
 }
 
-pub(crate) async fn inspect(args: &Inspect, place: &Place, notes: Notes) -> Result<u8, Error> {
-    let lock = look::connect(place).await?;
+pub(crate) async fn inspect(args: &InspectArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
+    let lock = store.connect_to_inspect().await?;
     let admin = admin(&*lock)?;
     let seen = admin.inspect(args.key.get()).await?;
     if seen.is_free() {
-        unnamed::tell(admin, args.key.get(), notes).await;
+        numbered_keys::note_if_held(admin, args.key.get(), notes).await;
     }
     if args.json {
         output::json(&describe(&seen));
     } else if seen.is_free() && seen.holders.is_empty() {
-        output::line(&format!("\"{}\" is free on {lock}{}", args.key.get(), look::if_missing(&*lock)));
+        output::line(&format!(
+            "\"{}\" is free on {lock}{}",
+            args.key.get(),
+            file_store::missing_note(&*lock)
+        ));
     } else {
         output::line(&details(&seen, &*lock));
     }
     Ok(if seen.is_held() { 0 } else { exit::NOT_HELD })
 }
 
-pub(crate) async fn release(args: &Release, place: &Place, notes: Notes) -> Result<u8, Error> {
-    let lock = place.connect().await?;
+pub(crate) async fn release(args: &ReleaseArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
+    let lock = store.connect().await?;
     let admin = admin(&*lock)?;
     match args.holder {
         Some(holder) if !args.session => release_hold(args, admin, holder).await,
@@ -92,14 +96,14 @@ pub(crate) async fn release(args: &Release, place: &Place, notes: Notes) -> Resu
             let released = release_session(args, admin, sessions).await;
             let code = released.map_err(|error| error.with_store(lock.to_string()))?;
             if code == exit::NOT_HELD {
-                unnamed::tell(admin, args.key.get(), notes).await;
+                numbered_keys::note_if_held(admin, args.key.get(), notes).await;
             }
             Ok(code)
         }
     }
 }
 
-async fn release_hold(args: &Release, admin: &dyn LockAdmin, holder: HolderId) -> Result<u8, Error> {
+async fn release_hold(args: &ReleaseArgs, admin: &dyn LockAdmin, holder: HolderId) -> Result<u8, Error> {
     let released = admin.force_release(args.key.get(), holder).await?;
     if args.json {
         output::json(&json!({
@@ -118,7 +122,11 @@ async fn release_hold(args: &Release, admin: &dyn LockAdmin, holder: HolderId) -
 /// Who may end a session.
 const MAY_END: &str = "use the role of that session, or one with pg_read_all_stats and pg_signal_backend; a session of a superuser is ended by a superuser alone";
 
-async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessions) -> Result<u8, Error> {
+async fn release_session(
+    args: &ReleaseArgs,
+    admin: &dyn LockAdmin,
+    sessions: &Sessions,
+) -> Result<u8, Error> {
     let session = sessions.session_of(args.key.get()).await?;
     // The hold that was looked at before, if one was named. What keeps the key may not show its name yet.
     let is_of = |seen: &KeyInfo, holder| seen.holders.iter().any(|hold| hold.holder == Some(holder));
@@ -178,7 +186,7 @@ async fn release_session(args: &Release, admin: &dyn LockAdmin, sessions: &Sessi
     Ok(if ended { 0 } else { exit::NOT_HELD })
 }
 
-fn describe_session(args: &Release, session: &SessionInfo, released: bool) -> Value {
+fn describe_session(args: &ReleaseArgs, session: &SessionInfo, released: bool) -> Value {
     json!({
         "key": args.key.get().as_str(),
         "session": {
@@ -203,7 +211,7 @@ pub(crate) fn in_words(seen: &KeyInfo) -> String {
         live => format!(" and {} more", live - 1),
     };
     let label = hold.label.as_deref().map(|label| format!(" ({})", output::label(label))).unwrap_or_default();
-    format!(", held by {}{label}{since}{others}", who(hold))
+    format!(", held by {}{label}{since}{others}", holder_name(hold))
 }
 
 fn admin(lock: &dyn Lock) -> Result<&dyn LockAdmin, Error> {
@@ -279,10 +287,10 @@ fn rows(seen: &KeyInfo) -> Vec<[String; 10]> {
 fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 10] {
     let label = hold.and_then(|hold| hold.label.as_deref());
     [
-        unnamed::shown(seen),
+        numbered_keys::display(seen),
         hold.filter(|hold| hold.state == HoldState::Held).map_or(state(seen), |_| "held").to_owned(),
         output::or_dash(hold.map(|hold| mode(hold.mode))),
-        output::or_dash(hold.map(who)),
+        output::or_dash(hold.map(holder_name)),
         output::or_dash(hold.and_then(|hold| hold.since).map(output::moment)),
         output::or_dash(hold.and_then(held_for).map(output::duration)),
         output::or_dash(opens_in(seen)),
@@ -356,7 +364,7 @@ fn mode(mode: Mode) -> String {
 }
 
 /// The owner where the store knows it, else the holder id.
-fn who(hold: &HoldInfo) -> String {
+fn holder_name(hold: &HoldInfo) -> String {
     let holder = || hold.holder.map(|holder| holder.to_string());
     hold.owner.as_deref().map(output::printable).or_else(holder).unwrap_or_else(|| "somebody".to_owned())
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use leasehold::{HolderId, LockKey};
 
-pub(crate) use self::acquire::Acquire;
-pub(crate) use self::run::{Hold, OnLoss, Run};
-use crate::{exit, place};
+pub(crate) use self::acquire::AcquireArgs;
+pub(crate) use self::run::{HoldArgs, OnLoss, RunArgs};
+use crate::{chosen_store, exit};
 
 /// Runs a command while holding a lock, so that only one of us does it at a time.
 #[derive(Debug, Parser)]
@@ -42,18 +42,18 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Run(Run),
+    Run(RunArgs),
     #[command(name = "lock")]
-    Hold(Hold),
-    List(List),
-    Inspect(Inspect),
-    Release(Release),
-    Check(Check),
-    Gc(Gc),
-    Claims(Claims),
-    Schema(Schema),
-    Completions(Completions),
-    Man(Man),
+    Hold(HoldArgs),
+    List(ListArgs),
+    Inspect(InspectArgs),
+    Release(ReleaseArgs),
+    Check(CheckArgs),
+    Gc(GcArgs),
+    Claims(ClaimsArgs),
+    Schema(SchemaArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 impl Command {
@@ -128,7 +128,7 @@ pub(crate) fn named<'a>(keys: impl IntoIterator<Item = &'a LockKey>) -> String {
 /// List what is locked: who, since when, for how long.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold list ledger: --watch=5")]
-pub(crate) struct List {
+pub(crate) struct ListArgs {
     /// Only keys that begin with this.
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
@@ -149,7 +149,7 @@ pub(crate) struct List {
 /// Show who holds a key. Exits with 1 when it is free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold inspect deploy")]
-pub(crate) struct Inspect {
+pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) key: Key,
 
@@ -166,7 +166,7 @@ pub(crate) struct Inspect {
 #[command(
     after_help = "Example:\n  leasehold release deploy --force --holder 0123456789abcdef0123456789abcdef-1"
 )]
-pub(crate) struct Release {
+pub(crate) struct ReleaseArgs {
     #[command(flatten)]
     pub(crate) key: Key,
 
@@ -194,7 +194,7 @@ pub(crate) struct Release {
 /// Print or install what the Postgres stores keep in a database.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold schema apply --url postgres://admin@db/app --grant-to app")]
-pub(crate) struct Schema {
+pub(crate) struct SchemaArgs {
     #[command(subcommand)]
     pub(crate) command: SchemaCommand,
 }
@@ -250,7 +250,7 @@ pub(crate) enum GrantedStore {
 /// Try the store: does it work, what can it do, what should be mended.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold check --json")]
-pub(crate) struct Check {
+pub(crate) struct CheckArgs {
     /// Print a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -262,7 +262,7 @@ pub(crate) struct Check {
 /// above all that it had.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold --url file:///run/lock/jobs gc --unused-for 7d")]
-pub(crate) struct Gc {
+pub(crate) struct GcArgs {
     /// Only keys that were not used for so long.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1d")]
     pub(crate) unused_for: Duration,
@@ -279,7 +279,7 @@ pub(crate) struct Gc {
 /// entity_id; owner or process_id; epoch; lease_until; taken_at; attempts_left or retries_left; error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold claims app.request --queue queue_id")]
-pub(crate) struct Claims {
+pub(crate) struct ClaimsArgs {
     /// The table, as TABLE or SCHEMA.TABLE.
     pub(crate) table: String,
 
@@ -347,7 +347,7 @@ pub(crate) struct Claims {
 /// Print the completions of a shell.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold completions bash > /etc/bash_completion.d/leasehold")]
-pub(crate) struct Completions {
+pub(crate) struct CompletionsArgs {
     /// The shell.
     pub(crate) shell: clap_complete::Shell,
 }
@@ -355,13 +355,13 @@ pub(crate) struct Completions {
 /// Print the manual page of this tool or of one of its subcommands.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold man run | man -l -")]
-pub(crate) struct Man {
+pub(crate) struct ManArgs {
     /// The subcommand.
     pub(crate) subcommand: Option<String>,
 }
 
 fn key(text: &str) -> Result<LockKey, String> {
-    if place::is_mistaken_for_key(text) {
+    if chosen_store::is_mistaken_for_key(text) {
         return Err("the URL of a store is no key; put it behind --url".to_owned());
     }
     text.parse().map_err(|error: leasehold::Error| error.message().to_owned())

@@ -6,41 +6,42 @@ use std::time::{Duration, Instant};
 use leasehold::{AcquireOptions, Error, ErrorKind, Fencing, ListQuery, Lock, LockKey, Scope};
 use serde_json::{Value, json};
 
-use crate::args::Check;
-use crate::place::Place;
+use crate::args::CheckArgs;
+use crate::chosen_store::ChosenStore;
 use crate::schema::Facts;
-use crate::{admin, exit, look, output};
+use crate::{admin, exit, file_store, output};
 
 /// One fixed key, because a store may keep something of every key that was ever used.
 const PROBE: &str = "leasehold:check";
 
 /// How long to wait for another check, or for a store that does not answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PROBE_LIMIT: Duration = Duration::from_secs(15);
 
 /// Within this time a server has answered, if only that it cannot be used.
 const SOON: Duration = Duration::from_secs(2);
 
-pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
+pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, Error> {
     let begun = Instant::now();
-    let connected = look::connect(place).await;
+    let connected = store.connect_to_inspect().await;
     // After that, since connecting may install the schema; and not of a server that does not answer, which would be waited
     // for once more.
     let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable && begun.elapsed() > SOON;
     let facts = match &connected {
         Err(error) if is_away(error) => None,
-        _ => Facts::of(place.url()).await,
+        _ => Facts::of(store.url()).await,
     };
     let (lock, tried) = match connected {
         Ok(lock) => {
-            let tried = tokio::time::timeout(PATIENCE * 2, probe(&*lock, place)).await.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Unavailable, "the store does not answer")
-                    .with_store(lock.to_string()))
-            });
+            let tried =
+                tokio::time::timeout(PROBE_LIMIT * 2, probe(&*lock, store)).await.unwrap_or_else(|_| {
+                    Err(Error::new(ErrorKind::Unavailable, "the store does not answer")
+                        .with_store(lock.to_string()))
+                });
             (Some(lock), tried)
         }
         Err(error) => (None, Err(error)),
     };
-    let mut told = lock.as_deref().map(look::cautions).unwrap_or_default();
+    let mut told = lock.as_deref().map(file_store::cautions).unwrap_or_default();
     told.extend(
         advice(lock.as_deref(), tried.as_ref().err(), facts.as_ref()).into_iter().map(ToOwned::to_owned),
     );
@@ -58,18 +59,18 @@ pub(crate) async fn check(args: &Check, place: &Place) -> Result<u8, Error> {
 }
 
 /// Takes a lock, looks at it and releases it, or looks at files; how long that took.
-async fn probe(lock: &dyn Lock, place: &Place) -> Result<Duration, Error> {
+async fn probe(lock: &dyn Lock, store: &ChosenStore) -> Result<Duration, Error> {
     // No directory is made, and no key's files are left behind.
     if let Some(admin) = lock.admin().filter(|_| lock.capabilities().scope == Scope::Machine) {
         let start = Instant::now();
         admin.list(&ListQuery::new()).await?;
-        if !place.url().is_some_and(|url| url.contains("read-only=true")) {
-            look::try_to_write(lock).await?;
+        if !store.url().is_some_and(|url| url.contains("read-only=true")) {
+            file_store::check_writable(lock).await?;
         }
         return Ok(start.elapsed());
     }
     let key = LockKey::new(PROBE)?;
-    let options = AcquireOptions::new().wait(PATIENCE).label("leasehold check");
+    let options = AcquireOptions::new().wait(PROBE_LIMIT).label("leasehold check");
     let start = Instant::now();
     let guard = lock.acquire(&key, &options).await?;
     let holder = guard.holder();
@@ -150,7 +151,7 @@ fn print(
     }
     match tried {
         Ok(took) if lock.is_some_and(|lock| lock.capabilities().scope == Scope::Machine) => {
-            let missing = lock.map_or("", |lock| look::if_missing(&**lock));
+            let missing = lock.map_or("", |lock| file_store::missing_note(&**lock));
             output::line(&format!(
                 "works: looked at its locks in {took:.1?}, and left nothing behind{missing}"
             ));

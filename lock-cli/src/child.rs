@@ -19,7 +19,7 @@ use rustix::process::Pid;
 use rustix::process::Signal;
 use tokio::process::{Child, Command};
 
-use crate::place::Place;
+use crate::chosen_store::ChosenStore;
 use crate::{exit, output, tree, waiting};
 
 /// The hidden first argument that makes a copy of this tool become the command.
@@ -63,7 +63,7 @@ pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
 pub(crate) fn start(
     command: &[OsString],
     guards: &MultiGuard,
-    place: &Place,
+    store: &ChosenStore,
 ) -> Result<Result<Running, u8>, Error> {
     tree::adopt_orphans();
     #[cfg(target_os = "linux")]
@@ -71,7 +71,7 @@ pub(crate) fn start(
         prepare(command).map_err(|error| output::system("cannot make a pipe for the command", error))?;
     #[cfg(not(target_os = "linux"))]
     let mut process = prepare(command);
-    place.tell(&mut process);
+    store.pass_on_to(&mut process);
     name_grants(&mut process, guards);
     // A file lock belongs to the open file: while the child has a descriptor of it, it is not free.
     let files = guards.iter().filter_map(|guard| guard.extension::<HeldFile>());

@@ -6,12 +6,12 @@ use leasehold::claim::{ClaimError, Table};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::args::Claims;
+use crate::args::ClaimsArgs;
 use crate::output::{self, Notes, printable};
 use crate::schema::{close, database, open};
 use crate::survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
 
-pub(crate) async fn claims(args: &Claims, url: Option<&str>, notes: Notes) -> Result<u8, Error> {
+pub(crate) async fn claims(args: &ClaimsArgs, url: Option<&str>, notes: Notes) -> Result<u8, Error> {
     let config = database(url)?;
     let named = |error: Error| error.with_store(config.to_string());
     let survey = survey(args).map_err(|error| named(plain(error)))?;
@@ -29,7 +29,7 @@ pub(crate) async fn claims(args: &Claims, url: Option<&str>, notes: Notes) -> Re
     Ok(0)
 }
 
-pub(crate) fn survey(args: &Claims) -> Result<Survey, ClaimError> {
+pub(crate) fn survey(args: &ClaimsArgs) -> Result<Survey, ClaimError> {
     let mut survey = Survey::of(table(&args.table)?).limit(args.limit);
     for (part, name) in [
         (Part::Id, &args.id),

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use fuzzing::{Fuzz, parts};
 
 use crate::args::{Args, Command, flock};
-use crate::{claims, output, place, redacted};
+use crate::{chosen_store, claims, output, redacted};
 
 const PASSWORD: &str = "Hunter2x";
 
@@ -94,9 +94,9 @@ fn has_password(argument: &str) -> bool {
 fn read(args: &Args, given: &[OsString]) {
     if let Some(url) = &args.url {
         assert!(is_given(url, given), "{url}");
-        let is_open = leasehold::postgres_config(url).is_ok() && !place::has_password(url);
+        let is_open = leasehold::postgres_config(url).is_ok() && !chosen_store::has_password(url);
         assert!(!is_open || !has_password(url), "it would be handed on: {url}");
-        let _ = place::signed(url);
+        let _ = chosen_store::with_application_name(url);
     }
     let keys = match &args.command {
         Command::Run(run) => {

@@ -4,13 +4,13 @@ use leasehold::file::FileConfig;
 use leasehold::{Error, ErrorKind};
 use serde_json::json;
 
-use crate::args::Gc;
-use crate::place::Place;
-use crate::{look, output};
+use crate::args::GcArgs;
+use crate::chosen_store::ChosenStore;
+use crate::{file_store, output};
 
-pub(crate) async fn gc(args: &Gc, place: &Place) -> Result<u8, Error> {
-    let lock = look::connect(place).await?;
-    let directory = look::directory(&*lock).ok_or_else(|| {
+pub(crate) async fn gc(args: &GcArgs, store: &ChosenStore) -> Result<u8, Error> {
+    let lock = store.connect_to_inspect().await?;
+    let directory = file_store::directory(&*lock).ok_or_else(|| {
         let message = "only a file store has files of unused keys: name one by --url file:///DIRECTORY";
         Error::new(ErrorKind::Unsupported, message).with_store(lock.to_string())
     })?;
@@ -19,7 +19,7 @@ pub(crate) async fn gc(args: &Gc, place: &Place) -> Result<u8, Error> {
     if args.json {
         output::json(&json!({ "store": lock.to_string(), "removed": removed, "kept": kept }));
     } else {
-        let missing = look::if_missing(&*lock);
+        let missing = file_store::missing_note(&*lock);
         output::line(&format!("removed the files of {removed} unused keys on {lock}, kept {kept}{missing}"));
     }
     Ok(0)

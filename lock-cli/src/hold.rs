@@ -10,14 +10,15 @@ use rustix::process::Signal;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use crate::args::Hold;
+use crate::acquire::AcquireRequest;
+use crate::args::HoldArgs;
+use crate::chosen_store::ChosenStore;
 use crate::exit;
-use crate::grant::{self, Request};
+use crate::grant;
 use crate::output::{self, Notes};
-use crate::place::Place;
 use crate::signals::{self, Signals};
 
-pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8, Error> {
+pub(crate) async fn hold(args: &HoldArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
     if has_no_input() {
         return Err(Error::new(
             ErrorKind::InvalidOption,
@@ -25,19 +26,19 @@ pub(crate) async fn hold(args: &Hold, place: &Place, notes: Notes) -> Result<u8,
         ));
     }
     let not_due = exit::CONFLICT;
-    let request = Request { args: &args.acquire, place, notes, program: "leasehold lock", not_due };
-    grant::under(request, async |guards, lock, signals| {
+    let request = AcquireRequest { args: &args.acquire, store, notes, program: "leasehold lock", not_due };
+    grant::run_with_lock(request, async |guards, lock, signals| {
         guards.iter().for_each(|guard| print(guard, args.json));
         if output::is_over() {
             notes.say("nobody can read that the lock was granted, so it is released");
-            return grant::finish(guards, lock, exit::OUTPUT_LOST, "the hold", signals, notes).await;
+            return grant::release(guards, lock, exit::OUTPUT_LOST, "the hold", signals, notes).await;
         }
         tokio::select! {
             (key, reason) = guards.lost() => notes.say(&format!("lost the lock \"{key}\" ({reason})")),
             () = end_of_input() => notes.detail("standard input is closed"),
             () = end_by_signal(signals) => notes.detail("ended by a signal"),
         }
-        grant::finish(guards, lock, 0, "the hold", signals, notes).await
+        grant::release(guards, lock, 0, "the hold", signals, notes).await
     })
     .await
 }

@@ -5,34 +5,35 @@ compile_error!(
     "the command `leasehold` needs a Unix system: it passes signals on; the library runs elsewhere too"
 );
 
+mod acquire;
 mod admin;
 mod args;
-mod bystanders;
 mod check;
 mod child;
-mod circle;
+mod chosen_store;
 mod claims;
 mod completions;
+mod deadlock;
 mod exit;
+mod file_store;
 #[cfg(test)]
 mod fuzz;
 mod gc;
 mod grant;
 mod hold;
-mod look;
+mod identity;
 mod manual;
+mod numbered_keys;
 mod output;
-mod patience;
-mod place;
 mod run;
 mod schema;
+mod signal_helpers;
 mod signals;
 mod supervise;
 mod survey;
 mod tree;
-mod unnamed;
+mod wait_budget;
 mod waiting;
-mod who;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -40,8 +41,8 @@ use std::process::ExitCode;
 use leasehold::Error;
 
 use crate::args::{Args, Command, flock};
+use crate::chosen_store::ChosenStore;
 use crate::output::Notes;
-use crate::place::Place;
 
 /// The command, with the arguments and the environment of this process; answers its exit code.
 ///
@@ -158,17 +159,17 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
 }
 
 async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
-    let place = || Place::find(args.url.as_deref());
+    let store = || ChosenStore::find(args.url.as_deref());
     match args.command {
-        Command::Run(run) => run::run(&run, &place()?, notes).await,
-        Command::Hold(hold) => hold::hold(&hold, &place()?, notes).await,
-        Command::List(list) => admin::list(&list, &place()?).await,
-        Command::Inspect(inspect) => admin::inspect(&inspect, &place()?, notes).await,
-        Command::Release(release) => admin::release(&release, &place()?, notes).await,
-        Command::Check(check) => check::check(&check, &place()?).await,
-        Command::Gc(gc) => gc::gc(&gc, &place()?).await,
-        Command::Claims(claims) => claims::claims(&claims, place()?.url(), notes).await,
-        Command::Schema(schema) => schema::schema(&schema, place()?.url()).await,
+        Command::Run(run) => run::run(&run, &store()?, notes).await,
+        Command::Hold(hold) => hold::hold(&hold, &store()?, notes).await,
+        Command::List(list) => admin::list(&list, &store()?).await,
+        Command::Inspect(inspect) => admin::inspect(&inspect, &store()?, notes).await,
+        Command::Release(release) => admin::release(&release, &store()?, notes).await,
+        Command::Check(check) => check::check(&check, &store()?).await,
+        Command::Gc(gc) => gc::gc(&gc, &store()?).await,
+        Command::Claims(claims) => claims::claims(&claims, store()?.url(), notes).await,
+        Command::Schema(schema) => schema::schema(&schema, store()?.url()).await,
         Command::Completions(completions) => {
             completions::print(completions.shell);
             Ok(0)

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use leasehold::Error;
 
-use crate::args::Run;
-use crate::grant::{self, Request};
+use crate::acquire::AcquireRequest;
+use crate::args::RunArgs;
+use crate::chosen_store::ChosenStore;
+use crate::grant;
 use crate::output::{self, Notes};
-use crate::place::Place;
 use crate::{child, supervise};
 
-pub(crate) async fn run(args: &Run, place: &Place, notes: Notes) -> Result<u8, Error> {
+pub(crate) async fn run(args: &RunArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
     let command = args.command();
     // Not after an hour of waiting, nor when a window of --once-per has been spent on it.
     if let Err(code) = child::find(&command[0]) {
@@ -18,15 +19,15 @@ pub(crate) async fn run(args: &Run, place: &Place, notes: Notes) -> Result<u8, E
     }
     // Its arguments may be secrets, and others read labels.
     let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy();
-    let request = Request { args: &args.acquire, place, notes, program: &program, not_due: 0 };
-    grant::under(request, async |guards, lock, signals| {
-        let mut running = match child::start(&command, &guards, place)? {
+    let request = AcquireRequest { args: &args.acquire, store, notes, program: &program, not_due: 0 };
+    grant::run_with_lock(request, async |guards, lock, signals| {
+        let mut running = match child::start(&command, &guards, store)? {
             Ok(running) => running,
             Err(code) => return guards.release().await.map(|()| code),
         };
         let ended = supervise::until_end(&mut running, &guards, signals, args, notes).await;
         let status = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
-        grant::finish(guards, lock, child::exit_code(status), "the command", signals, notes).await
+        grant::release(guards, lock, child::exit_code(status), "the command", signals, notes).await
     })
     .await
 }

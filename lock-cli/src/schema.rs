@@ -8,13 +8,13 @@ use leasehold::postgres::{DEFAULT_SCHEMA, Identifier, PgConfig};
 use leasehold::{Error, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::args::{GrantedStore, Schema, SchemaCommand, SchemaGrants, SchemaPrint};
+use crate::args::{GrantedStore, SchemaArgs, SchemaCommand, SchemaGrants, SchemaPrint};
 use crate::output;
 
 /// Longer than the statements of the installation wait for others that install.
 const INSTALL_LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) async fn schema(args: &Schema, url: Option<&str>) -> Result<u8, Error> {
+pub(crate) async fn schema(args: &SchemaArgs, url: Option<&str>) -> Result<u8, Error> {
     match &args.command {
         SchemaCommand::Print(args) => print(args, url),
         SchemaCommand::Apply(args) => apply(args, url).await,

@@ -11,10 +11,10 @@ use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::args::{OnLoss, Run};
-use crate::bystanders::{Bystanders, Reach};
+use crate::args::{OnLoss, RunArgs};
 use crate::child::Running;
 use crate::output::{self, Notes};
+use crate::signal_helpers::{Reach, SignalHelpers};
 use crate::signals::{self, Signals};
 use crate::tree::{self, Tree};
 
@@ -29,22 +29,22 @@ pub(crate) async fn until_end(
     running: &mut Running,
     guards: &MultiGuard,
     signals: &mut Signals,
-    args: &Run,
+    args: &RunArgs,
     notes: Notes,
 ) -> io::Result<ExitStatus> {
     let mut lost = pin!(guards.lost());
     let mut adopted = unix::signal(SignalKind::child())?;
-    let (mut is_told, mut is_ending, mut kill_at) = (false, false, None);
+    let (mut is_loss_reported, mut is_ending, mut kill_at) = (false, false, None);
     // As bits: those that are for the first process alone.
     let mut passed_on = 0_u64;
-    let mut bystanders = Bystanders::start();
+    let mut helpers = SignalHelpers::start();
     running.begin();
-    let mut tree = Tree::new(running.pid(), bystanders.pids());
+    let mut tree = Tree::new(running.pid(), helpers.pids());
     let status = loop {
         tokio::select! {
             status = running.ended() => break status?,
-            (key, reason) = &mut lost, if !is_told => {
-                is_told = true;
+            (key, reason) = &mut lost, if !is_loss_reported => {
+                is_loss_reported = true;
                 if args.on_loss == OnLoss::Warn {
                     notes.say(&format!("lost the lock \"{key}\" ({reason}); the command goes on"));
                 } else {
@@ -60,14 +60,14 @@ pub(crate) async fn until_end(
                 }
             }
             signal = signals.next() => {
-                let (all, reach) = bystanders.settle(signal, signals).await;
-                tree.set_helpers(bystanders.pids());
+                let (all, reach) = helpers.collect(signal, signals).await;
+                tree.set_helpers(helpers.pids());
                 for signal in all {
                     is_ending |= pass_on(running, &tree, signal, reach);
                     if !signals::is_an_end(signal) {
                         passed_on |= 1 << signal.as_raw();
                     }
-                    notes.detail(&format!("{}{}", name(signal), whom(reach)));
+                    notes.detail(&format!("{}{}", name(signal), delivery(reach)));
                 }
             }
             _ = adopted.recv() => tree.reap_adopted(),
@@ -86,9 +86,9 @@ pub(crate) async fn until_end(
     }
     if kill_at.is_some() || is_ending {
         let kill_at = kill_at.unwrap_or_else(|| Instant::now() + args.grace);
-        end_the_rest(&mut tree, &mut bystanders, signals, kill_at, notes).await;
+        end_the_rest(&mut tree, &mut helpers, signals, kill_at, notes).await;
     }
-    bystanders.dismiss().await;
+    helpers.end().await;
     Ok(status)
 }
 
@@ -123,7 +123,7 @@ fn name(signal: Signal) -> &'static str {
 }
 
 /// What has become of a signal, for people.
-fn whom(reach: Reach) -> &'static str {
+fn delivery(reach: Reach) -> &'static str {
     match reach {
         Reach::Alone => " was sent to this tool, which has passed it on",
         Reach::Group => " was sent to the process group; passed on to nobody in it",
@@ -134,7 +134,7 @@ fn whom(reach: Reach) -> &'static str {
 /// Waits until what the command has left behind has ended as well, and kills it at `kill_at`.
 async fn end_the_rest(
     tree: &mut Tree,
-    bystanders: &mut Bystanders,
+    helpers: &mut SignalHelpers,
     signals: &mut Signals,
     kill_at: Instant,
     notes: Notes,
@@ -152,8 +152,8 @@ async fn end_the_rest(
         tokio::select! {
             () = sleep(LOOK) => {}
             signal = signals.next() => {
-                let (all, reach) = bystanders.settle(signal, signals).await;
-                tree.set_helpers(bystanders.pids());
+                let (all, reach) = helpers.collect(signal, signals).await;
+                tree.set_helpers(helpers.pids());
                 all.into_iter().for_each(|signal| tree.send_to_rest(signal, reach));
             }
         }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::bystanders::Reach;
+use crate::signal_helpers::Reach;
 
 /// One entry of the table of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use std::time::Duration;
 use leasehold::{HoldInfo, HolderId, KeyInfo, Lock, LockKey};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::circle::Circle;
+use crate::deadlock::DeadlockCheck;
 use crate::output::Notes;
-use crate::patience::{AGAIN, Outage};
-use crate::{admin, look};
+use crate::wait_budget::{AGAIN, OutageReport};
+use crate::{admin, file_store};
 
 /// The holders of all runs around a command, the innermost first, and within a run in the order of its keys.
 pub(crate) const HOLDERS: &str = "LEASEHOLD_HOLDERS";
@@ -22,14 +22,14 @@ pub(crate) const KEYS: &str = "LEASEHOLD_KEYS";
 const SILENT: Duration = Duration::from_secs(2);
 
 /// How often to look whether somebody else is waited for.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const INSPECT_EVERY: Duration = Duration::from_secs(5);
 
 /// How long to look for the holder's name, for a message.
-pub(crate) const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const INSPECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The runs around this one, by the ids of their holders.
 #[derive(Debug, Default)]
-pub(crate) struct Around {
+pub(crate) struct EnclosingRuns {
     pub(crate) holders: Vec<HolderId>,
     /// The keys of the innermost one, each with its holder.
     pub(crate) innermost: Vec<(LockKey, HolderId)>,
@@ -37,7 +37,7 @@ pub(crate) struct Around {
     same_key: bool,
 }
 
-impl Around {
+impl EnclosingRuns {
     pub(crate) fn of_environment(wanted: &[LockKey]) -> Self {
         let holders = std::env::var(HOLDERS).unwrap_or_default();
         let holders: Vec<HolderId> = holders.split(' ').filter_map(|holder| holder.parse().ok()).collect();
@@ -56,41 +56,41 @@ impl Around {
 
 /// For a command that runs under holds of `holders`: their ids, before those of the runs around this one.
 pub(crate) fn holders_with(holders: &str) -> String {
-    let around = std::env::var(HOLDERS).unwrap_or_default();
-    format!("{holders} {around}").trim_end().to_owned()
+    let enclosing = std::env::var(HOLDERS).unwrap_or_default();
+    format!("{holders} {enclosing}").trim_end().to_owned()
 }
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct WantedKeys<'a> {
     pub(crate) lock: &'a dyn Lock,
     pub(crate) keys: &'a [LockKey],
     /// The label of this wait.
     pub(crate) label: &'a str,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> WantedKeys<'a> {
     /// Looks at the keys in the order in which they are taken, up to the first one that somebody else holds.
-    async fn look(self) -> (&'a LockKey, Seen) {
+    async fn first_held_by_others(self) -> (&'a LockKey, Inspected) {
         let mut keys: Vec<&LockKey> = self.keys.iter().collect();
         keys.sort_unstable_by_key(|key| key.as_str());
         let mut first = None;
         for key in keys {
-            match look(self.lock, key).await {
-                Seen::Answer(seen) if seen.holder().is_none_or(|hold| self.is_ours(hold)) => {
-                    first.get_or_insert((key, Seen::Answer(seen)));
+            match inspect(self.lock, key).await {
+                Inspected::Answer(seen) if seen.holder().is_none_or(|hold| self.is_ours(hold)) => {
+                    first.get_or_insert((key, Inspected::Answer(seen)));
                 }
                 other => return (key, other),
             }
         }
-        first.unwrap_or((&self.keys[0], Seen::Nothing))
+        first.unwrap_or((&self.keys[0], Inspected::Nothing))
     }
 
     /// The first key that somebody else holds, if the store tells soon enough.
     pub(crate) async fn held(self) -> (&'a LockKey, Option<KeyInfo>) {
-        match self.look().await {
-            (key, Seen::Answer(seen)) => (key, Some(seen)),
-            (key, Seen::Failed(_) | Seen::Nothing) => (key, None),
+        match self.first_held_by_others().await {
+            (key, Inspected::Answer(seen)) => (key, Some(seen)),
+            (key, Inspected::Failed(_) | Inspected::Nothing) => (key, None),
         }
     }
 
@@ -105,46 +105,46 @@ impl<'a> Wanted<'a> {
     }
 }
 
-fn by_itself(key: &LockKey) -> String {
+fn held_by_enclosing_run(key: &LockKey) -> String {
     format!(
         "you hold \"{key}\" already: a `leasehold` that runs this one does (LEASEHOLD_HOLDERS), and would be waited for without an end"
     )
 }
 
 /// Says what is waited for, again when the holder changes and once a minute; sets `said` then. Ends only when the
-/// wait would have no end, with the reason: one of `around` holds a key, or waits for this run in a circle.
-pub(crate) async fn tell(
-    wanted: Wanted<'_>,
-    around: &Around,
+/// wait would have no end, with the reason: one of `enclosing` holds a key, or waits for this run in a circle.
+pub(crate) async fn report(
+    wanted: WantedKeys<'_>,
+    enclosing: &EnclosingRuns,
     notes: Notes,
-    outage: &mut Outage,
+    outage: &mut OutageReport,
     said: &Cell<bool>,
 ) -> String {
     let lock = wanted.lock;
-    if around.same_key
-        && let (key, Seen::Answer(seen)) = wanted.look().await
-        && around.holds(&seen)
+    if enclosing.same_key
+        && let (key, Inspected::Answer(seen)) = wanted.first_held_by_others().await
+        && enclosing.holds(&seen)
     {
-        return by_itself(key);
+        return held_by_enclosing_run(key);
     }
-    if notes.quiet && around.holders.is_empty() {
+    if notes.quiet && enclosing.holders.is_empty() {
         return pending().await;
     }
     sleep(SILENT).await;
     let mut last: Option<(Vec<Option<HolderId>>, Instant)> = None;
-    let mut circle = Circle::default();
+    let mut deadlock = DeadlockCheck::default();
     loop {
-        let (key, seen) = wanted.look().await;
+        let (key, seen) = wanted.first_held_by_others().await;
         let seen = match seen {
-            Seen::Failed(error) if error.is_retryable() => {
-                outage.tell(&error);
+            Inspected::Failed(error) if error.is_retryable() => {
+                outage.report(&error);
                 None
             }
-            Seen::Answer(seen) => {
+            Inspected::Answer(seen) => {
                 outage.end();
                 Some(seen)
             }
-            Seen::Failed(_) | Seen::Nothing => None,
+            Inspected::Failed(_) | Inspected::Nothing => None,
         };
         let holders = match (&seen, &last) {
             (Some(seen), _) => seen.holders.iter().map(|hold| hold.holder).collect(),
@@ -157,7 +157,7 @@ pub(crate) async fn tell(
             let mut holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             if seen.is_some() && holder.is_empty() {
                 holder.push_str("; nobody is seen to hold it: waiting for the store");
-                if let Err(error) = look::try_to_write(lock).await {
+                if let Err(error) = file_store::check_writable(lock).await {
                     holder.push_str(&format!(" ({})", error.message()));
                 }
             }
@@ -166,38 +166,38 @@ pub(crate) async fn tell(
             last = Some((holders, Instant::now()));
         }
         if let Some(seen) = seen {
-            if around.holds(&seen) {
-                return by_itself(key);
+            if enclosing.holds(&seen) {
+                return held_by_enclosing_run(key);
             }
-            if let Some(found) = circle.look(lock, around, key, &seen).await {
+            if let Some(found) = deadlock.check(lock, enclosing, key, &seen).await {
                 return found;
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(INSPECT_EVERY).await;
     }
 }
 
 /// The key, if the store tells soon enough.
-pub(crate) async fn seen(lock: &dyn Lock, key: &LockKey) -> Option<KeyInfo> {
-    match look(lock, key).await {
-        Seen::Answer(seen) => Some(seen),
-        Seen::Failed(_) | Seen::Nothing => None,
+pub(crate) async fn inspect_in_time(lock: &dyn Lock, key: &LockKey) -> Option<KeyInfo> {
+    match inspect(lock, key).await {
+        Inspected::Answer(seen) => Some(seen),
+        Inspected::Failed(_) | Inspected::Nothing => None,
     }
 }
 
 /// What a look at the key has brought.
-enum Seen {
+enum Inspected {
     Answer(KeyInfo),
     Failed(leasehold::Error),
     /// The store does not tell, or not soon enough.
     Nothing,
 }
 
-async fn look(lock: &dyn Lock, key: &LockKey) -> Seen {
-    let Some(admin) = lock.admin() else { return Seen::Nothing };
-    match timeout(LOOK, admin.inspect(key)).await {
-        Ok(Ok(seen)) => Seen::Answer(seen),
-        Ok(Err(error)) => Seen::Failed(error),
-        Err(_) => Seen::Nothing,
+async fn inspect(lock: &dyn Lock, key: &LockKey) -> Inspected {
+    let Some(admin) = lock.admin() else { return Inspected::Nothing };
+    match timeout(INSPECT_LIMIT, admin.inspect(key)).await {
+        Ok(Ok(seen)) => Inspected::Answer(seen),
+        Ok(Err(error)) => Inspected::Failed(error),
+        Err(_) => Inspected::Nothing,
     }
 }

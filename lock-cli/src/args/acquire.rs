@@ -7,7 +7,7 @@ use super::{Keys, duration};
 use crate::exit;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Acquire {
+pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) keys: Keys,
 
@@ -55,7 +55,7 @@ pub(crate) struct Acquire {
     pub(crate) not_due_exit_code: Option<u8>,
 }
 
-impl Acquire {
+impl AcquireArgs {
     /// How long to wait; `None` for ever.
     pub(crate) fn budget(&self) -> Option<Duration> {
         if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) }

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use super::{Acquire, duration};
+use super::{AcquireArgs, duration};
 
 const RUN_HELP: &str = "\
 Example:
@@ -34,9 +34,9 @@ Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not
     override_usage = "leasehold run [OPTIONS] KEY... -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY... -c STRING",
     after_help = RUN_HELP
 )]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) acquire: Acquire,
+    pub(crate) acquire: AcquireArgs,
 
     /// The command and its arguments, after `--`.
     #[arg(last = true, required_unless_present = "shell", value_name = "COMMAND")]
@@ -57,7 +57,7 @@ pub(crate) struct Run {
     pub(crate) grace: Duration,
 }
 
-impl Run {
+impl RunArgs {
     /// The command, which is not empty.
     pub(crate) fn command(&self) -> Vec<OsString> {
         match &self.shell {
@@ -87,9 +87,9 @@ pub(crate) enum OnLoss {
 #[command(
     after_help = HOLD_HELP
 )]
-pub(crate) struct Hold {
+pub(crate) struct HoldArgs {
     #[command(flatten)]
-    pub(crate) acquire: Acquire,
+    pub(crate) acquire: AcquireArgs,
 
     /// Print a JSON object in one line instead.
     #[arg(long)]

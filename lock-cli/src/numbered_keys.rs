@@ -7,13 +7,13 @@ use crate::admin;
 use crate::output::{Notes, printable};
 
 /// The key as people see it in a list.
-pub(crate) fn shown(seen: &KeyInfo) -> String {
+pub(crate) fn display(seen: &KeyInfo) -> String {
     let key = printable(seen.key.as_str());
     if seen.named { key } else { format!("number {key}") }
 }
 
 /// Says so if `key`, which nobody holds, is spelled like a number that somebody holds: a list shows that one, too.
-pub(crate) async fn tell(admin: &dyn LockAdmin, key: &LockKey, notes: Notes) {
+pub(crate) async fn note_if_held(admin: &dyn LockAdmin, key: &LockKey, notes: Notes) {
     let is_number = key.as_str().chars().all(|c| c.is_ascii_digit() || "-,".contains(c));
     // Other stores know each key by its name, and their lists are of all that was ever locked.
     if !is_number || notes.quiet || admin.extension::<Sessions>().is_none() {

@@ -12,7 +12,7 @@
 use leasehold::{AcquireOptions, HolderId, KeyInfo, Lock, LockGuard, LockKey};
 use tokio::time::timeout;
 
-use crate::waiting::{Around, LOOK};
+use crate::waiting::{EnclosingRuns, INSPECT_LIMIT};
 
 /// What the keys that say who waits begin with.
 const PREFIX: &str = "leasehold:nested:";
@@ -24,65 +24,65 @@ const WAITS_FOR: &str = " waits for ";
 const LONGEST: usize = 16;
 
 /// After so many looks a run ends a circle that another one was to end: that run may not see the circle.
-const PATIENCE: u32 = 4;
+const MOST_FOUND: u32 = 4;
 
 /// The stores keep so much of a label.
 const LONGEST_LABEL: usize = 256;
 
 /// What a wait has published, and found.
 #[derive(Debug, Default)]
-pub(crate) struct Circle {
+pub(crate) struct DeadlockCheck {
     published: Option<(LockKey, Vec<LockGuard>)>,
     /// How many looks in a row have found a circle that another run was to end.
     found: u32,
 }
 
-impl Circle {
-    /// Publishes that a run inside `around` waits for `key`, which is held as `seen`. Returns the circle that this wait is in,
+impl DeadlockCheck {
+    /// Publishes that a run inside `enclosing` waits for `key`, which is held as `seen`. Returns the circle that this wait is in,
     /// in words, if this run is the one to end it: that with the greatest holder, or any if the circle lasts.
     ///
     /// # Cancel safety
     ///
     /// If dropped, what was published is released in the background.
-    pub(crate) async fn look(
+    pub(crate) async fn check(
         &mut self,
         lock: &dyn Lock,
-        around: &Around,
+        enclosing: &EnclosingRuns,
         key: &LockKey,
         seen: &KeyInfo,
     ) -> Option<String> {
-        if around.innermost.is_empty() {
+        if enclosing.innermost.is_empty() {
             return None;
         }
         if self.published.as_ref().is_none_or(|(published, _)| published != key) {
             // The former one first: its keys are those of the next.
             if let Some((_, guards)) = self.published.take() {
                 let released = guards.into_iter().collect::<leasehold::MultiGuard>().release();
-                let _ = timeout(LOOK, released).await;
+                let _ = timeout(INSPECT_LIMIT, released).await;
             }
-            let published = timeout(LOOK, publish(lock, around, key)).await.unwrap_or_default();
+            let published = timeout(INSPECT_LIMIT, publish(lock, enclosing, key)).await.unwrap_or_default();
             self.published = Some((key.clone(), published));
         }
-        let path = timeout(LOOK, find(lock, around, key, seen)).await.ok().flatten();
+        let path = timeout(INSPECT_LIMIT, find_path(lock, enclosing, key, seen)).await.ok().flatten();
         self.found = if path.is_some() { self.found + 1 } else { 0 };
-        path.filter(|path| is_greatest(path) || self.found >= PATIENCE).map(|path| in_words(&path))
+        path.filter(|path| is_greatest(path) || self.found >= MOST_FOUND).map(|path| describe(&path))
     }
 }
 
 /// The key that says who waits under the holder of `key`. `None` if it would be too long.
-fn note(key: &LockKey) -> Option<LockKey> {
+fn wait_key(key: &LockKey) -> Option<LockKey> {
     format!("{PREFIX}{}", key.as_str()).parse().ok()
 }
 
-async fn publish(lock: &dyn Lock, around: &Around, waits_for: &LockKey) -> Vec<LockGuard> {
+async fn publish(lock: &dyn Lock, enclosing: &EnclosingRuns, waits_for: &LockKey) -> Vec<LockGuard> {
     let mut published = Vec::new();
-    for (key, holder) in &around.innermost {
+    for (key, holder) in &enclosing.innermost {
         let label = format!("{holder}{WAITS_FOR}{}", waits_for.as_str());
-        let Some(note) = note(key).filter(|_| label.len() <= LONGEST_LABEL) else { continue };
+        let Some(wait_key) = wait_key(key).filter(|_| label.len() <= LONGEST_LABEL) else { continue };
         let options = AcquireOptions::new().label(label);
-        let mut taken = lock.try_acquire(&note, &options).await;
-        if matches!(taken, Ok(None)) && is_stale(lock, &note, *holder).await {
-            taken = lock.try_acquire(&note, &options).await;
+        let mut taken = lock.try_acquire(&wait_key, &options).await;
+        if matches!(taken, Ok(None)) && release_stale(lock, &wait_key, *holder).await {
+            taken = lock.try_acquire(&wait_key, &options).await;
         }
         published.extend(taken.ok().flatten());
     }
@@ -90,12 +90,14 @@ async fn publish(lock: &dyn Lock, around: &Around, waits_for: &LockKey) -> Vec<L
 }
 
 /// Ends what a run under an earlier holder has left, where a store does not end the holds of the dead. Returns whether it did.
-async fn is_stale(lock: &dyn Lock, note: &LockKey, holder: HolderId) -> bool {
+async fn release_stale(lock: &dyn Lock, wait_key: &LockKey, holder: HolderId) -> bool {
     let Some(admin) = lock.admin() else { return false };
-    let Ok(seen) = admin.inspect(note).await else { return false };
+    let Ok(seen) = admin.inspect(wait_key).await else { return false };
     let by = seen.holder().and_then(|hold| waits_for(hold.label.as_deref()?));
     match (by, seen.holder().and_then(|hold| hold.holder)) {
-        (Some((by, _)), Some(left)) if by != holder => admin.force_release(note, left).await.unwrap_or(false),
+        (Some((by, _)), Some(left)) if by != holder => {
+            admin.force_release(wait_key, left).await.unwrap_or(false)
+        }
         _ => false,
     }
 }
@@ -107,9 +109,9 @@ fn waits_for(label: &str) -> Option<(HolderId, LockKey)> {
 }
 
 /// The keys from `key` to one that a run around this one holds, each with its holder, if there is such a way.
-async fn find(
+async fn find_path(
     lock: &dyn Lock,
-    around: &Around,
+    enclosing: &EnclosingRuns,
     key: &LockKey,
     seen: &KeyInfo,
 ) -> Option<Vec<(LockKey, HolderId)>> {
@@ -119,10 +121,10 @@ async fn find(
     while path.len() < LONGEST {
         let holder = seen.holder()?.holder?;
         path.push((key.clone(), holder));
-        if around.holders.contains(&holder) {
+        if enclosing.holders.contains(&holder) {
             return Some(path);
         }
-        let published = admin.inspect(&note(&key)?).await.ok()?;
+        let published = admin.inspect(&wait_key(&key)?).await.ok()?;
         let (by, next) = waits_for(published.holder()?.label.as_deref()?)?;
         if by != holder {
             return None;
@@ -139,7 +141,7 @@ fn is_greatest(path: &[(LockKey, HolderId)]) -> bool {
         == path.last().map(|(_, holder)| holder.to_string())
 }
 
-fn in_words(path: &[(LockKey, HolderId)]) -> String {
+fn describe(path: &[(LockKey, HolderId)]) -> String {
     let pairs = path.iter().zip(path.iter().skip(1));
     let steps =
         pairs.map(|((key, _), (next, _))| format!("the run that holds \"{key}\" waits for \"{next}\""));
@@ -161,7 +163,7 @@ mod tests {
         let path = |ids: [(&str, u64); 2]| ids.map(|(name, n)| (key(name), holder(n)));
         let (one, other) = (path([("b", 2), ("a", 1)]), path([("a", 1), ("b", 2)]));
         assert_eq!((is_greatest(&one), is_greatest(&other)), (false, true));
-        let words = in_words(&other);
+        let words = describe(&other);
         assert!(
             words.contains("holds \"b\" and waits for \"a\", the run that holds \"a\" waits for \"b\""),
             "{words}"

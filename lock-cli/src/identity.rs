@@ -8,17 +8,17 @@ const LONGEST_NAME: usize = 63;
 
 /// The label of a hold that was given none: `USER@HOST PROGRAM pid N`.
 pub(crate) fn label(program: &str) -> String {
-    compose(&us(), program, std::process::id())
+    compose(&user_at_host(), program, std::process::id())
 }
 
 /// What a Postgres server shows of our sessions: `leasehold USER@HOST`.
-pub(crate) fn application() -> String {
-    let mut name = format!("leasehold {}", us());
+pub(crate) fn application_name() -> String {
+    let mut name = format!("leasehold {}", user_at_host());
     name.truncate(name.floor_char_boundary(LONGEST_NAME));
     name
 }
 
-fn us() -> String {
+fn user_at_host() -> String {
     let user = whoami::username().unwrap_or_else(|_| "?".to_owned());
     let host = whoami::hostname().unwrap_or_else(|_| "?".to_owned());
     format!("{user}@{host}")

@@ -10,8 +10,8 @@ use leasehold::{Error, ErrorKind, Lock};
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::chosen_store::ChosenStore;
 use crate::output::Notes;
-use crate::place::Place;
 
 /// The first pause between two attempts to reach a store, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -21,13 +21,13 @@ pub(crate) const AGAIN: Duration = Duration::from_secs(60);
 
 /// One budget for everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitBudget {
     Once,
     Until(Instant),
     Forever,
 }
 
-impl Patience {
+impl WaitBudget {
     pub(crate) fn new(budget: Option<Duration>) -> Self {
         match budget {
             Some(Duration::ZERO) => Self::Once,
@@ -59,7 +59,11 @@ impl Patience {
     /// # Errors
     ///
     /// That of the last attempt.
-    pub(crate) async fn connect(self, place: &Place, outage: &mut Outage) -> Result<Arc<dyn Lock>, Error> {
+    pub(crate) async fn connect(
+        self,
+        store: &ChosenStore,
+        outage: &mut OutageReport,
+    ) -> Result<Arc<dyn Lock>, Error> {
         let pauses = ExponentialBuilder::default()
             .with_min_delay(PAUSES.0)
             .with_max_delay(PAUSES.1)
@@ -70,7 +74,7 @@ impl Patience {
         loop {
             let attempt = tokio::select! {
                 biased;
-                attempt = place.connect() => attempt,
+                attempt = store.connect() => attempt,
                 () = self.ended() => return Err(failed.unwrap_or_else(no_answer)),
             };
             let error = match attempt {
@@ -79,7 +83,7 @@ impl Patience {
                 }
                 other => return other,
             };
-            outage.tell(&error);
+            outage.report(&error);
             let pause = pauses.next().unwrap_or(PAUSES.1).min(PAUSES.1);
             tokio::select! {
                 biased;
@@ -108,26 +112,26 @@ fn no_answer() -> Error {
 
 /// A store that does not answer: said once, and then once a minute.
 #[derive(Debug)]
-pub(crate) struct Outage {
+pub(crate) struct OutageReport {
     notes: Notes,
-    told: Option<Instant>,
+    reported: Option<Instant>,
 }
 
-impl Outage {
+impl OutageReport {
     pub(crate) fn new(notes: Notes) -> Self {
-        Self { notes, told: None }
+        Self { notes, reported: None }
     }
 
-    pub(crate) fn tell(&mut self, error: &Error) {
-        if self.told.is_none_or(|told| told.elapsed() >= AGAIN) {
-            self.told = Some(Instant::now());
+    pub(crate) fn report(&mut self, error: &Error) {
+        if self.reported.is_none_or(|reported| reported.elapsed() >= AGAIN) {
+            self.reported = Some(Instant::now());
             self.notes.say(&format!("store unavailable, retrying: {}", error.message()));
         }
     }
 
     /// The store has answered.
     pub(crate) fn end(&mut self) {
-        self.told = None;
+        self.reported = None;
     }
 }
 

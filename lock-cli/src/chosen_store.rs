@@ -7,12 +7,13 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use leasehold::file::FileConfig;
 use leasehold::{ConnectOptions, Error, ErrorKind, Lock};
 use tokio::process::Command;
 use url::{Url, form_urlencoded};
 
 use crate::schema::is_postgres;
-use crate::{waiting, who};
+use crate::{identity, waiting};
 
 /// Holds the URL of the store.
 const URL: &str = "LEASEHOLD_URL";
@@ -23,7 +24,7 @@ const LONGEST: u64 = 64 * 1024;
 
 /// A store, by its URL if it has one.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ChosenStore {
     url: Option<String>,
     /// Whether it is the option's. What the environment says, the command finds there itself.
     is_from_option: bool,
@@ -31,14 +32,14 @@ pub(crate) struct Place {
     file: Option<PathBuf>,
 }
 
-impl Place {
+impl ChosenStore {
     /// The store that the option names, or else the environment.
     pub(crate) fn find(option: Option<&str>) -> Result<Self, Error> {
         if let Some(url) = option {
             return Ok(Self { url: Some(url.to_owned()), is_from_option: true, file: None });
         }
         let file = env::var_os(URL_FILE);
-        let url = of_environment(env::var_os(URL), file.clone())?;
+        let url = url_of_environment(env::var_os(URL), file.clone())?;
         Ok(Self { url, is_from_option: false, file: file.map(PathBuf::from) })
     }
 
@@ -48,14 +49,24 @@ impl Place {
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Lock>, Error> {
         match &self.url {
-            Some(url) => leasehold::connect_with(&signed(url), self.options(url)).await,
+            Some(url) => {
+                leasehold::connect_with(&with_application_name(url), self.connect_options(url)).await
+            }
             None => Ok(Arc::new(leasehold::file::connect(default_dir()?)?)),
+        }
+    }
+
+    /// Connects to look at locks. A file store creates no directory and no file then, and read access is enough.
+    pub(crate) async fn connect_to_inspect(&self) -> Result<Arc<dyn Lock>, Error> {
+        match &self.url {
+            Some(url) => leasehold::connect_with(url, ConnectOptions::new().look_only()).await,
+            None => Ok(Arc::new(FileConfig::new(default_dir()?).read_only().connect()?)),
         }
     }
 
     /// Reads user and password from the file whenever a session is opened. If the file cannot be read, those that were
     /// read before are as good as any.
-    fn options(&self, url: &str) -> ConnectOptions {
+    fn connect_options(&self, url: &str) -> ConnectOptions {
         let Some(file) = self.file.clone().filter(|_| is_postgres(url)) else { return ConnectOptions::new() };
         let before: Arc<str> = url.into();
         ConnectOptions::new().credentials(move || {
@@ -67,13 +78,13 @@ impl Place {
 
     /// Lets `process` find the same store, unless that would put a password into its environment: then it finds that it
     /// has to be told, and does not take the files of its user for the store.
-    pub(crate) fn tell(&self, process: &mut Command) {
+    pub(crate) fn pass_on_to(&self, process: &mut Command) {
         let Some(url) = self.url.as_deref().filter(|_| self.is_from_option) else { return };
         process.env_remove(URL_FILE).env(URL, if has_password(url) { "" } else { url });
     }
 }
 
-fn of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Option<String>, Error> {
+fn url_of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Option<String>, Error> {
     let text = match (url, file) {
         (None, None) => return Ok(None),
         (Some(_), Some(_)) => {
@@ -124,12 +135,13 @@ fn first_absolute(paths: OsString) -> Option<PathBuf> {
 }
 
 /// The URL, by which a Postgres server also learns who we are, unless it or the environment names the application.
-pub(crate) fn signed(url: &str) -> Cow<'_, str> {
+pub(crate) fn with_application_name(url: &str) -> Cow<'_, str> {
     let is_named = |url: &Url| url.query_pairs().any(|(name, _)| name == "application_name");
     match Url::parse(url.trim()) {
         Ok(parsed) if is_postgres(url) && !is_named(&parsed) && env::var_os("PGAPPNAME").is_none() => {
             let joint = if parsed.query().is_some() { '&' } else { '?' };
-            let name: String = form_urlencoded::byte_serialize(who::application().as_bytes()).collect();
+            let name: String =
+                form_urlencoded::byte_serialize(identity::application_name().as_bytes()).collect();
             format!("{}{joint}application_name={name}", url.trim()).into()
         }
         _ => url.into(),
@@ -174,12 +186,12 @@ mod tests {
     #[test]
     fn a_server_learns_who_we_are_unless_that_is_said() {
         for (url, joint) in [("postgres://app@db/x", "?"), ("postgres+row://app:p%3Fw@db/x?poll=1s", "&")] {
-            let signed = signed(url);
-            let name = signed.strip_prefix(url).and_then(|rest| rest.strip_prefix(joint)).unwrap();
-            assert!(name.starts_with("application_name=leasehold+") && name.contains("%40"), "{signed}");
+            let named = with_application_name(url);
+            let name = named.strip_prefix(url).and_then(|rest| rest.strip_prefix(joint)).unwrap();
+            assert!(name.starts_with("application_name=leasehold+") && name.contains("%40"), "{named}");
         }
         for url in ["memory:", "file:///x", "postgres://db/x?application_name=mine", "not a URL"] {
-            assert_eq!(signed(url), url);
+            assert_eq!(with_application_name(url), url);
         }
     }
 

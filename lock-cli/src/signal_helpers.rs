@@ -38,12 +38,12 @@ pub(crate) enum Reach {
 
 /// The helper processes.
 #[derive(Debug)]
-pub(crate) struct Bystanders {
+pub(crate) struct SignalHelpers {
     in_group: Option<Child>,
     apart: Option<Child>,
 }
 
-impl Bystanders {
+impl SignalHelpers {
     /// Starts the helpers. Call it between the start of the command's process and its [`begin`](crate::child::Running::begin):
     /// whatever reaches a helper has then reached that process too, and the command begins with the helpers in place.
     pub(crate) fn start() -> Self {
@@ -58,32 +58,32 @@ impl Bystanders {
 
     /// Waits until the sender of `first` had time to send all its signals. Returns every signal that has come, each once, and
     /// whom they have reached. Other signals than `first` count as sent by the same sender.
-    pub(crate) async fn settle(&mut self, first: Signal, signals: &mut Signals) -> (Vec<Signal>, Reach) {
+    pub(crate) async fn collect(&mut self, first: Signal, signals: &mut Signals) -> (Vec<Signal>, Reach) {
         sleep(SETTLE).await;
-        let (in_group, apart) = tokio::join!(dismiss(self.in_group.take()), dismiss(self.apart.take()));
+        let (in_group, apart) = tokio::join!(end(self.in_group.take()), end(self.apart.take()));
         let mut all = vec![first];
         all.extend(signals.drain().await.into_iter().filter(|signal| *signal != first));
         *self = Self::start();
-        let is_one = |fate: Fate| matches!(fate, Fate::Signal(number) if all.iter().any(|signal| signal.as_raw() == number));
+        let is_one = |end: HelperEnd| matches!(end, HelperEnd::Signal(number) if all.iter().any(|signal| signal.as_raw() == number));
         let reach = match in_group {
             _ if is_one(apart) => Reach::Everybody,
             _ if is_one(in_group) => Reach::Group,
             // Without a helper, what is typed at a terminal is still recognised.
-            Fate::Unknown if signals::is_typed(first) => Reach::Group,
+            HelperEnd::Unknown if signals::is_typed(first) => Reach::Group,
             _ => Reach::Alone,
         };
         (all, reach)
     }
 
     /// Ends the helpers.
-    pub(crate) async fn dismiss(self) {
-        tokio::join!(dismiss(self.in_group), dismiss(self.apart));
+    pub(crate) async fn end(self) {
+        tokio::join!(end(self.in_group), end(self.apart));
     }
 }
 
 /// How a helper has ended.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum HelperEnd {
     /// By this signal.
     Signal(i32),
     /// By the end of its input.
@@ -93,12 +93,12 @@ enum Fate {
 }
 
 /// Ends a helper, which a signal may have ended before. A signal that was sent to the helper comes before the end of its input.
-async fn dismiss(helper: Option<Child>) -> Fate {
-    let Some(mut helper) = helper else { return Fate::Unknown };
+async fn end(helper: Option<Child>) -> HelperEnd {
+    let Some(mut helper) = helper else { return HelperEnd::Unknown };
     drop(helper.stdin.take());
     match timeout(END, helper.wait()).await {
-        Ok(Ok(status)) => status.signal().map_or(Fate::Input, Fate::Signal),
-        Ok(Err(_)) | Err(_) => Fate::Unknown,
+        Ok(Ok(status)) => status.signal().map_or(HelperEnd::Input, HelperEnd::Signal),
+        Ok(Err(_)) | Err(_) => HelperEnd::Unknown,
     }
 }
 

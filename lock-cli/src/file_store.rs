@@ -1,31 +1,19 @@
-//! Connecting to look: a file store makes nothing then, and read access is enough.
+//! The directory of a file store, for commands that only look at it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{
     fs,
     io::{self, Write as _},
 };
 
-use leasehold::file::FileConfig;
-use leasehold::{ConnectOptions, Error, ErrorKind, Lock};
+use leasehold::{Error, ErrorKind, Lock};
 use rustix::fs::{Access, access};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::place::{Place, default_dir};
-
 /// How long a disk may take for a few bytes.
 const WRITE: Duration = Duration::from_secs(5);
-
-/// The store at `place`, to be looked at only if it is a file store.
-pub(crate) async fn connect(place: &Place) -> Result<Arc<dyn Lock>, Error> {
-    match place.url() {
-        None => Ok(Arc::new(FileConfig::new(default_dir()?).read_only().connect()?)),
-        Some(url) => leasehold::connect_with(url, ConnectOptions::new().look_only()).await,
-    }
-}
 
 /// The directory of a file store.
 pub(crate) fn directory(lock: &dyn Lock) -> Option<String> {
@@ -33,7 +21,7 @@ pub(crate) fn directory(lock: &dyn Lock) -> Option<String> {
 }
 
 /// What to say beside "nothing is locked" where nothing could be: a path may have been mistyped.
-pub(crate) fn if_missing(lock: &dyn Lock) -> &'static str {
+pub(crate) fn missing_note(lock: &dyn Lock) -> &'static str {
     match directory(lock) {
         Some(directory) if !Path::new(&directory).exists() => {
             ": there is no such directory, so nothing was ever locked there"
@@ -44,7 +32,7 @@ pub(crate) fn if_missing(lock: &dyn Lock) -> &'static str {
 
 /// Whether a key could be locked in the directory of a file store, as far as a file can be written and tokens given there. Where it is
 /// missing, whether it could be made. A disk that hangs keeps a thread, and nobody waiting.
-pub(crate) async fn try_to_write(lock: &dyn Lock) -> Result<(), Error> {
+pub(crate) async fn check_writable(lock: &dyn Lock) -> Result<(), Error> {
     let Some(directory) = directory(lock).map(PathBuf::from) else { return Ok(()) };
     let path = directory.clone();
     let try_it = move || write_into(&path).map(|()| leasehold::file::check_tokens(path));
