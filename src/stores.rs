@@ -9,7 +9,7 @@ use url::Url;
 use crate::{parse_duration, schemes};
 
 /// A store of the table below.
-struct Store {
+struct StoreEntry {
     /// The cargo feature.
     feature: &'static str,
     /// The schemes of its URLs.
@@ -23,7 +23,7 @@ struct Store {
 /// A row of the table below.
 macro_rules! store {
     ($feature:tt, $package:ident, $schemes:expr, $urls:expr) => {
-        Store {
+        StoreEntry {
             feature: $feature,
             schemes: &$schemes,
             urls: $urls,
@@ -37,7 +37,7 @@ macro_rules! store {
 
 /// All stores: a new one adds a row here, and its feature to `Cargo.toml`.
 #[rustfmt::skip]
-const STORES: &[Store] = &[
+const STORES: &[StoreEntry] = &[
     store!("memory", leasehold_memory, ["memory"], "memory:, memory:NAME"),
     store!("file", leasehold_file, ["file"], "file:///DIRECTORY"),
     store!(
@@ -65,7 +65,7 @@ pub(crate) fn is_ours(scheme: &str) -> bool {
     find(scheme).is_some()
 }
 
-fn find(scheme: &str) -> Option<&'static Store> {
+fn find(scheme: &str) -> Option<&'static StoreEntry> {
     STORES.iter().find(|store| store.schemes.contains(&scheme))
 }
 

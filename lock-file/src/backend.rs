@@ -15,10 +15,10 @@ use leasehold_engine::{
 };
 use tokio::time::timeout;
 
-use crate::pool::{Failure, Pool, Progress, STALLED_AFTER};
-use crate::registry::{Operation, Registration, Registry};
-use crate::store::{Caller, Store};
-use crate::waiting::Waiter;
+use crate::pool::{OperationFailure, Pool, Progress, STALLED_AFTER};
+use crate::requests::{OperationGuard, Registration, Requests};
+use crate::store::{Caller, FileStore};
+use crate::waiting::KeyWaiter;
 
 const CONFIRM_EVERY: Duration = Duration::from_secs(2);
 /// Within this a running holder learns that somebody removed or replaced its files.
@@ -28,8 +28,8 @@ const LOSS_DETECTION: Duration = Duration::from_secs(10);
 ///
 /// Two clients exclude each other, also within one process: each opens its own files.
 pub struct FileBackend {
-    store: Arc<Store>,
-    registry: Arc<Registry>,
+    store: Arc<FileStore>,
+    requests: Arc<Requests>,
     pool: Pool,
     poll: Duration,
     capabilities: Capabilities,
@@ -37,10 +37,10 @@ pub struct FileBackend {
 }
 
 impl FileBackend {
-    pub(crate) fn new(store: Store, poll: Duration) -> Self {
+    pub(crate) fn new(store: FileStore, poll: Duration) -> Self {
         Self {
             store: Arc::new(store),
-            registry: Arc::default(),
+            requests: Arc::default(),
             pool: Pool::default(),
             poll,
             capabilities: capabilities(),
@@ -48,7 +48,7 @@ impl FileBackend {
         }
     }
 
-    pub(crate) fn store(&self) -> &Arc<Store> {
+    pub(crate) fn store(&self) -> &Arc<FileStore> {
         &self.store
     }
 
@@ -69,7 +69,7 @@ impl FileBackend {
     /// Runs `job`, which only looks, on a thread for that. It is given up when the disk does not answer.
     pub(crate) async fn look<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&Store, &Progress) -> Result<T, Error> + Send + 'static,
+        job: impl FnOnce(&FileStore, &Progress) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let store = Arc::clone(&self.store);
         let answer = self.pool.inspect.run_or_give_up(move |progress| job(&store, progress)).await;
@@ -94,7 +94,7 @@ impl FileBackend {
         if self.store.is_read_only() {
             return Err(Error::unsupported("locking: it was opened to look only"));
         }
-        self.registry.register(request)
+        self.requests.register(request)
     }
 
     /// What comes before the file operation of one request.
@@ -114,8 +114,8 @@ impl FileBackend {
         let store = Arc::clone(&self.store);
         match self.pool.acquire.run(move || prepared.attempt(&store, caller)).await {
             Ok(answer) => answer,
-            Err(Failure::NotBegun(error)) => Ok(Attempt::Refused(error)),
-            Err(Failure::Unknown(error)) => Err(error),
+            Err(OperationFailure::NotBegun(error)) => Ok(Attempt::Refused(error)),
+            Err(OperationFailure::Unknown(error)) => Err(error),
         }
     }
 
@@ -138,42 +138,42 @@ impl FileBackend {
         let job = move || all.into_iter().map(attempt).collect();
         let answers = match self.pool.acquire.run(job).await {
             Ok(answers) => answers,
-            Err(Failure::NotBegun(error)) => each(&keys, || Ok(Attempt::Refused(error.clone()))),
-            Err(Failure::Unknown(error)) => each(&keys, || Err(error.clone())),
+            Err(OperationFailure::NotBegun(error)) => each(&keys, || Ok(Attempt::Refused(error.clone()))),
+            Err(OperationFailure::Unknown(error)) => each(&keys, || Err(error.clone())),
         };
         answers.into_iter().zip(&keys).map(|(answer, key)| self.answer(answer, key)).collect()
     }
 
     async fn release_one(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
-        let Some(slot) = self.registry.find(&hold) else {
+        let Some(slot) = self.requests.find(&hold) else {
             return Ok(ReleaseReply::new(false));
         };
         let Some(ending) = slot.end() else {
             // An attempt that is under way keeps nothing any more, but may still have the lock.
             slot.operation().await.map_err(|e| self.named(e))?;
-            self.registry.remove(&slot);
+            self.requests.remove(&slot);
             return Ok(ReleaseReply::new(false));
         };
         // A release that is repeated waits for this one.
         let operation = slot.try_operation();
-        let registry = Arc::clone(&self.registry);
+        let requests = Arc::clone(&self.requests);
         let job = {
             let slot = Arc::clone(&slot);
             move || {
                 let freed = ending.free(hold.unused);
-                registry.remove(&slot);
+                requests.remove(&slot);
                 drop(operation);
                 freed
             }
         };
         match self.pool.release.run(job).await {
             Ok(freed) => Ok(freed),
-            Err(Failure::NotBegun(_)) => {
+            Err(OperationFailure::NotBegun(_)) => {
                 // Dropped with the job, the hold has been unlocked without a look at its files.
-                self.registry.remove(&slot);
+                self.requests.remove(&slot);
                 Ok(ReleaseReply::new(true))
             }
-            Err(Failure::Unknown(error)) => Err(self.named(error.with_key(&hold.key))),
+            Err(OperationFailure::Unknown(error)) => Err(self.named(error.with_key(&hold.key))),
         }
     }
 }
@@ -181,12 +181,12 @@ impl FileBackend {
 /// One request that is about to be attempted on a thread.
 struct Prepared {
     registration: Arc<Registration>,
-    operation: Operation,
+    operation: OperationGuard,
     request: Request,
 }
 
 impl Prepared {
-    fn attempt(self, store: &Store, caller: Caller) -> Result<Attempt, Error> {
+    fn attempt(self, store: &FileStore, caller: Caller) -> Result<Attempt, Error> {
         self.registration.attempt(store, &self.request, caller, &self.operation)
     }
 }
@@ -237,9 +237,9 @@ impl Backend for FileBackend {
         let Some(hold) = patient else { return answers.await };
         timeout(STALLED_AFTER, answers).await.unwrap_or_else(|_| {
             // Whatever the operation takes is let go of, and the wait begins anew.
-            if let Some(slot) = self.registry.find(&hold) {
+            if let Some(slot) = self.requests.find(&hold) {
                 drop(slot.end());
-                self.registry.remove(&slot);
+                self.requests.remove(&slot);
             }
             vec![Ok(Attempt::Contended(Contended::new()))]
         })
@@ -248,7 +248,7 @@ impl Backend for FileBackend {
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let answer = match self.register(&request) {
             // Registered until the wait ends, so that a release finds it in between two attempts too.
-            Ok(registration) => Waiter::new(self, &registration, &request).wait(&stop).await,
+            Ok(registration) => KeyWaiter::new(self, &registration, &request).wait(&stop).await,
             Err(error) => Ok(Attempt::Refused(error)),
         };
         self.answer(answer, &request.key)
@@ -256,8 +256,8 @@ impl Backend for FileBackend {
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let keys: Vec<_> = holds.iter().map(|h| h.key.clone()).collect();
-        let registry = Arc::clone(&self.registry);
-        let job = move || holds.iter().map(|hold| registry.confirm(hold)).collect();
+        let requests = Arc::clone(&self.requests);
+        let job = move || holds.iter().map(|hold| requests.confirm(hold)).collect();
         let answers: Vec<Result<_, Error>> = self.pool.renew.run(job).await.unwrap_or_else(|failure| {
             let error = Error::from(failure);
             each(&keys, || Err(error.clone()))
@@ -276,11 +276,11 @@ impl Backend for FileBackend {
     }
 
     async fn close(&self) {
-        self.registry.abort();
+        self.requests.abort();
     }
 
     fn abort(&self) {
-        self.registry.abort();
+        self.requests.abort();
     }
 }
 
@@ -318,7 +318,7 @@ impl fmt::Debug for FileBackend {
 impl Drop for FileBackend {
     fn drop(&mut self) {
         // An attempt that still runs on its thread keeps nothing either.
-        self.registry.abort();
+        self.requests.abort();
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
     #[tokio::test]
     async fn requests_that_were_not_granted_are_forgotten() {
         let dir = tempfile::tempdir().unwrap();
-        let backend = FileBackend::new(Store::open(dir.path(), None).unwrap(), Duration::from_millis(1));
+        let backend = FileBackend::new(FileStore::open(dir.path(), None).unwrap(), Duration::from_millis(1));
         let key = LockKey::new("k").unwrap();
         let [first, second, third] =
             [1, 2, 3].map(|serial| Request::new(key.clone(), HolderId::from_parts(1, serial)));
@@ -341,15 +341,15 @@ mod tests {
         let stop = CancellationToken::new();
         stop.cancel();
         assert!(matches!(backend.wait(third, stop).await, Ok(Attempt::Contended(_))));
-        assert_eq!(backend.registry.len(), 1, "the granted one");
+        assert_eq!(backend.requests.len(), 1, "the granted one");
         backend.release(vec![first.hold()]).await;
-        assert_eq!(backend.registry.len(), 0);
+        assert_eq!(backend.requests.len(), 0);
     }
 
     #[test]
     fn requests_that_failed_together_all_have_the_source() {
         let dir = tempfile::tempdir().unwrap();
-        let backend = FileBackend::new(Store::open(dir.path(), None).unwrap(), Duration::from_millis(1));
+        let backend = FileBackend::new(FileStore::open(dir.path(), None).unwrap(), Duration::from_millis(1));
         let requests = ["a", "b", "c"].map(|key| {
             let key = LockKey::new(key).unwrap();
             Request::new(key, HolderId::from_parts(1, 1))
@@ -369,6 +369,6 @@ mod tests {
                 assert!(error.store().is_some());
             }
         }
-        assert_eq!(backend.registry.len(), 0);
+        assert_eq!(backend.requests.len(), 0);
     }
 }

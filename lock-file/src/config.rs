@@ -11,7 +11,7 @@ use leasehold_engine::Engine;
 use crate::backend::FileBackend;
 use crate::files::FileMode;
 use crate::gc::{self, Collected};
-use crate::store::Store;
+use crate::store::FileStore;
 
 /// How often a waiter asks at most, where it cannot wait in the kernel, when nothing else was said: 20 ms.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(20);
@@ -112,10 +112,10 @@ impl FileConfig {
             ));
         }
         if self.read_only {
-            return Ok(FileBackend::new(Store::open_read_only(&self.dir)?, self.poll));
+            return Ok(FileBackend::new(FileStore::open_read_only(&self.dir)?, self.poll));
         }
         let mode = self.mode.map(|bits| FileMode::new(bits).ok_or_else(|| unusable(bits))).transpose()?;
-        Ok(FileBackend::new(Store::open(&self.dir, mode)?, self.poll))
+        Ok(FileBackend::new(FileStore::open(&self.dir, mode)?, self.poll))
     }
 }
 

@@ -9,7 +9,7 @@ use leasehold_api::{Error, ErrorKind};
 
 use crate::error::{corrupt, io_error};
 use crate::files::{FileMode, open_lock, place, read, sync_dir};
-use crate::hold::Locked;
+use crate::locked_file::LockedFile;
 
 /// The version of what is kept in the directory. A store of another version is refused.
 pub const FORMAT: u32 = 1;
@@ -57,7 +57,7 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
 fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
     let path = marker(dir);
     // Shared, so that others who open the directory at the same time are not in the way.
-    let locked = open_lock(&path, mode).and_then(Locked::shared);
+    let locked = open_lock(&path, mode).and_then(LockedFile::shared);
     let held = match locked {
         Ok(Some(held)) => held,
         Ok(None) => return Ok(()),
@@ -65,7 +65,7 @@ fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         Err(e) => return Err(io_error(e, "lock", &path)),
     };
-    let granted = open_lock(&path, mode).and_then(Locked::exclusive);
+    let granted = open_lock(&path, mode).and_then(LockedFile::exclusive);
     drop(held);
     match granted {
         Ok(None) => Ok(()),

@@ -15,7 +15,7 @@ use crate::gc::collect;
 use crate::layout::KeyFiles;
 use crate::pool::Progress;
 use crate::record::{Record, boot_id, now_ms};
-use crate::store::{Caller, Store, Taken};
+use crate::store::{Caller, FileStore, TakeResult};
 
 const FILES: Fuzz<'_> = Fuzz {
     target: "files",
@@ -59,7 +59,7 @@ fn fuzz_files() {
         let piece = |at: usize| pieces.get(at).copied().unwrap_or_default();
         let dir = directory();
         let mode = if piece(5) == b"shared" { FileMode::new(0o666).unwrap() } else { FileMode::PRIVATE };
-        let store = Store::open(dir.path(), Some(mode)).unwrap();
+        let store = FileStore::open(dir.path(), Some(mode)).unwrap();
         let files = store.files(&key);
         let record = text(piece(0)).replace("BOOT", boot_id());
         for (path, content) in
@@ -92,20 +92,20 @@ fn directory() -> TempDir {
 }
 
 /// One attempt, which is over again: the number of its token.
-fn take(store: &Store, key: &LockKey) -> Option<u64> {
+fn take(store: &FileStore, key: &LockKey) -> Option<u64> {
     let request = Request::new(key.clone(), HolderId::from_parts(7, 1));
     match store.take(&request, Caller::Newcomer) {
-        Ok(Taken::Hold(hold)) => {
+        Ok(TakeResult::Hold(hold)) => {
             look(store, key);
             let shown = store.inspect(key).unwrap();
             assert_eq!(shown.holders[0].token, Some(hold.token()));
             Some(hold.token().as_u64() >> LOCAL_BITS)
         }
-        Ok(Taken::Contended(contended)) => {
+        Ok(TakeResult::Contended(contended)) => {
             assert!(contended.cooling_for.is_some(), "nobody holds it");
             None
         }
-        Ok(Taken::Refused(error)) | Err(error) => {
+        Ok(TakeResult::Refused(error)) | Err(error) => {
             typed(error);
             None
         }
@@ -113,7 +113,7 @@ fn take(store: &Store, key: &LockKey) -> Option<u64> {
 }
 
 /// What is shown of a key is that key's.
-fn look(store: &Store, key: &LockKey) {
+fn look(store: &FileStore, key: &LockKey) {
     store.inspect(key).map_or_else(typed, |info| assert_eq!(info.key, *key));
     let mut all = ListQuery::default();
     all.include_ended = true;
@@ -175,7 +175,7 @@ impl Known {
 }
 
 /// Also when the files were removed, tokens grow.
-fn collected(store: &Store, dir: &Path, key: &LockKey, last: u64) {
+fn collected(store: &FileStore, dir: &Path, key: &LockKey, last: u64) {
     if collect(dir, std::time::Duration::ZERO).map_or_else(
         |error| {
             typed(error);
@@ -207,7 +207,7 @@ fn is_hash(text: &str) -> bool {
 fn marker(dir: &Path, content: &[u8]) {
     fs::write(dir.join("leasehold-format"), content).unwrap();
     let is_ours = content == b"leasehold file store, format 1\n";
-    for opened in [Store::open(dir, None), Store::open_read_only(dir)] {
+    for opened in [FileStore::open(dir, None), FileStore::open_read_only(dir)] {
         assert!(
             opened.is_ok() == is_ours
                 || text(content).contains("format 0")
@@ -221,7 +221,7 @@ fn marker(dir: &Path, content: &[u8]) {
 #[test]
 fn files_of_a_gigabyte_are_not_read_whole() {
     let (dir, key) = (directory(), LockKey::new("k").unwrap());
-    let store = Store::open(dir.path(), None).unwrap();
+    let store = FileStore::open(dir.path(), None).unwrap();
     let files = store.files(&key);
     for path in [files.record(), files.token(), files.floor()] {
         fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();

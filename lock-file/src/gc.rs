@@ -11,9 +11,9 @@ use leasehold_api::{Error, ErrorKind};
 use crate::directory::{look_into, marker};
 use crate::error::{io_error, is_full, wants_room};
 use crate::files::{FileMode, open_to_look};
-use crate::hold::{Locked, lock_at};
 use crate::layout::KeyFiles;
-use crate::record::{Cooldown, Found, Record, now_ms};
+use crate::locked_file::{LockedFile, lock_at};
+use crate::record::{Cooldown, Record, RecordRead, now_ms};
 use crate::token;
 
 const BEGIN_TRIES: usize = 50;
@@ -84,15 +84,15 @@ fn unless_foreign(removed: io::Result<bool>, files: &KeyFiles) -> Result<bool, E
 
 /// Whether files are being removed just now, so that a lock that is taken may be held by that.
 pub(crate) fn is_under_way(dir: &Path) -> bool {
-    let look = open_to_look(&marker(dir)).and_then(Locked::shared);
+    let look = open_to_look(&marker(dir)).and_then(LockedFile::shared);
     matches!(look, Ok(None))
 }
 
 /// `None` where there is no store yet: somebody is just making one.
-fn begin(dir: &Path) -> Result<Option<Locked>, Error> {
+fn begin(dir: &Path) -> Result<Option<LockedFile>, Error> {
     let path = marker(dir);
     for _ in 0..BEGIN_TRIES {
-        match open_to_look(&path).and_then(Locked::exclusive) {
+        match open_to_look(&path).and_then(LockedFile::exclusive) {
             Ok(Some(locked)) => return Ok(Some(locked)),
             Ok(None) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -127,9 +127,9 @@ fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
         return None;
     }
     let drawn = match Record::read_any(files).ok()? {
-        Found::Nothing => 0,
-        Found::Damaged(_) => return None,
-        Found::Record(record) => match record.cooldown(now_ms()) {
+        RecordRead::Nothing => 0,
+        RecordRead::Damaged(_) => return None,
+        RecordRead::Record(record) => match record.cooldown(now_ms()) {
             Cooldown::Over => record.next.saturating_sub(1),
             Cooldown::Lasts(_) | Cooldown::ClockWentBack(_) => return None,
         },
@@ -139,8 +139,8 @@ fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
 
 /// Both locks of a key that nobody uses.
 struct Locks {
-    next: Option<Locked>,
-    _main: Locked,
+    next: Option<LockedFile>,
+    _main: LockedFile,
 }
 
 impl Locks {
@@ -149,7 +149,7 @@ impl Locks {
     fn of(files: &KeyFiles) -> io::Result<Option<Self>> {
         let Some(main) = lock_at(&files.main(), files.mode())? else { return Ok(None) };
         let path = files.next();
-        let next = match open_to_look(&path).and_then(Locked::exclusive) {
+        let next = match open_to_look(&path).and_then(LockedFile::exclusive) {
             Ok(Some(next)) => Some(next).filter(|next| next.is_at(&path).unwrap_or(false)),
             Ok(None) => return Ok(None),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,

@@ -1,22 +1,19 @@
-//! Locked files, and what one grant keeps of them.
+//! One grant: its locked files, and how a child process inherits them.
 
 use std::fmt;
-use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken};
 
 use crate::error::io_error;
-use crate::files::{FileMode, open_lock, open_to_look};
-use crate::kernel_wait::{Claim, KernelWaits};
+use crate::kernel_wait::{KernelWaits, PendingWait};
 use crate::layout::KeyFiles;
+use crate::locked_file::{LockedFile, lock_at, wait_until_free};
 use crate::record::Record;
-use crate::waiter::WaiterLock;
+use crate::waiter_lock::WaiterLock;
 
 /// Those of this process who wait for holders, one for each key: whoever is next.
 static RELEASES: KernelWaits<bool> = KernelWaits::new();
@@ -25,165 +22,43 @@ static RELEASES: KernelWaits<bool> = KernelWaits::new();
 const STATUS_TRIES: usize = 20;
 const STATUS_PAUSE: Duration = Duration::from_micros(200);
 
-/// A file that this value has locked. The lock goes with it, also where the descriptor was handed on.
-#[derive(Debug)]
-pub(crate) struct Locked(File);
-
-impl Locked {
-    /// Locks `file` for itself alone; `None` when somebody else has it locked.
-    pub(crate) fn exclusive(file: File) -> io::Result<Option<Self>> {
-        let answer = file.try_lock();
-        Self::judge(file, answer)
-    }
-
-    /// Locks `file` together with others that share it; `None` when somebody has it for itself.
-    pub(crate) fn shared(file: File) -> io::Result<Option<Self>> {
-        let answer = file.try_lock_shared();
-        Self::judge(file, answer)
-    }
-
-    /// Locks `file` by `lock`, which waits.
-    fn wait(file: File, lock: impl Fn(&File) -> io::Result<()>) -> io::Result<Self> {
-        loop {
-            match lock(&file) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                answer => return answer.map(|()| Self(file)),
-            }
-        }
-    }
-
-    fn judge(file: File, answer: Result<(), TryLockError>) -> io::Result<Option<Self>> {
-        match answer {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(e)) => Err(e),
-        }
-    }
-
-    /// The file.
-    pub(crate) fn file(&self) -> &File {
-        &self.0
-    }
-
-    /// Unlocks the file although others may still refer to this value.
-    pub(crate) fn unlock(&self) {
-        // Unlocking a file that is locked does not fail, and closing it does the same.
-        let _ = self.0.unlock();
-    }
-
-    /// Whether `path` still leads to this file.
-    pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
-        let there = match fs::symlink_metadata(path) {
-            Ok(meta) => meta,
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                return Ok(false);
-            }
-            Err(e) => return Err(e),
-        };
-        let here = self.0.metadata()?;
-        Ok((here.dev(), here.ino()) == (there.dev(), there.ino()))
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // Closing alone would leave the lock with duplicates of the descriptor in child processes.
-        self.unlock();
-    }
-}
-
-/// Locks the file at `path`, which is made if it is missing; `None` when somebody else has it locked.
-pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<Locked>> {
-    // Whoever removes the file, or the directory, may do so between opening and locking: such a lock excludes nobody.
-    for _ in 0..20 {
-        match Locked::exclusive(open_lock(path, mode)?)? {
-            Some(locked) if !locked.is_at(path)? => {}
-            answer => return Ok(answer),
-        }
-    }
-    Err(io::ErrorKind::NotFound.into())
-}
-
-/// Locks the file at `path` as [`lock_at`] does, and waits until that is possible; `None` when it is not wanted any
-/// more by then.
-pub(crate) fn lock_at_blocking(
-    path: &Path,
-    mode: FileMode,
-    is_wanted: &dyn Fn() -> bool,
-) -> io::Result<Option<Locked>> {
-    loop {
-        let locked = Locked::wait(open_lock(path, mode)?, File::lock)?;
-        if !is_wanted() {
-            return Ok(None);
-        }
-        // Whoever removed the file, or the directory, did so while we waited.
-        if locked.is_at(path)? {
-            return Ok(Some(locked));
-        }
-    }
-}
-
-/// Waits until nobody has the file at `path` locked for itself; says whether it had to wait.
-fn wait_until_free(path: &Path) -> io::Result<bool> {
-    let file = match open_to_look(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(e),
-    };
-    match file.try_lock_shared() {
-        Ok(()) => Ok(false),
-        Err(TryLockError::WouldBlock) => Locked::wait(file, File::lock_shared).map(|_| true),
-        Err(TryLockError::Error(e)) => Err(e),
-    }
-}
-
-/// Whether somebody has the file at `path` locked for itself. Shared with others who ask the same, and
-/// nothing is made.
-pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
-    match open_to_look(path) {
-        Ok(file) => Ok(Locked::shared(file)?.is_none()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
 /// Waits in the kernel until nobody shows as the holder of the key with these files, and says whether that took any
 /// waiting. A hint: the lock itself is let go just after the status that shows it. `None`: there is no thread for it.
 ///
 /// The status is what is waited for, because somebody who has given up and is woken all the same would make others
 /// find the lock taken.
-pub(crate) fn claim_release(files: &KeyFiles) -> Option<Claim<bool>> {
+pub(crate) fn wait_for_release(files: &KeyFiles) -> Option<PendingWait<bool>> {
     let status = files.status();
-    RELEASES.claim(&files.status(), move |_| wait_until_free(&status).map(Some))
+    RELEASES.wait_for(&files.status(), move |_| wait_until_free(&status).map(Some))
 }
 
 /// One grant: the lock, and the status lock that shows it to inspection.
 ///
 /// Every method can run while another one waits for the disk: nothing waits for the disk under the mutex.
 #[derive(Debug)]
-pub(crate) struct Hold {
-    main: Locked,
-    status: Mutex<Status>,
+pub(crate) struct FileHold {
+    main: LockedFile,
+    status: Mutex<StatusLock>,
     files: KeyFiles,
     token: FencingToken,
 }
 
 /// The lock of the status file, as far as it could be had.
 #[derive(Clone, Debug)]
-enum Status {
+enum StatusLock {
     NotLocked,
-    Locked(Arc<Locked>),
+    Locked(Arc<LockedFile>),
     /// The grant has ended, and with it the right to lock the status file.
     Released,
 }
 
-impl Hold {
+impl FileHold {
     /// The grant of whoever has locked `main` and written its record.
-    pub(crate) fn new(main: Locked, files: KeyFiles, token: FencingToken) -> Self {
-        let hold = Self { main, status: Mutex::new(Status::NotLocked), files, token };
+    pub(crate) fn new(main: LockedFile, files: KeyFiles, token: FencingToken) -> Self {
+        let hold = Self { main, status: Mutex::new(StatusLock::NotLocked), files, token };
         for _ in 0..STATUS_TRIES {
             hold.lock_status();
-            if matches!(hold.status(), Status::Locked(_)) {
+            if matches!(hold.status(), StatusLock::Locked(_)) {
                 return hold;
             }
             std::thread::sleep(STATUS_PAUSE);
@@ -197,16 +72,16 @@ impl Hold {
     fn lock_status(&self) {
         let path = self.files.status();
         match self.status() {
-            Status::Released => return,
-            Status::Locked(locked) if locked.is_at(&path).unwrap_or(true) => return,
-            Status::Locked(_) | Status::NotLocked => {}
+            StatusLock::Released => return,
+            StatusLock::Locked(locked) if locked.is_at(&path).unwrap_or(true) => return,
+            StatusLock::Locked(_) | StatusLock::NotLocked => {}
         }
         match lock_at(&path, self.files.mode()) {
             Ok(Some(locked)) => {
                 let mut status = lock(&self.status);
                 // Released meanwhile, it is unlocked again.
-                if !matches!(*status, Status::Released) {
-                    *status = Status::Locked(Arc::new(locked));
+                if !matches!(*status, StatusLock::Released) {
+                    *status = StatusLock::Locked(Arc::new(locked));
                 }
             }
             Ok(None) => {}
@@ -216,7 +91,7 @@ impl Hold {
         }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> StatusLock {
         lock(&self.status).clone()
     }
 
@@ -262,14 +137,15 @@ impl Hold {
     pub(crate) fn unlock(&self) {
         // First the status: whoever sees the lock free must not see it held. And not by dropping the last
         // reference: somebody may be confirming it or duplicating its descriptor.
-        if let Status::Locked(status) = std::mem::replace(&mut *lock(&self.status), Status::Released) {
+        if let StatusLock::Locked(status) = std::mem::replace(&mut *lock(&self.status), StatusLock::Released)
+        {
             status.unlock();
         }
         self.main.unlock();
     }
 }
 
-impl Drop for Hold {
+impl Drop for FileHold {
     fn drop(&mut self) {
         self.unlock();
     }
@@ -286,7 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// It lets a process hand the lock on to a child, so that the lock of a parent that was killed is not
 /// free before the child is gone.
 #[derive(Clone)]
-pub struct HeldFile(Weak<Hold>);
+pub struct HeldFile(Weak<FileHold>);
 
 /// Descriptors that child processes inherit, see [`HeldFile::inheritable`].
 #[derive(Debug)]
@@ -303,7 +179,7 @@ impl AsFd for Inheritable {
 }
 
 impl HeldFile {
-    pub(crate) fn of(hold: &Arc<Hold>) -> Self {
+    pub(crate) fn of(hold: &Arc<FileHold>) -> Self {
         Self(Arc::downgrade(hold))
     }
 
@@ -327,9 +203,9 @@ impl HeldFile {
         let hold = self.0.upgrade().ok_or_else(released)?;
         // A plain duplicate is not closed when another program is executed.
         let status = match hold.status() {
-            Status::Released => return Err(released()),
-            Status::NotLocked => None,
-            Status::Locked(status) => Some(rustix::io::dup(status.file())?),
+            StatusLock::Released => return Err(released()),
+            StatusLock::NotLocked => None,
+            StatusLock::Locked(status) => Some(rustix::io::dup(status.file())?),
         };
         Ok(Inheritable { _status: status, main: rustix::io::dup(hold.main.file())? })
     }
@@ -338,7 +214,7 @@ impl HeldFile {
 impl fmt::Debug for HeldFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hold = self.0.upgrade();
-        let released = hold.is_none_or(|h| matches!(h.status(), Status::Released));
+        let released = hold.is_none_or(|h| matches!(h.status(), StatusLock::Released));
         f.debug_struct("HeldFile").field("released", &released).finish()
     }
 }
@@ -346,12 +222,16 @@ impl fmt::Debug for HeldFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::{FileMode, open_lock};
+    use crate::locked_file::is_locked;
     use leasehold_api::LockKey;
+    use std::fs;
+    use std::path::Path;
 
-    fn hold(dir: &Path) -> (Arc<Hold>, KeyFiles) {
+    fn hold(dir: &Path) -> (Arc<FileHold>, KeyFiles) {
         let files = KeyFiles::new(dir, FileMode::PRIVATE, &LockKey::new("k").unwrap());
         let main = lock_at(&files.main(), FileMode::PRIVATE).unwrap().unwrap();
-        (Arc::new(Hold::new(main, files.clone(), FencingToken::from_u64(7))), files)
+        (Arc::new(FileHold::new(main, files.clone(), FencingToken::from_u64(7))), files)
     }
 
     #[test]
@@ -399,9 +279,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = KeyFiles::new(dir.path(), FileMode::PRIVATE, &LockKey::new("k").unwrap());
         let onlooker =
-            Locked::shared(open_lock(&files.status(), FileMode::PRIVATE).unwrap()).unwrap().unwrap();
+            LockedFile::shared(open_lock(&files.status(), FileMode::PRIVATE).unwrap()).unwrap().unwrap();
         let (hold, files) = hold(dir.path());
-        assert!(matches!(hold.status(), Status::NotLocked), "granted all the same");
+        assert!(matches!(hold.status(), StatusLock::NotLocked), "granted all the same");
         drop(onlooker);
         assert!(!is_locked(&files.status()).unwrap());
         assert!(hold.confirm().unwrap());

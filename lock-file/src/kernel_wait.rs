@@ -23,16 +23,16 @@ const STACK: usize = 128 * 1024;
 /// having given everything back, if it is not.
 type Blocking<T> = dyn Fn(&dyn Fn() -> bool) -> io::Result<Option<T>> + Send;
 
-type Claims<T> = VecDeque<oneshot::Sender<io::Result<T>>>;
+type AnswerSenders<T> = VecDeque<oneshot::Sender<io::Result<T>>>;
 
 /// The files that threads of this process wait for, with those who want the answer. An entry is a thread.
 #[derive(Debug)]
 pub(crate) struct KernelWaits<T: 'static> {
-    claims: Mutex<BTreeMap<PathBuf, Claims<T>>>,
+    claims: Mutex<BTreeMap<PathBuf, AnswerSenders<T>>>,
 }
 
 /// The answer to come; dropping it gives the wait up.
-pub(crate) type Claim<T> = oneshot::Receiver<io::Result<T>>;
+pub(crate) type PendingWait<T> = oneshot::Receiver<io::Result<T>>;
 
 impl<T: Send> KernelWaits<T> {
     pub(crate) const fn new() -> Self {
@@ -40,11 +40,11 @@ impl<T: Send> KernelWaits<T> {
     }
 
     /// Waits for the file at `path` by `blocking`, or joins those who do. `None`: there is no thread for it.
-    pub(crate) fn claim(
+    pub(crate) fn wait_for(
         &'static self,
         path: &Path,
         blocking: impl Fn(&dyn Fn() -> bool) -> io::Result<Option<T>> + Send + 'static,
-    ) -> Option<Claim<T>> {
+    ) -> Option<PendingWait<T>> {
         let (claim, answer) = oneshot::channel();
         let mut claims = self.lock();
         if let Some(waiting) = claims.get_mut(path) {
@@ -100,7 +100,7 @@ impl<T: Send> KernelWaits<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Claims<T>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, AnswerSenders<T>>> {
         // Whoever panics under it has changed nothing by half.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,9 +144,9 @@ mod tests {
     fn one_thread_serves_all_in_their_order() {
         let waits = waits();
         let (gate, blocking) = gate();
-        let first = waits.claim(Path::new(PATH), blocking).unwrap();
+        let first = waits.wait_for(Path::new(PATH), blocking).unwrap();
         let others: Vec<_> = (0..3)
-            .map(|_| waits.claim(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap())
+            .map(|_| waits.wait_for(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap())
             .collect();
         for number in 0..4 {
             gate.open.send(number).unwrap();
@@ -160,12 +160,12 @@ mod tests {
     fn what_was_given_up_is_taken_over_by_the_next() {
         let waits = waits();
         let (gate, blocking) = gate();
-        drop(waits.claim(Path::new(PATH), blocking).unwrap());
+        drop(waits.wait_for(Path::new(PATH), blocking).unwrap());
         gate.began.recv().unwrap();
         for _ in 0..100 {
-            drop(waits.claim(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap());
+            drop(waits.wait_for(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap());
         }
-        let next = waits.claim(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap();
+        let next = waits.wait_for(Path::new(PATH), |_| panic!("a second thread for one file")).unwrap();
         assert_eq!(waits.lock()[Path::new(PATH)].len(), 1, "those who gave up are forgotten");
         gate.open.send(7).unwrap();
         assert_eq!(next.blocking_recv().unwrap().unwrap(), 7);
@@ -175,7 +175,7 @@ mod tests {
     fn what_nobody_wants_is_given_back_and_the_thread_ends() {
         let waits = waits();
         let (gate, blocking) = gate();
-        drop(waits.claim(Path::new(PATH), blocking).unwrap());
+        drop(waits.wait_for(Path::new(PATH), blocking).unwrap());
         gate.open.send(7).unwrap();
         assert_eq!(gate.unwanted.recv().unwrap(), 7);
         // The thread ends, and the call that it had with it.
@@ -189,7 +189,7 @@ mod tests {
         let waits: &'static KernelWaits<Arc<()>> = Box::leak(Box::new(KernelWaits::new()));
         let (sender, opened) = mpsc::channel::<Arc<()>>();
         // It is given up just after it was found to be wanted.
-        let claim = waits.claim(Path::new(PATH), move |_| Ok(Some(opened.recv().unwrap()))).unwrap();
+        let claim = waits.wait_for(Path::new(PATH), move |_| Ok(Some(opened.recv().unwrap()))).unwrap();
         drop(claim);
         let answer = Arc::new(());
         sender.send(Arc::clone(&answer)).unwrap();
@@ -210,11 +210,11 @@ mod tests {
         let claims: Vec<_> = (0..MAX_THREADS)
             .map(|i| {
                 let (gate, blocking) = gate();
-                (waits.claim(Path::new(&format!("/a/{i}")), blocking).unwrap(), gate)
+                (waits.wait_for(Path::new(&format!("/a/{i}")), blocking).unwrap(), gate)
             })
             .collect();
-        assert!(waits.claim(Path::new("/a/one/more"), |_| Ok(Some(1))).is_none());
-        assert!(waits.claim(Path::new("/a/0"), |_| Ok(Some(1))).is_some(), "its file has a thread");
+        assert!(waits.wait_for(Path::new("/a/one/more"), |_| Ok(Some(1))).is_none());
+        assert!(waits.wait_for(Path::new("/a/0"), |_| Ok(Some(1))).is_some(), "its file has a thread");
         for (number, (claim, gate)) in (0..).zip(claims) {
             gate.open.send(number).unwrap();
             assert_eq!(claim.blocking_recv().unwrap().unwrap(), number);

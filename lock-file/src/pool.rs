@@ -66,17 +66,17 @@ impl Progress {
 
 /// Why an operation has no answer.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum OperationFailure {
     /// It has not begun, and will not begin.
     NotBegun(Error),
     /// It has begun, and how far it got is not known.
     Unknown(Error),
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<OperationFailure> for Error {
+    fn from(failure: OperationFailure) -> Self {
         match failure {
-            Failure::NotBegun(error) | Failure::Unknown(error) => error,
+            OperationFailure::NotBegun(error) | OperationFailure::Unknown(error) => error,
         }
     }
 }
@@ -91,8 +91,8 @@ impl Permits {
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        let permit = self.permit().await.map_err(Failure::NotBegun)?;
+    ) -> Result<T, OperationFailure> {
+        let permit = self.permit().await.map_err(OperationFailure::NotBegun)?;
         self.start(permit, |_| job()).await
     }
 
@@ -100,10 +100,10 @@ impl Permits {
     pub(crate) async fn run_or_give_up<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Progress) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        let permit = self.permit().await.map_err(Failure::NotBegun)?;
+    ) -> Result<T, OperationFailure> {
+        let permit = self.permit().await.map_err(OperationFailure::NotBegun)?;
         let answer = self.unless_stalled(self.start(permit, job)).await;
-        answer.unwrap_or_else(|| Err(Failure::Unknown(self.stalled())))
+        answer.unwrap_or_else(|| Err(OperationFailure::Unknown(self.stalled())))
     }
 
     async fn permit(&self) -> Result<OwnedSemaphorePermit, Error> {
@@ -119,7 +119,7 @@ impl Permits {
         &self,
         permit: OwnedSemaphorePermit,
         job: impl FnOnce(&Progress) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, OperationFailure> {
         let progress = self.progress.clone();
         let job = move || {
             let answer = job(&progress);
@@ -161,13 +161,13 @@ fn stalled(what: impl Display) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-fn failure(error: JoinError) -> Failure {
+fn failure(error: JoinError) -> OperationFailure {
     if error.is_panic() {
         let message = "a file operation panicked: this is a bug of leasehold-file, please report it";
-        return Failure::Unknown(Error::new(ErrorKind::OutcomeUnknown, message).with_source(error));
+        return OperationFailure::Unknown(Error::new(ErrorKind::OutcomeUnknown, message).with_source(error));
     }
     // Only a blocking task that has not been started is cancelled, by a runtime that shuts down.
-    Failure::NotBegun(Error::closed().with_source(error))
+    OperationFailure::NotBegun(Error::closed().with_source(error))
 }
 
 #[cfg(test)]
@@ -205,7 +205,7 @@ mod tests {
         tokio::time::advance(STALLED_AFTER - Duration::from_millis(1)).await;
         begin(&mut next).await;
         tokio::time::advance(Duration::from_millis(1)).await;
-        let Err(Failure::NotBegun(error)) = next.await else { panic!("it ran") };
+        let Err(OperationFailure::NotBegun(error)) = next.await else { panic!("it ran") };
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("the disk does not answer: none of the 1 "), "{error}");
         drop(end);
@@ -237,8 +237,8 @@ mod tests {
             begin(&mut next).await;
         }
         tokio::time::advance(STALLED_AFTER).await;
-        assert!(matches!(long.await, Err(Failure::Unknown(_))), "it hangs, and is given up");
-        assert!(matches!(next.await, Err(Failure::NotBegun(_))));
+        assert!(matches!(long.await, Err(OperationFailure::Unknown(_))), "it hangs, and is given up");
+        assert!(matches!(next.await, Err(OperationFailure::NotBegun(_))));
         drop((say, end));
         assert_eq!(permits.run(|| 7).await.unwrap(), 7);
     }
@@ -247,7 +247,8 @@ mod tests {
     async fn a_panic_is_told_as_a_bug() {
         let permits = Permits::new(1);
         for _ in 0..2 {
-            let Err(Failure::Unknown(error)) = permits.run(|| panic!("lost the thread")).await else {
+            let Err(OperationFailure::Unknown(error)) = permits.run(|| panic!("lost the thread")).await
+            else {
                 panic!("no failure")
             };
             assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
@@ -263,7 +264,8 @@ mod tests {
         let handle = ended.handle().clone();
         ended.shutdown_background();
         let _within = handle.enter();
-        let Some(Err(Failure::NotBegun(error))) = permits.run(|| panic!("it ran")).now_or_never() else {
+        let Some(Err(OperationFailure::NotBegun(error))) = permits.run(|| panic!("it ran")).now_or_never()
+        else {
             panic!("it began")
         };
         assert_eq!(error.kind(), ErrorKind::Closed);

@@ -33,13 +33,13 @@ pub(crate) struct Record {
 
 /// What a record's file has in it.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum RecordRead {
     Nothing,
     Damaged(serde_json::Error),
     Record(Record),
 }
 
-impl Found {
+impl RecordRead {
     pub(crate) fn record(&self) -> Option<&Record> {
         match self {
             Self::Record(record) => Some(record),
@@ -61,20 +61,22 @@ pub(crate) enum Cooldown {
 
 impl Record {
     /// The record of any key, whose name is within.
-    pub(crate) fn read_any(files: &KeyFiles) -> Result<Found, Error> {
+    pub(crate) fn read_any(files: &KeyFiles) -> Result<RecordRead, Error> {
         let path = files.record();
         match read(&path) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).map_or_else(Found::Damaged, Found::Record)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+            Ok(bytes) => {
+                Ok(serde_json::from_slice(&bytes).map_or_else(RecordRead::Damaged, RecordRead::Record))
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(RecordRead::Nothing),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                Ok(Found::Damaged(serde::de::Error::custom(e)))
+                Ok(RecordRead::Damaged(serde::de::Error::custom(e)))
             }
             Err(e) => Err(io_error(e, "read", &path)),
         }
     }
 
     /// The record of `key`; the record of another key in its file is an error.
-    pub(crate) fn read(files: &KeyFiles, key: &LockKey) -> Result<Found, Error> {
+    pub(crate) fn read(files: &KeyFiles, key: &LockKey) -> Result<RecordRead, Error> {
         let found = Self::read_any(files)?;
         match found.record() {
             Some(record) if record.key != key.as_str() => Err(corrupt(
@@ -105,7 +107,7 @@ impl Record {
     /// has the key's lock.
     pub(crate) fn end_cooldown(files: &KeyFiles, token: FencingToken) -> Result<(), Error> {
         match Self::read_any(files)? {
-            Found::Record(record) if record.token == token.as_u64() && record.cooldown_ms.is_some() => {
+            RecordRead::Record(record) if record.token == token.as_u64() && record.cooldown_ms.is_some() => {
                 record.without_cooldown().write(files)
             }
             _ => Ok(()),

@@ -13,13 +13,14 @@ use crate::directory::{look_into, prepare};
 use crate::error::io_error;
 use crate::files::FileMode;
 use crate::gc;
-use crate::hold::{Hold, Locked, is_locked, lock_at};
-use crate::keepers::Keepers;
+use crate::hold::FileHold;
 use crate::layout::KeyFiles;
+use crate::locked_file::{LockedFile, is_locked, lock_at};
 use crate::pool::Progress;
-use crate::record::{Cooldown, Found, Record, boot_id, ceil_ms, now_ms};
+use crate::process_owners::ProcessOwners;
+use crate::record::{Cooldown, Record, RecordRead, boot_id, ceil_ms, now_ms};
 use crate::token;
-use crate::waiter::{Entered, WaiterLock};
+use crate::waiter_lock::{EnterResult, WaiterLock};
 
 /// How often, and how long apart, an attempt is repeated that may have met the removal of unused files.
 const REMOVAL_TRIES: usize = 2000;
@@ -28,7 +29,7 @@ const REMOVAL_LOOKS: usize = 3;
 
 /// The directory. Nothing here waits for another holder; everything here may wait for the disk.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct FileStore {
     dir: PathBuf,
     mode: FileMode,
     is_read_only: bool,
@@ -37,8 +38,8 @@ pub(crate) struct Store {
 
 /// The answer to one attempt.
 #[derive(Debug)]
-pub(crate) enum Taken {
-    Hold(Hold),
+pub(crate) enum TakeResult {
+    Hold(FileHold),
     Contended(Contended),
     /// It failed, and left nothing behind: what it had locked is unlocked, and its record was not written.
     Refused(Error),
@@ -54,13 +55,13 @@ pub(crate) enum Caller {
 }
 
 /// A key that is locked and can be granted.
-struct Ready {
-    main: Locked,
+struct ReadyToGrant {
+    main: LockedFile,
     record: Record,
     token: FencingToken,
 }
 
-impl Store {
+impl FileStore {
     /// Opens the directory, which is made if it is missing, with files of this mode.
     pub(crate) fn open(dir: &Path, mode: Option<FileMode>) -> Result<Self, Error> {
         let (dir, mode) = prepare(dir, mode).map_err(|e| e.with_store(name(dir)))?;
@@ -83,21 +84,21 @@ impl Store {
 
     /// One attempt at the lock of the request's key. An error means that nobody holds the key by it, but its
     /// cooldown may have begun, and could not be taken back.
-    pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<Taken, Error> {
+    pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<TakeResult, Error> {
         let files = self.files(&request.key);
         let ready = match self.lock(&files, request, caller) {
             Ok(Ok(ready)) => ready,
-            Ok(Err(contended)) => return Ok(Taken::Contended(contended)),
-            Err(error) => return Ok(Taken::Refused(error)),
+            Ok(Err(contended)) => return Ok(TakeResult::Contended(contended)),
+            Err(error) => return Ok(TakeResult::Refused(error)),
         };
         match ready.record.write(&files) {
-            Ok(()) => Ok(Taken::Hold(Hold::new(ready.main, files, ready.token))),
+            Ok(()) => Ok(TakeResult::Hold(FileHold::new(ready.main, files, ready.token))),
             // A record with a cooldown is flushed after the rename: if that failed, the record is there all the same.
             Err(error) if request.cooldown.is_some() => {
                 let undone = ready.record.without_cooldown().write(&files);
-                if undone.is_ok() { Ok(Taken::Refused(error)) } else { Err(error) }
+                if undone.is_ok() { Ok(TakeResult::Refused(error)) } else { Err(error) }
             }
-            Err(error) => Ok(Taken::Refused(error)),
+            Err(error) => Ok(TakeResult::Refused(error)),
         }
     }
 
@@ -107,7 +108,7 @@ impl Store {
         files: &KeyFiles,
         request: &Request,
         caller: Caller,
-    ) -> Result<Result<Ready, Contended>, Error> {
+    ) -> Result<Result<ReadyToGrant, Contended>, Error> {
         // Before the lock is touched, so that an attempt which must fail makes nobody else's fail.
         let found = Record::read(files, &request.key)?;
         if let Some(Cooldown::Lasts(left)) = found.record().map(|r| r.cooldown(now_ms())) {
@@ -124,9 +125,9 @@ impl Store {
             }
         }
         let last = match Record::read(files, &request.key)? {
-            Found::Record(record) => Some(record),
-            Found::Nothing => None,
-            Found::Damaged(error) => {
+            RecordRead::Record(record) => Some(record),
+            RecordRead::Nothing => None,
+            RecordRead::Damaged(error) => {
                 tracing::warn!(%error, file = %files.record().display(), key = %request.key,
                     "the record of the last grant is damaged and is written anew; tokens are safe, a cooldown in it is lost");
                 None
@@ -155,7 +156,7 @@ impl Store {
             boot: boot.to_owned(),
             cooldown_ms: request.cooldown.map(ceil_ms),
         };
-        Ok(Ok(Ready { main, record, token: numbers.token }))
+        Ok(Ok(ReadyToGrant { main, record, token: numbers.token }))
     }
 
     pub(crate) fn files(&self, key: &LockKey) -> KeyFiles {
@@ -164,7 +165,7 @@ impl Store {
 
     /// One attempt at the lock itself. Whoever does not wait is not turned away by the removal of unused files, which has
     /// it for a moment: it counts as taken if a holder shows, or if no removal is seen several times.
-    fn lock_main(&self, files: &KeyFiles, caller: Caller) -> Result<Option<Locked>, Error> {
+    fn lock_main(&self, files: &KeyFiles, caller: Caller) -> Result<Option<LockedFile>, Error> {
         let (main, mut looks) = (files.main(), 0);
         for _ in 0..REMOVAL_TRIES {
             let locked = self.with_dir(&main, lock_at)?;
@@ -185,7 +186,7 @@ impl Store {
     }
 
     /// One attempt at the waiter lock of `key`: whoever has it is the next to get the lock.
-    pub(crate) fn enter_waiter(&self, key: &LockKey) -> Result<Entered, Error> {
+    pub(crate) fn enter_waiter_lock(&self, key: &LockKey) -> Result<EnterResult, Error> {
         self.with_dir(&self.files(key).next(), WaiterLock::enter)
     }
 
@@ -204,7 +205,7 @@ impl Store {
 
     /// What there is to see of `key`.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
-        let info = info(&self.files(key), Some(key), &mut Keepers::of(&self.dir))?;
+        let info = info(&self.files(key), Some(key), &mut ProcessOwners::of(&self.dir))?;
         Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 
@@ -217,14 +218,14 @@ impl Store {
             Err(e) if self.is_read_only && e.kind() == io::ErrorKind::NotFound => return Ok(infos),
             entries => entries.map_err(unreadable)?,
         };
-        let mut keepers = Keepers::of(&self.dir);
+        let mut owners = ProcessOwners::of(&self.dir);
         for entry in entries {
             progress.step();
             let name = entry.map_err(unreadable)?.file_name();
             let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, self.mode, n)) else {
                 continue;
             };
-            match info(&files, None, &mut keepers) {
+            match info(&files, None, &mut owners) {
                 Ok(info) => infos.extend(info),
                 // What somebody has put in the place of the status is no plain file: such a key cannot be locked.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -248,25 +249,31 @@ fn name(dir: &Path) -> Arc<str> {
 
 /// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
 /// which key it is, and nobody holds it. A held one is shown by the name of its files then.
-fn info(files: &KeyFiles, key: Option<&LockKey>, keepers: &mut Keepers) -> Result<Option<KeyInfo>, Error> {
+fn info(
+    files: &KeyFiles,
+    key: Option<&LockKey>,
+    owners: &mut ProcessOwners,
+) -> Result<Option<KeyInfo>, Error> {
     // The status first: the record that is read after it is not older than the hold that was seen.
     let is_held = shows(files)?;
     let found = match read_settled(files, key)? {
         // Somebody has copied the record of another key, or written one: it says nothing of this one.
-        Found::Record(record) if !files.are_of(&record.key) => Found::Nothing,
+        RecordRead::Record(record) if !files.are_of(&record.key) => RecordRead::Nothing,
         found => found,
     };
     let (mut info, hold) = match (found, key) {
-        (Found::Record(record), _) => {
+        (RecordRead::Record(record), _) => {
             let mut info = KeyInfo::free(record.key()?);
             info.cooldown = record.cooldown_left(now_ms());
             let mut hold = record.info();
-            hold.owner = is_held.then(|| keepers.owner(&files.main(), record.pid));
+            hold.owner = is_held.then(|| owners.owner(&files.main(), record.pid));
             (info, hold)
         }
-        (Found::Nothing | Found::Damaged(_), Some(key)) => (KeyInfo::free(key.clone()), HoldInfo::new()),
-        (Found::Nothing | Found::Damaged(_), None) if !is_held => return Ok(None),
-        (Found::Nothing | Found::Damaged(_), None) => {
+        (RecordRead::Nothing | RecordRead::Damaged(_), Some(key)) => {
+            (KeyInfo::free(key.clone()), HoldInfo::new())
+        }
+        (RecordRead::Nothing | RecordRead::Damaged(_), None) if !is_held => return Ok(None),
+        (RecordRead::Nothing | RecordRead::Damaged(_), None) => {
             // The next grant mends its record.
             let mut info = KeyInfo::free(LockKey::new(files.name())?);
             info.named = false;
@@ -284,7 +291,7 @@ fn shows(files: &KeyFiles) -> Result<bool, Error> {
 }
 
 /// The record, read again where it may have been read while it was written.
-fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<Found, Error> {
+fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<RecordRead, Error> {
     let mut tries = if files.mode().is_shared() { 5 } else { 1 };
     loop {
         let found = match key {
@@ -292,7 +299,7 @@ fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<Found, Error>
             None => Record::read_any(files)?,
         };
         tries -= 1;
-        if tries == 0 || !matches!(found, Found::Damaged(_)) {
+        if tries == 0 || !matches!(found, RecordRead::Damaged(_)) {
             return Ok(found);
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -314,35 +321,35 @@ mod tests {
     #[test]
     fn whoever_waits_goes_first() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path(), None).unwrap();
+        let store = FileStore::open(dir.path(), None).unwrap();
         let key = LockKey::new("k").unwrap();
         let request = Request::new(key.clone(), HolderId::from_parts(1, 1));
-        let Entered::First(waiter) = store.enter_waiter(&key).unwrap() else { panic!("not free") };
+        let EnterResult::First(waiter) = store.enter_waiter_lock(&key).unwrap() else { panic!("not free") };
         for _ in 0..3 {
             // Although the lock is free.
             let answer = store.take(&request, Caller::Newcomer).unwrap();
-            assert!(matches!(answer, Taken::Contended(_)));
+            assert!(matches!(answer, TakeResult::Contended(_)));
         }
         let taken = store.take(&request, Caller::Waiter).unwrap();
-        assert!(matches!(taken, Taken::Hold(_)));
+        assert!(matches!(taken, TakeResult::Hold(_)));
         drop((taken, waiter));
         let taken = store.take(&request, Caller::Newcomer).unwrap();
-        assert!(matches!(taken, Taken::Hold(_)));
+        assert!(matches!(taken, TakeResult::Hold(_)));
     }
 
     #[test]
     fn what_fails_after_a_cooldown_may_have_begun_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path(), None).unwrap();
+        let store = FileStore::open(dir.path(), None).unwrap();
         let mut request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1));
         // The record's temporary file is a directory: the record cannot be written.
         let mut temporary = KeyFiles::new(&store.dir, store.mode, &request.key).record().into_os_string();
         temporary.push(".tmp");
         fs::create_dir(&temporary).unwrap();
-        assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), Taken::Refused(_)));
+        assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), TakeResult::Refused(_)));
         request.cooldown = Some(Duration::from_secs(1));
         assert!(store.take(&request, Caller::Newcomer).is_err());
         fs::remove_dir(&temporary).unwrap();
-        assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), Taken::Hold(_)));
+        assert!(matches!(store.take(&request, Caller::Newcomer).unwrap(), TakeResult::Hold(_)));
     }
 }

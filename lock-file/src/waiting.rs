@@ -11,13 +11,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::backend::FileBackend;
 use crate::error::io_error;
-use crate::hold::claim_release;
-use crate::kernel_wait::Claim;
+use crate::hold::wait_for_release;
+use crate::kernel_wait::PendingWait;
 use crate::layout::KeyFiles;
 use crate::pool::{STALLED_AFTER, no_answer};
-use crate::registry::Registration;
+use crate::requests::Registration;
 use crate::store::Caller;
-use crate::waiter::{Entered, HEARTBEAT_EVERY, WaiterLock};
+use crate::waiter_lock::{EnterResult, HEARTBEAT_EVERY, WaiterLock};
 
 /// How often those behind look whether the waiter that is next has stopped, on average.
 const LOOK_EVERY: Duration = Duration::from_millis(700);
@@ -36,11 +36,11 @@ const LEAVING: Duration = Duration::from_millis(50);
 const COOLDOWN_NAP: Duration = Duration::from_secs(1);
 
 /// One waiter for one key. Dropped, it leaves its place.
-pub(crate) struct Waiter<'a> {
+pub(crate) struct KeyWaiter<'a> {
     backend: &'a FileBackend,
     registration: &'a Arc<Registration>,
     request: &'a Request,
-    place: Place,
+    place: QueuePlace,
     /// The next pause where no holder shows: from very short to the poll interval.
     pause: Duration,
     /// No holder showed when the kernel was asked.
@@ -49,37 +49,37 @@ pub(crate) struct Waiter<'a> {
 }
 
 /// Where a waiter stands.
-enum Place {
+enum QueuePlace {
     /// Nowhere yet, or no thread could wait for it.
     Outside,
     /// Behind others, with a thread that waits for the turn.
-    Behind(Claim<WaiterLock>),
+    Behind(PendingWait<WaiterLock>),
     /// The next; a thread may wait for the holder.
-    First(WaiterLock, Option<Claim<bool>>),
+    First(WaiterLock, Option<PendingWait<bool>>),
 }
 
 /// What a waiter does next.
-enum Step {
+enum NextStep {
     Attempt,
     Sleep(Duration),
 }
 
 /// Why a waiter wakes up.
-enum Woken {
+enum WakeReason {
     Stopped,
     Turn(io::Result<WaiterLock>),
     Release(io::Result<bool>),
     TimeUp,
 }
 
-impl<'a> Waiter<'a> {
+impl<'a> KeyWaiter<'a> {
     /// A waiter for `request`, which `registration` is the registration of.
     pub(crate) fn new(
         backend: &'a FileBackend,
         registration: &'a Arc<Registration>,
         request: &'a Request,
     ) -> Self {
-        let (place, pause) = (Place::Outside, FIRST_PAUSE);
+        let (place, pause) = (QueuePlace::Outside, FIRST_PAUSE);
         Self { backend, registration, request, place, pause, nobody_shows: false, was_contended: false }
     }
 
@@ -89,8 +89,8 @@ impl<'a> Waiter<'a> {
             let nap = match unless_overdue(stop, self.advance()).await? {
                 // Every attempt so far was answered, and none was granted.
                 Err(error) => return Ok(Attempt::Refused(error)),
-                Ok(Step::Sleep(nap)) => nap,
-                Ok(Step::Attempt) => match unless_overdue(stop, self.attempt()).await?? {
+                Ok(NextStep::Sleep(nap)) => nap,
+                Ok(NextStep::Attempt) => match unless_overdue(stop, self.attempt()).await?? {
                     Attempt::Contended(contended) => match contended.cooling_for {
                         // News for a caller who does not want to wait for a cooldown.
                         Some(_) if self.was_contended => return Ok(Attempt::Contended(contended)),
@@ -103,20 +103,22 @@ impl<'a> Waiter<'a> {
             self.was_contended = true;
             let woken = tokio::select! {
                 biased;
-                () = stop.cancelled() => Woken::Stopped,
+                () = stop.cancelled() => WakeReason::Stopped,
                 woken = self.place.woken() => woken,
-                () = sleep(nap) => Woken::TimeUp,
+                () = sleep(nap) => WakeReason::TimeUp,
             };
             match woken {
-                Woken::Stopped => return Ok(Attempt::Contended(Contended::new())),
-                Woken::Turn(Ok(waiter)) => self.place = Place::First(waiter, None),
+                WakeReason::Stopped => return Ok(Attempt::Contended(Contended::new())),
+                WakeReason::Turn(Ok(waiter)) => self.place = QueuePlace::First(waiter, None),
                 // The directory may be gone: who enters anew makes it anew.
-                Woken::Turn(Err(e)) if e.kind() == io::ErrorKind::NotFound => self.place = Place::Outside,
-                Woken::Turn(Err(e)) => {
+                WakeReason::Turn(Err(e)) if e.kind() == io::ErrorKind::NotFound => {
+                    self.place = QueuePlace::Outside;
+                }
+                WakeReason::Turn(Err(e)) => {
                     return Ok(Attempt::Refused(io_error(e, "wait for", &self.files().next())));
                 }
-                Woken::Release(waited) => self.after_release(waited),
-                Woken::TimeUp => {}
+                WakeReason::Release(waited) => self.after_release(waited),
+                WakeReason::TimeUp => {}
             }
         }
     }
@@ -131,58 +133,61 @@ impl<'a> Waiter<'a> {
     }
 
     /// Takes a place, or does what is due at the one it has.
-    async fn advance(&mut self) -> Result<Step, Error> {
+    async fn advance(&mut self) -> Result<NextStep, Error> {
         match &mut self.place {
-            Place::Outside => self.enter().await,
-            Place::Behind(_) => {
+            QueuePlace::Outside => self.enter().await,
+            QueuePlace::Behind(_) => {
                 let next = self.files().next();
                 let look = move || WaiterLock::is_stopped(&next).map_err(|e| io_error(e, "look at", &next));
                 let is_stopped = self.backend.pool().acquire.run(look).await??;
-                if is_stopped { Ok(Step::Attempt) } else { Ok(Step::Sleep(jittered(LOOK_EVERY))) }
+                if is_stopped { Ok(NextStep::Attempt) } else { Ok(NextStep::Sleep(jittered(LOOK_EVERY))) }
             }
-            Place::First(waiter, _) => {
+            QueuePlace::First(waiter, _) => {
                 if let Some(heartbeat) = waiter.heartbeat() {
                     // Without it, others may go first.
                     self.backend.pool().acquire.run(heartbeat).await?.unwrap_or_else(|error| {
                         tracing::debug!(%error, "cannot write the heartbeat of a waiter");
                     });
                 }
-                Ok(Step::Attempt)
+                Ok(NextStep::Attempt)
             }
         }
     }
 
-    async fn enter(&mut self) -> Result<Step, Error> {
+    async fn enter(&mut self) -> Result<NextStep, Error> {
         let (store, key) = (Arc::clone(self.backend.store()), self.request.key.clone());
-        let entered = self.backend.pool().acquire.run(move || store.enter_waiter(&key)).await??;
+        let entered = self.backend.pool().acquire.run(move || store.enter_waiter_lock(&key)).await??;
         let is_stopped = match entered {
-            Entered::First(waiter) => {
-                self.place = Place::First(waiter, None);
-                return Ok(Step::Attempt);
+            EnterResult::First(waiter) => {
+                self.place = QueuePlace::First(waiter, None);
+                return Ok(NextStep::Attempt);
             }
-            Entered::Behind => false,
-            Entered::BehindStopped => true,
+            EnterResult::Behind => false,
+            EnterResult::BehindStopped => true,
         };
-        if let Some(claim) = WaiterLock::claim(&self.files().next(), self.files().mode()) {
-            self.place = Place::Behind(claim);
+        if let Some(claim) = WaiterLock::wait_for(&self.files().next(), self.files().mode()) {
+            self.place = QueuePlace::Behind(claim);
         }
         Ok(match (is_stopped, &self.place) {
-            (true, _) => Step::Attempt,
-            (false, Place::Outside) => Step::Sleep(jittered(self.backend.poll())),
-            (false, _) => Step::Sleep(jittered(LOOK_EVERY)),
+            (true, _) => NextStep::Attempt,
+            (false, QueuePlace::Outside) => NextStep::Sleep(jittered(self.backend.poll())),
+            (false, _) => NextStep::Sleep(jittered(LOOK_EVERY)),
         })
     }
 
     /// How long to sleep after an attempt was turned down, unless something happens first.
     fn after_contention(&mut self) -> Duration {
         let files = self.files();
-        let Place::First(_, claim) = &mut self.place else {
-            let every =
-                if matches!(self.place, Place::Behind(_)) { PAST_STOPPED_EVERY } else { self.backend.poll() };
+        let QueuePlace::First(_, claim) = &mut self.place else {
+            let every = if matches!(self.place, QueuePlace::Behind(_)) {
+                PAST_STOPPED_EVERY
+            } else {
+                self.backend.poll()
+            };
             return jittered(every);
         };
         if claim.is_none() && !std::mem::take(&mut self.nobody_shows) {
-            *claim = claim_release(&files);
+            *claim = wait_for_release(&files);
         }
         if claim.is_some() {
             // Also asked in between, in case that the holder does not show.
@@ -195,7 +200,7 @@ impl<'a> Waiter<'a> {
 
     /// Notes that no holder shows, after having waited for one or not.
     fn after_release(&mut self, answer: io::Result<bool>) {
-        if let Place::First(_, claim) = &mut self.place {
+        if let QueuePlace::First(_, claim) = &mut self.place {
             *claim = None;
         }
         let waited = answer.unwrap_or_else(|error| {
@@ -213,13 +218,13 @@ impl<'a> Waiter<'a> {
     }
 }
 
-impl Place {
+impl QueuePlace {
     /// What happens at this place without being asked for.
-    async fn woken(&mut self) -> Woken {
+    async fn woken(&mut self) -> WakeReason {
         let ended = || io::Error::from(io::ErrorKind::NotFound);
         match self {
-            Self::Behind(claim) => Woken::Turn(claim.await.unwrap_or_else(|_| Err(ended()))),
-            Self::First(_, Some(claim)) => Woken::Release(claim.await.unwrap_or_else(|_| Err(ended()))),
+            Self::Behind(claim) => WakeReason::Turn(claim.await.unwrap_or_else(|_| Err(ended()))),
+            Self::First(_, Some(claim)) => WakeReason::Release(claim.await.unwrap_or_else(|_| Err(ended()))),
             Self::Outside | Self::First(_, None) => pending().await,
         }
     }

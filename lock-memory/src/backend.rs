@@ -6,15 +6,18 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, HolderId, LockAdmin, LockKey, LossReason};
+use leasehold_api::{
+    AdminCapabilities, Capabilities, Error, Fairness, Fencing, HolderId, LeaseBounds, LockAdmin, LockKey,
+    LossReason, Scope,
+};
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Clock, Contended, Events, HoldRef, Moment, ReleaseReply, Renewed,
     Request, Timing, Waiting,
 };
 
 use crate::clock::ClientClock;
-use crate::config::{MemoryStore, Settings};
-use crate::entry::{Now, PeerId, Waiter};
+use crate::config::{MAX_TTL, MIN_TTL, MemoryStore, Settings};
+use crate::entry::{Now, PeerId, QueuedWaiter};
 use crate::faults::{Faults, Op, Reply};
 use crate::store::Store;
 
@@ -137,7 +140,7 @@ impl MemoryBackend {
 /// A place in the store's queue that is left when the wait is dropped.
 struct InQueue<'a> {
     store: &'a Store,
-    waiter: Arc<Waiter>,
+    waiter: Arc<QueuedWaiter>,
 }
 
 impl Drop for InQueue<'_> {
@@ -245,13 +248,41 @@ impl MemoryBackend {
     async fn after<T>(&self, reply: Reply, answers: &mut [Result<T, Error>]) {
         if let Err(kind) = self.peer.faults.after(reply).await {
             for answer in answers {
-                *answer = Err(scripted(kind));
+                *answer = Err(scripted_error(kind));
             }
         }
     }
 }
 
-pub(crate) fn scripted(kind: leasehold_api::ErrorKind) -> Error {
+/// What a store with these settings declares.
+impl Settings {
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        let mut has = Capabilities::new(Scope::Process);
+        has.lease = Some(LeaseBounds::new(self.default_ttl, MIN_TTL, MAX_TTL));
+        has.fencing = Fencing::Volatile;
+        has.cooldown = true;
+        has.admin = AdminCapabilities::all();
+        has.loss_detection = Duration::from_secs(1);
+        has.undo = Duration::from_secs(1);
+        has.crash_release = Some(Duration::ZERO);
+        (has.fairness, has.handover) = match self.waiting {
+            // A poll is jittered by a quarter, and a client that released yields for one and a half.
+            Waiting::Poll { every } => {
+                (Fairness::Unordered, every.saturating_mul(3).saturating_add(Duration::from_secs(1)))
+            }
+            _ => (Fairness::Fifo, Duration::from_secs(1)),
+        };
+        has
+    }
+
+    pub(crate) fn timing(&self) -> Timing {
+        let mut timing = Timing::default();
+        timing.waiting = self.waiting;
+        timing
+    }
+}
+
+pub(crate) fn scripted_error(kind: leasehold_api::ErrorKind) -> Error {
     Error::new(kind, "a failure that the test asked for")
 }
 

@@ -5,16 +5,17 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, LeaseBounds, Scope,
-};
-use leasehold_engine::{Engine, EngineBuilder, Timing, Waiting};
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::{Engine, EngineBuilder, Waiting};
 
 use crate::backend::MemoryBackend;
 use crate::store::Store;
 
+/// The shortest TTL: renewal at a third of it must survive a busy machine.
+pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
+
 /// The longest TTL: a hundred years.
-const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A new private store and its only client.
 ///
@@ -127,36 +128,6 @@ impl MemoryStore {
         }
         let clock = backend.clock();
         Ok(Engine::builder(backend).clock(clock))
-    }
-}
-
-/// The shortest TTL: renewal at a third of it must survive a busy machine.
-const MIN_TTL: Duration = Duration::from_millis(100);
-
-impl Settings {
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        let mut has = Capabilities::new(Scope::Process);
-        has.lease = Some(LeaseBounds::new(self.default_ttl, MIN_TTL, MAX_TTL));
-        has.fencing = Fencing::Volatile;
-        has.cooldown = true;
-        has.admin = AdminCapabilities::all();
-        has.loss_detection = Duration::from_secs(1);
-        has.undo = Duration::from_secs(1);
-        has.crash_release = Some(Duration::ZERO);
-        (has.fairness, has.handover) = match self.waiting {
-            // A poll is jittered by a quarter, and a client that released yields for one and a half.
-            Waiting::Poll { every } => {
-                (Fairness::Unordered, every.saturating_mul(3).saturating_add(Duration::from_secs(1)))
-            }
-            _ => (Fairness::Fifo, Duration::from_secs(1)),
-        };
-        has
-    }
-
-    pub(crate) fn timing(&self) -> Timing {
-        let mut timing = Timing::default();
-        timing.waiting = self.waiting;
-        timing
     }
 }
 

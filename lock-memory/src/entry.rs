@@ -16,23 +16,23 @@ use crate::clock::{StoreClock, wall_clock};
 use crate::store::Store;
 
 /// A key that is held, waited for, cooling, or was held by a lease that nobody took over yet.
-pub(crate) struct Entry {
+pub(crate) struct KeyEntry {
     pub(crate) key: LockKey,
-    pub(crate) hold: Option<Hold>,
+    pub(crate) hold: Option<MemoryHold>,
     pub(crate) cooling_until: Option<Moment>,
     /// Boxed, since most keys never have any: entries are moved in and out of the table with each grant.
-    pub(crate) others: Option<Box<Others>>,
+    pub(crate) waiters: Option<Box<Waiters>>,
 }
 
 /// Those who want a key that is held.
 #[derive(Default)]
-pub(crate) struct Others {
-    pub(crate) queue: VecDeque<Arc<Waiter>>,
+pub(crate) struct Waiters {
+    pub(crate) queue: VecDeque<Arc<QueuedWaiter>>,
     /// Clients without a queue that were turned away since the last release.
     pub(crate) turned_away: Vec<Arc<Peer>>,
 }
 
-pub(crate) struct Hold {
+pub(crate) struct MemoryHold {
     pub(crate) holder: HolderId,
     pub(crate) peer: PeerId,
     token: FencingToken,
@@ -42,7 +42,7 @@ pub(crate) struct Hold {
 }
 
 /// One wait in the store's queue.
-pub(crate) struct Waiter {
+pub(crate) struct QueuedWaiter {
     pub(crate) request: Request,
     pub(crate) peer: Arc<Peer>,
     /// The answer, once there is one.
@@ -50,7 +50,7 @@ pub(crate) struct Waiter {
     pub(crate) called: Notify,
 }
 
-impl Waiter {
+impl QueuedWaiter {
     pub(crate) fn take_answer(&self) -> Option<Granted> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -82,13 +82,13 @@ impl<'a> Now<'a> {
 
 /// What to do once the store is unlocked: clients are never called under its mutex.
 #[derive(Default)]
-pub(crate) struct After {
-    pub(crate) called: Vec<Arc<Waiter>>,
+pub(crate) struct DeferredWakeups {
+    pub(crate) called: Vec<Arc<QueuedWaiter>>,
     woken: Vec<(Arc<Peer>, LockKey)>,
     pub(crate) lost: Option<(PeerId, LockKey, HolderId, LossReason)>,
 }
 
-impl After {
+impl DeferredWakeups {
     pub(crate) fn run(self, store: &Store) {
         for waiter in self.called {
             waiter.called.notify_one();
@@ -109,7 +109,7 @@ impl After {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerId(pub(crate) u64);
 
-impl Entry {
+impl KeyEntry {
     /// Gives the key to the request. The caller has made sure that nobody has it.
     pub(crate) fn grant(
         &mut self,
@@ -126,7 +126,7 @@ impl Entry {
             )
         })?;
         self.cooling_until = request.cooldown.map(|d| now.get().after(d));
-        self.hold = Some(Hold {
+        self.hold = Some(MemoryHold {
             holder: request.holder,
             peer: peer.id,
             token,
@@ -138,7 +138,7 @@ impl Entry {
     }
 
     /// The hold, unless its lease has ended.
-    pub(crate) fn live(&mut self, now: &Now<'_>) -> Option<&mut Hold> {
+    pub(crate) fn live(&mut self, now: &Now<'_>) -> Option<&mut MemoryHold> {
         self.hold.as_mut().filter(|h| h.is_live(now))
     }
 
@@ -167,13 +167,13 @@ impl Entry {
         Some(held)
     }
 
-    pub(crate) fn others(&mut self) -> &mut Others {
-        self.others.get_or_insert_default()
+    pub(crate) fn waiters(&mut self) -> &mut Waiters {
+        self.waiters.get_or_insert_default()
     }
 
     /// The hold, if it is `holder`'s and nobody else is concerned with the key.
-    pub(crate) fn only_holder(&self, holder: HolderId) -> Option<&Hold> {
-        let alone = self.others.is_none() && self.cooling_until.is_none();
+    pub(crate) fn only_holder(&self, holder: HolderId) -> Option<&MemoryHold> {
+        let alone = self.waiters.is_none() && self.cooling_until.is_none();
         self.hold.as_ref().filter(|h| alone && h.holder == holder)
     }
 
@@ -182,21 +182,21 @@ impl Entry {
     }
 
     pub(crate) fn has_queue(&self) -> bool {
-        self.others.as_ref().is_some_and(|o| !o.queue.is_empty())
+        self.waiters.as_ref().is_some_and(|o| !o.queue.is_empty())
     }
 
     /// Whether anybody is queued or was turned away.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.others.as_ref().is_some_and(|o| !o.queue.is_empty() || !o.turned_away.is_empty())
+        self.waiters.as_ref().is_some_and(|o| !o.queue.is_empty() || !o.turned_away.is_empty())
     }
 
     /// Ends the hold and has those told who were turned away. Says whether anybody waits.
-    pub(crate) fn end_hold(&mut self, after: &mut After) -> bool {
+    pub(crate) fn end_hold(&mut self, wakeups: &mut DeferredWakeups) -> bool {
         let hold = self.hold.take();
-        let Some(others) = &mut self.others else { return false };
-        let elsewhere = others.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
-        after.woken.extend(others.turned_away.drain(..).map(|p| (p, self.key.clone())));
-        elsewhere || !others.queue.is_empty()
+        let Some(waiters) = &mut self.waiters else { return false };
+        let elsewhere = waiters.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
+        wakeups.woken.extend(waiters.turned_away.drain(..).map(|p| (p, self.key.clone())));
+        elsewhere || !waiters.queue.is_empty()
     }
 
     /// Whether nobody would miss it.
@@ -209,7 +209,7 @@ impl Entry {
     /// What there is to see of the key: with `ended` also a lease that has ended and a cooldown that lasts.
     pub(crate) fn info(&self, now: &Now<'_>, ended: bool) -> KeyInfo {
         let mut info = KeyInfo::free(self.key.clone());
-        info.waiters = Some(self.others.as_ref().map_or(0, |o| o.queue.len() as u64));
+        info.waiters = Some(self.waiters.as_ref().map_or(0, |o| o.queue.len() as u64));
         let cooldown = self.cooling_until.filter(|until| *until > now.get());
         info.cooldown = cooldown.map(|until| until.since(now.get()));
         info.holders.extend(self.hold.as_ref().filter(|h| ended || h.is_live(now)).map(|h| h.info(now)));
@@ -217,7 +217,7 @@ impl Entry {
     }
 }
 
-impl Hold {
+impl MemoryHold {
     pub(crate) fn is_live(&self, now: &Now<'_>) -> bool {
         self.expires.is_none_or(|e| e > now.get())
     }

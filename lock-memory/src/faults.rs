@@ -74,7 +74,7 @@ mod imp {
     use leasehold_engine::{Attempt, Fault};
     use tokio::sync::watch;
 
-    use crate::backend::scripted;
+    use crate::backend::scripted_error;
 
     pub(crate) use leasehold_engine::Op;
 
@@ -91,7 +91,7 @@ mod imp {
         }
 
         pub(crate) fn error(self) -> Error {
-            scripted(self.kind)
+            scripted_error(self.kind)
         }
     }
 

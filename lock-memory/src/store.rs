@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::backend::Peer;
 use crate::clock::StoreClock;
-use crate::entry::{After, Entry, Now, Others, PeerId, Waiter};
+use crate::entry::{DeferredWakeups, KeyEntry, Now, PeerId, QueuedWaiter, Waiters};
 
 /// One store, shared by its clients.
 pub(crate) struct Store {
@@ -22,12 +22,12 @@ pub(crate) struct Store {
     pub(crate) moved: Notify,
     pub(crate) peers: Mutex<Vec<Weak<Peer>>>,
     joined: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<KeyTable>,
 }
 
 #[derive(Default)]
-struct State {
-    entries: HashTable<Entry>,
+struct KeyTable {
+    entries: HashTable<KeyEntry>,
     /// The last number drawn. Drawn after exclusion is certain, so it grows in the order of grants.
     drawn: u64,
     /// When to look for entries that nobody will ask for again.
@@ -62,9 +62,9 @@ impl Store {
         let Some(held) = entry.refusal(now, true) else {
             return entry.grant(drawn, request, peer, now).map(Attempt::Granted);
         };
-        let noted = |others: &Others| others.turned_away.iter().any(|p| Arc::ptr_eq(p, peer));
-        if request.waits && !queued && !noted(entry.others()) {
-            entry.others().turned_away.push(Arc::clone(peer));
+        let noted = |waiters: &Waiters| waiters.turned_away.iter().any(|p| Arc::ptr_eq(p, peer));
+        if request.waits && !queued && !noted(entry.waiters()) {
+            entry.waiters().turned_away.push(Arc::clone(peer));
         }
         Ok(Attempt::Contended(held))
     }
@@ -74,7 +74,7 @@ impl Store {
         &self,
         request: Request,
         peer: Arc<Peer>,
-    ) -> Result<Result<Attempt, Arc<Waiter>>, Error> {
+    ) -> Result<Result<Attempt, Arc<QueuedWaiter>>, Error> {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         let (entry, drawn) = state.entry(&request.key, now);
@@ -84,8 +84,9 @@ impl Store {
         if entry.refusal(now, true).is_none() {
             return entry.grant(drawn, &request, &peer, now).map(|granted| Ok(Attempt::Granted(granted)));
         }
-        let waiter = Arc::new(Waiter { request, peer, answer: Mutex::default(), called: Notify::new() });
-        entry.others().queue.push_back(Arc::clone(&waiter));
+        let waiter =
+            Arc::new(QueuedWaiter { request, peer, answer: Mutex::default(), called: Notify::new() });
+        entry.waiters().queue.push_back(Arc::clone(&waiter));
         Ok(Err(waiter))
     }
 
@@ -97,28 +98,28 @@ impl Store {
         if let Some(held) = state.find(key)?.refusal(now, false) {
             return held.retry_after;
         }
-        let mut after = After::default();
-        state.call_next(key, now, &mut after);
+        let mut wakeups = DeferredWakeups::default();
+        state.call_next(key, now, &mut wakeups);
         drop(state);
-        after.run(self);
+        wakeups.run(self);
         None
     }
 
     /// Takes a waiter out of the queue, wherever it stands. A grant that came first stays for its
     /// holder to find or release.
-    pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
+    pub(crate) fn leave(&self, waiter: &Arc<QueuedWaiter>) {
         let mut state = self.lock();
-        let mut after = After::default();
+        let mut wakeups = DeferredWakeups::default();
         if let Some(entry) = state.find(&waiter.request.key) {
-            let queue = &mut entry.others().queue;
+            let queue = &mut entry.waiters().queue;
             let was_next = queue.front().is_some_and(|w| Arc::ptr_eq(w, waiter));
             queue.retain(|w| !Arc::ptr_eq(w, waiter));
             // Only the first was told when the key lets go by itself.
-            after.called.extend(queue.front().filter(|_| was_next).cloned());
+            wakeups.called.extend(queue.front().filter(|_| was_next).cloned());
         }
         state.tidy(&waiter.request.key);
         drop(state);
-        after.run(self);
+        wakeups.run(self);
     }
 
     pub(crate) fn renew(&self, hold: &HoldRef) -> Renewed {
@@ -129,13 +130,13 @@ impl Store {
             return Renewed::Gone(LossReason::Gone);
         };
         live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
-        let mut after = After::default();
+        let mut wakeups = DeferredWakeups::default();
         // A TTL that has become shorter concerns whoever is next in line.
         if entry.has_queue() {
-            after.called.extend(entry.others().queue.front().cloned());
+            wakeups.called.extend(entry.waiters().queue.front().cloned());
         }
         drop(state);
-        after.run(self);
+        wakeups.run(self);
         Renewed::Extended
     }
 
@@ -144,29 +145,29 @@ impl Store {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         // Most releases: nobody else is concerned with the key.
-        let was_live = |e: &Entry| e.only_holder(holder).map(|hold| hold.is_live(now));
+        let was_live = |e: &KeyEntry| e.only_holder(holder).map(|hold| hold.is_live(now));
         if let Some(was_live) = state.remove_if(key, was_live) {
             return ReleaseReply::new(was_live);
         }
-        let mut after = After::default();
+        let mut wakeups = DeferredWakeups::default();
         let Some(entry) = state.find(key) else { return ReleaseReply::new(false) };
         let mut freed = ReleaseReply::new(false);
         if entry.has_queue() {
-            entry.others().queue.retain(|w| w.request.holder != holder);
+            entry.waiters().queue.retain(|w| w.request.holder != holder);
         }
         if let Some(hold) = entry.hold.as_ref().filter(|h| h.holder == holder) {
             freed = ReleaseReply::new(hold.is_live(now));
             if unused {
                 entry.cooling_until = None;
             }
-            freed = freed.waiters(entry.end_hold(&mut after));
+            freed = freed.waiters(entry.end_hold(&mut wakeups));
         }
         if entry.has_queue() {
-            state.call_next(key, now, &mut after);
+            state.call_next(key, now, &mut wakeups);
         }
         state.tidy(key);
         drop(state);
-        after.run(self);
+        wakeups.run(self);
         freed
     }
 
@@ -174,17 +175,17 @@ impl Store {
     pub(crate) fn end(&self, key: &LockKey, holder: Option<HolderId>, tell: Option<LossReason>) -> bool {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        let mut after = After::default();
+        let mut wakeups = DeferredWakeups::default();
         let Some(entry) = state.find(key) else { return false };
         let Some(live) = entry.live(now).filter(|h| holder.is_none_or(|id| id == h.holder)) else {
             return false;
         };
-        after.lost = tell.map(|reason| (live.peer, key.clone(), live.holder, reason));
-        entry.end_hold(&mut after);
-        state.call_next(key, now, &mut after);
+        wakeups.lost = tell.map(|reason| (live.peer, key.clone(), live.holder, reason));
+        entry.end_hold(&mut wakeups);
+        state.call_next(key, now, &mut wakeups);
         state.tidy(key);
         drop(state);
-        after.run(self);
+        wakeups.run(self);
         true
     }
 
@@ -195,30 +196,30 @@ impl Store {
         let mut concerned = Vec::new();
         for entry in &mut state.entries {
             let mut waited = false;
-            if let Some(others) = entry.others.as_mut() {
-                let before = others.queue.len();
-                others.turned_away.retain(|p| !Arc::ptr_eq(p, peer));
-                others.queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
-                waited = others.queue.len() < before;
+            if let Some(waiters) = entry.waiters.as_mut() {
+                let before = waiters.queue.len();
+                waiters.turned_away.retain(|p| !Arc::ptr_eq(p, peer));
+                waiters.queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
+                waited = waiters.queue.len() < before;
             }
             let holds = entry.hold.as_ref().is_some_and(|h| h.peer == peer.id);
             if waited || holds {
                 concerned.push((entry.key.clone(), holds));
             }
         }
-        let mut afters = Vec::new();
+        let mut all_wakeups = Vec::new();
         for (key, holds) in concerned {
-            let mut after = After::default();
+            let mut wakeups = DeferredWakeups::default();
             if let Some(entry) = state.find(&key).filter(|_| holds) {
-                entry.end_hold(&mut after);
+                entry.end_hold(&mut wakeups);
             }
-            state.call_next(&key, now, &mut after);
+            state.call_next(&key, now, &mut wakeups);
             state.tidy(&key);
-            afters.push(after);
+            all_wakeups.push(wakeups);
         }
         drop(state);
-        for after in afters {
-            after.run(self);
+        for wakeups in all_wakeups {
+            wakeups.run(self);
         }
     }
 
@@ -250,7 +251,7 @@ impl Store {
         peers.iter().filter_map(Weak::upgrade).find(|p| p.id == id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, KeyTable> {
         // Nothing under this lock can panic half-way, so a poisoned state is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,13 +263,13 @@ impl fmt::Debug for Store {
     }
 }
 
-impl State {
-    fn find(&mut self, key: &LockKey) -> Option<&mut Entry> {
+impl KeyTable {
+    fn find(&mut self, key: &LockKey) -> Option<&mut KeyEntry> {
         self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key)
     }
 
     /// The entry of `key`, made if there is none, and the counter of tokens.
-    fn entry(&mut self, key: &LockKey, now: &Now<'_>) -> (&mut Entry, &mut u64) {
+    fn entry(&mut self, key: &LockKey, now: &Now<'_>) -> (&mut KeyEntry, &mut u64) {
         if self.entries.len() >= self.sweep_at.max(1024) {
             self.entries.retain(|e| !e.is_idle(now));
             self.sweep_at = self.entries.len() * 2;
@@ -276,28 +277,28 @@ impl State {
         let entry = self
             .entries
             .entry(KeyHasher::hash_of(key), |e| e.key == *key, |e| KeyHasher::hash_of(&e.key))
-            .or_insert_with(|| Entry { key: key.clone(), hold: None, cooling_until: None, others: None })
+            .or_insert_with(|| KeyEntry { key: key.clone(), hold: None, cooling_until: None, waiters: None })
             .into_mut();
         (entry, &mut self.drawn)
     }
 
     /// Gives a free key to the first in its queue.
-    fn call_next(&mut self, key: &LockKey, now: &Now<'_>, after: &mut After) {
+    fn call_next(&mut self, key: &LockKey, now: &Now<'_>, wakeups: &mut DeferredWakeups) {
         let Some(entry) = self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key) else { return };
         if let Some(held) = entry.refusal(now, false) {
             // It does not know yet when the key lets go by itself.
-            let front = entry.others().queue.front().filter(|_| held.retry_after.is_some());
-            after.called.extend(front.cloned());
+            let front = entry.waiters().queue.front().filter(|_| held.retry_after.is_some());
+            wakeups.called.extend(front.cloned());
             return;
         }
-        let Some(waiter) = entry.others().queue.pop_front() else { return };
+        let Some(waiter) = entry.waiters().queue.pop_front() else { return };
         if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
             granted.asked_at = waiter.peer.moment_of(now);
             *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
         }
-        after.called.push(waiter);
+        wakeups.called.push(waiter);
         // The next in line must learn when this one's lease ends.
-        after.called.extend(entry.others().queue.front().cloned());
+        wakeups.called.extend(entry.waiters().queue.front().cloned());
     }
 
     /// Forgets a key that nobody is concerned with.
@@ -305,10 +306,10 @@ impl State {
         self.remove_if(key, |e| e.is_unused().then_some(()));
     }
 
-    /// Removes the entry of `key`, if `such` finds something in it.
-    fn remove_if<R>(&mut self, key: &LockKey, such: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
+    /// Removes the entry of `key`, if `find` finds something in it.
+    fn remove_if<R>(&mut self, key: &LockKey, find: impl FnOnce(&KeyEntry) -> Option<R>) -> Option<R> {
         let entry = self.entries.find_entry(KeyHasher::hash_of(key), |e| e.key == *key).ok()?;
-        let found = such(entry.get())?;
+        let found = find(entry.get())?;
         entry.remove();
         // Keys that were used once leave no memory behind.
         let (len, capacity) = (self.entries.len(), self.entries.capacity());

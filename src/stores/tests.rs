@@ -20,10 +20,8 @@ fn the_table_has_the_schemes_of_the_crates() {
         let schemes = store.compiled_in.unwrap().iter().flat_map(Scheme::names);
         assert!(schemes.eq(store.schemes), "{}", store.feature);
     }
-    assert_eq!(
-        known(),
-        "memory:, memory:NAME, file:///DIRECTORY, and postgres:// also with +advisory, +advisory-xact, +row or +ttl"
-    );
+    let ours = "memory:, memory:NAME, file:///DIRECTORY, and postgres:// also with +advisory, +advisory-xact, +row or +ttl";
+    assert!(known().starts_with(ours), "{}", known());
 }
 
 #[test]

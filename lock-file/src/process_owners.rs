@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// What the processes of this machine have locked in one directory. Each is looked at once, however many keys it holds.
-pub(crate) struct Keepers {
+pub(crate) struct ProcessOwners {
     /// As the system names it; `None` where that cannot be told.
     dir: Option<PathBuf>,
     locked: HashMap<u32, io::Result<HashSet<OsString>>>,
@@ -15,7 +15,7 @@ pub(crate) struct Keepers {
     pids: Option<Vec<u32>>,
 }
 
-impl Keepers {
+impl ProcessOwners {
     pub(crate) fn of(dir: &Path) -> Self {
         Self { dir: fs::canonicalize(dir).ok(), locked: HashMap::new(), pids: None }
     }
@@ -24,10 +24,10 @@ impl Keepers {
     /// behind. Where the system does not tell, also because that process lives in another namespace, it is its number
     /// alone.
     pub(crate) fn owner(&mut self, main: &Path, pid: u32) -> String {
-        self.seen(main, pid).unwrap_or_else(|| format!("pid {pid}"))
+        self.find(main, pid).unwrap_or_else(|| format!("pid {pid}"))
     }
 
-    fn seen(&mut self, main: &Path, pid: u32) -> Option<String> {
+    fn find(&mut self, main: &Path, pid: u32) -> Option<String> {
         let file = main.file_name()?.to_owned();
         match self.locked_by(pid)? {
             Ok(locked) if locked.contains(&file) => return Some(named(pid)),
@@ -35,10 +35,10 @@ impl Keepers {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return None,
             Ok(_) | Err(_) => {}
         }
-        let mut keepers = self.pids.get_or_insert_with(processes).clone();
-        keepers.retain(|pid| matches!(self.locked_by(*pid), Some(Ok(locked)) if locked.contains(&file)));
-        let keepers: Vec<String> = keepers.into_iter().map(named).collect();
-        (!keepers.is_empty()).then(|| format!("{}, left by pid {pid}", keepers.join(" and ")))
+        let mut owners = self.pids.get_or_insert_with(processes).clone();
+        owners.retain(|pid| matches!(self.locked_by(*pid), Some(Ok(locked)) if locked.contains(&file)));
+        let owners: Vec<String> = owners.into_iter().map(named).collect();
+        (!owners.is_empty()).then(|| format!("{}, left by pid {pid}", owners.join(" and ")))
     }
 
     fn locked_by(&mut self, pid: u32) -> Option<&io::Result<HashSet<OsString>>> {

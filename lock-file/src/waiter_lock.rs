@@ -13,8 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
 
 use crate::files::FileMode;
-use crate::hold::{Locked, is_locked, lock_at, lock_at_blocking};
-use crate::kernel_wait::{Claim, KernelWaits};
+use crate::kernel_wait::{KernelWaits, PendingWait};
+use crate::locked_file::{LockedFile, is_locked, lock_at, lock_at_blocking};
 
 /// How often a waiter sends a heartbeat, and for how long one counts.
 pub(crate) const HEARTBEAT_EVERY: Duration = Duration::from_millis(300);
@@ -29,13 +29,13 @@ static WAITS: KernelWaits<WaiterLock> = KernelWaits::new();
 /// keep everybody from a lock that is free. The exclusion of the lock itself never depends on that time.
 #[derive(Debug)]
 pub(crate) struct WaiterLock {
-    locked: Arc<Locked>,
+    locked: Arc<LockedFile>,
     last_heartbeat: Instant,
 }
 
 /// The answer to one attempt at a waiter lock.
 #[derive(Debug)]
-pub(crate) enum Entered {
+pub(crate) enum EnterResult {
     /// It is ours.
     First(WaiterLock),
     /// Another waiter has it.
@@ -46,24 +46,24 @@ pub(crate) enum Entered {
 
 impl WaiterLock {
     /// One attempt at the waiter lock at `path`.
-    pub(crate) fn enter(path: &Path, mode: FileMode) -> io::Result<Entered> {
+    pub(crate) fn enter(path: &Path, mode: FileMode) -> io::Result<EnterResult> {
         match lock_at(path, mode)? {
-            Some(locked) => Self::entered(locked).map(Entered::First),
-            None if has_heartbeat(path)? => Ok(Entered::Behind),
-            None => Ok(Entered::BehindStopped),
+            Some(locked) => Self::entered(locked).map(EnterResult::First),
+            None if has_heartbeat(path)? => Ok(EnterResult::Behind),
+            None => Ok(EnterResult::BehindStopped),
         }
     }
 
     /// Waits for the waiter lock at `path` in the kernel. `None`: there is no thread for it.
-    pub(crate) fn claim(path: &Path, mode: FileMode) -> Option<Claim<Self>> {
+    pub(crate) fn wait_for(path: &Path, mode: FileMode) -> Option<PendingWait<Self>> {
         let at = path.to_owned();
-        WAITS.claim(path, move |is_wanted| match lock_at_blocking(&at, mode, is_wanted)? {
+        WAITS.wait_for(path, move |is_wanted| match lock_at_blocking(&at, mode, is_wanted)? {
             Some(locked) => Self::entered(locked).map(Some),
             None => Ok(None),
         })
     }
 
-    fn entered(locked: Locked) -> io::Result<Self> {
+    fn entered(locked: LockedFile) -> io::Result<Self> {
         beat(&locked)?;
         Ok(Self { locked: Arc::new(locked), last_heartbeat: Instant::now() })
     }
@@ -99,7 +99,7 @@ impl Drop for WaiterLock {
     }
 }
 
-fn beat(locked: &Locked) -> io::Result<()> {
+fn beat(locked: &LockedFile) -> io::Result<()> {
     // "Now" for both times: who may write to the file may set that, any other time only its owner.
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     Ok(futimens(locked.file(), &Timestamps { last_access: now, last_modification: now })?)
@@ -121,23 +121,26 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("next");
         assert!(!WaiterLock::is_held(&path).unwrap());
-        let Entered::First(mut waiter) = WaiterLock::enter(&path, FileMode::PRIVATE).unwrap() else {
+        let EnterResult::First(mut waiter) = WaiterLock::enter(&path, FileMode::PRIVATE).unwrap() else {
             panic!("not free")
         };
         assert!(WaiterLock::is_held(&path).unwrap());
-        assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::Behind));
+        assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), EnterResult::Behind));
         let (past, future) =
             (SystemTime::now() - 2 * HEARTBEAT_COUNTS_FOR, SystemTime::now() + 9 * HEARTBEAT_COUNTS_FOR);
         for long_ago in [past, future] {
             waiter.locked.file().set_modified(long_ago).unwrap();
             assert!(!WaiterLock::is_held(&path).unwrap());
-            assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::BehindStopped));
+            assert!(matches!(
+                WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(),
+                EnterResult::BehindStopped
+            ));
         }
         waiter.last_heartbeat -= HEARTBEAT_EVERY;
         waiter.heartbeat().unwrap()().unwrap();
         assert!(WaiterLock::is_held(&path).unwrap());
         drop(waiter);
         assert!(!WaiterLock::is_held(&path).unwrap());
-        assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), Entered::First(_)));
+        assert!(matches!(WaiterLock::enter(&path, FileMode::PRIVATE).unwrap(), EnterResult::First(_)));
     }
 }

@@ -8,11 +8,11 @@ use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renew
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
-use crate::hold::{HeldFile, Hold};
+use crate::hold::{FileHold, HeldFile};
 use crate::pool::STALLED_AFTER;
-use crate::store::{Caller, Store, Taken};
+use crate::store::{Caller, FileStore, TakeResult};
 
-type Id = (LockKey, HolderId);
+type RequestId = (LockKey, HolderId);
 
 /// The slots of all requests that are under way or granted.
 ///
@@ -20,51 +20,51 @@ type Id = (LockKey, HolderId);
 /// release that comes first ends the slot, and an attempt which finds it ended unlocks what it has locked.
 /// Nothing waits for the disk under the mutexes, so [`abort`](Self::abort) waits for nobody.
 #[derive(Debug, Default)]
-pub(crate) struct Registry {
+pub(crate) struct Requests {
     slots: Mutex<Slots>,
 }
 
 #[derive(Debug, Default)]
 struct Slots {
-    by_id: HashMap<Id, Arc<Slot>>,
+    by_id: HashMap<RequestId, Arc<RequestSlot>>,
     closed: bool,
 }
 
 /// One request.
 #[derive(Debug)]
-pub(crate) struct Slot {
-    id: Id,
-    state: Mutex<State>,
+pub(crate) struct RequestSlot {
+    id: RequestId,
+    state: Mutex<SlotState>,
     /// Locked by the file operation that decides what is held: one at a time, and whoever needs its outcome
     /// waits for it without using up a thread.
     operation: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
-enum State {
+enum SlotState {
     /// Nothing is held yet.
     Open,
-    Held(Arc<Hold>),
+    Held(Arc<FileHold>),
     /// Nothing is held, and nothing will be.
     Ended,
 }
 
 /// That a file operation of a slot is under way.
-pub(crate) type Operation = OwnedMutexGuard<()>;
+pub(crate) type OperationGuard = OwnedMutexGuard<()>;
 
 /// The slot of a request, for as long as calls use it. It is forgotten with the last of them, unless it holds
 /// something.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    registry: Arc<Registry>,
-    slot: Arc<Slot>,
+    requests: Arc<Requests>,
+    slot: Arc<RequestSlot>,
 }
 
 /// A hold that is not in its slot any more. It is unlocked, whatever becomes of this value.
 #[derive(Debug)]
-pub(crate) struct Ending(Arc<Hold>);
+pub(crate) struct EndedHold(Arc<FileHold>);
 
-impl Registry {
+impl Requests {
     /// Registers `request`, in a new slot or in that of an earlier call with the same holder id.
     pub(crate) fn register(self: &Arc<Self>, request: &Request) -> Result<Arc<Registration>, Error> {
         let id = (request.key.clone(), request.holder);
@@ -73,16 +73,16 @@ impl Registry {
             return Err(Error::closed());
         }
         let slot = slots.by_id.entry(id.clone()).or_insert_with(|| {
-            Arc::new(Slot { id, state: Mutex::new(State::Open), operation: Arc::default() })
+            Arc::new(RequestSlot { id, state: Mutex::new(SlotState::Open), operation: Arc::default() })
         });
-        Ok(Arc::new(Registration { registry: Arc::clone(self), slot: Arc::clone(slot) }))
+        Ok(Arc::new(Registration { requests: Arc::clone(self), slot: Arc::clone(slot) }))
     }
 
-    pub(crate) fn find(&self, hold: &HoldRef) -> Option<Arc<Slot>> {
+    pub(crate) fn find(&self, hold: &HoldRef) -> Option<Arc<RequestSlot>> {
         lock(&self.slots).by_id.get(&(hold.key.clone(), hold.holder)).map(Arc::clone)
     }
 
-    pub(crate) fn remove(&self, slot: &Arc<Slot>) {
+    pub(crate) fn remove(&self, slot: &Arc<RequestSlot>) {
         let mut slots = lock(&self.slots);
         if slots.by_id.get(&slot.id).is_some_and(|s| Arc::ptr_eq(s, slot)) {
             slots.by_id.remove(&slot.id);
@@ -124,33 +124,33 @@ impl Registry {
 }
 
 impl Registration {
-    pub(crate) fn slot(&self) -> &Arc<Slot> {
+    pub(crate) fn slot(&self) -> &Arc<RequestSlot> {
         &self.slot
     }
 
     /// One attempt at `request`, which this is the registration of. Needs the slot's operation.
     pub(crate) fn attempt(
         &self,
-        store: &Store,
+        store: &FileStore,
         request: &Request,
         caller: Caller,
-        _: &Operation,
+        _: &OperationGuard,
     ) -> Result<Attempt, Error> {
         match &*lock(&self.slot.state) {
-            State::Held(hold) => return Ok(granted(hold)),
-            State::Ended => return Ok(self.ended()),
-            State::Open => {}
+            SlotState::Held(hold) => return Ok(granted(hold)),
+            SlotState::Ended => return Ok(self.ended()),
+            SlotState::Open => {}
         }
         let hold = match store.take(request, caller)? {
-            Taken::Hold(hold) => Arc::new(hold),
-            Taken::Contended(contended) => return Ok(Attempt::Contended(contended)),
-            Taken::Refused(error) => return Ok(Attempt::Refused(error)),
+            TakeResult::Hold(hold) => Arc::new(hold),
+            TakeResult::Contended(contended) => return Ok(Attempt::Contended(contended)),
+            TakeResult::Refused(error) => return Ok(Attempt::Refused(error)),
         };
         Ok(self.keep(hold))
     }
 
     /// What was just taken stays in the slot, unless that was ended meanwhile: then it is undone.
-    fn keep(&self, hold: Arc<Hold>) -> Attempt {
+    fn keep(&self, hold: Arc<FileHold>) -> Attempt {
         let answer = granted(&hold);
         match self.slot.keep(hold) {
             Ok(()) => answer,
@@ -163,7 +163,7 @@ impl Registration {
     }
 
     fn ended(&self) -> Attempt {
-        if self.registry.is_closed() {
+        if self.requests.is_closed() {
             Attempt::Refused(Error::closed())
         } else {
             Attempt::Contended(Contended::new())
@@ -174,18 +174,18 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let mut state = lock(&self.slot.state);
-        if matches!(*state, State::Held(_)) {
+        if matches!(*state, SlotState::Held(_)) {
             return;
         }
-        *state = State::Ended;
+        *state = SlotState::Ended;
         drop(state);
-        self.registry.remove(&self.slot);
+        self.requests.remove(&self.slot);
     }
 }
 
-impl Slot {
+impl RequestSlot {
     /// Waits until no file operation of this slot is under way, and keeps the next one from starting.
-    pub(crate) async fn operation(&self) -> Result<Operation, Error> {
+    pub(crate) async fn operation(&self) -> Result<OperationGuard, Error> {
         if let Some(operation) = self.try_operation() {
             return Ok(operation);
         }
@@ -197,37 +197,37 @@ impl Slot {
     }
 
     /// As [`operation`](Self::operation), unless that would have to wait.
-    pub(crate) fn try_operation(&self) -> Option<Operation> {
+    pub(crate) fn try_operation(&self) -> Option<OperationGuard> {
         Arc::clone(&self.operation).try_lock_owned().ok()
     }
 
     /// Ends the slot: what it holds is to be freed, and an attempt that is under way keeps nothing.
-    pub(crate) fn end(&self) -> Option<Ending> {
-        match std::mem::replace(&mut *lock(&self.state), State::Ended) {
-            State::Held(hold) => Some(Ending(hold)),
-            State::Open | State::Ended => None,
+    pub(crate) fn end(&self) -> Option<EndedHold> {
+        match std::mem::replace(&mut *lock(&self.state), SlotState::Ended) {
+            SlotState::Held(hold) => Some(EndedHold(hold)),
+            SlotState::Open | SlotState::Ended => None,
         }
     }
 
     /// Given back if the slot was ended meanwhile.
-    fn keep(&self, hold: Arc<Hold>) -> Result<(), Arc<Hold>> {
+    fn keep(&self, hold: Arc<FileHold>) -> Result<(), Arc<FileHold>> {
         let mut state = lock(&self.state);
-        if matches!(*state, State::Ended) {
+        if matches!(*state, SlotState::Ended) {
             return Err(hold);
         }
-        *state = State::Held(hold);
+        *state = SlotState::Held(hold);
         Ok(())
     }
 
-    fn held(&self) -> Option<Arc<Hold>> {
+    fn held(&self) -> Option<Arc<FileHold>> {
         match &*lock(&self.state) {
-            State::Held(hold) => Some(Arc::clone(hold)),
-            State::Open | State::Ended => None,
+            SlotState::Held(hold) => Some(Arc::clone(hold)),
+            SlotState::Open | SlotState::Ended => None,
         }
     }
 }
 
-impl Ending {
+impl EndedHold {
     /// Unlocks, and looks whether it was held until now and whether others wait. `unused`: the cooldown that it has
     /// begun ends with it.
     pub(crate) fn free(self, unused: bool) -> ReleaseReply {
@@ -239,13 +239,13 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for EndedHold {
     fn drop(&mut self) {
         self.0.unlock();
     }
 }
 
-fn granted(hold: &Arc<Hold>) -> Attempt {
+fn granted(hold: &Arc<FileHold>) -> Attempt {
     let mut granted = Granted::with_token(Some(hold.token()));
     granted.extension = Some(Box::new(HeldFile::of(hold)));
     Attempt::Granted(granted)
@@ -262,13 +262,13 @@ mod tests {
 
     struct Case {
         _dir: tempfile::TempDir,
-        store: Store,
-        registry: Arc<Registry>,
+        store: FileStore,
+        requests: Arc<Requests>,
     }
 
     fn case() -> Case {
         let dir = tempfile::tempdir().unwrap();
-        Case { store: Store::open(dir.path(), None).unwrap(), registry: Arc::default(), _dir: dir }
+        Case { store: FileStore::open(dir.path(), None).unwrap(), requests: Arc::default(), _dir: dir }
     }
 
     impl Case {
@@ -278,14 +278,14 @@ mod tests {
         }
 
         fn release(&self, request: &Request) -> Option<ReleaseReply> {
-            let slot = self.registry.find(&request.hold())?;
+            let slot = self.requests.find(&request.hold())?;
             let ending = slot.end();
-            self.registry.remove(&slot);
+            self.requests.remove(&slot);
             ending.map(|ending| ending.free(false))
         }
 
         fn is_free(&self) -> bool {
-            matches!(self.store.take(&request(99), Caller::Newcomer).unwrap(), Taken::Hold(_))
+            matches!(self.store.take(&request(99), Caller::Newcomer).unwrap(), TakeResult::Hold(_))
         }
     }
 
@@ -296,11 +296,11 @@ mod tests {
     #[test]
     fn a_release_that_overtakes_its_attempt_wins() {
         let case = case();
-        let registration = case.registry.register(&request(1)).unwrap();
+        let registration = case.requests.register(&request(1)).unwrap();
         assert_eq!(case.release(&request(1)), None);
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Contended(_)));
         assert!(case.is_free());
-        assert_eq!(case.registry.len(), 0);
+        assert_eq!(case.requests.len(), 0);
     }
 
     #[test]
@@ -308,8 +308,8 @@ mod tests {
         let case = case();
         let mut request = request(1);
         request.cooldown = Some(std::time::Duration::from_secs(3_600));
-        let registration = case.registry.register(&request).unwrap();
-        let Taken::Hold(hold) = case.store.take(&request, Caller::Newcomer).unwrap() else {
+        let registration = case.requests.register(&request).unwrap();
+        let TakeResult::Hold(hold) = case.store.take(&request, Caller::Newcomer).unwrap() else {
             panic!("not free")
         };
         assert_eq!(case.release(&request), None);
@@ -320,20 +320,20 @@ mod tests {
     #[test]
     fn an_attempt_that_ends_after_the_abort_keeps_nothing() {
         let case = case();
-        let registration = case.registry.register(&request(1)).unwrap();
+        let registration = case.requests.register(&request(1)).unwrap();
         let _operation = registration.slot().try_operation().unwrap();
         // While an operation is under way, for which it does not wait.
-        case.registry.abort();
+        case.requests.abort();
         drop(_operation);
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Refused(_)));
         assert!(case.is_free());
-        assert!(case.registry.register(&request(2)).is_err(), "closed from here on");
+        assert!(case.requests.register(&request(2)).is_err(), "closed from here on");
     }
 
     #[test]
     fn what_is_ended_is_unlocked_though_nobody_frees_it() {
         let case = case();
-        let registration = case.registry.register(&request(1)).unwrap();
+        let registration = case.requests.register(&request(1)).unwrap();
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Granted(_)));
         // A confirmation that waits for the disk has the hold too.
         let confirming = registration.slot().held().unwrap();
@@ -346,14 +346,14 @@ mod tests {
     fn nothing_stays_behind() {
         let case = case();
         for serial in 0..100 {
-            let winner = case.registry.register(&request(serial)).unwrap();
+            let winner = case.requests.register(&request(serial)).unwrap();
             assert!(matches!(case.attempt(&winner, &request(serial)), Attempt::Granted(_)));
-            let loser = case.registry.register(&request(1000 + serial)).unwrap();
+            let loser = case.requests.register(&request(1000 + serial)).unwrap();
             assert!(matches!(case.attempt(&loser, &request(1000 + serial)), Attempt::Contended(_)));
             drop((winner, loser));
-            assert_eq!(case.registry.len(), 1, "the granted one");
+            assert_eq!(case.requests.len(), 1, "the granted one");
             assert_eq!(case.release(&request(serial)), Some(ReleaseReply::new(true)));
         }
-        assert_eq!(case.registry.len(), 0);
+        assert_eq!(case.requests.len(), 0);
     }
 }
