@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
 use crate::chosen_store::ChosenStore;
-use crate::schema::Facts;
+use crate::schema::ServerFacts;
 use crate::{admin, exit, file_store, output};
 
 /// One fixed key, because a store may keep something of every key that was ever used.
@@ -28,7 +28,7 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
     let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable && begun.elapsed() > SOON;
     let facts = match &connected {
         Err(error) if is_away(error) => None,
-        _ => Facts::of(store.url()).await,
+        _ => ServerFacts::of(store.url()).await,
     };
     let (lock, tried) = match connected {
         Ok(lock) => {
@@ -41,11 +41,10 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
         }
         Err(error) => (None, Err(error)),
     };
-    let mut told = lock.as_deref().map(file_store::cautions).unwrap_or_default();
-    told.extend(
-        advice(lock.as_deref(), tried.as_ref().err(), facts.as_ref()).into_iter().map(ToOwned::to_owned),
+    let mut advice = lock.as_deref().map(file_store::cautions).unwrap_or_default();
+    advice.extend(
+        advice_for(lock.as_deref(), tried.as_ref().err(), facts.as_ref()).into_iter().map(ToOwned::to_owned),
     );
-    let advice = told;
     if args.json {
         output::json(&report(lock.as_ref(), facts.as_ref(), &tried, &advice));
     } else {
@@ -89,15 +88,19 @@ async fn probe(lock: &dyn Lock, store: &ChosenStore) -> Result<Duration, Error> 
     Ok(start.elapsed())
 }
 
-fn advice(lock: Option<&dyn Lock>, error: Option<&Error>, facts: Option<&Facts>) -> Vec<&'static str> {
+fn advice_for(
+    lock: Option<&dyn Lock>,
+    error: Option<&Error>,
+    facts: Option<&ServerFacts>,
+) -> Vec<&'static str> {
     let mut advice = Vec::new();
     if let Some(error) = error {
         advice.push(match error.kind() {
             ErrorKind::InvalidOption | ErrorKind::Unsupported => "correct the URL (--url or LEASEHOLD_URL)",
-            ErrorKind::PermissionDenied if facts.is_some_and(Facts::may_only_look) => {
+            ErrorKind::PermissionDenied if facts.is_some_and(ServerFacts::may_only_look) => {
                 "this role may look at locks (`list`, `inspect`) and take none; if it is to take them, grant it what is missing: `leasehold schema apply --grant-to ROLE`, as the owner of the schema"
             }
-            ErrorKind::PermissionDenied if facts.is_some_and(Facts::is_in_foreign_schema) => {
+            ErrorKind::PermissionDenied if facts.is_some_and(ServerFacts::is_in_foreign_schema) => {
                 "connect as the owner of the schema, or as a role with the privileges of `leasehold schema print --grant-to ROLE`"
             }
             ErrorKind::PermissionDenied if facts.is_some() => {
@@ -109,7 +112,7 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>, facts: Option<&Facts>)
             ErrorKind::PermissionDenied => {
                 "see that user and password are right and that this user may read and write there, or choose another store with --url"
             }
-            ErrorKind::Unavailable if facts.is_some_and(Facts::is_standby) => "name the primary in the URL",
+            ErrorKind::Unavailable if facts.is_some_and(ServerFacts::is_standby) => "name the primary in the URL",
             ErrorKind::Timeout => "another check may be running; try again",
             ErrorKind::InvalidKey => {
                 "keys are numbers with this `hash`, so that there is no key to try with; use `leasehold list`, or `run` with a number that nobody else takes"
@@ -142,7 +145,7 @@ fn advice(lock: Option<&dyn Lock>, error: Option<&Error>, facts: Option<&Facts>)
 
 fn print(
     lock: Option<&Arc<dyn Lock>>,
-    facts: Option<&Facts>,
+    facts: Option<&ServerFacts>,
     tried: &Result<Duration, Error>,
     advice: &[String],
 ) {
@@ -173,7 +176,7 @@ fn print(
 
 fn report(
     lock: Option<&Arc<dyn Lock>>,
-    facts: Option<&Facts>,
+    facts: Option<&ServerFacts>,
     tried: &Result<Duration, Error>,
     advice: &[String],
 ) -> Value {
@@ -188,7 +191,7 @@ fn report(
         "kind": tried.as_ref().err().map(|error| error.kind().as_str()),
         "retryable": tried.as_ref().err().map(Error::is_retryable),
         "took_ms": tried.as_ref().ok().map(|took| output::millis(*took)),
-        "server": facts.map(Facts::describe),
+        "server": facts.map(ServerFacts::describe),
         "capabilities": table,
         "advice": advice,
     })

@@ -32,13 +32,13 @@ pub(crate) struct Running {
     child: Child,
     pid: Pid,
     #[cfg(target_os = "linux")]
-    gate: Gate,
+    gate: StartGate,
 }
 
 /// Keeps the copy of this tool from becoming the command, until the other end of the pipe is closed.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
-struct Gate {
+struct StartGate {
     /// The copy opens it by its number, so it stays open while the command runs.
     _read: io::PipeReader,
     keep_shut: Option<io::PipeWriter>,
@@ -157,7 +157,7 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 }
 
 #[cfg(target_os = "linux")]
-fn prepare(command: &[OsString]) -> io::Result<(Gate, Command)> {
+fn prepare(command: &[OsString]) -> io::Result<(StartGate, Command)> {
     use std::os::fd::AsRawFd as _;
 
     let (read, write) = io::pipe()?;
@@ -165,7 +165,7 @@ fn prepare(command: &[OsString]) -> io::Result<(Gate, Command)> {
     let mut process = Command::new("/proc/self/exe");
     process.arg0("leasehold").arg(EXEC).arg(std::process::id().to_string());
     process.arg(read.as_raw_fd().to_string()).args(command);
-    Ok((Gate { _read: read, keep_shut: Some(write) }, process))
+    Ok((StartGate { _read: read, keep_shut: Some(write) }, process))
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::args::ClaimsArgs;
 use crate::output::{self, Notes, printable};
 use crate::schema::{close, database, open};
-use crate::survey::{OpenTransaction, Part, Survey, SurveyReport, SurveyedRow};
+use crate::survey::{ColumnRole, OpenTransaction, Survey, SurveyReport, SurveyedRow};
 
 pub(crate) async fn claims(args: &ClaimsArgs, url: Option<&str>, notes: Notes) -> Result<u8, Error> {
     let config = database(url)?;
     let named = |error: Error| error.with_store(config.to_string());
     let survey = survey(args).map_err(|error| named(plain(error)))?;
     let mut session = open(&config).await.map_err(named)?;
-    let report = survey.look(&mut session).await.map_err(|error| named(plain(error)))?;
+    let report = survey.run(&mut session).await.map_err(|error| named(plain(error)))?;
     close(session).await;
     if args.json {
         output::json(&describe(&report));
@@ -31,20 +31,20 @@ pub(crate) async fn claims(args: &ClaimsArgs, url: Option<&str>, notes: Notes) -
 
 pub(crate) fn survey(args: &ClaimsArgs) -> Result<Survey, ClaimError> {
     let mut survey = Survey::of(table(&args.table)?).limit(args.limit);
-    for (part, name) in [
-        (Part::Id, &args.id),
-        (Part::State, &args.state),
-        (Part::Queue, &args.queue),
-        (Part::Group, &args.group),
-        (Part::Owner, &args.owner),
-        (Part::Epoch, &args.epoch),
-        (Part::Until, &args.until),
-        (Part::TakenAt, &args.taken_at),
-        (Part::Attempts, &args.attempts),
-        (Part::Error, &args.error),
+    for (role, name) in [
+        (ColumnRole::Id, &args.id),
+        (ColumnRole::State, &args.state),
+        (ColumnRole::Queue, &args.queue),
+        (ColumnRole::Group, &args.group),
+        (ColumnRole::Owner, &args.owner),
+        (ColumnRole::Epoch, &args.epoch),
+        (ColumnRole::Until, &args.until),
+        (ColumnRole::TakenAt, &args.taken_at),
+        (ColumnRole::Attempts, &args.attempts),
+        (ColumnRole::Error, &args.error),
     ] {
         if let Some(name) = name {
-            survey = survey.column(part, name)?;
+            survey = survey.column(role, name)?;
         }
     }
     if let Some(side) = &args.side_table {

@@ -44,7 +44,7 @@ use crate::args::{Args, Command, flock};
 use crate::chosen_store::ChosenStore;
 use crate::output::Notes;
 
-/// The command, with the arguments and the environment of this process; answers its exit code.
+/// Runs the command with the arguments and the environment of this process. Returns its exit code.
 ///
 /// A program of your own that calls it is the command with a store of your own, after
 /// [`leasehold::register_scheme`]; call it first of all, on the main thread, outside of any runtime.
@@ -77,7 +77,7 @@ pub fn main() -> ExitCode {
         }
     };
     let is_look = matches!(args.command, Command::Inspect(_));
-    match start(args) {
+    match run_in_runtime(args) {
         // That nobody holds a key was not told either.
         Ok(code) if output::is_incomplete() && (code == 0 || is_look) => exit::OUTPUT_LOST.into(),
         Ok(code) => code.into(),
@@ -129,7 +129,7 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
     Some(text.trim_end().to_owned())
 }
 
-fn start(args: Args) -> Result<u8, Error> {
+fn run_in_runtime(args: Args) -> Result<u8, Error> {
     has_descriptors().map_err(|error| output::system("too few files may be open (`ulimit -n`)", error))?;
     // The runtime stays on this thread; see `child`.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -150,7 +150,7 @@ fn has_descriptors() -> std::io::Result<()> {
 async fn dispatch(args: Args) -> Result<u8, Error> {
     let notes = Notes { quiet: args.quiet, verbose: args.verbose };
     let wants_json = args.command.wants_json();
-    let done = carry_out(args, notes).await;
+    let done = run_command(args, notes).await;
     if let (Err(error), true) = (&done, wants_json) {
         // In one line, since `list --watch` is read line by line.
         output::line(&output::described(error).to_string());
@@ -158,7 +158,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
     done
 }
 
-async fn carry_out(args: Args, notes: Notes) -> Result<u8, Error> {
+async fn run_command(args: Args, notes: Notes) -> Result<u8, Error> {
     let store = || ChosenStore::find(args.url.as_deref());
     match args.command {
         Command::Run(run) => run::run(&run, &store()?, notes).await,

@@ -93,12 +93,12 @@ pub(crate) fn is_postgres(url: &str) -> bool {
 
 /// What a server says of itself, its schema, and what this user may do there.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct ServerFacts {
     config: PgConfig,
     report: ServerReport,
 }
 
-impl Facts {
+impl ServerFacts {
     /// Asks the server that `url` names. `None` for other stores, and when there is no answer: then
     /// connecting to the store says why.
     pub(crate) async fn of(url: Option<&str>) -> Option<Self> {

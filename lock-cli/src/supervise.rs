@@ -16,7 +16,7 @@ use crate::child::Running;
 use crate::output::{self, Notes};
 use crate::signal_helpers::{Reach, SignalHelpers};
 use crate::signals::{self, Signals};
-use crate::tree::{self, Tree};
+use crate::tree::{self, ProcessTree};
 
 /// How often to look for processes that the command has left behind, while it is waited for them.
 const LOOK: Duration = Duration::from_millis(20);
@@ -39,7 +39,7 @@ pub(crate) async fn until_end(
     let mut passed_on = 0_u64;
     let mut helpers = SignalHelpers::start();
     running.begin();
-    let mut tree = Tree::new(running.pid(), helpers.pids());
+    let mut tree = ProcessTree::new(running.pid(), helpers.pids());
     let status = loop {
         tokio::select! {
             status = running.ended() => break status?,
@@ -93,7 +93,7 @@ pub(crate) async fn until_end(
 }
 
 /// Passes `signal` on to those whom it concerns and has not reached. Returns whether it is to end the command.
-fn pass_on(running: &Running, tree: &Tree, signal: Signal, reach: Reach) -> bool {
+fn pass_on(running: &Running, tree: &ProcessTree, signal: Signal, reach: Reach) -> bool {
     let has_command = tree::has_reached(reach, running.pid());
     if signals::is_an_end(signal) {
         // What is typed at a terminal is for its foreground alone, as without this tool.
@@ -133,7 +133,7 @@ fn delivery(reach: Reach) -> &'static str {
 
 /// Waits until what the command has left behind has ended as well, and kills it at `kill_at`.
 async fn end_the_rest(
-    tree: &mut Tree,
+    tree: &mut ProcessTree,
     helpers: &mut SignalHelpers,
     signals: &mut Signals,
     kill_at: Instant,

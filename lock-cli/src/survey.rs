@@ -13,28 +13,28 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _
 use tokio::time::timeout;
 
 /// How long the server has for each answer.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-const LOOK: &str = "look at the claims of a table";
+const OPERATION: &str = "look at the claims of a table";
 
 /// Names by which columns are found that were not named, best first. `migration` and the documentation use
 /// the first of each.
-const KNOWN: [(Part, &[&str]); 10] = [
-    (Part::Id, &["id"]),
-    (Part::State, &["state", "status"]),
-    (Part::Queue, &["queue_id", "queue"]),
-    (Part::Group, &["group_id", "entity_id"]),
-    (Part::Owner, &["owner", "process_id", "claimed_by"]),
-    (Part::Epoch, &["epoch"]),
-    (Part::Until, &["lease_until", "locked_until"]),
-    (Part::TakenAt, &["taken_at", "claimed_at"]),
-    (Part::Attempts, &["attempts_left", "retries_left"]),
-    (Part::Error, &["error", "last_error"]),
+const KNOWN: [(ColumnRole, &[&str]); 10] = [
+    (ColumnRole::Id, &["id"]),
+    (ColumnRole::State, &["state", "status"]),
+    (ColumnRole::Queue, &["queue_id", "queue"]),
+    (ColumnRole::Group, &["group_id", "entity_id"]),
+    (ColumnRole::Owner, &["owner", "process_id", "claimed_by"]),
+    (ColumnRole::Epoch, &["epoch"]),
+    (ColumnRole::Until, &["lease_until", "locked_until"]),
+    (ColumnRole::TakenAt, &["taken_at", "claimed_at"]),
+    (ColumnRole::Attempts, &["attempts_left", "retries_left"]),
+    (ColumnRole::Error, &["error", "last_error"]),
 ];
 
 /// What a column of a claimed table is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ColumnRole {
     /// It identifies the row.
     Id,
     /// The state.
@@ -62,7 +62,7 @@ pub(crate) enum Part {
 #[derive(Clone, Debug)]
 pub(crate) struct Survey {
     table: Table,
-    named: Vec<(Part, Column)>,
+    named: Vec<(ColumnRole, Column)>,
     side: Option<Table>,
     takeable: Vec<String>,
     exhausted: String,
@@ -143,13 +143,13 @@ impl Survey {
         }
     }
 
-    /// The column for `part` is `name`.
+    /// The column for `role` is `name`.
     ///
     /// # Errors
     ///
     /// [`InvalidSpec`](ClaimError::InvalidSpec) when the server could not have such a name.
-    pub(crate) fn column(mut self, part: Part, name: &str) -> Result<Self, ClaimError> {
-        self.named.push((part, Column::new(name)?));
+    pub(crate) fn column(mut self, role: ColumnRole, name: &str) -> Result<Self, ClaimError> {
+        self.named.push((role, Column::new(name)?));
         Ok(self)
     }
 
@@ -188,8 +188,8 @@ impl Survey {
     /// # Cancel safety
     ///
     /// It only looks; a connection whose answer was not awaited must not be used again.
-    pub(crate) async fn look(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
-        let mut transaction = answered(connection.begin()).await?;
+    pub(crate) async fn run(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
+        let mut transaction = within_limit(connection.begin()).await?;
         let mut found = self.clone();
         for (place, table) in found.places.iter_mut().zip([Some(&self.table), self.side.as_ref()]) {
             if let Some(table) = table {
@@ -197,16 +197,16 @@ impl Survey {
             }
         }
         // From here on nothing is looked up where others may have made something that fits better.
-        answered(transaction.execute(raw_sql("SET LOCAL search_path = pg_catalog"))).await?;
-        let report = found.look_at_places(&mut transaction).await;
-        answered(transaction.rollback()).await?;
+        within_limit(transaction.execute(raw_sql("SET LOCAL search_path = pg_catalog"))).await?;
+        let report = found.run_on_places(&mut transaction).await;
+        within_limit(transaction.rollback()).await?;
         report
     }
 
-    async fn look_at_places(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
+    async fn run_on_places(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
         let columns = self.columns(connection).await?;
         let keeps_leases =
-            self.side.is_some() || columns.of(Part::Owner).or(columns.of(Part::Until)).is_some();
+            self.side.is_some() || columns.of(ColumnRole::Owner).or(columns.of(ColumnRole::Until)).is_some();
         let mut report = SurveyReport { keeps_leases, ..SurveyReport::default() };
         if keeps_leases {
             report.taken = self.rows(connection, self.taken_sql(&columns), &mut report.more).await?;
@@ -215,8 +215,9 @@ impl Survey {
             report.exhausted = self.rows(connection, sql, &mut report.more).await?;
         }
         let query = sqlx::query(TRANSACTIONS).bind(&self.places[0]).persistent(false);
-        let open = answered(query.fetch_all(&mut *connection)).await?;
-        report.transactions = open.iter().map(transaction).collect::<Result<_, _>>().map_err(of)?;
+        let open = within_limit(query.fetch_all(&mut *connection)).await?;
+        report.transactions =
+            open.iter().map(transaction).collect::<Result<_, _>>().map_err(store_failure)?;
         Ok(report)
     }
 
@@ -228,37 +229,37 @@ impl Survey {
         more: &mut bool,
     ) -> Result<Vec<SurveyedRow>, ClaimError> {
         let query = sqlx::query(AssertSqlSafe(sql)).bind(i64::from(self.limit) + 1).persistent(false);
-        let mut rows = answered(query.fetch_all(connection)).await?;
+        let mut rows = within_limit(query.fetch_all(connection)).await?;
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         *more |= rows.len() > limit;
         rows.truncate(limit);
-        rows.iter().map(surveyed).collect::<Result<_, _>>().map_err(of)
+        rows.iter().map(surveyed).collect::<Result<_, _>>().map_err(store_failure)
     }
 
     /// What there is, by name and by habit.
     async fn columns(&self, connection: &mut PgConnection) -> Result<Columns, ClaimError> {
         let query = sqlx::query_scalar::<_, String>(COLUMNS).bind(&self.places[0]).persistent(false);
-        let present = answered(query.fetch_all(connection)).await?;
+        let present = within_limit(query.fetch_all(connection)).await?;
         if present.is_empty() {
             return Err(missing(&self.table));
         }
         let mut columns = Columns(self.named.clone());
-        if let Some((part, missing)) =
+        if let Some((role, missing)) =
             columns.0.iter().find(|(_, column)| !present.iter().any(|name| name == column.as_str()))
         {
             return Err(ClaimError::InvalidSpec(format!(
-                "table {} has no column {missing} ({part:?}); it has {}",
+                "table {} has no column {missing} ({role:?}); it has {}",
                 self.table,
                 present.join(", ")
             )));
         }
-        for (part, names) in KNOWN {
+        for (role, names) in KNOWN {
             let found = names.iter().find(|name| present.iter().any(|column| column == *name));
-            if let (None, Some(name)) = (columns.of(part), found) {
-                columns.0.push((part, Column::new(name)?));
+            if let (None, Some(name)) = (columns.of(role), found) {
+                columns.0.push((role, Column::new(name)?));
             }
         }
-        if columns.of(Part::Id).is_none() {
+        if columns.of(ColumnRole::Id).is_none() {
             return Err(ClaimError::InvalidSpec(format!(
                 "table {} has no column id; name the one that identifies a row",
                 self.table
@@ -268,53 +269,53 @@ impl Survey {
     }
 
     fn taken_sql(&self, columns: &Columns) -> String {
-        let own = |part| columns.sql("t", part);
+        let own = |role| columns.sql("t", role);
         let [table, side] = &self.places;
         if self.side.is_none() {
-            let owned = [columns.of(Part::Owner), columns.of(Part::Until)];
+            let owned = [columns.of(ColumnRole::Owner), columns.of(ColumnRole::Until)];
             let owned =
                 owned.into_iter().flatten().map(|column| format!("t.{} IS NOT NULL", column.quoted()));
             let condition = owned.collect::<Vec<_>>().join(" OR ");
             return self.select("", own, &condition);
         }
         let in_queue = columns
-            .of(Part::Queue)
+            .of(ColumnRole::Queue)
             .map_or_else(|| "''".to_owned(), |column| format!("t.{}::text", column.quoted()));
         // The table may have a column that is called so and is no queue to those who claim.
         let join = format!(
             "JOIN {side} s ON s.tab IN ({}, {}) AND s.queue IN ({in_queue}, '') AND s.id = {}::text",
             literal(&self.table.quoted()),
             literal(table),
-            own(Part::Id),
+            own(ColumnRole::Id),
         );
-        let kept = |part| match part {
-            Part::Owner => "s.owner".to_owned(),
-            Part::Epoch => "s.epoch".to_owned(),
-            Part::Until => "s.lease_until".to_owned(),
-            Part::TakenAt => "s.taken_at".to_owned(),
+        let kept = |role| match role {
+            ColumnRole::Owner => "s.owner".to_owned(),
+            ColumnRole::Epoch => "s.epoch".to_owned(),
+            ColumnRole::Until => "s.lease_until".to_owned(),
+            ColumnRole::TakenAt => "s.taken_at".to_owned(),
             other => own(other),
         };
         self.select(&join, kept, "true")
     }
 
     fn exhausted_sql(&self, columns: &Columns) -> Option<String> {
-        let state = columns.of(Part::State).map(|column| format!("t.{}::text", column.quoted()))?;
+        let state = columns.of(ColumnRole::State).map(|column| format!("t.{}::text", column.quoted()))?;
         let mut condition = format!("{state} = {}", literal(&self.exhausted));
-        if let Some(attempts) = columns.of(Part::Attempts) {
+        if let Some(attempts) = columns.of(ColumnRole::Attempts) {
             let takeable: Vec<_> = self.takeable.iter().map(|state| literal(state)).collect();
             if !takeable.is_empty() {
                 condition +=
                     &format!(" OR (t.{} <= 0 AND {state} IN ({}))", attempts.quoted(), takeable.join(", "));
             }
         }
-        Some(self.select("", |part| columns.sql("t", part), &condition))
+        Some(self.select("", |role| columns.sql("t", role), &condition))
     }
 
-    fn select(&self, join: &str, of: impl Fn(Part) -> String, condition: &str) -> String {
-        let text = |part| format!("({})::text", of(part));
+    fn select(&self, join: &str, of: impl Fn(ColumnRole) -> String, condition: &str) -> String {
+        let text = |role| format!("({})::text", of(role));
         // A time without end has no distance; `NULL` shows as no time at all.
-        let seconds = |part, sign| {
-            let time = format!("({})::timestamptz", of(part));
+        let seconds = |role, sign| {
+            let time = format!("({})::timestamptz", of(role));
             format!(
                 "CASE WHEN isfinite({time}) THEN {sign}extract(epoch FROM {time} - pg_catalog.clock_timestamp())::float8 END"
             )
@@ -322,41 +323,41 @@ impl Survey {
         format!(
             "SELECT {queue}, {id}, {group}, {state}, {owner}, ({epoch})::bigint, {held}, {left}, ({attempts})::bigint, {error} \
              FROM {table} t {join} WHERE {condition} ORDER BY {since} NULLS LAST, {id} LIMIT $1",
-            queue = text(Part::Queue),
-            id = text(Part::Id),
-            group = text(Part::Group),
-            state = text(Part::State),
-            owner = text(Part::Owner),
-            epoch = of(Part::Epoch),
-            held = seconds(Part::TakenAt, "-"),
-            left = seconds(Part::Until, ""),
-            attempts = of(Part::Attempts),
-            error = text(Part::Error),
+            queue = text(ColumnRole::Queue),
+            id = text(ColumnRole::Id),
+            group = text(ColumnRole::Group),
+            state = text(ColumnRole::State),
+            owner = text(ColumnRole::Owner),
+            epoch = of(ColumnRole::Epoch),
+            held = seconds(ColumnRole::TakenAt, "-"),
+            left = seconds(ColumnRole::Until, ""),
+            attempts = of(ColumnRole::Attempts),
+            error = text(ColumnRole::Error),
             table = self.places[0],
-            since = format_args!("({})::timestamptz", of(Part::TakenAt)),
+            since = format_args!("({})::timestamptz", of(ColumnRole::TakenAt)),
         )
     }
 }
 
 /// Which column is for what.
 #[derive(Debug)]
-struct Columns(Vec<(Part, Column)>);
+struct Columns(Vec<(ColumnRole, Column)>);
 
 impl Columns {
-    fn of(&self, part: Part) -> Option<&Column> {
-        self.0.iter().find(|(known, _)| *known == part).map(|(_, column)| column)
+    fn of(&self, role: ColumnRole) -> Option<&Column> {
+        self.0.iter().find(|(known, _)| *known == role).map(|(_, column)| column)
     }
 
     /// The column of `alias`, or nothing.
-    fn sql(&self, alias: &str, part: Part) -> String {
-        self.of(part).map_or_else(|| "NULL".to_owned(), |column| format!("{alias}.{}", column.quoted()))
+    fn sql(&self, alias: &str, role: ColumnRole) -> String {
+        self.of(role).map_or_else(|| "NULL".to_owned(), |column| format!("{alias}.{}", column.quoted()))
     }
 }
 
 /// The table's name with its schema. It is found as the session finds it.
 async fn place_of(connection: &mut PgConnection, table: &Table) -> Result<String, ClaimError> {
     let query = sqlx::query_as::<_, (String, Option<String>)>(PLACE).bind(table.quoted()).persistent(false);
-    match answered(query.fetch_optional(connection)).await? {
+    match within_limit(query.fetch_optional(connection)).await? {
         None => Err(missing(table)),
         Some((place, None)) => Ok(place),
         Some((place, Some(owner))) => Err(Error::new(
@@ -403,9 +404,9 @@ WHERE l.locktype = 'relation' AND l.relation = pg_catalog.to_regclass($1) AND l.
   AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
 ORDER BY l.pid, l.virtualtransaction";
 
-async fn answered<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, ClaimError> {
-    match timeout(ANSWER, work).await {
-        Ok(answer) => answer.map_err(of),
+async fn within_limit<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, ClaimError> {
+    match timeout(ANSWER_LIMIT, work).await {
+        Ok(answer) => answer.map_err(store_failure),
         Err(_) => Err(ClaimError::Store(Error::new(
             ErrorKind::Unavailable,
             "the server did not answer in time; check its load and who has locked the table, then try again",
@@ -413,8 +414,8 @@ async fn answered<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Resu
     }
 }
 
-fn of(error: sqlx::Error) -> ClaimError {
-    ClaimError::Store(store_error(error, LOOK))
+fn store_failure(error: sqlx::Error) -> ClaimError {
+    ClaimError::Store(store_error(error, OPERATION))
 }
 
 fn surveyed(row: &PgRow) -> Result<SurveyedRow, sqlx::Error> {

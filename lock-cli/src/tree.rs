@@ -15,7 +15,7 @@ use crate::signal_helpers::Reach;
 
 /// One entry of the table of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
+struct ProcessEntry {
     pid: Pid,
     parent: i32,
     session: i32,
@@ -31,13 +31,13 @@ pub(crate) fn adopt_orphans() {
 
 /// The processes of a command.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct ProcessTree {
     command: Pid,
     /// Processes below this tool that are not of the command.
     helpers: Vec<Pid>,
 }
 
-impl Tree {
+impl ProcessTree {
     /// The tree of `command`, without the `helpers` of this tool.
     pub(crate) fn new(command: Pid, helpers: Vec<Pid>) -> Self {
         Self { command, helpers }
@@ -101,7 +101,7 @@ pub(crate) fn has_reached(reached: Reach, pid: Pid) -> bool {
 
 /// The processes below this tool that live in its session or in that of `command`, parents first. What is below a
 /// process that is not to be `entered` is left out, and that process is not.
-fn below(table: &[Process], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
+fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
     let own = rustix::process::getpid();
     let session = table.iter().find(|process| process.pid == own).map(|process| process.session);
     let mut found: Vec<Pid> = Vec::new();
@@ -125,7 +125,7 @@ fn below(table: &[Process], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<
 }
 
 /// All processes that can be seen; none where there is no `/proc`.
-fn table() -> Vec<Process> {
+fn table() -> Vec<ProcessEntry> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let stats = numbers.filter_map(|pid| {
@@ -136,12 +136,17 @@ fn table() -> Vec<Process> {
 }
 
 /// Reads `PID (NAME) STATE PARENT GROUP SESSION ..`, where the name may contain anything.
-fn parse(pid: i32, stat: &str) -> Option<Process> {
+fn parse(pid: i32, stat: &str) -> Option<ProcessEntry> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
     let session = fields.nth(1)?.parse().ok()?;
-    Some(Process { pid: Pid::from_raw(pid)?, parent, session, has_ended: ["Z", "X", "x"].contains(&state) })
+    Some(ProcessEntry {
+        pid: Pid::from_raw(pid)?,
+        parent,
+        session,
+        has_ended: ["Z", "X", "x"].contains(&state),
+    })
 }
 
 /// Whether `pid` runs the same program file as this process.
@@ -162,7 +167,8 @@ mod tests {
     #[test]
     fn a_name_may_look_like_the_fields_behind_it() {
         let process = parse(7, "7 (a) Z 1 (b) S 12 34 56 0 -1 4194560").unwrap();
-        let expected = Process { pid: Pid::from_raw(7).unwrap(), parent: 12, session: 56, has_ended: false };
+        let expected =
+            ProcessEntry { pid: Pid::from_raw(7).unwrap(), parent: 12, session: 56, has_ended: false };
         assert_eq!(process, expected);
         assert!(parse(7, "7 (a) Z 1 2 3").unwrap().has_ended);
         for bad in ["", "7 (a", "7 (a) S", "7 (a) S x 1 2"] {
@@ -174,8 +180,12 @@ mod tests {
     fn a_daemon_and_what_has_ended_are_left_out_and_parents_come_first() {
         let own = rustix::process::getpid();
         let pid = |number| Pid::from_raw(number).unwrap();
-        let process =
-            |number, parent, session, has_ended| Process { pid: pid(number), parent, session, has_ended };
+        let process = |number, parent, session, has_ended| ProcessEntry {
+            pid: pid(number),
+            parent,
+            session,
+            has_ended,
+        };
         // Far above what the kernel gives out.
         let base = 1 << 30;
         let (me, command) = (own.as_raw_pid(), base + 9);
