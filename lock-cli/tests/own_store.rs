@@ -1,5 +1,9 @@
-//! The command with a store of one's own: this program is both, the command and what tests it.
+//! The command with a store of one's own, the example: this program is both, the command and what tests it.
 #![allow(clippy::unwrap_used, missing_docs)]
+
+#[allow(dead_code, unreachable_pub)] // A program, of which the test uses parts.
+#[path = "../examples/own_store.rs"]
+mod own_store;
 
 use std::process::{Command, ExitCode};
 
@@ -8,10 +12,7 @@ const IS_COMMAND: &str = "LEASEHOLD_TEST_OWN_STORE";
 
 fn main() -> ExitCode {
     if std::env::var_os(IS_COMMAND).is_some() {
-        // As a store it has files.
-        let open = |url: String| async move { leasehold::connect(&url.replacen("shelf:", "file:", 1)).await };
-        leasehold::register_scheme("shelf", open).unwrap();
-        return leasehold_cli::main();
+        return own_store::run();
     }
     the_command_has_the_store_of_the_program_that_it_is_in();
     println!("test the_command_has_the_store_of_the_program_that_it_is_in ... ok");

@@ -1,0 +1,107 @@
+//! One program on any store. A feature of cargo chooses the store:
+//!
+//! ```text
+//! cargo run --example swap --no-default-features --features memory
+//! cargo run --example swap --no-default-features --features file
+//! LEASEHOLD_URL='postgres+ttl://app@localhost/app?install=true' \
+//!     cargo run --example swap --no-default-features --features postgres-ttl
+//! ```
+//!
+//! `LEASEHOLD_URL` chooses among the stores that the program was built with.
+
+use std::error::Error;
+
+use shop::{Clerk, Stock};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The domain. It names no store.
+pub mod shop {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use leasehold::{Error, Lock, LockExt as _};
+
+    /// The number of items left.
+    #[derive(Clone, Debug)]
+    pub struct Stock(Arc<AtomicU32>);
+
+    impl Stock {
+        /// Returns a stock of `items`.
+        pub fn of(items: u32) -> Self {
+            Self(Arc::new(AtomicU32::new(items)))
+        }
+    }
+
+    /// Sells from a stock that other clerks sell from as well.
+    #[derive(Debug)]
+    pub struct Clerk {
+        /// What excludes the other clerks.
+        pub lock: Arc<dyn Lock>,
+        /// What is sold.
+        pub stock: Stock,
+    }
+
+    impl Clerk {
+        /// Returns whether an item was left to sell.
+        ///
+        /// # Errors
+        ///
+        /// Those of the lock.
+        pub async fn sell(&self) -> Result<bool, Error> {
+            let guard = self.lock.key("shop:stock").acquire().await?;
+            let left = self.stock.0.load(Ordering::SeqCst);
+            // Without the lock, another clerk would read the same number here.
+            tokio::task::yield_now().await;
+            if left > 0 {
+                self.stock.0.store(left - 1, Ordering::SeqCst);
+            }
+            guard.release().await?;
+            Ok(left > 0)
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let sold = run(&url()?).await?;
+    println!("{sold} sold of 5");
+    Ok(())
+}
+
+/// Returns the URL of the store. No other line depends on which store it is.
+fn url() -> Result<String> {
+    if let Ok(url) = std::env::var("LEASEHOLD_URL") {
+        return Ok(url);
+    }
+    if cfg!(feature = "file") {
+        Ok(format!("file://{}/leasehold-swap", std::env::temp_dir().display()))
+    } else if cfg!(feature = "memory") {
+        Ok("memory:swap".to_owned())
+    } else {
+        Err("set LEASEHOLD_URL, such as postgres+ttl://app@localhost/app?install=true".into())
+    }
+}
+
+/// Has two clients of the store sell the last five items, four attempts each, and returns how many were sold.
+pub async fn run(url: &str) -> Result<usize> {
+    let stock = Stock::of(5);
+    let clerk = async || {
+        Ok::<_, leasehold::Error>(Clerk { lock: leasehold::connect(url).await?, stock: stock.clone() })
+    };
+    let (one, other) = (clerk().await?, clerk().await?);
+    let sales = tokio::try_join!(
+        one.sell(),
+        one.sell(),
+        one.sell(),
+        one.sell(),
+        other.sell(),
+        other.sell(),
+        other.sell(),
+        other.sell(),
+    )?;
+    let (a, b, c, d, e, f, g, h) = sales;
+    one.lock.close().await?;
+    other.lock.close().await?;
+    Ok([a, b, c, d, e, f, g, h].into_iter().filter(|sold| *sold).count())
+}

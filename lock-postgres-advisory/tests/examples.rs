@@ -1,0 +1,13 @@
+//! The example does what it says.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, unreachable_pub)] // A program, of which the test uses parts.
+#[path = "../examples/transaction.rs"]
+mod transaction;
+
+#[tokio::test]
+async fn three_of_five_spends_find_enough() {
+    let db = test_servers::fresh_database().await;
+    assert_eq!(transaction::run(db.url()).await.unwrap(), 3);
+}
