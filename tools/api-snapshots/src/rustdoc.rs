@@ -9,6 +9,8 @@ use serde_json::Value;
 /// Set for this program when it stands in for rustdoc: the real one.
 const REAL: &str = "API_SNAPSHOTS_RUSTDOC";
 const JSON: [&str; 4] = ["-Z", "unstable-options", "--output-format", "json"];
+/// What docs.rs sets: the libraries then have what needs a feature marked, which is unstable as well.
+const DOCS_RS: [&str; 2] = ["--cfg", "docsrs"];
 
 /// Runs the real rustdoc with unstable options allowed, if cargo runs this program in its place.
 ///
@@ -61,7 +63,7 @@ pub(crate) fn document(features: &str, in_json: bool) -> Result<(), String> {
         command
             .env("RUSTDOC", this)
             .env(REAL, real())
-            .env("RUSTDOCFLAGS", [&JSON[..], &[deny]].concat().join(" "));
+            .env("RUSTDOCFLAGS", [&JSON[..], &DOCS_RS, &[deny]].concat().join(" "));
     } else {
         command.env("RUSTDOCFLAGS", deny);
     }

@@ -5,9 +5,12 @@ mod dependencies;
 mod documents;
 mod fuzz;
 mod late;
+mod links;
 mod machine;
 mod metadata;
+mod oldest;
 mod programs;
+mod publish;
 mod reverted;
 mod servers;
 mod simulate;
@@ -49,6 +52,7 @@ usage: cargo xtask JOB
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the last two alone; with --update, docs/public-api becomes what the interface is now
+  package     the published packages: manifests, archives, whether each archive builds by itself; what lint and ci do of it
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware and
               idempotency keys) or `bench files` (crowds of processes, beside flock)
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         ["lint"] => lint(),
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),
+        ["package"] => publish::check().and_then(|()| publish::verify()),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
         ["ci"] => ci(),
@@ -103,7 +108,9 @@ fn ci() -> Outcome {
     dependencies::check()?;
     let programs = built(&[])?;
     let passed = thread::scope(|scope| {
-        let compiled = scope.spawn(|| step::sum([lint_of_each().map(|()| 0), compiled_tests()]));
+        let compiled = scope.spawn(|| {
+            step::sum([lint_of_each().map(|()| 0), compiled_tests(), publish::verify().map(|()| 0)])
+        });
         // A machine of its own has no excuse for a late test.
         let tested = programs::run(TESTS, &programs, &[], &[], LateTests::Failed);
         let newest = core_on_the_newest_postgres(&programs);
@@ -129,10 +136,19 @@ fn compiled_tests() -> Outcome<u64> {
     let examples = [&all_tests(&features)[..], &["--doc"]].concat();
     // Some errors exist only where a feature is missing.
     let bare = metadata.bare_facade();
-    let bare: Vec<&str> = bare.iter().map(String::as_str).chain(["--test", "connect"]).collect();
+    let bare = |more: &[&'static str]| {
+        bare.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>()
+    };
+    let swap = |feature| {
+        let what = format!("the example `swap` with {feature} alone");
+        step::tests(&what, &bare(&["--features", feature, "--test", "swap"]), &[])
+    };
     step::sum([
         step::tests("examples in the documentation", &examples, &[]),
-        step::tests("the facade without its features", &bare, &[]),
+        step::tests("the facade without its features", &bare(&["--test", "connect"]), &[]),
+        swap("leasehold/memory"),
+        swap("leasehold/file"),
+        swap("leasehold/postgres-ttl"),
     ])
 }
 
@@ -191,6 +207,9 @@ fn lint() -> Outcome {
 
 fn lint_of_all() -> Outcome {
     documents::check()?;
+    links::check()?;
+    publish::check()?;
+    oldest::check()?;
     step::need_component("fmt", "rustfmt")?;
     step::need_component("clippy", "clippy")?;
     cargo("formatting", &["fmt", "--all", "--check"])?;

@@ -29,13 +29,18 @@ impl Metadata {
         if let Ok(metadata) = Self::run(&["--locked", "--all-features"]) {
             return Ok((metadata, true));
         }
-        let host = host()?;
+        let host = toolchain("host: ")?;
         Self::run(&["--locked", "--all-features", "--offline", "--filter-platform", &host])
             .map(|metadata| (metadata, false))
     }
 
     pub(crate) fn packages(&self) -> impl Iterator<Item = &Value> {
         self.0["packages"].as_array().into_iter().flatten()
+    }
+
+    /// Those of our packages that are published.
+    pub(crate) fn published(&self) -> impl Iterator<Item = &Value> {
+        self.packages().filter(|package| package["publish"].is_null())
     }
 
     /// Where cargo builds.
@@ -137,14 +142,20 @@ fn features_of(package: &Value) -> impl Iterator<Item = String> {
 
 fn features(package: &Value) -> impl Iterator<Item = &String> {
     let all = package["features"].as_object().into_iter().flatten().map(|(name, _)| name);
-    all.filter(|name| !name.starts_with("tls-") || *name == TLS)
+    all.filter(|name| !is_tls(name) || *name == TLS)
 }
 
-fn host() -> Outcome<String> {
+/// Whether a feature is one of the driver's ways to speak TLS.
+pub(crate) fn is_tls(feature: &str) -> bool {
+    feature.starts_with("tls-")
+}
+
+/// What cargo says of itself behind `field`, such as `host: `.
+pub(crate) fn toolchain(field: &str) -> Outcome<String> {
     let output = command(&["-vV"]).output().map_err(|error| format!("cannot start cargo: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).ok_or_else(|| "cargo -vV names no host".to_owned())
+    let value = text.lines().find_map(|line| line.strip_prefix(field));
+    value.map(str::to_owned).ok_or_else(|| format!("cargo -vV does not say {field}"))
 }
 
 #[cfg(test)]
