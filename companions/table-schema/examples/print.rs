@@ -7,6 +7,12 @@
 use leasehold_table_schema::{Column, MigrationStep, Table, TableError, sql, write_script};
 
 fn main() -> Result<(), TableError> {
+    println!("{}", script()?);
+    Ok(())
+}
+
+/// Returns the script.
+pub fn script() -> Result<String, TableError> {
     let (table, amount) = (Table::new("invoice")?.in_schema("billing")?, Column::new("amount")?);
     let (name, column) = (table.quoted(), amount.quoted());
     let missing = format!("NOT {}", sql::has_column(&table, amount.as_str()));
@@ -25,6 +31,5 @@ fn main() -> Result<(), TableError> {
     let mut script = String::new();
     // Writing into a string cannot fail.
     let _ = write_script(&mut script, &steps);
-    println!("{script}");
-    Ok(())
+    Ok(script)
 }

@@ -86,7 +86,7 @@ fn manifest(package: &Value, published: &BTreeSet<String>) -> Vec<String> {
         }
     }
     let documentation = format!("https://docs.rs/{}", name(package));
-    if package["documentation"] != Value::from(documentation.as_str()) {
+    if package["documentation"] != documentation.as_str() {
         wrong.push(format!("documentation is not {documentation:?}"));
     }
     for field in ["keywords", "categories"] {
