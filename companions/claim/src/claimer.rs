@@ -1,12 +1,12 @@
 //! One claimer for all workers of a process.
 
-mod apart;
 mod backoff;
 mod builder;
 mod claim;
 mod feeder;
 mod in_flight;
 mod keeper;
+mod left_alone;
 mod listener;
 mod on_failure;
 pub(crate) mod pass;
@@ -29,7 +29,7 @@ pub use on_failure::OnFailure;
 
 use crate::error::ClaimError;
 use crate::store::ClaimStore;
-use shared::{Shared, Waiting};
+use shared::{ClaimerCore, WaitingWorker};
 
 /// Takes claims from a store and hands them to the workers of this process.
 ///
@@ -68,12 +68,12 @@ use shared::{Shared, Waiting};
 /// that workers have are renewed and can be settled until they end, as long as the runtime lives.
 #[derive(Clone)]
 pub struct Claimer {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ClaimerCore>,
     handle: Arc<Handle>,
 }
 
 /// As long as one lives, claims are taken.
-struct Handle(Arc<Shared>);
+struct Handle(Arc<ClaimerCore>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -87,7 +87,7 @@ impl Claimer {
         ClaimerBuilder::new(store)
     }
 
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(shared: Arc<ClaimerCore>) -> Self {
         let handle = Arc::new(Handle(Arc::clone(&shared)));
         Self { shared, handle }
     }
@@ -111,7 +111,7 @@ impl Claimer {
             if let Some(hold) = shared.begin(&mut waiting) {
                 return Some(Claim::new(hold, Arc::clone(shared)));
             }
-            waiting.get_or_insert_with(|| Waiting::new(shared));
+            waiting.get_or_insert_with(|| WaitingWorker::new(shared));
             arrived.await;
         }
     }
@@ -130,7 +130,7 @@ impl Claimer {
     /// A dropped call has closed it, and only does not wait.
     pub async fn close(&self) -> Result<(), ClaimError> {
         self.shared.shut();
-        if timeout(self.shared.config.close_limit, self.shared.calm()).await.is_ok() {
+        if timeout(self.shared.config.close_limit, self.shared.drained()).await.is_ok() {
             return Ok(());
         }
         let message = format!(

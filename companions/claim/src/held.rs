@@ -4,15 +4,12 @@
 //! ended; the commit shows all of it at once. See [`PgHeld`].
 
 mod groups;
-mod hold;
 mod lock;
 mod run;
 mod settle;
 mod store;
 mod take;
-
-#[cfg(test)]
-pub(crate) use take::statement as hold;
+mod transaction;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,14 +18,14 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::OnceCell;
 
-pub use hold::PgHold;
 pub(crate) use store::HeldStore;
+pub use transaction::PgHold;
 
 use crate::error::ClaimError;
 use crate::leased::PgClaims;
 use crate::spec::ClaimSpec;
-use crate::statements::order::Sequence;
-use crate::statements::parts::Words;
+use crate::statements::order::RowOrder;
+use crate::statements::parts::SqlParts;
 use crate::store::{Take, Taken};
 
 /// Claims held by a transaction: on a table as it is, without a column for a lease.
@@ -83,22 +80,22 @@ use crate::store::{Take, Taken};
 pub struct PgHeld {
     /// Leases on the same table, and all that does not depend on what keeps a row.
     table: PgClaims,
-    shared: Arc<Shared>,
+    sql: Arc<HeldSql>,
 }
 
 /// What follows from the spec and the table.
 #[derive(Debug)]
-struct Shared {
-    words: Words,
-    order: OnceCell<Sequence>,
+struct HeldSql {
+    parts: SqlParts,
+    order: OnceCell<RowOrder>,
 }
 
 impl PgHeld {
     /// Claims as `spec` says, in transactions on connections of `pool`.
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
-        let shared = Shared { words: Words::held(&spec), order: OnceCell::new() };
-        Self { table: PgClaims::new(pool, spec), shared: Arc::new(shared) }
+        let sql = HeldSql { parts: SqlParts::held(&spec), order: OnceCell::new() };
+        Self { table: PgClaims::new(pool, spec), sql: Arc::new(sql) }
     }
 
     /// For a pooler in transaction mode (`PgBouncer`): no prepared statement is left on a connection, which
@@ -119,7 +116,7 @@ impl PgHeld {
 
     /// Takes rows in the transaction of `connection`, which holds them until it ends. Rows that others have
     /// locked, or that wait for one that is locked or not done yet, count as
-    /// [`skipped`](Taken::skipped); the [`line`](Taken::line) is past them. Rows that this transaction holds
+    /// [`skipped`](Taken::skipped); the [`cursor`](Taken::cursor) is past them. Rows that this transaction holds
     /// already are not offered again.
     ///
     /// # Errors
@@ -132,7 +129,7 @@ impl PgHeld {
     ///
     /// Rows may be locked until the transaction ends.
     pub async fn take_in(&self, connection: &mut PgConnection, take: &Take) -> Result<Taken, ClaimError> {
-        Ok(self.take_rows(connection, take).await?.taken)
+        Ok(self.try_take(connection, take).await?.taken)
     }
 
     /// Whether there is a row that could be taken but for others who are at it, wherever the pass has got to.

@@ -1,16 +1,11 @@
-//! Claims in Postgres.
+//! Claims under leases, on a table in Postgres. `statements` makes the statements that are sent here.
 
-mod around;
 mod groups;
-#[cfg(test)]
-mod growth;
 mod listen;
 mod look;
-mod renew;
-mod requeue;
+mod refused_rows;
 mod server;
 mod settle;
-mod sweep;
 mod take;
 mod upkeep;
 
@@ -20,21 +15,40 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_api::{Error, ErrorKind};
 use sqlx::PgPool;
+use sqlx::postgres::PgRow;
 use tokio::sync::OnceCell;
 
+use self::listen::PgWake;
+use self::look::{read_stats, taken_row};
+use self::refused_rows::{BEYOND, each_once};
 use self::server::Server;
+use self::take::TakeFault;
 use crate::error::ClaimError;
-use crate::metrics::depth;
-use crate::spec::ClaimSpec;
+use crate::metrics::record_depth;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
-use crate::statements::order::Sequence;
-use crate::statements::parts::Words;
+use crate::spec::{ClaimSpec, Retention};
+use crate::statements::order::{LOOK, RowOrder};
+use crate::statements::parts::SqlParts;
+use crate::statements::pick::TakeRequest;
+use crate::statements::query::{Query, failed, get, millis};
+use crate::statements::renew::renew;
+use crate::statements::row::key_of;
+use crate::statements::settle::Ending;
+use crate::statements::settled::{ClaimParameters, nowhere, storable};
+use crate::statements::{lists, purge, requeue, stats, sweep};
 use crate::store::{
     ClaimRef, ClaimStore, Outcome, Renewal, Sealed, Settled, Stats, Swept, Take, Taken, TakenRow, Upkeep,
-    Wake,
+    Wake, check_lease,
 };
+
+const RENEW: &str = "renew claims";
+const SWEEP: &str = "return rows whose lease has ended";
+const PURGE: &str = "delete settled rows";
+const REQUEUE: &str = "requeue rows";
+const CANCEL: &str = "cancel rows";
 
 /// How long the server has for a call unless told otherwise.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -46,14 +60,14 @@ const ANSWER: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct PgClaims {
     server: Server,
-    shared: Arc<Shared>,
+    sql: Arc<LeasedSql>,
 }
 
 /// What follows from the spec and the table.
-struct Shared {
+struct LeasedSql {
     spec: ClaimSpec,
-    words: Words,
-    order: OnceCell<Sequence>,
+    parts: SqlParts,
+    order: OnceCell<RowOrder>,
     texts: Mutex<HashMap<String, Arc<str>>>,
 }
 
@@ -61,9 +75,13 @@ impl PgClaims {
     /// Claims as `spec` says, through connections of `pool`. Nothing is sent yet.
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
-        let shared =
-            Shared { words: Words::leased(&spec), spec, order: OnceCell::new(), texts: Mutex::default() };
-        Self { server: Server::new(pool, ANSWER), shared: Arc::new(shared) }
+        let sql = LeasedSql {
+            parts: SqlParts::leased(&spec),
+            spec,
+            order: OnceCell::new(),
+            texts: Mutex::default(),
+        };
+        Self { server: Server::new(pool, ANSWER), sql: Arc::new(sql) }
     }
 
     /// The pool leads to a pooler that gives each transaction another session, as PgBouncer does in
@@ -91,7 +109,7 @@ impl PgClaims {
     /// What is claimed.
     #[must_use]
     pub fn spec(&self) -> &ClaimSpec {
-        &self.shared.spec
+        &self.sql.spec
     }
 
     /// How long the server has for a call.
@@ -104,8 +122,8 @@ impl PgClaims {
         !self.server.pooled
     }
 
-    fn words(&self) -> &Words {
-        &self.shared.words
+    fn parts(&self) -> &SqlParts {
+        &self.sql.parts
     }
 
     fn server(&self) -> &Server {
@@ -114,7 +132,7 @@ impl PgClaims {
 
     /// The statement of that name, made when it is first used.
     fn remembered(&self, name: String, make: impl FnOnce() -> String) -> Arc<str> {
-        let mut texts = self.shared.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut texts = self.sql.texts.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(texts.entry(name).or_insert_with(|| make().into()))
     }
 }
@@ -124,11 +142,16 @@ impl Sealed for PgClaims {}
 #[async_trait]
 impl ClaimStore for PgClaims {
     fn spec(&self) -> &ClaimSpec {
-        &self.shared.spec
+        &self.sql.spec
     }
 
     async fn take(&self, take: &Take) -> Result<Taken, ClaimError> {
-        self.take_rows(take).await
+        self.spec().needs_lease()?;
+        take.check(self.parts().inner())?;
+        match self.try_take(take, false).await {
+            Err(trouble) if trouble.is_of_row() => self.take_narrowed(take, trouble).await,
+            answer => answer.map_err(TakeFault::into_error),
+        }
     }
 
     async fn pending(&self, take: &Take) -> Result<bool, ClaimError> {
@@ -137,71 +160,227 @@ impl ClaimStore for PgClaims {
     }
 
     async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError> {
-        self.renew_all(claims, lease).await
+        self.spec().needs_lease()?;
+        check_lease(lease)?;
+        let mut renewals = vec![Renewal::Renewed; claims.len()];
+        let mut wanted = ClaimParameters::default();
+        for (at, claim) in claims.iter().enumerate() {
+            match claim.rows.first().filter(|_| !claim.fits(self.parts().inner())) {
+                // It is of another table.
+                Some((row, _)) => {
+                    renewals[at] = Renewal::Lost { row: row.clone(), current_epoch: None, state: None };
+                }
+                None => wanted.add(at, claim, None),
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(renewals);
+        }
+        let sql = self.remembered("renew".to_owned(), || renew(self.parts()));
+        let query = wanted.bind(sql, false)?.bind(millis(lease))?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(RENEW))?;
+        // The statement returns only rows that were not renewed.
+        for row in &rows {
+            let claim: i64 = get(row, "claim", RENEW)?;
+            let Some(renewal) = usize::try_from(claim).ok().and_then(|at| renewals.get_mut(at)) else {
+                continue;
+            };
+            if get(row, "mine", RENEW)? {
+                if *renewal == Renewal::Renewed {
+                    *renewal = Renewal::Busy;
+                }
+            } else if !matches!(renewal, Renewal::Lost { .. }) {
+                let state: Option<String> = get(row, "state", RENEW)?;
+                *renewal = Renewal::Lost {
+                    row: key_of(self.parts(), row, RENEW)?,
+                    current_epoch: get(row, "epoch", RENEW)?,
+                    state: state.map(State::new),
+                };
+            }
+        }
+        Ok(renewals)
     }
 
     async fn settle(
         &self,
         settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
-        self.settle_all(settlements).await
+        self.spec().needs_lease()?;
+        let mut answers: Vec<Option<Result<Settled, ClaimError>>> = Vec::new();
+        answers.resize_with(settlements.len(), || None);
+        // Claims that end alike are written together, in the order in which they came.
+        let mut alike: Vec<(Ending, Vec<usize>)> = Vec::new();
+        for (at, (claim, outcome)) in settlements.iter().enumerate() {
+            match Ending::of(self.parts(), outcome) {
+                Err(error) => answers[at] = Some(Err(error)),
+                Ok(_) if claim.rows.is_empty() => {
+                    answers[at] = Some(Ok(Settled { exhausted: Vec::new() }));
+                }
+                Ok(_) if !claim.fits(self.parts().inner()) => answers[at] = Some(Err(nowhere(claim))),
+                Ok(ending) => match alike.iter_mut().find(|(known, _)| *known == ending) {
+                    Some((_, members)) => members.push(at),
+                    None => alike.push((ending, vec![at])),
+                },
+            }
+        }
+        for (ending, members) in alike {
+            for (at, answer) in self.settle_alike(&ending, settlements, members).await? {
+                answers[at] = Some(answer);
+            }
+        }
+        let unanswered =
+            || Error::new(ErrorKind::Corrupt, "the server's answer is not understood; look at the rows");
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unanswered().into()))).collect())
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError> {
-        self.sweep_rows(limit).await
+        self.spec().needs_lease()?;
+        let mut swept = Swept::default();
+        if limit == 0 {
+            return Ok(swept);
+        }
+        let parts = self.parts();
+        let sql = self.remembered("sweep".to_owned(), || sweep::sweep(parts));
+        match self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
+            Ok(rows) => self.add_swept(&mut swept, &rows)?,
+            Err(fault) if fault.is_of_row() => {
+                let (all, some) = (sweep::ended(parts), sweep::sweep_keys(parts));
+                self.skip_refused(SWEEP, limit, all, some, |rows| self.add_swept(&mut swept, rows)).await?;
+            }
+            Err(fault) => return Err(fault.error(SWEEP)),
+        }
+        let left = i64::from(limit) - (swept.returned.len() + swept.exhausted.len()) as i64;
+        if left > 0
+            && let Some(sql) = sweep::use_up(parts)
+        {
+            let sql = self.remembered("use up".to_owned(), || sql);
+            match self.server().rows(&Query::new(sql).bind(left)?).await {
+                Ok(rows) => self.add_swept(&mut swept, &rows)?,
+                // The caller must get the rows that were returned before.
+                Err(fault) if swept != Swept::default() => {
+                    tracing::warn!(error = %fault.error(SWEEP), "rows without attempts were not looked for");
+                }
+                Err(fault) => return Err(fault.error(SWEEP)),
+            }
+        }
+        Ok(swept)
     }
 
+    /// Sends one statement if no lease has ended.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
-        self.keep_up(limit).await
+        let next = self.next_end().await?;
+        if next.is_none_or(|next| !next.is_zero()) {
+            return Ok(Upkeep { next, ..Upkeep::default() });
+        }
+        let swept = self.in_turn().sweep(limit).await?;
+        if !swept.returned.is_empty() {
+            self.announce_returned().await;
+        }
+        Ok(Upkeep { swept, next })
     }
 
     async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError> {
-        self.list_taken(limit).await
+        self.spec().needs_lease()?;
+        let sql = self.remembered("taken".to_owned(), || lists::taken(self.parts()));
+        let rows = self.server().rows(&Query::new(sql).bind(i64::from(limit))?).await;
+        let rows = rows.map_err(|fault| fault.error(LOOK))?;
+        rows.iter().map(|row| taken_row(self.parts(), row)).collect()
     }
 
     async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.list_exhausted(limit).await
+        self.spec().needs_attempts()?;
+        self.keys(LOOK, limit.into(), lists::exhausted(self.parts())).await
     }
 
     async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
-        self.list_blocked(limit).await
+        if self.parts().inner().preconditions.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.keys(LOOK, limit.into(), lists::blocked(self.parts())).await
     }
 
     async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
-        let stats = self.count(take).await?;
-        depth(self, take, &stats);
+        let order = self.order().await?;
+        let request = TakeRequest::new(self.parts(), take)?;
+        let query = request.bind(stats::stats(self.parts(), order, &request), take.limit)?;
+        let rows = self.server().rows(&query).await.map_err(|fault| fault.error(LOOK))?;
+        let row = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LOOK))?;
+        let stats = read_stats(row)?;
+        record_depth(self, take, &stats);
         Ok(stats)
     }
 
     async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError> {
-        self.cancel_rows(rows, message).await
+        let failed = self.spec().needs_failed()?;
+        let sql = self.remembered("cancel".to_owned(), || requeue::cancel(self.parts(), failed));
+        let (message, keys) = (storable(message), each_once(rows));
+        let make = |part: &[RowKey]| Query::new(Arc::clone(&sql)).bind(message.clone())?.keys(part);
+        self.count_written(CANCEL, &keys, i64::MAX, make).await
     }
 
     async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError> {
-        self.requeue_rows(rows, attempts).await
+        let attempts = self.spec().attempts_to_add(attempts)?;
+        let count = self.requeue_keys(&each_once(rows), attempts, i64::MAX).await?;
+        self.announce_requeued(count).await
     }
 
     async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError> {
-        self.requeue_state(from, limit, attempts).await
+        let attempts = self.spec().attempts_to_add(attempts)?;
+        self.spec().is_given_up(from)?;
+        let parts = self.parts();
+        let sql = requeue::requeue(parts, &requeue::in_state(parts, from, limit));
+        let count = match self.server().rows(&Query::new(sql).bind(attempts)?).await {
+            Ok(rows) => rows.len() as u64,
+            Err(fault) if fault.is_of_row() => {
+                let all = requeue::keys_in_state(parts, from);
+                let keys = self.keys(REQUEUE, i64::from(limit) + BEYOND, all).await?;
+                self.requeue_keys(&keys, attempts, limit.into()).await?
+            }
+            Err(fault) => return Err(fault.error(REQUEUE)),
+        };
+        self.announce_requeued(count).await
     }
 
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError> {
-        self.in_turn().purge_rows(limit).await
+        let (claims, parts) = (self.in_turn(), self.parts());
+        if parts.inner().retention == Retention::KeepAll {
+            return Err(ClaimError::unsupported(format!(
+                "the spec of table {} keeps settled rows for ever; name another retention to purge them",
+                self.spec().table()
+            )));
+        }
+        let oldest = || purge::oldest(parts, &parts.key());
+        let sql = self.remembered("purge".to_owned(), || purge::purge(parts, &oldest()));
+        match claims.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
+            Ok(rows) => Ok(rows.len() as u64),
+            // Such as a foreign key from a row that is still needed.
+            Err(fault) if fault.is_of_row() => {
+                let all = purge::oldest(parts, &parts.key_text());
+                let some = purge::purge(parts, &purge::picked_by_key(parts));
+                let mut deleted = 0;
+                let note = |rows: &[PgRow]| {
+                    deleted += rows.len() as u64;
+                    Ok(())
+                };
+                claims.skip_refused(PURGE, limit, all, some, note).await.map(|()| deleted)
+            }
+            Err(fault) => Err(fault.error(PURGE)),
+        }
     }
 
     async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
-        self.begin_to_listen().await
+        Ok(Box::new(PgWake::begin(self).await?))
     }
 }
 
 impl fmt::Debug for PgClaims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PgClaims").field("spec", &self.shared.spec).finish_non_exhaustive()
+        f.debug_struct("PgClaims").field("spec", &self.sql.spec).finish_non_exhaustive()
     }
 }
 
 impl fmt::Display for PgClaims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.spec.fmt(f)
+        self.sql.spec.fmt(f)
     }
 }

@@ -1,15 +1,18 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
+// Where to begin: `spec` describes a table, and `statements` makes SQL of it (`sql/*.sql` shows the finished statements).
+// `store` has the trait `ClaimStore`, `leased` implements it on a table in Postgres, and `memory` in this process.
+// `held` takes rows for an open transaction instead. `search` takes rows of groups and tenants for both. `claimer` feeds
+// the workers of a process from a store, and renews and settles their claims.
 
 mod claimer;
 mod error;
 mod held;
-#[cfg(feature = "test-util")]
-mod hold;
 mod leased;
 #[cfg(feature = "test-util")]
 mod memory;
 mod metrics;
+mod search;
 mod spec;
 mod statements;
 mod store;
@@ -17,11 +20,9 @@ mod store;
 pub use claimer::{Backoff, Claim, Claimer, ClaimerBuilder, OnFailure};
 pub use error::ClaimError;
 pub use held::{PgHeld, PgHold};
-#[cfg(feature = "test-util")]
-pub use hold::{Hold, HoldStore};
 pub use leased::PgClaims;
 #[cfg(feature = "test-util")]
-pub use memory::{MemoryClaims, MemoryClock, MemoryLock, MemoryRow};
+pub use memory::{MemoryClaims, MemoryClock, MemoryHold, MemoryLock, MemoryRow};
 pub use spec::filter::Sql;
 pub use spec::ids::{IdType, OwnerToken, RowId, RowKey};
 pub use spec::states::{State, States};
@@ -44,4 +45,4 @@ pub use claimer::pass::{Pass, PassEnd};
 #[doc(hidden)]
 pub use statements::{group_number, inserted};
 #[doc(hidden)]
-pub use store::{Line, Sealed, Upkeep, Wake};
+pub use store::{PassCursor, Sealed, Upkeep, Wake};

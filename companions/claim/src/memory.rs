@@ -1,13 +1,13 @@
 //! Claims in memory: the same rules on a table inside this process.
 
 mod end;
-mod hold;
 mod order;
 mod pick;
 mod row;
 mod store;
 mod table;
 mod time;
+mod transaction;
 mod upkeep;
 mod wake;
 
@@ -21,18 +21,19 @@ use tokio::sync::watch;
 
 pub use row::MemoryRow;
 pub use time::MemoryClock;
+pub use transaction::MemoryHold;
 
 use crate::error::ClaimError;
 use crate::spec::ids::RowKey;
 use crate::spec::{ClaimSpec, Inner};
-use table::{Table, Transaction};
+use table::{TableState, Transaction};
 
 /// How long a change waits for a row that somebody has locked.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Claims on a table in the memory of this process: for tests of what is built on claims, and for work that
-/// need not outlive the process. It follows the rules of [`ClaimStore`](crate::ClaimStore) and
-/// [`HoldStore`](crate::HoldStore), with the same answers as the table in Postgres. Cheap to clone; clones
+/// need not outlive the process. It follows the rules of [`ClaimStore`](crate::ClaimStore) and of
+/// [`PgHeld`](crate::PgHeld), with the same results as the table in Postgres. Cheap to clone; clones
 /// share the table.
 ///
 /// ```
@@ -60,13 +61,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Clone)]
 pub struct MemoryClaims {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryShared>,
 }
 
-struct Shared {
+struct MemoryShared {
     spec: ClaimSpec,
     clock: MemoryClock,
-    table: Mutex<Table>,
+    table: Mutex<TableState>,
     /// Counts what there is to wake for.
     news: watch::Sender<u64>,
     /// Counts the transactions that have ended.
@@ -100,7 +101,7 @@ impl MemoryClaims {
         }
         let (news, ended) = (watch::Sender::new(0), watch::Sender::new(0));
         let (table, is_silent) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { shared: Arc::new(Shared { spec, clock, table, news, ended, is_silent }) })
+        Ok(Self { shared: Arc::new(MemoryShared { spec, clock, table, news, ended, is_silent }) })
     }
 
     /// The clock by which its leases end.
@@ -117,7 +118,7 @@ impl MemoryClaims {
     /// for a value that the table could not hold.
     pub fn insert(&self, mut row: MemoryRow) -> Result<RowKey, ClaimError> {
         row.check(self.inner())?;
-        order::Place::of(self.inner(), &row)?;
+        order::OrderKey::of(self.inner(), &row)?;
         let key = row.key.clone();
         {
             let mut table = self.table();
@@ -143,7 +144,7 @@ impl MemoryClaims {
         self.insert(MemoryRow::from_columns(self.inner(), columns)?)
     }
 
-    /// A copy of a row, as anybody sees it: what an open [`Hold`](crate::Hold) has done is not in it.
+    /// A copy of a row, as anybody sees it: what an open [`MemoryHold`] has done is not in it.
     #[must_use]
     pub fn row(&self, key: &RowKey) -> Option<MemoryRow> {
         self.table().rows.get(key).cloned()
@@ -169,7 +170,7 @@ impl MemoryClaims {
         free(&table, key)?;
         row.set(self.inner(), column, value)?;
         row.check(self.inner())?;
-        order::Place::of(self.inner(), &row)?;
+        order::OrderKey::of(self.inner(), &row)?;
         if row.key != *key && table.rows.contains_key(&row.key) {
             return Err(ClaimError::Duplicate {
                 constraint: format!("{}_pkey", self.shared.spec.table().name()).into(),
@@ -218,7 +219,7 @@ impl MemoryClaims {
         free(&table, key)?;
         let transaction = table.locks.begin();
         table.locks.lock(key, transaction);
-        Ok(MemoryLock(Open { claims: self.clone(), transaction }))
+        Ok(MemoryLock(TransactionGuard { claims: self.clone(), transaction }))
     }
 
     /// Wakes whoever listens, as inserting and settling do.
@@ -237,7 +238,7 @@ impl MemoryClaims {
         &self.shared.spec.inner
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, TableState> {
         // Nothing under the lock leaves the table half changed, so a panic elsewhere does not matter.
         self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -259,28 +260,31 @@ impl fmt::Display for MemoryClaims {
 /// A row that is locked by hand. Dropping it unlocks the row.
 #[derive(Debug)]
 #[must_use = "dropping it unlocks the row"]
-pub struct MemoryLock(#[expect(dead_code, reason = "it is there to be dropped")] Open);
+pub struct MemoryLock(#[expect(dead_code, reason = "it is there to be dropped")] TransactionGuard);
 
 /// An open transaction, which ends when this is dropped.
-struct Open {
+struct TransactionGuard {
     claims: MemoryClaims,
     transaction: Transaction,
 }
 
-impl Drop for Open {
+impl Drop for TransactionGuard {
     fn drop(&mut self) {
         self.claims.table().locks.end(self.transaction);
         self.claims.shared.ended.send_modify(|count| *count = count.wrapping_add(1));
     }
 }
 
-impl fmt::Debug for Open {
+impl fmt::Debug for TransactionGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Open").field("claims", &self.claims).field("transaction", &self.transaction).finish()
+        f.debug_struct("TransactionGuard")
+            .field("claims", &self.claims)
+            .field("transaction", &self.transaction)
+            .finish()
     }
 }
 
-fn free(table: &Table, key: &RowKey) -> Result<(), ClaimError> {
+fn free(table: &TableState, key: &RowKey) -> Result<(), ClaimError> {
     if table.locks.is_free(key) { Ok(()) } else { Err(busy(key)) }
 }
 

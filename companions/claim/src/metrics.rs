@@ -1,9 +1,9 @@
 //! What claimers do, for the program's own recorder through the `metrics` facade. `docs/metrics.md` describes it.
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use off::{Published, depth};
+pub(crate) use off::{ClaimerMetrics, record_depth};
 #[cfg(feature = "metrics")]
-pub(crate) use on::{Published, depth};
+pub(crate) use on::{ClaimerMetrics, record_depth};
 
 #[cfg(feature = "metrics")]
 mod on {
@@ -31,7 +31,7 @@ mod on {
 
     /// What a claimer publishes. Every series begins at zero.
     #[derive(Debug)]
-    pub(crate) struct Published {
+    pub(crate) struct ClaimerMetrics {
         store: String,
         taken: Counter,
         failures: Counter,
@@ -39,13 +39,13 @@ mod on {
         ahead: Gauge,
     }
 
-    impl Published {
+    impl ClaimerMetrics {
         pub(crate) fn new(store: &dyn Display) -> Self {
             describe();
             let store = store.to_string();
             let one = |name: &'static str| counter!(name, "store" => store.clone());
             one(PURGED).increment(0);
-            let published = Self {
+            let metrics = Self {
                 taken: one(TAKEN),
                 failures: one(FAILURES),
                 at_work: gauge!(AT_WORK, "store" => store.clone()),
@@ -53,15 +53,15 @@ mod on {
                 store,
             };
             for outcome in ["done", "failed", "retry", "put back", "snooze", "other state"] {
-                published.count(ENDED, "outcome", outcome, 0);
+                metrics.count(ENDED, "outcome", outcome, 0);
             }
             for reason in
                 [LossReason::Expired, LossReason::Gone, LossReason::HeldTooLong, LossReason::RuntimeGone]
             {
-                published.count(LOST, "reason", reason.as_str(), 0);
+                metrics.count(LOST, "reason", reason.as_str(), 0);
             }
-            published.swept(&Swept::default());
-            published
+            metrics.swept(&Swept::default());
+            metrics
         }
 
         fn count(&self, name: &'static str, label: &'static str, value: &str, by: usize) {
@@ -122,7 +122,7 @@ mod on {
     }
 
     /// How much there is to do, as somebody has just asked.
-    pub(crate) fn depth(store: &dyn Display, take: &Take, stats: &Stats) {
+    pub(crate) fn record_depth(store: &dyn Display, take: &Take, stats: &Stats) {
         describe();
         let (store, queue) = (store.to_string(), take.queue.as_deref().unwrap_or("all").to_owned());
         let rows = [
@@ -171,10 +171,10 @@ mod off {
     use crate::store::{Outcome, Stats, Swept, Take};
 
     #[derive(Debug)]
-    pub(crate) struct Published;
+    pub(crate) struct ClaimerMetrics;
 
     #[allow(clippy::unused_self)]
-    impl Published {
+    impl ClaimerMetrics {
         pub(crate) fn new(_: &dyn Display) -> Self {
             Self
         }
@@ -194,5 +194,5 @@ mod off {
         pub(crate) fn failed(&self) {}
     }
 
-    pub(crate) fn depth(_: &dyn Display, _: &Take, _: &Stats) {}
+    pub(crate) fn record_depth(_: &dyn Display, _: &Take, _: &Stats) {}
 }

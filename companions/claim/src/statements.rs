@@ -2,20 +2,29 @@
 //! for claims that an open transaction holds.
 
 pub(crate) mod expression;
+#[cfg(test)]
+mod golden;
 mod group_key;
 pub(crate) mod groups;
+pub(crate) mod hold;
+pub(crate) mod lists;
 pub(crate) mod order;
 pub(crate) mod parts;
 pub(crate) mod payload;
 pub(crate) mod pick;
 mod preconditions;
+pub(crate) mod purge;
 pub(crate) mod query;
+pub(crate) mod renew;
+pub(crate) mod requeue;
 pub(crate) mod row;
 pub(crate) mod settle;
 pub(crate) mod settled;
 pub(crate) mod stats;
+pub(crate) mod sweep;
 pub(crate) mod take;
 pub(crate) mod tenants;
+pub(crate) mod with;
 mod work;
 
 pub use group_key::group_number;
@@ -24,3 +33,9 @@ pub use payload::inserted;
 
 pub(crate) const TAKE: &str = "take rows";
 pub(crate) const SETTLE: &str = "settle a claim";
+
+/// Begins a transaction of leased claims. What takes milliseconds is not worth being compiled for half a second, as the
+/// planner thinks of groups that it expects to be many (`docs/hazards.md` H50). Without bitmap scans the planner takes
+/// the first rows of a large group from their index, instead of all to sort them.
+pub(crate) const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL enable_bitmapscan = off";

@@ -16,8 +16,8 @@ pub use claim_ref::ClaimRef;
 pub use claimed::{Claimed, ClaimedRow};
 pub use outcome::{Outcome, Settled};
 pub use report::{Stats, Swept, TakenRow, Upkeep};
-pub(crate) use take::{Apart, check_lease};
-pub use take::{Line, RefusedRow, Take, Taken};
+pub(crate) use take::{Excluded, check_lease};
+pub use take::{PassCursor, RefusedRow, Take, Taken};
 
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;

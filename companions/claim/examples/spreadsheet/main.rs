@@ -219,14 +219,14 @@ async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
 /// Takes one claim when it is told to, and settles it when it is told to.
 async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let claims = PgClaims::new(pool, requests.clone());
-    // The line in the sand: what was seen in this pass is not offered again in it.
-    let (mut line, mut at_work) = (None, VecDeque::<Claimed>::new());
+    // The cursor of the pass: what was seen in this pass is not offered again in it.
+    let (mut cursor, mut at_work) = (None, VecDeque::<Claimed>::new());
     for order in io::stdin().lines() {
         if order? == "take" {
-            let taken = claims.take(&Take::up_to(1).after(line.take())).await?;
+            let taken = claims.take(&Take::up_to(1).after(cursor.take())).await?;
             if let Some(claim) = taken.claims.first() {
                 say(&format!("took {}", describe(&claim.rows, claim.group.as_deref())));
-                line.clone_from(&taken.line);
+                cursor.clone_from(&taken.cursor);
             } else {
                 say("took nothing");
             }
@@ -246,14 +246,14 @@ async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
 /// The same in open transactions.
 async fn hold(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let held = PgHeld::new(pool, requests.clone());
-    let (mut line, mut at_work) = (None, None::<PgHold>);
+    let (mut cursor, mut at_work) = (None, None::<PgHold>);
     for order in io::stdin().lines() {
         match order?.as_str() {
-            "take" => match held.begin(&Take::up_to(1).after(line.take())).await {
+            "take" => match held.begin(&Take::up_to(1).after(cursor.take())).await {
                 Ok(Some(hold)) => {
                     let claim = hold.taken().claims.first().ok_or("nothing was taken")?;
                     say(&format!("took {}", describe(&claim.rows, claim.group.as_deref())));
-                    line.clone_from(&hold.taken().line);
+                    cursor.clone_from(&hold.taken().cursor);
                     at_work = Some(hold);
                 }
                 Ok(None) => say("took nothing"),

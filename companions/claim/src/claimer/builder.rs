@@ -298,7 +298,7 @@ impl ClaimerBuilder {
         if let Some(held) = held.as_ref().filter(|_| config.is_bounded()) {
             held.watch();
         }
-        let (shared, settlements) = shared::Shared::new(store, held, clock, config);
+        let (shared, settlements) = shared::ClaimerCore::new(store, held, clock, config);
         runtime.spawn(keeper::run(Arc::clone(&shared)));
         runtime.spawn(settler::run(Arc::clone(&shared), settlements));
         runtime.spawn(sweeper::run(Arc::clone(&shared)));

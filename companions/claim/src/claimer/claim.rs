@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::oneshot;
 
-use super::in_flight::Hold;
-use super::shared::{Shared, closed};
+use super::in_flight::InFlight;
+use super::shared::{ClaimerCore, closed};
 use crate::error::ClaimError;
 use crate::held::PgHold;
 use crate::leased::PgClaims;
@@ -35,8 +35,8 @@ const DROPPED: &str = "dropped";
 /// pass [`epoch`](Self::epoch) on, and stop at [`lost`](Self::lost).
 #[must_use = "a dropped claim is returned, and the attempt counts"]
 pub struct Claim {
-    hold: Arc<Hold>,
-    shared: Arc<Shared>,
+    hold: Arc<InFlight>,
+    shared: Arc<ClaimerCore>,
     /// Of a held claim, once its worker has asked for it.
     transaction: Option<PgHold>,
     /// Whether dropping it returns it.
@@ -44,7 +44,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    pub(crate) fn new(hold: Arc<Hold>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(hold: Arc<InFlight>, shared: Arc<ClaimerCore>) -> Self {
         Self { hold, shared, transaction: None, returns: true }
     }
 
@@ -351,7 +351,7 @@ impl Drop for Settling<'_> {
     fn drop(&mut self) {
         self.0.hold.unsettled();
         // Its deadline may have passed meanwhile.
-        self.0.shared.kept.notify_one();
+        self.0.shared.new_holds.notify_one();
     }
 }
 

@@ -8,7 +8,7 @@ use leasehold_api::{Error, ErrorKind};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
-use super::shared::Shared;
+use super::shared::ClaimerCore;
 use crate::claimer::pass::{Pass, PassEnd};
 use crate::error::ClaimError;
 use crate::store::Outcome;
@@ -17,7 +17,7 @@ use crate::store::Outcome;
 const PRIMING: Duration = Duration::from_secs(1);
 
 /// After this long a pass that gets work done goes back to the start, so that rows which came to lie before
-/// the line do not wait for the end of a table that others keep filling.
+/// the cursor do not wait for the end of a table that others keep filling.
 const LONGEST_PASS: Duration = Duration::from_secs(1);
 
 /// The pauses after passes that only met rows which others are at, or which were put back, and after failures.
@@ -40,7 +40,7 @@ enum Next {
     Idle,
 }
 
-pub(crate) async fn run(shared: Arc<Shared>) {
+pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let mut feeder = Feeder::new(shared);
     feeder.rest(PRIMING, Duration::ZERO).await;
     while feeder.demand().await {
@@ -54,7 +54,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 struct Feeder {
-    shared: Arc<Shared>,
+    shared: Arc<ClaimerCore>,
     pass: Pass,
     /// When the pass began; `None` at its start.
     began: Option<Instant>,
@@ -66,7 +66,7 @@ struct Feeder {
 }
 
 impl Feeder {
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(shared: Arc<ClaimerCore>) -> Self {
         Self { shared, pass: Pass::new(), began: None, pauses: 0, failures: 0, refusals: 0 }
     }
 
@@ -111,11 +111,11 @@ impl Feeder {
         if limit == 0 {
             return Ok(Next::Go);
         }
-        let line = self.pass.line();
-        let take = self.shared.take(limit).after(line.clone());
+        let cursor = self.pass.cursor();
+        let take = self.shared.take(limit).after(cursor.clone());
         let asked = self.shared.clock.now();
         let taken = self.bounded(self.shared.store.take(&take)).await?;
-        self.pass.saw(&taken);
+        self.pass.record(&taken);
         let fruitless = taken.claims.is_empty() && !taken.refused.is_empty();
         self.refusals = if fruitless { self.refusals.saturating_add(1) } else { 0 };
         for refused in taken.refused {
@@ -125,9 +125,9 @@ impl Feeder {
             // Perhaps it is the same with all rows. The pass goes on from here.
             return Ok(Next::Pause(self.at_most(FAILURES, LONGEST_PAUSE).after(self.refusals - FRUITLESS)));
         }
-        let is_end = taken.claims.is_empty() && (taken.line.is_none() || taken.line == line);
+        let is_end = taken.claims.is_empty() && (taken.cursor.is_none() || taken.cursor == cursor);
         self.shared.accept(taken.claims, asked);
-        let is_long = began.elapsed() >= LONGEST_PASS && self.pass.gained() > 0;
+        let is_long = began.elapsed() >= LONGEST_PASS && self.pass.net_claims() > 0;
         if is_end || is_long { self.end().await } else { Ok(Next::Go) }
     }
 
@@ -173,7 +173,7 @@ impl Feeder {
             if self.shared.has_returned() {
                 break false;
             }
-            let until = self.shared.next_later().map_or(poll, |later| later.min(poll));
+            let until = self.shared.next_wake_time().map_or(poll, |later| later.min(poll));
             tokio::select! {
                 () = self.shared.stop.cancelled() => return false,
                 () = wake => {}
@@ -195,7 +195,7 @@ impl Feeder {
             if self.shared.take_woken() {
                 break;
             }
-            let until = self.shared.next_later().map_or(until, |later| later.min(until));
+            let until = self.shared.next_wake_time().map_or(until, |later| later.min(until));
             tokio::select! {
                 () = self.shared.stop.cancelled() => return,
                 () = wake => {}
@@ -232,6 +232,6 @@ impl Drop for Feeder {
         for hold in self.shared.unbegun(None) {
             self.shared.give_back(&hold, Outcome::PutBack);
         }
-        self.shared.fed();
+        self.shared.end_feeding();
     }
 }

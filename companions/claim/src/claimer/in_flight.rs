@@ -24,7 +24,7 @@ const COMMITTING: u8 = 4;
 const ENDED: u8 = 3;
 
 /// A claim of this process. Only the keeper moves its deadline on.
-pub(crate) struct Hold {
+pub(crate) struct InFlight {
     pub(crate) serial: u64,
     pub(crate) claimed: Claimed,
     pub(crate) signal: Arc<LossSignal>,
@@ -41,7 +41,7 @@ pub(crate) struct Hold {
     pub(crate) renewing: AtomicBool,
 }
 
-impl Hold {
+impl InFlight {
     /// A claim whose taking was asked for at `asked`. It is to be renewed after `part` of its lease.
     pub(crate) fn new(
         serial: u64,
@@ -192,9 +192,9 @@ impl Hold {
     }
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold")
+        f.debug_struct("InFlight")
             .field("claim", &self.claimed.claim)
             .field("lost", &self.signal.reason())
             .finish_non_exhaustive()

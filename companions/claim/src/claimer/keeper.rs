@@ -14,8 +14,8 @@ use leasehold_api::{Error, ErrorKind, LossReason};
 use leasehold_engine::Moment;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::in_flight::Hold;
-use super::shared::Shared;
+use super::in_flight::InFlight;
+use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::store::{Outcome, Renewal};
 
@@ -29,7 +29,7 @@ const PULSE: Duration = Duration::from_millis(250);
 /// How soon it looks again at a claim that was held for too long and has not ended.
 const OVERDUE: Duration = Duration::from_millis(20);
 
-pub(crate) async fn run(shared: Arc<Shared>) {
+pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let part = shared.config.renewal_part();
     if shared.config.is_bounded() {
         pulse(&shared);
@@ -39,11 +39,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 /// Wakes the keeper from a thread of its own: a worker of the runtime that blocks may keep the runtime's timers from
 /// everybody, until another one is woken from outside.
-fn pulse(shared: &Arc<Shared>) {
+fn pulse(shared: &Arc<ClaimerCore>) {
     let shared = Arc::downgrade(shared);
     let pulse = move || {
         while let Some(shared) = shared.upgrade() {
-            shared.kept.notify_one();
+            shared.new_holds.notify_one();
             drop(shared);
             std::thread::sleep(PULSE);
         }
@@ -55,15 +55,15 @@ fn pulse(shared: &Arc<Shared>) {
 }
 
 struct Keeper {
-    shared: Arc<Shared>,
-    calls: FuturesUnordered<BoxFuture<'static, Call>>,
+    shared: Arc<ClaimerCore>,
+    calls: FuturesUnordered<BoxFuture<'static, RenewalReply>>,
     /// Which part of a lease passes before it is renewed.
     part: f64,
 }
 
 /// A renewal that was answered, or not.
-struct Call {
-    holds: Vec<Arc<Hold>>,
+struct RenewalReply {
+    holds: Vec<Arc<InFlight>>,
     sent: Moment,
     answers: Result<Vec<Renewal>, ClaimError>,
 }
@@ -71,14 +71,14 @@ struct Call {
 impl Keeper {
     async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut calm = std::pin::pin!(shared.calm());
+        let mut drained = std::pin::pin!(shared.drained());
         loop {
             let look = self.look();
             tokio::select! {
                 biased;
-                () = &mut calm => return,
+                () = &mut drained => return,
                 Some(call) = self.calls.next() => self.answered(call),
-                () = shared.kept.notified() => {}
+                () = shared.new_holds.notified() => {}
                 () = at(look) => {}
             }
         }
@@ -102,7 +102,7 @@ impl Keeper {
             !hold.is_lost() && hold.deadline() > now
         });
         self.renew(&holds, now);
-        let next = |hold: &Arc<Hold>| {
+        let next = |hold: &Arc<InFlight>| {
             if hold.renewing.load(Ordering::Acquire) {
                 hold.deadline()
             } else {
@@ -124,7 +124,7 @@ impl Keeper {
     }
 
     /// Renews what is due, and with it what would be due soon, in one statement.
-    fn renew(&mut self, holds: &[Arc<Hold>], now: Moment) {
+    fn renew(&mut self, holds: &[Arc<InFlight>], now: Moment) {
         let mut holds: Vec<_> =
             holds.iter().filter(|hold| !hold.renewing.load(Ordering::Acquire)).cloned().collect();
         if !holds.iter().any(|hold| hold.due() <= now) {
@@ -150,12 +150,12 @@ impl Keeper {
                 true => Ok(answers),
                 false => Err(unanswered("the store did not answer for each claim whether it is renewed")),
             });
-            Call { holds, sent, answers }
+            RenewalReply { holds, sent, answers }
         }));
     }
 
-    fn answered(&mut self, call: Call) {
-        let Call { holds, sent, answers } = call;
+    fn answered(&mut self, call: RenewalReply) {
+        let RenewalReply { holds, sent, answers } = call;
         let now = self.shared.clock.now();
         for hold in &holds {
             hold.renewing.store(false, Ordering::Release);
@@ -187,7 +187,7 @@ impl Keeper {
         }
     }
 
-    fn again_soon(&self, hold: &Hold, now: Moment) {
+    fn again_soon(&self, hold: &InFlight, now: Moment) {
         hold.due_at(now.after(hold.lease().mul_f64(self.part / 4.0).min(GLANCE)));
     }
 }

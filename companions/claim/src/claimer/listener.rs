@@ -8,13 +8,13 @@ use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
 use super::backoff::Backoff;
-use super::shared::Shared;
+use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 
 /// Between tries to listen.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(400)).at_most(Duration::from_secs(60));
 
-pub(crate) async fn run(shared: Arc<Shared>) {
+pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let mut failures = 0;
     loop {
         let error = tokio::select! {
@@ -37,7 +37,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 /// Listens until it cannot.
-async fn listen(shared: &Shared, failures: &mut u32) -> ClaimError {
+async fn listen(shared: &ClaimerCore, failures: &mut u32) -> ClaimError {
     let mut wake = match timeout(shared.config.call_limit(), shared.store.listen()).await {
         Ok(Ok(wake)) => wake,
         Ok(Err(error)) => return error,

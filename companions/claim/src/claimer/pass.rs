@@ -1,8 +1,8 @@
 //! Passes over the table, and when there is nothing left to do.
 
-use crate::store::{Line, Taken};
+use crate::store::{PassCursor, Taken};
 
-/// A pass over the table in order, with a line in the sand: what was seen in this pass is not offered again
+/// A pass over the table in order, with a cursor: what was seen in this pass is not offered again
 /// in it, so that a row which is put back or skipped does not keep the rows behind it waiting.
 ///
 /// A worker may only idle after a whole pass *from the start* that found nothing and skipped nothing; after
@@ -13,14 +13,14 @@ use crate::store::{Line, Taken};
 /// use leasehold_claim::{Pass, PassEnd};
 ///
 /// let mut pass = Pass::new();
-/// // ... take with `pass.line()`, tell `pass.saw(&taken)`, until nothing is taken:
+/// // ... take with `pass.cursor()`, tell `pass.record(&taken)`, until nothing is taken:
 /// assert_eq!(pass.end(false), PassEnd::Clean);
 /// pass.skipped(1);
 /// assert_eq!(pass.end(false), PassEnd::Skipped);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    line: Option<Line>,
+    cursor: Option<PassCursor>,
     found: u64,
     skipped: u64,
     returned: u64,
@@ -47,16 +47,16 @@ impl Pass {
 
     /// Where it has got to; `None` at the start.
     #[must_use]
-    pub fn line(&self) -> Option<Line> {
-        self.line.clone()
+    pub fn cursor(&self) -> Option<PassCursor> {
+        self.cursor.clone()
     }
 
     /// Takes note of what the store answered.
-    pub fn saw(&mut self, taken: &Taken) {
+    pub fn record(&mut self, taken: &Taken) {
         self.found += taken.claims.len() as u64;
         self.skipped += taken.skipped;
-        if let Some(line) = &taken.line {
-            self.line = Some(line.clone());
+        if let Some(cursor) = &taken.cursor {
+            self.cursor = Some(cursor.clone());
         }
     }
 
@@ -75,7 +75,7 @@ impl Pass {
 
     /// How many more claims were found than were put back.
     #[must_use]
-    pub fn gained(&self) -> u64 {
+    pub fn net_claims(&self) -> u64 {
         self.found.saturating_sub(self.returned)
     }
 
@@ -84,11 +84,11 @@ impl Pass {
         self.skipped += rows;
     }
 
-    /// Ends the pass, whose last call found nothing behind the line, and begins the next at the start.
+    /// Ends the pass, whose last call found nothing behind the cursor, and begins the next at the start.
     /// `pending` says whether the store sees rows that could be taken but for others who are at them.
     pub fn end(&mut self, pending: bool) -> PassEnd {
         let pass = std::mem::take(self);
-        if pass.gained() > 0 {
+        if pass.net_claims() > 0 {
             PassEnd::Found
         } else if pass.must_ask() && !pending {
             PassEnd::Clean

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::shared::Shared;
+use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::spec::Retention;
 
@@ -17,24 +17,24 @@ const PAUSE: Duration = Duration::from_millis(100);
 const OFTEN: Duration = Duration::from_secs(60);
 const SELDOM: Duration = Duration::from_secs(3600);
 
-pub(crate) async fn run(shared: Arc<Shared>) {
+pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let Retention::KeepFor(keep) = shared.store.spec().inner.retention else { return };
     let every = (keep / 10).clamp(OFTEN, SELDOM);
     // Up to half of it sooner: any number of processes do this, one at a time.
     while shared.rest(every.mul_f64(1.0 - fastrand::f64() / 2.0)).await {
-        if let Err(error) = prune(&shared).await {
+        if let Err(error) = purge(&shared).await {
             shared.report(&error);
         }
     }
 }
 
-async fn prune(shared: &Shared) -> Result<(), ClaimError> {
+async fn purge(shared: &ClaimerCore) -> Result<(), ClaimError> {
     loop {
         let Ok(deleted) = timeout(shared.config.call_limit(), shared.store.purge(BATCH)).await else {
             return Ok(());
         };
         let deleted = deleted?;
-        shared.published.purged(deleted);
+        shared.metrics.purged(deleted);
         if deleted < u64::from(BATCH) || !shared.rest(PAUSE).await {
             return Ok(());
         }

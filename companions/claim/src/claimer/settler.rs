@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
-use super::in_flight::Hold;
+use super::in_flight::InFlight;
 use super::on_failure::OnFailure;
-use super::shared::{Settle, Shared, closed};
+use super::shared::{ClaimerCore, SettleRequest, closed};
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 use crate::store::{Outcome, Settled};
@@ -32,23 +32,23 @@ const REFUSED: Backoff = Backoff::exponential(Duration::from_secs(1));
 
 type Answers = Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
 
-pub(crate) async fn run(shared: Arc<Shared>, inbox: mpsc::UnboundedReceiver<Settle>) {
+pub(crate) async fn run(shared: Arc<ClaimerCore>, inbox: mpsc::UnboundedReceiver<SettleRequest>) {
     let settler =
         Settler { shared, inbox, queue: Vec::new(), resting: Vec::new(), calls: FuturesUnordered::new() };
     settler.run().await;
 }
 
 struct Settler {
-    shared: Arc<Shared>,
-    inbox: mpsc::UnboundedReceiver<Settle>,
-    queue: Vec<Job>,
+    shared: Arc<ClaimerCore>,
+    inbox: mpsc::UnboundedReceiver<SettleRequest>,
+    queue: Vec<PendingSettlement>,
     /// To be asked again later.
-    resting: Vec<(Instant, Job)>,
-    calls: FuturesUnordered<BoxFuture<'static, (Vec<Job>, Answers)>>,
+    resting: Vec<(Instant, PendingSettlement)>,
+    calls: FuturesUnordered<BoxFuture<'static, (Vec<PendingSettlement>, Answers)>>,
 }
 
-struct Job {
-    settle: Settle,
+struct PendingSettlement {
+    settle: SettleRequest,
     /// A call before this one may have written it.
     doubtful: bool,
     /// Asked for on its own, because the call for many failed.
@@ -60,7 +60,7 @@ struct Job {
 impl Settler {
     async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut calm = std::pin::pin!(shared.calm());
+        let mut drained = std::pin::pin!(shared.drained());
         loop {
             self.start();
             let rested = self.resting.iter().map(|(when, _)| *when).min();
@@ -69,12 +69,12 @@ impl Settler {
                 Some((jobs, answers)) = self.calls.next() => self.answered(jobs, answers),
                 Some(settle) = self.inbox.recv() => self.gather(settle),
                 () = sleep_until(rested.unwrap_or_else(Instant::now)), if rested.is_some() => self.wake(),
-                () = &mut calm => return,
+                () = &mut drained => return,
             }
         }
     }
 
-    fn gather(&mut self, settle: Settle) {
+    fn gather(&mut self, settle: SettleRequest) {
         let mut next = Some(settle);
         while let Some(settle) = next {
             self.queue(settle);
@@ -87,7 +87,7 @@ impl Settler {
         let (due, resting) =
             std::mem::take(&mut self.resting).into_iter().partition(|(when, _)| *when <= now);
         self.resting = resting;
-        let due: Vec<(Instant, Job)> = due;
+        let due: Vec<(Instant, PendingSettlement)> = due;
         self.queue.extend(due.into_iter().map(|(_, job)| job));
     }
 
@@ -97,7 +97,9 @@ impl Settler {
             let store = Arc::clone(&self.shared.store);
             let limit = self.shared.config.call_limit();
             self.calls.push(Box::pin(async move {
-                let end = |job: &Job| (job.settle.hold.claimed.claim.clone(), job.settle.outcome.clone());
+                let end = |job: &PendingSettlement| {
+                    (job.settle.hold.claimed.claim.clone(), job.settle.outcome.clone())
+                };
                 let settlements: Vec<_> = jobs.iter().map(end).collect();
                 let answers = match timeout(limit, store.settle(&settlements)).await {
                     Ok(Ok(answers)) if answers.len() != jobs.len() => Err(unknown(None)),
@@ -109,7 +111,7 @@ impl Settler {
         }
     }
 
-    fn next_batch(&mut self) -> Vec<Job> {
+    fn next_batch(&mut self) -> Vec<PendingSettlement> {
         let at = self.queue.iter().position(|job| job.alone);
         let many = match at {
             Some(0) => 1,
@@ -119,7 +121,7 @@ impl Settler {
         self.queue.drain(..many).collect()
     }
 
-    fn answered(&mut self, jobs: Vec<Job>, answers: Answers) {
+    fn answered(&mut self, jobs: Vec<PendingSettlement>, answers: Answers) {
         match answers {
             Ok(answers) => {
                 for (job, answer) in jobs.into_iter().zip(answers) {
@@ -132,7 +134,7 @@ impl Settler {
 
     /// The call as a whole failed: each may or may not be written. They are asked again as long as their
     /// leases last, and one by one if it may have been for one of them.
-    fn failed(&mut self, jobs: Vec<Job>, error: ClaimError) {
+    fn failed(&mut self, jobs: Vec<PendingSettlement>, error: ClaimError) {
         let now = self.shared.clock.now();
         let (is_many, is_retryable) = (jobs.len() > 1, error.is_retryable());
         let error = Arc::new(error);
@@ -149,12 +151,12 @@ impl Settler {
         }
     }
 
-    fn rest(&mut self, mut job: Job) {
+    fn rest(&mut self, mut job: PendingSettlement) {
         job.rests += 1;
         self.resting.push((Instant::now() + PAUSES.after(job.rests), job));
     }
 
-    fn finish(&mut self, job: Job, answer: Result<Settled, ClaimError>) {
+    fn finish(&mut self, job: PendingSettlement, answer: Result<Settled, ClaimError>) {
         if matches!(answer, Err(ClaimError::Busy { .. }))
             && job.settle.hold.deadline() > self.shared.clock.now()
         {
@@ -162,7 +164,9 @@ impl Settler {
             self.rest(job);
             return;
         }
-        let Job { settle: Settle { hold, outcome, reply, is_instead }, doubtful, .. } = job;
+        let PendingSettlement {
+            settle: SettleRequest { hold, outcome, reply, is_instead }, doubtful, ..
+        } = job;
         let is_return = matches!(outcome, Outcome::Retry { .. } | Outcome::PutBack | Outcome::Snooze(_));
         let refusal = answer.as_ref().err().filter(|error| is_refusal(error));
         let instead = refusal.and_then(|error| self.instead(&hold, &outcome, error));
@@ -186,7 +190,7 @@ impl Settler {
                 self.shared.release(&hold);
             }
             (Err(_), Some(outcome)) => {
-                self.queue(Settle { hold: Arc::clone(&hold), outcome, reply: None, is_instead: true });
+                self.queue(SettleRequest { hold: Arc::clone(&hold), outcome, reply: None, is_instead: true });
             }
             (Err(_), None) => {
                 self.shared.leave(&hold);
@@ -208,7 +212,7 @@ impl Settler {
     /// How a claim ends of which the store has refused another end: nothing was written, and the row must not lie there
     /// until its lease ends. What replaces the end of work obeys the policy for failures, because the work counts as tried;
     /// text and pause, which may be what is refused, are left out after that. `None` where there is nothing simpler.
-    fn instead(&self, hold: &Hold, outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
+    fn instead(&self, hold: &InFlight, outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
         let (policy, spec) = (self.shared.config.on_failure, self.shared.store.spec());
         let retry = |error: Option<String>| {
             let after = match policy {
@@ -238,8 +242,8 @@ impl Settler {
         }
     }
 
-    fn queue(&mut self, settle: Settle) {
-        self.queue.push(Job { settle, doubtful: false, alone: false, rests: 0 });
+    fn queue(&mut self, settle: SettleRequest) {
+        self.queue.push(PendingSettlement { settle, doubtful: false, alone: false, rests: 0 });
     }
 }
 
@@ -263,7 +267,7 @@ fn resolve(
     answer: Result<Settled, ClaimError>,
     outcome: &Outcome,
     spec: &ClaimSpec,
-    hold: &Hold,
+    hold: &InFlight,
 ) -> Result<Settled, ClaimError> {
     let Err(ClaimError::Superseded { row, epoch, current_epoch, state }) = answer else { return answer };
     let states = spec.states();

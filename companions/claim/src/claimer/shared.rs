@@ -12,19 +12,19 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::apart::LeftAlone;
 use super::builder::Config;
-use super::in_flight::Hold;
+use super::in_flight::InFlight;
+use super::left_alone::LeftAlone;
 use super::on_failure::OnFailure;
 use crate::error::ClaimError;
 use crate::held::HeldStore;
-use crate::metrics::Published;
+use crate::metrics::ClaimerMetrics;
 use crate::spec::ids::RowKey;
 use crate::store::{ClaimStore, Claimed, Outcome, RefusedRow, Settled, Take};
 
 mod waiting;
 
-pub(crate) use waiting::Waiting;
+pub(crate) use waiting::WaitingWorker;
 
 /// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
 /// pause are one look.
@@ -36,54 +36,56 @@ pub(super) const LET_GO: Duration = Duration::from_secs(1);
 pub(crate) type SettleReply = oneshot::Sender<Result<Settled, ClaimError>>;
 
 /// A claim whose end is to be written.
-pub(crate) struct Settle {
-    pub(crate) hold: Arc<Hold>,
+pub(crate) struct SettleRequest {
+    pub(crate) hold: Arc<InFlight>,
     pub(crate) outcome: Outcome,
     pub(crate) reply: Option<SettleReply>,
     /// Whether the store has refused another end, which this one replaces.
     pub(crate) is_instead: bool,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct ClaimerCore {
     pub(crate) store: Arc<dyn ClaimStore>,
     /// The same store, where each claim has an open transaction.
     pub(crate) held: Option<Arc<HeldStore>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
-    pub(crate) published: Published,
+    pub(crate) metrics: ClaimerMetrics,
     /// Everything that is out, ready or begun, until its end is written.
-    holds: Mutex<HashMap<u64, Arc<Hold>>>,
+    holds: Mutex<HashMap<u64, Arc<InFlight>>>,
     serial: AtomicU64,
-    ready: Mutex<Ready>,
+    ready: Mutex<ReadyQueue>,
     /// Workers that wait for a claim.
     waiting: AtomicUsize,
     /// There may be a claim for those who wait.
     pub(crate) arrived: Notify,
     /// There may be room for more claims.
     pub(crate) demand: Notify,
-    /// There may be new work, or else when.
+    /// New work may exist.
     woken: AtomicBool,
     pub(crate) wake: Notify,
     /// Whether whoever listens knows that new work is announced.
     pub(crate) announced: AtomicBool,
-    later: Mutex<BTreeSet<Instant>>,
+    /// When rows become ready by the passing of time.
+    wake_times: Mutex<BTreeSet<Instant>>,
     /// Claims put back since the feeder asked last.
     returned: AtomicU64,
     /// Rows that could not be written.
-    apart: Mutex<LeftAlone>,
+    left_alone: Mutex<LeftAlone>,
     /// New holds for the keeper.
-    pub(crate) kept: Notify,
-    settlements: mpsc::UnboundedSender<Settle>,
+    pub(crate) new_holds: Notify,
+    settlements: mpsc::UnboundedSender<SettleRequest>,
     pub(crate) stop: CancellationToken,
     /// The feeder takes nothing any more.
-    fed: AtomicBool,
-    calm: Notify,
+    feeder_stopped: AtomicBool,
+    /// Perhaps nothing is held any more.
+    drained: Notify,
 }
 
 /// Claims that lie ready, and how many should.
 #[derive(Default)]
-struct Ready {
-    queue: VecDeque<(Arc<Hold>, Instant)>,
+struct ReadyQueue {
+    queue: VecDeque<(Arc<InFlight>, Instant)>,
     /// How many may be taken ahead of those who ask. It doubles as long as they are begun with in time, is
     /// halved when one lay for too long, and is nothing when nobody comes.
     ahead: u32,
@@ -95,16 +97,16 @@ struct Ready {
     late: bool,
 }
 
-impl Shared {
+impl ClaimerCore {
     pub(super) fn new(
         store: Arc<dyn ClaimStore>,
         held: Option<Arc<HeldStore>>,
         clock: Arc<dyn Clock>,
         config: Config,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Settle>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<SettleRequest>) {
         let (settlements, to_settle) = mpsc::unbounded_channel();
         let shared = Self {
-            published: Published::new(&store),
+            metrics: ClaimerMetrics::new(&store),
             store,
             held,
             clock,
@@ -118,14 +120,14 @@ impl Shared {
             woken: AtomicBool::new(false),
             wake: Notify::new(),
             announced: AtomicBool::new(false),
-            later: Mutex::default(),
+            wake_times: Mutex::default(),
             returned: AtomicU64::new(0),
-            apart: Mutex::default(),
-            kept: Notify::new(),
+            left_alone: Mutex::default(),
+            new_holds: Notify::new(),
             settlements,
             stop: CancellationToken::new(),
-            fed: AtomicBool::new(false),
-            calm: Notify::new(),
+            feeder_stopped: AtomicBool::new(false),
+            drained: Notify::new(),
         };
         (Arc::new(shared), to_settle)
     }
@@ -141,11 +143,11 @@ impl Shared {
         let hold = |claimed: Claimed| {
             let serial = self.serial.fetch_add(1, Ordering::Relaxed);
             let most = self.config.most(&claimed);
-            Arc::new(Hold::new(serial, claimed, asked, part, most))
+            Arc::new(InFlight::new(serial, claimed, asked, part, most))
         };
         let holds: Vec<_> = claims.into_iter().filter(|claim| !claim.rows.is_empty()).map(hold).collect();
         lock(&self.holds).extend(holds.iter().map(|hold| (hold.serial, Arc::clone(hold))));
-        self.published.taken(holds.len());
+        self.metrics.taken(holds.len());
         let now = Instant::now();
         let mut ready = lock(&self.ready);
         let served = self.waiting.load(Ordering::Acquire).min(holds.len());
@@ -154,12 +156,12 @@ impl Shared {
         ready.late = false;
         ready.queue.extend(holds.into_iter().map(|hold| (hold, now)));
         drop(ready);
-        self.kept.notify_one();
+        self.new_holds.notify_one();
         self.arrived.notify_waiters();
     }
 
     /// The next claim that can still be worked on, for whoever waits.
-    pub(crate) fn begin(&self, waiting: &mut Option<Waiting<'_>>) -> Option<Arc<Hold>> {
+    pub(crate) fn begin(&self, waiting: &mut Option<WaitingWorker<'_>>) -> Option<Arc<InFlight>> {
         let mut spoiled = Vec::new();
         let mut ready = lock(&self.ready);
         let found = loop {
@@ -174,9 +176,9 @@ impl Shared {
                 hold.begin();
                 let _ = hold.begun_at.set(self.clock.now());
                 if hold.most().is_some() {
-                    self.kept.notify_one();
+                    self.new_holds.notify_one();
                 }
-                self.published.begun();
+                self.metrics.begun();
                 break Some(hold);
             }
             spoiled.push(hold);
@@ -217,7 +219,7 @@ impl Shared {
     }
 
     /// Removes claims that nobody has begun with: all, or those that lay for longer than `patience`.
-    pub(crate) fn unbegun(&self, patience: Option<Duration>) -> Vec<Arc<Hold>> {
+    pub(crate) fn unbegun(&self, patience: Option<Duration>) -> Vec<Arc<InFlight>> {
         let mut ready = lock(&self.ready);
         let is_over = |since: &Instant| patience.is_none_or(|patience| since.elapsed() >= patience);
         let over = ready.queue.iter().take_while(|(_, since)| is_over(since)).count();
@@ -237,8 +239,9 @@ impl Shared {
     // ---- the ends of claims ----
 
     /// Has the end of a claim written, which must be `Settling`.
-    pub(crate) fn settle(&self, hold: Arc<Hold>, outcome: Outcome, reply: Option<SettleReply>) {
-        if let Err(unsent) = self.settlements.send(Settle { hold, outcome, reply, is_instead: false }) {
+    pub(crate) fn settle(&self, hold: Arc<InFlight>, outcome: Outcome, reply: Option<SettleReply>) {
+        if let Err(unsent) = self.settlements.send(SettleRequest { hold, outcome, reply, is_instead: false })
+        {
             // The runtime has ended, and with it the task that would do it. Whoever waits is told by the
             // reply that is dropped; the row is free when its lease has ended.
             self.release(&unsent.0.hold);
@@ -246,7 +249,7 @@ impl Shared {
     }
 
     /// Returns a claim that nobody settles, unless somebody does.
-    pub(crate) fn give_back(&self, hold: &Arc<Hold>, outcome: Outcome) {
+    pub(crate) fn give_back(&self, hold: &Arc<InFlight>, outcome: Outcome) {
         if !hold.try_settle() {
             return;
         }
@@ -260,7 +263,7 @@ impl Shared {
     /// A worker has had it for as long as it may: whoever waits for its loss is told, and its end is written. A handler is
     /// dropped first where it has the claim's transaction, because that is needed for the end; of one that does not let go of
     /// it, the transaction is ended by another session.
-    pub(crate) fn overdue(&self, hold: &Arc<Hold>, now: Moment) {
+    pub(crate) fn overdue(&self, hold: &Arc<InFlight>, now: Moment) {
         let Some(over) = hold.over().filter(|over| *over <= now) else { return };
         if hold.lose_over() {
             if self.held.is_some() {
@@ -277,7 +280,7 @@ impl Shared {
     }
 
     /// The attempt counts, and the pause is that after a panic.
-    pub(crate) fn end_overdue(&self, hold: &Arc<Hold>) {
+    pub(crate) fn end_overdue(&self, hold: &Arc<InFlight>) {
         let after = match self.config.on_failure {
             Some(OnFailure::Retry(backoff)) => backoff.after(hold.tries(self.store.spec())),
             _ => Duration::ZERO,
@@ -287,20 +290,20 @@ impl Shared {
     }
 
     /// A claim has ended, as far as this process goes.
-    pub(crate) fn release(&self, hold: &Hold) {
+    pub(crate) fn release(&self, hold: &InFlight) {
         hold.end();
         // What was not committed is rolled back.
         drop(self.held.as_ref().and_then(|held| held.forget(hold.claimed.claim.owner)));
         if lock(&self.holds).remove(&hold.serial).is_some() {
             let worked = hold.begun_at.get().map(|begun| self.clock.now().since(*begun));
-            self.published.gone(worked, hold.signal.reason());
+            self.metrics.gone(worked, hold.signal.reason());
         }
-        self.calm.notify_waiters();
+        self.drained.notify_waiters();
     }
 
     /// The end of a claim was written: what else may be ready now?
     pub(crate) fn after(&self, outcome: &Outcome) {
-        self.published.ended(outcome);
+        self.metrics.ended(outcome);
         let inner = &self.store.spec().inner;
         match outcome {
             Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) if !pause.is_zero() => {
@@ -322,20 +325,20 @@ impl Shared {
 
     /// What to take, at most `limit` of it, without rows that are left alone.
     pub(crate) fn take(&self, limit: u32) -> Take {
-        Take { apart: lock(&self.apart).now(), ..self.config.take(limit) }
+        Take { excluded: lock(&self.left_alone).now(), ..self.config.take(limit) }
     }
 
     /// A row that the table refuses to have taken is left alone for a growing pause, and named to whoever listens.
     pub(crate) fn refused(&self, refused: RefusedRow) {
         let RefusedRow { key, group, error } = refused;
-        let pause = lock(&self.apart).leave(self.store.spec(), &key, group.as_ref());
+        let pause = lock(&self.left_alone).leave(self.store.spec(), &key, group.as_ref());
         self.wake_after(pause);
         self.report(&ClaimError::Row { row: key, source: error });
     }
 
     /// The end of a claim was not written: its rows are left alone for a growing pause, so that its handler does not run
     /// again at once.
-    pub(crate) fn leave(&self, hold: &Hold) {
+    pub(crate) fn leave(&self, hold: &InFlight) {
         if let Some(pause) = self.set_apart(hold) {
             let claim = &hold.claimed.claim;
             tracing::warn!(?claim, ?pause, "a claim's end was not written, its rows are left alone");
@@ -343,16 +346,16 @@ impl Shared {
         }
     }
 
-    fn set_apart(&self, hold: &Hold) -> Option<Duration> {
+    fn set_apart(&self, hold: &InFlight) -> Option<Duration> {
         let (spec, claimed) = (self.store.spec(), &hold.claimed);
-        let mut left = lock(&self.apart);
+        let mut left = lock(&self.left_alone);
         claimed.rows.iter().map(|row| left.leave(spec, &row.key, claimed.group.as_ref())).max()
     }
 
     /// The end of a claim was written.
-    pub(crate) fn forget(&self, hold: &Hold) {
+    pub(crate) fn forget(&self, hold: &InFlight) {
         let claimed = &hold.claimed;
-        lock(&self.apart).forget(self.store.spec(), &claimed.rows, claimed.group.as_ref());
+        lock(&self.left_alone).forget(self.store.spec(), &claimed.rows, claimed.group.as_ref());
     }
 
     // ---- wake-ups ----
@@ -371,14 +374,14 @@ impl Shared {
         let grain = GRAIN.as_nanos();
         let ticks = pause.as_nanos() / grain + 1;
         let pause = GRAIN.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
-        lock(&self.later).insert(Instant::now() + pause);
+        lock(&self.wake_times).insert(Instant::now() + pause);
         self.wake.notify_one();
     }
 
     /// Whether there may be new work since the last time this was asked.
     pub(crate) fn take_woken(&self) -> bool {
         let now = Instant::now();
-        let mut later = lock(&self.later);
+        let mut later = lock(&self.wake_times);
         let still = later.split_off(&(now + Duration::from_nanos(1)));
         let is_due = !std::mem::replace(&mut *later, still).is_empty();
         drop(later);
@@ -386,8 +389,8 @@ impl Shared {
     }
 
     /// When there may be new work by the passing of time.
-    pub(crate) fn next_later(&self) -> Option<Instant> {
-        lock(&self.later).first().copied()
+    pub(crate) fn next_wake_time(&self) -> Option<Instant> {
+        lock(&self.wake_times).first().copied()
     }
 
     /// How many claims were put back since this was asked last.
@@ -401,7 +404,7 @@ impl Shared {
 
     // ---- what is held ----
 
-    pub(crate) fn held(&self) -> Vec<Arc<Hold>> {
+    pub(crate) fn held(&self) -> Vec<Arc<InFlight>> {
         lock(&self.holds).values().cloned().collect()
     }
 
@@ -415,12 +418,12 @@ impl Shared {
     pub(crate) fn shut(&self) {
         self.stop.cancel();
         self.arrived.notify_waiters();
-        self.calm.notify_waiters();
+        self.drained.notify_waiters();
     }
 
     /// The feeder has ended.
-    pub(crate) fn fed(&self) {
-        self.fed.store(true, Ordering::Release);
+    pub(crate) fn end_feeding(&self) {
+        self.feeder_stopped.store(true, Ordering::Release);
         self.shut();
     }
 
@@ -430,11 +433,11 @@ impl Shared {
     }
 
     /// Waits until nothing is taken any more and nothing is held.
-    pub(crate) async fn calm(&self) {
+    pub(crate) async fn drained(&self) {
         loop {
-            let mut changed = std::pin::pin!(self.calm.notified());
+            let mut changed = std::pin::pin!(self.drained.notified());
             changed.as_mut().enable();
-            if self.fed.load(Ordering::Acquire) && lock(&self.holds).is_empty() {
+            if self.feeder_stopped.load(Ordering::Acquire) && lock(&self.holds).is_empty() {
                 return;
             }
             changed.await;
@@ -451,7 +454,7 @@ impl Shared {
     // ---- news for the application ----
 
     pub(crate) fn report(&self, error: &ClaimError) {
-        self.published.failed();
+        self.metrics.failed();
         tracing::warn!(store = %self.store, %error, "the claimer goes on after an error");
         if let Some(tell) = &self.config.on_error {
             // A callback that panics must not end a task that leases depend upon.

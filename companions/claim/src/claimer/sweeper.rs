@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::shared::Shared;
+use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::store::{Swept, Upkeep};
 
@@ -19,7 +19,7 @@ const SPREAD: Duration = Duration::from_millis(250);
 /// How often the pause after a look that brought nothing doubles.
 const GROWTH: u32 = 3;
 
-pub(crate) async fn run(shared: Arc<Shared>) {
+pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let (least, longest) = (shared.config.sweep_pause(), shared.config.sweep_every);
     let mut pause = least.min(longest);
     let mut fruitless = 0_u32;
@@ -47,7 +47,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-async fn look(shared: &Shared) -> Result<Upkeep, ClaimError> {
+async fn look(shared: &ClaimerCore) -> Result<Upkeep, ClaimError> {
     loop {
         let Ok(upkeep) = timeout(shared.config.call_limit(), shared.store.upkeep(LIMIT)).await else {
             // What does not answer is asked again after the pause.
@@ -55,7 +55,7 @@ async fn look(shared: &Shared) -> Result<Upkeep, ClaimError> {
         };
         let upkeep = upkeep?;
         let swept = &upkeep.swept;
-        shared.published.swept(swept);
+        shared.metrics.swept(swept);
         if !swept.returned.is_empty() {
             tracing::info!(store = %shared.store, rows = swept.returned.len(), "leases have ended");
             shared.wake_now();

@@ -1,158 +1,151 @@
-//! Taking all outstanding rows of a group as one claim, and rows of tenants that have a limit.
+//! Taking all ready rows of a group as one claim, and rows of tenants that have a limit.
+
+use std::collections::BTreeMap;
 
 use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
 use super::PgHeld;
-use super::run::Run;
-use super::take::{judge, lasting, present, statement};
+use super::take::{check_transaction, taken_rows, until_transaction_ends};
 use crate::error::ClaimError;
+use crate::search::{Candidate, Search, SearchTransaction};
 use crate::statements::TAKE;
-use crate::statements::groups::{self, Candidate, Locked, Search, members};
-use crate::statements::order::Sequence;
-use crate::statements::pick::Asked;
+use crate::statements::groups::Locked;
+use crate::statements::hold::hold;
+use crate::statements::order::RowOrder;
+use crate::statements::pick::TakeRequest;
 use crate::statements::query::{Query, get};
 use crate::statements::row::claims;
-use crate::statements::tenants::chosen;
-use crate::store::{Line, Taken};
+use crate::statements::with::With;
+use crate::store::{Claimed, PassCursor, Taken};
 
 impl PgHeld {
-    /// First the groups, then their locks, then, in a statement that sees what was committed before the locks
-    /// were granted, the rows.
-    pub(super) async fn pick_groups(
+    /// Takes rows of groups, or rows of tenants that have room, each with a place of its tenant until the transaction ends.
+    /// `reached` is set to how far the search has got, also if it fails.
+    pub(super) async fn pick_selected(
         &self,
         connection: &mut PgConnection,
-        order: &Sequence,
-        asked: &Asked<'_>,
-        line: &Option<Line>,
+        order: &RowOrder,
+        request: &TakeRequest<'_>,
+        cursor: &Option<PassCursor>,
         limit: u32,
-        reached: &mut Option<Line>,
+        reached: &mut Option<PassCursor>,
     ) -> Result<Taken, ClaimError> {
-        let mut search = Search::new(self.words(), order, asked, line.clone(), limit)?;
-        let (mut transaction, mut skipped) = (Within { connection, run: self.run() }, 0);
-        loop {
-            let (found, is_last) = search.look(&mut transaction).await?;
-            let tried = found.len() as u64;
-            let locked = search.lock(&mut transaction, found).await?;
-            reached.clone_from(&search.line);
-            let mut taken = self.take_groups(&mut transaction, &search, &locked).await?;
-            skipped += tried.saturating_sub(taken.claims.len() as u64);
-            if !taken.claims.is_empty() {
-                (taken.skipped, taken.line) = (skipped, search.line);
-                return Ok(lasting(taken));
-            }
-            if is_last {
-                let line = search.line.filter(|_| skipped > 0);
-                return Ok(Taken { skipped, line, ..Taken::default() });
-            }
-        }
-    }
-
-    /// All ready rows of the groups whose locks were granted, and rows of no group. A group of which somebody has a row
-    /// locked is none; other rows are left out.
-    async fn take_groups(
-        &self,
-        transaction: &mut Within<'_>,
-        search: &Search<'_>,
-        locked: &[Candidate],
-    ) -> Result<Taken, ClaimError> {
-        let (words, order, asked) = (self.words(), search.order, search.asked);
-        let mut all = std::collections::BTreeMap::new();
-        for how in [Locked::Refuse, Locked::Skip] {
-            let of = |one: &&Candidate| one.group.is_some() == (how == Locked::Refuse);
-            if !locked.iter().any(|one| of(&one)) {
-                continue;
-            }
-            let picked = members(words, order, asked, search.group(), how);
-            let sql = statement(words, order, asked, &picked, "n.claim");
-            let rows = groups::Run::rows(transaction, &search.bind(sql, locked.iter().filter(of))?).await?;
-            judge(rows.first())?;
-            all.extend(claims(words, present(&rows), asked)?);
-        }
-        let mut taken = Taken { claims: all.into_values().collect(), ..Taken::default() };
-        self.leave_leased(transaction.connection, &mut taken).await?;
-        Ok(taken)
+        let mut search = Search::new(self.parts(), order, request, cursor.clone(), limit)?;
+        let mut transaction = HeldSearch { held: self, connection, reached };
+        Ok(until_transaction_ends(search.take(&mut transaction, usize::MAX).await?))
     }
 }
 
-impl PgHeld {
-    /// Rows of tenants that have room, each with a place of its tenant until the transaction ends.
-    pub(super) async fn pick_limited(
-        &self,
-        connection: &mut PgConnection,
-        order: &Sequence,
-        asked: &Asked<'_>,
-        line: &Option<Line>,
-        limit: u32,
-        reached: &mut Option<Line>,
-    ) -> Result<Taken, ClaimError> {
-        let words = self.words();
-        let mut search = Search::new(words, order, asked, line.clone(), limit)?;
-        let (mut transaction, mut skipped) = (Within { connection, run: self.run() }, 0);
-        loop {
-            transaction.plain("SAVEPOINT leasehold_places").await?;
-            let found = search.look_for_room(&mut transaction).await?;
-            if found.is_empty() {
-                skipped += search.passed();
-                let line = search.line.filter(|_| skipped > 0);
-                return Ok(Taken { skipped, line, ..Taken::default() });
+/// A search in the transaction of the caller.
+struct HeldSearch<'c> {
+    held: &'c PgHeld,
+    connection: &'c mut PgConnection,
+    reached: &'c mut Option<PassCursor>,
+}
+
+impl SearchTransaction for HeldSearch<'_> {
+    type Error = ClaimError;
+
+    async fn rows(&mut self, query: &Query) -> Result<Vec<PgRow>, ClaimError> {
+        self.held.executor().rows(self.connection, query, TAKE).await
+    }
+
+    async fn take(
+        &mut self,
+        search: &mut Search<'_>,
+        found: Vec<Candidate>,
+    ) -> Result<Vec<Claimed>, ClaimError> {
+        self.reached.clone_from(&search.cursor);
+        let mut all = BTreeMap::new();
+        if search.selection.is_limited() {
+            let placed = self.place_all(search, found).await?;
+            if !placed.is_empty() {
+                all = self.hold(search, search.selection.chosen(), &placed).await?;
             }
-            reached.clone_from(&search.line);
-            let (tried, mut placed) = (found.len() as u64, Vec::new());
-            for one in found {
-                if search.passed_over(&one) {
-                    continue;
-                } else if transaction.place(&search, &one, words.spec.has_lease()).await? {
-                    placed.push(one);
-                } else {
-                    search.pass_over(&one);
+        } else {
+            let locked = search.lock(self, found).await?;
+            // Of a group all rows or none; rows of no group that are locked are left out.
+            let (grouped, alone): (Vec<_>, Vec<_>) = locked.into_iter().partition(|one| one.group.is_some());
+            for (of, how) in [(grouped, Locked::Refuse), (alone, Locked::Skip)] {
+                if !of.is_empty() {
+                    all.extend(self.hold(search, search.selection.members(how), &of).await?);
                 }
             }
-            let mut taken = Taken::default();
-            if !placed.is_empty() {
-                let sql = statement(words, order, asked, &chosen(words, order, asked, &search), "n.claim");
-                let query = search.bind_chosen(sql, &placed)?;
-                let rows = groups::Run::rows(&mut transaction, &query).await?;
-                judge(rows.first())?;
-                taken.claims = claims(words, present(&rows), asked)?.into_values().collect();
-                self.leave_leased(transaction.connection, &mut taken).await?;
-            }
-            skipped += tried.saturating_sub(taken.claims.len() as u64);
-            if !taken.claims.is_empty() {
-                (taken.skipped, taken.line) = (skipped + search.passed(), search.line);
-                return Ok(lasting(taken));
-            }
-            transaction.plain("ROLLBACK TO SAVEPOINT leasehold_places").await?;
         }
+        let mut taken = Taken { claims: all.into_values().collect(), ..Taken::default() };
+        self.held.drop_leased(self.connection, &mut taken).await?;
+        Ok(taken.claims)
+    }
+
+    async fn begin_look(&mut self) -> Result<(), ClaimError> {
+        self.plain_if_limited("SAVEPOINT leasehold_places").await
+    }
+
+    async fn undo_look(&mut self) -> Result<(), ClaimError> {
+        self.plain_if_limited("ROLLBACK TO SAVEPOINT leasehold_places").await
     }
 }
 
-impl Within<'_> {
+impl HeldSearch<'_> {
+    /// Holds the rows that `picked` locks.
+    async fn hold(
+        &mut self,
+        search: &Search<'_>,
+        picked: With,
+        of: &[Candidate],
+    ) -> Result<BTreeMap<i64, Claimed>, ClaimError> {
+        let (parts, request) = (self.held.parts(), search.selection.request);
+        let sql = hold(parts, search.selection.order, request, picked, "n.claim");
+        let rows = self.rows(&search.bind(sql, of)?).await?;
+        check_transaction(rows.first())?;
+        claims(parts, taken_rows(&rows), request)
+    }
+
     async fn plain(&mut self, text: &str) -> Result<(), ClaimError> {
-        self.run.plain(self.connection, text.to_owned(), TAKE).await.map(drop)
+        self.held.executor().plain(self.connection, text.to_owned(), TAKE).await.map(drop)
+    }
+
+    /// The places that a look has taken are given back if it takes no row.
+    async fn plain_if_limited(&mut self, text: &str) -> Result<(), ClaimError> {
+        if self.held.parts().inner().limit.is_some() { self.plain(text).await } else { Ok(()) }
+    }
+
+    /// Returns those of `found` whose tenants have a free place, which it takes. The other tenants are passed over.
+    async fn place_all(
+        &mut self,
+        search: &mut Search<'_>,
+        found: Vec<Candidate>,
+    ) -> Result<Vec<Candidate>, ClaimError> {
+        let mut placed = Vec::new();
+        for one in found {
+            if search.passed_over(&one) {
+                continue;
+            } else if self.place(search, &one).await? {
+                placed.push(one);
+            } else {
+                search.pass_over(&one);
+            }
+        }
+        Ok(placed)
     }
 
     /// Takes a place of the candidate's tenant that leases leave free, if there is one. A row of no tenant needs none.
-    async fn place(
-        &mut self,
-        search: &Search<'_>,
-        one: &Candidate,
-        with_leases: bool,
-    ) -> Result<bool, ClaimError> {
+    async fn place(&mut self, search: &Search<'_>, one: &Candidate) -> Result<bool, ClaimError> {
         if one.group.is_none() {
             return Ok(true);
         }
         self.plain("SAVEPOINT leasehold_place").await?;
         let mut place: Option<i32> = None;
-        if let Some(row) = groups::Run::rows(self, &search.place(one)?).await?.first() {
+        if let Some(row) = self.rows(&search.place(one)?).await?.first() {
             place = Some(get(row, "place", TAKE)?);
         }
-        if let Some(number) = place.filter(|_| with_leases) {
+        if let Some(number) = place.filter(|_| self.held.spec().has_lease()) {
             // The tenant is locked while leases are counted, and free again at once: the place stays locked.
             self.plain("SAVEPOINT leasehold_counted").await?;
             let mut fits = false;
             if !search.lock(self, vec![one.clone()]).await?.is_empty()
-                && let Some(row) = groups::Run::rows(self, &search.count(one)?).await?.first()
+                && let Some(row) = self.rows(&search.count(one)?).await?.first()
             {
                 fits = i64::from(number) <= get::<i64>(row, "room", TAKE)?;
             }
@@ -163,19 +156,5 @@ impl Within<'_> {
             self.plain("ROLLBACK TO SAVEPOINT leasehold_place").await?;
         }
         Ok(place.is_some())
-    }
-}
-
-/// The transaction of the caller.
-struct Within<'c> {
-    connection: &'c mut PgConnection,
-    run: Run,
-}
-
-impl groups::Run for Within<'_> {
-    type Error = ClaimError;
-
-    async fn rows(&mut self, query: &Query) -> Result<Vec<PgRow>, ClaimError> {
-        self.run.rows(self.connection, query, TAKE).await
     }
 }

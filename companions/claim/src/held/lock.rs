@@ -9,14 +9,15 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::PgHeld;
-use super::run::Run;
-use super::take::{judge, present};
+use super::run::Executor;
+use super::take::{check_transaction, taken_rows};
 use crate::error::ClaimError;
 use crate::spec::Inner;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
+use crate::statements::hold::lock_row;
 use crate::statements::query::{Query, failed, get};
-use crate::statements::row::{answers, key_of, read_row};
+use crate::statements::row::{key_of, read_row};
 use crate::store::ClaimedRow;
 
 const LOCK: &str = "lock a row";
@@ -101,28 +102,19 @@ impl PgHeld {
         connection: &mut PgConnection,
         key: &RowKey,
     ) -> Result<Option<ClaimedRow>, ClaimError> {
-        let words = self.words();
-        let sql = format!(
-            "{guard}picked AS MATERIALIZED (SELECT {key}, COALESCE({state}::text, 'NULL') AS found{answers} FROM {listed} \
-             WHERE (SELECT verdict FROM guard) = 'fine' FOR UPDATE OF t SKIP LOCKED) \
-             SELECT g.verdict, p.* FROM guard g LEFT JOIN picked p ON true",
-            guard = words.with(),
-            key = words.key_text(),
-            state = words.state(),
-            answers = answers(words, ""),
-            listed = words.listed("$1", "$2"),
-        );
-        let rows = self.run().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
-        judge(rows.first())?;
-        let Some(row) = present(&rows).next() else { return Ok(None) };
+        let parts = self.parts();
+        let sql = lock_row(parts);
+        let rows = self.executor().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
+        check_transaction(rows.first())?;
+        let Some(row) = taken_rows(&rows).next() else { return Ok(None) };
         let found = State::new(get::<String>(row, "found", LOCK)?);
-        Ok(Some(read_row(words, row, key_of(words, row, LOCK)?, 0, found)?))
+        Ok(Some(read_row(parts, row, key_of(parts, row, LOCK)?, 0, found)?))
     }
 
     async fn is_there(&self, connection: &mut PgConnection, key: &RowKey) -> Result<bool, ClaimError> {
-        let listed = self.words().listed("$1", "$2");
+        let listed = self.parts().listed("$1", "$2");
         let sql = format!("SELECT EXISTS (SELECT FROM {listed}) AS is_there");
-        let rows = self.run().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
+        let rows = self.executor().rows(connection, &Query::new(sql).keys([key])?, LOCK).await?;
         let is_there = |row: &PgRow| get(row, "is_there", LOCK);
         rows.first().map_or(Ok(false), is_there)
     }
@@ -136,17 +128,17 @@ impl PgHeld {
     ) -> Result<(), ClaimError> {
         let millis = i32::try_from(budget.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
         let text = WAIT
-            .replace("{table}", &self.words().table)
+            .replace("{table}", &self.parts().table)
             .replace("{millis}", &millis.to_string())
             // Last, as a value may contain what looks like one of the others.
-            .replace("{key}", &is_row(self.words().inner(), key));
+            .replace("{key}", &is_row(self.parts().inner(), key));
         // A body in dollar quotes cannot contain its own end.
         if text.matches("$leasehold$").count() != 2 {
             return Err(ClaimError::spec(format!("the row {key} cannot be waited for because of its name")));
         }
         let text = format!("{PREPARE}{text}{FINISH}");
         let limit = budget.saturating_add(self.table.limit());
-        let rows = Run { answer: limit, prepared: false }.plain(connection, text, LOCK).await?;
+        let rows = Executor { answer: limit, prepared: false }.plain(connection, text, LOCK).await?;
         let outcome = |row: &PgRow| row.try_get(0).map_err(|error| failed(error, LOCK));
         let outcome: Option<String> = rows.last().map(outcome).transpose()?;
         match outcome.as_deref().unwrap_or_default().split_once(' ') {

@@ -12,12 +12,12 @@ use crate::statements::query::Query;
 
 /// How statements are run.
 #[derive(Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct Executor {
     pub(super) answer: Duration,
     pub(super) prepared: bool,
 }
 
-impl Run {
+impl Executor {
     /// All rows that the server answers with.
     pub(super) async fn rows(
         self,

@@ -6,7 +6,7 @@ use super::PgHeld;
 use crate::error::ClaimError;
 use crate::statements::SETTLE;
 use crate::statements::settle::{Ending, many, probe};
-use crate::statements::settled::{Wanted, lost, whole, written};
+use crate::statements::settled::{ClaimParameters, lost, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgHeld {
@@ -30,25 +30,25 @@ impl PgHeld {
         claim: &ClaimRef,
         outcome: &Outcome,
     ) -> Result<Settled, ClaimError> {
-        let words = self.words();
-        let ending = Ending::of(words, outcome)?;
+        let parts = self.parts();
+        let ending = Ending::of(parts, outcome)?;
         if claim.rows.is_empty() {
             return Ok(Settled { exhausted: Vec::new() });
         }
-        let query = Wanted::of(claim, Some(outcome)).bind(many(words, &ending, false), true)?;
-        let rows = self.run().rows(connection, &query, SETTLE).await.map_err(|error| match error {
+        let query = ClaimParameters::of(claim, Some(outcome)).bind(many(parts, &ending, false), true)?;
+        let rows = self.executor().rows(connection, &query, SETTLE).await.map_err(|error| match error {
             // The place is taken, rather than the row there twice.
             ClaimError::Duplicate { constraint, source } => {
                 ClaimError::Constraint { constraint, doing: "let a claimed row go on", source }
             }
             other => other,
         })?;
-        if let Some((count, mut settled)) = written(words, &rows)?.remove(&0) {
+        if let Some((count, mut settled)) = written(parts, &rows)?.remove(&0) {
             settled.exhausted.sort();
             return whole(count, claim, settled);
         }
-        let query = Wanted::of(claim, None).bind(probe(words), false)?;
-        let rows = self.run().rows(connection, &query, SETTLE).await?;
-        Err(lost(words, &rows, 0, claim, outcome, false)?)
+        let query = ClaimParameters::of(claim, None).bind(probe(parts), false)?;
+        let rows = self.executor().rows(connection, &query, SETTLE).await?;
+        Err(lost(parts, &rows, 0, claim, outcome, false)?)
     }
 }

@@ -175,7 +175,7 @@ impl HeldStore {
     ) -> Result<Settled, ClaimError> {
         let mut take = Take::up_to(1);
         take.only = Some(claim.rows.iter().map(|(row, _)| row.clone()).collect());
-        let (Some(mut hold), _) = self.held.begin_or_pass(&take).await? else { return Err(error) };
+        let (Some(mut hold), _) = self.held.try_begin(&take).await? else { return Err(error) };
         let Some(again) = hold.taken().claims.first().map(|claimed| claimed.claim.clone()) else {
             return Err(error);
         };
@@ -196,7 +196,7 @@ impl ClaimStore for HeldStore {
         let (mut taken, mut opened, mut one) = (Taken::default(), Vec::new(), take.clone());
         one.limit = take.limit.min(1);
         while opened.len() < take.limit.max(1) as usize {
-            let (hold, seen) = match self.held.begin_or_pass(&one).await {
+            let (hold, taking) = match self.held.try_begin(&one).await {
                 Ok(answer) => answer,
                 Err(error) if opened.is_empty() => return Err(error),
                 Err(error) => {
@@ -204,10 +204,10 @@ impl ClaimStore for HeldStore {
                     break;
                 }
             };
-            let seen = hold.as_ref().map_or(&seen, PgHold::taken);
+            let seen = hold.as_ref().map_or(&taking.taken, PgHold::taken);
             taken.skipped += seen.skipped;
-            one.after = seen.line.clone().or(one.after);
-            taken.line.clone_from(&one.after);
+            one.after = seen.cursor.clone().or(one.after);
+            taken.cursor.clone_from(&one.after);
             let Some(mut hold) = hold else { break };
             self.begin_work(&mut hold).await?;
             opened.push(hold);

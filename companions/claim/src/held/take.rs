@@ -5,18 +5,16 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::time::Instant;
 
 use super::PgHeld;
-use super::run::Run;
+use super::run::Executor;
 use crate::error::ClaimError;
-use crate::spec::Tracking;
 use crate::spec::ids::RowKey;
 use crate::statements::TAKE;
-use crate::statements::expression::{next, owner_of_batch};
-use crate::statements::order::Sequence;
-use crate::statements::parts::Words;
-use crate::statements::pick::{Asked, alone, last_waiting};
+use crate::statements::hold::{hold, leased_of};
+use crate::statements::order::RowOrder;
+use crate::statements::pick::{TakeRequest, alone, last_waiting};
 use crate::statements::query::{Query, failed, get};
-use crate::statements::row::{key_of, line_of, names, taken};
-use crate::store::{Line, Take, Taken};
+use crate::statements::row::{cursor_of, key_of, taken};
+use crate::store::{PassCursor, Take, Taken};
 
 /// That the isolation is one at which a lock means that what is read then is what is there.
 const ISOLATION: &str = "SELECT CASE \
@@ -24,42 +22,43 @@ const ISOLATION: &str = "SELECT CASE \
     THEN 'isolation' END AS verdict";
 
 /// What came of a call.
-pub(super) struct Taking {
+#[derive(Default)]
+pub(super) struct TakeAttempt {
     pub(super) taken: Taken,
     /// Which row was passed over because of another.
     pub(super) busy: Option<String>,
 }
 
 /// What came of one attempt.
-enum Attempt {
+enum PickResult {
     Taken(Taken),
     /// Some row of the batch, or one that it waits for, is locked; with a batch of one, where the pass goes on.
-    Busy(Option<Line>),
+    Busy(Option<PassCursor>),
 }
 
 impl PgHeld {
-    pub(super) fn run(&self) -> Run {
-        Run { answer: self.table.limit(), prepared: self.table.prepares() }
+    pub(super) fn executor(&self) -> Executor {
+        Executor { answer: self.table.limit(), prepared: self.table.prepares() }
     }
 
-    pub(super) async fn take_rows(
+    pub(super) async fn try_take(
         &self,
         connection: &mut PgConnection,
         take: &Take,
-    ) -> Result<Taking, ClaimError> {
-        let asked = Asked::new(self.words(), take)?;
+    ) -> Result<TakeAttempt, ClaimError> {
+        let request = TakeRequest::new(self.parts(), take)?;
         self.inside(connection).await?;
-        let inner = self.words().inner();
+        let inner = self.parts().inner();
         if inner.preconditions.is_empty() && !inner.grouped && inner.limit.is_none() {
             let order = self.order(connection).await?;
-            let taken = self.pick(connection, order, &asked, &take.after, take.limit).await?;
-            return Ok(Taking { taken, busy: None });
+            let taken = self.pick(connection, order, &request, &take.after, take.limit).await?;
+            return Ok(TakeAttempt { taken, busy: None });
         }
         let begin = format!("SAVEPOINT leasehold_take; {ISOLATION}");
-        judge(self.run().plain(connection, begin, TAKE).await?.first())?;
+        check_transaction(self.executor().plain(connection, begin, TAKE).await?.first())?;
         let order = self.order(connection).await?;
-        let taking = self.take_dependent(connection, order, &asked).await?;
-        self.run().plain(connection, "RELEASE SAVEPOINT leasehold_take".to_owned(), TAKE).await?;
+        let taking = self.take_past_busy(connection, order, &request).await?;
+        self.executor().plain(connection, "RELEASE SAVEPOINT leasehold_take".to_owned(), TAKE).await?;
         Ok(taking)
     }
 
@@ -70,46 +69,46 @@ impl PgHeld {
             return Ok(());
         }
         let question = "SELECT CASE WHEN pg_catalog.now() = pg_catalog.statement_timestamp() THEN 'outside' END AS verdict";
-        judge(self.run().plain(connection, question.to_owned(), TAKE).await?.first())
+        check_transaction(self.executor().plain(connection, question.to_owned(), TAKE).await?.first())
     }
 
     /// The order of rows, for which the table is looked at the first time.
-    async fn order(&self, connection: &mut PgConnection) -> Result<&Sequence, ClaimError> {
+    async fn order(&self, connection: &mut PgConnection) -> Result<&RowOrder, ClaimError> {
         let read = async || {
-            let columns = Sequence::columns(self.words())?;
-            Sequence::read(self.words(), &self.run().rows(connection, &columns, TAKE).await?)
+            let columns = RowOrder::columns_query(self.parts())?;
+            RowOrder::read(self.parts(), &self.executor().rows(connection, &columns, TAKE).await?)
         };
-        self.shared.order.get_or_try_init(read).await
+        self.sql.order.get_or_try_init(read).await
     }
 
     /// With groups and preconditions, where an attempt may have to be undone. What is locked is passed over;
     /// the next row is tried at once.
-    async fn take_dependent(
+    async fn take_past_busy(
         &self,
         connection: &mut PgConnection,
-        order: &Sequence,
-        asked: &Asked<'_>,
-    ) -> Result<Taking, ClaimError> {
+        order: &RowOrder,
+        request: &TakeRequest<'_>,
+    ) -> Result<TakeAttempt, ClaimError> {
         let until = Instant::now().checked_add(self.table.limit());
-        let (mut line, mut skipped, mut busy) = (asked.take.after.clone(), 0, None);
-        let mut limit = asked.take.limit;
+        let (mut cursor, mut skipped, mut busy) = (request.take.after.clone(), 0, None);
+        let mut limit = request.take.limit;
         loop {
-            match self.attempt(connection, order, asked, &line, limit).await? {
-                Attempt::Taken(mut taken) => {
+            match self.try_pick(connection, order, request, &cursor, limit).await? {
+                PickResult::Taken(mut taken) => {
                     taken.skipped += skipped;
-                    let reached = taken.line.clone().or_else(|| line.clone());
-                    taken.line = taken.line.or(line.filter(|_| skipped > 0));
+                    let reached = taken.cursor.clone().or_else(|| cursor.clone());
+                    taken.cursor = taken.cursor.or(cursor.filter(|_| skipped > 0));
                     if taken.claims.is_empty()
-                        && let Some(last) = self.waiting(connection, order, asked, &reached).await?
+                        && let Some(last) = self.waiting(connection, order, request, &reached).await?
                     {
                         busy = Some("a row that others wait for, and that is not done yet,".to_owned());
                         taken.skipped += 1;
-                        taken.line = Some(last);
+                        taken.cursor = Some(last);
                     }
-                    return Ok(Taking { taken, busy });
+                    return Ok(TakeAttempt { taken, busy });
                 }
-                Attempt::Busy(passed) => {
-                    self.run()
+                PickResult::Busy(passed) => {
+                    self.executor()
                         .plain(connection, "ROLLBACK TO SAVEPOINT leasehold_take".to_owned(), TAKE)
                         .await?;
                     // One by one tells which it is.
@@ -120,39 +119,38 @@ impl PgHeld {
                     busy = Some("a row, or one that it waits for,".to_owned());
                     skipped += 1;
                     if until.is_some_and(|until| Instant::now() > until) {
-                        let taken = Taken { skipped, line: Some(passed), ..Taken::default() };
-                        return Ok(Taking { taken, busy });
+                        let taken = Taken { skipped, cursor: Some(passed), ..Taken::default() };
+                        return Ok(TakeAttempt { taken, busy });
                     }
-                    (line, limit) = (Some(passed), asked.take.limit);
+                    (cursor, limit) = (Some(passed), request.take.limit);
                 }
             }
         }
     }
 
-    async fn attempt(
+    async fn try_pick(
         &self,
         connection: &mut PgConnection,
-        order: &Sequence,
-        asked: &Asked<'_>,
-        line: &Option<Line>,
+        order: &RowOrder,
+        request: &TakeRequest<'_>,
+        cursor: &Option<PassCursor>,
         limit: u32,
-    ) -> Result<Attempt, ClaimError> {
+    ) -> Result<PickResult, ClaimError> {
         let mut reached = None;
-        let taken = if self.words().inner().grouped {
-            self.pick_groups(connection, order, asked, line, limit, &mut reached).await
-        } else if self.words().inner().limit.is_some() {
-            self.pick_limited(connection, order, asked, line, limit, &mut reached).await
+        let inner = self.parts().inner();
+        let taken = if inner.grouped || inner.limit.is_some() {
+            self.pick_selected(connection, order, request, cursor, limit, &mut reached).await
         } else {
-            self.pick(connection, order, asked, line, limit).await
+            self.pick(connection, order, request, cursor, limit).await
         };
         let taken = match taken {
             Ok(taken) => taken,
-            Err(ClaimError::Busy { .. }) => return Ok(Attempt::Busy(reached)),
+            Err(ClaimError::Busy { .. }) => return Ok(PickResult::Busy(reached)),
             Err(error) => return Err(error),
         };
-        match self.lock_what_is_waited_for(connection, &taken).await {
-            Ok(true) => Ok(Attempt::Taken(taken)),
-            Ok(false) | Err(ClaimError::Busy { .. }) => Ok(Attempt::Busy(taken.line)),
+        match self.lock_preconditions(connection, &taken).await {
+            Ok(true) => Ok(PickResult::Taken(taken)),
+            Ok(false) | Err(ClaimError::Busy { .. }) => Ok(PickResult::Busy(taken.cursor)),
             Err(error) => Err(error),
         }
     }
@@ -160,61 +158,61 @@ impl PgHeld {
     async fn pick(
         &self,
         connection: &mut PgConnection,
-        order: &Sequence,
-        asked: &Asked<'_>,
-        line: &Option<Line>,
+        order: &RowOrder,
+        request: &TakeRequest<'_>,
+        cursor: &Option<PassCursor>,
         limit: u32,
     ) -> Result<Taken, ClaimError> {
-        let words = self.words();
-        let query = behind(order, line, |nulls| {
-            asked.bind(
-                statement(words, order, asked, &alone(words, order, asked, nulls, false), "n.place"),
+        let parts = self.parts();
+        let query = behind(order, cursor, |nulls| {
+            request.bind(
+                hold(parts, order, request, alone(parts, order, request, nulls, false), "n.place"),
                 limit,
             )
         })?;
-        let rows = self.run().rows(connection, &query, TAKE).await?;
-        judge(rows.first())?;
-        let mut taken = taken(words, present(&rows), asked, order)?;
-        self.leave_leased(connection, &mut taken).await?;
-        Ok(lasting(taken))
+        let rows = self.executor().rows(connection, &query, TAKE).await?;
+        check_transaction(rows.first())?;
+        let mut taken = taken(parts, taken_rows(&rows), request, order)?;
+        self.drop_leased(connection, &mut taken).await?;
+        Ok(until_transaction_ends(taken))
     }
 
-    /// The last row behind `line` that waits for another.
+    /// The last row behind `cursor` that waits for another.
     async fn waiting(
         &self,
         connection: &mut PgConnection,
-        order: &Sequence,
-        asked: &Asked<'_>,
-        line: &Option<Line>,
-    ) -> Result<Option<Line>, ClaimError> {
-        let words = self.words();
-        if words.inner().preconditions.is_empty() {
+        order: &RowOrder,
+        request: &TakeRequest<'_>,
+        cursor: &Option<PassCursor>,
+    ) -> Result<Option<PassCursor>, ClaimError> {
+        let parts = self.parts();
+        if parts.inner().preconditions.is_empty() {
             return Ok(None);
         }
-        let query = behind(order, line, |nulls| {
-            asked.bind(last_waiting(words, order, asked, nulls), asked.take.limit)
+        let query = behind(order, cursor, |nulls| {
+            request.bind(last_waiting(parts, order, request, nulls), request.take.limit)
         })?;
-        let rows = self.run().rows(connection, &query, TAKE).await?;
-        rows.first().map(|row| line_of(row, order)).transpose()
+        let rows = self.executor().rows(connection, &query, TAKE).await?;
+        rows.first().map(|row| cursor_of(row, order)).transpose()
     }
 
     /// Keeps the rows that the claims wait for from being changed until the transaction ends; whether all are
     /// still as they have to be. 55P03 where somebody is at one.
-    async fn lock_what_is_waited_for(
+    async fn lock_preconditions(
         &self,
         connection: &mut PgConnection,
         taken: &Taken,
     ) -> Result<bool, ClaimError> {
-        let words = self.words();
-        for one in &words.inner().preconditions {
+        let parts = self.parts();
+        for one in &parts.inner().preconditions {
             let rows = taken.claims.iter().flat_map(|claimed| &claimed.rows);
             let waiting: Vec<&RowKey> =
                 rows.filter(|row| row.kind.as_deref() == Some(&*one.kind)).map(|row| &row.key).collect();
-            let Some(sql) = words.share_what_is_waited_for(one, &words.listed("$1", "$2")) else { continue };
+            let Some(sql) = parts.lock_preconditions(one) else { continue };
             if waiting.is_empty() {
                 continue;
             }
-            let rows = self.run().rows(connection, &Query::new(sql).keys(waiting)?, TAKE).await?;
+            let rows = self.executor().rows(connection, &Query::new(sql).keys(waiting)?, TAKE).await?;
             let is_met = |row: &PgRow| get(row, "is_met", TAKE);
             if !rows.first().map_or(Ok(true), is_met)? {
                 return Ok(false);
@@ -225,21 +223,17 @@ impl PgHeld {
 
     /// A lease in a side table does not change the row, so that a row may have got one between the look at the
     /// side table and the lock; in a statement after the lock it is seen.
-    pub(super) async fn leave_leased(
+    pub(super) async fn drop_leased(
         &self,
         connection: &mut PgConnection,
         taken: &mut Taken,
     ) -> Result<(), ClaimError> {
-        let words = self.words();
-        if !matches!(words.inner().tracking, Tracking::Side(_)) || taken.claims.is_empty() {
-            return Ok(());
-        }
+        let parts = self.parts();
+        let Some(sql) = leased_of(parts).filter(|_| !taken.claims.is_empty()) else { return Ok(()) };
         let keys = taken.claims.iter().flat_map(|claimed| &claimed.rows).map(|row| &row.key);
-        let (key, listed) = (words.key_text(), words.listed("$1", "$2"));
-        let sql = format!("SELECT {key} FROM {listed} WHERE {}", words.is_leased());
-        let rows = self.run().rows(connection, &Query::new(sql).keys(keys)?, TAKE).await?;
+        let rows = self.executor().rows(connection, &Query::new(sql).keys(keys)?, TAKE).await?;
         let leased: Vec<RowKey> =
-            rows.iter().map(|row| key_of(words, row, TAKE)).collect::<Result<_, _>>()?;
+            rows.iter().map(|row| key_of(parts, row, TAKE)).collect::<Result<_, _>>()?;
         let before = taken.claims.len();
         taken.claims.retain(|claimed| !claimed.rows.iter().any(|row| leased.contains(&row.key)));
         taken.skipped += (before - taken.claims.len()) as u64;
@@ -247,40 +241,13 @@ impl PgHeld {
     }
 }
 
-/// The statement that notes in the transaction that what `picked` has locked is its own, and reads it. Which claim of the
-/// batch a row is of, `claim` says.
-pub(crate) fn statement(
-    words: &Words,
-    order: &Sequence,
-    asked: &Asked<'_>,
-    picked: &str,
-    claim: &str,
-) -> String {
-    let epoch = words.inner().epoch_sequence.as_ref().map_or("NULL::bigint".to_owned(), next);
-    format!(
-        "{guard}{picked}, numbered AS MATERIALIZED (SELECT p.*, pg_catalog.row_number() OVER () AS place FROM picked p), \
-         claimed AS MATERIALIZED (SELECT n.*, {claim} AS number, {owner}::text AS owner, {epoch} AS epoch FROM numbered n), \
-         noted AS MATERIALIZED (SELECT pg_catalog.set_config('leasehold.held', \
-         (SELECT held FROM guard) || pg_catalog.string_agg(' ' || mark || '=' || owner, ''), true) \
-         FROM claimed HAVING pg_catalog.count(*) > 0) \
-         SELECT g.verdict, d.set_config IS NOT NULL AS is_noted, {key}, c.owner, c.epoch, \
-         c.place, c.number AS claim{found}{names} \
-         FROM guard g LEFT JOIN claimed c ON true LEFT JOIN noted d ON true ORDER BY c.place",
-        guard = words.with(),
-        key = words.key_of("c"),
-        owner = owner_of_batch("$2::text", claim),
-        found = if asked.from.len() > 1 { ", c.found" } else { "" },
-        names = names(words, order, "c"),
-    )
-}
-
-/// A statement with the values of the line at its end; what it is told is which of them are NULL.
+/// A statement with the values of the cursor at its end; what it is told is which of them are NULL.
 fn behind(
-    order: &Sequence,
-    line: &Option<Line>,
+    order: &RowOrder,
+    cursor: &Option<PassCursor>,
     make: impl FnOnce(Option<&[bool]>) -> Result<Query, ClaimError>,
 ) -> Result<Query, ClaimError> {
-    let values = line.as_ref().map(|line| order.values(line)).transpose()?;
+    let values = cursor.as_ref().map(|cursor| order.values(cursor)).transpose()?;
     let nulls: Option<Vec<bool>> = values.as_ref().map(|values| values.iter().map(Option::is_none).collect());
     let mut query = make(nulls.as_deref())?;
     for value in values.into_iter().flatten().flatten() {
@@ -290,12 +257,12 @@ fn behind(
 }
 
 /// Without the row that only says what the transaction is fit for.
-pub(super) fn present(rows: &[PgRow]) -> impl Iterator<Item = &PgRow> {
+pub(super) fn taken_rows(rows: &[PgRow]) -> impl Iterator<Item = &PgRow> {
     rows.iter().filter(|row| matches!(row.try_get::<Option<&str>, _>("id"), Ok(Some(_))))
 }
 
 /// They are held for as long as the transaction is open.
-pub(super) fn lasting(mut taken: Taken) -> Taken {
+pub(super) fn until_transaction_ends(mut taken: Taken) -> Taken {
     for claimed in &mut taken.claims {
         claimed.lease = std::time::Duration::MAX;
     }
@@ -303,7 +270,7 @@ pub(super) fn lasting(mut taken: Taken) -> Taken {
 }
 
 /// What is wrong with the transaction.
-pub(super) fn judge(row: Option<&PgRow>) -> Result<(), ClaimError> {
+pub(super) fn check_transaction(row: Option<&PgRow>) -> Result<(), ClaimError> {
     let verdict: Option<String> =
         row.map_or(Ok(None), |row| row.try_get("verdict")).map_err(|error| failed(error, TAKE))?;
     match verdict.as_deref() {

@@ -32,91 +32,6 @@ const POLLING: &str =
     "polling often until new work is announced; where a pooler is in between, say `behind_pooler`";
 
 impl PgClaims {
-    pub(super) async fn begin_to_listen(&self) -> Result<Box<dyn Wake>, ClaimError> {
-        if self.server().pooled {
-            return Err(ClaimError::unsupported(
-                "behind a pooler in transaction mode nobody is told of new work; polls find it",
-            ));
-        }
-        // A connection of its own: one of the pool's would be missing there for ever.
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .max_lifetime(None)
-            .idle_timeout(None)
-            .acquire_timeout(self.server().limit)
-            .connect_lazy_with((*self.server().pool.connect_options()).clone());
-        let channel = self.spec().channel();
-        let begin = async {
-            let mut listener = PgListener::connect_with(&pool).await?;
-            listener.ignore_pool_close_event(true);
-            // Whoever connects again has to look, too.
-            listener.eager_reconnect(false);
-            listener.listen(channel).await?;
-            Ok(listener)
-        };
-        let limit = self.server().limit;
-        let begun = timeout(limit, begin).await.map_err(|_| silent(limit))?;
-        let listener = begun.map_err(|error| failed(error, LISTEN))?;
-        let mut wake = PgWake {
-            listener,
-            channel: channel.to_owned(),
-            schema: self.spec().table().schema().map(str::to_owned),
-            announces: false,
-            check: next_check(),
-            limit: limit.min(ANSWER),
-        };
-        match timeout(PROOF, self.hears_itself(&mut wake)).await {
-            Ok(heard) => heard?,
-            Err(_) => tracing::warn!(store = %self, "no notification came within {PROOF:?}; {POLLING}"),
-        }
-        if wake.schema.is_none() {
-            // The pool is busy. If the table is not found here either, the listener hears of those in all schemas.
-            wake.schema = self.schema(&mut wake.listener).await;
-        }
-        Ok(Box::new(wake))
-    }
-
-    /// The schema of the table as the listener's own connection sees it.
-    async fn schema(&self, listener: &mut PgListener) -> Option<String> {
-        let sql = format!("SELECT {} AS schema", self.spec().table().schema_sql());
-        let row = timeout(PROOF, listener.fetch_one(sqlx::query(AssertSqlSafe(sql)).persistent(false))).await;
-        get(&row.ok()?.ok()?, "schema", LISTEN).ok()
-    }
-
-    /// Where inserts are announced, it sends a notification of its own, as they do: through the pool, which may lead
-    /// through a pooler that cannot listen, and whose connections may be set to another search path. Answers when that
-    /// was heard, or new work, or when neither will be.
-    async fn hears_itself(&self, wake: &mut PgWake) -> Result<(), ClaimError> {
-        let echo = format!("{ECHO}{:016x}", fastrand::u64(..));
-        let announces =
-            NotifyTrigger::of(self.spec()).map_or("false".to_owned(), |trigger| trigger.announces());
-        let sql = format!(
-            "SELECT {} AS schema, {announces} AS announces, \
-             CASE WHEN {announces} THEN pg_catalog.pg_notify($1::text, $2::text) END AS echo",
-            self.spec().table().schema_sql()
-        );
-        let query = Query::new(sql).bind(self.spec().channel())?.bind(&echo)?;
-        match self.server().rows(&query).await {
-            Ok(rows) => {
-                let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LISTEN))?;
-                wake.schema = get(first, "schema", LISTEN)?;
-                if !get::<bool>(first, "announces", LISTEN)? {
-                    return Ok(());
-                }
-            }
-            Err(fault) => {
-                let error = fault.error("see whether notifications come");
-                tracing::warn!(store = %self, %error, "no notification was sent; {POLLING}");
-                return Ok(());
-            }
-        }
-        while !wake.announces {
-            let heard = wake.next().await?;
-            wake.announces = heard.payload() == echo || wake.heard(&heard) == Heard::Inserted;
-        }
-        Ok(())
-    }
-
     /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
     /// rollback wakes nobody. Needed only where the migration makes no trigger for it
     /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). Commits that wake are carried out one after the
@@ -147,7 +62,7 @@ impl PgClaims {
 }
 
 #[derive(Debug)]
-struct PgWake {
+pub(super) struct PgWake {
     listener: PgListener,
     channel: String,
     /// That the table is in, if it is known.
@@ -160,6 +75,94 @@ struct PgWake {
 }
 
 impl PgWake {
+    /// Begins to listen for work on the table of `claims`.
+    pub(super) async fn begin(claims: &PgClaims) -> Result<Self, ClaimError> {
+        let server = claims.server();
+        if server.pooled {
+            return Err(ClaimError::unsupported(
+                "behind a pooler in transaction mode nobody is told of new work; polls find it",
+            ));
+        }
+        // A connection of its own: one of the pool's would be missing there for ever.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(server.limit)
+            .connect_lazy_with((*server.pool.connect_options()).clone());
+        let channel = claims.spec().channel();
+        let begin = async {
+            let mut listener = PgListener::connect_with(&pool).await?;
+            listener.ignore_pool_close_event(true);
+            // Whoever connects again has to look, too.
+            listener.eager_reconnect(false);
+            listener.listen(channel).await?;
+            Ok(listener)
+        };
+        let limit = server.limit;
+        let begun = timeout(limit, begin).await.map_err(|_| silent(limit))?;
+        let listener = begun.map_err(|error| failed(error, LISTEN))?;
+        let mut wake = Self {
+            listener,
+            channel: channel.to_owned(),
+            schema: claims.spec().table().schema().map(str::to_owned),
+            announces: false,
+            check: next_check(),
+            limit: limit.min(ANSWER),
+        };
+        match timeout(PROOF, wake.verify_delivery(claims)).await {
+            Ok(verified) => verified?,
+            Err(_) => tracing::warn!(store = %claims, "no notification came within {PROOF:?}; {POLLING}"),
+        }
+        if wake.schema.is_none() {
+            // The pool is busy. If the table is not found here either, the listener hears of those in all schemas.
+            wake.schema = wake.read_schema(claims).await;
+        }
+        Ok(wake)
+    }
+
+    /// The schema of the table as the listener's own connection sees it.
+    async fn read_schema(&mut self, claims: &PgClaims) -> Option<String> {
+        let sql = format!("SELECT {} AS schema", claims.spec().table().schema_sql());
+        let query = sqlx::query(AssertSqlSafe(sql)).persistent(false);
+        let row = timeout(PROOF, self.listener.fetch_one(query)).await;
+        get(&row.ok()?.ok()?, "schema", LISTEN).ok()
+    }
+
+    /// Where inserts are announced, sends a notification of its own, as they do: through the pool, which may lead
+    /// through a pooler that cannot listen, and whose connections may be set to another search path. Returns when it
+    /// has received that notification, or one of new work, or if neither can come.
+    async fn verify_delivery(&mut self, claims: &PgClaims) -> Result<(), ClaimError> {
+        let echo = format!("{ECHO}{:016x}", fastrand::u64(..));
+        let announces =
+            NotifyTrigger::of(claims.spec()).map_or("false".to_owned(), |trigger| trigger.announces());
+        let sql = format!(
+            "SELECT {} AS schema, {announces} AS announces, \
+             CASE WHEN {announces} THEN pg_catalog.pg_notify($1::text, $2::text) END AS echo",
+            claims.spec().table().schema_sql()
+        );
+        let query = Query::new(sql).bind(claims.spec().channel())?.bind(&echo)?;
+        match claims.server().rows(&query).await {
+            Ok(rows) => {
+                let first = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound, LISTEN))?;
+                self.schema = get(first, "schema", LISTEN)?;
+                if !get::<bool>(first, "announces", LISTEN)? {
+                    return Ok(());
+                }
+            }
+            Err(fault) => {
+                let error = fault.error("see whether notifications come");
+                tracing::warn!(store = %claims, %error, "no notification was sent; {POLLING}");
+                return Ok(());
+            }
+        }
+        while !self.announces {
+            let heard = self.next().await?;
+            self.announces = heard.payload() == echo || self.heard(&heard) == Heard::Inserted;
+        }
+        Ok(())
+    }
+
     async fn next(&mut self) -> Result<PgNotification, ClaimError> {
         let next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
         // The driver would connect again, and nobody would look for what came meanwhile.

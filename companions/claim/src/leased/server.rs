@@ -12,13 +12,8 @@ use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Row a
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{ClaimError, refuses_row};
+use crate::statements::BEGIN;
 use crate::statements::query::{Query, failed};
-
-/// What takes milliseconds is not worth being compiled for half a second, as the planner thinks of groups that it
-/// expects to be many (`docs/hazards.md` H50).
-/// And without bitmap scans it takes the first rows of a large group from their index, instead of all to sort them.
-pub(super) const BEGIN: &str =
-    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL enable_bitmapscan = off";
 
 /// How often a statement is tried that came into conflict with others.
 const TRIES: u32 = 5;
@@ -118,7 +113,7 @@ impl Server {
     }
 
     async fn once(&self, query: &Query, explicit: bool, deadline: Instant) -> Result<Vec<PgRow>, Fault> {
-        let mut session = Session::open(self, deadline).await?;
+        let mut session = PooledSession::open(self, deadline).await?;
         if !explicit && self.turn.is_none() {
             let rows = session.rows(query).await?;
             session.give_back();
@@ -137,8 +132,8 @@ impl Server {
     }
 
     /// Begins a transaction at READ COMMITTED.
-    pub(super) async fn begin(&self) -> Result<Session, Fault> {
-        let mut session = Session::open(self, self.deadline()).await?;
+    pub(super) async fn begin(&self) -> Result<PooledSession, Fault> {
+        let mut session = PooledSession::open(self, self.deadline()).await?;
         session.run(BEGIN).await?;
         Ok(session)
     }
@@ -150,7 +145,7 @@ impl Server {
 }
 
 /// A connection in use. Unless it is given back in order it is closed, because nobody knows what it is at.
-pub(super) struct Session {
+pub(super) struct PooledSession {
     connection: Option<PoolConnection<Postgres>>,
     deadline: Instant,
     limit: Duration,
@@ -158,7 +153,7 @@ pub(super) struct Session {
     in_transaction: bool,
 }
 
-impl Session {
+impl PooledSession {
     async fn open(server: &Server, deadline: Instant) -> Result<Self, Fault> {
         let acquired = timeout_at(deadline, server.pool.acquire()).await;
         let connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(Fault::Unsent)?;
@@ -240,7 +235,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for PooledSession {
     fn drop(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.close_on_drop();

@@ -1,6 +1,5 @@
 //! Ending claims: each as a whole or not at all.
 
-use leasehold_api::{Error, ErrorKind};
 use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
@@ -10,42 +9,12 @@ use crate::error::ClaimError;
 use crate::statements::SETTLE;
 use crate::statements::query::Query;
 use crate::statements::settle::{Ending, many, one, probe};
-use crate::statements::settled::{Wanted, lost, nowhere, whole, written};
+use crate::statements::settled::{ClaimParameters, lost, nowhere, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgClaims {
-    pub(super) async fn settle_all(
-        &self,
-        settlements: &[(ClaimRef, Outcome)],
-    ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError> {
-        self.spec().needs_lease()?;
-        let mut answers: Vec<Option<Result<Settled, ClaimError>>> = Vec::new();
-        answers.resize_with(settlements.len(), || None);
-        // Claims that end alike are written together, in the order in which they came.
-        let mut alike: Vec<(Ending, Vec<usize>)> = Vec::new();
-        for (at, (claim, outcome)) in settlements.iter().enumerate() {
-            match Ending::of(self.words(), outcome) {
-                Err(error) => answers[at] = Some(Err(error)),
-                Ok(_) if claim.rows.is_empty() => {
-                    answers[at] = Some(Ok(Settled { exhausted: Vec::new() }));
-                }
-                Ok(_) if !claim.fits(self.words().inner()) => answers[at] = Some(Err(nowhere(claim))),
-                Ok(ending) => match alike.iter_mut().find(|(known, _)| *known == ending) {
-                    Some((_, members)) => members.push(at),
-                    None => alike.push((ending, vec![at])),
-                },
-            }
-        }
-        for (ending, members) in alike {
-            for (at, answer) in self.settle_alike(&ending, settlements, members).await? {
-                answers[at] = Some(answer);
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unanswered()))).collect())
-    }
-
-    /// If a constraint stands against one of them, each is tried on its own.
-    async fn settle_alike(
+    /// Writes claims that end alike in one statement. If a constraint is against one of them, writes each on its own.
+    pub(super) async fn settle_alike(
         &self,
         ending: &Ending,
         settlements: &[(ClaimRef, Outcome)],
@@ -58,7 +27,7 @@ impl PgClaims {
                 for at in members {
                     let query = self.settling(ending, settlements, &[at])?;
                     match self.server().rows(&query).await {
-                        Ok(rows) => answers.extend(self.judge(&rows, settlements, vec![at]).await?),
+                        Ok(rows) => answers.extend(self.answers_of(&rows, settlements, vec![at]).await?),
                         Err(fault) if fault.is_of_row() => answers.push((at, Err(fault.error(SETTLE)))),
                         Err(fault) => return Err(fault.error(SETTLE)),
                     }
@@ -71,17 +40,17 @@ impl PgClaims {
             }
             Err(fault) => return Err(fault.error(SETTLE)),
         };
-        self.judge(&rows, settlements, members).await
+        self.answers_of(&rows, settlements, members).await
     }
 
     /// From the rows that were written to answers; looks at the others to say what became of them.
-    async fn judge(
+    async fn answers_of(
         &self,
         rows: &[PgRow],
         settlements: &[(ClaimRef, Outcome)],
         members: Vec<usize>,
     ) -> Result<Vec<(usize, Result<Settled, ClaimError>)>, ClaimError> {
-        let mut written = written(self.words(), rows)?;
+        let mut written = written(self.parts(), rows)?;
         let is_batch = members.len() > 1;
         let mut answers = Vec::with_capacity(members.len());
         let mut missing = Vec::new();
@@ -94,14 +63,14 @@ impl PgClaims {
         if missing.is_empty() {
             return Ok(answers);
         }
-        let mut wanted = Wanted::default();
+        let mut wanted = ClaimParameters::default();
         for at in &missing {
             wanted.add(*at, &settlements[*at].0, None);
         }
         let rows = self.server().rows(&self.probe(wanted)?).await.map_err(|fault| fault.error(SETTLE))?;
         for at in missing {
             let (claim, outcome) = &settlements[at];
-            answers.push((at, Err(lost(self.words(), &rows, at, claim, outcome, is_batch)?)));
+            answers.push((at, Err(lost(self.parts(), &rows, at, claim, outcome, is_batch)?)));
         }
         Ok(answers)
     }
@@ -128,8 +97,8 @@ impl PgClaims {
         outcome: &Outcome,
     ) -> Result<Settled, ClaimError> {
         self.spec().needs_lease()?;
-        let ending = Ending::of(self.words(), outcome)?;
-        if !claim.fits(self.words().inner()) {
+        let ending = Ending::of(self.parts(), outcome)?;
+        if !claim.fits(self.parts().inner()) {
             return Err(nowhere(claim));
         }
         let one = [(claim.clone(), outcome.clone())];
@@ -137,13 +106,13 @@ impl PgClaims {
         let query = self.settling(&ending, &one, &[0])?;
         let rows =
             query.rows(connection, prepared).await.map_err(|error| Fault::Failed(error).error(SETTLE))?;
-        if let Some((count, settled)) = written(self.words(), &rows)?.remove(&0) {
+        if let Some((count, settled)) = written(self.parts(), &rows)?.remove(&0) {
             return whole(count, claim, settled);
         }
-        let probe = self.probe(Wanted::of(claim, None))?;
+        let probe = self.probe(ClaimParameters::of(claim, None))?;
         let rows =
             probe.rows(connection, prepared).await.map_err(|error| Fault::Failed(error).error(SETTLE))?;
-        Err(lost(self.words(), &rows, 0, claim, outcome, false)?)
+        Err(lost(self.parts(), &rows, 0, claim, outcome, false)?)
     }
 
     fn settling(
@@ -152,29 +121,25 @@ impl PgClaims {
         all: &[(ClaimRef, Outcome)],
         members: &[usize],
     ) -> Result<Query, ClaimError> {
-        let mut wanted = Wanted::default();
+        let mut wanted = ClaimParameters::default();
         for at in members {
             let (claim, outcome) = &all[*at];
             wanted.add(*at, claim, Some(outcome));
         }
-        let words = self.words();
-        if wanted.len() == 1 && words.side.is_none() {
-            let sql = self.remembered(format!("one {ending:?}"), || one(words, ending));
+        let parts = self.parts();
+        if wanted.len() == 1 && parts.side.is_none() {
+            let sql = self.remembered(format!("one {ending:?}"), || one(parts, ending));
             return wanted.bind_one(sql);
         }
         let is_batch = members.len() > 1;
         let what = format!("{} {ending:?}", if is_batch { "many" } else { "some" });
-        let sql = self.remembered(what, || many(words, ending, is_batch));
+        let sql = self.remembered(what, || many(parts, ending, is_batch));
         wanted.bind(sql, true)
     }
 
     /// What has become of the rows of claims.
-    pub(super) fn probe(&self, wanted: Wanted) -> Result<Query, ClaimError> {
-        let sql = self.remembered("probe".to_owned(), || probe(self.words()));
+    fn probe(&self, wanted: ClaimParameters) -> Result<Query, ClaimError> {
+        let sql = self.remembered("probe".to_owned(), || probe(self.parts()));
         wanted.bind(sql, false)
     }
-}
-
-fn unanswered() -> ClaimError {
-    Error::new(ErrorKind::Corrupt, "the server's answer is not understood; look at the rows").into()
 }

@@ -1,4 +1,4 @@
-//! Taking rows: one statement, or for groups a transaction of two.
+//! Taking rows: one statement, or for groups and tenants a transaction of three.
 
 use std::sync::Arc;
 
@@ -7,114 +7,114 @@ use sqlx::postgres::PgRow;
 use super::PgClaims;
 use super::server::Fault;
 use crate::error::ClaimError;
+use crate::search::{Candidate, Search};
 use crate::spec::ids::RowKey;
 use crate::statements::TAKE;
-use crate::statements::expression::{column, owner_of_batch};
-use crate::statements::groups::{Candidate, Search};
-use crate::statements::order::Sequence;
-use crate::statements::parts::Words;
-use crate::statements::pick::{Asked, alone, first};
+use crate::statements::order::RowOrder;
+use crate::statements::pick::{TakeRequest, first};
 use crate::statements::query::Query;
-use crate::statements::row::{key_of, line_of, taken};
-use crate::statements::take::Tail;
-use crate::store::{Apart, Line, RefusedRow, Take, Taken};
+use crate::statements::row::{cursor_of, key_of, taken};
+use crate::statements::take::{put_back, take_alone};
+use crate::store::{Excluded, PassCursor, RefusedRow, Take, Taken};
 
 /// How many rows are looked at, at the most, when some cannot be taken.
 const NARROWED: u32 = 128;
 
 impl PgClaims {
-    /// Takes rows. Where the table does not allow one of them to be written, half as many are tried, and half of those,
-    /// until some are taken or one is left, which is passed over: so many statements as the number of rows has bits, whatever
-    /// stands in the table.
-    pub(super) async fn take_rows(&self, take: &Take) -> Result<Taken, ClaimError> {
-        self.spec().needs_lease()?;
-        take.check(self.words().inner())?;
-        let order = self.order().await?;
-        let mut trouble = match self.attempt(take, order, false).await {
-            Err(trouble) if trouble.is_of_row => trouble,
-            answer => return answer.map_err(|trouble| trouble.error),
-        };
+    /// Takes rows after the table did not allow one of them to be written: half as many are tried, and half of those,
+    /// until some are taken or one is left, which is passed over. That takes as many statements as the number of rows has
+    /// bits.
+    pub(super) async fn take_narrowed(&self, take: &Take, mut fault: TakeFault) -> Result<Taken, ClaimError> {
         let mut narrowed = take.clone();
-        while trouble.is_of_row {
-            if let [(key, group)] = trouble.tried.as_slice() {
+        while fault.is_of_row {
+            if let [(key, group)] = fault.tried.as_slice() {
                 let refused =
-                    RefusedRow { key: key.clone(), group: group.clone(), error: Arc::new(trouble.error) };
-                let line = trouble.line;
-                return Ok(Taken { skipped: 1, line, refused: vec![refused], ..Taken::default() });
+                    RefusedRow { key: key.clone(), group: group.clone(), error: Arc::new(fault.error) };
+                let cursor = fault.cursor;
+                return Ok(Taken { skipped: 1, cursor, refused: vec![refused], ..Taken::default() });
             }
             narrowed.limit = (narrowed.limit / 2).clamp(1, NARROWED);
-            match self.attempt(&narrowed, order, true).await {
+            match self.try_take(&narrowed, true).await {
                 Ok(taken) => return Ok(taken),
-                Err(again) => trouble = again,
+                Err(again) => fault = again,
             }
         }
-        Err(trouble.error)
+        Err(fault.error)
     }
 
-    /// `named`: the rows are looked for first, so that it is known which the table refuses.
-    async fn attempt(&self, take: &Take, order: &Sequence, named: bool) -> Result<Taken, Trouble> {
-        let asked = Asked::new(self.words(), take)?;
-        let taken = if self.words().inner().grouped {
-            self.take_groups(&asked, order).await
-        } else if self.words().inner().limit.is_some() {
-            self.take_limited(&asked, order).await
+    /// Takes rows, and puts back those of which the answer was lost. With `named`, reads their keys first, so that a fault
+    /// says which rows were tried.
+    pub(super) async fn try_take(&self, take: &Take, named: bool) -> Result<Taken, TakeFault> {
+        let order = self.order().await?;
+        let request = TakeRequest::new(self.parts(), take)?;
+        let inner = self.parts().inner();
+        let taken = if inner.grouped || inner.limit.is_some() {
+            self.take_selected(&request, order).await
         } else if named {
-            self.take_named(&asked, order).await
+            self.take_named(&request, order).await
         } else {
-            self.take_alone(&asked, order).await
+            self.take_alone(&request, order).await
         };
         match taken {
             Ok(taken) => Ok(taken),
-            Err(trouble) => Err(trouble.undone(self, &asked).await),
+            Err(fault) => Err(fault.undone(self, &request).await),
         }
     }
 
-    async fn take_alone(&self, asked: &Asked<'_>, order: &Sequence) -> Result<Taken, Trouble> {
-        let single = asked.take.limit == 1;
-        let queue = asked.take.queue.is_some();
-        let rows = self.behind(asked, order, |nulls| {
-            let make = || statement(self.words(), order, asked, nulls, single);
-            if asked.is_special() {
+    async fn take_alone(&self, request: &TakeRequest<'_>, order: &RowOrder) -> Result<Taken, TakeFault> {
+        let single = request.take.limit == 1;
+        let queue = request.take.queue.is_some();
+        let rows = self.behind(request, order, |nulls| {
+            let make = || take_alone(self.parts(), order, request, nulls, single);
+            if request.is_special() {
                 return make().into();
             }
-            self.remembered(format!("take {single} {queue} {nulls:?} {:?}", asked.take.from), make)
+            self.remembered(format!("take {single} {queue} {nulls:?} {:?}", request.take.from), make)
         });
-        Ok(taken(self.words(), &rows.await?, asked, order)?)
+        Ok(taken(self.parts(), &rows.await?, request, order)?)
     }
 
-    /// Takes those of the first rows that nobody has locked. The line is past all of them.
-    async fn take_named(&self, asked: &Asked<'_>, order: &Sequence) -> Result<Taken, Trouble> {
-        let words = self.words();
-        let rows = self.behind(asked, order, |nulls| first(words, order, asked, nulls).into()).await?;
-        let keys = rows.iter().map(|row| key_of(words, row, TAKE)).collect::<Result<Vec<_>, _>>()?;
-        let line = rows.last().map(|row| line_of(row, order)).transpose()?;
-        let mut take = asked.take.clone();
-        (take.only, take.apart) = (Some(keys.clone()), Apart::default());
+    /// Takes those of the first rows that nobody has locked. The cursor is past all of them.
+    async fn take_named(&self, request: &TakeRequest<'_>, order: &RowOrder) -> Result<Taken, TakeFault> {
+        let parts = self.parts();
+        let rows = self.behind(request, order, |nulls| first(parts, order, request, nulls).into()).await?;
+        let keys = rows.iter().map(|row| key_of(parts, row, TAKE)).collect::<Result<Vec<_>, _>>()?;
+        let cursor = rows.last().map(|row| cursor_of(row, order)).transpose()?;
+        let mut take = request.take.clone();
+        (take.only, take.excluded) = (Some(keys.clone()), Excluded::default());
         // Under the same batch, by which claims are found whose outcome is unknown.
-        let asked = Asked { take: &take, from: asked.from, batch: asked.batch };
-        let mut taken = match self.take_alone(&asked, order).await {
+        let request = TakeRequest { take: &take, from: request.from, batch: request.batch };
+        let mut taken = match self.take_alone(&request, order).await {
             Ok(taken) => taken,
-            Err(trouble) => {
+            Err(fault) => {
                 let tried = keys.into_iter().map(|key| (key, None)).collect();
-                return Err(Trouble { tried, line, ..trouble });
+                return Err(TakeFault { tried, cursor, ..fault });
             }
         };
         taken.skipped += (keys.len() as u64).saturating_sub(taken.claims.len() as u64);
-        taken.line = line;
+        taken.cursor = cursor;
         Ok(taken)
     }
 
-    /// The rows of a statement with the values of the line at its end; `make` is told which of them are NULL.
+    /// Puts back everything that a batch has taken.
+    async fn put_back(&self, request: &TakeRequest<'_>) -> Result<(), ClaimError> {
+        let Some(sql) = put_back(self.parts()) else { return Ok(()) };
+        let query = Query::new(sql).bind(i64::from(request.take.limit))?.bind(request.batch.to_string())?;
+        self.server().rows(&query).await.map(drop).map_err(|fault| fault.error(TAKE))
+    }
+
+    /// The rows of a statement with the values of the cursor at its end; `make` is told which of them are NULL.
     async fn behind(
         &self,
-        asked: &Asked<'_>,
-        order: &Sequence,
+        request: &TakeRequest<'_>,
+        order: &RowOrder,
         make: impl FnOnce(Option<&[bool]>) -> Arc<str>,
-    ) -> Result<Vec<PgRow>, Trouble> {
-        let line = asked.take.after.as_ref().map(|line| order.values(line)).transpose()?;
-        let nulls: Option<Vec<bool>> = line.as_ref().map(|line| line.iter().map(Option::is_none).collect());
-        let mut query = asked.bind(make(nulls.as_deref()), asked.take.limit)?;
-        for value in line.into_iter().flatten().flatten() {
+    ) -> Result<Vec<PgRow>, TakeFault> {
+        let cursor = request.take.after.as_ref().map(|cursor| order.values(cursor)).transpose()?;
+        let nulls: Option<Vec<bool>> =
+            cursor.as_ref().map(|cursor| cursor.iter().map(Option::is_none).collect());
+        let mut query = request.bind(make(nulls.as_deref()), request.take.limit)?;
+        for value in cursor.into_iter().flatten().flatten() {
             query = query.bind(value)?;
         }
         Ok(self.server().rows(&query).await?)
@@ -122,7 +122,7 @@ impl PgClaims {
 }
 
 /// Why rows were not taken.
-pub(super) struct Trouble {
+pub(super) struct TakeFault {
     error: ClaimError,
     /// Whether they may be all the same.
     may_be_taken: bool,
@@ -131,86 +131,48 @@ pub(super) struct Trouble {
     /// Which were to be taken, with their groups, where that is known.
     tried: Vec<(RowKey, Option<Arc<str>>)>,
     /// How far the pass had got.
-    line: Option<Line>,
+    cursor: Option<PassCursor>,
 }
 
-impl From<ClaimError> for Trouble {
+impl From<ClaimError> for TakeFault {
     /// The answer was not understood, after the rows were taken.
     fn from(error: ClaimError) -> Self {
-        Self { error, may_be_taken: true, is_of_row: false, tried: Vec::new(), line: None }
+        Self { error, may_be_taken: true, is_of_row: false, tried: Vec::new(), cursor: None }
     }
 }
 
-impl From<Fault> for Trouble {
+impl From<Fault> for TakeFault {
     fn from(fault: Fault) -> Self {
         let (may_be_taken, is_of_row) = (fault.is_unknown(), fault.is_of_row());
-        Self { error: fault.error(TAKE), may_be_taken, is_of_row, tried: Vec::new(), line: None }
+        Self { error: fault.error(TAKE), may_be_taken, is_of_row, tried: Vec::new(), cursor: None }
     }
 }
 
-impl Trouble {
+impl TakeFault {
+    pub(super) fn is_of_row(&self) -> bool {
+        self.is_of_row
+    }
+
+    pub(super) fn into_error(self) -> ClaimError {
+        self.error
+    }
+
     /// The first rows of groups, or rows of tenants, were tried.
     pub(super) fn with(fault: Fault, search: &Search<'_>, tried: &[Candidate]) -> Self {
-        let group =
-            |one: &Candidate| one.group.as_deref().filter(|_| search.words.inner().grouped).map(Arc::from);
-        let keys = tried.iter().map(|one| Ok((one.key(search.words)?, group(one))));
+        let group = |one: &Candidate| {
+            one.group.as_deref().filter(|_| search.selection.parts.inner().grouped).map(Arc::from)
+        };
+        let keys = tried.iter().map(|one| Ok((one.key(search.selection.parts)?, group(one))));
         let tried = keys.collect::<Result<_, ClaimError>>().unwrap_or_default();
-        Self { tried, line: search.line.clone(), ..Self::from(fault) }
+        Self { tried, cursor: search.cursor.clone(), ..Self::from(fault) }
     }
 
     /// Puts back what may have been taken without anybody knowing of it. If that fails too, the lease ends.
-    async fn undone(self, claims: &PgClaims, asked: &Asked<'_>) -> Self {
-        if self.may_be_taken && claims.words().inner().owner_sequence.is_none() {
-            let undone = match claims.put_back_query(asked) {
-                Ok(query) => claims.server().rows(&query).await.is_ok(),
-                Err(_) => false,
-            };
+    async fn undone(self, claims: &PgClaims, request: &TakeRequest<'_>) -> Self {
+        if self.may_be_taken && claims.parts().inner().owner_sequence.is_none() {
+            let undone = claims.put_back(request).await.is_ok();
             tracing::debug!(undone, "a claim whose outcome is unknown was looked for");
         }
         self
-    }
-}
-
-/// The statement that takes rows, each on its own.
-pub(super) fn statement(
-    words: &Words,
-    order: &Sequence,
-    asked: &Asked<'_>,
-    nulls: Option<&[bool]>,
-    single: bool,
-) -> String {
-    let tail = Tail { words, order, single, claim: "p.place", sequence: None };
-    tail.statement(&format!("WITH {}", alone(words, order, asked, nulls, single)), asked.from)
-}
-
-impl PgClaims {
-    /// Puts back everything that a batch has taken.
-    pub(super) fn put_back_query(&self, asked: &Asked<'_>) -> Result<Query, ClaimError> {
-        let words = self.words();
-        let inner = words.inner();
-        let owners = format!(
-            "SELECT $2::text::uuid UNION ALL SELECT {} FROM pg_catalog.generate_series(1, $1::bigint) n",
-            owner_of_batch("$2::text", "n")
-        );
-        let mut set = words.let_go();
-        if words.is_moved() {
-            set.push(format!("{} = {}", inner.state.quoted(), words.home()));
-        }
-        set.extend(
-            inner.attempts.iter().map(|left| format!("{} = {} + 1", left.quoted(), column("t", left))),
-        );
-        let Some(lease) = &words.lease else {
-            return words.spec.needs_lease().map(|()| Query::new(""));
-        };
-        let due = format!(
-            "SELECT {} FROM {} WHERE {} AND {} IN ({owners}) ORDER BY {} FOR UPDATE",
-            words.key(),
-            words.with_lease(),
-            words.taken("t"),
-            lease.owner,
-            words.lock_order(),
-        );
-        let sql = words.change(&due, true, &set, "1");
-        Query::new(sql).bind(i64::from(asked.take.limit))?.bind(asked.batch.to_string())
     }
 }

@@ -12,23 +12,23 @@ use crate::store::{ClaimRef, Outcome, Settled};
 
 /// The rows as they are after a settlement; `None` for one that is deleted.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedRows {
     pub(super) rows: Vec<(RowKey, Option<MemoryRow>)>,
     pub(super) settled: Settled,
 }
 
 /// What a claim has lost.
 #[derive(Debug)]
-pub(super) struct Lost {
+pub(super) struct LostRow {
     pub(super) row: RowKey,
     pub(super) epoch: i64,
     pub(super) current_epoch: Option<i64>,
     pub(super) state: Option<State>,
 }
 
-impl From<Lost> for ClaimError {
-    fn from(lost: Lost) -> Self {
-        let Lost { row, epoch, current_epoch, state } = lost;
+impl From<LostRow> for ClaimError {
+    fn from(lost: LostRow) -> Self {
+        let LostRow { row, epoch, current_epoch, state } = lost;
         Self::Superseded { row, epoch, current_epoch, state }
     }
 }
@@ -38,13 +38,13 @@ pub(super) fn lost<'a>(
     spec: &Inner,
     claim: &ClaimRef,
     row: impl Fn(&RowKey) -> Option<&'a MemoryRow>,
-) -> Option<Lost> {
+) -> Option<LostRow> {
     claim.rows.iter().find_map(|(key, epoch)| {
         let row = row(key);
         if row.is_some_and(|row| is_of(spec, row, claim.owner, *epoch)) {
             return None;
         }
-        Some(Lost {
+        Some(LostRow {
             row: key.clone(),
             epoch: *epoch,
             current_epoch: row.and_then(|row| spec.visible_epoch(row)),
@@ -63,9 +63,9 @@ pub(super) fn end(
     rows: Vec<MemoryRow>,
     outcome: &Outcome,
     now: Micros,
-) -> Result<Ended, ClaimError> {
+) -> Result<EndedRows, ClaimError> {
     let mut ended =
-        Ended { rows: Vec::with_capacity(rows.len()), settled: Settled { exhausted: Vec::new() } };
+        EndedRows { rows: Vec::with_capacity(rows.len()), settled: Settled { exhausted: Vec::new() } };
     for row in rows {
         let key = row.key.clone();
         let after = end_row(spec, row, outcome, now)?;

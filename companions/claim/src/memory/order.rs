@@ -1,4 +1,4 @@
-//! The order in which rows are taken, and the line that a pass draws in it.
+//! The order in which rows are taken, and the cursor that a pass draws in it.
 
 use std::cmp::Ordering;
 
@@ -10,11 +10,11 @@ use super::time::{self, Micros};
 use crate::error::ClaimError;
 use crate::spec::ids::{RowId, RowKey};
 use crate::spec::{Inner, OrderType};
-use crate::store::Line;
+use crate::store::PassCursor;
 
 /// What a row is ordered by: the columns of the order, the id, the queue. Total.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct OrderKey {
     columns: Vec<Part>,
     pub(super) key: RowKey,
 }
@@ -35,7 +35,7 @@ enum Sort {
     Null,
 }
 
-impl Ord for Place {
+impl Ord for OrderKey {
     fn cmp(&self, other: &Self) -> Ordering {
         let columns = self.columns.iter().zip(&other.columns).map(|(one, two)| {
             let order = one.value.cmp(&two.value);
@@ -47,13 +47,13 @@ impl Ord for Place {
     }
 }
 
-impl PartialOrd for Place {
+impl PartialOrd for OrderKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Place {
+impl OrderKey {
     pub(super) fn of(spec: &Inner, row: &MemoryRow) -> Result<Self, ClaimError> {
         let mut columns = Vec::with_capacity(spec.order.len());
         for order in &spec.order {
@@ -69,17 +69,17 @@ impl Place {
         Ok(Self { columns, key: row.key.clone() })
     }
 
-    /// The line at this place.
-    pub(super) fn line(&self, spec: &Inner) -> Line {
+    /// The cursor at this place.
+    pub(super) fn cursor(&self, spec: &Inner) -> PassCursor {
         let columns = self.columns.iter().map(|part| part.value.text());
         let queue = spec.queue.as_ref().map(|_| self.key.queue.as_deref().unwrap_or("").to_owned());
-        Line(columns.chain(Some(self.key.id.to_string())).chain(queue).collect())
+        PassCursor(columns.chain(Some(self.key.id.to_string())).chain(queue).collect())
     }
 
-    /// The place of a line that this table has drawn.
-    pub(super) fn at(spec: &Inner, line: &Line) -> Result<Self, ClaimError> {
-        let foreign = || ClaimError::spec("the line is of another table; begin the pass anew");
-        let parts = &line.0;
+    /// The place of a cursor that this table has drawn.
+    pub(super) fn at(spec: &Inner, cursor: &PassCursor) -> Result<Self, ClaimError> {
+        let foreign = || ClaimError::spec("the cursor is of another table; begin the pass anew");
+        let parts = &cursor.0;
         if parts.len() != spec.order.len() + 1 + usize::from(spec.queue.is_some()) {
             return Err(foreign());
         }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::order::Place;
+use super::order::OrderKey;
 use super::row::MemoryRow;
-use super::table::{Siblings, Standing, Table};
+use super::table::{Readiness, Siblings, TableState};
 use super::time::{Micros, span};
 use crate::error::ClaimError;
 use crate::spec::ids::{OwnerToken, RowKey};
 use crate::spec::states::State;
 use crate::spec::{Inner, Tracking};
-use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Take};
+use crate::store::{ClaimRef, Claimed, ClaimedRow, PassCursor, Take};
 
 /// What a statement has picked.
 #[derive(Debug, Default)]
@@ -22,27 +22,27 @@ pub(super) struct Picked {
     /// The rows of each claim, in order.
     pub(super) claims: Vec<Vec<RowKey>>,
     pub(super) skipped: u64,
-    pub(super) line: Option<Line>,
+    pub(super) cursor: Option<PassCursor>,
 }
 
 /// Looks at the rows in order, until there are enough. Changes nothing.
 pub(super) fn pick(
     spec: &Inner,
-    table: &Table,
+    table: &TableState,
     siblings: &Siblings,
     take: &Take,
     now: Micros,
 ) -> Result<Picked, ClaimError> {
-    let line = take.after.as_ref().map(|line| Place::at(spec, line)).transpose()?;
+    let cursor = take.after.as_ref().map(|cursor| OrderKey::at(spec, cursor)).transpose()?;
     let mut places = Vec::new();
     for row in table.rows.values().filter(|row| is_ready(spec, siblings, row, take, now)) {
-        places.push(Place::of(spec, row)?);
+        places.push(OrderKey::of(spec, row)?);
     }
     places.sort_unstable();
     let mut picked = Picked::default();
     let (mut seen, mut groups, mut last) = (HashSet::new(), HashSet::new(), None);
     let mut at_work = at_work(spec, table, now);
-    for place in places.iter().filter(|place| line.as_ref().is_none_or(|line| *place > line)) {
+    for place in places.iter().filter(|place| cursor.as_ref().is_none_or(|cursor| *place > cursor)) {
         if picked.claims.len() >= usize::try_from(take.limit).unwrap_or(usize::MAX) {
             break;
         }
@@ -77,7 +77,7 @@ pub(super) fn pick(
         }
     }
     picked.skipped = seen.len() as u64;
-    picked.line = last.map(|place| place.line(spec));
+    picked.cursor = last.map(|place| place.cursor(spec));
     Ok(picked)
 }
 
@@ -91,7 +91,7 @@ pub(super) fn tenant(spec: &Inner, row: &MemoryRow) -> Option<Arc<str>> {
 }
 
 /// How many rows of each tenant are worked on, under leases and in open transactions.
-fn at_work(spec: &Inner, table: &Table, now: Micros) -> HashMap<Arc<str>, u32> {
+fn at_work(spec: &Inner, table: &TableState, now: Micros) -> HashMap<Arc<str>, u32> {
     let taken = table.rows.values().filter(|row| spec.is_taken(row) && spec.takeable(row, now).is_none());
     let mut counts = HashMap::new();
     for tenant in taken.filter_map(|row| tenant(spec, row)).chain(table.locks.places().cloned()) {
@@ -102,7 +102,7 @@ fn at_work(spec: &Inner, table: &Table, now: Micros) -> HashMap<Arc<str>, u32> {
 
 /// Whether a claim could take the row but for others who are at it.
 pub(super) fn is_ready(spec: &Inner, siblings: &Siblings, row: &MemoryRow, take: &Take, now: Micros) -> bool {
-    is_open(spec, row, take, now) && siblings.standing(spec, row) == Standing::Ready
+    is_open(spec, row, take, now) && siblings.standing(spec, row) == Readiness::Ready
 }
 
 /// Whether a claim could take the row but for others who are at it, or at one that it waits for.
@@ -113,7 +113,8 @@ pub(super) fn is_pending(
     take: &Take,
     now: Micros,
 ) -> bool {
-    is_open(spec, row, take, now) && matches!(siblings.standing(spec, row), Standing::Ready | Standing::Waits)
+    is_open(spec, row, take, now)
+        && matches!(siblings.standing(spec, row), Readiness::Ready | Readiness::Waits)
 }
 
 fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
@@ -127,8 +128,8 @@ fn is_left_alone(spec: &Inner, row: &MemoryRow, take: &Take) -> bool {
     let is_wanted = take.only.as_ref().is_none_or(|only| only.contains(&row.key));
     let group = row.group().filter(|_| spec.grouped);
     !is_wanted
-        || take.apart.rows.contains(&row.key)
-        || group.is_some_and(|group| take.apart.groups.contains(&group))
+        || take.excluded.rows.contains(&row.key)
+        || group.is_some_and(|group| take.excluded.groups.contains(&group))
 }
 
 /// The same, or later.
@@ -141,9 +142,9 @@ pub(super) fn is_outstanding(spec: &Inner, row: &MemoryRow, take: &Take, now: Mi
 /// The ready rows of a group, as many as one claim takes, in order; `None` if somebody is at it.
 fn whole_group(
     spec: &Inner,
-    table: &Table,
+    table: &TableState,
     siblings: &Siblings,
-    ready: &[Place],
+    ready: &[OrderKey],
     group: &Arc<str>,
 ) -> Result<Option<Vec<RowKey>>, ClaimError> {
     if siblings.is_taken(group) || !table.locks.group_is_free(group) {
@@ -162,7 +163,7 @@ fn whole_group(
 /// The rows of one claim as they are while it has them, and the claim.
 pub(super) fn claim(
     spec: &Inner,
-    table: &mut Table,
+    table: &mut TableState,
     keys: &[RowKey],
     lease: Duration,
     now: Micros,

@@ -11,7 +11,7 @@ use super::time::{between, span};
 use super::wake::MemoryWake;
 use super::{LONGEST_WAIT, MemoryClaims, busy, upkeep};
 use crate::error::ClaimError;
-use crate::metrics::depth;
+use crate::metrics::record_depth;
 use crate::spec::ClaimSpec;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
@@ -36,7 +36,7 @@ impl ClaimStore for MemoryClaims {
         let now = self.shared.clock.micros();
         let siblings = Siblings::of(spec, &table, now);
         let picked = pick(spec, &table, &siblings, take, now)?;
-        let mut taken = Taken { skipped: picked.skipped, line: picked.line, ..Taken::default() };
+        let mut taken = Taken { skipped: picked.skipped, cursor: picked.cursor, ..Taken::default() };
         for keys in &picked.claims {
             let (rows, claimed) = claim(spec, &mut table, keys, take.lease, now)?;
             table.rows.extend(rows.into_iter().map(|row| (row.key.clone(), row)));
@@ -109,7 +109,7 @@ impl ClaimStore for MemoryClaims {
     async fn stats(&self, take: &Take) -> Result<Stats, ClaimError> {
         take.check(self.inner())?;
         let stats = upkeep::stats(self.inner(), &self.table(), take, self.shared.clock.micros())?;
-        depth(self, take, &stats);
+        record_depth(self, take, &stats);
         Ok(stats)
     }
 

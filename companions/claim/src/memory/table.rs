@@ -16,14 +16,14 @@ use crate::spec::{Inner, Tracking, Unmet};
 pub(super) type Transaction = u64;
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct TableState {
     pub(super) rows: BTreeMap<RowKey, MemoryRow>,
     pub(super) locks: Locks,
     owners: i64,
     epochs: i64,
 }
 
-impl Table {
+impl TableState {
     /// The owner of one more claim.
     pub(super) fn owner(&mut self, spec: &Inner) -> OwnerToken {
         if spec.owner_sequence.is_some() {
@@ -207,7 +207,7 @@ struct Kinds {
 
 /// How a row stands with those it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Readiness {
     Ready,
     /// One of them is still to be done, and somebody is at it or may be.
     Waits,
@@ -218,7 +218,7 @@ pub(super) enum Standing {
 }
 
 impl Siblings {
-    pub(super) fn of(spec: &Inner, table: &Table, now: Micros) -> Self {
+    pub(super) fn of(spec: &Inner, table: &TableState, now: Micros) -> Self {
         let mut siblings = Self::default();
         if !spec.grouped && spec.preconditions.is_empty() {
             return siblings;
@@ -247,8 +247,8 @@ impl Siblings {
         self.taken.contains(group)
     }
 
-    pub(super) fn standing(&self, spec: &Inner, row: &MemoryRow) -> Standing {
-        let mut standing = Standing::Ready;
+    pub(super) fn standing(&self, spec: &Inner, row: &MemoryRow) -> Readiness {
+        let mut standing = Readiness::Ready;
         for one in spec.preconditions.iter().filter(|one| row.kind.as_ref() == Some(&one.kind)) {
             let kinds = row.group().and_then(|group| self.kinds.get(&(group, one.on.clone())));
             let (unmet, open, moving) = match kinds {
@@ -256,12 +256,12 @@ impl Siblings {
                 Some(kinds) => (kinds.failed.then_some(one.failed), kinds.open, kinds.moving),
             };
             if unmet == Some(Unmet::Block) {
-                return Standing::Blocked;
+                return Readiness::Blocked;
             }
-            if open && (!moving || standing == Standing::Rests) {
-                standing = Standing::Rests;
+            if open && (!moving || standing == Readiness::Rests) {
+                standing = Readiness::Rests;
             } else if open {
-                standing = Standing::Waits;
+                standing = Readiness::Waits;
             }
         }
         standing

@@ -1,22 +1,22 @@
 //! What keeps a table in order: sweeping, topping up, purging, and the lists of what is in it.
 
 use super::end::back;
-use super::order::Place;
+use super::order::OrderKey;
 use super::pick::is_outstanding;
 use super::row::MemoryRow;
-use super::table::{Siblings, Standing, Table};
+use super::table::{Readiness, Siblings, TableState};
 use super::time::{Micros, between, span};
 use crate::error::ClaimError;
 use crate::spec::ids::RowKey;
 use crate::spec::{Inner, Retention, Tracking};
 use crate::store::{Stats, Swept, Take, TakenRow};
 
-pub(super) fn sweep(spec: &Inner, table: &mut Table, limit: u32, now: Micros) -> Swept {
+pub(super) fn sweep(spec: &Inner, table: &mut TableState, limit: u32, now: Micros) -> Swept {
     let ended = |row: &MemoryRow| spec.is_taken(row) && Inner::is_over(row, now);
-    let lies_used_up = |row: &MemoryRow| {
+    let is_used_up = |row: &MemoryRow| {
         spec.states.exhausted.is_some() && row.state != spec.states.exhausted && spec.is_exhausted(row)
     };
-    let due = table.rows.values().filter(|row| ended(row) || lies_used_up(row));
+    let due = table.rows.values().filter(|row| ended(row) || is_used_up(row));
     let free = due.filter(|row| table.locks.is_free(&row.key));
     let mut due: Vec<_> = free.map(|row| (row.until, row.key.clone())).collect();
     due.sort_unstable();
@@ -36,7 +36,7 @@ pub(super) fn sweep(spec: &Inner, table: &mut Table, limit: u32, now: Micros) ->
     swept
 }
 
-pub(super) fn taken(spec: &Inner, table: &Table, limit: u32, now: Micros) -> Vec<TakenRow> {
+pub(super) fn taken(spec: &Inner, table: &TableState, limit: u32, now: Micros) -> Vec<TakenRow> {
     let mut rows: Vec<&MemoryRow> = table.rows.values().filter(|row| spec.is_taken(row)).collect();
     rows.sort_by_key(|row| (row.taken_at.unwrap_or(Micros::MAX), row.until));
     let shown = rows.into_iter().take(usize_of(limit)).filter_map(|row| {
@@ -54,13 +54,13 @@ pub(super) fn taken(spec: &Inner, table: &Table, limit: u32, now: Micros) -> Vec
     shown.collect()
 }
 
-pub(super) fn exhausted(spec: &Inner, table: &Table, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
+pub(super) fn exhausted(spec: &Inner, table: &TableState, limit: u32) -> Result<Vec<RowKey>, ClaimError> {
     listed(spec, table, limit, |row| spec.is_exhausted(row))
 }
 
 pub(super) fn blocked(
     spec: &Inner,
-    table: &Table,
+    table: &TableState,
     limit: u32,
     now: Micros,
 ) -> Result<Vec<RowKey>, ClaimError> {
@@ -68,24 +68,30 @@ pub(super) fn blocked(
     listed(spec, table, limit, |row| {
         spec.takeable(row, now).is_some()
             && Inner::has_attempts(row)
-            && siblings.standing(spec, row) == Standing::Blocked
+            && siblings.standing(spec, row) == Readiness::Blocked
     })
 }
 
 /// The first `limit` rows, in order, of those that `shown` is true of.
 fn listed(
     spec: &Inner,
-    table: &Table,
+    table: &TableState,
     limit: u32,
     shown: impl Fn(&MemoryRow) -> bool,
 ) -> Result<Vec<RowKey>, ClaimError> {
     let rows = table.rows.values().filter(|row| shown(row));
-    let mut places = rows.map(|row| Place::of(spec, row)).collect::<Result<Vec<_>, _>>()?;
+    let mut places = rows.map(|row| OrderKey::of(spec, row)).collect::<Result<Vec<_>, _>>()?;
     places.sort_unstable();
     Ok(places.into_iter().take(usize_of(limit)).map(|place| place.key).collect())
 }
 
-pub(super) fn requeue(spec: &Inner, table: &mut Table, rows: &[RowKey], attempts: i64, now: Micros) -> u64 {
+pub(super) fn requeue(
+    spec: &Inner,
+    table: &mut TableState,
+    rows: &[RowKey],
+    attempts: i64,
+    now: Micros,
+) -> u64 {
     let mut count = 0;
     for key in rows {
         let is_free = table.locks.is_free(key);
@@ -101,7 +107,7 @@ pub(super) fn requeue(spec: &Inner, table: &mut Table, rows: &[RowKey], attempts
     count
 }
 
-pub(super) fn stats(spec: &Inner, table: &Table, take: &Take, now: Micros) -> Result<Stats, ClaimError> {
+pub(super) fn stats(spec: &Inner, table: &TableState, take: &Take, now: Micros) -> Result<Stats, ClaimError> {
     let limit = usize_of(take.limit);
     let siblings = Siblings::of(spec, table, now);
     let rows = || table.rows.values().filter(|row| take.queue.is_none() || take.queue == row.key.queue);
@@ -116,7 +122,7 @@ pub(super) fn stats(spec: &Inner, table: &Table, take: &Take, now: Micros) -> Re
     };
     let is_due = |row: &MemoryRow| row.ready_at.is_none_or(|at| at <= now);
     let there = rows().filter(|row| is_outstanding(spec, row, take, now));
-    let mut places = there.map(|row| Place::of(spec, row)).collect::<Result<Vec<_>, _>>()?;
+    let mut places = there.map(|row| OrderKey::of(spec, row)).collect::<Result<Vec<_>, _>>()?;
     places.sort_unstable();
     let by_time = spec.order.first().is_some_and(|by| Some(&by.column) == spec.ready_at.as_ref());
     let (mut due, mut later) = (0, 0);
@@ -127,10 +133,10 @@ pub(super) fn stats(spec: &Inner, table: &Table, take: &Take, now: Micros) -> Re
         }
         *seen += 1;
         let counted = match siblings.standing(spec, row) {
-            Standing::Blocked => &mut stats.blocked,
+            Readiness::Blocked => &mut stats.blocked,
             _ if !is_due(row) => &mut stats.later,
-            Standing::Waits | Standing::Rests => &mut stats.waiting,
-            Standing::Ready => {
+            Readiness::Waits | Readiness::Rests => &mut stats.waiting,
+            Readiness::Ready => {
                 stats.oldest = stats.oldest.max(row.ready_at.map(|at| between(at, now)));
                 &mut stats.ready
             }
@@ -141,7 +147,12 @@ pub(super) fn stats(spec: &Inner, table: &Table, take: &Take, now: Micros) -> Re
     Ok(stats)
 }
 
-pub(super) fn purge(spec: &Inner, table: &mut Table, limit: u32, now: Micros) -> Result<u64, ClaimError> {
+pub(super) fn purge(
+    spec: &Inner,
+    table: &mut TableState,
+    limit: u32,
+    now: Micros,
+) -> Result<u64, ClaimError> {
     let is_done = |row: &MemoryRow| row.state.as_ref() == Some(&spec.states.done);
     let due: Box<dyn Fn(&MemoryRow) -> bool> = match spec.retention {
         Retention::KeepAll => {

@@ -1,4 +1,4 @@
-//! The order of rows, and the line that a pass has drawn in it.
+//! The order of rows, and the cursor that a pass has drawn in it.
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_table_schema::Column;
@@ -6,12 +6,12 @@ use leasehold_table_schema::sql::literal;
 use sqlx::postgres::PgRow;
 
 use super::expression::column;
-use super::parts::Words;
+use super::parts::SqlParts;
 use super::query::{Query, get};
 use crate::error::ClaimError;
 use crate::spec::OrderType;
 use crate::spec::columns::TIME;
-use crate::store::Line;
+use crate::store::PassCursor;
 
 /// What is being done.
 pub(crate) const LOOK: &str = "look at the table";
@@ -23,14 +23,14 @@ const COLUMNS: &str = "SELECT a.attname::text AS name, a.attnotnull AS is_given,
 
 /// The order of a spec. The id, and the queue where there are queues, come last and make it total.
 #[derive(Debug)]
-pub(crate) struct Sequence {
-    parts: Vec<Part>,
+pub(crate) struct RowOrder {
+    columns: Vec<OrderColumn>,
     /// How many parts come in front of the id.
     own: usize,
 }
 
 #[derive(Debug)]
-struct Part {
+struct OrderColumn {
     name: String,
     kind: &'static str,
     descending: bool,
@@ -39,10 +39,10 @@ struct Part {
     text: String,
 }
 
-impl Sequence {
+impl RowOrder {
     /// `is_nullable` says of the columns of the order whether they may be NULL.
-    pub(crate) fn new(words: &Words, is_nullable: impl Fn(&str) -> bool) -> Self {
-        let inner = words.inner();
+    pub(crate) fn new(parts: &SqlParts, is_nullable: impl Fn(&str) -> bool) -> Self {
+        let inner = parts.inner();
         let own = inner.order.iter().map(|by| {
             let name = column("t", &by.column);
             let (kind, text) = match by.kind {
@@ -53,31 +53,31 @@ impl Sequence {
                 OrderType::Uuid => ("uuid", format!("{name}::text")),
             };
             let nullable = is_nullable(by.column.as_str());
-            Part { name: by.column.quoted(), kind, descending: by.descending, nullable, text }
+            OrderColumn { name: by.column.quoted(), kind, descending: by.descending, nullable, text }
         });
-        let mut parts: Vec<Part> = own.collect();
-        let own = parts.len();
+        let mut columns: Vec<OrderColumn> = own.collect();
+        let own = columns.len();
         let last =
             [Some((&inner.id, inner.id_type.sql())), inner.queue.as_ref().map(|queue| (queue, "text"))];
-        parts.extend(last.into_iter().flatten().map(|(by, kind)| Part {
+        columns.extend(last.into_iter().flatten().map(|(by, kind)| OrderColumn {
             name: by.quoted(),
             kind,
             descending: false,
             nullable: false,
             text: format!("{}::text", column("t", by)),
         }));
-        Self { parts, own }
+        Self { columns, own }
     }
 
     /// Asks for what [`read`](Self::read) reads.
-    pub(crate) fn columns(words: &Words) -> Result<Query, ClaimError> {
-        Query::new(COLUMNS).bind(words.inner().table.quoted())
+    pub(crate) fn columns_query(parts: &SqlParts) -> Result<Query, ClaimError> {
+        Query::new(COLUMNS).bind(parts.inner().table.quoted())
     }
 
     /// Refuses columns of leases that are of a wrong type, because the server would take others and then tell another
     /// time in each session.
-    pub(crate) fn read(words: &Words, rows: &[PgRow]) -> Result<Self, ClaimError> {
-        let inner = words.inner();
+    pub(crate) fn read(parts: &SqlParts, rows: &[PgRow]) -> Result<Self, ClaimError> {
+        let inner = parts.inner();
         if rows.is_empty() {
             let message =
                 format!("there is no table {}; create it, or name its schema in the spec", inner.table);
@@ -107,16 +107,16 @@ impl Sequence {
             }
         }
         if let Some(ready) = &inner.ready_at {
-            let _ = words.ready_is_given.set(given.iter().any(|given| given == ready.as_str()));
+            let _ = parts.ready_is_given.set(given.iter().any(|given| given == ready.as_str()));
         }
-        let mut sequence = Self::new(words, |name| !given.iter().any(|given| given == name));
-        for (part, by) in sequence.parts.iter_mut().zip(&inner.order) {
-            // A line is compared as what the column is: converted, it would be another moment in each session.
+        let mut order = Self::new(parts, |name| !given.iter().any(|given| given == name));
+        for (part, by) in order.columns.iter_mut().zip(&inner.order) {
+            // A cursor is compared as what the column is: converted, it would be another moment in each session.
             if by.kind == OrderType::Time && local.iter().any(|local| local == by.column.as_str()) {
                 part.kind = "timestamp";
             }
         }
-        Ok(sequence)
+        Ok(order)
     }
 
     /// To stand behind `ORDER BY`, for the columns of `t`.
@@ -130,7 +130,7 @@ impl Sequence {
     }
 
     fn by(&self, backwards: bool) -> String {
-        let by = self.parts.iter().map(|part| {
+        let by = self.columns.iter().map(|part| {
             let direction = if part.descending == backwards { "" } else { " DESC" };
             format!("t.{}{direction}", part.name)
         });
@@ -140,7 +140,7 @@ impl Sequence {
     /// The same by [`raw`](Self::raw) columns of `alias`.
     pub(crate) fn order_raw(&self, alias: &str) -> String {
         let by = self
-            .parts
+            .columns
             .iter()
             .enumerate()
             .map(|(at, part)| format!("{alias}.o{at}{}", if part.descending { " DESC" } else { "" }));
@@ -149,13 +149,13 @@ impl Sequence {
 
     /// The columns of `t` by which rows are compared, as `o0`, `o1` and so on.
     pub(crate) fn raw(&self) -> String {
-        let raw = self.parts.iter().enumerate().map(|(at, part)| format!("t.{} AS o{at}", part.name));
+        let raw = self.columns.iter().enumerate().map(|(at, part)| format!("t.{} AS o{at}", part.name));
         raw.collect::<Vec<_>>().join(", ")
     }
 
-    /// What a line is made of and the key does not have, as `l0`, `l1` and so on.
+    /// What a cursor is made of and the key does not have, as `l0`, `l1` and so on.
     pub(crate) fn texts(&self) -> String {
-        let texts = self.parts[..self.own].iter().enumerate();
+        let texts = self.columns[..self.own].iter().enumerate();
         texts.map(|(at, part)| format!(", {} AS l{at}", part.text)).collect()
     }
 
@@ -163,41 +163,41 @@ impl Sequence {
         self.own
     }
 
-    /// The line at a row.
-    pub(crate) fn line(&self, own: Vec<Option<String>>, id: &str, queue: Option<&str>) -> Line {
+    /// The cursor at a row.
+    pub(crate) fn cursor(&self, own: Vec<Option<String>>, id: &str, queue: Option<&str>) -> PassCursor {
         // With a sign in front, so that no text is taken for NULL.
         let own = own.into_iter().map(|value| value.map_or_else(String::new, |value| format!("={value}")));
-        let queue = (self.parts.len() > self.own + 1).then(|| queue.unwrap_or_default().to_owned());
-        Line(own.chain(Some(id.to_owned())).chain(queue).collect())
+        let queue = (self.columns.len() > self.own + 1).then(|| queue.unwrap_or_default().to_owned());
+        PassCursor(own.chain(Some(id.to_owned())).chain(queue).collect())
     }
 
-    /// The values of a line; `None` stands for NULL.
-    pub(crate) fn values<'a>(&self, line: &'a Line) -> Result<Vec<Option<&'a str>>, ClaimError> {
-        if line.0.len() != self.parts.len() {
-            return Err(ClaimError::spec("the line is of another table; begin the pass anew"));
+    /// The values of a cursor; `None` stands for NULL.
+    pub(crate) fn values<'a>(&self, cursor: &'a PassCursor) -> Result<Vec<Option<&'a str>>, ClaimError> {
+        if cursor.0.len() != self.columns.len() {
+            return Err(ClaimError::spec("the cursor is of another table; begin the pass anew"));
         }
-        let values = line.0.iter().enumerate().map(|(at, text)| match at < self.own {
+        let values = cursor.0.iter().enumerate().map(|(at, text)| match at < self.own {
             true => text.strip_prefix('='),
             false => Some(text.as_str()),
         });
         Ok(values.collect())
     }
 
-    /// The condition that `t` lies behind a line whose values, but for NULLs, are parameters from `first` on.
+    /// The condition that `t` lies behind a cursor whose values, but for NULLs, are parameters from `first` on.
     pub(crate) fn behind(&self, nulls: &[bool], first: usize) -> String {
         let mut parameter = first;
-        let mut value = |(part, is_null): (&Part, &bool)| {
+        let mut value = |(part, is_null): (&OrderColumn, &bool)| {
             parameter += usize::from(!is_null);
             if *is_null { "NULL".to_owned() } else { format!("${}::text::{}", parameter - 1, part.kind) }
         };
-        let values: Vec<String> = self.parts.iter().zip(nulls).map(&mut value).collect();
-        let names: Vec<String> = self.parts.iter().map(|part| format!("t.{}", part.name)).collect();
+        let values: Vec<String> = self.columns.iter().zip(nulls).map(&mut value).collect();
+        let names: Vec<String> = self.columns.iter().map(|part| format!("t.{}", part.name)).collect();
         // Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
-        if self.parts.iter().all(|part| !part.descending && !part.nullable) && !nulls.contains(&true) {
+        if self.columns.iter().all(|part| !part.descending && !part.nullable) && !nulls.contains(&true) {
             return format!("({}) > ({})", names.join(", "), values.join(", "));
         }
         let (mut any, mut equal) = (Vec::new(), String::new());
-        for (((part, name), value), is_null) in self.parts.iter().zip(&names).zip(&values).zip(nulls) {
+        for (((part, name), value), is_null) in self.columns.iter().zip(&names).zip(&values).zip(nulls) {
             let behind = match (part.descending, is_null) {
                 (false, true) => "false".to_owned(),
                 (true, true) => format!("{name} IS NOT NULL"),
@@ -210,7 +210,7 @@ impl Sequence {
                 &if *is_null { format!("{name} IS NULL AND ") } else { format!("{name} = {value} AND ") };
         }
         let any = format!("({})", any.join(" OR "));
-        match self.parts.first() {
+        match self.columns.first() {
             // A bound where an index can begin.
             Some(part) if !part.nullable && !nulls[0] => {
                 let sign = if part.descending { "<=" } else { ">=" };

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use leasehold_table_schema::sql::literal;
 
 use super::expression::{column, hashed, list, next};
+use super::with::With;
 use crate::spec::ids::IdType;
 use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Tracking, side_epochs, state_function};
@@ -14,14 +15,14 @@ pub(crate) const NOW: &str = "pg_catalog.clock_timestamp()";
 
 /// When the server received the statement: for what rows are found by, because an index cannot be searched by a clock
 /// that goes on meanwhile.
-pub(crate) const ASKED: &str = "pg_catalog.statement_timestamp()";
+pub(crate) const RECEIVED: &str = "pg_catalog.statement_timestamp()";
 
 /// What the transaction is fit for, and which rows it holds already: a setting that goes with the transaction, and with its
 /// savepoints.
 const GUARD: &str = "\
-WITH guard AS MATERIALIZED (SELECT CASE
+SELECT CASE
 WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN 'isolation'
-ELSE 'fine' END AS verdict, COALESCE(pg_catalog.current_setting('leasehold.held', true), '') AS held), ";
+ELSE 'fine' END AS verdict, COALESCE(pg_catalog.current_setting('leasehold.held', true), '') AS held";
 
 /// What keeps a claim's rows from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,15 +35,15 @@ pub(crate) enum Mode {
 
 /// The parts for one spec.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct SqlParts {
     pub(crate) spec: ClaimSpec,
     pub(crate) mode: Mode,
     pub(crate) table: String,
     /// `t.id`, as a number, UUID or text.
     pub(crate) id: String,
     pub(crate) queue: Option<String>,
-    pub(crate) side: Option<SideWords>,
-    pub(crate) lease: Option<LeaseWords>,
+    pub(crate) side: Option<SideTableSql>,
+    pub(crate) lease: Option<LeaseSql>,
     state: String,
     home: String,
     /// The function of the migration by which a lease expires.
@@ -53,7 +54,7 @@ pub(crate) struct Words {
 
 /// The parts for the table in which leases are kept.
 #[derive(Debug)]
-pub(crate) struct SideWords {
+pub(crate) struct SideTableSql {
     pub(crate) table: String,
     /// What the claimed table is called in it, with its schema: an expression.
     pub(crate) tab: String,
@@ -61,13 +62,13 @@ pub(crate) struct SideWords {
 
 /// Who has `t`, under which epoch and until when: columns of its own, or of `x`, its row of the side table.
 #[derive(Debug)]
-pub(crate) struct LeaseWords {
+pub(crate) struct LeaseSql {
     pub(crate) owner: String,
     pub(crate) epoch: String,
     pub(crate) until: String,
 }
 
-impl Words {
+impl SqlParts {
     /// For claims under leases.
     pub(crate) fn leased(spec: &ClaimSpec) -> Self {
         Self::new(spec, Mode::Leased)
@@ -80,14 +81,14 @@ impl Words {
 
     fn new(spec: &ClaimSpec, mode: Mode) -> Self {
         let inner = &spec.inner;
-        let of = |owner: String, epoch: String, until: String| Some(LeaseWords { owner, epoch, until });
+        let of = |owner: String, epoch: String, until: String| Some(LeaseSql { owner, epoch, until });
         let (side, lease) = match &inner.tracking {
             Tracking::None => (None, None),
             Tracking::Columns { owner, epoch, until } => {
                 (None, of(column("t", owner), column("t", epoch), column("t", until)))
             }
             Tracking::Side(side) => (
-                Some(SideWords { table: side.quoted(), tab: inner.table.full_name_sql() }),
+                Some(SideTableSql { table: side.quoted(), tab: inner.table.full_name_sql() }),
                 of("x.owner".to_owned(), "x.epoch".to_owned(), "x.lease_until".to_owned()),
             ),
         };
@@ -111,11 +112,11 @@ impl Words {
         &self.spec.inner
     }
 
-    /// How a statement begins that finds rows to take.
-    pub(crate) fn with(&self) -> &'static str {
+    /// Begins a statement that finds rows to take.
+    pub(crate) fn begin(&self) -> With {
         match self.mode {
-            Mode::Leased => "WITH ",
-            Mode::Held => GUARD,
+            Mode::Leased => With::new(),
+            Mode::Held => With::new().step("guard", GUARD),
         }
     }
 
@@ -224,13 +225,13 @@ impl Words {
     }
 
     /// The row of the side table, `x`, of the row of `other`, which has `id` and `queue`.
-    pub(crate) fn side_of(&self, side: &SideWords, other: &str) -> String {
+    pub(crate) fn side_of(&self, side: &SideTableSql, other: &str) -> String {
         let queue = self.queue.as_ref().map_or("''".to_owned(), |_| format!("{other}.queue::text"));
         format!("x.tab = {} AND x.queue = {queue} AND x.id = {other}.id::text", side.tab)
     }
 
     /// The same of the row of the claimed table.
-    pub(crate) fn side_row(&self, side: &SideWords, alias: &str) -> String {
+    pub(crate) fn side_row(&self, side: &SideTableSql, alias: &str) -> String {
         let queue = self.inner().queue.as_ref().map(|queue| column(alias, queue));
         let queue = queue.map_or("''".to_owned(), |queue| format!("{queue}::text"));
         format!(
@@ -268,14 +269,14 @@ impl Words {
 
     /// Somebody has `t` under a lease that is kept in another table.
     pub(crate) fn is_leased(&self) -> String {
-        let exists = |side: &SideWords| {
+        let exists = |side: &SideTableSql| {
             format!("EXISTS (SELECT FROM {} x WHERE {})", side.table, self.side_row(side, "t"))
         };
         self.side.as_ref().map_or("false".to_owned(), exists)
     }
 
     /// As [`taken`](Self::taken), but for leases that count as ended when they are read.
-    pub(crate) fn in_the_way(&self, alias: &str) -> String {
+    pub(crate) fn held_by_live_lease(&self, alias: &str) -> String {
         let taken = self.taken(alias);
         match (&self.function, &self.inner().tracking) {
             (Some(_), Tracking::Columns { until, .. }) => {
@@ -344,25 +345,25 @@ impl Words {
     /// The same, or later.
     pub(crate) fn outstanding(&self, from: &[State]) -> String {
         let inner = self.inner();
-        let mut parts = vec![self.free(from)];
+        let mut conditions = vec![self.free(from)];
         if let Some(attempts) = &inner.attempts {
             let attempts = column("t", attempts);
-            parts.push(format!("({attempts} IS NULL OR {attempts} > 0)"));
+            conditions.push(format!("({attempts} IS NULL OR {attempts} > 0)"));
         }
         if let Some(queue) = &self.queue {
-            parts.push(format!("{queue} IS NOT NULL"));
+            conditions.push(format!("{queue} IS NOT NULL"));
         }
         if let Some(filter) = &inner.filter {
-            parts.push(format!("({})", filter.as_str()));
+            conditions.push(format!("({})", filter.as_str()));
         }
-        parts.join(" AND ")
+        conditions.join(" AND ")
     }
 
     /// The time before which a row is not taken has come. Where each row has one, that is a bound for an index.
     pub(crate) fn is_due(&self, ready: &str) -> String {
         match self.ready_is_given.get() {
-            Some(true) => format!("{ready} <= {ASKED}"),
-            _ => format!("({ready} IS NULL OR {ready} <= {ASKED})"),
+            Some(true) => format!("{ready} <= {RECEIVED}"),
+            _ => format!("({ready} IS NULL OR {ready} <= {RECEIVED})"),
         }
     }
 
@@ -398,29 +399,29 @@ impl Words {
 
     /// Changes the rows that `due` selects; where `lets_go`, their leases in a side table go, perhaps they alone.
     pub(crate) fn change(&self, due: &str, lets_go: bool, set: &[String], answer: &str) -> String {
-        let due = format!("WITH due AS MATERIALIZED ({due})");
-        let freed = self.side.as_ref().filter(|_| lets_go).map(|side| {
-            format!("DELETE FROM {} x USING due WHERE {}", side.table, self.side_of(side, "due"))
-        });
-        let freed = match (freed, set.is_empty()) {
-            (Some(freed), true) => return format!("{due} {freed}"),
-            (freed, _) => freed.map(|freed| format!(", freed AS ({freed})")).unwrap_or_default(),
-        };
+        let mut with = With::new().step("due", due);
+        if let Some(side) = self.side.as_ref().filter(|_| lets_go) {
+            let freed = format!("DELETE FROM {} x USING due WHERE {}", side.table, self.side_of(side, "due"));
+            if set.is_empty() {
+                return with.end(&freed);
+            }
+            with = with.change("freed", &freed);
+        }
         let (table, set, same) = (&self.table, set.join(", "), self.same_row("due"));
-        format!("{due}{freed} UPDATE {table} AS t SET {set} FROM due WHERE {same} RETURNING {answer}")
+        with.end(&format!("UPDATE {table} AS t SET {set} FROM due WHERE {same} RETURNING {answer}"))
     }
 
     /// The end of a lease of `t` that begins now, of the milliseconds in `parameter` unless the row says.
     pub(crate) fn until(&self, parameter: &str) -> String {
-        let asked = format!("{parameter}::float8 * interval '1 millisecond'");
+        let given = format!("{parameter}::float8 * interval '1 millisecond'");
         match &self.inner().timeout {
             Some(own) => {
                 let own = column("t", own);
                 format!(
-                    "{NOW} + CASE WHEN {own} > 0 THEN {own}::float8 * interval '1 second' ELSE {asked} END"
+                    "{NOW} + CASE WHEN {own} > 0 THEN {own}::float8 * interval '1 second' ELSE {given} END"
                 )
             }
-            None => format!("{NOW} + {asked}"),
+            None => format!("{NOW} + {given}"),
         }
     }
 
@@ -435,7 +436,7 @@ impl Words {
     }
 
     /// What is written when nobody has the row any more.
-    pub(crate) fn let_go(&self) -> Vec<String> {
+    pub(crate) fn clear_lease(&self) -> Vec<String> {
         let mut set = Vec::new();
         if let Tracking::Columns { owner, until, .. } = &self.inner().tracking {
             set.push(format!("{} = NULL", owner.quoted()));

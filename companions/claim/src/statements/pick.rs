@@ -6,10 +6,11 @@ use leasehold_table_schema::sql::literal;
 use uuid::Uuid;
 
 use super::expression::column;
-use super::order::Sequence;
-use super::parts::Words;
+use super::order::RowOrder;
+use super::parts::SqlParts;
 use super::query::{Query, millis};
 use super::row::carried;
+use super::with::With;
 use crate::error::ClaimError;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
@@ -19,52 +20,52 @@ use crate::store::Take;
 pub(crate) const FREE: usize = 5;
 
 /// What is asked for, checked.
-pub(crate) struct Asked<'a> {
+pub(crate) struct TakeRequest<'a> {
     pub(crate) take: &'a Take,
     pub(crate) from: &'a [State],
     pub(crate) batch: Uuid,
 }
 
-impl<'a> Asked<'a> {
-    pub(crate) fn new(words: &'a Words, take: &'a Take) -> Result<Self, ClaimError> {
-        take.check(words.inner())?;
-        let from = if take.from.is_empty() { &words.inner().states.takeable } else { &take.from };
+impl<'a> TakeRequest<'a> {
+    pub(crate) fn new(parts: &'a SqlParts, take: &'a Take) -> Result<Self, ClaimError> {
+        take.check(parts.inner())?;
+        let from = if take.from.is_empty() { &parts.inner().states.takeable } else { &take.from };
         Ok(Self { take, from, batch: Uuid::new_v4() })
     }
 
-    /// Which rows may be taken, before the line too.
-    pub(crate) fn everywhere(&self, words: &Words) -> String {
-        words.ready(self.from) + &self.in_queue(words) + &words.unheld() + &self.chosen(words)
+    /// Which rows may be taken, before the cursor too.
+    pub(crate) fn everywhere(&self, parts: &SqlParts) -> String {
+        parts.ready(self.from) + &self.in_queue(parts) + &parts.unheld() + &self.chosen(parts)
     }
 
     /// The same, and rows that wait for others that somebody is at, or may be.
-    fn sooner_or_later(&self, words: &Words) -> String {
-        words.sooner_or_later(self.from) + &self.in_queue(words) + &self.chosen(words)
+    fn claimable_now_or_soon(&self, parts: &SqlParts) -> String {
+        parts.claimable_now_or_soon(self.from) + &self.in_queue(parts) + &self.chosen(parts)
     }
 
     /// Whether the statement names rows, so that it is made for one use.
     pub(crate) fn is_special(&self) -> bool {
-        self.take.only.is_some() || !self.take.apart.is_empty()
+        self.take.only.is_some() || !self.take.excluded.is_empty()
     }
 
     /// ` AND` it is one of those that are wanted alone, or none of those that are left out. Values stand in the text,
     /// because a parameter that is nearly always empty would change the plan of the statement that all use.
-    fn chosen(&self, words: &Words) -> String {
-        let (Take { only, apart, .. }, inner) = (self.take, words.inner());
-        let mut chosen = only.as_ref().map_or(String::new(), |only| format!(" AND {}", named(words, only)));
-        if !apart.rows.is_empty() {
-            chosen += &format!(" AND NOT {}", named(words, &apart.rows));
+    fn chosen(&self, parts: &SqlParts) -> String {
+        let (Take { only, excluded, .. }, inner) = (self.take, parts.inner());
+        let mut chosen = only.as_ref().map_or(String::new(), |only| format!(" AND {}", named(parts, only)));
+        if !excluded.rows.is_empty() {
+            chosen += &format!(" AND NOT {}", named(parts, &excluded.rows));
         }
-        if let Some(group) = inner.group.as_ref().filter(|_| inner.grouped && !apart.groups.is_empty()) {
-            let names: Vec<_> = apart.groups.iter().map(|group| literal(group)).collect();
+        if let Some(group) = inner.group.as_ref().filter(|_| inner.grouped && !excluded.groups.is_empty()) {
+            let names: Vec<_> = excluded.groups.iter().map(|group| literal(group)).collect();
             let group = column("t", group);
             chosen += &format!(" AND ({group} IS NULL OR {group}::text NOT IN ({}))", names.join(", "));
         }
         chosen
     }
 
-    pub(crate) fn in_queue(&self, words: &Words) -> String {
-        match (&words.queue, &self.take.queue) {
+    pub(crate) fn in_queue(&self, parts: &SqlParts) -> String {
+        match (&parts.queue, &self.take.queue) {
             (Some(queue), Some(_)) => format!(" AND {queue} = $4::text"),
             _ => String::new(),
         }
@@ -82,82 +83,87 @@ impl<'a> Asked<'a> {
 }
 
 /// `t` is one of these rows.
-fn named(words: &Words, rows: &[RowKey]) -> String {
-    let kind = words.inner().id_type.sql();
+fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
+    let kind = parts.inner().id_type.sql();
     // A key without a queue is of no row where there are queues, and the other way round.
-    let fitting = rows.iter().filter(|key| key.queue.is_some() == words.queue.is_some());
+    let fitting = rows.iter().filter(|key| key.queue.is_some() == parts.queue.is_some());
     let keys: Vec<String> = fitting
         .map(|key| {
             let id = format!("{}::{kind}", literal(&key.id.to_string()));
             key.queue.as_ref().map_or(id.clone(), |queue| format!("({id}, {}::text)", literal(queue)))
         })
         .collect();
-    let own = words.queue.as_ref().map_or(words.id.clone(), |queue| format!("({}, {queue})", words.id));
+    let own = parts.queue.as_ref().map_or(parts.id.clone(), |queue| format!("({}, {queue})", parts.id));
     if keys.is_empty() { "false".to_owned() } else { format!("({own} IN ({}))", keys.join(", ")) }
 }
 
-/// Picks rows, each on its own, behind a line of which `nulls` says what is NULL. The values of the line are parameters
+/// Begins a statement with the step `picked`, which locks rows, each on its own, behind a cursor of which `nulls` says what is NULL. The values of the cursor are parameters
 /// from [`FREE`] on. `single`: one at most.
 pub(crate) fn alone(
-    words: &Words,
-    order: &Sequence,
-    asked: &Asked<'_>,
+    parts: &SqlParts,
+    order: &RowOrder,
+    request: &TakeRequest<'_>,
     nulls: Option<&[bool]>,
     single: bool,
-) -> String {
+) -> With {
     let behind = nulls.map_or(String::new(), |nulls| format!(" AND {}", order.behind(nulls, FREE)));
-    format!(
-        "picked AS MATERIALIZED (SELECT {}{} FROM {} t WHERE {}{behind} ORDER BY {} LIMIT {} \
-         FOR NO KEY UPDATE OF t SKIP LOCKED)",
-        words.key(),
-        carried(words, order, asked.from),
-        words.table,
-        asked.everywhere(words),
+    let picked = format!(
+        "SELECT {}{} FROM {} t WHERE {}{behind} ORDER BY {} LIMIT {} FOR NO KEY UPDATE OF t SKIP LOCKED",
+        parts.key(),
+        carried(parts, order, request.from),
+        parts.table,
+        request.everywhere(parts),
         order.order(),
         // Known when the server plans for all executions.
         if single { "1" } else { "$1" }
-    )
+    );
+    parts.begin().step("picked", &picked)
 }
 
 /// The keys of what [`alone`] would pick, locked or not.
-pub(crate) fn first(words: &Words, order: &Sequence, asked: &Asked<'_>, nulls: Option<&[bool]>) -> String {
+pub(crate) fn first(
+    parts: &SqlParts,
+    order: &RowOrder,
+    request: &TakeRequest<'_>,
+    nulls: Option<&[bool]>,
+) -> String {
     let behind = nulls.map_or(String::new(), |nulls| format!(" AND {}", order.behind(nulls, FREE)));
     format!(
         "SELECT {}{} FROM {} t WHERE {}{behind} ORDER BY {} LIMIT $1",
-        words.key_text(),
+        parts.key_text(),
         order.texts(),
-        words.table,
-        asked.everywhere(words),
+        parts.table,
+        request.everywhere(parts),
         order.order(),
     )
 }
 
 /// Whether there is a row to be taken. In order, because the server would otherwise read the table from its start where
 /// it expects to find one soon.
-pub(crate) fn pending(words: &Words, order: &Sequence, asked: &Asked<'_>) -> String {
+pub(crate) fn pending(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_>) -> String {
     format!(
         "SELECT (SELECT true FROM {} t WHERE {} ORDER BY {} LIMIT 1) IS TRUE AS is_there",
-        words.table,
-        asked.sooner_or_later(words),
+        parts.table,
+        request.claimable_now_or_soon(parts),
         order.order()
     )
 }
 
-/// The last row behind the line that waits for another.
+/// The last row behind the cursor that waits for another.
 pub(crate) fn last_waiting(
-    words: &Words,
-    order: &Sequence,
-    asked: &Asked<'_>,
+    parts: &SqlParts,
+    order: &RowOrder,
+    request: &TakeRequest<'_>,
     nulls: Option<&[bool]>,
 ) -> String {
     let behind = nulls.map_or(String::new(), |nulls| format!(" AND {}", order.behind(nulls, FREE)));
     format!(
         "SELECT {}{} FROM {} t WHERE {}{}{behind} ORDER BY {} LIMIT 1",
-        words.key_text(),
+        parts.key_text(),
         order.texts(),
-        words.table,
-        words.waiting(asked.from),
-        asked.in_queue(words),
+        parts.table,
+        parts.waiting(request.from),
+        request.in_queue(parts),
         order.backwards(),
     )
 }

@@ -3,11 +3,12 @@
 use leasehold_table_schema::sql::literal;
 
 use super::expression::{column, list};
-use super::parts::Words;
+use super::parts::SqlParts;
+use super::with::With;
 use crate::spec::states::State;
 use crate::spec::{Precondition, Unmet};
 
-impl Words {
+impl SqlParts {
     /// A row that may be taken now.
     pub(crate) fn ready(&self, from: &[State]) -> String {
         self.open(from) + &self.met()
@@ -34,7 +35,7 @@ impl Words {
     }
 
     /// A row that may be taken now, or as soon as those who are at what it waits for have done it.
-    pub(crate) fn sooner_or_later(&self, from: &[State]) -> String {
+    pub(crate) fn claimable_now_or_soon(&self, from: &[State]) -> String {
         let mut ready = self.open(from);
         for one in &self.inner().preconditions {
             if let Some((kind, on)) = self.precondition(one) {
@@ -100,8 +101,10 @@ impl Words {
         met
     }
 
-    /// Locks the rows `s` that rows of `listed` wait for, and says whether all of them keep nobody waiting.
-    pub(crate) fn share_what_is_waited_for(&self, one: &Precondition, listed: &str) -> Option<String> {
+    /// The statement that locks the rows `s` which the rows with the keys `$1` and `$2` wait for, and that says whether none of
+    /// them has to wait any more.
+    pub(crate) fn lock_preconditions(&self, one: &Precondition) -> Option<String> {
+        let listed = self.listed("$1", "$2");
         let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
         let done =
             format!("{} = {}", column("s", &self.inner().state), literal(self.inner().states.done.as_str()));
@@ -109,17 +112,18 @@ impl Words {
             Unmet::Block => done,
             Unmet::Run => format!("({done} OR {})", self.given_up("s")),
         };
-        Some(format!(
-            "WITH waited AS MATERIALIZED (SELECT ({finished}) IS TRUE AS is_finished FROM {table} s WHERE {kind} = {on} \
-             AND {group} IN (SELECT {of} FROM {listed}) ORDER BY {id} FOR SHARE OF s NOWAIT) \
-             SELECT NOT EXISTS (SELECT FROM waited WHERE NOT is_finished) AS is_met",
+        let waited = format!(
+            "SELECT ({finished}) IS TRUE AS is_finished FROM {table} s WHERE {kind} = {on} \
+             AND {group} IN (SELECT {of} FROM {listed}) ORDER BY {id} FOR SHARE OF s NOWAIT",
             table = self.table,
             kind = column("s", kind),
             on = literal(&one.on),
             group = column("s", group),
             of = column("t", group),
             id = column("s", &self.inner().id),
-        ))
+        );
+        let met = "SELECT NOT EXISTS (SELECT FROM waited WHERE NOT is_finished) AS is_met";
+        Some(With::new().step("waited", &waited).end(met))
     }
 
     /// The column of the kind, and the beginning of a query for the rows `s` that `t` waits for.

@@ -9,36 +9,36 @@ use sqlx::postgres::PgRow;
 
 use super::TAKE;
 use super::expression::column;
-use super::order::Sequence;
-use super::parts::{Mode, Words};
-use super::pick::Asked;
+use super::order::RowOrder;
+use super::parts::{Mode, SqlParts};
+use super::pick::TakeRequest;
 use super::query::get;
 use super::work;
 use crate::error::ClaimError;
 use crate::spec::ids::{OwnerToken, RowId, RowKey};
 use crate::spec::states::State;
-use crate::store::{ClaimRef, Claimed, ClaimedRow, Line, Taken};
+use crate::store::{ClaimRef, Claimed, ClaimedRow, PassCursor, Taken};
 
 /// What `picked` selects beyond the key. Where the claim's statement does not return the row that it has changed, it
 /// carries along the row's columns.
-pub(crate) fn carried(words: &Words, order: &Sequence, from: &[State]) -> String {
+pub(crate) fn carried(parts: &SqlParts, order: &RowOrder, from: &[State]) -> String {
     let mut carried = String::new();
     if from.len() > 1 {
-        carried += &format!(", {} AS found", words.found());
+        carried += &format!(", {} AS found", parts.found());
     }
-    if words.side.is_some() || words.mode == Mode::Held {
-        carried += &answers(words, "- 1");
+    if parts.side.is_some() || parts.mode == Mode::Held {
+        carried += &answers(parts, "- 1");
         carried += &order.texts();
     }
-    if words.mode == Mode::Held {
-        carried += &format!(", {} AS mark", words.mark());
+    if parts.mode == Mode::Held {
+        carried += &format!(", {} AS mark", parts.mark());
     }
     carried
 }
 
 /// What is answered of a row of `t`, beyond its key and who has it.
-pub(crate) fn answers(words: &Words, attempts: &str) -> String {
-    let inner = words.inner();
+pub(crate) fn answers(parts: &SqlParts, attempts: &str) -> String {
+    let inner = parts.inner();
     let mut answers = String::new();
     let mut add = |name: &str, value: String| answers += &format!(", {value} AS {name}");
     if let Some(group) = &inner.group {
@@ -78,9 +78,9 @@ fn as_json(of: &Column) -> String {
     )
 }
 
-/// The names of these, and of what a line is made of, in `alias`.
-pub(crate) fn names(words: &Words, order: &Sequence, alias: &str) -> String {
-    let inner = words.inner();
+/// The names of these, and of what a cursor is made of, in `alias`.
+pub(crate) fn names(parts: &SqlParts, order: &RowOrder, alias: &str) -> String {
+    let inner = parts.inner();
     let optional = [
         ("grp", inner.group.is_some()),
         ("kind", inner.kind.is_some()),
@@ -96,35 +96,35 @@ pub(crate) fn names(words: &Words, order: &Sequence, alias: &str) -> String {
 
 /// Claims of one row each.
 pub(crate) fn taken<'r>(
-    words: &Words,
+    parts: &SqlParts,
     rows: impl IntoIterator<Item = &'r PgRow>,
-    asked: &Asked<'_>,
-    order: &Sequence,
+    request: &TakeRequest<'_>,
+    order: &RowOrder,
 ) -> Result<Taken, ClaimError> {
     let mut read = Vec::new();
     for row in rows {
-        read.push((claimed_row(words, row, asked)?, row));
+        read.push((claimed_row(parts, row, request)?, row));
     }
     read.sort_by_key(|(answer, _)| answer.place);
-    let line = read.last().map(|(_, row)| line_of(row, order)).transpose()?;
-    let claims = read.into_iter().map(|(row, _)| claim_of(vec![row], asked.take.lease)).collect();
-    Ok(Taken { claims, line, ..Taken::default() })
+    let cursor = read.last().map(|(_, row)| cursor_of(row, order)).transpose()?;
+    let claims = read.into_iter().map(|(row, _)| claim_of(vec![row], request.take.lease)).collect();
+    Ok(Taken { claims, cursor, ..Taken::default() })
 }
 
 /// The claims of these rows with their numbers, by which they are sorted.
 pub(crate) fn claims<'r>(
-    words: &Words,
+    parts: &SqlParts,
     rows: impl IntoIterator<Item = &'r PgRow>,
-    asked: &Asked<'_>,
+    request: &TakeRequest<'_>,
 ) -> Result<BTreeMap<i64, Claimed>, ClaimError> {
     let mut read =
-        rows.into_iter().map(|row| claimed_row(words, row, asked)).collect::<Result<Vec<_>, _>>()?;
+        rows.into_iter().map(|row| claimed_row(parts, row, request)).collect::<Result<Vec<_>, _>>()?;
     read.sort_by_key(|row| row.place);
     let mut claims = BTreeMap::new();
     for row in read {
         claims.entry(row.claim).or_insert_with(Vec::new).push(row);
     }
-    Ok(claims.into_iter().map(|(number, rows)| (number, claim_of(rows, asked.take.lease))).collect())
+    Ok(claims.into_iter().map(|(number, rows)| (number, claim_of(rows, request.take.lease))).collect())
 }
 
 /// A row that was taken.
@@ -137,14 +137,14 @@ struct Answer {
     claim: i64,
 }
 
-fn claimed_row(words: &Words, row: &PgRow, asked: &Asked<'_>) -> Result<Answer, ClaimError> {
-    let inner = words.inner();
+fn claimed_row(parts: &SqlParts, row: &PgRow, request: &TakeRequest<'_>) -> Result<Answer, ClaimError> {
+    let inner = parts.inner();
     let number = |name: &str| get::<Option<i64>>(row, name, TAKE);
-    let key = key_of(words, row, TAKE)?;
-    let owner = owner_of(words, &text_if(row, "owner", true)?.unwrap_or_default())?;
-    let found = match text_if(row, "found", asked.from.len() > 1)? {
+    let key = key_of(parts, row, TAKE)?;
+    let owner = owner_of(parts, &text_if(row, "owner", true)?.unwrap_or_default())?;
+    let found = match text_if(row, "found", request.from.len() > 1)? {
         Some(found) => State::new(found),
-        None => asked.from.first().unwrap_or_else(|| inner.states.home()).clone(),
+        None => request.from.first().unwrap_or_else(|| inner.states.home()).clone(),
     };
     let lease = match inner.timeout {
         Some(_) => number("lease")?.and_then(|millis| u64::try_from(millis).ok()),
@@ -152,7 +152,7 @@ fn claimed_row(words: &Words, row: &PgRow, asked: &Asked<'_>) -> Result<Answer, 
     };
     let (epoch, place, claim) = (number("epoch")?, number("place")?, number("claim")?);
     Ok(Answer {
-        row: read_row(words, row, key, epoch.unwrap_or_default(), found)?,
+        row: read_row(parts, row, key, epoch.unwrap_or_default(), found)?,
         owner,
         group: text_if(row, "grp", inner.group.is_some())?.map(Arc::from),
         lease: lease.map(Duration::from_millis),
@@ -163,13 +163,13 @@ fn claimed_row(words: &Words, row: &PgRow, asked: &Asked<'_>) -> Result<Answer, 
 
 /// The row with what [`answers`] says of it.
 pub(crate) fn read_row(
-    words: &Words,
+    parts: &SqlParts,
     row: &PgRow,
     key: RowKey,
     epoch: i64,
     found: State,
 ) -> Result<ClaimedRow, ClaimError> {
-    let inner = words.inner();
+    let inner = parts.inner();
     let attempts_left = match inner.attempts {
         Some(_) => get(row, "attempts", TAKE)?,
         None => None,
@@ -179,37 +179,37 @@ pub(crate) fn read_row(
     Ok(ClaimedRow { key, epoch, found, kind, attempts_left, work })
 }
 
-fn claim_of(rows: Vec<Answer>, asked: Duration) -> Claimed {
+fn claim_of(rows: Vec<Answer>, request: Duration) -> Claimed {
     let owner = rows.first().map_or(OwnerToken::Number(0), |row| row.owner);
     let group = rows.first().and_then(|row| row.group.clone());
-    let lease = rows.iter().map(|row| row.lease.unwrap_or(asked)).min().unwrap_or(asked);
+    let lease = rows.iter().map(|row| row.lease.unwrap_or(request)).min().unwrap_or(request);
     let claim =
         ClaimRef { owner, rows: rows.iter().map(|row| (row.row.key.clone(), row.row.epoch)).collect() };
     let timeout = rows.iter().filter_map(|row| row.lease).min();
     Claimed { claim, rows: rows.into_iter().map(|row| row.row).collect(), group, lease, timeout }
 }
 
-pub(crate) fn line_of(row: &PgRow, order: &Sequence) -> Result<Line, ClaimError> {
+pub(crate) fn cursor_of(row: &PgRow, order: &RowOrder) -> Result<PassCursor, ClaimError> {
     let text = |name: &str| text_if(row, name, true);
     let own = (0..order.own()).map(|at| text(&format!("l{at}"))).collect::<Result<Vec<_>, _>>()?;
-    Ok(order.line(own, &text("id")?.unwrap_or_default(), text("queue")?.as_deref()))
+    Ok(order.cursor(own, &text("id")?.unwrap_or_default(), text("queue")?.as_deref()))
 }
 
-pub(crate) fn key_of(words: &Words, row: &PgRow, doing: &'static str) -> Result<RowKey, ClaimError> {
+pub(crate) fn key_of(parts: &SqlParts, row: &PgRow, doing: &'static str) -> Result<RowKey, ClaimError> {
     let text = |name: &str| get::<Option<String>>(row, name, doing);
-    let id = RowId::parse(words.inner().id_type, &text("id")?.unwrap_or_default())?;
+    let id = RowId::parse(parts.inner().id_type, &text("id")?.unwrap_or_default())?;
     Ok(RowKey { queue: text("queue")?.map(Arc::from), id })
 }
 
-pub(crate) fn owner_of(words: &Words, text: &str) -> Result<OwnerToken, ClaimError> {
-    let owner = match words.owner_type() {
+pub(crate) fn owner_of(parts: &SqlParts, text: &str) -> Result<OwnerToken, ClaimError> {
+    let owner = match parts.owner_type() {
         "bigint" => text.parse().ok().map(OwnerToken::Number),
         _ => text.parse().ok().map(OwnerToken::Uuid),
     };
     owner.ok_or_else(|| {
         ClaimError::spec(format!(
             "the owner {text:?} is no {}; check the column of the owner",
-            words.owner_type()
+            parts.owner_type()
         ))
     })
 }

@@ -7,7 +7,7 @@ use leasehold_api::{Error, ErrorKind};
 use sqlx::postgres::PgRow;
 
 use super::SETTLE;
-use super::parts::Words;
+use super::parts::SqlParts;
 use super::query::{Query, get, millis};
 use super::row::key_of;
 use crate::error::ClaimError;
@@ -17,7 +17,7 @@ use crate::store::{ClaimRef, Outcome, Settled};
 
 /// What is settled, for the parameters of a statement.
 #[derive(Default)]
-pub(crate) struct Wanted {
+pub(crate) struct ClaimParameters {
     claims: Vec<i64>,
     ids: Vec<String>,
     queues: Vec<Option<String>>,
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
     delays: Vec<i64>,
 }
 
-impl Wanted {
+impl ClaimParameters {
     pub(crate) fn add(&mut self, number: usize, claim: &ClaimRef, outcome: Option<&Outcome>) {
         let (error, delay) = match outcome {
             Some(Outcome::Failed(error)) => (Some(storable(error)), 0),
@@ -89,7 +89,10 @@ pub(crate) fn storable(message: &str) -> String {
     message.replace('\0', "\u{fffd}")
 }
 
-pub(crate) fn written(words: &Words, rows: &[PgRow]) -> Result<HashMap<usize, (usize, Settled)>, ClaimError> {
+pub(crate) fn written(
+    parts: &SqlParts,
+    rows: &[PgRow],
+) -> Result<HashMap<usize, (usize, Settled)>, ClaimError> {
     let mut written = HashMap::new();
     for row in rows {
         let claim: i64 = get(row, "claim", SETTLE)?;
@@ -98,7 +101,7 @@ pub(crate) fn written(words: &Words, rows: &[PgRow]) -> Result<HashMap<usize, (u
         let (count, settled) = written.entry(at).or_insert_with(|| (0, Settled { exhausted: Vec::new() }));
         *count += 1;
         if used {
-            settled.exhausted.push(key_of(words, row, SETTLE)?);
+            settled.exhausted.push(key_of(parts, row, SETTLE)?);
         }
     }
     Ok(written)
@@ -106,7 +109,7 @@ pub(crate) fn written(words: &Words, rows: &[PgRow]) -> Result<HashMap<usize, (u
 
 /// Why the claim with this number was not settled.
 pub(crate) fn lost(
-    words: &Words,
+    parts: &SqlParts,
     rows: &[PgRow],
     number: usize,
     claim: &ClaimRef,
@@ -119,7 +122,7 @@ pub(crate) fn lost(
         if usize::try_from(of) != Ok(number) {
             continue;
         }
-        let key = key_of(words, row, SETTLE)?;
+        let key = key_of(parts, row, SETTLE)?;
         let epoch: i64 = get(row, "wanted", SETTLE)?;
         let state: Option<String> = get(row, "state", SETTLE)?;
         let current_epoch = get(row, "epoch", SETTLE)?;
@@ -131,7 +134,7 @@ pub(crate) fn lost(
         }
     }
     match (standing, outcome) {
-        (Some((.., Some(from))), Outcome::To(to)) if !words.inner().states.allows(&from, to) => {
+        (Some((.., Some(from))), Outcome::To(to)) if !parts.inner().states.allows(&from, to) => {
             Ok(ClaimError::IllegalTransition { from, to: to.clone() })
         }
         // In a batch, rows that others have locked are passed over.

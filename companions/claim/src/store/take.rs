@@ -27,21 +27,21 @@ pub struct Take {
     pub(crate) lease: Duration,
     pub(crate) queue: Option<Arc<str>>,
     pub(crate) from: Vec<State>,
-    pub(crate) after: Option<Line>,
+    pub(crate) after: Option<PassCursor>,
     /// Left out, because they could not be written.
-    pub(crate) apart: Apart,
+    pub(crate) excluded: Excluded,
     /// These rows alone.
     pub(crate) only: Option<Vec<RowKey>>,
 }
 
 /// Rows, and groups where the spec groups rows, that a claimer leaves alone for a time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Apart {
+pub(crate) struct Excluded {
     pub(crate) rows: Vec<RowKey>,
     pub(crate) groups: Vec<Arc<str>>,
 }
 
-impl Apart {
+impl Excluded {
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.groups.is_empty()
     }
@@ -60,7 +60,7 @@ impl Take {
             queue: None,
             from: Vec::new(),
             after: None,
-            apart: Apart::default(),
+            excluded: Excluded::default(),
             only: None,
         }
     }
@@ -87,10 +87,10 @@ impl Take {
         self
     }
 
-    /// Only rows behind `line`, where a pass has got to.
+    /// Only rows behind `cursor`, where a pass has got to.
     #[must_use]
-    pub fn after(mut self, line: Option<Line>) -> Self {
-        self.after = line;
+    pub fn after(mut self, cursor: Option<PassCursor>) -> Self {
+        self.after = cursor;
         self
     }
 
@@ -132,10 +132,10 @@ pub(crate) fn check_lease(lease: Duration) -> Result<(), ClaimError> {
     Ok(())
 }
 
-/// A line in the sand: how far a pass over the table has got, in the order in which rows are taken. What lies
+/// How far a pass over the table has got, in the order in which rows are taken. What lies
 /// before it is not offered again in this pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line(pub(crate) Arc<[String]>);
+pub struct PassCursor(pub(crate) Arc<[String]>);
 
 /// What was taken.
 #[derive(Clone, Debug, Default)]
@@ -147,8 +147,8 @@ pub struct Taken {
     /// as the statement has seen them.
     pub skipped: u64,
     /// How far the pass has got; `None` where nothing was seen.
-    pub line: Option<Line>,
-    /// Rows that could have been taken, but that the table does not allow to be written. The line is past them, so that the
+    pub cursor: Option<PassCursor>,
+    /// Rows that could have been taken, but that the table does not allow to be written. The cursor is past them, so that the
     /// others get their turn.
     pub refused: Vec<RefusedRow>,
 }

@@ -439,9 +439,9 @@ async fn nothing_is_hoarded_for_a_slow_worker() {
     }
 }
 
-/// A table that others keep filling behind the line does not keep rows before it waiting for ever.
+/// A table that others keep filling behind the cursor does not keep rows before it waiting for ever.
 #[tokio::test(start_paused = true)]
-async fn the_line_goes_back_also_while_the_table_is_being_filled() {
+async fn the_cursor_goes_back_also_while_the_table_is_being_filled() {
     let claims = still_memory();
     insert(&claims, 2..=3);
     let store = Probe::of(claims.clone());
@@ -450,7 +450,7 @@ async fn the_line_goes_back_also_while_the_table_is_being_filled() {
     let first = within("the first", claimer.next()).await.unwrap();
     assert_eq!(first.row().key, RowKey::new(2));
     first.done().await.unwrap();
-    // It committed late: before the line.
+    // It committed late: before the cursor.
     insert(&claims, [1]);
     let mut at = 0;
     while state(&claims, 1) == "new" {
@@ -460,7 +460,7 @@ async fn the_line_goes_back_also_while_the_table_is_being_filled() {
         let claim = within("a claim", claimer.next()).await.unwrap();
         sleep(Duration::from_millis(50)).await;
         claim.settle(Outcome::Done).await.unwrap();
-        assert!(at < 60, "the row before the line starves");
+        assert!(at < 60, "the row before the cursor starves");
     }
 }
 

@@ -222,10 +222,10 @@ async fn a_take_around_refused_rows_is_few_statements() {
         let pool = pool(db.url(), 1).await;
         let claims = PgClaims::new(pool.clone(), job(false).build().unwrap());
         claims.pending(&Take::up_to(1)).await.unwrap();
-        let (mut line, mut taken, mut refused) = (None, 0, Vec::new());
+        let (mut cursor, mut taken, mut refused) = (None, 0, Vec::new());
         loop {
             let before = calls(&pool).await;
-            let answer = claims.take(&Take::up_to(100).after(line.clone())).await.unwrap();
+            let answer = claims.take(&Take::up_to(100).after(cursor.clone())).await.unwrap();
             // All at once, then seven times half as many, with a look at them before, and a ping after each refusal; and
             // what counts.
             let after = calls(&pool).await - before;
@@ -236,7 +236,7 @@ async fn a_take_around_refused_rows_is_few_statements() {
             if answer.claims.is_empty() && answer.refused.is_empty() {
                 break;
             }
-            line = answer.line;
+            cursor = answer.cursor;
         }
         let are_bad = number(&pool, "SELECT count(*) FROM job WHERE email = 'none'").await;
         assert_eq!(refused.len(), usize::try_from(are_bad).unwrap(), "{bad}: each is named once");

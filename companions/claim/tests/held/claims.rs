@@ -1,9 +1,9 @@
 //! Held claims: work and settlement in one transaction.
 
 use crate::common::*;
-use leasehold_claim::Line;
+use leasehold_claim::PassCursor;
 use leasehold_claim::{
-    ClaimError, ClaimSpec, HoldStore, OrderType, Outcome, OwnerToken, PgHeld, RowKey, States, Table, Take,
+    ClaimError, ClaimSpec, OrderType, Outcome, OwnerToken, PgHeld, RowKey, States, Table, Take,
 };
 use sqlx::Connection as _;
 use test_servers::fresh_database;
@@ -310,7 +310,7 @@ async fn a_constraint_in_the_way_is_told_and_a_failed_transaction_is_not_committ
 
 /// Lines: in the order of the spec with NULLs, in both directions, over queues with the same id.
 #[tokio::test]
-async fn the_line_follows_the_order() {
+async fn the_cursor_follows_the_order() {
     let db = fresh_database().await;
     let spec =
         requests().order_by_descending("priority", OrderType::Int).order_by("seen_at", OrderType::Time);
@@ -325,18 +325,18 @@ async fn the_line_follows_the_order() {
     .await;
     let mut tx = db.connect().await;
     let mut seen = Vec::new();
-    let mut line: Option<Line> = None;
+    let mut cursor: Option<PassCursor> = None;
     loop {
-        // Each in a transaction of its own, so that only the line tells what was seen.
+        // Each in a transaction of its own, so that only the cursor tells what was seen.
         let zone = if seen.len() % 2 == 0 { "UTC" } else { "Asia/Kolkata" };
         run(&mut tx, &format!("SET TimeZone = '{zone}'; SET DateStyle = 'SQL, DMY'")).await;
         run(&mut tx, "BEGIN").await;
-        let taken = held.take_in(&mut tx, &Take::up_to(1).after(line.clone())).await.unwrap();
+        let taken = held.take_in(&mut tx, &Take::up_to(1).after(cursor.clone())).await.unwrap();
         run(&mut tx, "ROLLBACK").await;
         let Some(claimed) = taken.claims.first() else { break };
         seen.push(claimed.rows[0].key.to_string());
-        assert_ne!(line, taken.line);
-        line = taken.line;
+        assert_ne!(cursor, taken.cursor);
+        cursor = taken.cursor;
         assert!(seen.len() <= 6, "{seen:?}");
     }
     let queue = |id: i32, queue: &str| format!("{id} in queue {queue}");
@@ -347,8 +347,7 @@ async fn the_line_follows_the_order() {
     run(&mut tx, "BEGIN").await;
     let b = held.take_in(&mut tx, &Take::up_to(9).queue("b")).await.unwrap();
     assert_eq!(ids(&b), ["4", "1"]);
-    let store: Box<dyn HoldStore> = Box::new(held);
-    let hold = store.hold(&Take::up_to(1)).await.unwrap().unwrap();
+    let hold = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
     assert_eq!(ids(hold.taken()), ["5"]);
     hold.rollback().await.unwrap();
     tx.close().await.unwrap();

@@ -82,7 +82,7 @@ pub struct Passes {
 
 pub enum Step {
     Hold(Open),
-    /// Nothing is left behind the line.
+    /// Nothing is left behind the cursor.
     End(PassEnd),
 }
 
@@ -99,9 +99,9 @@ pub fn passes(held: &PgHeld, take: Take) -> Passes {
 impl Passes {
     pub async fn next(&mut self) -> Step {
         let mut transaction = self.held.pool().begin().await.unwrap();
-        let take = self.take.clone().after(self.pass.line());
+        let take = self.take.clone().after(self.pass.cursor());
         let taken = self.held.take_in(&mut transaction, &take).await.unwrap();
-        self.pass.saw(&taken);
+        self.pass.record(&taken);
         if !taken.claims.is_empty() {
             return Step::Hold(Open { held: self.held.clone(), taken, transaction });
         }

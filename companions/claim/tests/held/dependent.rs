@@ -45,8 +45,8 @@ async fn a_held_update_waits_for_its_create() {
     run(&mut tx, "BEGIN").await;
     let taken = held.take_in(&mut tx, &all).await.unwrap();
     assert_eq!((taken.claims.len(), taken.skipped), (0, 1));
-    let behind = held.take_in(&mut tx, &all.clone().after(taken.line)).await.unwrap();
-    assert_eq!((behind.claims.len(), behind.skipped), (0, 0), "the line is past it");
+    let behind = held.take_in(&mut tx, &all.clone().after(taken.cursor)).await.unwrap();
+    assert_eq!((behind.claims.len(), behind.skipped), (0, 0), "the cursor is past it");
     run(&mut tx, "ROLLBACK").await;
     // Done, but locked by somebody: 55P03, and the connection is of use.
     run(&mut observer, "UPDATE request SET status = 'complete' WHERE id = 1").await;

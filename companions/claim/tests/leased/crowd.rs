@@ -174,8 +174,8 @@ async fn sixteen_workers_on_a_hot_group_finish_it_one_at_a_time() {
             workers.spawn(async move {
                 let mut pass = Pass::new();
                 loop {
-                    let taken = claims.take(&Take::up_to(2).after(pass.line())).await.unwrap();
-                    pass.saw(&taken);
+                    let taken = claims.take(&Take::up_to(2).after(pass.cursor())).await.unwrap();
+                    pass.record(&taken);
                     for claim in &taken.claims {
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at one entity");
                         if rounds.fetch_add(1, Ordering::SeqCst) < ROUNDS {
@@ -192,7 +192,7 @@ async fn sixteen_workers_on_a_hot_group_finish_it_one_at_a_time() {
                         inside.fetch_sub(1, Ordering::SeqCst);
                         settle(&claims, &claim.claim, Outcome::Done).await.unwrap();
                     }
-                    if taken.claims.is_empty() && taken.line.is_none() {
+                    if taken.claims.is_empty() && taken.cursor.is_none() {
                         let pending = claims.pending(&Take::up_to(1)).await.unwrap();
                         match pass.end(pending) {
                             PassEnd::Clean => return,

@@ -39,7 +39,7 @@ async fn all_rows_of_an_entity_are_one_claim_and_settle_together() {
         assert_eq!(ids(&taken), [vec!["1", "33"], vec!["2"]]);
         assert_eq!(taken.claims[0].group.as_deref(), Some("x"));
         assert_eq!(taken.claims[1].group, None);
-        let rest = claims.take(&Take::up_to(9).after(taken.line.clone())).await.unwrap();
+        let rest = claims.take(&Take::up_to(9).after(taken.cursor.clone())).await.unwrap();
         assert_eq!(ids(&rest), [(3..=32).map(|id| id.to_string()).collect::<Vec<_>>(), vec!["34".into()]]);
         let claim = &rest.claims[0];
         assert_eq!(claim.claim.rows.len(), 30);
@@ -76,9 +76,9 @@ async fn a_group_in_progress_is_skipped() {
         let none = take(&claims, 9).await;
         assert_eq!((none.claims.len(), none.skipped), (0, 1));
         assert!(claims.pending(&Take::up_to(1)).await.unwrap());
-        let behind = claims.take(&Take::up_to(9).after(none.line.clone())).await.unwrap();
+        let behind = claims.take(&Take::up_to(9).after(none.cursor.clone())).await.unwrap();
         assert_eq!(
-            (behind.claims.len(), behind.skipped, behind.line),
+            (behind.claims.len(), behind.skipped, behind.cursor),
             (0, 0, None),
             "offered twice in a pass"
         );

@@ -87,7 +87,7 @@ fn beside_all() -> ClaimSpecBuilder {
 
 /// A pass goes on behind a row whose time in the order is infinite, of either type.
 #[tokio::test]
-async fn a_line_is_drawn_behind_infinite_times_with_a_zone_and_without() {
+async fn a_cursor_is_drawn_behind_infinite_times_with_a_zone_and_without() {
     for kind in ["timestamptz", "timestamp"] {
         let world = World::new(REQUEST).await;
         world.run(&format!("ALTER TABLE request ADD due {kind} NOT NULL DEFAULT now()")).await;
@@ -97,7 +97,7 @@ async fn a_line_is_drawn_behind_infinite_times_with_a_zone_and_without() {
         let claims = world.claims(request().order_by("due", leasehold_claim::OrderType::Time));
         claims.spec().migration().apply(&world.pool).await.unwrap();
         claims.spec().ensure(&world.pool).await.unwrap_or_else(|error| panic!("{kind}: {error}"));
-        let (mut line, mut seen) = (None, Vec::new());
+        let (mut cursor, mut seen) = (None, Vec::new());
         for zone in ["UTC", "America/New_York", "Europe/Berlin", "UTC"] {
             // Another zone in each session, which has to make no difference: in Berlin there was no half past two that day, and
             // as a moment it came after ten past three.
@@ -105,9 +105,9 @@ async fn a_line_is_drawn_behind_infinite_times_with_a_zone_and_without() {
             let one =
                 sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
             let claims = leasehold_claim::PgClaims::new(one, claims.spec().clone()).timeout(LONG);
-            let taken = claims.take(&Take::up_to(1).after(line)).await.unwrap();
+            let taken = claims.take(&Take::up_to(1).after(cursor)).await.unwrap();
             seen.extend(flat(&taken));
-            line = taken.line;
+            cursor = taken.cursor;
         }
         assert_eq!(seen, [2, 3, 4, 1], "{kind}");
     }

@@ -166,14 +166,14 @@ async fn the_same_id_in_two_queues_is_two_rows() {
         let q1 = claims.take(&Take::up_to(2).queue("q1")).await.unwrap();
         let keys: Vec<_> = q1.claims.iter().map(|claim| claim.rows[0].key.clone()).collect();
         assert_eq!(keys, [RowKey::queued("q1", 1), RowKey::queued("q1", 2)]);
-        // All queues: in the order of ids, both rows of an id, and the line lies between them.
-        let mut line = None;
+        // All queues: in the order of ids, both rows of an id, and the cursor lies between them.
+        let mut cursor = None;
         let mut rest = Vec::new();
         loop {
-            let taken = claims.take(&Take::up_to(1).after(line.clone())).await.unwrap();
+            let taken = claims.take(&Take::up_to(1).after(cursor.clone())).await.unwrap();
             let Some(claim) = taken.claims.first() else { break };
             rest.push((claim.rows[0].key.to_string(), claim.claim.clone()));
-            line = taken.line;
+            cursor = taken.cursor;
         }
         let names: Vec<_> = rest.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["1 in queue q2", "2 in queue q2", "3 in queue q1", "3 in queue q2"]);
@@ -210,8 +210,8 @@ async fn a_slow_row_does_not_block_the_rest() {
     }
 }
 
-/// Behind the line nothing is offered twice, whatever the order; and what appears before
-/// the line is found by the next pass.
+/// Behind the cursor nothing is offered twice, whatever the order; and what appears before
+/// the cursor is found by the next pass.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     let world = World::new(
@@ -242,15 +242,15 @@ async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     for pool in [world.pool.clone(), odd] {
         let claims = PgClaims::new(pool, spec().build().unwrap());
         for limit in [1, 5] {
-            let (mut line, mut seen) = (None, Vec::new());
+            let (mut cursor, mut seen) = (None, Vec::new());
             loop {
-                let taken = claims.take(&Take::up_to(limit).after(line.clone())).await.unwrap();
+                let taken = claims.take(&Take::up_to(limit).after(cursor.clone())).await.unwrap();
                 if taken.claims.is_empty() {
                     break;
                 }
                 seen.extend(ids(&taken).concat());
-                line = taken.line.clone();
-                // Put back at once: only the line keeps them from being offered again.
+                cursor = taken.cursor.clone();
+                // Put back at once: only the cursor keeps them from being offered again.
                 for claim in &taken.claims {
                     settle(&claims, &claim.claim, Outcome::PutBack).await.unwrap();
                 }
@@ -264,7 +264,7 @@ async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     let claims = world.claims(request());
     let first = take(&claims, 3).await;
     world.run("INSERT INTO request (id) OVERRIDING SYSTEM VALUE VALUES (-1)").await;
-    let second = claims.take(&Take::up_to(9).after(first.line.clone())).await.unwrap();
+    let second = claims.take(&Take::up_to(9).after(first.cursor.clone())).await.unwrap();
     assert_eq!(flat(&second), [4, 5]);
     assert_eq!(flat(&take(&claims, 9).await), [-1]);
 }

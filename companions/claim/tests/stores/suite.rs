@@ -6,6 +6,7 @@ pub mod attempts;
 pub mod bench;
 pub mod groups;
 pub mod held;
+pub mod hold;
 pub mod leases;
 pub mod limits;
 pub mod lists;
@@ -73,10 +74,10 @@ macro_rules! for_each_case {
                 a_claim_reports_the_row_that_it_found,
             }
             passes {
-                rows_seen_in_a_pass_are_not_offered_again, the_line_works_across_ties_and_descending_order,
-                the_line_works_across_nulls, the_line_works_across_queues,
+                rows_seen_in_a_pass_are_not_offered_again, the_cursor_works_across_ties_and_descending_order,
+                the_cursor_works_across_nulls, the_cursor_works_across_queues,
                 a_pass_is_clean_only_if_it_found_nothing, a_locked_row_keeps_the_pass_from_being_clean,
-                pending_includes_rows_before_the_line, rows_that_are_not_ready_are_not_pending,
+                pending_includes_rows_before_the_cursor, rows_that_are_not_ready_are_not_pending,
                 passes_of_several_workers_finish_every_row_once,
             }
             settle {
@@ -108,12 +109,12 @@ macro_rules! for_each_case {
                 one_claim_has_all_rows_of_a_group, a_group_is_never_in_two_claims, the_limit_counts_groups,
                 one_at_a_time_of_each_entity_in_order, groups_in_order_of_their_first_row, null_is_no_group,
                 many_workers_finish_one_hot_group_one_at_a_time, attempts_count_for_each_row_of_a_group,
-                the_line_passes_a_taken_group, a_group_is_taken_again_once_all_its_rows_are_swept,
+                the_cursor_passes_a_taken_group, a_group_is_taken_again_once_all_its_rows_are_swept,
                 only_ready_rows_of_a_group_are_taken,
             }
             limits {
                 no_more_of_a_tenant_than_its_limit, a_tenant_without_room_stops_nobody,
-                the_line_passes_a_tenant_without_room,
+                the_cursor_passes_a_tenant_without_room,
                 an_ended_lease_counts_towards_the_limit_until_the_sweep, a_locked_row_takes_no_room,
                 queues_have_limits, held_and_leased_claims_share_the_limit,
             }
@@ -162,7 +163,7 @@ macro_rules! for_each_case {
                 held_rows_come_in_order_and_within_the_limit, held_rows_are_not_taken_under_a_lease,
                 a_failure_is_written_by_the_commit, a_settled_row_is_deleted_by_the_commit,
                 held_claims_of_others_are_not_settled, a_hold_does_not_block_the_rest,
-                an_ended_lease_is_free_for_held_claims_too, held_and_leased_claims_continue_each_others_line,
+                an_ended_lease_is_free_for_held_claims_too, held_and_leased_claims_continue_each_others_cursor,
                 not_ready_for_either,
             }
         }

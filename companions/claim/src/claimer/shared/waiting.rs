@@ -2,20 +2,20 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Shared;
+use super::ClaimerCore;
 
 /// A worker that waits for a claim. Counted while this value lives.
-pub(crate) struct Waiting<'a>(&'a Shared);
+pub(crate) struct WaitingWorker<'a>(&'a ClaimerCore);
 
-impl<'a> Waiting<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Self {
+impl<'a> WaitingWorker<'a> {
+    pub(crate) fn new(shared: &'a ClaimerCore) -> Self {
         shared.waiting.fetch_add(1, Ordering::AcqRel);
         shared.demand.notify_one();
         Self(shared)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingWorker<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }
@@ -44,7 +44,7 @@ mod tests {
         }
         let claimer = Claimer::builder(Arc::new(claims)).ahead(0).start().unwrap();
         let shared = &claimer.shared;
-        let mut waiting = Some(Waiting::new(shared));
+        let mut waiting = Some(WaitingWorker::new(shared));
         while lock(&shared.ready).queue.is_empty() {
             sleep(Duration::from_millis(1)).await;
         }

@@ -6,9 +6,9 @@ use serde_json::Value;
 use super::TableCheck;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
-use crate::statements::order::Sequence;
-use crate::statements::parts::Words;
-use crate::statements::pick::{Asked, alone};
+use crate::statements::order::RowOrder;
+use crate::statements::parts::SqlParts;
+use crate::statements::pick::{TakeRequest, alone};
 use crate::store::Take;
 
 /// So many rows are read quickly whatever the plan.
@@ -65,14 +65,14 @@ impl TableCheck<'_> {
 /// The statement by which rows are picked.
 fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
     let is_given = |name: &str| facts.columns.iter().any(|column| column.name == name && column.is_required);
-    let words = Words::leased(spec);
+    let parts = SqlParts::leased(spec);
     if let Some(ready) = &spec.inner.ready_at {
-        let _ = words.ready_is_given.set(is_given(ready.as_str()));
+        let _ = parts.ready_is_given.set(is_given(ready.as_str()));
     }
-    let order = Sequence::new(&words, |name| !is_given(name));
+    let order = RowOrder::new(&parts, |name| !is_given(name));
     let take = Take::up_to(1);
-    let picked = alone(&words, &order, &Asked::new(&words, &take)?, None, true);
-    Ok(format!("WITH {picked} SELECT FROM picked"))
+    let picked = alone(&parts, &order, &TakeRequest::new(&parts, &take)?, None, true);
+    Ok(picked.end("SELECT FROM picked"))
 }
 
 /// What the server would do.

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimed, HoldStore, IdType, Outcome,
-    RowId, RowKey, Settled, State, States, Swept, Table, Take, Taken,
+    ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimed, IdType, Outcome, RowId, RowKey,
+    Settled, State, States, Swept, Table, Take, Taken,
 };
+
+use super::hold::HoldStore;
 use test_bounds::within;
 use tokio::time::sleep;
 

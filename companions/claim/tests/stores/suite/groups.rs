@@ -111,8 +111,8 @@ pub async fn many_workers_finish_one_hot_group_one_at_a_time(env: &Env) {
         workers.push(tokio::spawn(async move {
             let (mut pass, mut done) = (Pass::new(), 0);
             loop {
-                let taken = client.take(&Take::up_to(1).after(pass.line())).await.unwrap();
-                pass.saw(&taken);
+                let taken = client.take(&Take::up_to(1).after(pass.cursor())).await.unwrap();
+                pass.record(&taken);
                 for claimed in &taken.claims {
                     most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     tokio::task::yield_now().await;
@@ -163,7 +163,7 @@ pub async fn attempts_count_for_each_row_of_a_group(env: &Env) {
     assert_eq!(keys(&bench.take_one().await), [two], "what is used up does not keep the others");
 }
 
-pub async fn the_line_passes_a_taken_group(env: &Env) {
+pub async fn the_cursor_passes_a_taken_group(env: &Env) {
     let bench = grouped(env).await;
     for (id, entity) in [(1, "a"), (2, "a"), (3, "b")] {
         bench.insert(row(id).entity(entity)).await;
@@ -176,11 +176,11 @@ pub async fn the_line_passes_a_taken_group(env: &Env) {
     bench.insert(row(0).entity("a")).await;
     let (mut pass, mut found) = (Pass::new(), Vec::new());
     loop {
-        let taken = bench.try_take(&Take::up_to(1).after(pass.line())).await.unwrap();
-        let before = pass.line();
-        pass.saw(&taken);
+        let taken = bench.try_take(&Take::up_to(1).after(pass.cursor())).await.unwrap();
+        let before = pass.cursor();
+        pass.record(&taken);
         found.extend(ids(&taken.claims));
-        if taken.claims.is_empty() && (taken.line.is_none() || pass.line() == before) {
+        if taken.claims.is_empty() && (taken.cursor.is_none() || pass.cursor() == before) {
             break;
         }
     }

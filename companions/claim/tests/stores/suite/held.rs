@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_claim::{ClaimError, Hold, OrderType, Outcome, Retention, Take, Unmet};
+use leasehold_claim::{ClaimError, OrderType, Outcome, Retention, Take, Unmet};
+
+use super::hold::Hold;
 
 use super::bench::{Layout, bounded, ids, is_superseded, keys, retry, row, until};
 use super::{Bench, Env};
@@ -223,10 +225,10 @@ pub async fn held_rows_come_in_order_and_within_the_limit(env: &Env) {
     }
     let first = hold(&bench, 3).await;
     assert_eq!(ids(&first.taken().claims), ["3", "2", "4"]);
-    let line = first.taken().line.clone();
+    let cursor = first.taken().cursor.clone();
     bounded(first.rollback()).await.unwrap();
-    let rest = bounded(bench.holder().hold(&Take::up_to(5).after(line))).await.unwrap().unwrap();
-    assert_eq!(ids(&rest.taken().claims), ["1"], "only what lies behind the line");
+    let rest = bounded(bench.holder().hold(&Take::up_to(5).after(cursor))).await.unwrap().unwrap();
+    assert_eq!(ids(&rest.taken().claims), ["1"], "only what lies behind the cursor");
     bounded(rest.rollback()).await.unwrap();
 }
 
@@ -323,7 +325,7 @@ pub async fn an_ended_lease_is_free_for_held_claims_too(env: &Env) {
 }
 
 /// Where a pass of one kind of claims has got to, one of the other kind goes on.
-pub async fn held_and_leased_claims_continue_each_others_line(env: &Env) {
+pub async fn held_and_leased_claims_continue_each_others_cursor(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
     for (id, due) in [(1, Some(3)), (2, Some(1)), (3, None), (4, Some(2)), (5, None)] {
         let seed = row(id);
@@ -333,12 +335,12 @@ pub async fn held_and_leased_claims_continue_each_others_line(env: &Env) {
     }
     let first = hold(&bench, 1).await;
     assert_eq!(ids(&first.taken().claims), ["2"]);
-    let line = first.taken().line.clone();
+    let cursor = first.taken().cursor.clone();
     bounded(first.rollback()).await.unwrap();
-    let second = bench.try_take(&Take::up_to(3).after(line)).await.unwrap();
-    assert_eq!(ids(&second.claims), ["4", "1", "3"], "behind the line of a held claim");
-    let rest = bounded(bench.holder().hold(&Take::up_to(5).after(second.line))).await.unwrap().unwrap();
-    assert_eq!(ids(&rest.taken().claims), ["5"], "behind the line of a lease");
+    let second = bench.try_take(&Take::up_to(3).after(cursor)).await.unwrap();
+    assert_eq!(ids(&second.claims), ["4", "1", "3"], "behind the cursor of a held claim");
+    let rest = bounded(bench.holder().hold(&Take::up_to(5).after(second.cursor))).await.unwrap().unwrap();
+    assert_eq!(ids(&rest.taken().claims), ["5"], "behind the cursor of a lease");
     bounded(rest.rollback()).await.unwrap();
 }
 

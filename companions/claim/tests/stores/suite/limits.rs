@@ -53,14 +53,14 @@ pub async fn a_tenant_without_room_stops_nobody(env: &Env) {
     assert!(bench.take(9).await.is_empty());
 }
 
-pub async fn the_line_passes_a_tenant_without_room(env: &Env) {
+pub async fn the_cursor_passes_a_tenant_without_room(env: &Env) {
     let bench = limited(env).await;
     fill(&bench).await;
     let mut pass = Pass::new();
     let mut seen = Vec::new();
     loop {
-        let taken = bench.try_take(&Take::up_to(2).after(pass.line())).await.unwrap();
-        pass.saw(&taken);
+        let taken = bench.try_take(&Take::up_to(2).after(pass.cursor())).await.unwrap();
+        pass.record(&taken);
         if taken.claims.is_empty() {
             break;
         }
@@ -68,7 +68,7 @@ pub async fn the_line_passes_a_tenant_without_room(env: &Env) {
     }
     assert_eq!(seen, ["1", "2", "5", "6", "7"]);
     assert_eq!(pass.end(false), PassEnd::Found);
-    pass.saw(&bench.try_take(&Take::up_to(2)).await.unwrap());
+    pass.record(&bench.try_take(&Take::up_to(2)).await.unwrap());
     assert_eq!(pass.end(false), PassEnd::Skipped, "nobody idles while rows wait for room");
 }
 
@@ -90,8 +90,8 @@ pub async fn a_locked_row_takes_no_room(env: &Env) {
     let mut pass = Pass::new();
     let mut seen = Vec::new();
     for _ in 0..4 {
-        let taken = bench.try_take(&Take::up_to(2).after(pass.line())).await.unwrap();
-        pass.saw(&taken);
+        let taken = bench.try_take(&Take::up_to(2).after(pass.cursor())).await.unwrap();
+        pass.record(&taken);
         seen.extend(ids(&taken.claims));
     }
     seen.sort();

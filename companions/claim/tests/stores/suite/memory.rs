@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_claim::{ClaimSpec, ClaimStore, HoldStore, MemoryClaims, MemoryRow, RowKey};
+use leasehold_claim::{ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, RowKey};
+
+use super::hold::HoldStore;
 use serde_json::Value;
 
 use super::bench::{Harness, Layout, Seed, Seen, TableHarness, Variant};

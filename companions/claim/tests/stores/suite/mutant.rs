@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, HoldStore, MemoryClaims, MemoryRow, Outcome,
-    OwnerToken, Renewal, RowKey, Settled, State, Stats, Swept, Take, Taken, TakenRow,
+    ClaimError, ClaimRef, ClaimSpec, ClaimStore, Claimed, MemoryClaims, MemoryRow, Outcome, OwnerToken,
+    Renewal, RowKey, Settled, State, Stats, Swept, Take, Taken, TakenRow,
 };
 use leasehold_claim::{Sealed, Upkeep, Wake};
+
+use super::hold::HoldStore;
 use serde_json::{Value, json};
 
 use super::memory::Front;
@@ -26,7 +28,7 @@ macro_rules! faults {
 }
 
 faults! {
-    TakesOneMore, IgnoresTheLine, IgnoresTheQueue, GivesARowTwice, LosesAClaim, ReversesTheOrder, ReusesOwners,
+    TakesOneMore, IgnoresTheCursor, IgnoresTheQueue, GivesARowTwice, LosesAClaim, ReversesTheOrder, ReusesOwners,
     EpochNeverGrows, IgnoresPreconditions, TwoWorkersInAGroup, CountsNothingSkipped, DoesNotCountAttempts,
     TakesUsedUpRows, TakesBeforeItIsReady, NeverPending, AlwaysPending, SettleIgnoresTheEpoch,
     SettleIgnoresTheOwner, SettleIgnoresBoth, SettlesAPart, SettlesTwice, RefundsARetry, PutBackCounts,
@@ -214,7 +216,7 @@ impl ClaimStore for Faulty {
     async fn take(&self, take: &Take) -> Result<Taken, ClaimError> {
         let rows = || self.claims.rows().into_iter();
         let mut taken = match self.fault {
-            Fault::IgnoresTheLine => self.claims.take(&take.clone().after(None)).await?,
+            Fault::IgnoresTheCursor => self.claims.take(&take.clone().after(None)).await?,
             Fault::IgnoresTheQueue if take.limit() > 0 => {
                 self.claims.take(&Take::up_to(take.limit())).await?
             }

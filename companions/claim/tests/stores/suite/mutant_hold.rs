@@ -2,19 +2,15 @@
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
-use leasehold_claim::{
-    ClaimError, ClaimRef, ClaimSpec, Hold, HoldStore, MemoryClaims, Outcome, RowKey, Settled, Take, Taken,
-};
+use leasehold_claim::{ClaimError, ClaimRef, MemoryClaims, Outcome, RowKey, Settled, Take, Taken};
+
+use super::hold::{Hold, HoldStore};
 use serde_json::json;
 
 use super::mutant::{Fault, Faulty};
 
 #[async_trait]
 impl HoldStore for Faulty {
-    fn spec(&self) -> &ClaimSpec {
-        HoldStore::spec(&self.claims)
-    }
-
     async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError> {
         let hold = self.claims.hold(take).await?;
         let (fault, claims) = (self.fault, self.claims.clone());

@@ -1,4 +1,4 @@
-//! Passes: the line in the sand, and when a worker may idle.
+//! Passes: the cursor, and when a worker may idle.
 
 use leasehold_claim::{OrderType, Outcome, Take};
 use leasehold_claim::{Pass, PassEnd};
@@ -11,8 +11,8 @@ use std::time::Duration;
 async fn walk(bench: &Bench, pass: &mut Pass) -> Vec<String> {
     let mut seen = Vec::new();
     loop {
-        let taken = bench.try_take(&Take::up_to(1).after(pass.line())).await.unwrap();
-        pass.saw(&taken);
+        let taken = bench.try_take(&Take::up_to(1).after(pass.cursor())).await.unwrap();
+        pass.record(&taken);
         if taken.claims.is_empty() {
             return seen;
         }
@@ -31,7 +31,7 @@ pub async fn rows_seen_in_a_pass_are_not_offered_again(env: &Env) {
     assert_eq!(walk(&bench, &mut pass).await, ["1", "2", "3"], "the next pass begins at the start");
 }
 
-pub async fn the_line_works_across_ties_and_descending_order(env: &Env) {
+pub async fn the_cursor_works_across_ties_and_descending_order(env: &Env) {
     let layout = Layout::new(|spec| {
         spec.order_by_descending("priority", OrderType::Int).order_by("label", OrderType::Text)
     });
@@ -42,7 +42,7 @@ pub async fn the_line_works_across_ties_and_descending_order(env: &Env) {
     assert_eq!(walk(&bench, &mut Pass::new()).await, ["3", "5", "2", "1", "4"]);
 }
 
-pub async fn the_line_works_across_nulls(env: &Env) {
+pub async fn the_cursor_works_across_nulls(env: &Env) {
     let up = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
     let down = env.table(Layout::new(|spec| spec.order_by_descending("due", OrderType::Time))).await;
     for bench in [&up, &down] {
@@ -55,7 +55,7 @@ pub async fn the_line_works_across_nulls(env: &Env) {
     assert_eq!(walk(&down, &mut Pass::new()).await, ["1", "3", "4", "2"]);
 }
 
-pub async fn the_line_works_across_queues(env: &Env) {
+pub async fn the_cursor_works_across_queues(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec).queued()).await;
     for queue in ["one", "two"] {
         bench.insert(row(1).queue(queue)).await;
@@ -70,13 +70,13 @@ pub async fn a_pass_is_clean_only_if_it_found_nothing(env: &Env) {
     let bench = env.plain().await;
     bench.fill(2).await;
     let mut pass = Pass::new();
-    let taken = bench.try_take(&Take::up_to(10).after(pass.line())).await.unwrap();
-    pass.saw(&taken);
-    let rest = bench.try_take(&Take::up_to(10).after(pass.line())).await.unwrap();
-    pass.saw(&rest);
+    let taken = bench.try_take(&Take::up_to(10).after(pass.cursor())).await.unwrap();
+    pass.record(&taken);
+    let rest = bench.try_take(&Take::up_to(10).after(pass.cursor())).await.unwrap();
+    pass.record(&rest);
     assert!(rest.claims.is_empty());
     assert_eq!(pass.end(bench.is_pending().await), PassEnd::Found, "it found something: once more");
-    pass.saw(&bench.try_take(&Take::up_to(10).after(pass.line())).await.unwrap());
+    pass.record(&bench.try_take(&Take::up_to(10).after(pass.cursor())).await.unwrap());
     assert_eq!(pass.end(bench.is_pending().await), PassEnd::Clean, "rows under a lease are not left to do");
 }
 
@@ -85,19 +85,19 @@ pub async fn a_locked_row_keeps_the_pass_from_being_clean(env: &Env) {
     let keys = bench.fill(1).await;
     let lock = bench.lock(&keys[0]).await;
     let mut pass = Pass::new();
-    pass.saw(&bench.try_take(&Take::up_to(10)).await.unwrap());
+    pass.record(&bench.try_take(&Take::up_to(10)).await.unwrap());
     assert_eq!(pass.end(bench.is_pending().await), PassEnd::Skipped);
     bench.unlock(lock).await;
     assert_eq!(bench.take(10).await.len(), 1);
 }
 
-pub async fn pending_includes_rows_before_the_line(env: &Env) {
+pub async fn pending_includes_rows_before_the_cursor(env: &Env) {
     let bench = env.plain().await;
     bench.fill(2).await;
     let mut pass = Pass::new();
     walk(&bench, &mut pass).await;
     let client = bench.client();
-    assert!(bounded(client.pending(&Take::up_to(1).after(pass.line()))).await.unwrap());
+    assert!(bounded(client.pending(&Take::up_to(1).after(pass.cursor()))).await.unwrap());
 }
 
 pub async fn rows_that_are_not_ready_are_not_pending(env: &Env) {
@@ -121,8 +121,8 @@ pub async fn passes_of_several_workers_finish_every_row_once(env: &Env) {
         workers.push(tokio::spawn(async move {
             let (mut pass, mut done, mut turn) = (Pass::new(), 0, worker);
             loop {
-                let taken = client.take(&Take::up_to(2).after(pass.line())).await.unwrap();
-                pass.saw(&taken);
+                let taken = client.take(&Take::up_to(2).after(pass.cursor())).await.unwrap();
+                pass.record(&taken);
                 if taken.claims.is_empty() {
                     let is_pending = client.pending(&Take::up_to(2)).await.unwrap();
                     if pass.end(is_pending) == PassEnd::Clean {

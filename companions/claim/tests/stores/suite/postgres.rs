@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_claim::{ClaimSpec, ClaimStore, HoldStore, IdType, PgClaims, PgHeld, RowKey};
+use leasehold_claim::{ClaimSpec, ClaimStore, IdType, PgClaims, PgHeld, RowKey};
+
+use super::hold::HoldStore;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 use test_servers::{Database, prepared_database};

@@ -28,7 +28,7 @@ pub async fn a_take_returns_no_more_than_its_limit(env: &Env) {
 pub async fn an_empty_table_gives_no_claims(env: &Env) {
     let bench = env.plain().await;
     let taken = bench.try_take(&Take::up_to(5)).await.unwrap();
-    assert!(taken.claims.is_empty() && taken.skipped == 0 && taken.line.is_none(), "{taken:?}");
+    assert!(taken.claims.is_empty() && taken.skipped == 0 && taken.cursor.is_none(), "{taken:?}");
     assert!(!bench.is_pending().await);
 }
 

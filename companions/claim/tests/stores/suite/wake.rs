@@ -60,7 +60,7 @@ pub async fn a_scan_finds_rows_whose_notifications_are_lost(env: &Env) {
     bench.fill(3).await;
     assert!(timeout(SOON, wake.woken()).await.is_err(), "they are lost");
     let mut pass = Pass::new();
-    pass.saw(&bench.try_take(&Take::up_to(10).after(pass.line())).await.unwrap());
+    pass.record(&bench.try_take(&Take::up_to(10).after(pass.cursor())).await.unwrap());
     assert_eq!(pass.end(bench.is_pending().await), PassEnd::Found, "looking finds them");
 }
 

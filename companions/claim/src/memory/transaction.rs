@@ -3,26 +3,23 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use async_trait::async_trait;
-
 use super::end::{end, lost};
 use super::pick::{claim, pick, tenant};
 use super::row::MemoryRow;
 use super::table::Siblings;
-use super::{MemoryClaims, Open};
+use super::{MemoryClaims, TransactionGuard};
 use crate::error::ClaimError;
-use crate::hold::{Hold, HoldStore};
-use crate::spec::ClaimSpec;
 use crate::spec::ids::RowKey;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
-#[async_trait]
-impl HoldStore for MemoryClaims {
-    fn spec(&self) -> &ClaimSpec {
-        &self.shared.spec
-    }
-
-    async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError> {
+impl MemoryClaims {
+    /// Opens a transaction and takes rows in it, as [`PgHeld::begin`](crate::PgHeld::begin) does. `None` when there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](ClaimError::Busy) if the rows that were picked wait for one that another transaction has locked. Otherwise
+    /// as [`ClaimStore::take`](crate::ClaimStore::take), but a spec without a lease is fine.
+    pub fn begin(&self, take: &Take) -> Result<Option<MemoryHold>, ClaimError> {
         let spec = self.inner();
         take.check(spec)?;
         let mut table = self.table();
@@ -39,7 +36,7 @@ impl HoldStore for MemoryClaims {
             }
         }
         let transaction = table.locks.begin();
-        let mut taken = Taken { skipped: picked.skipped, line: picked.line, ..Taken::default() };
+        let mut taken = Taken { skipped: picked.skipped, cursor: picked.cursor, ..Taken::default() };
         let mut rows = BTreeMap::new();
         for keys in &picked.claims {
             for key in keys {
@@ -59,28 +56,34 @@ impl HoldStore for MemoryClaims {
             taken.claims.push(claimed);
         }
         drop(table);
-        let open = Open { claims: self.clone(), transaction };
-        Ok(Some(Box::new(MemoryHold { taken, rows, written: BTreeMap::new(), open })))
+        let open = TransactionGuard { claims: self.clone(), transaction };
+        Ok(Some(MemoryHold { taken, rows, written: BTreeMap::new(), open }))
     }
 }
 
-/// An open transaction: what it has changed is here and not yet in the table.
-struct MemoryHold {
+/// An open transaction with rows taken in it, the twin of [`PgHold`](crate::PgHold). Dropping it rolls back.
+pub struct MemoryHold {
     taken: Taken,
     /// As they are while they are claimed, without those that were settled.
     rows: BTreeMap<RowKey, MemoryRow>,
     /// As they will be; `None` for those that will be gone.
     written: BTreeMap<RowKey, Option<MemoryRow>>,
-    open: Open,
+    open: TransactionGuard,
 }
 
-#[async_trait]
-impl Hold for MemoryHold {
-    fn taken(&self) -> &Taken {
+impl MemoryHold {
+    /// What was taken, and how far the pass has got.
+    #[must_use]
+    pub fn taken(&self) -> &Taken {
         &self.taken
     }
 
-    async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+    /// Writes how a claim ends; it counts when the transaction is committed. All rows of the claim or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`PgHold::settle`](crate::PgHold::settle).
+    pub fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         let claims = &self.open.claims;
         let spec = claims.inner();
         let seen = |key: &RowKey| match self.written.get(key) {
@@ -96,8 +99,9 @@ impl Hold for MemoryHold {
         Ok(ended.settled)
     }
 
-    async fn commit(self: Box<Self>) -> Result<(), ClaimError> {
-        let Self { written, open, .. } = *self;
+    /// Commits: the settlements are visible at once. Rows that were not settled are as before.
+    pub fn commit(self) {
+        let Self { written, open, .. } = self;
         let is_news = !written.is_empty();
         {
             let mut table = open.claims.table();
@@ -113,12 +117,6 @@ impl Hold for MemoryHold {
         if is_news {
             claims.wake();
         }
-        Ok(())
-    }
-
-    async fn rollback(self: Box<Self>) -> Result<(), ClaimError> {
-        drop(self);
-        Ok(())
     }
 }
 

@@ -10,14 +10,14 @@ use tokio::time::timeout;
 
 use super::PgHeld;
 use super::run::bounded;
-use super::take::Taking;
+use super::take::TakeAttempt;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
-use crate::statements::parts::Words;
+use crate::statements::parts::SqlParts;
 use crate::statements::query::failed;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
-/// In words, as the database may have other defaults.
+/// Spelled out, because the database may have other defaults.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 const WORK: &str = "work on claimed rows";
@@ -29,11 +29,11 @@ impl PgHeld {
     /// What is claimed.
     #[must_use]
     pub fn spec(&self) -> &ClaimSpec {
-        &self.shared.words.spec
+        &self.sql.parts.spec
     }
 
-    pub(super) fn words(&self) -> &Words {
-        &self.shared.words
+    pub(super) fn parts(&self) -> &SqlParts {
+        &self.sql.parts
     }
 
     /// The pool.
@@ -54,28 +54,23 @@ impl PgHeld {
     ///
     /// A dropped call takes nothing: its transaction is rolled back in the background.
     pub async fn begin(&self, take: &Take) -> Result<Option<PgHold>, ClaimError> {
-        let (hold, _, busy) = self.attempt_hold(take).await?;
-        match (hold, busy) {
-            (None, Some(what)) => Err(ClaimError::Busy { what }),
+        match self.try_begin(take).await? {
+            (None, TakeAttempt { busy: Some(what), .. }) => Err(ClaimError::Busy { what }),
             (hold, _) => Ok(hold),
         }
     }
 
-    /// The same, with how far the pass has got where nothing was taken.
-    pub(super) async fn begin_or_pass(&self, take: &Take) -> Result<(Option<PgHold>, Taken), ClaimError> {
-        let (hold, seen, _) = self.attempt_hold(take).await?;
-        Ok((hold, seen))
-    }
-
-    async fn attempt_hold(&self, take: &Take) -> Result<(Option<PgHold>, Taken, Option<String>), ClaimError> {
+    /// As [`begin`](Self::begin). If nothing was taken, returns what was seen, for the pass to go on behind it.
+    pub(super) async fn try_begin(&self, take: &Take) -> Result<(Option<PgHold>, TakeAttempt), ClaimError> {
         let mut transaction = self.open().await?;
-        let Taking { taken, busy } = self.take_rows(&mut transaction, take).await?;
-        if taken.claims.is_empty() {
+        let taking = self.try_take(&mut transaction, take).await?;
+        if taking.taken.claims.is_empty() {
             bounded(self.table.limit(), "roll back", transaction.rollback()).await?;
-            return Ok((None, taken, busy));
+            return Ok((None, taking));
         }
+        let TakeAttempt { taken, .. } = taking;
         let hold = PgHold { transaction, held: self.clone(), taken, unsure: false, broken: false };
-        Ok((Some(hold), Taken::default(), None))
+        Ok((Some(hold), TakeAttempt::default()))
     }
 
     pub(super) async fn open(&self) -> Result<Transaction<'static, Postgres>, ClaimError> {
@@ -155,7 +150,7 @@ impl PgHold {
         self.sound()?;
         if self.unsure {
             // Fails in a transaction that has failed.
-            self.held.run().plain(&mut self.transaction, "SELECT 1".to_owned(), "commit").await?;
+            self.held.executor().plain(&mut self.transaction, "SELECT 1".to_owned(), "commit").await?;
         }
         match timeout(self.held.table.limit(), self.transaction.commit()).await {
             Ok(Ok(())) => Ok(()),
@@ -201,7 +196,7 @@ impl PgHold {
     }
 
     async fn plain(&mut self, text: &str) -> Result<Vec<PgRow>, ClaimError> {
-        self.held.run().plain(&mut self.transaction, text.to_owned(), WORK).await
+        self.held.executor().plain(&mut self.transaction, text.to_owned(), WORK).await
     }
 
     fn sound(&self) -> Result<(), ClaimError> {

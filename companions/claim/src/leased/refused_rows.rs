@@ -1,13 +1,15 @@
 //! Going on with all rows but those that the table does not allow to be written.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use sqlx::postgres::PgRow;
 
-use super::PgClaims;
+use super::{PgClaims, REQUEUE};
 use crate::error::ClaimError;
 use crate::spec::ids::RowKey;
 use crate::statements::query::Query;
+use crate::statements::requeue::{given_up, requeue};
 use crate::statements::row::key_of;
 
 /// How many rows more are looked at when some have to stay as they are.
@@ -15,8 +17,8 @@ pub(super) const BEYOND: i64 = 1_000;
 
 impl PgClaims {
     /// The table does not allow one of the rows to be written: `all` lists those that are due, and `some` is carried out for
-    /// what stands between such rows. Errors are those of [`halved`](Self::halved).
-    pub(super) async fn around(
+    /// what stands between such rows. Errors are those of [`write_in_halves`](Self::write_in_halves).
+    pub(super) async fn skip_refused(
         &self,
         doing: &'static str,
         limit: u32,
@@ -24,28 +26,28 @@ impl PgClaims {
         some: String,
         note: impl FnMut(&[PgRow]) -> Result<(), ClaimError>,
     ) -> Result<(), ClaimError> {
-        let keys = self.keys(doing, limit, all).await?;
+        let keys = self.keys(doing, i64::from(limit) + BEYOND, all).await?;
         let some: Arc<str> = some.into();
         let make = |left: i64, part: &[RowKey]| Query::new(Arc::clone(&some)).bind(left)?.keys(part);
-        self.halved(doing, limit.into(), &keys, make, note).await
+        self.write_in_halves(doing, limit.into(), &keys, make, note).await
     }
 
-    /// The keys that `all` lists: `limit` and some beyond.
+    /// Returns the first `limit` keys that `all` lists.
     pub(super) async fn keys(
         &self,
         doing: &'static str,
-        limit: u32,
+        limit: i64,
         all: String,
     ) -> Result<Vec<RowKey>, ClaimError> {
-        let query = Query::new(all).bind(i64::from(limit) + BEYOND)?;
+        let query = Query::new(all).bind(limit)?;
         let rows = self.server().rows(&query).await.map_err(|fault| fault.error(doing))?;
-        rows.iter().map(|row| key_of(self.words(), row, doing)).collect()
+        rows.iter().map(|row| key_of(self.parts(), row, doing)).collect()
     }
 
     /// Carries out a statement for `keys` by halves, until each half is written or is one row that the table refuses.
     /// `make` gets how many more rows are to be written, and for which keys. The error names the first row that was refused,
     /// and is one only if no row at all was written.
-    pub(super) async fn halved(
+    pub(super) async fn write_in_halves(
         &self,
         doing: &'static str,
         limit: i64,
@@ -86,4 +88,46 @@ impl PgClaims {
             None => Ok(()),
         }
     }
+
+    /// Requeues at most `limit` of these rows.
+    pub(super) async fn requeue_keys(
+        &self,
+        keys: &[RowKey],
+        attempts: i64,
+        limit: i64,
+    ) -> Result<u64, ClaimError> {
+        let sql = self.remembered("requeue".to_owned(), || requeue(self.parts(), &given_up(self.parts())));
+        let make = |part: &[RowKey]| Query::new(Arc::clone(&sql)).bind(attempts)?.keys(part);
+        self.count_written(REQUEUE, keys, limit, make).await
+    }
+
+    /// How many of these rows were written, at most `limit`: all in one statement, or without those that the table refuses.
+    pub(super) async fn count_written(
+        &self,
+        doing: &'static str,
+        keys: &[RowKey],
+        limit: i64,
+        make: impl Fn(&[RowKey]) -> Result<Query, ClaimError>,
+    ) -> Result<u64, ClaimError> {
+        let mut count = 0;
+        let note = |rows: &[PgRow]| {
+            count += rows.len() as u64;
+            Ok(())
+        };
+        self.write_in_halves(doing, limit, keys, |_, part| make(part), note).await?;
+        Ok(count)
+    }
+
+    /// Wakes workers if any row was requeued. Returns `count`.
+    pub(super) async fn announce_requeued(&self, count: u64) -> Result<u64, ClaimError> {
+        if count > 0 {
+            self.announce_returned().await;
+        }
+        Ok(count)
+    }
+}
+
+/// Each row once, because a statement writes a row once.
+pub(super) fn each_once(rows: &[RowKey]) -> Vec<RowKey> {
+    rows.iter().collect::<HashSet<_>>().into_iter().cloned().collect()
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::backoff::Backoff;
 use crate::spec::ClaimSpec;
 use crate::spec::ids::RowKey;
-use crate::store::{Apart, ClaimedRow};
+use crate::store::{ClaimedRow, Excluded};
 
 /// The pause grows with each time that a row could not be written.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_secs(2)).at_most(Duration::from_secs(600));
@@ -19,7 +19,7 @@ const MOST: usize = 500;
 
 /// What is left alone: a row, or a group where the spec groups rows, because rows of a group are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum What {
+enum LeftAloneKey {
     Row(RowKey),
     Group(Arc<str>),
 }
@@ -32,7 +32,7 @@ struct Entry {
 
 /// The rows that this claimer leaves alone.
 #[derive(Debug, Default)]
-pub(super) struct LeftAlone(HashMap<What, Entry>);
+pub(super) struct LeftAlone(HashMap<LeftAloneKey, Entry>);
 
 impl LeftAlone {
     /// Leaves a row alone for longer than the last time. Returns for how long.
@@ -58,22 +58,22 @@ impl LeftAlone {
     }
 
     /// What is not to be taken now.
-    pub(super) fn now(&self) -> Apart {
-        let (now, mut apart) = (Instant::now(), Apart::default());
+    pub(super) fn now(&self) -> Excluded {
+        let (now, mut excluded) = (Instant::now(), Excluded::default());
         for (what, _) in self.0.iter().filter(|(_, entry)| entry.until > now) {
             match what {
-                What::Row(row) => apart.rows.push(row.clone()),
-                What::Group(group) => apart.groups.push(Arc::clone(group)),
+                LeftAloneKey::Row(row) => excluded.rows.push(row.clone()),
+                LeftAloneKey::Group(group) => excluded.groups.push(Arc::clone(group)),
             }
         }
-        apart
+        excluded
     }
 }
 
-fn of(spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> What {
+fn of(spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> LeftAloneKey {
     match group.filter(|_| spec.inner.grouped) {
-        Some(group) => What::Group(Arc::clone(group)),
-        None => What::Row(row.clone()),
+        Some(group) => LeftAloneKey::Group(Arc::clone(group)),
+        None => LeftAloneKey::Row(row.clone()),
     }
 }
 

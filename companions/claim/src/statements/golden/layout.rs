@@ -1,0 +1,226 @@
+//! Breaks the lines of a statement, so that a reader sees its parts. Only white space changes.
+
+/// The longest line, unless a single expression is longer.
+const WIDTH: usize = 110;
+
+/// What stands in brackets is not broken if it is no longer than this.
+const SHORT: usize = 40;
+
+/// Words that begin a line of a query.
+const CLAUSES: [&str; 18] = [
+    "SELECT",
+    "FROM",
+    "WHERE",
+    "ORDER",
+    "GROUP",
+    "HAVING",
+    "LIMIT",
+    "FOR",
+    "RETURNING",
+    "SET",
+    "UNION",
+    "JOIN",
+    "LEFT",
+    "UPDATE",
+    "DELETE",
+    "INSERT",
+    "USING",
+    "ON",
+];
+
+/// A piece of a statement: a word with what is written together with it, or what stands between brackets.
+#[derive(Debug)]
+enum Piece {
+    Word(String),
+    Group { open: String, inside: Vec<Piece>, close: String },
+}
+
+/// The statement with a line for each clause, and its brackets indented.
+pub(super) fn layout(sql: &str) -> String {
+    let mut tokens = tokens(sql).into_iter().peekable();
+    let pieces = parse(&mut tokens, None).0;
+    let mut lines = Vec::new();
+    block(&pieces, 0, &mut lines);
+    lines.join("\n")
+}
+
+/// The statement without the white space that means nothing.
+pub(super) fn squeezed(sql: &str) -> String {
+    tokens(sql).join(" ").replace("( ", "(").replace(" )", ")")
+}
+
+/// Words, brackets and commas. Quoted text is one word.
+fn tokens(sql: &str) -> Vec<String> {
+    let (mut all, mut word, mut quote) = (Vec::new(), String::new(), None);
+    for c in sql.chars() {
+        match (quote, c) {
+            (Some(end), _) => {
+                word.push(c);
+                quote = if c == end { None } else { quote };
+            }
+            (None, '\'' | '"') => {
+                word.push(c);
+                quote = Some(c);
+            }
+            (None, '(') => {
+                word.push(c);
+                all.push(std::mem::take(&mut word));
+            }
+            (None, ')') => {
+                all.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
+                word.push(c);
+            }
+            (None, ',') => {
+                word.push(c);
+                all.push(std::mem::take(&mut word));
+            }
+            (None, c) if c.is_whitespace() => {
+                all.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
+            }
+            (None, _) => word.push(c),
+        }
+    }
+    all.extend((!word.is_empty()).then_some(word));
+    all
+}
+
+/// Reads up to the end of a bracket, which it returns too.
+fn parse(
+    tokens: &mut std::iter::Peekable<std::vec::IntoIter<String>>,
+    until: Option<&str>,
+) -> (Vec<Piece>, String) {
+    let mut pieces = Vec::new();
+    while let Some(token) = tokens.next() {
+        let ends = match until {
+            Some(")") => token.starts_with(')'),
+            Some(_) => token == "END" || token.starts_with("END,") || token.starts_with("END::"),
+            None => false,
+        };
+        if ends {
+            return (pieces, token);
+        }
+        let close = if token.ends_with('(') { Some(")") } else { (token == "CASE").then_some("END") };
+        let piece = match close {
+            Some(close) => {
+                let (inside, close) = parse(tokens, Some(close));
+                Piece::Group { open: token, inside, close }
+            }
+            None => Piece::Word(token),
+        };
+        pieces.push(piece);
+    }
+    (pieces, String::new())
+}
+
+fn flat(pieces: &[Piece]) -> String {
+    let parts: Vec<String> = pieces.iter().map(flat_one).collect();
+    parts.join(" ")
+}
+
+fn flat_one(piece: &Piece) -> String {
+    match piece {
+        Piece::Word(word) => word.clone(),
+        Piece::Group { open, inside, close } if open == "CASE" => format!("CASE {} {close}", flat(inside)),
+        Piece::Group { open, inside, close } => format!("{open}{}{close}", flat(inside)),
+    }
+}
+
+fn word(piece: &Piece) -> &str {
+    match piece {
+        Piece::Word(word) => word,
+        Piece::Group { open, .. } => open,
+    }
+}
+
+/// One line if it fits, else one for each clause.
+fn block(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
+    let text = flat(pieces);
+    if indent + text.len() <= WIDTH {
+        lines.push(format!("{:indent$}{text}", ""));
+        return;
+    }
+    let mut rest = pieces;
+    while !rest.is_empty() {
+        let next = (1..rest.len()).find(|at| begins(rest, *at)).unwrap_or(rest.len());
+        clause(&rest[..next], indent, 4, lines);
+        rest = &rest[next..];
+    }
+}
+
+/// Whether a clause begins here.
+fn begins(pieces: &[Piece], at: usize) -> bool {
+    let (before, this) = (word(&pieces[at - 1]), word(&pieces[at]));
+    let next = pieces.get(at + 1).map_or("", word);
+    match this {
+        "FROM" => !matches!(before, "DELETE" | "DISTINCT" | "ROWS"),
+        "UPDATE" => before != "KEY" && before != "FOR",
+        "JOIN" => before != "LEFT",
+        "SELECT" => before != "ALL",
+        "ON" => next == "CONFLICT",
+        "WHEN" | "ELSE" => true,
+        _ => CLAUSES.contains(&this),
+    }
+}
+
+/// One line if it fits, else broken at its commas or at its conditions, the rest of it indented by `more`.
+fn clause(pieces: &[Piece], indent: usize, more: usize, lines: &mut Vec<String>) {
+    let text = flat(pieces);
+    let is_with = word(&pieces[0]) == "WITH";
+    if indent + text.len() <= WIDTH && !is_with {
+        lines.push(format!("{:indent$}{text}", ""));
+        return;
+    }
+    let is_condition = |piece: &Piece| matches!(word(piece), "AND" | "OR" | "THEN");
+    let by_condition = pieces.iter().any(is_condition);
+    let further = if is_with { indent } else { indent + more };
+    let mut from = 0;
+    for at in 1..=pieces.len() {
+        let breaks = match pieces.get(at) {
+            None => true,
+            Some(next) if by_condition => is_condition(next),
+            Some(_) => closes(&pieces[at - 1]).ends_with(','),
+        };
+        if breaks {
+            item(&pieces[from..at], if from == 0 { indent } else { further }, lines);
+            from = at;
+        }
+    }
+}
+
+/// How a piece ends.
+fn closes(piece: &Piece) -> &str {
+    match piece {
+        Piece::Word(word) => word,
+        Piece::Group { close, .. } => close,
+    }
+}
+
+/// One line if it fits, else with what stands in its brackets on lines of their own.
+fn item(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
+    let mut line = format!("{:indent$}", "");
+    let mut is_begun = false;
+    for piece in pieces {
+        let text = flat_one(piece);
+        let space = if is_begun { " " } else { "" };
+        is_begun = true;
+        match piece {
+            Piece::Group { open, inside, close }
+                if line.len() + text.len() > WIDTH && flat(inside).len() > SHORT =>
+            {
+                lines.push(format!("{line}{space}{open}"));
+                let is_query = matches!(
+                    inside.first().map(word),
+                    Some("SELECT" | "UPDATE" | "DELETE" | "INSERT" | "WITH" | "(")
+                );
+                if is_query || open == "CASE" {
+                    block(inside, indent + 4, lines);
+                } else {
+                    clause(inside, indent + 4, 0, lines);
+                }
+                line = format!("{:indent$}{close}", "");
+            }
+            _ => line += &format!("{space}{text}"),
+        }
+    }
+    lines.push(line);
+}

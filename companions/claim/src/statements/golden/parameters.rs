@@ -1,0 +1,69 @@
+//! What the parameters of statements mean.
+
+pub(super) type Parameters = Vec<(&'static str, String)>;
+
+pub(super) fn given(parameters: &[(&'static str, &str)]) -> Parameters {
+    parameters.iter().map(|(kind, meaning)| (*kind, (*meaning).to_owned())).collect()
+}
+
+/// The first four parameters of what finds rows, and further ones.
+pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
+    let first = [
+        ("bigint", "the most claims"),
+        ("text", "the batch, a UUID; the owner of a claim is a hash of it and of the claim's number"),
+        ("bigint", "the lease in milliseconds"),
+        ("text", "the queue"),
+    ];
+    given(&[&first, more].concat())
+}
+
+/// The same with the values of a cursor at the end.
+pub(super) fn behind(order: &[&str], more: &[(&'static str, &str)]) -> Parameters {
+    let mut parameters = finding(more);
+    parameters
+        .extend(order.iter().map(|column| ("text", format!("{column} of the row that the pass has got to"))));
+    parameters
+}
+
+pub(super) fn keys(first: &[(&'static str, &str)]) -> Parameters {
+    given(&[first, &[("text[]", "the ids of the rows"), ("text[]", "their queues")]].concat())
+}
+
+pub(super) const CLAIMED: [(&str, &str); 5] = [
+    ("bigint[]", "for each row, the number of its claim in this call"),
+    ("text[]", "its id"),
+    ("text[]", "its queue"),
+    ("text[]", "the owner of its claim"),
+    ("bigint[]", "its epoch"),
+];
+
+/// The rows of claims that are to end.
+pub(super) fn ends() -> Parameters {
+    given(
+        &[&CLAIMED[..], &[("text[]", "the message of its end"), ("bigint[]", "its pause in milliseconds")]]
+            .concat(),
+    )
+}
+
+/// The row of the only claim that is to end.
+pub(super) fn end() -> Parameters {
+    given(&[
+        ("bigint", "the number of the claim in this call"),
+        ("text", "the id of the row"),
+        ("text", "its queue"),
+        ("text", "the owner of the claim"),
+        ("bigint", "its epoch"),
+        ("text", "the message of its end"),
+        ("bigint", "its pause in milliseconds"),
+    ])
+}
+
+pub(super) const WINDOW: (&str, &str) = ("bigint", "how many rows to look at");
+pub(super) const SEEN_GROUPS: (&str, &str) = ("text[]", "groups that this call has seen already");
+pub(super) const FULL_TENANTS: (&str, &str) = ("text[]", "tenants that this call has found without room");
+pub(super) const FOUND: [(&str, &str); 4] = [
+    ("text[]", "the ids of rows that were found"),
+    ("text[]", "their queues"),
+    ("text[]", "their groups"),
+    ("bigint[]", "the numbers of their claims"),
+];

@@ -1,0 +1,47 @@
+//! The statements that delete rows which were settled long enough ago.
+
+use super::expression::{checked, column, list};
+use super::parts::{RECEIVED, SqlParts};
+use super::query::millis;
+use super::with::With;
+use crate::spec::Retention;
+
+/// Rows of `t` that may be deleted.
+fn old(parts: &SqlParts) -> String {
+    let inner = parts.inner();
+    let mut settled = vec![inner.states.done.clone()];
+    let mut condition = String::new();
+    if let (Retention::KeepFor(keep), Some(at)) = (inner.retention, &inner.settled_at) {
+        settled.extend(inner.states.failed.clone());
+        let (at, keep) = (column("t", at), millis(keep));
+        condition = format!(" AND {at} <= {RECEIVED} - {keep}::float8 * interval '1 millisecond'");
+    }
+    format!("{} IN ({}){condition}", parts.state(), list(&settled))
+}
+
+/// The first `$1` of them in the order of their age: `columns` of each.
+pub(crate) fn oldest(parts: &SqlParts, columns: &str) -> String {
+    let first = parts.inner().settled_at.as_ref().map_or_else(|| parts.id.clone(), |at| column("t", at));
+    format!("SELECT {columns} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", parts.table, old(parts))
+}
+
+/// Those whose keys are `$2` and `$3`.
+pub(crate) fn picked_by_key(parts: &SqlParts) -> String {
+    format!(
+        "SELECT {} FROM {} WHERE {} LIMIT $1",
+        parts.key(),
+        parts.listed("$2", "$3"),
+        checked(&old(parts))
+    )
+}
+
+/// Deletes the rows whose keys `picked` selects.
+pub(crate) fn purge(parts: &SqlParts, picked: &str) -> String {
+    let due = format!("{picked} FOR UPDATE OF t SKIP LOCKED");
+    With::new().step("due", &due).end(&format!(
+        "DELETE FROM {table} t USING due WHERE {same} AND {old} RETURNING 1",
+        table = parts.table,
+        same = parts.same_row("due"),
+        old = checked(&old(parts)),
+    ))
+}

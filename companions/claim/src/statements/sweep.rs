@@ -1,0 +1,144 @@
+//! The statements that return rows whose lease has ended.
+
+use leasehold_table_schema::sql::literal;
+
+use super::expression::{checked, column, list, near};
+use super::parts::{LeaseSql, NOW, RECEIVED, SqlParts};
+use super::with::With;
+use crate::spec::Tracking;
+
+/// Rows of `t` whose lease has ended, `x` being the lease where it is kept elsewhere, those first that ended
+/// first.
+fn over(parts: &SqlParts, and: &str) -> String {
+    let Some(LeaseSql { until, .. }) = &parts.lease else { return String::new() };
+    let (from, is_taken) = match &parts.side {
+        None => (format!("{} t", parts.table), parts.taken("t")),
+        Some(side) => (
+            format!("{} x JOIN {} t ON {}", side.table, parts.table, parts.of_side()),
+            format!("x.tab = {}", side.tab),
+        ),
+    };
+    format!("FROM {from} WHERE {is_taken} AND {until} <= {RECEIVED}{and} ORDER BY {until}")
+}
+
+/// Returns the first `$1` rows whose lease has ended.
+pub(crate) fn sweep(parts: &SqlParts) -> String {
+    sweep_where(parts, "")
+}
+
+/// The same of the rows with the keys `$2` and `$3` alone.
+pub(crate) fn sweep_keys(parts: &SqlParts) -> String {
+    sweep_where(parts, &format!(" AND {}", parts.among("$2", "$3")))
+}
+
+/// Lists the first `$1` rows that [`sweep`] would return.
+pub(crate) fn ended(parts: &SqlParts) -> String {
+    format!("SELECT {} {} LIMIT $1", parts.key_text(), over(parts, ""))
+}
+
+fn sweep_where(parts: &SqlParts, and: &str) -> String {
+    let inner = parts.inner();
+    let mut set = parts.clear_lease();
+    let states = &inner.states;
+    let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
+    // A row that was settled by hand stays so; only the lease goes.
+    let is_taken = format!("{} IN ({})", parts.state(), list(stored));
+    set.extend(parts.back());
+    let answer = format!("RETURNING {}, {} AS used", parts.key_text(), parts.used_up());
+    match (&inner.tracking, &parts.side) {
+        (Tracking::Columns { epoch, until, .. }, _) => {
+            set.push(format!("{} = {}", epoch.quoted(), parts.next_epoch()));
+            let due = format!(
+                "SELECT {} {} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED",
+                parts.key(),
+                over(parts, and)
+            );
+            With::new().step("due", &due).end(&format!(
+                "UPDATE {} AS t SET {} FROM due WHERE {} AND {} {answer}",
+                parts.table,
+                set.join(", "),
+                parts.same_row("due"),
+                checked(&format!("{} AND {} <= {NOW}", parts.taken("t"), column("t", until))),
+            ))
+        }
+        (_, Some(side)) => {
+            let due = format!(
+                "SELECT {}, {is_taken} AS is_taken, {} AS used {} LIMIT $1 FOR NO KEY UPDATE OF t, x SKIP LOCKED",
+                parts.key(),
+                parts.used_up(),
+                over(parts, and),
+            );
+            // Also leases of rows that are gone.
+            let gone = format!(
+                "DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {RECEIVED} \
+                 AND NOT EXISTS (SELECT FROM {claimed} t WHERE {joined})",
+                table = side.table,
+                tab = side.tab,
+                claimed = parts.table,
+                joined = parts.of_side(),
+            );
+            let freed = format!(
+                "DELETE FROM {} x USING due WHERE {} AND x.lease_until <= {NOW} RETURNING due.*",
+                side.table,
+                parts.side_of(side, "due"),
+            );
+            let with = With::new().step("due", &due).change("gone", &gone).change("freed", &freed);
+            if set.is_empty() {
+                let key = parts.key_of("freed");
+                return with.end(&format!("SELECT {key}, freed.used FROM freed WHERE freed.is_taken"));
+            }
+            with.end(&format!(
+                "UPDATE {} AS t SET {} FROM freed WHERE {} AND freed.is_taken {answer}",
+                parts.table,
+                set.join(", "),
+                parts.same_row("freed")
+            ))
+        }
+        _ => String::new(),
+    }
+}
+
+/// Rows that lie waiting without an attempt left become exhausted, where there is a state for that.
+pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
+    let (inner, key) = (parts.inner(), parts.key());
+    let due =
+        format!("SELECT {key} {} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED", exhausted_rows_from(parts)?);
+    let exhausted = literal(inner.states.exhausted.as_ref()?.as_str());
+    let set = [format!("{} = {exhausted}", inner.state.quoted())];
+    Some(parts.change(&due, false, &set, &format!("{}, true AS used", parts.key_text())))
+}
+
+/// From where such rows come.
+fn exhausted_rows_from(parts: &SqlParts) -> Option<String> {
+    let inner = parts.inner();
+    inner.states.exhausted.as_ref()?;
+    let left = column("t", inner.attempts.as_ref()?);
+    // Other rows are for whoever claims them.
+    let mine = inner.filter.as_ref().map_or(String::new(), |filter| format!(" AND ({})", filter.as_str()));
+    let free = parts.free(&inner.states.takeable);
+    Some(format!("FROM {} t WHERE {free} AND {left} <= 0{mine}", parts.table))
+}
+
+/// Tells in how many milliseconds the first lease ends: 0 where there is something to sweep, NULL where nothing is taken.
+pub(crate) fn next_end(parts: &SqlParts) -> String {
+    let first = match (&parts.lease, &parts.side) {
+        (Some(lease), None) => {
+            format!("pg_catalog.min({}) FROM {} t WHERE {}", lease.until, parts.table, parts.taken("t"))
+        }
+        (_, Some(side)) => {
+            format!("pg_catalog.min(x.lease_until) FROM {} x WHERE x.tab = {}", side.table, side.tab)
+        }
+        (None, None) => "NULL::timestamptz".to_owned(),
+    };
+    // Receipt of the statement, and not the clock, which the planner cannot compare with an index.
+    let left = format!(
+        "CASE WHEN n.first IS NOT NULL THEN \
+         pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM {} - {RECEIVED}), 0) * 1000)::bigint END",
+        near("n.first", RECEIVED)
+    );
+    let left = match exhausted_rows_from(parts) {
+        Some(lies) => format!("CASE WHEN EXISTS (SELECT {lies}) THEN 0 ELSE {left} END"),
+        None => left,
+    };
+    format!("SELECT {left} AS millis FROM (SELECT {first}) n(first)")
+}

@@ -1,0 +1,41 @@
+//! Statements of several steps: `WITH first AS (...), second AS (...) SELECT ...`.
+
+/// The steps of a statement that come before its last one.
+#[derive(Debug, Default)]
+pub(crate) struct With {
+    steps: Vec<String>,
+    is_recursive: bool,
+}
+
+impl With {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a query whose rows later steps read. It is carried out once.
+    pub(crate) fn step(self, name: &str, query: &str) -> Self {
+        self.with(format!("{name} AS MATERIALIZED ({query})"))
+    }
+
+    /// Adds an INSERT, UPDATE or DELETE.
+    pub(crate) fn change(self, name: &str, change: &str) -> Self {
+        self.with(format!("{name} AS ({change})"))
+    }
+
+    /// Adds a query that reads its own rows.
+    pub(crate) fn recursive(mut self, name: &str, query: &str) -> Self {
+        self.is_recursive = true;
+        self.with(format!("{name} AS ({query})"))
+    }
+
+    fn with(mut self, step: String) -> Self {
+        self.steps.push(step);
+        self
+    }
+
+    /// The whole statement: these steps, and then `last`.
+    pub(crate) fn end(self, last: &str) -> String {
+        let recursive = if self.is_recursive { "RECURSIVE " } else { "" };
+        format!("WITH {recursive}{}\n{last}", self.steps.join(",\n"))
+    }
+}

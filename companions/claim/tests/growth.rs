@@ -1,0 +1,282 @@
+//! No statement touches more pages of a large table: rows that are settled, that are for later, that are taken and that
+//! are of one group, a thousand and many of each. Other people's indexes are on the table as well. The statements are those
+//! of `sql/*.sql`, which another test compares with the code.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+
+use leasehold_claim::sqlx::{self, AssertSqlSafe, PgConnection, raw_sql};
+use leasehold_claim::{ClaimSpec, OrderType, Retention, States, Table};
+use test_servers::fresh_database;
+use test_servers::growth::{Probe, assert_no_growth};
+
+const FEW: u32 = 1_000;
+
+/// Of each kind of row, unless this variable says another number: a million of each takes minutes to make.
+const MANY: (u32, &str) = (200_000, "LEASEHOLD_GROWTH_ROWS");
+
+fn many() -> u32 {
+    std::env::var(MANY.1).map_or(MANY.0, |rows| rows.parse().expect("a number of rows"))
+}
+
+/// How many rows are taken, whatever the size: work that is under way is not history.
+const TAKEN: u32 = 200;
+
+const DAY: u64 = 86_400;
+
+fn spec(name: &str, is_grouped: bool) -> ClaimSpec {
+    let table = Table::new("job").unwrap().in_schema(name).unwrap();
+    let states = States::text(["new"], "done").taken("running").failed("failed").exhausted("dead");
+    let spec = ClaimSpec::builder(table)
+        .state("state", states)
+        .lease_columns("owner", "epoch", "lease_until")
+        .attempts("attempts_left")
+        .settled_at("settled_at")
+        .ready_at("ready_at")
+        .order_by("ready_at", OrderType::Time)
+        .error("error")
+        .work(["payload"])
+        .retention(Retention::KeepFor(std::time::Duration::from_secs(30 * DAY)));
+    let spec = if is_grouped { spec.group("entity").grouped().group_limit(100) } else { spec };
+    spec.build().unwrap()
+}
+
+async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
+    let sql = sql.into();
+    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+}
+
+async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
+    run(conn, format!("CREATE SCHEMA {name}; CREATE TABLE {name}.job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \
+        entity text, payload text, state text NOT NULL DEFAULT 'new') WITH (autovacuum_enabled = false)")).await;
+    for is_grouped in [false, true] {
+        spec(name, is_grouped).migration().attempts(5).apply(pool).await.unwrap();
+    }
+    run(conn, format!("CREATE INDEX ON {name}.job (payload); CREATE INDEX ON {name}.job (entity, payload)"))
+        .await;
+    let columns = "(entity, payload, state, ready_at, settled_at, owner, lease_until)";
+    let rows = [
+        // Settled, and younger than what is purged.
+        (
+            count,
+            "'old-' || n",
+            "'done', now() - interval '2 days', now() - interval '1 day', NULL::uuid, NULL::timestamptz",
+        ),
+        // For later.
+        (count, "'later-' || n", "'new', now() + interval '1 day', NULL, NULL, NULL"),
+        // Of one group, that somebody is at.
+        (count, "'hot'", "'new', now() - interval '1 hour', NULL, NULL, NULL"),
+        (
+            TAKEN,
+            "CASE n WHEN 1 THEN 'hot' ELSE 'taken-' || n END",
+            "'running', now(), NULL, md5('p' || n)::uuid, now() + interval '1 hour'",
+        ),
+        // Of a group that nobody is at.
+        (count, "'wide'", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+        // To be taken.
+        (TAKEN, "'next-' || n", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+        // Given up, and no more of them than what is counted or requeued at once.
+        (count, "'failed-' || n", "'failed', now(), now(), NULL, NULL"),
+        (count, "'dead-' || n", "'dead', now(), NULL, NULL, NULL"),
+    ];
+    for (count, entity, rest) in rows {
+        run(conn, format!("INSERT INTO {name}.job {columns} SELECT {entity}, 'p' || n, {rest} FROM generate_series(1, {count}) n")).await;
+    }
+    run(conn, format!("VACUUM ANALYZE {name}.job")).await;
+}
+
+const BATCH: &str = "'00000000-0000-0000-0000-000000000000'";
+const NO_QUEUE: &str = "ARRAY[NULL]::text[]";
+
+/// What `take` and its like are called with.
+const TAKE: [&str; 4] = ["20", BATCH, "30000", "NULL"];
+
+/// The statements of one file, on the table in one schema.
+struct Statements {
+    text: String,
+    table: &'static str,
+    schema: String,
+}
+
+impl Statements {
+    fn of(file: &str, table: &'static str, schema: &str) -> Self {
+        let path = format!("{}/sql/{file}.sql", env!("CARGO_MANIFEST_DIR"));
+        Self { text: std::fs::read_to_string(path).unwrap(), table, schema: schema.to_owned() }
+    }
+
+    /// The lines that explain a statement, and its text.
+    fn find(&self, name: &str) -> (Vec<&str>, String) {
+        let title = format!("-- {name}");
+        let is_named = |block: &&str| block.lines().next() == Some(&*title);
+        let block = self.text.split("\n\n").find(is_named).unwrap_or_else(|| panic!("no statement {name}"));
+        let (head, sql): (Vec<_>, Vec<_>) = block.lines().partition(|line| line.starts_with("--"));
+        let sql = sql.join("\n").trim().trim_end_matches(';').to_owned();
+        (
+            head,
+            sql.replace(&format!("\"{}\"", self.table), &format!("\"{}\".\"{}\"", self.schema, self.table)),
+        )
+    }
+
+    /// A statement with its values. It names all of its parameters, also those that it does not use.
+    fn probe(&self, name: &str, values: &[&str]) -> Probe {
+        let (head, sql) = self.find(name);
+        let types = head.iter().filter_map(|line| line.strip_prefix("-- $")?.split_once(':'));
+        let given: Vec<String> = types
+            .filter_map(|(parameter, _)| parameter.split_once(' '))
+            .map(|(number, kind)| format!("${number}::{kind}"))
+            .collect();
+        assert_eq!(given.len(), values.len(), "the parameters of {name}");
+        if given.is_empty() {
+            return Probe::new(name, sql, values);
+        }
+        let given = format!("given AS (SELECT {})", given.join(", "));
+        let sql = match (sql.strip_prefix("WITH RECURSIVE "), sql.strip_prefix("WITH ")) {
+            (Some(rest), _) => format!("WITH RECURSIVE {given}, {rest}"),
+            (None, Some(rest)) => format!("WITH {given}, {rest}"),
+            (None, None) => format!("WITH {given} {sql}"),
+        };
+        Probe::new(name, sql, values)
+    }
+
+    /// The same with a limit that the server knows when it plans: for one that it does not know it expects a tenth of the
+    /// table, so that it plans again each time.
+    fn limited(&self, name: &str, values: &[&str]) -> Probe {
+        let mut probe = self.probe(name, values);
+        probe.text = probe.text.replace("LIMIT $1", "LIMIT 20").replace("LIMIT $5", "LIMIT 84");
+        probe
+    }
+
+    /// The settings of the transactions of leased takes.
+    fn settings(&self) -> String {
+        let (_, begin) = self.find("begin");
+        begin.replace("SET LOCAL", "SET").split_once(';').unwrap().1.to_owned()
+    }
+}
+
+/// The statements of a queue on the table in the schema `name`.
+fn statements(name: &str, count: u32) -> Vec<Probe> {
+    let (queue, held) = (Statements::of("queue", "job", name), Statements::of("held", "job", name));
+    // In the order in which they were made.
+    let row = |number: u32| format!("ARRAY['{number}']");
+    let (taken, next, failed) =
+        (row(3 * count + 2), row(4 * count + TAKEN + 1), row(4 * count + 2 * TAKEN + 1));
+    vec![
+        queue.probe("take one", &["1", BATCH, "30000", "NULL"]),
+        queue.limited("take", &TAKE),
+        held.limited("hold", &TAKE),
+        queue.probe("pending", &TAKE),
+        queue.probe("stats", &TAKE),
+        queue.probe("cancel", &["'no'", &taken, NO_QUEUE]),
+        queue.probe("requeue", &["5", &failed, NO_QUEUE]),
+        queue.probe("requeue all", &["5"]),
+        queue.probe("sweep", &["100"]),
+        queue.probe("next end", &[]),
+        queue.probe("use up", &["100"]),
+        queue.probe("purge", &["1000"]),
+        queue.probe("purge oldest", &["1000"]),
+        queue.probe("purge keys", &["1000", &next, NO_QUEUE]),
+        queue.probe("renew", &["ARRAY[0]", &taken, NO_QUEUE, "ARRAY[md5('p2')]", "ARRAY[0]", "30000"]),
+    ]
+}
+
+/// The statements that take the rows of a group, of a small and of a large one: under leases, and in an open transaction.
+fn of_groups(name: &str, count: u32) -> Vec<Probe> {
+    let groups = Statements::of("groups", "job", name);
+    let probe = |how: &str, entity: &str, first: u32| {
+        let (first, entity) = (format!("ARRAY['{first}']"), format!("ARRAY['{entity}']"));
+        let found = [first.as_str(), NO_QUEUE, &entity, "ARRAY[1]"];
+        let mut probe = groups.probe(how, &[&TAKE[..], &found].concat());
+        probe.name = format!("{how} of {entity}");
+        probe
+    };
+    let (wide, next) = (("wide", 3 * count + TAKEN + 1), ("next-1", 4 * count + TAKEN + 1));
+    let both = ["take members", "hold members"];
+    both.iter().flat_map(|how| [wide, next].map(|(entity, at)| probe(how, entity, at))).collect()
+}
+
+fn limited(name: &str) -> ClaimSpec {
+    let table = Table::new("work").unwrap().in_schema(name).unwrap();
+    let states = States::text(["new"], "done").taken("running");
+    let spec =
+        ClaimSpec::builder(table).state("state", states).lease_columns("owner", "epoch", "lease_until");
+    spec.limit("tenant", 5).build().unwrap()
+}
+
+/// A tenant that has no room and all rows in front, twenty behind it, and rows of none.
+async fn fill_limited(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
+    run(
+        conn,
+        format!(
+            "CREATE TABLE {name}.work (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text, \
+        payload text, state text NOT NULL DEFAULT 'new') WITH (autovacuum_enabled = false)"
+        ),
+    )
+    .await;
+    limited(name).migration().apply(pool).await.unwrap();
+    run(
+        conn,
+        format!("CREATE INDEX ON {name}.work (payload); CREATE INDEX ON {name}.work (tenant, payload)"),
+    )
+    .await;
+    let rows = [
+        (5, "'full'", "'running'"),
+        (count, "'full'", "'new'"),
+        (count, "'full'", "'done'"),
+        (TAKEN, "'taken-' || n", "'running'"),
+        (TAKEN, "'next-' || n % 20", "'new'"),
+        (TAKEN, "NULL", "'new'"),
+    ];
+    for (count, tenant, state) in rows {
+        run(conn, format!("INSERT INTO {name}.work (tenant, state, payload) SELECT {tenant}, {state}, 'p' || n FROM generate_series(1, {count}) n")).await;
+    }
+    run(conn, format!("VACUUM ANALYZE {name}.work")).await;
+}
+
+/// The statements that take rows of tenants.
+fn of_tenants(name: &str, count: u32) -> Vec<Probe> {
+    let tenants = Statements::of("tenants", "work", name);
+    let look = [&TAKE[..], &["84", "ARRAY[]::text[]"]].concat();
+    let chosen = |how: &str, tenant: &str, at: u32| {
+        let (at, found) = (format!("ARRAY['{at}']"), format!("ARRAY['{tenant}']"));
+        let rows = [at.as_str(), NO_QUEUE, &found, "ARRAY[1]", "ARRAY[7]"];
+        let mut probe = tenants.probe(how, &[&TAKE[..], &rows].concat());
+        probe.name = format!("{how} of {tenant}");
+        probe
+    };
+    let (full, next) = (6, 5 + 2 * count + TAKEN + 1);
+    vec![
+        tenants.limited("look in order", &look),
+        tenants.limited("look by tenant", &look),
+        chosen("take chosen", "full", full),
+        chosen("take chosen", "next-1", next),
+        chosen("hold chosen", "full", full),
+        chosen("hold chosen", "next-1", next),
+    ]
+}
+
+#[tokio::test]
+async fn nor_does_one_of_tenants_with_a_limit() {
+    let database = fresh_database().await;
+    let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
+    let mut conn = database.connect().await;
+    run(&mut conn, "SET synchronous_commit = off; CREATE SCHEMA small; CREATE SCHEMA large").await;
+    let many = many();
+    fill_limited(&mut conn, &pool, "small", FEW).await;
+    fill_limited(&mut conn, &pool, "large", many).await;
+    run(&mut conn, Statements::of("groups", "job", "").settings()).await;
+    assert_no_growth(&mut conn, &of_tenants("small", FEW), &of_tenants("large", many)).await;
+}
+
+#[tokio::test]
+async fn no_statement_touches_more_of_a_large_table() {
+    let database = fresh_database().await;
+    let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
+    let mut conn = database.connect().await;
+    run(&mut conn, "SET synchronous_commit = off").await;
+    let many = many();
+    fill(&mut conn, &pool, "small", FEW).await;
+    fill(&mut conn, &pool, "large", many).await;
+    run(&mut conn, "SET synchronize_seqscans = off").await;
+    assert_no_growth(&mut conn, &statements("small", FEW), &statements("large", many)).await;
+    run(&mut conn, Statements::of("groups", "job", "").settings()).await;
+    assert_no_growth(&mut conn, &of_groups("small", FEW), &of_groups("large", many)).await;
+}
