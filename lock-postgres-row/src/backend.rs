@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{AdminCapabilities, Capabilities, Error, Fairness, Fencing, Scope};
+use leasehold_api::{AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, Scope};
 use leasehold_engine::{Confirm, Timing, Waiting};
 use leasehold_postgres::table::{TableBackend, TableSettings};
 
@@ -13,18 +13,35 @@ use crate::sql::MUTEXES;
 /// One client of the mutex store.
 pub type RowBackend = TableBackend;
 
-/// Connects a client with these settings, which were checked.
-pub(crate) async fn open(config: &RowConfig) -> Result<RowBackend, Error> {
-    let settings = TableSettings {
-        capabilities: capabilities(config),
-        timing: timing(config),
-        poll: config.poll,
-        connections: config.connections,
-        purge_after: config.purge_after,
-        extension: None,
-    };
-    let connected = TableBackend::connect(&config.postgres, &MUTEXES, settings).await;
-    connected.map_err(|error| error.with_store(Arc::from(config.postgres.to_string())))
+impl RowConfig {
+    /// Connects for an engine that is built by hand.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
+    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn backend(&self) -> Result<RowBackend, Error> {
+        let (min, max) = (Duration::from_millis(50), Duration::from_secs(60));
+        if !(min..=max).contains(&self.confirm) {
+            let message = format!("holders look every {min:?} to {max:?}; choose an interval between them");
+            return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
+        }
+        let settings = TableSettings {
+            capabilities: capabilities(self),
+            timing: timing(self),
+            poll: self.poll,
+            connections: self.connections,
+            purge_after: self.purge_after,
+            extension: None,
+        };
+        let connected = TableBackend::connect(&self.postgres, &MUTEXES, settings).await;
+        connected.map_err(|error| error.with_store(Arc::from(self.postgres.to_string())))
+    }
 }
 
 fn capabilities(config: &RowConfig) -> Capabilities {

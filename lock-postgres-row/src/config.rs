@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind};
+use leasehold_api::Error;
 use leasehold_engine::Engine;
 use leasehold_postgres::PgConfig;
-
-use crate::backend::{RowBackend, open};
 
 /// How often waiters ask, on average. Notifications make the usual hand-over immediate.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
@@ -21,8 +19,8 @@ pub(crate) const CONFIRMS: u32 = 5;
 ///
 /// # Errors
 ///
-/// As [`RowConfig::connect`], and [`InvalidOption`](ErrorKind::InvalidOption) when `url` is not the URL of
-/// a Postgres database.
+/// As [`RowConfig::connect`], and [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) when `url` is
+/// not the URL of a Postgres database.
 ///
 /// # Cancel safety
 ///
@@ -62,9 +60,9 @@ impl RowConfig {
         self
     }
 
-    /// How often holders look whether an operator has opened their rows, 50 ms to 60 s. After five
-    /// intervals without an answer they count as lost for good; the rows stay shut, also when the server can be
-    /// reached again, until an operator opens them.
+    /// How often holders look whether an operator has opened their rows, 50 ms to 60 s. After five intervals
+    /// without an answer they count as lost for good; the rows stay shut, also when the server can be reached
+    /// again, until an operator opens them.
     #[must_use]
     pub const fn confirm(mut self, every: Duration) -> Self {
         self.confirm = every;
@@ -91,32 +89,13 @@ impl RowConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend), and [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
+    /// As [`backend`](Self::backend), and [`NoRuntime`](leasehold_api::ErrorKind::NoRuntime) outside of a
+    /// tokio runtime.
     ///
     /// # Cancel safety
     ///
     /// A dropped call closes what it has opened.
     pub async fn connect(&self) -> Result<Engine, Error> {
         Engine::start(self.backend().await?)
-    }
-
-    /// Connects for an engine that is built by hand.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
-    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
-    ///
-    /// # Cancel safety
-    ///
-    /// A dropped call closes what it has opened.
-    pub async fn backend(&self) -> Result<RowBackend, Error> {
-        let (min, max) = (Duration::from_millis(50), Duration::from_secs(60));
-        if !(min..=max).contains(&self.confirm) {
-            let message = format!("holders look every {min:?} to {max:?}; choose an interval between them");
-            return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
-        }
-        open(self).await
     }
 }

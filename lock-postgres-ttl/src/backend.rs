@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{AdminCapabilities, Capabilities, Error, Fairness, Fencing, LeaseBounds, Scope};
+use leasehold_api::{
+    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, LeaseBounds, Scope,
+};
 use leasehold_engine::{Timing, Waiting};
 use leasehold_postgres::table::{TableBackend, TableSettings};
 
@@ -17,18 +19,34 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// One client of the lease store.
 pub type TtlBackend = TableBackend;
 
-/// Connects a client with these settings, which were checked.
-pub(crate) async fn open(config: &TtlConfig) -> Result<TtlBackend, Error> {
-    let settings = TableSettings {
-        capabilities: capabilities(config),
-        timing: timing(config),
-        poll: config.poll,
-        connections: config.connections,
-        purge_after: config.purge_after,
-        extension: Some(extension(&config.postgres)),
-    };
-    let connected = TableBackend::connect(&config.postgres, &LEASES, settings).await;
-    connected.map_err(|error| error.with_store(Arc::from(config.postgres.to_string())))
+impl TtlConfig {
+    /// Connects for an engine that is built by hand.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
+    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call closes what it has opened.
+    pub async fn backend(&self) -> Result<TtlBackend, Error> {
+        if !(MIN_TTL..=MAX_TTL).contains(&self.ttl) {
+            let message = format!("a default TTL must be between {MIN_TTL:?} and {MAX_TTL:?}");
+            return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
+        }
+        let settings = TableSettings {
+            capabilities: capabilities(self),
+            timing: timing(self),
+            poll: self.poll,
+            connections: self.connections,
+            purge_after: self.purge_after,
+            extension: Some(extension(&self.postgres)),
+        };
+        let connected = TableBackend::connect(&self.postgres, &LEASES, settings).await;
+        connected.map_err(|error| error.with_store(Arc::from(self.postgres.to_string())))
+    }
 }
 
 fn capabilities(config: &TtlConfig) -> Capabilities {

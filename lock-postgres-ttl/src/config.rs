@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind};
+use leasehold_api::Error;
 use leasehold_engine::Engine;
 use leasehold_postgres::PgConfig;
-
-use crate::backend::{TtlBackend, open};
 
 /// The TTL of grants whose caller names none: 30 s, renewed every 10 s.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -24,8 +22,8 @@ pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 ///
-/// As [`TtlConfig::connect`], and [`InvalidOption`](ErrorKind::InvalidOption) when `url` is not the URL of
-/// a Postgres database.
+/// As [`TtlConfig::connect`], and [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) when `url` is
+/// not the URL of a Postgres database.
 ///
 /// # Cancel safety
 ///
@@ -92,31 +90,13 @@ impl TtlConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend), and [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
+    /// As [`backend`](Self::backend), and [`NoRuntime`](leasehold_api::ErrorKind::NoRuntime) outside of a
+    /// tokio runtime.
     ///
     /// # Cancel safety
     ///
     /// A dropped call closes what it has opened.
     pub async fn connect(&self) -> Result<Engine, Error> {
         Engine::start(self.backend().await?)
-    }
-
-    /// Connects for an engine that is built by hand.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
-    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
-    ///
-    /// # Cancel safety
-    ///
-    /// A dropped call closes what it has opened.
-    pub async fn backend(&self) -> Result<TtlBackend, Error> {
-        if !(MIN_TTL..=MAX_TTL).contains(&self.ttl) {
-            let message = format!("a default TTL must be between {MIN_TTL:?} and {MAX_TTL:?}");
-            return Err(Error::new(ErrorKind::InvalidOption, message).with_store(self.postgres.to_string()));
-        }
-        open(self).await
     }
 }
