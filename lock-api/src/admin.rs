@@ -167,7 +167,7 @@ pub struct HoldInfo {
     pub state: HoldState,
     /// The grant that has (or last had) the key.
     pub holder: Option<HolderId>,
-    /// Whom it excludes.
+    /// Which other holders it excludes. Always [`Mode::Exclusive`] for holds of this version.
     pub mode: Mode,
     /// Its token.
     pub token: Option<FencingToken>,

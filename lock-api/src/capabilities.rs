@@ -29,7 +29,7 @@ pub struct Capabilities {
     pub handover: Duration,
     /// How long after the holder's process died its hold is free at the latest; `None` is never.
     pub crash_release: Option<Duration>,
-    /// The modes beside exclusive.
+    /// The modes beside exclusive, which the engine does not ask for yet.
     pub modes: Modes,
     /// Whether a grant may forbid the next one for a time.
     pub cooldown: bool,
@@ -75,7 +75,9 @@ pub enum Scope {
     Network,
 }
 
-/// What a store has beside [`Mode::Exclusive`](crate::Mode::Exclusive). The default is neither.
+/// Which modes a store has beside [`Mode::Exclusive`](crate::Mode::Exclusive). The default is neither.
+///
+/// A declared mode has no effect yet: the engine refuses both, and no store of this workspace has them.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Modes {

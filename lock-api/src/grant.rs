@@ -71,9 +71,9 @@ pub trait Grant: Debug + Send + Sync + 'static {
 /// A release under way. Its answer is that of [`LockGuard::release`](crate::LockGuard::release); polled again
 /// after it, it answers the same once more.
 #[must_use = "the answer tells whether the lock was held until the end"]
-pub struct Release(State);
+pub struct Release(ReleaseState);
 
-enum State {
+enum ReleaseState {
     Ready(Result<(), Error>),
     Pending(BoxFuture<'static, Result<(), Error>>),
 }
@@ -81,19 +81,19 @@ enum State {
 impl Release {
     /// A release that is answered already: that of a store without I/O. It allocates nothing.
     pub const fn ready(answer: Result<(), Error>) -> Self {
-        Self(State::Ready(answer))
+        Self(ReleaseState::Ready(answer))
     }
 
     /// A release whose answer is still to come.
     pub fn pending(answer: impl Future<Output = Result<(), Error>> + Send + 'static) -> Self {
-        Self(State::Pending(Box::pin(answer)))
+        Self(ReleaseState::Pending(Box::pin(answer)))
     }
 
     /// Changes the error, for wrappers that show their callers another key than the store's.
     pub fn map_err(self, f: impl FnOnce(Error) -> Error + Send + 'static) -> Self {
         match self.0 {
-            State::Ready(answer) => Self::ready(answer.map_err(f)),
-            State::Pending(answer) => Self::pending(async move { answer.await.map_err(f) }),
+            ReleaseState::Ready(answer) => Self::ready(answer.map_err(f)),
+            ReleaseState::Pending(answer) => Self::pending(async move { answer.await.map_err(f) }),
         }
     }
 }
@@ -102,15 +102,15 @@ impl Future for Release {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Pending(answer) = &mut self.0 {
+        if let ReleaseState::Pending(answer) = &mut self.0 {
             match answer.as_mut().poll(cx) {
-                Poll::Ready(answer) => self.0 = State::Ready(answer),
+                Poll::Ready(answer) => self.0 = ReleaseState::Ready(answer),
                 Poll::Pending => return Poll::Pending,
             }
         }
         match &self.0 {
-            State::Ready(answer) => Poll::Ready(answer.clone()),
-            State::Pending(_) => Poll::Pending,
+            ReleaseState::Ready(answer) => Poll::Ready(answer.clone()),
+            ReleaseState::Pending(_) => Poll::Pending,
         }
     }
 }
@@ -118,8 +118,8 @@ impl Future for Release {
 impl Debug for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            State::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
-            State::Pending(_) => f.write_str("Pending"),
+            ReleaseState::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
+            ReleaseState::Pending(_) => f.write_str("Pending"),
         }
     }
 }

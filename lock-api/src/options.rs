@@ -28,17 +28,20 @@ impl Default for Wait {
     }
 }
 
-/// Whom a grant excludes. A store declares the modes that it has as
-/// [`Capabilities::modes`](crate::Capabilities::modes); the others are [`ErrorKind::Unsupported`].
+/// Which other holders a grant excludes.
+///
+/// Use [`Exclusive`](Self::Exclusive). The engine of this version answers the other modes with
+/// [`ErrorKind::Unsupported`] on every store, whatever [`Capabilities::modes`](crate::Capabilities::modes) declares.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Nobody else holds the key meanwhile. Every store has it.
+    /// The grant is the key's only one. Every store has it.
     #[default]
     Exclusive,
-    /// Other shared holders are let in, exclusive ones are not.
+    /// Other shared grants can exist at the same time, exclusive ones cannot. Not supported yet.
     Shared,
-    /// One permit of a semaphore: at most `of` such holders at once. All callers of a key name the same number.
+    /// One permit of a semaphore: at most `of` such grants exist at once. All callers of a key name the same number. Not
+    /// supported yet.
     Permit {
         /// How many permits the key has.
         of: u32,
@@ -76,7 +79,7 @@ pub struct AcquireOptions {
     pub on_cooldown: OnCooldown,
     /// Free text that operators see beside the hold, at most [`MAX_LABEL_BYTES`] bytes.
     pub label: Option<Arc<str>>,
-    /// Whom the grant excludes.
+    /// Which other holders the grant excludes. All but [`Mode::Exclusive`] are [`ErrorKind::Unsupported`].
     pub mode: Mode,
     /// Answer a failure of the store at once, instead of asking again until the wait budget ends.
     pub give_up_on_failure: bool,
@@ -138,7 +141,7 @@ impl AcquireOptions {
         self
     }
 
-    /// Sets the mode.
+    /// Sets the mode. All but [`Mode::Exclusive`] are [`ErrorKind::Unsupported`].
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;

@@ -10,7 +10,7 @@ use crate::key::LockKey;
 use crate::lock::{BoxFuture, Lock};
 use crate::multi::MultiGuard;
 use crate::options::{AcquireOptions, Mode, OnCooldown};
-use crate::run::{RunError, confirm, run_many, run_one, until_lost};
+use crate::run::{RunError, run_many, run_one};
 
 /// What callers use. Every [`Lock`] has it.
 ///
@@ -117,59 +117,55 @@ impl<'a, L: Lock + ?Sized, K> LockRequest<'a, L, K> {
 
 impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
     /// Waits at most this long, for all keys together; zero is exactly one attempt. The default is 30 seconds.
-    pub fn wait(mut self, budget: Duration) -> Self {
-        self.options = self.options.wait(budget);
-        self
+    pub fn wait(self, budget: Duration) -> Self {
+        self.with(|options| options.wait(budget))
     }
 
     /// Waits until granted or closed.
-    pub fn wait_forever(mut self) -> Self {
-        self.options = self.options.wait_forever();
-        self
+    pub fn wait_forever(self) -> Self {
+        self.with(AcquireOptions::wait_forever)
     }
 
     /// Answers a failure of the store at once, instead of asking again until the wait budget ends
     /// ([`AcquireOptions::give_up_on_failure`]).
-    pub fn give_up_on_failure(mut self) -> Self {
-        self.options = self.options.give_up_on_failure();
-        self
+    pub fn give_up_on_failure(self) -> Self {
+        self.with(AcquireOptions::give_up_on_failure)
     }
 
     /// Asks for a lease of this TTL instead of the store's default.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options = self.options.ttl(ttl);
-        self
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|options| options.ttl(ttl))
     }
 
     /// Ends the hold this long after the grant, whatever the holder does: see [`AcquireOptions::max_hold`].
-    pub fn max_hold(mut self, limit: Duration) -> Self {
-        self.options = self.options.max_hold(limit);
-        self
+    pub fn max_hold(self, limit: Duration) -> Self {
+        self.with(|options| options.max_hold(limit))
     }
 
     /// No new grant of the key before this long after this one, even if released sooner or crashed.
     /// Others wait for it as for a holder.
-    pub fn cooldown(mut self, duration: Duration) -> Self {
-        self.options = self.options.cooldown(duration);
-        self
+    pub fn cooldown(self, duration: Duration) -> Self {
+        self.with(|options| options.cooldown(duration))
     }
 
     /// Shows operators this text beside the hold.
-    pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
-        self.options = self.options.label(label);
-        self
+    pub fn label(self, label: impl Into<Arc<str>>) -> Self {
+        self.with(|options| options.label(label))
     }
 
-    /// Whom the grant excludes.
-    pub fn mode(mut self, mode: Mode) -> Self {
-        self.options = self.options.mode(mode);
-        self
+    /// Sets which other holders the grant excludes. All but [`Mode::Exclusive`] are
+    /// [`Unsupported`](ErrorKind::Unsupported).
+    pub fn mode(self, mode: Mode) -> Self {
+        self.with(|options| options.mode(mode))
     }
 
     /// Replaces all options. A window that was set stays.
-    pub fn options(mut self, options: AcquireOptions) -> Self {
-        self.options = options;
-        self
+    pub fn options(self, options: AcquireOptions) -> Self {
+        self.with(|_| options)
+    }
+
+    fn with(self, change: impl FnOnce(AcquireOptions) -> AcquireOptions) -> Self {
+        Self { options: change(self.options), ..self }
     }
 }
 
@@ -280,10 +276,7 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
     where
         F: for<'g> FnOnce(&'g LockGuard) -> BoxFuture<'g, T> + Send,
     {
-        let guard = self.acquire().await.map_err(RunError::NotRun)?;
-        let value =
-            until_lost(std::slice::from_ref(&guard), body(&guard)).await.map_err(RunError::Stopped)?;
-        confirm(value, guard.release().await)
+        run_one(self.acquire().await.map_err(RunError::NotRun)?, async |guard| body(guard).await).await
     }
 }
 

@@ -14,20 +14,24 @@ use crate::validity::{LossReason, Validity};
 ///
 /// Only [`NotRun`](Self::NotRun) is ever worth a retry, and [`is_retryable`](Self::is_retryable) says so; a
 /// retry of anything else would do the work twice.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
 #[allow(clippy::exhaustive_enums)] // A body has not begun, was stopped, or has finished.
 pub enum RunError<T> {
     /// The lock was not granted; the body never began.
-    NotRun(Error),
+    #[error("not run: {0}")]
+    NotRun(#[source] Error),
     /// The lock was lost while the body ran, and the body was dropped at an await: it may have done part of
     /// its work.
-    Stopped(Error),
+    #[error("stopped before it was done: {0}")]
+    Stopped(#[source] Error),
     /// The body finished with `value`, but the release did not confirm that the lock was held until the end.
+    #[error("done, but the release is not confirmed: {error}")]
     Unconfirmed {
         /// What the body returned.
         value: T,
         /// What the release answered: [`Lost`](crate::ErrorKind::Lost) when somebody else may have held the
         /// lock before the end; else the store did not answer, and the release goes on in the background.
+        #[source]
         error: Error,
     },
 }
@@ -75,16 +79,6 @@ impl<T> From<RunError<T>> for Error {
     }
 }
 
-impl<T> fmt::Display for RunError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotRun(error) => write!(f, "not run: {error}"),
-            Self::Stopped(error) => write!(f, "stopped before it was done: {error}"),
-            Self::Unconfirmed { error, .. } => write!(f, "done, but the release is not confirmed: {error}"),
-        }
-    }
-}
-
 impl<T> fmt::Debug for RunError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
@@ -93,12 +87,6 @@ impl<T> fmt::Debug for RunError<T> {
             Self::Unconfirmed { .. } => "Unconfirmed",
         };
         f.debug_tuple(name).field(self.error()).finish()
-    }
-}
-
-impl<T> std::error::Error for RunError<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(self.error())
     }
 }
 
@@ -120,7 +108,7 @@ pub(crate) async fn run_many<T>(
     confirm(value, guards.release().await)
 }
 
-pub(crate) fn confirm<T>(value: T, released: Result<(), Error>) -> Result<T, RunError<T>> {
+fn confirm<T>(value: T, released: Result<(), Error>) -> Result<T, RunError<T>> {
     match released {
         Ok(()) => Ok(value),
         Err(error) => Err(RunError::Unconfirmed { value, error }),
@@ -129,7 +117,7 @@ pub(crate) fn confirm<T>(value: T, released: Result<(), Error>) -> Result<T, Run
 
 /// Polls `work` until it is done or one of `guards` is lost, looking before each poll so that a
 /// process that was stopped does not take one more step.
-pub(crate) async fn until_lost<T>(guards: &[LockGuard], work: impl Future<Output = T>) -> Result<T, Error> {
+async fn until_lost<T>(guards: &[LockGuard], work: impl Future<Output = T>) -> Result<T, Error> {
     let mut work = pin!(work);
     let mut losses: Vec<_> = guards.iter().map(LockGuard::lost).collect();
     poll_fn(|cx| {

@@ -36,10 +36,10 @@ use crate::store::events::Events;
 ///   [`Attempt::Contended`]. After an error the engine releases by holder id, until the store has answered. A
 ///   store that knows that nothing was begun (no connection, no permission, no table) says so with
 ///   [`Attempt::Refused`], and nothing is released.
-/// - **Local exclusion.** For one key the engine has at most one live request or hold in
-///   [`Mode::Exclusive`] at a time, but an abandoned hold of an earlier holder id may still be on its way out.
-///   In the other modes, which an engine asks for only if [`Capabilities::modes`] declares them, one key may
-///   have several holds: look them up by holder id, never by key alone.
+/// - **Local exclusion.** For one key the engine has at most one live request or hold at a time, but an abandoned hold
+///   of an earlier holder id may still be on its way out: look holds up by holder id, never by key alone. Every request
+///   is [`Mode::Exclusive`]. This engine answers the other modes with
+///   [`Unsupported`](leasehold_api::ErrorKind::Unsupported), whatever [`Capabilities::modes`] declares.
 #[async_trait]
 pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// What the store has. Asked once, when the engine is built; every bound is the store's promise
@@ -69,8 +69,8 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// Waits in the store's own queue until the request is granted or `stop` fires, then answers with
     /// the grant or [`Attempt::Contended`]. Only called when [`Timing::waiting`] is [`Waiting::Store`].
     ///
-    /// After `stop` it leaves the queue and returns soon. If a grant came first it is returned: the caller who
-    /// still waits has it, and for one who has gone the engine undoes it.
+    /// After `stop` it leaves the queue and returns soon. If a grant came first it is returned: the caller
+    /// who still waits has it, and for one who has gone the engine undoes it.
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let _ = stop;
         Err(Error::unsupported("queue of its own to wait in").with_key(&request.key))
@@ -80,15 +80,16 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// that holder; where there is no lease, confirms that it is still held.
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>>;
 
-    /// Whether each hold is still that holder's, without extending it: a read, which may be dropped half-way. For
-    /// [`LockGuard::confirm`](leasehold_api::LockGuard::confirm), and of leases every [`Timing::look`]. Without that
-    /// setting leases are renewed instead. By default the same as [`renew`](Self::renew).
+    /// Whether each hold is still that holder's, without extending it: a read, which may be dropped half-way.
+    /// For [`LockGuard::confirm`](leasehold_api::LockGuard::confirm), and of leases every [`Timing::look`].
+    /// Without that setting leases are renewed instead. By default the same as [`renew`](Self::renew).
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.renew(holds).await
     }
 
-    /// Answers a release without I/O, if the store can. Must not block. It is also called from `Drop`. Not asked where a
-    /// cooldown would have to end with the hold ([`HoldRef::unused`]): that goes through [`release`](Self::release).
+    /// Answers a release without I/O, if the store can. Must not block. It is also called from `Drop`. Not
+    /// asked where a cooldown would have to end with the hold ([`HoldRef::unused`]): that goes through
+    /// [`release`](Self::release).
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         let _ = (key, holder);
         None
@@ -98,10 +99,10 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// store. With one that is [`unused`](HoldRef::unused) its cooldown ends. Repeating it does no harm.
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>>;
 
-    /// As [`release`](Self::release), after the runtime on which this backend has worked has ended: its tasks there and
-    /// their connections are gone, or go next. Called on another runtime with timers and I/O, on which the backend can
-    /// open a new connection, for about a second. [`abort`](Self::abort) follows. Override it if `release` needs a task
-    /// or a connection of the old runtime.
+    /// As [`release`](Self::release), after the runtime on which this backend has worked has ended: its tasks
+    /// there and their connections are gone, or go next. Called on another runtime with timers and I/O, on
+    /// which the backend can open a new connection, for about a second. [`abort`](Self::abort) follows.
+    /// Override it if `release` needs a task or a connection of the old runtime.
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.release(holds).await
     }
@@ -130,7 +131,7 @@ pub struct Request {
     pub key: LockKey,
     /// The identity of the grant to be.
     pub holder: HolderId,
-    /// Whom the grant excludes; the engine has refused what the store does not declare.
+    /// Which holders the grant excludes. Always [`Mode::Exclusive`]: this engine refuses the others.
     pub mode: Mode,
     /// The lease's TTL, within the declared bounds; `None` on stores without leases, or for a hold
     /// without one where the store's default says so.
@@ -142,8 +143,9 @@ pub struct Request {
     /// Whether the caller goes on waiting when the answer is held: only then is it worth noting who was
     /// turned away.
     pub waits: bool,
-    /// How many more tokens to set aside, beyond the grant's own, for handing the hold on from one local caller
-    /// to the next ([`token::LOCAL_BITS`](crate::store::token::LOCAL_BITS)).
+    /// How many tokens to set aside beyond the grant's own, for local callers that would share the hold
+    /// ([`token::LOCAL_BITS`](crate::token::LOCAL_BITS)). Always 0: this engine asks the store for each
+    /// grant.
     pub reserve: u16,
 }
 
@@ -251,8 +253,9 @@ pub struct HoldRef {
     pub token: Option<FencingToken>,
     /// The lease's TTL, for renewal.
     pub ttl: Option<Duration>,
-    /// No caller has ever had its guard: the release undoes an attempt, and a cooldown that this grant has begun ends
-    /// with it, also where its lease has ended and nobody has taken the key since. What another grant has begun stays.
+    /// No caller has ever had its guard: the release undoes an attempt, and a cooldown that this grant has
+    /// begun ends with it, also where its lease has ended and nobody has taken the key since. What another
+    /// grant has begun stays.
     pub unused: bool,
     /// What the grant said in [`Granted::state`]; `None` also when the outcome of the attempt is not known.
     pub state: Option<OpaqueState>,
@@ -302,13 +305,13 @@ pub struct Timing {
     pub request_timeout: Duration,
     /// How a waiter learns that the key may be free.
     pub waiting: Waiting,
-    /// With [`Waiting::Store`], where some wait outside of the store's queue: how long this client leaves a key to
-    /// them after a release that found some ([`ReleaseReply::waiters`]). Polling stores leave it for one and a half
-    /// intervals.
+    /// With [`Waiting::Store`], where some wait outside of the store's queue: how long this client leaves a
+    /// key to them after a release that found some ([`ReleaseReply::waiters`]). Polling stores leave it for
+    /// one and a half intervals.
     pub yield_to_remote: Option<Duration>,
-    /// Stores with leases on another machine than their holders: how often to [`look`](Backend::look) whether the
-    /// leases are still there, and at least every sixth of the TTL. It bounds how long a guard can read valid after
-    /// its machine was stopped together with its clocks.
+    /// Stores with leases on another machine than their holders: how often to [`look`](Backend::look) whether
+    /// the leases are still there, and at least every sixth of the TTL. It bounds how long a guard can read
+    /// valid after its machine was stopped together with its clocks.
     pub look: Option<Duration>,
     /// Stores without leases: how often to confirm that the holds are still there, if that can end.
     pub confirm: Option<Confirm>,
