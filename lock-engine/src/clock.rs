@@ -56,16 +56,16 @@ pub trait Clock: Debug + Send + Sync + 'static {
     /// The moment now.
     fn now(&self) -> Moment;
 
-    /// The wall clock as the time since 1970, if there is one beside this clock. If it is ahead of this clock by more
-    /// than before, this clock may have stood still: every lease is in doubt until the store has confirmed it. A step
-    /// of the wall clock ends nothing.
+    /// The wall clock as the time since 1970, if there is one beside this clock. If it is ahead of this clock
+    /// by more than before, this clock may have stood still: every lease is in doubt until the store has
+    /// confirmed it. A step of the wall clock ends nothing.
     fn wall(&self) -> Option<Duration> {
         None
     }
 }
 
-/// A clock that goes on while the machine is suspended, so that a lease that ended meanwhile reads lost at the
-/// first look.
+/// A clock that goes on while the machine is suspended, so that a lease that ended meanwhile reads lost at
+/// the first look.
 ///
 /// | Platform | Clock |
 /// |---|---|

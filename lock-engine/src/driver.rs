@@ -1,8 +1,8 @@
-//! The one task of an engine: what must go on when no caller is there to do it. It renews, ends what is over,
-//! finishes what was abandoned, frees what is left, and closes.
+//! The one background task of an engine: renews holds, ends those whose time has passed, finishes calls that
+//! their callers abandoned, releases what the store may still have, and closes.
 //!
-//! It never awaits the store itself: calls run as tasks of their own on the engine's runtime, so a silent store
-//! delays neither a loss nor the next renewal.
+//! The driver never awaits the store itself. Its calls are separate tasks on the engine's runtime, so that a
+//! silent store delays neither a loss nor the next renewal.
 
 pub(crate) mod background;
 pub(crate) mod inbox;
@@ -15,7 +15,7 @@ pub(crate) mod schedule;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -26,99 +26,80 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::acquire::entry::StoreCall;
-use crate::acquire::owner::Owner;
-use crate::acquire::queue::Queues;
 use crate::clock::{Clock, Moment};
-use crate::driver::inbox::{Inbox, InboxBatch};
+use crate::core::{CloseOutcome, Core};
+use crate::driver::inbox::InboxBatch;
 use crate::driver::look::LookCall;
 use crate::driver::outbox::{Outbox, PendingRelease, ReleaseBatch};
 use crate::driver::renewal::{Due, QueuedRenewals, Renewal, RenewalCall, RenewalRequest};
-use crate::driver::schedule::Schedule;
-use crate::hold::Hold;
-use crate::metrics::{Event, Metrics};
-use crate::shared::{CloseOutcome, Shared};
-use crate::store::backend::{Attempt, Backend, ReleaseReply};
+use crate::metrics::Event;
+use crate::store::backend::{Attempt, ReleaseReply};
 use crate::tasks::Tasks;
 
-/// At most this many calls replace one that got no answer at all, so that a hold that hangs delays few others. Of 1,000
-/// holds, the third call has the hanging one alone.
+/// At most this many calls replace one that got no answer at all, so that a hold that hangs delays few
+/// others. Of 1,000 holds, the third call has the hanging one alone.
 pub(crate) const MAX_PARTS: usize = 32;
 
-/// The longest the driver sleeps while holds can end: the clock of validity also runs during suspend,
-/// the runtime's timers may not, so a loss during suspend is signalled this soon after resuming.
+/// The longest the driver sleeps while a hold can end. The clock of validity also runs while the machine is
+/// suspended, but the runtime's timers may not. A loss during suspend is signalled this soon after the
+/// machine resumes.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How long a closing engine waits for callers that are not being polled to give up their permits.
+/// How long a closing engine waits for callers that nobody polls to give up their permits.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
 /// How many keys one warning names.
 const MOST_NAMED: usize = 20;
 
-/// Two clocks that were read within this time count as read at the same moment: a small part of the margin of any lease.
+/// Two clocks read within this time count as read at the same moment. It is a small part of the margin of any
+/// lease.
 const SAME_MOMENT: Duration = Duration::from_millis(1);
 
+/// The state of the driver's task.
 pub(crate) struct Driver {
-    /// Weak: an engine that nobody uses any more is closed.
-    shared: Weak<Shared>,
-    backend: Arc<dyn Backend>,
-    queues: Arc<Queues<Owner>>,
-    schedule: Arc<Schedule<Hold>>,
-    metrics: Arc<Metrics>,
-    clock: Arc<dyn Clock>,
-    inbox: Arc<Inbox>,
-    closing: tokio_util::sync::CancellationToken,
-    /// Where calls of the store run.
+    core: Arc<Core>,
+    /// Where calls of the store run: the engine's runtime, or the driver's own after that has ended.
     tasks: Tasks,
-    runtime_gone: tokio_util::sync::CancellationToken,
+    /// The limit of one call, which is shorter while the engine closes.
     request_timeout: Duration,
     close_limit: Duration,
+    /// The calls under way.
     calls: JoinSet<CompletedCall>,
-    /// Those of the calls that finish what was abandoned, by number.
-    finishing: HashMap<u64, Abandoned>,
+    /// The releases that wait for an abandoned call to finish, by the number of that call.
+    finishing: HashMap<u64, AbandonedReleases>,
+    /// The number of the last abandoned call.
     finished: u64,
-    /// Whether the engine's runtime has ended and the driver goes on elsewhere.
-    pub(crate) moved: bool,
+    /// Whether the engine's runtime has ended and the driver runs on another one.
+    moved: bool,
     outbox: Outbox,
     waiting: QueuedRenewals,
-    /// What the clock of validity and the wall clock said when they were last compared.
+    /// The readings of the clock of validity and of the wall clock when they were last compared.
     compared: Option<(Moment, Duration)>,
     pub(crate) closed: watch::Sender<CloseOutcome>,
-    /// Dropped with the driver, for [`RuntimeWatch`](crate::driver::outlive::RuntimeWatch), which waits for that.
+    /// Dropped with the driver: [`RuntimeWatch`](crate::driver::outlive::RuntimeWatch) waits for that.
     _ends: mpsc::Sender<()>,
 }
 
-/// What is to be freed once the call for it has ended. Shared with that call, which its runtime may never drop nor poll
-/// again.
-type Abandoned = Arc<Mutex<Vec<PendingRelease>>>;
+/// The releases that follow an abandoned call. Shared with the call's task, because a runtime that ends may
+/// keep the task without polling or dropping it.
+type AbandonedReleases = Arc<Mutex<Vec<PendingRelease>>>;
 
-/// What a call came to.
+/// The result of one call of the store.
 enum CompletedCall {
     Renewed(RenewalCall),
     Looked(LookCall),
     Released(ReleaseBatch, Option<Vec<Result<ReleaseReply, Error>>>),
-    /// A call whose caller had gone: its number, and what is left to free of it.
+    /// An abandoned call: its number, and the releases that follow it.
     Finished(u64, Vec<PendingRelease>),
 }
 
 impl Driver {
-    pub(crate) fn new(
-        shared: &Arc<Shared>,
-        closed: watch::Sender<CloseOutcome>,
-        ends: mpsc::Sender<()>,
-    ) -> Self {
+    pub(crate) fn new(core: &Arc<Core>, closed: watch::Sender<CloseOutcome>, ends: mpsc::Sender<()>) -> Self {
         Self {
-            shared: Arc::downgrade(shared),
-            backend: Arc::clone(&shared.backend),
-            queues: Arc::clone(&shared.queues),
-            schedule: Arc::clone(&shared.schedule),
-            metrics: Arc::clone(&shared.metrics),
-            clock: Arc::clone(&shared.clock),
-            inbox: Arc::clone(&shared.inbox),
-            closing: shared.closing.clone(),
-            tasks: shared.tasks.clone(),
-            runtime_gone: shared.runtime_gone.clone(),
-            request_timeout: shared.timing.request_timeout,
-            close_limit: shared.timing.close,
+            core: Arc::clone(core),
+            tasks: core.tasks.clone(),
+            request_timeout: core.timing.request_timeout,
+            close_limit: core.timing.close,
             calls: JoinSet::new(),
             finishing: HashMap::new(),
             finished: 0,
@@ -134,15 +115,14 @@ impl Driver {
     /// Runs until the engine is closed, or until its runtime has ended.
     pub(crate) async fn run(&mut self) {
         loop {
-            let (schedule, inbox, wake) =
-                (Arc::clone(&self.schedule), Arc::clone(&self.inbox), self.next_wakeup());
+            let (core, wake) = (Arc::clone(&self.core), self.next_wakeup());
             tokio::select! {
                 biased;
-                () = schedule.changed.notified() => {}
+                () = core.schedule.changed.notified() => {}
                 () = at(wake) => {}
                 Some(done) = self.calls.join_next() => self.handle_completed_call(done),
-                () = inbox.wakeup.notified() => {
-                    let batch = self.inbox.take();
+                () = core.inbox.wakeup.notified() => {
+                    let batch = core.inbox.take();
                     let (stop, close) = (batch.stop, batch.close);
                     self.process_inbox(batch);
                     if stop {
@@ -158,16 +138,17 @@ impl Driver {
         }
     }
 
-    /// When the next hold must be looked at, or the next call be made.
+    /// Returns when the next hold is due, or the next call.
     fn next_wakeup(&self) -> Option<Instant> {
-        let now = self.clock.now();
-        // With nothing that can end, there is no clock to watch.
-        let longest = if self.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
-        let left = self.schedule.next_due(now).map(|at| at.since(now).min(longest));
+        let now = self.core.clock.now();
+        // Without a hold that can end, no loss can be missed during suspend.
+        let longest = if self.core.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
+        let left = self.core.schedule.next_due(now).map(|at| at.since(now).min(longest));
         let due = left.and_then(|left| Instant::now().checked_add(left));
         [due, self.outbox.next_due()].into_iter().flatten().min()
     }
 
+    /// Starts what callers and guards have asked for.
     fn process_inbox(&mut self, batch: InboxBatch) {
         let now = Instant::now();
         for release in batch.releases {
@@ -186,55 +167,53 @@ impl Driver {
         }
     }
 
-    /// Looks at every hold that is due: loses those that are over, renews the others.
+    /// Ends the due holds whose time has passed, and renews or looks at the others.
     fn process_due_holds(&mut self) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        self.compare_clocks(&shared);
-        let Due { renewals, looks } = shared.due();
+        self.compare_clocks();
+        let Due { renewals, looks } = self.core.due();
         for renewals in renewals {
-            self.renew(&shared, renewals);
+            self.renew(renewals);
         }
         if !looks.is_empty() {
-            let call = shared.periodic_look(looks);
+            let call = self.core.periodic_look(looks);
             self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Looked(call.await) });
         }
     }
 
-    /// A machine that was stopped by its hypervisor has lost time on the clock of validity. If somebody sets its wall
-    /// clock afterwards, that shows.
-    fn compare_clocks(&mut self, shared: &Shared) {
-        let Some((now, wall)) = both(&*self.clock) else { return };
+    /// Doubts all leases if the clock of validity has lost time. A machine that its hypervisor stopped has
+    /// lost time on every clock. If its wall clock is set afterwards, the two clocks differ.
+    fn compare_clocks(&mut self) {
+        let Some((now, wall)) = both(&*self.core.clock) else { return };
         let Some((then, wall_then)) = self.compared.replace((now, wall)) else { return };
         let lost = wall.saturating_sub(wall_then).saturating_sub(now.since(then));
-        // Two readings differ by less than that anyway, and each doubt goes through all holds.
+        // Smaller differences are noise between the readings, and each doubt scans all holds.
         if lost > SAME_MOMENT {
-            shared.distrust(now, lost);
+            self.core.distrust(now, lost);
         }
     }
 
-    fn renew_for(&mut self, queued: RenewalRequest) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        if let Some(renewals) = shared.request_renewal(queued, &mut self.waiting) {
-            self.renew(&shared, renewals);
+    fn renew_for(&mut self, request: RenewalRequest) {
+        if let Some(renewals) = self.core.request_renewal(request, &mut self.waiting) {
+            self.renew(renewals);
         }
     }
 
-    fn renew(&mut self, shared: &Shared, renewals: Vec<Renewal>) {
-        let call = shared.renew(renewals);
+    fn renew(&mut self, renewals: Vec<Renewal>) {
+        let call = self.core.renew(renewals);
         self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Renewed(call.await) });
     }
 
-    /// Runs an abandoned call to its end. What was answered with "contended" leaves nothing to free; else, and
-    /// also when no answer comes, the release by holder id settles it.
+    /// Runs an abandoned call to its end, then releases its holds by holder id. A hold that the store
+    /// answered with *contended* or *refused* needs no release.
     fn finish(&mut self, call: StoreCall, holds: Vec<PendingRelease>) {
-        self.metrics.count(Event::Undone);
+        self.core.metrics.count(Event::Undone);
         self.finished += 1;
         let number = self.finished;
         let abandoned = Arc::new(Mutex::new(holds));
         self.finishing.insert(number, Arc::clone(&abandoned));
         let limit = self.request_timeout;
         let finished = async move {
-            // A call that panicked in its caller's hands panics again when it is polled here.
+            // A call that panicked while its caller polled it panics again when it is polled here.
             let answers = AssertUnwindSafe(timeout(limit, call)).catch_unwind().await;
             let mut answers = answers.ok().and_then(Result::ok).unwrap_or_default().into_iter();
             let left = |mut release: PendingRelease| {
@@ -250,13 +229,13 @@ impl Driver {
         self.tasks.spawn_into(&mut self.calls, finished);
     }
 
-    /// Makes the calls that are due for what is to be freed.
+    /// Makes the release calls that are due.
     fn send(&mut self) {
         while let Some((batch, holds)) = self.outbox.next_call(Instant::now()) {
             if batch.is_retry() {
-                self.metrics.count(Event::ReleaseRetry);
+                self.core.metrics.count(Event::ReleaseRetry);
             }
-            let (backend, limit) = (Arc::clone(&self.backend), self.request_timeout);
+            let (backend, limit) = (Arc::clone(&self.core.backend), self.request_timeout);
             let moved = self.moved;
             let call = async move {
                 let release = async {
@@ -274,76 +253,69 @@ impl Driver {
         }
     }
 
+    /// Settles the replies of a call.
     fn handle_completed_call(&mut self, done: Result<CompletedCall, tokio::task::JoinError>) {
         match done {
             Ok(CompletedCall::Renewed(renewals)) => {
-                let Some(shared) = self.shared.upgrade() else { return };
                 let holders = renewals.holders();
-                shared.settle_renewals(renewals);
+                self.core.settle_renewals(renewals);
                 for holder in holders {
                     for queued in self.waiting.take(holder) {
                         self.renew_for(queued);
                     }
                 }
             }
-            Ok(CompletedCall::Looked(looks)) => {
-                if let Some(shared) = self.shared.upgrade() {
-                    shared.settle_looks(looks);
-                }
-            }
+            Ok(CompletedCall::Looked(looks)) => self.core.settle_looks(looks),
             Ok(CompletedCall::Released(batch, answers)) => self.settle_releases(batch, answers),
             Ok(CompletedCall::Finished(number, holds)) => {
                 self.finishing.remove(&number);
                 let now = Instant::now();
                 holds.into_iter().for_each(|release| self.outbox.add(release, now));
             }
-            // The runtime is going: what was under way is taken over when it has ended.
+            // The runtime is shutting down. `outlive` takes over the calls under way.
             Err(_) => {}
         }
     }
 
     fn settle_releases(&mut self, batch: ReleaseBatch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
         for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
-            if let Some(shared) = self.shared.upgrade() {
-                shared.yield_if_remote_waiters(&freed.hold.key, freed.reply);
-            }
-            // Handed on after the key was left to those who wait elsewhere.
+            self.core.yield_if_remote_waiters(&freed.hold.key, freed.reply);
+            // Passed on after the yield, so that the next local waiter sees it.
             match (freed.permit.take(), freed.is_release()) {
                 (Some(permit), is_release) => {
                     if is_release {
-                        self.metrics.publish(Event::Released);
-                    } else if freed.from_guard && !self.closing.is_cancelled() {
-                        // Not at a later try: the first one may have been carried out without an answer.
-                        self.metrics.found_lost(&freed.hold.key);
+                        self.core.metrics.publish(Event::Released);
+                    } else if freed.from_guard && !self.core.closing.is_cancelled() {
+                        // Counted at the first try only, because a later one may follow a release that the
+                        // store carried out without an answer.
+                        self.core.metrics.found_lost(&freed.hold.key);
                     }
                     permit.pass_on(freed.outcome());
                 }
-                (None, true) => self.metrics.count(Event::Released),
+                (None, true) => self.core.metrics.count(Event::Released),
                 (None, false) => {}
             }
-            // Whoever asks the store for this key from here may have met the hold that has just gone.
-            let wakeup = self.queues.with(&freed.hold.key, |owner| owner.wakeup.clone());
+            // The next caller may have run into the hold that is gone now.
+            let wakeup = self.core.queues.with(&freed.hold.key, |owner| owner.wakeup.clone());
             if let Some(wakeup) = wakeup.flatten() {
                 wakeup.notify_one();
             }
         }
     }
 
-    /// Frees everything, waits for what is under way, and ends the backend, all within the limit. Returns with nothing
-    /// settled if the runtime ends before everything is freed.
+    /// Releases all holds, waits for the calls under way, and closes the backend, all within the limit.
+    /// Returns early, without an outcome, if the runtime ends first.
     pub(crate) async fn close(&mut self) {
-        self.closing.cancel();
-        let backend = Arc::clone(&self.backend);
+        self.core.closing.cancel();
+        let backend = Arc::clone(&self.core.backend);
         let (limit, begun) = (self.close_limit, Instant::now());
-        if let Some(shared) = self.shared.upgrade() {
-            for hold in shared.lose_all(LossReason::Closed) {
-                self.outbox.add(PendingRelease::lost(&hold), begun);
-            }
+        for hold in self.core.lose_all(LossReason::Closed) {
+            self.outbox.add(PendingRelease::lost(&hold), begun);
         }
         self.outbox.begin_closing(begun);
-        // A lost answer must leave time to ask again.
+        // A lost reply must leave time for another try.
         self.request_timeout = self.request_timeout.min(limit / if self.moved { 2 } else { 4 });
-        let (gone, moved) = (self.runtime_gone.clone(), self.moved);
+        let (gone, moved) = (self.core.runtime_gone.clone(), self.moved);
         let freed = tokio::select! {
             biased;
             () = gone.cancelled(), if !moved => return,
@@ -359,15 +331,15 @@ impl Driver {
         };
         self.warn_of_unreleased();
         if moved {
-            // Its tasks have ended with their runtime.
+            // The backend's tasks have ended with their runtime.
             backend.abort();
             self.closed.send_replace(Some(outcome.map_err(Arc::from)));
             return;
         }
-        // The rest of the limit, and a moment in any case.
+        // The rest of the limit, but at least a tenth of it.
         let rest = limit.saturating_sub(begun.elapsed()).max(limit / 10);
-        // The backend's own timers and tasks are on the engine's runtime; the limit is ours, as its workers may be
-        // blocked.
+        // The backend closes on the engine's runtime, where its timers and tasks are. The limit is timed
+        // here, because the workers of that runtime may be blocked.
         let closing = Arc::clone(&backend);
         let closing = self.tasks.spawn(async move { closing.close().await });
         if !matches!(timeout(rest, closing).await, Ok(Ok(()))) {
@@ -376,14 +348,15 @@ impl Driver {
         self.closed.send_replace(Some(outcome.map_err(Arc::from)));
     }
 
-    /// Whether the store may have something that was released or given up here.
+    /// Returns whether the store may still have a hold that was released or given up here.
     pub(crate) fn has_unreleased(&self) -> bool {
-        let mut has = !self.outbox.is_empty() || !self.finishing.is_empty() || self.inbox.has_releases();
-        self.queues.for_each(|owner| has |= !owner.hold.is_unsent());
+        let mut has = !self.outbox.is_empty() || !self.finishing.is_empty() || self.core.inbox.has_releases();
+        self.core.queues.for_each(|owner| has |= !owner.hold.is_unsent());
         has && !self.tasks.is_simulated()
     }
 
-    /// Goes on here after the engine's runtime has ended: releases what is left within `limit`, and closes.
+    /// Takes over on the current runtime after the engine's runtime has ended: releases what is left within
+    /// `limit`, and closes.
     pub(crate) async fn outlive(mut self, limit: Duration) {
         self.moved = true;
         self.tasks = Tasks::on(Handle::current());
@@ -400,35 +373,37 @@ impl Driver {
         self.close().await;
     }
 
-    /// Logs the keys of the holds that the store may still have. A caller that drops its lock gets no result of closing.
+    /// Logs the keys of the holds that the store may still have, because a caller that drops its lock gets no
+    /// result.
     pub(crate) fn warn_of_unreleased(&self) {
         let left = self.outbox.left();
         if left.is_empty() {
             return;
         }
         let keys: Vec<String> = left.iter().take(MOST_NAMED).map(ToString::to_string).collect();
-        tracing::warn!(store = %self.backend, count = left.len(), ?keys, "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
+        tracing::warn!(store = %self.core.backend, count = left.len(), ?keys, "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
     }
 
-    /// How many callers nobody polled, and how many holds the store would not release.
+    /// Releases all holds. Returns how many callers nobody polled, and how many holds the store did not
+    /// release.
     async fn release_everything(&mut self, limit: Duration) -> (usize, usize) {
         let last_call = Instant::now() + if self.moved { limit / 10 } else { limit.min(LAST_CALL) };
         let mut called = false;
         loop {
-            let batch = self.inbox.take();
+            let batch = self.core.inbox.take();
             self.process_inbox(batch);
             self.send();
-            // Waits that the closing ends hand over what they had asked for, and then their permits. Callers that
-            // are not being polled: what they may have at the store is freed by holder id.
+            // A waiting caller that sees the close hands its call to the driver, then gives up its permit.
+            // The holds of callers that nobody polls are released by holder id after the last call.
             let (mut busy, mut unpolled) = (false, 0);
-            self.queues.for_each(|owner| {
+            self.core.queues.for_each(|owner| {
                 busy |= !owner.hold.is_unsent();
                 unpolled += usize::from(owner.hold.is_asked());
             });
             let patience = busy && Instant::now() < last_call;
             if !patience && !std::mem::replace(&mut called, true) {
                 let mut holds = Vec::new();
-                self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
+                self.core.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
                 for hold in holds.iter().filter(|hold| !hold.is_unsent()) {
                     let was_granted = hold.was_granted();
                     let release = if was_granted {
@@ -441,29 +416,30 @@ impl Driver {
                 continue;
             }
             if called && self.outbox.is_done() && self.finishing.is_empty() {
-                // What is told from here on comes too late; what was told just now does not.
-                let batch = self.inbox.seal();
+                // Close the inbox: later messages are rejected, those already queued are still handled.
+                let batch = self.core.inbox.seal();
                 if !batch.has_releases() {
                     return (unpolled, self.outbox.left().len());
                 }
                 self.process_inbox(batch);
                 continue;
             }
-            let inbox = Arc::clone(&self.inbox);
+            let core = Arc::clone(&self.core);
             tokio::select! {
                 biased;
-                () = inbox.wakeup.notified() => {}
+                () = core.inbox.wakeup.notified() => {}
                 Some(done) = self.calls.join_next() => self.handle_completed_call(done),
                 () = at(self.outbox.next_due()) => {}
-                // Permits are handed on without a word to the driver.
+                // A permit that is passed on sends the driver no message.
                 () = sleep(Duration::from_millis(5)), if patience => {}
             }
         }
     }
 }
 
-/// Reads the clock of validity and the wall clock at the same moment. `None` without a wall clock, or if this thread stood
-/// still between the readings each time: the pause would read as time that one of the clocks has lost.
+/// Reads the clock of validity and the wall clock at the same moment. Returns `None` without a wall clock, or
+/// if the thread was stopped between the readings each time, because the pause would read as time that one
+/// clock has lost.
 fn both(clock: &dyn Clock) -> Option<(Moment, Duration)> {
     (0..3).find_map(|_| {
         let wall = clock.wall()?;
@@ -472,7 +448,7 @@ fn both(clock: &dyn Clock) -> Option<(Moment, Duration)> {
     })
 }
 
-fn take(abandoned: &Abandoned) -> Vec<PendingRelease> {
+fn take(abandoned: &AbandonedReleases) -> Vec<PendingRelease> {
     std::mem::take(&mut *abandoned.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -485,8 +461,8 @@ async fn at(wake: Option<Instant>) {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Nobody frees or renews any more; permits in what was told are handed on.
-        let batch = self.inbox.seal();
+        // Messages are rejected from now on. The permits in the queued ones are passed on by dropping them.
+        let batch = self.core.inbox.seal();
         if self.closed.borrow().is_none() {
             batch.releases.into_iter().for_each(|release| self.outbox.add(release, Instant::now()));
             self.warn_of_unreleased();

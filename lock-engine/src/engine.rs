@@ -24,6 +24,7 @@ use crate::acquire::queue::Queues;
 use crate::acquire::unconfirmed::UnconfirmedAttempts;
 use crate::acquire::waiting::{failure_of, is_ending};
 use crate::clock::{Clock, SystemClock};
+use crate::core::{Alive, Core};
 use crate::driver::Driver;
 use crate::driver::background::driver_runtime;
 use crate::driver::inbox::Inbox;
@@ -33,7 +34,6 @@ use crate::hold::Hold;
 use crate::hold::state::Phase;
 use crate::metrics::facade::{FacadeMetrics, KeyClass, first_part};
 use crate::metrics::{AcquireCall, AcquireOutcome, Counters, Event, Metrics};
-use crate::shared::Shared;
 use crate::store::backend::{Backend, Timing};
 use crate::store::events::Events;
 use crate::tasks::Tasks;
@@ -51,14 +51,14 @@ use crate::tasks::Tasks;
 /// # Bodies that block their thread
 ///
 /// On a runtime with several workers a body that blocks its thread (`std::thread::sleep`, a long computation)
-/// keeps its lease as long as one other worker is free to carry out renewals: the driver has a thread of its own.
-/// All engines of a process share that thread, and it calls subscribers of `tracing`, recorders of `metrics` and
-/// wakers: one that blocks, such as a log that waits for a full pipe, delays the renewals of all of them.
-/// On a runtime of one thread such a body stops the renewals as well, the timers of all budgets, and the limit of
-/// [`close`](Lock::close): the guard reads lost when its lease has passed. Use a runtime with several workers
-/// there, or `tokio::task::spawn_blocking`.
+/// keeps its lease as long as one other worker is free to carry out renewals: the driver has a thread of its
+/// own. All engines of a process share that thread, and it calls subscribers of `tracing`, recorders of
+/// `metrics` and wakers: one that blocks, such as a log that waits for a full pipe, delays the renewals of
+/// all of them. On a runtime of one thread such a body stops the renewals as well, the timers of all budgets,
+/// and the limit of [`close`](Lock::close): the guard reads lost when its lease has passed. Use a runtime
+/// with several workers there, or `tokio::task::spawn_blocking`.
 pub struct Engine {
-    shared: Arc<Shared>,
+    core: Arc<Alive>,
 }
 
 impl Engine {
@@ -87,13 +87,13 @@ impl Engine {
     /// What the engine has done since it started.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.shared.metrics.snapshot(&self.shared.queues)
+        self.core.metrics.snapshot(&self.core.queues)
     }
 
     /// How many keys somebody here holds, awaits or lets go of just now.
     #[must_use]
     pub fn active_keys(&self) -> usize {
-        self.shared.queues.len()
+        self.core.queues.len()
     }
 
     async fn run_acquisition(
@@ -103,17 +103,17 @@ impl Engine {
         options: &AcquireOptions,
         once: bool,
     ) -> Result<Vec<LockGuard>, Refusal> {
-        let acquisition = Acquisition::new(&self.shared, options, once);
+        let acquisition = Acquisition::new(&self.core, options, once);
         let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| hold.key());
-        let span = tracing::debug_span!("acquire", store = %self.shared.name, key = first.map(tracing::field::display));
+        let span = tracing::debug_span!("acquire", store = %self.core.name, key = first.map(tracing::field::display));
         let work = acquisition.run(begun, holds).instrument(span);
         // Boxed: this state is large, and callers that are granted on the fast path never need it.
-        let work = Box::pin(TokioContext::new(work, self.shared.tasks.handle().clone()));
+        let work = Box::pin(TokioContext::new(work, self.core.tasks.handle().clone()));
         match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => outcome,
             // Tokio's timers panic when their runtime has gone, which another executor may find out first.
-            Err(_) if self.shared.runtime_gone.is_cancelled() => {
-                Err(self.shared.name_error(Error::closed(), None).into())
+            Err(_) if self.core.runtime_gone.is_cancelled() => {
+                Err(self.core.name_error(Error::closed(), None).into())
             }
             Err(panic) => resume_unwind(panic),
         }
@@ -121,16 +121,16 @@ impl Engine {
 
     fn pending_hold(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
         let waits = !once && options.wait != Wait::For(Duration::ZERO);
-        let request = self.shared.request(key, options, waits, self.shared.queues.draw(key));
-        Hold::new(&self.shared, request, options.max_hold, Phase::Pending)
+        let request = self.core.request(key, options, waits, self.core.queues.draw(key));
+        Hold::new(&self.core, request, options.max_hold, Phase::Pending)
     }
 
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
-        let (begun, holds) = match fast_path::attempt(&self.shared, key, options, false)? {
+        let (begun, holds) = match fast_path::attempt(&self.core, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
             // Where nobody has the permit any more, nobody may have held the key: the store is asked.
-            FastPath::Contended if is_ending(&self.shared, key) == Some(false) => {
-                return failure_of(&self.shared, key).map_or(Ok(None), Err);
+            FastPath::Contended if is_ending(&self.core, key) == Some(false) => {
+                return failure_of(&self.core, key).map_or(Ok(None), Err);
             }
             FastPath::Contended => (None, vec![self.pending_hold(key, options, true)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
@@ -141,7 +141,7 @@ impl Engine {
 
     async fn acquire_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error> {
         let waits = options.wait != Wait::For(Duration::ZERO);
-        let (begun, holds) = match fast_path::attempt(&self.shared, key, options, waits)? {
+        let (begun, holds) = match fast_path::attempt(&self.core, key, options, waits)? {
             FastPath::Granted(guard) => return Ok(guard),
             FastPath::Contended => (None, vec![self.pending_hold(key, options, false)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
@@ -162,9 +162,9 @@ impl Engine {
         if let Some(twice) = order.windows(2).find(|w| keys[w[0]] == keys[w[1]]) {
             let error =
                 Error::new(ErrorKind::InvalidOption, "the same key is given twice; it would wait for itself");
-            return Err(self.shared.name_error(error, Some(&keys[twice[0]])).into());
+            return Err(self.core.name_error(error, Some(&keys[twice[0]])).into());
         }
-        self.shared.check(keys.first(), options)?;
+        self.core.check(keys.first(), options)?;
         let holds = order.iter().map(|i| self.pending_hold(&keys[*i], options, once)).collect();
         let guards = self.run_acquisition(None, holds, options, once).await?;
         let mut placed: Vec<_> = order.into_iter().zip(guards).collect();
@@ -172,20 +172,21 @@ impl Engine {
         Ok(placed.into_iter().map(|(_, guard)| guard).collect())
     }
 
-    /// A wait that came to nothing, as the caller sees it: of several keys the error names the one it waited for.
+    /// A wait that came to nothing, as the caller sees it: of several keys the error names the one it waited
+    /// for.
     fn timed_out(&self, refusal: Refusal) -> Error {
         let key = match refusal {
             Refusal::Failed(error) => return error,
             Refusal::Contended(key) => key,
         };
-        self.shared.metrics.count(Event::Timeout);
+        self.core.metrics.count(Event::Timeout);
         let message = "the wait budget ended while somebody else held or awaited the lock; wait longer, or find the holder with inspect";
-        self.shared.name_error(Error::new(ErrorKind::Timeout, message), key.as_ref())
+        self.core.name_error(Error::new(ErrorKind::Timeout, message), key.as_ref())
     }
 
     /// Begins to count an acquire or a try. Several keys are one attempt, at the first in order.
     fn start_call<'a>(&'a self, key: Option<&'a LockKey>) -> AcquireCall<'a> {
-        self.shared.metrics.facade.attempt(key)
+        self.core.metrics.facade.attempt(key)
     }
 }
 
@@ -244,8 +245,8 @@ impl Lock for Engine {
     }
 
     async fn close(&self) -> Result<(), Error> {
-        self.shared.close();
-        let mut closed = self.shared.closed.clone();
+        self.core.close();
+        let mut closed = self.core.closed.clone();
         let outcome = match closed.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
             Err(_) => Err(Arc::from("the runtime ended before the store confirmed the releases")),
@@ -254,28 +255,28 @@ impl Lock for Engine {
             let message =
                 format!("closed, but {reason}; what is left there ends by itself or needs a forced release");
             let error = Error::new(ErrorKind::OutcomeUnknown, message).with_operation(Operation::Close);
-            self.shared.name_error(error, None)
+            self.core.name_error(error, None)
         })
     }
 
     fn capabilities(&self) -> &Capabilities {
-        &self.shared.capabilities
+        &self.core.capabilities
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
-        self.shared.backend.admin()
+        self.core.backend.admin()
     }
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shared.name)
+        f.write_str(&self.core.name)
     }
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.fmt(f)
+        fmt::Debug::fmt(&**self.core, f)
     }
 }
 
@@ -313,15 +314,15 @@ impl EngineBuilder {
     }
 
     /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the
-    /// first `:`. Keys of the empty class, such as by default those without a `:`, have the label `none`; classes
-    /// after the first hundred have the label `other`. Without the feature `metrics` it does nothing.
+    /// first `:`. Keys of the empty class, such as by default those without a `:`, have the label `none`;
+    /// classes after the first hundred have the label `other`. Without the feature `metrics` it does nothing.
     pub fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
         self.key_class = class;
         self
     }
 
-    /// For simulators: `instance` is the engine's part of its holder ids, which otherwise is drawn at random, and
-    /// `turns` decides when its tasks go on.
+    /// For simulators: `instance` is the engine's part of its holder ids, which otherwise is drawn at random,
+    /// and `turns` decides when its tasks go on.
     #[cfg(feature = "test-util")]
     pub fn simulated(mut self, instance: u128, turns: Arc<dyn crate::tasks::Turns>) -> Self {
         self.simulated = Some((instance, turns));
@@ -354,16 +355,16 @@ impl EngineBuilder {
         let tasks = tasks.taking(turns);
         let (closed_sender, closed) = watch::channel(None);
         let timing = self.timing.unwrap_or_else(|| self.backend.timing());
-        let shared = Arc::new(Shared {
-            metrics: Arc::new(Metrics::new(FacadeMetrics::new(Arc::clone(&name), self.key_class))),
+        let core = Arc::new(Core {
+            metrics: Metrics::new(FacadeMetrics::new(Arc::clone(&name), self.key_class)),
             name,
             capabilities: self.backend.capabilities().clone(),
             timing,
             clock: self.clock,
             tasks,
             queues: Queues::new(),
-            schedule: Arc::new(Schedule::new()),
-            inbox: Arc::new(Inbox::default()),
+            schedule: Schedule::new(),
+            inbox: Inbox::default(),
             unconfirmed: UnconfirmedAttempts::default(),
             closing: CancellationToken::new(),
             runtime_gone: CancellationToken::new(),
@@ -371,19 +372,19 @@ impl EngineBuilder {
             instance,
             backend: self.backend,
         });
-        shared.backend.attach(Events::new(&shared));
+        core.backend.attach(Events::new(&core));
         let (ends, ended) = mpsc::channel();
-        let driver = Driver::new(&shared, closed_sender, ends);
-        let watch = RuntimeWatch::new(&shared, ended);
-        match driver_runtime(shared.tasks.handle()) {
+        let driver = Driver::new(&core, closed_sender, ends);
+        let watch = RuntimeWatch::new(&core, ended);
+        match driver_runtime(core.tasks.handle()) {
             Some(elsewhere) => {
                 elsewhere.spawn(run_elsewhere(driver));
-                shared.tasks.spawn(watch.watch());
+                core.tasks.spawn(watch.watch());
             }
             None => {
-                shared.tasks.spawn(watch.run(driver));
+                core.tasks.spawn(watch.run(driver));
             }
         }
-        Ok(Engine { shared })
+        Ok(Engine { core: Alive::new(&core) })
     }
 }

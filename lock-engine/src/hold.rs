@@ -1,13 +1,14 @@
-//! One grant, from before it is asked for until its end: identity, validity, loss. Its phases are in `state.rs`;
-//! what the owner of the guard does with it is in `grant.rs`.
+//! One grant, from before the store is asked for it until its end: identity, validity, loss. Its phases are
+//! in `state.rs`, the operations of its guard in `grant.rs`.
 
+pub(crate) mod delivery;
 pub(crate) mod grant;
 pub(crate) mod lease_clock;
 pub(crate) mod state;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -16,70 +17,63 @@ use leasehold_api::{Error, ErrorKind, FencingToken, LockGuard, LockKey, LossReas
 use crate::acquire::owner::Permit;
 use crate::acquire::queue::GrantOutcome;
 use crate::clock::Moment;
+use crate::core::Alive;
 use crate::driver::outbox::PendingRelease;
 use crate::driver::schedule::Scheduled;
+use crate::hold::delivery::Delivery;
 use crate::hold::lease_clock::LeaseClock;
 use crate::hold::state::{AtomicPhase, LoseResult, Phase};
 use crate::metrics::Times;
-use crate::shared::Shared;
 use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 
 /// What the engine knows of one grant.
 ///
-/// While it is pending, the key's permit belongs to whoever asks; on the fast path and once it is live, to whoever
-/// ends it.
+/// While it is pending, the key's permit belongs to the acquisition that asks for it. On the fast path and
+/// once it is live, the permit belongs to whoever ends it.
 pub(crate) struct Hold {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) core: Arc<Alive>,
     pub(crate) request: Request,
     pub(crate) phase: AtomicPhase,
     /// The fencing token, or [`NO_TOKEN`].
     token: AtomicU64,
     extras: OnceLock<Box<Extras>>,
-    /// What renews, confirms or limits this hold; `None` when nothing can end it but a release.
+    /// The times at which it is renewed, in doubt and over. `None` if only a release can end it.
     pub(crate) lease: Option<Box<LeaseClock>>,
-    /// Until when a cooldown lasts that this hold has begun or met; zero without one.
+    /// The end of a cooldown that this hold started or ran into, in nanoseconds. Zero without one.
     cooling_until: AtomicU64,
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Nothing then.
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Without the feature it is empty.
     pub(crate) times: Times,
-    /// Whether a call that asks for it has been polled, and was not answered with "contended" or "nothing begun".
-    pub(crate) sent: AtomicBool,
-    /// Whether a caller has its guard, or had it: [`NOBODY`], [`CALLER`] or [`UNDONE`].
-    hands: AtomicU8,
+    /// Whether the store was asked for it, and whether a caller has its guard.
+    pub(crate) delivery: Delivery,
 }
 
-/// What a store gave along with the grant.
+/// The parts of a grant that few stores have.
 struct Extras {
     extension: Option<Box<dyn Any + Send + Sync>>,
     state: Option<OpaqueState>,
 }
 
-const NOBODY: u8 = 0;
-const CALLER: u8 = 1;
-/// It was lost while nobody had its guard, and the store is told to let go.
-const UNDONE: u8 = 2;
-
-/// No token of a store is as large.
+/// Larger than every token of a store.
 const NO_TOKEN: u64 = u64::MAX;
 
 impl Hold {
-    /// A hold that is about to be asked for.
+    /// Makes a hold that the store is about to be asked for.
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        core: &Arc<Alive>,
         request: Request,
         max_hold: Option<Duration>,
         phase: Phase,
     ) -> Arc<Self> {
         Arc::new(Self {
-            shared: Arc::clone(shared),
-            lease: LeaseClock::of(&shared.timing, request.ttl, max_hold).map(Box::new),
-            times: Times::begin(&*shared.clock),
+            core: Arc::clone(core),
+            lease: LeaseClock::of(&core.timing, request.ttl, max_hold).map(Box::new),
+            times: Times::begin(&*core.clock),
             request,
             phase: AtomicPhase::new(phase),
             token: AtomicU64::new(NO_TOKEN),
             extras: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
-            sent: AtomicBool::new(false),
-            hands: AtomicU8::new(NOBODY),
+            delivery: Delivery::new(),
         })
     }
 
@@ -88,8 +82,8 @@ impl Hold {
         &self.request.key
     }
 
-    /// The store has granted it, asked by what was sent at `sent`. The permit is the hold's from here on. `Err`
-    /// when it came too late, or was lost meanwhile: the engine was closed, or the store took it back.
+    /// Makes the guard of a grant whose request was sent at `sent`, and takes the permit over. Fails if the
+    /// grant came too late, or if the hold was lost before: the engine closed, or the store ended the hold.
     pub(crate) fn granted(
         self: Arc<Self>,
         granted: Granted,
@@ -102,7 +96,7 @@ impl Hold {
         }
         self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
         if let Some(lease) = &self.lease {
-            let now = self.shared.clock.now();
+            let now = self.core.clock.now();
             lease.confirmed(sent, lease.window());
             lease.granted(now);
             if now >= lease.deadline() {
@@ -110,8 +104,8 @@ impl Hold {
             }
         }
         if let Err(phase) = self.phase.go_live() {
-            // Whoever ended it did not know that it would be granted after all.
-            self.shared.release_in_background(PendingRelease::held(&self, permit));
+            // The loss did not know of the grant, so it released nothing.
+            self.core.release_in_background(PendingRelease::held(&self, permit));
             return Err(self.ended_before(phase));
         }
         if let Some(cooldown) = self.request.cooldown {
@@ -124,13 +118,13 @@ impl Hold {
             if lease.is_renewed() {
                 lease.renew_at(sent.after(lease.interval()), sent);
             }
-            self.shared.plan(&self, lease);
+            self.core.plan(&self, lease);
         }
-        self.shared.metrics.granted(&self);
+        self.core.metrics.granted(&self);
         Ok(LockGuard::new(self))
     }
 
-    /// It ended, with `phase`, before its guard was handed out.
+    /// Returns the error of an acquisition whose hold ended in `phase` before it had a guard.
     pub(crate) fn ended_before(&self, phase: Phase) -> Error {
         self.named(match phase.loss() {
             Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
@@ -138,11 +132,11 @@ impl Hold {
         })
     }
 
-    /// The grant came when its lease, or the time without a confirmation, had passed. It was in nobody's hands,
-    /// so the store is told to let go, also one that would leave a lost hold as it is.
+    /// Ends a grant that came after its lease, or the time without a confirmation, had passed. No caller had
+    /// its guard, so it is released, also in a store that keeps lost holds.
     fn came_too_late(&self, permit: Option<Permit>) -> Error {
         let permit = self.give_up(permit);
-        self.shared.release_in_background(PendingRelease::held(self, permit));
+        self.core.release_in_background(PendingRelease::held(self, permit));
         let message = if self.request.ttl.is_some() {
             "the store took longer to grant the lease than the lease lasts, and is told to let go; use a longer TTL"
         } else {
@@ -151,14 +145,14 @@ impl Hold {
         self.named(Error::new(ErrorKind::Unavailable, message))
     }
 
-    /// Gives up what was asked for: the permit, unless a loss took it. What the store may have of it is the
-    /// caller's to free.
+    /// Gives up the request. Returns the permit, unless a loss has taken it. The caller releases what the
+    /// store may have.
     pub(crate) fn give_up(&self, permit: Option<Permit>) -> Option<Permit> {
         let ours = self.phase.give_up();
         permit.or_else(|| ours.then(|| self.claim_permit(GrantOutcome::NotGranted)))
     }
 
-    /// How the store knows this hold.
+    /// Returns the hold as the store knows it.
     pub(crate) fn reference(&self) -> HoldRef {
         HoldRef {
             key: self.key().clone(),
@@ -166,53 +160,35 @@ impl Hold {
             mode: self.request.mode,
             token: self.token(),
             ttl: self.lease.as_ref().and_then(|lease| lease.ttl()),
-            unused: !self.is_handed_out(),
+            unused: !self.delivery.is_delivered(),
             state: self.extras.get().and_then(|extras| extras.state.clone()),
         }
     }
 
-    /// Sets whether the caller gets its guard. To be set before it is looked whether the hold has ended: then whoever ends
-    /// it sees this, or the end is seen here.
-    pub(crate) fn hand_out(&self, handed_out: bool) {
-        let (from, to) = if handed_out { (NOBODY, CALLER) } else { (CALLER, NOBODY) };
-        let _ = self.hands.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    /// A read-modify-write and no load: only that has a place in the order of the writes of [`hand_out`](Self::hand_out).
-    fn is_handed_out(&self) -> bool {
-        self.hands.fetch_or(0, Ordering::AcqRel) == CALLER
-    }
-
-    /// Whether nobody has its guard, nor will have it from here on. True once: then it is the caller's to free.
-    fn undo_unseen(&self) -> bool {
-        // An exchange that fails only loads, and may miss that the caller has given it up meanwhile.
-        !self.is_handed_out()
-            && self.hands.compare_exchange(NOBODY, UNDONE, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Whether its end is that of a cooldown as well: an attempt that is undone leaves none.
+    /// Returns whether a release also ends the cooldown: if no caller had the guard, the attempt leaves none.
     pub(crate) fn ends_cooldown(&self) -> bool {
-        self.request.cooldown.is_some() && !self.is_handed_out()
+        self.request.cooldown.is_some() && !self.delivery.is_delivered()
     }
 
     pub(crate) fn is_live(&self) -> bool {
         self.phase.get() == Phase::Live
     }
 
-    /// Whether the store is being asked for it by somebody who may still come back, also if it has been closed
-    /// meanwhile.
+    /// Returns whether a call at the store asks for it, also if the engine was closed since.
     pub(crate) fn is_asked(&self) -> bool {
-        matches!(self.phase.get(), Phase::Pending | Phase::LostPending(_))
-            && self.sent.load(Ordering::Acquire)
+        self.is_pending() && self.delivery.is_sent()
     }
 
-    /// Whether it is pending and nobody has asked the store for it, so that there is nothing to undo.
+    /// Returns whether it is pending and the store has nothing of it, so that there is nothing to undo.
     pub(crate) fn is_unsent(&self) -> bool {
-        matches!(self.phase.get(), Phase::Pending | Phase::LostPending(_))
-            && !self.sent.load(Ordering::Acquire)
+        self.is_pending() && !self.delivery.is_sent()
     }
 
-    /// Whether its guard has been handed out, now or before.
+    fn is_pending(&self) -> bool {
+        matches!(self.phase.get(), Phase::Pending | Phase::LostPending(_))
+    }
+
+    /// Returns whether the store granted it and the grant became a guard, now or before.
     pub(crate) fn was_granted(&self) -> bool {
         matches!(self.phase.get(), Phase::Live | Phase::Released | Phase::Lost(_))
     }
@@ -221,7 +197,7 @@ impl Hold {
         self.phase.get().loss()
     }
 
-    /// Computed from the clock at each look. A look that finds the hold over makes the loss final.
+    /// Computes the validity from the clock. If the hold's time has passed, the loss becomes final.
     pub(crate) fn current_validity(&self) -> Validity {
         match self.phase.get() {
             Phase::Lost(_) | Phase::LostPending(_) | Phase::LostFast(_) => return Validity::Lost,
@@ -229,7 +205,7 @@ impl Hold {
             Phase::Fast | Phase::Pending | Phase::Live => {}
         }
         let Some(lease) = &self.lease else { return Validity::Valid };
-        let now = self.shared.clock.now();
+        let now = self.core.clock.now();
         if let Some(reason) = over(lease, now) {
             self.lose(reason);
             return Validity::Lost;
@@ -237,87 +213,95 @@ impl Hold {
         if now >= lease.doubt() { Validity::InDoubt } else { Validity::Valid }
     }
 
-    /// Ends it if its time has passed.
+    /// Ends the hold if its time has passed.
     pub(crate) fn end_if_over(&self) {
-        if let Some(reason) = self.lease.as_ref().and_then(|lease| over(lease, self.shared.clock.now())) {
+        if let Some(reason) = self.lease.as_ref().and_then(|lease| over(lease, self.core.clock.now())) {
             self.lose(reason);
         }
     }
 
-    /// The grant is gone: tells everybody, hands on the permit, and has the store let go of what may be
-    /// left of it. Final; does nothing to a hold that was released or lost before.
+    /// Ends a hold that is gone: fires its signal, passes the permit on, and releases what the store may
+    /// still have. Does nothing if the hold was released or lost before.
     pub(crate) fn lose(&self, reason: LossReason) {
-        // Handed on without waiting for the store, which tells the next in line whether it still has the old hold; but only once
-        // the driver knows of it: a hold without a permit is not seen by the closing of the engine.
+        // The permit is passed on without waiting for the store, because the next waiter learns from the
+        // store whether the old hold is still there. It is passed on after the driver has the release,
+        // because a closing engine finds holds by their permits.
         let Some(_permit) = self.end_lost(reason) else { return };
-        // The store may still have it, for instance when only the answer to a renewal was lost.
+        // The store may still have it, for example if only the reply to a renewal was lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
-        // What was in nobody's hands does not stay either: the call that took it may not be polled before the engine closes.
-        if !ended && (!self.stays_when_lost(reason) || self.undo_unseen()) {
-            self.shared.release_in_background(PendingRelease::lost(self));
+        // A hold whose guard no caller has does not stay either. It is released here, because nobody may poll
+        // its call again before the engine closes.
+        if !ended && (!self.stays_when_lost(reason) || self.delivery.claim_undelivered()) {
+            self.core.release_in_background(PendingRelease::lost(self));
         }
     }
 
-    /// Whether the store keeps a hold that was lost for that reason until an operator ends it.
+    /// Returns whether the store keeps a hold that was lost for that reason until an operator releases it.
     fn stays_when_lost(&self, reason: LossReason) -> bool {
-        reason == LossReason::Expired && self.shared.timing.confirm.is_some_and(|confirm| confirm.sticky)
+        reason == LossReason::Expired && self.core.timing.confirm.is_some_and(|confirm| confirm.sticky)
     }
 
-    /// It is given up by the call that took it. If it was lost while that was about to hand it out, it was in nobody's hands:
-    /// the store is told to let go, also one that would leave a lost hold as it is.
+    /// Ends a hold whose acquisition fails. If the hold was lost before the caller got the guard, releases
+    /// it, also in a store that keeps lost holds.
     pub(crate) fn abandon_undelivered(&self) {
         self.end_if_over();
-        if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason)) && self.undo_unseen() {
-            self.shared.release_in_background(PendingRelease::lost(self));
+        if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason))
+            && self.delivery.claim_undelivered()
+        {
+            self.core.release_in_background(PendingRelease::lost(self));
         }
     }
 
-    /// The part of [`lose`](Self::lose) that concerns the holder alone: the permit, unless it was being asked for.
-    /// Then whoever asks keeps it until that is undone.
+    /// Does the part of [`lose`](Self::lose) that needs no store. Returns the permit, unless an acquisition
+    /// still asks for the hold and keeps the permit until the request is undone.
     pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Permit> {
         match self.phase.lose(reason) {
             LoseResult::WasLive => {}
             LoseResult::WasFast => return Some(self.claim_permit(GrantOutcome::NotGranted)),
             LoseResult::WasPending | LoseResult::HadEnded => return None,
         }
-        self.shared.schedule.forget(self);
-        self.shared.metrics.lost(self);
-        tracing::warn!(key = %self.key(), holder = %self.request.holder, token = ?self.token(), store = %self.shared.name, %reason, "lock lost");
+        self.core.schedule.forget(self);
+        self.core.metrics.lost(self);
+        tracing::warn!(key = %self.key(), holder = %self.request.holder, token = ?self.token(), store = %self.core.name, %reason, "lock lost");
         Some(self.claim_permit(GrantOutcome::Ended))
     }
 
-    /// Ends the hold for release; the store is the caller's to tell. `Err` when it was lost.
+    /// Ends the hold here. The caller releases it at the store.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if it was lost before.
     pub(crate) fn begin_release(&self) -> Result<(), Error> {
         self.end_if_over();
         match self.phase.release() {
             Ok(()) => {
-                self.shared.schedule.forget(self);
-                self.shared.metrics.guard_released(self);
+                self.core.schedule.forget(self);
+                self.core.metrics.guard_released(self);
                 Ok(())
             }
             Err(phase) => Err(self.named(Error::lost(phase.loss().unwrap_or(LossReason::Gone)))),
         }
     }
 
-    /// The permit, for whoever ended the hold: to be claimed once.
+    /// Returns the permit. Only the one that ended the hold may call it, once.
     pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
-        self.shared.queues.permit(self.key(), outcome)
+        self.core.queues.permit(self.key(), outcome)
     }
 
-    /// The store has not granted it, for this reason.
+    /// Notes why the store has not granted it.
     pub(crate) fn note_contended(&self, contended: &Contended) {
         if let Some(cooldown) = contended.cooling_for {
-            self.cools_until(self.shared.clock.now().after(cooldown));
+            self.cools_until(self.core.clock.now().after(cooldown));
         }
     }
 
-    /// Nobody is granted the key before `until`: those who do not wait for a cooldown are told.
+    /// Notes that a cooldown lasts until `until`, and wakes the waiters that do not wait for one.
     fn cools_until(&self, until: Moment) {
         self.cooling_until.store(until.as_nanos(), Ordering::Release);
-        self.shared.queues.wake_waiters(self.key());
+        self.core.queues.wake_waiters(self.key());
     }
 
-    /// Until when a cooldown lasts, as far as this hold knows.
+    /// Returns the end of the cooldown that this hold knows of.
     pub(crate) fn cooling_until(&self) -> Moment {
         Moment::from_nanos(self.cooling_until.load(Ordering::Acquire))
     }
@@ -332,11 +316,11 @@ impl Hold {
     }
 
     pub(crate) fn named(&self, error: Error) -> Error {
-        self.shared.name_error(error, Some(self.key()))
+        self.core.name_error(error, Some(self.key()))
     }
 }
 
-/// Why a hold is over at `now`, if it is: whichever came first.
+/// Returns why a hold is over at `now`, if it is.
 fn over(lease: &LeaseClock, now: Moment) -> Option<LossReason> {
     if now < lease.end() {
         None

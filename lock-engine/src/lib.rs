@@ -6,11 +6,12 @@
 mod acquire;
 mod backoff;
 mod clock;
+mod core;
 mod driver;
 mod engine;
 mod hold;
 mod metrics;
-mod shared;
+
 mod store;
 mod sync;
 mod tasks;

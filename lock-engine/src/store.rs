@@ -1,5 +1,5 @@
-//! What a store implements: [`Backend`](backend::Backend), or [`SingleKey`](single::SingleKey) if it answers one key at
-//! a time.
+//! What a store implements: [`Backend`](backend::Backend), or [`SingleKey`](single::SingleKey) if it answers
+//! one key at a time.
 
 pub(crate) mod backend;
 pub(crate) mod events;

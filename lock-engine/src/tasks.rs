@@ -1,5 +1,5 @@
-//! Where the tasks of an engine run. For a simulator also when: it pauses a client as a whole, and orders the tasks
-//! that are ready.
+//! Where the tasks of an engine run. For a simulator also when: it pauses a client as a whole, and orders the
+//! tasks that are ready.
 
 use std::future::Future;
 

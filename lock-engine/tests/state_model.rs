@@ -1,23 +1,27 @@
-//! The life of a hold under every interleaving that loom finds: one transition wins, whoever watches is told, and
-//! the permit has one owner.
+//! The life of a hold under every interleaving that loom finds: one transition wins, every watcher is notified, the
+//! permit has one owner, and a lost hold that no caller has is released once.
 //!
-//! The file under test is compiled here a second time, with loom's primitives in place of the standard
+//! The files under test are compiled here a second time, with loom's primitives in place of the standard
 //! library's.
 
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
+#[path = "../src/hold/delivery.rs"]
+mod delivery;
 #[path = "../src/hold/state.rs"]
 mod state;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU8, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 }
 
 use std::sync::Arc;
 
+use delivery::Delivery;
 use leasehold_api::{End, LossReason};
 use loom::future::block_on;
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use state::{AtomicPhase, LoseResult, Phase};
 
@@ -122,5 +126,93 @@ fn whoever_gives_up_while_it_is_lost_keeps_the_permit_of_what_he_asked_for() {
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         assert!(state.give_up());
         assert_ne!(closing.join().unwrap(), LoseResult::WasLive, "nobody else may hand it on");
+    });
+}
+
+/// A hold in a store that keeps a lost hold until an operator releases it, unless the engine releases it.
+struct StickyHold {
+    phase: AtomicPhase,
+    delivery: Delivery,
+}
+
+impl StickyHold {
+    fn live() -> Arc<Self> {
+        Arc::new(Self { phase: AtomicPhase::new(Phase::Live), delivery: Delivery::new() })
+    }
+
+    /// As `Hold::lose`. Returns whether it releases the hold at the store.
+    fn lose(&self) -> bool {
+        self.phase.lose(LossReason::Expired) == LoseResult::WasLive && self.delivery.claim_undelivered()
+    }
+
+    /// As the end of an acquisition that fails after it took the hold: the guard is dropped, and releases what is
+    /// still live. Returns whether it releases the hold at the store.
+    fn abandon(&self) -> bool {
+        if self.phase.get().loss().is_some() {
+            self.delivery.claim_undelivered()
+        } else {
+            self.phase.release().is_ok()
+        }
+    }
+}
+
+#[test]
+fn a_hold_that_is_lost_as_its_guard_is_delivered_has_a_caller_or_is_released_once() {
+    model(|| {
+        let hold = StickyHold::live();
+        let losing = {
+            let hold = Arc::clone(&hold);
+            thread::spawn(move || hold.lose())
+        };
+        hold.delivery.deliver();
+        let has_guard = hold.phase.get() == Phase::Live;
+        let released_here = if has_guard {
+            false
+        } else {
+            hold.delivery.take_back();
+            hold.abandon()
+        };
+        let releases = usize::from(losing.join().unwrap()) + usize::from(released_here);
+        assert_eq!(releases, usize::from(!has_guard), "has a guard: {has_guard}");
+    });
+}
+
+#[test]
+fn a_hold_that_is_lost_as_its_caller_fails_is_released_once() {
+    model(|| {
+        let hold = StickyHold::live();
+        hold.delivery.deliver();
+        let losing = {
+            let hold = Arc::clone(&hold);
+            thread::spawn(move || hold.lose())
+        };
+        // Another key of the same call was lost.
+        hold.delivery.take_back();
+        let released_here = hold.abandon();
+        let releases = usize::from(losing.join().unwrap()) + usize::from(released_here);
+        assert_eq!(releases, 1);
+    });
+}
+
+#[test]
+fn a_hold_that_reads_unsent_has_nothing_under_way() {
+    model(|| {
+        let delivery = Arc::new(Delivery::new());
+        let under_way = Arc::new(AtomicBool::new(false));
+        let asking = {
+            let (delivery, under_way) = (Arc::clone(&delivery), Arc::clone(&under_way));
+            thread::spawn(move || {
+                delivery.mark_sent();
+                under_way.store(true, Ordering::Release);
+                // The store answers that the key is held elsewhere.
+                under_way.store(false, Ordering::Relaxed);
+                delivery.mark_answered();
+            })
+        };
+        // As a closing engine that has seen the request.
+        if under_way.load(Ordering::Acquire) && !delivery.is_sent() {
+            assert!(!under_way.load(Ordering::Relaxed), "it was sent, and is not answered");
+        }
+        asking.join().unwrap();
     });
 }

@@ -12,9 +12,9 @@
 //!                                    what is left, within the budget
 //! ```
 //!
-//! Each key is an [`Entry`] whose stage says what the store may have of it: nothing (`Idle`), something unknown
-//! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any point
-//! undoes each according to its stage.
+//! Each key is an [`Entry`] whose stage is what the store may have of it: nothing (`Idle`), something unknown
+//! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any
+//! point undoes each entry according to its stage.
 
 mod finish;
 mod outage;
@@ -24,7 +24,6 @@ use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -41,47 +40,47 @@ use crate::acquire::queue::{EnterResult, QueuesClosed};
 use crate::acquire::unconfirmed::ContentionSource;
 use crate::acquire::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
 use crate::clock::Moment;
+use crate::core::Alive;
 use crate::hold::Hold;
 use crate::metrics::Event;
-use crate::shared::Shared;
 use crate::store::backend::{Attempt, Contended, Waiting};
 use crate::store::missing_replies_error;
 
 use self::outage::Outage;
 
-/// The pause before a store whose queue ended a wait without a grant is asked again.
+/// The pause before the next wait in a store's queue that ended the last one without a grant.
 const UNQUEUED: Duration = Duration::from_millis(100);
 
-/// How long a wait whose budget has ended may take to leave the store's queue in the caller's presence.
+/// How long a caller whose budget has ended stays while its wait leaves the store's queue.
 const LEAVING: Duration = Duration::from_millis(100);
 
-/// One acquisition under way. Dropping it has the driver finish the call that is under way and undo it all.
+/// One acquisition. If dropped, the driver finishes its call and releases its holds.
 pub(crate) struct Acquisition {
-    shared: Arc<Shared>,
+    core: Arc<Alive>,
     entries: Vec<Entry>,
     policy: OnCooldown,
     budget: Budget,
-    /// The call that is under way.
+    /// The call under way.
     call: Option<StoreCall>,
-    /// Ends it, if it is a wait in the store's queue.
+    /// Stops that call, if it is a wait in the store's queue.
     stop: Option<CancellationToken>,
-    /// Whether that call has been polled at all.
+    /// Whether that call was ever polled.
     polled: bool,
-    /// Whether that call has had its time. Then the next in line asks the store itself.
+    /// Whether that call exceeded its limit. Then the next waiter asks the store itself.
     timed_out: bool,
-    /// Of whom the store has ever said that he has a key.
+    /// Who has been seen holding a key so far: another client, or our own unconfirmed attempt.
     contended_by: ContentionSource,
-    /// Whether a failure of the store ends it.
+    /// Whether a failure of the store ends the acquisition.
     gives_up: bool,
-    /// The store fails, and is asked again.
+    /// Set while the store fails and is retried.
     outage: Option<Box<Outage>>,
 }
 
 impl Acquisition {
-    pub(crate) fn new(shared: &Arc<Shared>, options: &AcquireOptions, once: bool) -> Self {
+    pub(crate) fn new(core: &Arc<Alive>, options: &AcquireOptions, once: bool) -> Self {
         let budget = if once { Budget::Once } else { Budget::start(options.wait) };
         Self {
-            shared: Arc::clone(shared),
+            core: Arc::clone(core),
             entries: Vec::new(),
             policy: options.on_cooldown,
             budget,
@@ -95,8 +94,8 @@ impl Acquisition {
         }
     }
 
-    /// Acquires all of `holds`, which are ordered by key and all different, after the one that the fast path has
-    /// begun with.
+    /// Acquires the hold that the fast path has started, then all of `holds`, which have different keys in
+    /// order.
     pub(crate) async fn run(
         mut self,
         begun: Option<PendingAcquire>,
@@ -106,14 +105,14 @@ impl Acquisition {
         if let Some(PendingAcquire { hold, permit, contended: said }) = begun {
             contended = said;
             if contended.is_some() {
-                self.contended_by.note(self.shared.unconfirmed.is_any(hold.key()));
+                self.contended_by.note(self.core.unconfirmed.is_any(hold.key()));
             }
             self.entries.push(Entry { hold, permit: Some(permit), stage: Stage::Idle });
         }
         self.entries.extend(holds.into_iter().map(|hold| Entry { hold, permit: None, stage: Stage::Idle }));
         let first = self.entries.first().map(|entry| entry.hold.key().clone());
         let _waiting = match (&first, self.budget) {
-            (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.shared.metrics.facade.waits(key)),
+            (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.core.metrics.facade.waits(key)),
             _ => None,
         };
         loop {
@@ -125,15 +124,15 @@ impl Acquisition {
         }
     }
 
-    /// Takes every key that is not ours yet; the store has said of the first one already what `contended` says.
+    /// Takes all keys that are not taken yet. `contended` is the store's last answer for the first of them.
     async fn take_all(&mut self, contended: Option<Contended>) -> Result<(), Refusal> {
         self.enter().await?;
         let mut contended = contended;
-        // Everything before this entry is ours.
+        // All entries before this one are taken.
         let mut at = self.first_untaken();
         loop {
             if let Some(contended) = contended.take() {
-                // Boxed, like what else is rarely needed: most of its state would be everybody's.
+                // Boxed, because its large state is rarely needed.
                 Box::pin(self.wait_at(at, contended)).await?;
                 self.take(at..at + 1)?;
                 at += 1;
@@ -151,7 +150,7 @@ impl Acquisition {
                 Some((first, answer)) => {
                     self.take(at..at + first)?;
                     at += first;
-                    // Keys are held in order only: what was granted behind this one is given back.
+                    // Keys are held in order only, so grants behind this one are released.
                     self.release_from(at + 1);
                     contended = Some(answer);
                 }
@@ -159,7 +158,7 @@ impl Acquisition {
         }
     }
 
-    /// Waits until the store may be asked for the keys that are not ours yet, or one of those before is lost.
+    /// Waits until the store may be asked for the keys that are not taken yet, or until a taken one is lost.
     async fn enter(&mut self) -> Result<(), Refusal> {
         let any_lost = self.any_lost();
         let entering = async {
@@ -173,47 +172,47 @@ impl Acquisition {
         }
     }
 
-    /// The first entry that is not ours yet.
+    /// Returns the position of the first entry that is not taken yet.
     fn first_untaken(&self) -> usize {
         self.entries.iter().take_while(|entry| matches!(entry.stage, Stage::Taken(_))).count()
     }
 
     /// Waits for this client's permit of each key, in order.
     async fn queue(&mut self) -> Result<(), Refusal> {
-        let shared = Arc::clone(&self.shared);
+        let core = Arc::clone(&self.core);
         let (budget, policy, gives_up) = (self.budget, self.policy, self.gives_up);
         let left = self.first_untaken();
         for entry in self.entries[left..].iter_mut().filter(|e| e.permit.is_none()) {
             let key = entry.hold.key();
-            let closed = |QueuesClosed| shared.name_error(Error::closed(), Some(key));
-            // A caller that does not wait for a holder does wait for the answer of the store that the one before
-            // it here is letting go: until then nobody knows whether the key is held.
+            let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
+            // A caller that does not wait for holders does wait for the previous local hold to be released,
+            // because only the store's reply tells whether the key is held.
             let should_wait =
                 |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
-            let entered =
-                shared.queues.enter_if(key, Owner::new(&entry.hold), should_wait).map_err(closed)?;
+            let entered = core.queues.enter_if(key, Owner::new(&entry.hold), should_wait).map_err(closed)?;
             entry.permit = Some(match entered {
                 None => {
-                    return Err(failure_of(&shared, key)
+                    return Err(failure_of(&core, key)
                         .map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
                 }
                 Some(EnterResult::Permit(permit)) => permit,
                 Some(EnterResult::Waiter(waiter)) => {
                     let limit = match budget {
-                        Budget::Once => budget.of_call(shared.timing.request_timeout),
+                        Budget::Once => budget.of_call(core.timing.request_timeout),
                         _ => budget.of_wait(),
                     };
                     tokio::select! {
                         biased;
-                        permit = permitted(&shared, waiter, key, policy, gives_up) => permit?,
+                        permit = permitted(&core, waiter, key, policy, gives_up) => permit?,
                         () = limit.passed() => {
-                            // Who waits for a release that the store has not answered waits for no holder.
-                            if is_ending(&shared, key) == Some(true) || matches!(limit, Limit::Call(_)) {
+                            // Blocked by our own unconfirmed release, not by another holder: report
+                            // `Unavailable`.
+                            if is_ending(&core, key) == Some(true) || matches!(limit, Limit::Call(_)) {
                                 let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
                                 let error = Error::new(ErrorKind::Unavailable, message);
-                                return Err(shared.name_error(error, Some(key)).into());
+                                return Err(core.name_error(error, Some(key)).into());
                             }
-                            return Err(failure_of(&shared, key).map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
+                            return Err(failure_of(&core, key).map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
                         }
                     }
                 }
@@ -222,45 +221,45 @@ impl Acquisition {
         Ok(())
     }
 
-    /// Leaves keys that were just released here to those who wait elsewhere.
+    /// Leaves keys that were just released here to the waiters of other clients for a while.
     async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
-        let shared = Arc::clone(&self.shared);
-        let now = || shared.clock.now();
-        let yields = self.entries.iter().filter_map(|e| shared.queues.yields_until(e.hold.key(), now));
+        let core = Arc::clone(&self.core);
+        let now = || core.clock.now();
+        let yields = self.entries.iter().filter_map(|e| core.queues.yields_until(e.hold.key(), now));
         let Some(until) = yields.max() else { return Ok(()) };
         let left = match self.budget {
-            // At least one attempt is made before the budget ends.
+            // Half of the budget stays for at least one attempt.
             Budget::Until(end) => end.saturating_duration_since(Instant::now()) / 2,
-            // Also who does not wait for a holder: to say "contended" would not be true, and tries in a loop would
-            // leave nothing to others.
+            // A try yields as well: *contended* would not be true, and tries in a loop would starve other
+            // clients.
             Budget::Once | Budget::Forever => Duration::MAX,
         };
         let Some(key) = self.first_key(0) else { return Ok(()) };
         let pause_for = until.since(now()).min(left);
         let key = key.clone();
-        match Box::pin(pause(&shared, &key, &Notify::new(), pause_for, self.budget.of_wait())).await? {
+        match Box::pin(pause(&core, &key, &Notify::new(), pause_for, self.budget.of_wait())).await? {
             Paused::Over => Ok(()),
             Paused::OutOfBudget => Err(self.out_of_budget()),
         }
     }
 
-    /// Up to which entry the store is asked in one call, from `at`. With a cooldown one at a time: what
-    /// is given back has begun its cooldown, which would then be met by the next attempt.
+    /// Returns the end of the entries to ask for in one call, from `at`. With a cooldown it is one entry,
+    /// because a grant that is released starts its cooldown, and the next attempt would run into it.
     fn end_of_call(&self, at: usize) -> usize {
         let all = self.entries.len();
         let cooling = self.entries[at..].iter().any(|e| e.hold.request.cooldown.is_some());
         if cooling { all.min(at + 1) } else { all }
     }
 
-    /// Asks the store once for the entries of `range`: for each `None` (granted) or why not.
+    /// Asks the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
         let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| e.hold.request.clone()).collect();
-        let backend = Arc::clone(&self.shared.backend);
+        let backend = Arc::clone(&self.core.backend);
         let call: StoreCall = Box::pin(async move { backend.acquire(requests).await });
-        self.finish_call(range, call, self.budget.of_call(self.shared.timing.request_timeout)).await
+        self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
     }
 
-    /// Runs `call` until it is answered, its limit passes or the engine closes.
+    /// Runs `call` until the store answers, the limit passes, or the engine closes.
     async fn finish_call(
         &mut self,
         range: Range<usize>,
@@ -272,29 +271,30 @@ impl Acquisition {
             entry.stage = Stage::Asked;
         }
         self.polled = false;
-        let sent = self.shared.clock.now();
-        let shared = Arc::clone(&self.shared);
-        let closed = |key: Option<&LockKey>| Refusal::from(shared.name_error(Error::closed(), key));
+        let sent = self.core.clock.now();
+        let core = Arc::clone(&self.core);
+        let closed = |key: Option<&LockKey>| Refusal::from(core.name_error(Error::closed(), key));
         let (call, polled) = (self.call.insert(call), &mut self.polled);
-        // What was never polled has asked for nothing.
+        // Marked at the first poll, because a call that is never polled asks for nothing.
         let mut call = poll_fn(|cx| {
             if !std::mem::replace(polled, true) {
-                holds.iter().for_each(|hold| hold.sent.store(true, Ordering::Release));
+                holds.iter().for_each(|hold| hold.delivery.mark_sent());
             }
             call.as_mut().poll(cx)
         });
         let answers = tokio::select! {
             biased;
-            // First: a runtime that has gone closes the engine, and its calls must not be polled then.
-            () = shared.closing.cancelled() => return Err(closed(self.first_key(range.start))),
+            // First, because the end of the runtime closes the engine, and its calls must not be polled after
+            // that.
+            () = core.closing.cancelled() => return Err(closed(self.first_key(range.start))),
             answers = &mut call => answers,
             () = limit.passed() => match (limit, &self.stop) {
-                // A wait that is told to stop leaves the store's queue, or brings the grant that came first.
+                // A stopped wait leaves the store's queue, or returns the grant that came first.
                 (Limit::Budget(_), Some(stop)) => {
                     stop.cancel();
                     let left = tokio::select! {
                         biased;
-                        () = shared.closing.cancelled() => return Err(closed(self.first_key(range.start))),
+                        () = core.closing.cancelled() => return Err(closed(self.first_key(range.start))),
                         left = timeout(LEAVING, &mut call) => left,
                     };
                     match left {
@@ -310,14 +310,15 @@ impl Acquisition {
         self.settle(range, answers, sent)
     }
 
-    /// Notes the answers to a call that was sent at `sent`: for each entry `None` (granted) or why not.
+    /// Notes the answers to a call that was sent at `sent`. Returns for each entry `None` if granted, or why
+    /// not.
     fn settle(
         &mut self,
         range: Range<usize>,
         answers: Vec<Result<Attempt, Error>>,
         sent: Moment,
     ) -> Result<Vec<Option<Contended>>, Refusal> {
-        let shared = Arc::clone(&self.shared);
+        let core = Arc::clone(&self.core);
         let mut answers = answers.into_iter();
         let mut said = Vec::with_capacity(range.len());
         let mut failure = None;
@@ -329,24 +330,24 @@ impl Acquisition {
                     continue;
                 }
                 Ok(Attempt::Contended(contended)) => {
-                    shared.metrics.count(Event::Contended);
-                    self.contended_by.note(shared.unconfirmed.is_any(entry.hold.key()));
+                    core.metrics.count(Event::Contended);
+                    self.contended_by.note(core.unconfirmed.is_any(entry.hold.key()));
                     entry.stage = Stage::Idle;
-                    entry.hold.sent.store(false, Ordering::Release);
+                    entry.hold.delivery.mark_answered();
                     entry.hold.note_contended(&contended);
                     said.push(Some(contended));
                     continue;
                 }
                 Ok(Attempt::Refused(error)) => {
                     entry.stage = Stage::Idle;
-                    entry.hold.sent.store(false, Ordering::Release);
+                    entry.hold.delivery.mark_answered();
                     error
                 }
-                // It stays asked: whether it is held is not known, so it is undone.
+                // It stays `Asked`, because the store may have granted it, so it is released.
                 Err(error) => error,
             };
-            shared.metrics.count(Event::Failure);
-            failure.get_or_insert(shared.name_error(error, Some(entry.hold.key())));
+            core.metrics.count(Event::Failure);
+            failure.get_or_insert(core.name_error(error, Some(entry.hold.key())));
         }
         match failure {
             Some(error) => Err(error.into()),
@@ -357,7 +358,7 @@ impl Acquisition {
         }
     }
 
-    /// Waits until the entry at `at`, which is held elsewhere, is granted, or one of those before is lost.
+    /// Waits until the store grants the contended entry at `at`, or until a taken one is lost.
     async fn wait_at(&mut self, at: usize, contended: Contended) -> Result<(), Refusal> {
         let any_lost = self.any_lost();
         tokio::select! {
@@ -367,18 +368,18 @@ impl Acquisition {
         }
     }
 
-    /// Waits until one of the keys that are ours is lost.
+    /// Waits until a taken key is lost.
     fn any_lost(&self) -> impl Future<Output = Error> + use<> {
         let taken = self.entries.iter().filter_map(|entry| match &entry.stage {
             Stage::Taken(guard) => Some((entry.hold.key().clone(), guard.lost())),
             _ => None,
         });
         let mut losses: Vec<_> = taken.collect();
-        let shared = Arc::clone(&self.shared);
+        let core = Arc::clone(&self.core);
         poll_fn(move |cx| {
             for (key, lost) in &mut losses {
                 if let Poll::Ready(reason) = Pin::new(lost).poll(cx) {
-                    return Poll::Ready(shared.name_error(Error::lost(reason), Some(key)));
+                    return Poll::Ready(core.name_error(Error::lost(reason), Some(key)));
                 }
             }
             Poll::Pending
@@ -389,28 +390,29 @@ impl Acquisition {
         let mut contended = contended;
         let wakeup = Arc::new(Notify::new());
         let key = self.entries[at].hold.key().clone();
-        // Registered before the next attempt, so that a hint in between is not missed.
-        self.shared.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
-        tracing::debug!(%key, store = %self.shared.name, "waiting");
+        // Registered before the next attempt, so that no hint between the two is missed.
+        self.core.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
+        tracing::debug!(%key, store = %self.core.name, "waiting");
         let mut asked_again = false;
         loop {
             if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
-                // Perhaps that of an attempt which is being undone.
-                if self.shared.unconfirmed.is_any(&key) {
+                // An unconfirmed attempt of this client may have started the cooldown.
+                if self.core.unconfirmed.is_any(&key) {
                     return Err(self.own_attempt(&key));
                 }
-                return Err(self.shared.name_error(Error::not_due(retry_after), Some(&key)).into());
+                return Err(self.core.name_error(Error::not_due(retry_after), Some(&key)).into());
             }
             if self.budget == Budget::Once {
                 return Err(self.out_of_budget());
             }
-            let waiting = self.shared.timing.waiting;
-            // At first it asks once more without a pause: that finds what happened before the wakeup was registered.
+            let waiting = self.core.timing.waiting;
+            // The first time it asks again without a pause, to find what happened before the wakeup was
+            // registered.
             if std::mem::replace(&mut asked_again, true) {
-                // A store that ends a wait without a grant is not asked again immediately either.
+                // After a wait that ended without a grant it pauses as well.
                 let every = if let Waiting::Poll { every } = waiting { every } else { UNQUEUED };
                 let pause_for = poll_in(every, &contended);
-                match pause(&self.shared, &key, &wakeup, pause_for, self.budget.of_wait()).await? {
+                match pause(&self.core, &key, &wakeup, pause_for, self.budget.of_wait()).await? {
                     Paused::Over => {}
                     Paused::OutOfBudget => return Err(self.out_of_budget()),
                 }
@@ -418,7 +420,7 @@ impl Acquisition {
             let answers = match waiting {
                 Waiting::Poll { .. } => self.ask(at..at + 1).await?,
                 Waiting::Store => {
-                    let (backend, stop) = (Arc::clone(&self.shared.backend), CancellationToken::new());
+                    let (backend, stop) = (Arc::clone(&self.core.backend), CancellationToken::new());
                     let request = self.entries[at].hold.request.clone();
                     self.stop = Some(stop.clone());
                     let call: StoreCall = Box::pin(async move { vec![backend.wait(request, stop).await] });
@@ -436,7 +438,7 @@ impl Acquisition {
     fn take(&mut self, range: Range<usize>) -> Result<(), Error> {
         for entry in &mut self.entries[range] {
             if let Stage::Granted(granted, sent) = std::mem::replace(&mut entry.stage, Stage::Idle) {
-                // Refused, the grant is being undone, with the permit.
+                // If this fails, the grant and its permit are being released.
                 let guard = Arc::clone(&entry.hold).granted(granted, sent, entry.permit.take())?;
                 entry.stage = Stage::Taken(guard);
             }
@@ -449,13 +451,13 @@ impl Acquisition {
             Limit::Budget(_) | Limit::None => self.out_of_budget(),
             Limit::Call(_) => {
                 self.timed_out = true;
-                self.shared.metrics.count(Event::Failure);
-                let limit = self.shared.timing.request_timeout;
+                self.core.metrics.count(Event::Failure);
+                let limit = self.core.timing.request_timeout;
                 let message = format!(
                     "the store did not answer within {limit:?}; whatever it does with the request is undone"
                 );
                 let error = Error::new(ErrorKind::Unavailable, message);
-                self.shared.name_error(error, self.first_key(at)).into()
+                self.core.name_error(error, self.first_key(at)).into()
             }
         }
     }
@@ -467,14 +469,14 @@ impl Acquisition {
             (None, Some(key)) if self.contended_by.own => self.own_attempt(key),
             (None, key) => {
                 let message = "the wait budget ended before the store answered, so it is not known whether anybody holds the lock; wait longer, or see whether the store can be reached";
-                self.shared.name_error(Error::new(ErrorKind::Unavailable, message), key).into()
+                self.core.name_error(Error::new(ErrorKind::Unavailable, message), key).into()
             }
         }
     }
 
     fn own_attempt(&self, key: &LockKey) -> Refusal {
         let message = "an earlier attempt of this client was not answered, and the store has not confirmed that it is undone, so it is not known whether anybody else holds the lock; try again, and see whether the store, or its commits, are slow";
-        self.shared.name_error(Error::new(ErrorKind::Unavailable, message), Some(key)).into()
+        self.core.name_error(Error::new(ErrorKind::Unavailable, message), Some(key)).into()
     }
 
     fn first_key(&self, at: usize) -> Option<&LockKey> {

@@ -1,4 +1,4 @@
-//! One key of an acquisition, and what the store may have of it.
+//! One key of an acquisition, and its stage at the store.
 
 use std::sync::Arc;
 
@@ -9,24 +9,25 @@ use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::store::backend::{Attempt, Granted};
 
-/// A call of the backend that runs to its end whoever drops it.
+/// A call of the backend. If its caller is dropped, the driver runs it to its end.
 pub(crate) type StoreCall = BoxFuture<'static, Vec<Result<Attempt, Error>>>;
 
 /// One key of an acquisition.
 pub(crate) struct Entry {
     pub(crate) hold: Arc<Hold>,
-    /// The key's permit: from the queue until a guard has it.
+    /// The key's permit, from the queue until the guard has it.
     pub(crate) permit: Option<Permit>,
     pub(crate) stage: Stage,
 }
 
-/// What the store may have of it.
+/// What the store may have of a key.
 pub(crate) enum Stage {
-    /// The store knows nothing of it.
+    /// The store has nothing of it.
     Idle,
-    /// It may be held, or queued for.
+    /// The store was asked. It may have granted the key, or have queued the request.
     Asked,
+    /// The store has granted it, asked at this moment.
     Granted(Granted, Moment),
-    /// Ours, renewed like any other while the next key is waited for.
+    /// The hold is live, and is renewed while the acquisition waits for the next key.
     Taken(LockGuard),
 }

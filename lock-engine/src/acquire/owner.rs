@@ -12,12 +12,13 @@ use crate::hold::state::Phase;
 /// The right to talk to the store about one key.
 pub(crate) type Permit = queue::Permit<Owner>;
 
-/// What sits in a key's slot while its permit is out: the hold that has it.
+/// The value in a key's slot while its permit is out.
 pub(crate) struct Owner {
+    /// The hold that has the permit, or asks the store with it.
     pub(crate) hold: Arc<Hold>,
-    /// Wakes whoever has the permit while it waits for the store.
+    /// Wakes the owner while it waits for the store.
     pub(crate) wakeup: Option<Arc<Notify>>,
-    /// The store fails it, and is asked again.
+    /// The last failure of the store, while the owner retries.
     pub(crate) failure: Option<Error>,
 }
 
@@ -26,7 +27,7 @@ impl Owner {
         Self { hold: Arc::clone(hold), wakeup: None, failure: None }
     }
 
-    /// Whether it is only waiting for the store to let go.
+    /// Returns whether the hold has ended and only its release at the store is under way.
     pub(crate) fn is_ending(&self) -> bool {
         !matches!(self.hold.phase.get(), Phase::Fast | Phase::Pending | Phase::Live)
     }

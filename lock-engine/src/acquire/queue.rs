@@ -1,9 +1,9 @@
 //! Who may talk to the store about a key: one permit per key, handed on in order of arrival.
 //!
 //! A key has a slot here exactly as long as somebody has its permit. Whoever finds no slot makes one and has
-//! the permit; whoever finds one queues as a [`Waiter`]. A [`Permit`] that is dropped goes to the first waiter
-//! or ends the slot; a waiter that is dropped leaves the queue, or hands on a permit that came but was not
-//! picked up. So no permit is ever lost, whoever gives up when.
+//! the permit; whoever finds one queues as a [`Waiter`]. A [`Permit`] that is dropped goes to the first
+//! waiter or ends the slot; a waiter that is dropped leaves the queue, or hands on a permit that came but was
+//! not picked up. So no permit is ever lost, whoever gives up when.
 //!
 //! Everything happens under the mutex of the key's shard; wakers run outside it. `tests/queue_model.rs`
 //! checks this file with loom.
@@ -25,7 +25,7 @@ use crate::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 
-/// What whoever has or awaits a permit leaves in the key's slot.
+/// A value that the owner of a permit, or a waiter for it, leaves in the key's slot.
 pub(crate) trait SlotOwner {
     fn key(&self) -> &LockKey;
 }
@@ -91,8 +91,8 @@ pub(crate) enum EnterResult<V: SlotOwner> {
 /// What came of trying to have a permit at once.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TryEnterResult {
-    /// It was taken, so that the caller owes a [`Queues::hand_on`]. Until the moment given, others should come
-    /// first.
+    /// It was taken, so that the caller owes a [`Queues::hand_on`]. Until the moment given, others should
+    /// come first.
     Entered(Option<Moment>),
     Occupied,
 }
@@ -137,8 +137,8 @@ impl<V: SlotOwner> Queues<V> {
         self.shard(key).draw(key)
     }
 
-    /// The permit, or a waiter for it if `such` a slot, with so many waiters, is worth it. `value` is in the slot
-    /// as long as the permit lasts.
+    /// Returns the permit if it is free. Otherwise queues, if `should_wait(owner, waiters)` says so. `value`
+    /// is in the slot while the permit is out.
     pub(crate) fn enter_if(
         self: &Arc<Self>,
         key: &LockKey,
@@ -181,7 +181,7 @@ impl<V: SlotOwner> Queues<V> {
         }
     }
 
-    /// Counts the grants: those that have ended, and those of whoever has a permit and is `such`.
+    /// Counts the grants that have ended, and the permit owners for which `is_live` holds.
     pub(crate) fn count(&self, is_live: impl Fn(&V) -> bool) -> (EndedGrants, u64) {
         let (mut ended, mut now) = (EndedGrants::default(), 0);
         for shard in &self.shards {
@@ -193,7 +193,7 @@ impl<V: SlotOwner> Queues<V> {
         (ended, now)
     }
 
-    /// Has everybody who waits for `key` look again at why.
+    /// Wakes every waiter of `key`, so that it re-checks its reason to wait.
     pub(crate) fn wake_waiters(&self, key: &LockKey) {
         let wakers: Vec<_> = match self.shard(key).slot(key) {
             Some(slot) => slot.queue.values().filter_map(|(_, waker)| waker.clone()).collect(),
@@ -227,7 +227,8 @@ impl<V: SlotOwner> Queues<V> {
         None
     }
 
-    /// Ends every wait with [`QueuesClosed`] and refuses everybody from now on. Permits that are out stay out.
+    /// Ends every wait with [`QueuesClosed`] and refuses everybody from now on. Permits that are out stay
+    /// out.
     pub(crate) fn close(&self) {
         let mut wakers = Vec::new();
         for shard in &self.shards {

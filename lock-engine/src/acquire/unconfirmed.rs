@@ -1,5 +1,5 @@
-//! Attempts whose outcome is not known, and that the store has not confirmed to be undone. While there is one of a key,
-//! "contended" may mean that attempt, and says nothing of anybody else.
+//! Attempts with an unknown outcome whose release the store has not confirmed. While a key has one,
+//! *contended* may mean this attempt, and does not prove that another client holds the key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_api::LockKey;
 
-/// How many of these attempts there are, by key.
+/// The number of these attempts, by key.
 #[derive(Clone, Default)]
 pub(crate) struct UnconfirmedAttempts(Arc<Mutex<BTreeMap<LockKey, usize>>>);
 
@@ -32,11 +32,11 @@ impl fmt::Debug for UnconfirmedAttempts {
     }
 }
 
-/// Of whom a store spoke that said "contended".
+/// Which holder a `Contended` answer may have meant.
 #[derive(Debug, Default)]
 pub(crate) struct ContentionSource {
     pub(crate) others: bool,
-    /// Perhaps of an attempt of this client that is not undone yet.
+    /// Perhaps an unconfirmed attempt of this client.
     pub(crate) own: bool,
 }
 
@@ -47,7 +47,7 @@ impl ContentionSource {
     }
 }
 
-/// One attempt. Dropped once the store has confirmed that it is undone, or will not be asked again.
+/// One attempt. Dropped when the store has confirmed its release, or will not be asked again.
 #[derive(Debug)]
 pub(crate) struct UnconfirmedAttempt {
     keys: UnconfirmedAttempts,

@@ -1,8 +1,7 @@
-//! Waiting: for a permit, for a hint, for the time to ask again.
+//! Waiting for a permit, for a hint, and for the time of the next attempt.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,39 +14,40 @@ use crate::acquire::owner::Owner;
 use crate::acquire::owner::Permit;
 use crate::acquire::queue::{QueuesClosed, Waiter};
 use crate::clock::scaled;
-use crate::shared::Shared;
+use crate::core::Core;
 use crate::store::backend::Contended;
 
-/// Whether whoever has the key's permit here is only waiting for the store to let go, if anybody has it.
-pub(crate) fn is_ending(shared: &Shared, key: &LockKey) -> Option<bool> {
-    shared.queues.with(key, |owner| owner.is_ending())
+/// Returns whether the owner of the key's permit only waits for its release at the store. `None` without an
+/// owner.
+pub(crate) fn is_ending(core: &Core, key: &LockKey) -> Option<bool> {
+    core.queues.with(key, |owner| owner.is_ending())
 }
 
-/// How the store fails whoever has the key's permit here, if it does.
-pub(crate) fn failure_of(shared: &Shared, key: &LockKey) -> Option<Error> {
-    shared.queues.with(key, |owner| owner.failure.clone()).flatten()
+/// Returns the last store error of the current permit owner, if there is one.
+pub(crate) fn failure_of(core: &Core, key: &LockKey) -> Option<Error> {
+    core.queues.with(key, |owner| owner.failure.clone()).flatten()
 }
 
-/// Whether a failure of the store may pass, so that who waits asks again.
+/// Returns whether a failure of the store may pass, so that a waiting caller retries.
 pub(crate) fn is_passing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
 }
 
-/// For a caller who does not wait for a cooldown: how long the one lasts that whoever has the key's permit here
-/// has begun or met.
-pub(crate) fn not_due(shared: &Shared, key: &LockKey, policy: OnCooldown) -> Option<Error> {
+/// Returns the `NotDue` error if this caller does not wait for cooldowns and the permit owner knows of a
+/// running one.
+pub(crate) fn not_due(core: &Core, key: &LockKey, policy: OnCooldown) -> Option<Error> {
     if policy != OnCooldown::NotDue {
         return None;
     }
-    let until = shared.queues.with(key, |owner| owner.hold.cooling_until())?;
-    let left = until.since(shared.clock.now());
-    (!left.is_zero()).then(|| shared.name_error(Error::not_due(left), Some(key)))
+    let until = core.queues.with(key, |owner| owner.hold.cooling_until())?;
+    let left = until.since(core.clock.now());
+    (!left.is_zero()).then(|| core.name_error(Error::not_due(left), Some(key)))
 }
 
-/// The permit, once it has come; `NotDue` for those who do not wait for a cooldown, once somebody here knows of
-/// one; and for those who give up on a failure that of whoever has the permit.
+/// Waits for the permit. Fails with `NotDue` if this caller does not wait for cooldowns and the owner learns
+/// of one, and with the owner's failure if this caller gives up on failures.
 pub(crate) async fn permitted(
-    shared: &Arc<Shared>,
+    core: &Core,
     waiter: Waiter<Owner>,
     key: &LockKey,
     policy: OnCooldown,
@@ -57,11 +57,11 @@ pub(crate) async fn permitted(
     poll_fn(|cx| {
         if let Poll::Ready(permit) = Pin::new(&mut waiter).poll(cx) {
             return Poll::Ready(
-                permit.map_err(|QueuesClosed| shared.name_error(Error::closed(), Some(key)).into()),
+                permit.map_err(|QueuesClosed| core.name_error(Error::closed(), Some(key)).into()),
             );
         }
-        let failure = || gives_up.then(|| failure_of(shared, key)).flatten();
-        match not_due(shared, key, policy).or_else(failure) {
+        let failure = || gives_up.then(|| failure_of(core, key)).flatten();
+        match not_due(core, key, policy).or_else(failure) {
             Some(error) => Poll::Ready(Err(error.into())),
             None => Poll::Pending,
         }
@@ -75,9 +75,9 @@ pub(crate) enum Paused {
     OutOfBudget,
 }
 
-/// Waits for a hint or until it is time to ask again.
+/// Waits for a hint, or for `duration`.
 pub(crate) async fn pause(
-    shared: &Shared,
+    core: &Core,
     key: &LockKey,
     wakeup: &Notify,
     duration: Duration,
@@ -85,14 +85,14 @@ pub(crate) async fn pause(
 ) -> Result<Paused, Refusal> {
     tokio::select! {
         biased;
-        () = shared.closing.cancelled() => Err(shared.name_error(Error::closed(), Some(key)).into()),
+        () = core.closing.cancelled() => Err(core.name_error(Error::closed(), Some(key)).into()),
         () = wakeup.notified() => Ok(Paused::Over),
         () = limit.passed() => Ok(Paused::OutOfBudget),
         () = sleep(duration) => Ok(Paused::Over),
     }
 }
 
-/// When to ask a store that is polled again: jittered, and sooner if it is known to let go sooner.
+/// Returns the pause before the next poll: jittered, and shorter if the hold is known to end sooner.
 pub(crate) fn poll_in(every: Duration, contended: &Contended) -> Duration {
     let jittered = scaled(every, 0.75 + fastrand::f64() / 2.0);
     contended.retry_after.map_or(jittered, |d| d.min(jittered)).max(Duration::from_millis(1))

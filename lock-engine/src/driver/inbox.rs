@@ -1,4 +1,4 @@
-//! What the driver is told by callers, guards and wrappers: from anywhere, without blocking or waiting.
+//! Messages to the driver. Callers and guards send them from any thread, without waiting.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,49 +10,49 @@ use crate::acquire::entry::StoreCall;
 use crate::driver::outbox::PendingRelease;
 use crate::hold::Hold;
 
-/// The answer to somebody who waits for a renewal.
+/// The reply to a caller that waits for a renewal.
 pub(crate) type RenewReply = oneshot::Sender<Result<(), Error>>;
 
-/// The driver's inbox. Once the driver has gone it takes nothing more: permits inside what it is told are handed
-/// on by being dropped.
+/// The driver's inbox. Once it is sealed it drops each message, which passes on the permit in it.
 #[derive(Default)]
 pub(crate) struct Inbox {
     batch: Mutex<InboxBatch>,
-    /// There is something in it.
+    /// Notified when a message was added.
     pub(crate) wakeup: Notify,
 }
 
-/// Everything that was told since the driver looked.
+/// The messages since the driver took the last batch.
 #[derive(Default)]
 pub(crate) struct InboxBatch {
-    /// Holds to free.
+    /// Holds to release.
     pub(crate) releases: Vec<PendingRelease>,
-    /// Calls whose callers have gone: to be finished, then their holds freed.
+    /// Abandoned calls to finish, and the holds to release after them.
     pub(crate) abandoned: Vec<(StoreCall, Vec<PendingRelease>)>,
-    /// Renewals that somebody waits for.
+    /// Renewals that a caller waits for: the hold, its new TTL, and the reply.
     pub(crate) renew: Vec<(Arc<Hold>, Option<Duration>, RenewReply)>,
-    /// The engine is to be closed, or nobody is left who could use it.
+    /// Whether to close, because `close` was called or the last user of the engine is gone.
     pub(crate) close: bool,
-    /// The runtime has ended.
+    /// Whether the engine's runtime has ended.
     pub(crate) stop: bool,
+    /// Whether the inbox takes no more messages.
     sealed: bool,
 }
 
 impl InboxBatch {
-    /// Whether the store may have to let go of something.
+    /// Returns whether the store may have to release a hold.
     pub(crate) fn has_releases(&self) -> bool {
         !self.releases.is_empty() || !self.abandoned.is_empty()
     }
 }
 
 impl Inbox {
-    /// Frees a hold, retrying until the store has let go.
+    /// Releases a hold, and retries until the store has confirmed it.
     pub(crate) fn release(&self, release: PendingRelease) {
         self.push(|batch| batch.releases.push(release));
     }
 
-    /// As [`free`](Self::free), with more to come right after: the teller wakes the driver himself. Whether it
-    /// was taken.
+    /// Queues a release without waking the driver, for a caller that adds more and then notifies `wakeup`.
+    /// Returns whether the inbox took it.
     pub(crate) fn queue_release(&self, release: PendingRelease) -> bool {
         let mut batch = self.lock();
         if batch.sealed {
@@ -64,39 +64,39 @@ impl Inbox {
         true
     }
 
-    /// Finishes a call, then frees what came of it.
+    /// Finishes an abandoned call, then releases its holds.
     pub(crate) fn finish(&self, call: StoreCall, holds: Vec<PendingRelease>) {
         self.push(|batch| batch.abandoned.push((call, holds)));
     }
 
-    /// Renews a hold now. Whether it was taken.
+    /// Renews a hold now. Returns whether the inbox took the message.
     pub(crate) fn renew(&self, hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> bool {
         self.push(|batch| batch.renew.push((hold, ttl, reply)))
     }
 
-    /// Releases everything and ends.
+    /// Has the driver release everything and end.
     pub(crate) fn close(&self) {
         self.push(|batch| batch.close = true);
     }
 
-    /// Ends the work of the driver on the engine's runtime.
+    /// Ends the driver's work on the engine's runtime.
     pub(crate) fn stop(&self) {
         self.push(|batch| batch.stop = true);
     }
 
-    /// Whether something in it may have to be undone at the store.
+    /// Returns whether a message in it may have to release a hold.
     pub(crate) fn has_releases(&self) -> bool {
         self.lock().has_releases()
     }
 
-    /// Takes everything out.
+    /// Removes and returns all messages.
     pub(crate) fn take(&self) -> InboxBatch {
         let mut batch = self.lock();
         let sealed = batch.sealed;
         std::mem::replace(&mut *batch, InboxBatch { sealed, ..InboxBatch::default() })
     }
 
-    /// Takes nothing from here on; what is in it comes out.
+    /// Seals the inbox, and returns the messages in it.
     pub(crate) fn seal(&self) -> InboxBatch {
         self.lock().sealed = true;
         self.take()
@@ -105,7 +105,7 @@ impl Inbox {
     fn push(&self, add: impl FnOnce(&mut InboxBatch)) -> bool {
         let mut batch = self.lock();
         if batch.sealed {
-            // What `add` owns is dropped outside the lock: it may hand on a permit.
+            // Dropped outside the lock, because it may pass on a permit.
             drop(batch);
             drop(add);
             return false;

@@ -1,5 +1,5 @@
-//! Looking whether the store still has what is held here, without extending it: from time to time, because this
-//! machine may have been stopped together with its clocks, and when a holder wants to be sure.
+//! Looks: checks that the store still has a hold, without extending it. They run from time to time, because
+//! this machine may have been stopped together with its clocks, and when a holder asks for a confirmation.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use leasehold_api::{Error, ErrorKind, Operation};
 use tokio::time::timeout;
 
 use crate::clock::Moment;
+use crate::core::Core;
 use crate::hold::Hold;
-use crate::shared::Shared;
 use crate::store::backend::{Backend, Renewed};
 use crate::store::missing_replies_error;
 
-/// One call of [`Backend::look`]: when it was sent, for which holds, and its answers (`None` if it timed out or panicked).
+/// One call of [`Backend::look`]: when it was sent, for which holds, and its answers (`None` if it timed out
+/// or panicked).
 pub(crate) struct LookCall {
     sent: Moment,
     holds: Vec<Arc<Hold>>,
     answers: Option<Vec<Result<Renewed, Error>>>,
 }
 
-impl Shared {
-    /// One call for all of them, sent when the future is polled.
+impl Core {
+    /// Makes one call for all `holds`, sent when the future is polled.
     pub(crate) fn look(
         &self,
         holds: Vec<Arc<Hold>>,
@@ -46,7 +47,7 @@ impl Shared {
     ) -> impl Future<Output = LookCall> + Send + 'static + use<> {
         for hold in &holds {
             if let Some(lease) = &hold.lease {
-                // Once more in that time, if there is no answer.
+                // The time of the next look if this one gets no answer.
                 let again = lease.look_every().map_or(Moment::NEVER, |every| self.clock.now().after(every));
                 lease.look_at(again);
                 self.plan(hold, lease);
@@ -55,7 +56,7 @@ impl Shared {
         self.look(holds)
     }
 
-    /// Settles the answers.
+    /// Settles the answers of a look.
     pub(crate) fn settle_looks(&self, done: LookCall) {
         for (hold, _) in settled(done) {
             if let Some(lease) = &hold.lease {
@@ -64,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// Looks at all leases, if the clock of this machine seems to have lost `lost`.
+    /// Doubts and looks at all leases, because the clock of this machine seems to have lost `lost`.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) {
         let mut holds = Vec::new();
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
@@ -77,7 +78,7 @@ impl Shared {
     }
 }
 
-/// Takes in what the store has said, and returns it.
+/// Applies the answers to the holds, and returns them.
 fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>)> {
     let LookCall { sent, holds, answers } = done;
     let mut answers = answers.map(Vec::into_iter);
@@ -102,7 +103,7 @@ fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>
 }
 
 impl Hold {
-    /// Asks the store, and is sure that the question was sent after the call.
+    /// Confirms with the store that the hold is still there, by a request sent after the call.
     pub(crate) async fn confirm_now(self: Arc<Self>) -> Result<(), Error> {
         let named = |error: Error| self.named(error).with_operation(Operation::Confirm);
         let ended = || named(self.loss_reason().map_or_else(Error::closed, Error::lost));
@@ -111,12 +112,12 @@ impl Hold {
             return Err(ended());
         }
         let has_lease = self.lease.as_ref().is_some_and(|lease| lease.ttl().is_some());
-        if has_lease && self.shared.timing.look.is_none() {
+        if has_lease && self.core.timing.look.is_none() {
             // Renewals of one hold come in order, so that an older one cannot shorten the lease.
             Arc::clone(&self).renew_now(None).await.map_err(named)?;
         } else {
-            // In a task, because some stores answer it by a renewal, which is not to be dropped half-way.
-            let looks = self.shared.tasks.spawn(self.shared.look(vec![Arc::clone(&self)]));
+            // In a task, because some stores answer a look by a renewal, which must not be dropped half-way.
+            let looks = self.core.tasks.spawn(self.core.look(vec![Arc::clone(&self)]));
             let lost = self.phase.watch();
             tokio::select! {
                 biased;
@@ -127,7 +128,7 @@ impl Hold {
                 reason = lost => return Err(named(Error::lost(reason))),
             }
         }
-        // An answer that came after the end here changes nothing.
+        // An answer that came after the hold had ended here changes nothing.
         self.current_validity();
         if self.is_live() { Ok(()) } else { Err(ended()) }
     }

@@ -1,14 +1,14 @@
-//! What the store must still let go of: releases that failed, guards that were dropped, requests that were given
-//! up. One outbox for all of them, so that a store that is away costs one call after another and not one task
-//! per hold.
+//! The holds that the store must still release: failed releases, dropped guards, requests that were given up.
+//! They share one outbox, so that an unreachable store costs one call after another and not one task per
+//! hold.
 //!
 //! ```text
-//!   fresh ------- up to FRESH_CALLS calls at a time -----------------> freed
+//!   fresh ------- up to FRESH_CALLS calls at a time -----------------> released
 //!     | failed                                                           ^
 //!     v                                                                  |
 //!   retries: one call at a time, with a backoff -------------------------+
-//!   refused: the same with a longer one, for reasons that time does not mend
-//!   unanswered: a call without any answer, in up to PARTS smaller ones --+
+//!   refused: the same with a longer backoff, for errors that time does not fix
+//!   unanswered: a call without any reply, in up to MAX_PARTS smaller ones +
 //! ```
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -27,39 +27,39 @@ use crate::hold::Hold;
 use crate::store::backend::{Granted, HoldRef, ReleaseReply};
 use crate::store::missing_replies_error;
 
-/// How many holds one call frees at the most.
+/// The most holds that one call releases.
 const BATCH: usize = 500;
 
-/// How many calls for holds that were not tried yet are under way at the most: up to as many that hang, because a
-/// row is locked, say, do not keep the others.
+/// The most calls under way for holds that were not tried yet. If fewer of them hang, for example on a locked
+/// row, the others go on.
 const FRESH_CALLS: usize = 16;
 
-/// One hold that the store must let go of.
+/// One hold that the store must release.
 pub(crate) struct PendingRelease {
     hold: HoldRef,
-    /// After this long the store has let go by itself: its lease is over.
+    /// How long the store may keep the hold by itself: its longest lease.
     lasts: Option<Duration>,
-    /// It is an attempt whose outcome is not known. Declared, and so dropped, before the permit: what the next in line meets is
-    /// not this attempt.
+    /// Set if it is an attempt with an unknown outcome. Declared, and so dropped, before the permit, because
+    /// the next waiter no longer runs into this attempt.
     unconfirmed: Option<UnconfirmedAttempt>,
-    /// The key's permit: handed on after the first try.
+    /// The key's permit, which is passed on after the first try.
     permit: Option<Permit>,
     /// Whether the store has granted it.
     held: bool,
-    /// Whether it is a guard that was released or dropped, and counts as released once the store confirms it.
+    /// Whether its guard was released or dropped, so that it counts as a release once the store confirms it.
     from_guard: bool,
     reply: Option<oneshot::Sender<Result<ReleaseReply, Error>>>,
 }
 
 impl PendingRelease {
-    /// A hold that the store may have, since it was asked for it.
+    /// Releases a hold that the store may have, because it was asked for it.
     pub(crate) fn attempted(hold: &Hold, permit: Option<Permit>) -> Self {
         Self::of(hold, HoldRef { unused: true, ..hold.reference() }, permit)
     }
 
     fn of(hold: &Hold, reference: HoldRef, permit: Option<Permit>) -> Self {
         let lasts = hold.lease.as_ref().and_then(|lease| lease.longest());
-        // A cooldown that is to end with it may outlast the lease.
+        // A cooldown that ends with the release may outlast the lease.
         let cooldown = hold.request.cooldown.filter(|_| reference.unused).unwrap_or_default();
         let lasts = lasts.map(|lasts| lasts.max(cooldown));
         Self {
@@ -73,47 +73,46 @@ impl PendingRelease {
         }
     }
 
-    /// A hold that the store has granted and whose guard was not handed out, or whose caller has not been polled
-    /// since.
+    /// Releases a granted hold whose guard no caller got.
     pub(crate) fn held(hold: &Hold, permit: Option<Permit>) -> Self {
         Self { held: true, ..Self::attempted(hold, permit) }
     }
 
-    /// A hold that was lost here and that the store may still have.
+    /// Releases a hold that was lost here and that the store may still have.
     pub(crate) fn lost(hold: &Hold) -> Self {
         Self { held: true, ..Self::of(hold, hold.reference(), None) }
     }
 
-    /// A hold whose guard was released or dropped.
+    /// Releases a hold whose guard was released or dropped.
     pub(crate) fn guard_released(hold: &Hold, permit: Permit) -> Self {
         Self { held: true, from_guard: true, ..Self::of(hold, hold.reference(), Some(permit)) }
     }
 
-    /// The store has granted it, and gave this along.
+    /// Notes that the store has granted it.
     pub(crate) fn granted(&mut self, granted: Granted) {
         self.held = true;
         self.hold.token = granted.token;
         self.hold.state = granted.state;
     }
 
-    /// Nobody knows whether the store has granted it.
+    /// Notes that it is not known whether the store has granted it.
     pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt) {
         self.unconfirmed = Some(unconfirmed);
     }
 
-    /// Takes the permit out, to be handed on before the first try: the next in line asks the store itself.
+    /// Takes the permit, so that it is passed on before the first try: the next waiter asks the store itself.
     pub(crate) fn take_permit(&mut self) -> Option<Permit> {
         self.permit.take()
     }
 
-    /// Somebody waits for the answer to the first try.
+    /// Sends the reply of the first try to a caller that waits for it.
     pub(crate) fn reply(mut self, reply: oneshot::Sender<Result<ReleaseReply, Error>>) -> Self {
         self.reply = Some(reply);
         self
     }
 }
 
-/// Which holds one call is for.
+/// The holds of one call, and the queue that they come from.
 #[derive(Debug)]
 pub(crate) struct ReleaseBatch {
     holders: Vec<HolderId>,
@@ -130,48 +129,48 @@ impl ReleaseBatch {
 enum ReleaseQueue {
     Fresh,
     Retries,
-    /// Those that were refused for a reason that time does not mend.
+    /// Holds whose last error is one that time does not fix.
     Refused,
-    /// Those whose last call had no answer at all.
+    /// Holds whose last call got no reply.
     Unanswered,
 }
 
-/// A hold that was freed.
+/// A hold that the store has released.
 pub(crate) struct CompletedRelease {
     pub(crate) hold: HoldRef,
     pub(crate) reply: ReleaseReply,
-    /// Whether it was a guard that was released or dropped.
+    /// Whether its guard was released or dropped.
     pub(crate) from_guard: bool,
-    /// The permit, if this was the first try: to be handed on once the rest is settled.
+    /// The permit, if this was the first try. It is passed on last.
     pub(crate) permit: Option<Permit>,
 }
 
 pub(crate) struct Outbox {
-    /// By holder id: whatever is told twice of one hold is freed once.
+    /// By holder id, so that a hold added twice is released once.
     entries: BTreeMap<HolderId, OutboxEntry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
-    /// Not before this are fresh holds asked for: the last call failed.
+    /// No call for fresh holds starts before this time, because the last one failed.
     fresh_from: Option<Instant>,
     retries: Retries,
     refused: Retries,
     unanswered: Unanswered,
     closing: bool,
-    /// Whether the runtime has ended: a backend that is closed then has released nothing.
+    /// Whether the engine's runtime has ended. Then a backend that answers `Closed` has released nothing.
     outlives: bool,
-    /// While closing: how many of the refused have not been tried since.
+    /// While closing: how many refused holds were not tried since it began.
     untried: usize,
 }
 
 struct OutboxEntry {
     release: PendingRelease,
-    /// From here on the store has let go by itself.
+    /// The time from which the store has ended the hold by itself.
     over: Option<Instant>,
     in_flight: bool,
-    /// It was told again while a call for it was under way, which may have come too early.
+    /// Whether it was added again while a call for it was under way, which may have come too early.
     again: bool,
-    /// With how many others it travels at the most, itself included: fewer after a call without any answer, since
-    /// one hold may have kept the others.
+    /// The most holds in a call with it. Fewer after a call without any reply, because one hold may have
+    /// blocked the others.
     batch: usize,
 }
 
@@ -195,7 +194,7 @@ impl Outbox {
         let holder = release.hold.holder;
         match self.entries.get_mut(&holder) {
             Some(known) => {
-                // Known already. A permit and a reply that come later go the way of those that came first.
+                // Added before. A permit or a reply channel that is already there stays.
                 known.release.held |= release.held;
                 known.release.from_guard |= release.from_guard;
                 known.release.hold.unused &= release.hold.unused;
@@ -215,13 +214,13 @@ impl Outbox {
         }
     }
 
-    /// From here on there is no time for long pauses: whoever closes bounds it.
+    /// Retries with short pauses from now on, because the engine closes within a limit.
     pub(crate) fn begin_closing(&mut self, now: Instant) {
         self.closing = true;
         self.untried = self.refused.holders.len();
         self.retries.retry_now(now);
         self.refused.retry_now(now);
-        // A call that is under way may have been lost: its holds are asked for again, which does no harm.
+        // A call under way may have been lost. Its holds are released once more, which does no harm.
         for (holder, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.in_flight) {
             entry.in_flight = false;
             let queue = if entry.batch < BATCH { &mut self.unanswered.holders } else { &mut self.fresh };
@@ -233,14 +232,14 @@ impl Outbox {
         self.unanswered.retry_now(now);
     }
 
-    /// Whether everything has been freed, or will not be by trying again soon. While it is closing.
+    /// Returns whether a closing engine has nothing left to try: all is released, or refused for long.
     pub(crate) fn is_done(&self) -> bool {
         let in_flight = self.entries.values().any(|entry| entry.in_flight);
         let waits = [&self.fresh, &self.retries.holders, &self.unanswered.holders];
         !in_flight && waits.iter().all(|queue| queue.is_empty()) && self.refused.next_due().is_none()
     }
 
-    /// The runtime has ended, and what was under way there has no answer.
+    /// Notes that the engine's runtime has ended, and with it the calls under way.
     pub(crate) fn outlive(&mut self) {
         self.outlives = true;
     }
@@ -249,8 +248,8 @@ impl Outbox {
         self.entries.is_empty()
     }
 
-    /// The keys of the holds that the store has, or may have, and has not let go of. One that was only asked for, and
-    /// whose release is refused for good, does not count: its request was refused alike.
+    /// Returns the keys of the holds that the store may still have. An attempt whose release is refused does
+    /// not count, because the store refused its request as well.
     pub(crate) fn left(&self) -> Vec<&LockKey> {
         let refused: HashSet<_> = self.refused.holders.iter().collect();
         let counts =
@@ -258,12 +257,12 @@ impl Outbox {
         self.entries.iter().filter(counts).map(|(_, entry)| &entry.release.hold.key).collect()
     }
 
-    /// The next call to make now, if there is one.
+    /// Returns the next call to make now.
     pub(crate) fn next_call(&mut self, now: Instant) -> Option<(ReleaseBatch, Vec<HoldRef>)> {
         loop {
             let which = self.next_queue(now)?;
             let (holders, holds) = self.take(which, now);
-            // All that was due may be over by now.
+            // All holds that were due may be over.
             if !holds.is_empty() {
                 self.call_started(which);
                 return Some((ReleaseBatch { holders, which }, holds));
@@ -284,7 +283,7 @@ impl Outbox {
         }
     }
 
-    /// Takes out what one call is for. Those that are over are dropped: the store has let go by itself.
+    /// Removes the holds of one call from their queue. Drops those that the store has ended by itself.
     fn take(&mut self, which: ReleaseQueue, now: Instant) -> (Vec<HolderId>, Vec<HoldRef>) {
         let share = self.unanswered.share();
         let queue = match which {
@@ -323,7 +322,7 @@ impl Outbox {
         }
     }
 
-    /// When to look for the next call.
+    /// Returns when the next call is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let fresh = self.fresh_from.filter(|_| !self.fresh.is_empty() && self.fresh_calls < FRESH_CALLS);
         [fresh, self.retries.next_due(), self.refused.next_due(), self.unanswered.next_due()]
@@ -332,7 +331,7 @@ impl Outbox {
             .min()
     }
 
-    /// Settles the answers to a call; `None` when there were none. Returns what was freed.
+    /// Settles the replies of a call, `None` if there were none. Returns the released holds.
     pub(crate) fn settle(
         &mut self,
         batch: ReleaseBatch,
@@ -360,7 +359,7 @@ impl Outbox {
             match answer {
                 Ok(_) if std::mem::take(&mut entry.again) => self.fresh.push_back(holder),
                 Ok(reply) => done.extend(self.entries.remove(&holder).map(|entry| entry.completed(reply))),
-                // One try keeps the key's permit; after that the next in line may ask the store itself.
+                // The permit waits for one try only. After that the next waiter may ask the store itself.
                 Err(error) => {
                     drop(entry.release.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };
@@ -391,7 +390,7 @@ impl Outbox {
             self.untried = self.untried.saturating_sub(asked);
         }
         if closing && self.untried == 0 {
-            // Each has been tried: what is refused now is refused in ten seconds.
+            // Each was tried once while closing. A store that refuses now still refuses in ten seconds.
             self.refused.due = None;
         }
         done
@@ -406,12 +405,12 @@ impl OutboxEntry {
 }
 
 impl CompletedRelease {
-    /// Whether a guard was let go and held until now.
+    /// Returns whether it is a guard's release, and the hold existed until then.
     pub(crate) fn is_release(&self) -> bool {
         self.from_guard && self.reply.was_held
     }
 
-    /// What became of the grant, as far as the permit counts it.
+    /// Returns the outcome to count when the permit is passed on.
     pub(crate) fn outcome(&self) -> GrantOutcome {
         match (self.from_guard, self.reply.was_held) {
             (false, _) => GrantOutcome::NotGranted,

@@ -1,30 +1,27 @@
-//! The end of an engine's runtime, which may come with guards just dropped: what they held is released on a thread of
-//! its own, and the runtime's end waits for that.
+//! The end of an engine's runtime. Guards may have been dropped just before: their holds are released on a
+//! separate thread, and the end of the runtime waits for it.
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_api::LossReason;
-use tokio::sync::watch;
 
+use crate::core::Core;
 use crate::driver::Driver;
 use crate::driver::background;
-use crate::driver::inbox::Inbox;
 use crate::driver::outbox::PendingRelease;
-use crate::shared::{CloseOutcome, Shared};
-use crate::store::backend::Backend;
 
-/// How long the end of a runtime waits for the releases at the most.
+/// The longest that the end of a runtime waits for the releases.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Runs `driver`, which is not on the engine's runtime, and takes over what is left when that runtime has ended.
+/// Runs `driver` outside the engine's runtime, and releases what is left when that runtime has ended.
 pub(crate) async fn run_elsewhere(mut driver: Driver) {
     driver.run().await;
     outlive(driver);
 }
 
-/// Releases what is left after the runtime has ended.
+/// Releases what is left after the engine's runtime has ended.
 fn outlive(driver: Driver) {
     if driver.closed.borrow().is_some() {
         return;
@@ -36,14 +33,10 @@ fn outlive(driver: Driver) {
     }
 }
 
-/// Sees the engine's runtime end: nobody renews or watches then. It lives in a task of that runtime and does its work
-/// when that is dropped.
+/// Sees the engine's runtime end, after which no task renews a hold. It lives in a task of that runtime and
+/// acts when that task is dropped.
 pub(crate) struct RuntimeWatch {
-    shared: Weak<Shared>,
-    backend: Arc<dyn Backend>,
-    inbox: Arc<Inbox>,
-    runtime_gone: tokio_util::sync::CancellationToken,
-    closed: watch::Receiver<CloseOutcome>,
+    core: Arc<Core>,
     /// Fails when the driver has ended.
     ended: Receiver<()>,
     /// The driver, if it runs on this runtime.
@@ -51,19 +44,11 @@ pub(crate) struct RuntimeWatch {
 }
 
 impl RuntimeWatch {
-    pub(crate) fn new(shared: &Arc<Shared>, ended: Receiver<()>) -> Self {
-        Self {
-            shared: Arc::downgrade(shared),
-            backend: Arc::clone(&shared.backend),
-            inbox: Arc::clone(&shared.inbox),
-            runtime_gone: shared.runtime_gone.clone(),
-            closed: shared.closed.clone(),
-            ended,
-            driver: None,
-        }
+    pub(crate) fn new(core: &Arc<Core>, ended: Receiver<()>) -> Self {
+        Self { core: Arc::clone(core), ended, driver: None }
     }
 
-    /// Runs `driver` on this runtime. The driver survives it.
+    /// Runs `driver` on this runtime, and takes it along when the runtime ends.
     pub(crate) fn run(mut self, driver: Driver) -> impl Future<Output = ()> + Send {
         // Before the first poll, because a runtime may end without one.
         self.driver = Some(driver);
@@ -75,30 +60,30 @@ impl RuntimeWatch {
     }
 
     /// Waits for the driver, which runs elsewhere.
-    pub(crate) async fn watch(mut self) {
-        let _ = self.closed.wait_for(Option::is_some).await;
+    pub(crate) async fn watch(self) {
+        let mut closed = self.core.closed.clone();
+        let _ = closed.wait_for(Option::is_some).await;
     }
 }
 
 impl Drop for RuntimeWatch {
     fn drop(&mut self) {
-        if self.closed.borrow().is_some() {
+        let core = &self.core;
+        if core.closed.borrow().is_some() {
             return;
         }
-        self.runtime_gone.cancel();
-        if let Some(shared) = self.shared.upgrade() {
-            shared.queues.close();
-            shared.closing.cancel();
-            for hold in shared.lose_all(LossReason::RuntimeGone) {
-                self.inbox.release(PendingRelease::lost(&hold));
-            }
+        core.runtime_gone.cancel();
+        core.queues.close();
+        core.closing.cancel();
+        for hold in core.lose_all(LossReason::RuntimeGone) {
+            core.inbox.release(PendingRelease::lost(&hold));
         }
         match self.driver.take() {
-            None => self.inbox.stop(),
+            None => core.inbox.stop(),
             Some(driver) => outlive(driver),
         }
-        // Whoever ends the runtime waits for its tasks, and so for this one: a process that ends goes on until then.
+        // Ending a runtime waits for its tasks, and so for this drop. A process that ends goes on until then.
         let _ = self.ended.recv_timeout(LIMIT + LIMIT / 10);
-        self.backend.abort();
+        self.core.backend.abort();
     }
 }

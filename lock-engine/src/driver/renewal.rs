@@ -1,4 +1,4 @@
-//! Renewing and confirming: which holds travel in one call, and what the answers mean.
+//! Renewals and confirmations: which holds are batched in one call, and how the answers change them.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -11,58 +11,59 @@ use leasehold_api::{Error, ErrorKind, HolderId};
 use tokio::time::timeout;
 
 use crate::clock::{Moment, scaled};
+use crate::core::Core;
 use crate::driver::MAX_PARTS;
 use crate::driver::inbox::RenewReply;
 use crate::hold::Hold;
 use crate::hold::lease_clock::LeaseClock;
 use crate::metrics::Event;
-use crate::shared::Shared;
 use crate::store::backend::{Backend, Renewed};
 use crate::store::missing_replies_error;
 
-/// What is to be asked of the store now.
+/// The calls that are due now.
 pub(crate) struct Due {
-    /// Each is one call.
+    /// The renewals of each call.
     pub(crate) renewals: Vec<Vec<Renewal>>,
-    /// All in one call.
+    /// The holds of one call that looks.
     pub(crate) looks: Vec<Arc<Hold>>,
 }
 
 /// One hold in a renewal.
 pub(crate) struct Renewal {
     hold: Arc<Hold>,
-    /// For how long.
+    /// The new TTL, or the time until an unconfirmed hold counts as lost.
     window: Duration,
     replies: Vec<RenewReply>,
 }
 
-/// What a renewal came to: what was sent when, and what was answered, if anything.
+/// One call of [`Backend::renew`]: when it was sent, its renewals, and its answers (`None` if it timed out or
+/// panicked).
 pub(crate) struct RenewalCall {
     sent: Moment,
     renewals: Vec<Renewal>,
     answers: Option<Vec<Result<Renewed, Error>>>,
 }
 
-/// Renewals that callers asked for while another one of the same hold was under way.
+/// Renewals that wait until another renewal of the same hold has ended.
 #[derive(Default)]
 pub(crate) struct QueuedRenewals(HashMap<HolderId, VecDeque<RenewalRequest>>);
 
-/// Callers who asked for one renewal of a hold.
+/// One renewal of a hold, and the callers that wait for it.
 pub(crate) struct RenewalRequest {
     hold: Arc<Hold>,
     ttl: Option<Duration>,
     replies: Vec<RenewReply>,
 }
 
-/// Windows that differ by more than this travel apart: a call may take a third of its shortest window, and one
-/// short lease should not hurry a thousand long ones.
+/// Windows that differ by a larger factor go into separate calls. A call may take a third of its shortest
+/// window, so one short lease would shorten the limit of a thousand long ones.
 const SAME_CALL: u32 = 4;
 
-impl Shared {
-    /// Looks at every hold that is due: loses those that are over, and says about which to ask the store.
+impl Core {
+    /// Ends the due holds whose time has passed, and returns the calls to make for the others.
     pub(crate) fn due(&self) -> Due {
         let now = self.clock.now();
-        // Those that are due soon are taken along.
+        // Holds that are due soon join the call.
         let ahead = |hold: &Hold| match &hold.lease {
             Some(lease) if lease.is_renewed() && lease.is_renewed_by(now) => lease.interval() / 2,
             Some(lease) => lease.look_every().unwrap_or_default() / 2,
@@ -75,7 +76,7 @@ impl Shared {
         for hold in holds {
             let Some(lease) = &hold.lease else { continue };
             hold.end_if_over();
-            // One that has ended is not scheduled again.
+            // A hold that has ended is not scheduled again.
             if lease.renewing.load(Ordering::Acquire) || !lease.is_renewed() {
                 self.schedule.schedule(&hold, lease.end());
             } else if hold.is_live() {
@@ -90,19 +91,19 @@ impl Shared {
         Due { renewals: by_window(renewals).into_iter().flat_map(split_unanswered).collect(), looks }
     }
 
-    /// Has the driver come back to `hold` when there is something to do.
+    /// Schedules `hold` for the time of its next renewal, look or end.
     pub(crate) fn plan(&self, hold: &Arc<Hold>, lease: &LeaseClock) {
         self.schedule.schedule(hold, lease.next());
     }
 
-    /// A renewal that a caller asked for: to be sent now, or after the one that is under way.
+    /// Returns the renewal that a caller asked for, or queues it behind the one under way.
     pub(crate) fn request_renewal(
         &self,
         request: RenewalRequest,
         waiting: &mut QueuedRenewals,
     ) -> Option<Vec<Renewal>> {
         let RenewalRequest { hold, ttl, mut replies } = request;
-        // Nobody waits any more, or nothing is left to renew.
+        // Skipped if no caller waits any more, or if the hold has ended.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
         if lease.renewing.load(Ordering::Acquire) {
@@ -113,7 +114,7 @@ impl Shared {
         Some(vec![Renewal { hold, window, replies }])
     }
 
-    /// One call for all of them. A hold is in at most one at a time.
+    /// Makes one call for all `renewals`. A hold is in at most one call at a time.
     pub(crate) fn renew(
         &self,
         renewals: Vec<Renewal>,
@@ -128,27 +129,27 @@ impl Shared {
             if let Some(lease) = &hold.lease {
                 lease.mark_sent();
                 lease.note_sent(sent, *window);
-                // Leaves time for another try before the lease ends; a part of a call for one more.
+                // Leaves time for another try before the lease ends, and in a smaller call for one more.
                 limit = limit.min(*window / if lease.was_unanswered() { 8 } else { 3 });
                 self.schedule.schedule(hold, lease.end());
             }
         }
         let backend = Arc::clone(&self.backend);
         async move {
-            // A backend that panics is one that did not answer, also if it does so before its first await.
+            // A panic counts as no answer, also before the first await.
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
             RenewalCall { sent, renewals, answers }
         }
     }
 
-    /// Settles the answers.
+    /// Settles the answers of a renewal.
     pub(crate) fn settle_renewals(&self, done: RenewalCall) {
         let RenewalCall { sent, renewals, answers } = done;
-        // Each that was answered travels with all others again.
+        // After an answer the hold is batched with all others again.
         let batch = if answers.is_some() { usize::MAX } else { renewals.len().div_ceil(MAX_PARTS) };
         let mut answers = answers.map(Vec::into_iter);
-        // One jitter for all, so that they stay together.
+        // The same jitter for all, so that the next call has them together.
         let jitter = 1.0 - fastrand::f64() / 10.0;
         for Renewal { hold, window, replies } in renewals {
             let answer = match &mut answers {
@@ -187,15 +188,15 @@ impl Shared {
                 lease.renew_at(sent.after(scaled(lease.interval(), jitter)), now);
                 self.plan(hold, lease);
             }
-            // The answer came after the grant was over here: it stays so.
+            // The answer came after the hold had ended here, which is final.
             Ok(Renewed::Extended) => hold.end_if_over(),
             Ok(Renewed::Gone(reason)) => hold.lose(reason),
             Err(error) => {
                 self.metrics.count(Event::Failure);
                 tracing::debug!(key = %hold.key(), store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
                 lease.renewal_outcome_unknown(sent, window);
-                // Soon enough for a shorter lease that the store may count already. After a call without any
-                // answer the time that it took was pause enough.
+                // Short enough for a shorter lease that may have started at the store. After a call without
+                // any answer the pause is shorter, because the call itself took time.
                 let share = if lease.was_unanswered() { 64 } else { 8 };
                 let pause = (lease.interval().min(window / 3) / share).max(Duration::from_millis(1));
                 lease.renew_at(now.after(pause), now.after(pause));
@@ -208,7 +209,7 @@ impl Shared {
 }
 
 impl RenewalCall {
-    /// The holds that were in the call.
+    /// Returns the holder ids of the call.
     pub(crate) fn holders(&self) -> Vec<HolderId> {
         self.renewals.iter().map(|renewal| renewal.hold.request.holder).collect()
     }
@@ -217,14 +218,14 @@ impl RenewalCall {
 impl QueuedRenewals {
     fn add(&mut self, mut request: RenewalRequest) {
         let waiting = self.0.entry(request.hold.request.holder).or_default();
-        // Whoever asks for no TTL of his own is served by one renewal with all others.
+        // Requests without a TTL share one renewal.
         match waiting.back_mut().filter(|last| last.ttl.is_none() && request.ttl.is_none()) {
             Some(last) => last.replies.append(&mut request.replies),
             None => waiting.push_back(request),
         }
     }
 
-    /// Takes out what waited for a renewal of that hold to end.
+    /// Removes and returns the requests that waited for a renewal of that hold.
     pub(crate) fn take(&mut self, holder: HolderId) -> VecDeque<RenewalRequest> {
         self.0.remove(&holder).unwrap_or_default()
     }
@@ -236,7 +237,7 @@ impl RenewalRequest {
     }
 }
 
-/// Parts them into calls of holds with windows of about the same length.
+/// Splits renewals into calls whose windows have about the same length.
 fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     renewals.sort_by_key(|renewal| renewal.window);
     let mut calls: Vec<Vec<Renewal>> = Vec::new();
@@ -249,7 +250,7 @@ fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     calls
 }
 
-/// Parts off those whose last call had no answer, into at most [`MAX_PARTS`] calls.
+/// Splits the holds whose last call got no answer off, into at most [`MAX_PARTS`] calls.
 fn split_unanswered(call: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     let (mut unanswered, answered): (Vec<_>, Vec<_>) =
         call.into_iter().partition(|renewal| renewal.hold.lease.as_ref().is_some_and(|l| l.was_unanswered()));

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::driver::MAX_PARTS;
 
-/// The least time between two calls for fresh holds while calls fail, so that those who try and fail in a loop
-/// do not have the store asked as often.
+/// The least time between two calls for fresh holds while calls fail, so that those who try and fail in a
+/// loop do not have the store asked as often.
 pub(crate) const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
 /// What one call came to.
@@ -73,12 +73,12 @@ impl Retries {
     }
 }
 
-/// Holds whose last call had no answer at all. One of them may have kept the others, so they travel in ever smaller
-/// calls, several at a time; from there whoever is answered leaves.
+/// Holds whose last release call got no reply. One hold that hangs may have blocked the others, so they are
+/// retried in ever smaller calls, several in parallel, and each hold that gets a reply leaves this queue.
 ///
-/// Where none of these calls is answered, it is the store that is silent: then two calls are made at a time, for a few
-/// of the holds and for all others. The few are different ones each time, so that among holds that hang an answer is
-/// found in the end; with it the calls become small again.
+/// If no call gets a reply, the store itself is silent. Then two calls run at a time: one for a few holds,
+/// one for the rest. The few rotate, so that a hold that the store can answer is found eventually. The first
+/// reply restores small calls.
 pub(crate) struct Unanswered {
     pub(crate) holders: VecDeque<HolderId>,
     backoff: Backoff,

@@ -83,8 +83,8 @@ impl<H: Scheduled> Schedule<H> {
         entries.wake_at
     }
 
-    /// Takes out the holds that are due at `now`, and, if there are any, those due up to `ahead` of the
-    /// first one's choosing later: they travel in the same call.
+    /// Removes and returns the holds due at `now`. If there are any, includes those due within
+    /// `ahead(first)`, so that they are renewed in the same call.
     pub(crate) fn take_due(&self, now: Moment, ahead: impl Fn(&H) -> Duration) -> Vec<Arc<H>> {
         let mut entries = self.lock();
         let mut taken = Vec::new();

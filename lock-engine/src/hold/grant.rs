@@ -1,4 +1,4 @@
-//! What the owner of a guard does with its hold: look, renew, release.
+//! The operations of a guard on its hold: check, renew, release.
 
 use std::any::{Any, TypeId};
 use std::future::Future;
@@ -48,7 +48,7 @@ impl Grant for Hold {
             return Some(Duration::ZERO);
         }
         let end = self.lease.as_ref()?.end();
-        (end != Moment::NEVER).then(|| end.since(self.shared.clock.now()))
+        (end != Moment::NEVER).then(|| end.since(self.core.clock.now()))
     }
 
     fn lost(&self) -> Lost {
@@ -87,7 +87,7 @@ impl Grant for Hold {
         let (reply, answer) = oneshot::channel();
         let permit = self.claim_permit(GrantOutcome::Ended);
         let queued =
-            self.shared.inbox.queue_release(PendingRelease::guard_released(&self, permit).reply(reply));
+            self.core.inbox.queue_release(PendingRelease::guard_released(&self, permit).reply(reply));
         if !queued {
             return Release::ready(Err(self.unanswered()));
         }
@@ -98,11 +98,11 @@ impl Grant for Hold {
         if self.begin_release().is_err() {
             return;
         }
-        let release = || self.shared.backend.release_now(self.key(), self.request.holder);
-        // A guard is dropped without a panic, whatever its store does.
+        let release = || self.core.backend.release_now(self.key(), self.request.holder);
+        // Caught, because dropping a guard must not panic.
         let answer = if self.ends_cooldown() { Ok(None) } else { catch_unwind(AssertUnwindSafe(release)) };
         match answer.unwrap_or(None) {
-            // Nobody is there to be told; a failure is retried in the background.
+            // No caller gets the result. A failure is retried in the background.
             Some(answer) => drop(self.released(answer)),
             None => self.release_later(),
         }
@@ -110,7 +110,7 @@ impl Grant for Hold {
 }
 
 impl Hold {
-    /// Renews through the driver, which keeps renewals of one hold in order.
+    /// Renews through the driver, because the driver keeps the renewals of one hold in order.
     pub(crate) async fn renew_now(self: Arc<Self>, ttl: Option<Duration>) -> Result<(), Error> {
         let named = |e: Error| self.named(e).with_operation(Operation::Renew);
         match ttl {
@@ -118,7 +118,7 @@ impl Hold {
                 let message = "a TTL of zero ends before it begins";
                 return Err(named(Error::new(ErrorKind::InvalidOption, message)));
             }
-            Some(ttl) => self.shared.check_ttl(ttl).map_err(named)?,
+            Some(ttl) => self.core.check_ttl(ttl).map_err(named)?,
             None => {}
         }
         match (ttl, self.lease.as_ref().and_then(|lease| lease.ttl())) {
@@ -135,7 +135,7 @@ impl Hold {
             return Err(named(ended()));
         }
         let (reply, answer) = oneshot::channel();
-        if !self.shared.inbox.renew(Arc::clone(&self), ttl, reply) {
+        if !self.core.inbox.renew(Arc::clone(&self), ttl, reply) {
             return Err(named(ended()));
         }
         let lost = self.phase.watch();
@@ -149,62 +149,63 @@ impl Hold {
         }
     }
 
-    /// Releases without I/O, if the store can. If it panics, the driver releases and hands on the permit.
+    /// Releases without I/O, if the store can. If the store panics, the driver releases and passes the permit
+    /// on.
     fn release_now(&self) -> Option<Result<ReleaseReply, Error>> {
         let panics = ReleasePanics(self);
-        let answer = self.shared.backend.release_now(self.key(), self.request.holder);
+        let answer = self.core.backend.release_now(self.key(), self.request.holder);
         mem::forget(panics);
         answer
     }
 
-    /// Settles the answer to a release, and hands on the permit.
+    /// Settles the reply to a release, and passes the permit on.
     fn released(&self, answer: Result<ReleaseReply, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
-                self.shared.yield_if_remote_waiters(self.key(), freed);
+                self.core.yield_if_remote_waiters(self.key(), freed);
                 if freed.was_held {
-                    self.shared.metrics.publish(Event::Released);
-                    self.shared.queues.pass_on(self.key(), GrantOutcome::Released);
+                    self.core.metrics.publish(Event::Released);
+                    self.core.queues.pass_on(self.key(), GrantOutcome::Released);
                     return Ok(());
                 }
-                if !self.shared.closing.is_cancelled() {
-                    self.shared.metrics.found_lost(self.key());
+                if !self.core.closing.is_cancelled() {
+                    self.core.metrics.found_lost(self.key());
                 }
-                self.shared.queues.pass_on(self.key(), GrantOutcome::Ended);
+                self.core.queues.pass_on(self.key(), GrantOutcome::Ended);
                 Err(self.was_not_held())
             }
             Err(error) => {
-                self.shared.metrics.count(Event::Failure);
+                self.core.metrics.count(Event::Failure);
                 let error = self.named(error).with_operation(Operation::Release);
-                tracing::debug!(key = %self.key(), store = %self.shared.name, %error, "release failed; it is retried in the background");
+                tracing::debug!(key = %self.key(), store = %self.core.name, %error, "release failed; it is retried in the background");
                 self.release_again(&error);
                 Err(error)
             }
         }
     }
 
-    /// Leaves a release that failed to the driver. Where it may have been carried out, the next in line asks the
-    /// store itself; else it is tried once more before that.
+    /// Hands a failed release to the driver. If its outcome is unknown, the next waiter asks the store at
+    /// once. Otherwise the driver retries once first.
     fn release_again(&self, error: &Error) {
         let mut release = PendingRelease::guard_released(self, self.claim_permit(GrantOutcome::Ended));
         let unknown = error.kind() == ErrorKind::OutcomeUnknown;
-        // Handed on once the driver knows of it, as by `Hold::lose`.
+        // Passed on after the driver has the release, as in `Hold::lose`.
         let _permit = if unknown { release.take_permit() } else { None };
-        self.shared.release_in_background(release);
+        self.core.release_in_background(release);
     }
 
-    /// Leaves the release to the driver, which hands on the permit after its first try.
+    /// Hands the release to the driver, which passes the permit on after its first try.
     fn release_later(&self) {
-        self.shared.release_in_background(PendingRelease::guard_released(
+        self.core.release_in_background(PendingRelease::guard_released(
             self,
             self.claim_permit(GrantOutcome::Ended),
         ));
     }
 
-    /// The store did not have it any more when it was to be released.
+    /// Returns the error of a release that found no hold at the store.
     fn was_not_held(&self) -> Error {
-        // A closing engine releases everything by itself, and may have been first.
-        if self.shared.closing.is_cancelled() {
+        // A closing engine releases everything, and may have been first.
+        if self.core.closing.is_cancelled() {
             return self.unanswered();
         }
         self.named(Error::lost(LossReason::Gone)).with_operation(Operation::Release)
@@ -216,7 +217,7 @@ impl Hold {
     }
 }
 
-/// A release without I/O that has begun. Dropped, by a panic of the store, it leaves the rest to the driver.
+/// A release without I/O under way. A panic of the store drops it, which hands the release to the driver.
 struct ReleasePanics<'a>(&'a Hold);
 
 impl Drop for ReleasePanics<'_> {
@@ -225,30 +226,30 @@ impl Drop for ReleasePanics<'_> {
     }
 }
 
-/// A release that somebody waits for. Dropped before the store has answered, it leaves the rest to the
+/// A release that a caller waits for. If dropped before the store has answered, it hands the release to the
 /// driver.
 struct Releasing {
-    /// `None` once the answer was settled.
+    /// `None` once the reply was settled.
     hold: Option<Arc<Hold>>,
 }
 
 impl Releasing {
     async fn run(mut self) -> Result<(), Error> {
         let Some(hold) = &self.hold else { return Ok(()) };
-        let (backend, limit) = (Arc::clone(&hold.shared.backend), hold.shared.timing.request_timeout);
-        let (reference, handle) = (hold.reference(), hold.shared.tasks.handle().clone());
-        // The timer needs the engine's runtime; the caller may be polled by another executor.
+        let (backend, limit) = (Arc::clone(&hold.core.backend), hold.core.timing.request_timeout);
+        let (reference, handle) = (hold.reference(), hold.core.tasks.handle().clone());
+        // The timer needs the engine's runtime, but another executor may poll the caller.
         let call = async move { timeout(limit, backend.release(vec![reference])).await };
-        let mut closed = hold.shared.closed.clone();
+        let mut closed = hold.core.closed.clone();
         let answered = tokio::select! {
             biased;
-            // Without a runtime no call may be polled, and without its driver there is nothing to retry with.
-            () = hold.shared.runtime_gone.cancelled() => None,
+            // A call must not be polled after its runtime has ended, and only the driver retries.
+            () = hold.core.runtime_gone.cancelled() => None,
             _ = closed.wait_for(Option::is_some) => None,
             answered = AssertUnwindSafe(TokioContext::new(call, handle)).catch_unwind() => match answered {
                 Ok(answered) => Some(answered),
                 // Tokio's timers panic when their runtime has gone.
-                Err(_) if hold.shared.runtime_gone.is_cancelled() => None,
+                Err(_) if hold.core.runtime_gone.is_cancelled() => None,
                 Err(panic) => resume_unwind(panic),
             },
         };
@@ -274,7 +275,7 @@ impl Drop for Releasing {
     }
 }
 
-/// A release that the driver carries out together with others, once the first of them is polled or dropped.
+/// A release that the driver sends with others, once the first of them is polled or dropped.
 struct BatchRelease {
     hold: Arc<Hold>,
     answer: oneshot::Receiver<Result<ReleaseReply, Error>>,
@@ -284,7 +285,7 @@ struct BatchRelease {
 impl BatchRelease {
     fn begin(&mut self) {
         if !mem::replace(&mut self.begun, true) {
-            self.hold.shared.inbox.wakeup.notify_one();
+            self.hold.core.inbox.wakeup.notify_one();
         }
     }
 }
@@ -295,7 +296,7 @@ impl Future for BatchRelease {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.begin();
         let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
-        // The driver has settled it; what failed it goes on with.
+        // The driver has settled the reply, and retries a failure.
         Poll::Ready(match answer {
             Ok(Ok(freed)) if freed.was_held => Ok(()),
             Ok(Ok(_)) => Err(self.hold.was_not_held()),

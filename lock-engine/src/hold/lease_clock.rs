@@ -1,4 +1,4 @@
-//! The clock of a hold that ends unless it is renewed or confirmed, or that may be held only so long.
+//! The times of a hold that ends unless it is renewed or confirmed, or that has a maximum hold.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,42 +6,42 @@ use std::time::Duration;
 use crate::clock::{Moment, nanos};
 use crate::store::backend::Timing;
 
-/// When a hold is to be renewed, when it is in doubt, and when it is over. Set by whoever is granted it, and moved
-/// on by the driver alone.
+/// When a hold is renewed, in doubt, and over. The acquisition sets these times, then only the driver changes
+/// them.
 pub(crate) struct LeaseClock {
     kept_by: KeptBy,
     /// The lease's TTL, or the time after which an unconfirmed hold counts as lost, in nanoseconds.
     window: AtomicU64,
-    /// The shortest TTL that was asked for without an answer: it may arrive at the store after all that come
-    /// later, so no claim is longer from then on.
+    /// The shortest TTL whose renewal got no answer. It may arrive at the store after later renewals, so no
+    /// later window is longer.
     shortest_unknown: AtomicU64,
-    /// The longest TTL that was ever asked for: for how long the store may have the hold.
+    /// The longest TTL that was ever asked for, which is how long the store may keep the hold.
     longest: AtomicU64,
-    /// From here on the grant is lost, unless renewed or confirmed before.
+    /// Time (ns) from which the hold is lost, unless it is renewed or confirmed before.
     deadline: AtomicU64,
-    /// From here on it is in doubt: a renewal that was due has not been answered.
+    /// Time (ns) from which the hold is in doubt: a due renewal is unanswered.
     doubt: AtomicU64,
-    /// The last moment at which the clock may have stood still before it, unless the store has confirmed the lease since:
-    /// in doubt from then on.
+    /// Time (ns) at which the clock was found to have stood still. The hold is in doubt from then until the
+    /// store confirms it.
     distrusted: AtomicU64,
-    /// How often to look at the store between two renewals, at most.
+    /// The longest interval between two looks.
     look: Option<Duration>,
-    /// When it is to be renewed, and when the store is to be looked at, next. Never while that is under way.
+    /// Times (ns) of the next renewal and the next look. `NEVER` while a renewal is under way.
     renew_at: AtomicU64,
     look_at: AtomicU64,
-    /// How long it may be held at the most, and from when on it has been held too long.
+    /// The maximum hold, and the time (ns) from which it is exceeded.
     max_hold: Option<Duration>,
     limit: AtomicU64,
-    /// When the driver looks at this hold next; written under the lock of the renewal schedule.
+    /// The hold's time (ns) in the renewal schedule, written under the schedule's lock.
     pub(crate) due: AtomicU64,
     /// Whether a renewal is under way.
     pub(crate) renewing: AtomicBool,
-    /// How many are renewed in one call with it at the most: fewer after a call without any answer, since one
-    /// hold may have kept the others.
+    /// The most holds in a renewal call with it. Fewer after a call without any answer, because one hold may
+    /// have blocked the others.
     pub(crate) batch: AtomicUsize,
 }
 
-/// What the hold ends without.
+/// What keeps the hold alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeptBy {
     /// Renewal of its lease.
@@ -80,14 +80,14 @@ impl LeaseClock {
         })
     }
 
-    /// The store has granted it now. Its maximum hold counts from here.
+    /// Notes that the store has granted it, and starts the maximum hold.
     pub(crate) fn granted(&self, now: Moment) {
         if let Some(max_hold) = self.max_hold {
             self.limit.store(now.after(max_hold).as_nanos(), Ordering::Release);
         }
     }
 
-    /// The store has answered what was sent at `sent`.
+    /// Notes that the store has renewed or confirmed it by a request sent at `sent`.
     pub(crate) fn confirmed(&self, sent: Moment, window: Duration) {
         if self.kept_by == KeptBy::Nothing {
             return;
@@ -100,11 +100,11 @@ impl LeaseClock {
         self.heard(sent);
     }
 
-    /// The store has said that it still has what was asked about at `sent`.
+    /// Notes that the store still had it, by a request sent at `sent`.
     pub(crate) fn heard(&self, sent: Moment) {
         let distrusted = self.distrusted.load(Ordering::Acquire);
         if distrusted <= sent.as_nanos() {
-            // Not if the clock was found wrong once more since.
+            // Fails if the clock was found wrong once more since.
             let never = Moment::NEVER.as_nanos();
             let _ = self.distrusted.compare_exchange(distrusted, never, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -114,8 +114,8 @@ impl LeaseClock {
         }
     }
 
-    /// At `now` the clock was found to have lost `lost`. If that is more than the margin of the lease, it is in doubt, and
-    /// the store is asked.
+    /// Notes that the clock has lost `lost` by `now`. If that is more than the lease's margin, the hold is in
+    /// doubt, and the store is asked. Returns whether it is.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) -> bool {
         if self.kept_by != KeptBy::Lease || lost <= self.window() / 10 {
             return false;
@@ -132,12 +132,12 @@ impl LeaseClock {
         self.distrusted.load(Ordering::Acquire) != Moment::NEVER.as_nanos()
     }
 
-    /// How often to look at the store, at most; `None` if it is only renewed.
+    /// Returns the longest interval between two looks. `None` if the hold is only renewed.
     pub(crate) fn look_every(&self) -> Option<Duration> {
         self.look.map(|look| look.min(self.window() / 6))
     }
 
-    /// The next renewal is due at `at`, or at once if the clock is not to be trusted and nothing else is asked.
+    /// Sets the next renewal to `at`, or to `now` if the clock is distrusted and no look checks the hold.
     pub(crate) fn renew_at(&self, at: Moment, now: Moment) {
         let at = if self.is_distrusted() && self.look.is_none() { at.min(now) } else { at };
         self.renew_at.store(at.as_nanos(), Ordering::Release);
@@ -147,26 +147,26 @@ impl LeaseClock {
         self.look_at.store(at.as_nanos(), Ordering::Release);
     }
 
-    /// A renewal is under way, which says as much as a look.
+    /// Notes that a renewal is under way, which replaces a look.
     pub(crate) fn mark_sent(&self) {
         self.renewing.store(true, Ordering::Release);
         self.renew_at.store(Moment::NEVER.as_nanos(), Ordering::Release);
         self.look_at(Moment::NEVER);
     }
 
-    /// Whether it is to be renewed by `at`, and not only to be looked at.
+    /// Returns whether it is due for a renewal by `at`, and not only for a look.
     pub(crate) fn is_renewed_by(&self, at: Moment) -> bool {
         self.look.is_none() || self.renew_at.load(Ordering::Acquire) <= at.as_nanos()
     }
 
-    /// When the driver has to do something about it next.
+    /// Returns the time of the next renewal, look or end.
     pub(crate) fn next(&self) -> Moment {
         let asks = self.renew_at.load(Ordering::Acquire).min(self.look_at.load(Ordering::Acquire));
         Moment::from_nanos(asks).min(self.end())
     }
 
-    /// A renewal for `window` was sent at `sent` and its outcome is not known: the store may count
-    /// from it already, so a shorter window binds at once and stays.
+    /// Notes that the outcome of a renewal for `window`, sent at `sent`, is not known. The store may already
+    /// count from it, so a shorter window binds at once and stays.
     pub(crate) fn renewal_outcome_unknown(&self, sent: Moment, window: Duration) {
         if self.kept_by != KeptBy::Lease {
             return;
@@ -176,7 +176,7 @@ impl LeaseClock {
         self.ends_sooner(sent, window);
     }
 
-    /// Doubt before loss, also where the deadline comes nearer than the doubt was.
+    /// Brings doubt and deadline nearer, in this order.
     fn ends_sooner(&self, sent: Moment, window: Duration) {
         let doubt = sent.after(self.interval_of(window).saturating_mul(2));
         self.doubt.fetch_min(doubt.as_nanos(), Ordering::AcqRel);
@@ -191,7 +191,8 @@ impl LeaseClock {
         (self.kept_by == KeptBy::Lease).then(|| self.window())
     }
 
-    /// A renewal for `window` is about to be sent: the store may count a shorter one before we hear of it.
+    /// Notes that a renewal for `window` is about to be sent. The store may start a shorter lease before its
+    /// answer arrives.
     pub(crate) fn note_sent(&self, sent: Moment, window: Duration) {
         self.longest.fetch_max(nanos(window), Ordering::AcqRel);
         if self.kept_by == KeptBy::Lease {
@@ -199,7 +200,7 @@ impl LeaseClock {
         }
     }
 
-    /// For how long the store may have the hold after the last it heard of it; `None` without a lease.
+    /// Returns how long the store may keep the hold after its last request. `None` without a lease.
     pub(crate) fn longest(&self) -> Option<Duration> {
         (self.kept_by == KeptBy::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
     }
@@ -208,27 +209,27 @@ impl LeaseClock {
         self.max_hold
     }
 
-    /// Whether the store is asked about the hold from time to time.
+    /// Returns whether the hold is renewed or confirmed.
     pub(crate) fn is_renewed(&self) -> bool {
         self.kept_by != KeptBy::Nothing
     }
 
-    /// Whether its last renewal was in a call without any answer.
+    /// Returns whether its last renewal was in a call without any answer.
     pub(crate) fn was_unanswered(&self) -> bool {
         self.batch.load(Ordering::Relaxed) != usize::MAX
     }
 
-    /// The time between two renewals.
+    /// Returns the time between two renewals.
     pub(crate) fn interval(&self) -> Duration {
         self.interval_of(self.window())
     }
 
-    /// From when on the grant is lost if nothing happens.
+    /// Returns the time from which the hold is lost without a renewal.
     pub(crate) fn deadline(&self) -> Moment {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// From when on it has been held too long.
+    /// Returns the time from which the maximum hold is exceeded.
     pub(crate) fn limit(&self) -> Moment {
         Moment::from_nanos(self.limit.load(Ordering::Acquire))
     }

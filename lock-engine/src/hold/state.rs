@@ -13,9 +13,9 @@
 //!    +-- lose -----------------> LostFast
 //! ```
 //!
-//! Each transition is one compare-and-swap, so release, loss, closing and a caller that gives up compete for it,
-//! and exactly one wins. The winner owns the key's permit from there on, with one exception: a hold that is lost
-//! while the store is asked for it leaves its permit with whoever asks, who still has a call to undo.
+//! Each transition is one compare-and-swap, so release, loss, closing and a caller that gives up compete for
+//! it, and exactly one wins. The winner then owns the key's permit, with one exception: if a hold is lost
+//! while the store is asked for it, the acquisition keeps the permit, because it still has a call to undo.
 //!
 //! `tests/state_model.rs` checks this file with loom.
 
@@ -28,17 +28,17 @@ use crate::sync::{AtomicU8, Mutex, MutexGuard, Ordering};
 /// Where a hold is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// A store without I/O is being asked for it. Nobody keeps the permit for it: whoever ends it has it.
+    /// A store without I/O is asked for it. The permit belongs to whoever ends the hold.
     Fast,
-    /// Its caller queues for the permit, or has it and asks the store. Whoever asks keeps the permit.
+    /// Its acquisition waits for the permit, or has it and asks the store. The acquisition keeps the permit.
     Pending,
-    /// Granted, and its guard is out.
+    /// Granted. Its acquisition or its caller has the guard.
     Live,
     /// Its guard was released or dropped.
     Released,
-    /// Whoever asked for it gave up before it was live.
+    /// Its acquisition gave up before it was live.
     Abandoned,
-    /// Lost while its guard was out.
+    /// Lost after it was live.
     Lost(LossReason),
     /// Lost while the store was being asked for it.
     LostPending(LossReason),
@@ -46,29 +46,29 @@ pub(crate) enum Phase {
     LostFast(LossReason),
 }
 
-/// What came of [`AtomicPhase::lose`].
+/// The result of [`AtomicPhase::lose`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoseResult {
-    /// It was live: the permit is the caller's to hand on.
+    /// It was live. The caller passes the permit on.
     WasLive,
-    /// It was on the fast path, and no guard was handed out: the permit is the caller's to hand on.
+    /// It was on the fast path, without a guard. The caller passes the permit on.
     WasFast,
-    /// It was being asked for: whoever asks keeps the permit until that is undone.
+    /// The store was asked for it. The acquisition keeps the permit until the request is undone.
     WasPending,
     /// It had ended before.
     HadEnded,
 }
 
-/// The state byte, and the signal of those who wait for the end.
+/// The phase as one atomic byte, and the signal of the end.
 #[derive(Debug)]
 pub(crate) struct AtomicPhase {
-    /// A phase, and [`WATCHED`] once somebody has the signal.
+    /// A phase, and [`WATCHED`] once a watcher has the signal.
     byte: AtomicU8,
     signal: Mutex<Option<Arc<LossSignal>>>,
 }
 
-/// Somebody waits for the end: whoever ends the hold fires the signal. Who sets this and finds that the hold
-/// has ended fires it himself.
+/// A watcher waits for the end, so that whoever ends the hold fires the signal. A watcher that sets this on
+/// an ended hold fires the signal itself.
 const WATCHED: u8 = 0x80;
 const LOST: u8 = 0x10;
 const LOST_PENDING: u8 = 0x20;
@@ -122,22 +122,22 @@ impl AtomicPhase {
         Phase::of(self.byte.load(Ordering::Acquire))
     }
 
-    /// The store has granted it. `Err` with how it ended before.
+    /// Goes live after the store's grant. Fails with the phase in which it ended before.
     pub(crate) fn go_live(&self) -> Result<(), Phase> {
         self.step(Phase::Live, |phase| matches!(phase, Phase::Fast | Phase::Pending)).map(drop)
     }
 
-    /// The fast path has not granted it: the store is asked. `Err` with how it ended before.
+    /// Leaves the fast path without a grant, to ask the store. Fails with the phase in which it ended before.
     pub(crate) fn ask_store(&self) -> Result<(), Phase> {
         self.step(Phase::Pending, |phase| phase == Phase::Fast).map(drop)
     }
 
-    /// The guard lets go. `Err` with how it ended before.
+    /// Ends the hold by a release of its guard. Fails with the phase in which it ended before.
     pub(crate) fn release(&self) -> Result<(), Phase> {
         self.step(Phase::Released, |phase| phase == Phase::Live).map(drop)
     }
 
-    /// Whoever asked for it gives up before a guard was handed out. Whether the permit is the caller's: not if
+    /// Gives the request up before it is live. Returns whether the permit is the caller's, which it is not if
     /// the hold was lost on the fast path.
     pub(crate) fn give_up(&self) -> bool {
         match self.step(Phase::Abandoned, |phase| matches!(phase, Phase::Fast | Phase::Pending)) {
@@ -146,7 +146,7 @@ impl AtomicPhase {
         }
     }
 
-    /// The hold is gone.
+    /// Ends the hold as lost, and returns what it was before.
     pub(crate) fn lose(&self, reason: LossReason) -> LoseResult {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {
@@ -163,14 +163,14 @@ impl AtomicPhase {
         }
     }
 
-    /// A future of the end.
+    /// Returns a future of the loss.
     pub(crate) fn watch(&self) -> Lost {
         let signal = Arc::clone(self.signal().get_or_insert_with(LossSignal::new));
         notify(&signal, Phase::of(self.byte.fetch_or(WATCHED, Ordering::AcqRel)));
         signal.subscribe()
     }
 
-    /// Goes to `to` if it is in such a phase. The phase before; `Err` with another one that it is in.
+    /// Goes to `to` from a phase that `is_allowed`. Returns that phase, or fails with the current one.
     fn step(&self, to: Phase, is_allowed: impl Fn(Phase) -> bool) -> Result<Phase, Phase> {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {
@@ -185,7 +185,8 @@ impl AtomicPhase {
         }
     }
 
-    /// One compare-and-swap that keeps [`WATCHED`], and fires the signal if it is an end and watched.
+    /// Does one compare-and-swap that keeps [`WATCHED`]. Fires the signal if `to` is an end and a watcher
+    /// waits.
     fn swap(&self, before: u8, to: Phase) -> Result<(), u8> {
         let watched = before & WATCHED;
         self.byte.compare_exchange(before, to.byte() | watched, Ordering::AcqRel, Ordering::Acquire)?;

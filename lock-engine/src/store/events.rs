@@ -5,52 +5,53 @@ use std::sync::{Arc, Weak};
 use leasehold_api::{HolderId, LockKey, LossReason};
 
 use crate::clock::{Clock, Moment};
-use crate::shared::Shared;
+use crate::core::Core;
 
 /// How a backend reaches its engine. Cheap to clone; does nothing once the engine has gone.
 #[derive(Clone, Debug)]
 pub struct Events {
     /// Weak, because the engine owns the backend, which keeps this.
-    shared: Weak<Shared>,
+    core: Weak<Core>,
     clock: Arc<dyn Clock>,
 }
 
 impl Events {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::downgrade(shared), clock: Arc::clone(&shared.clock) }
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        Self { core: Arc::downgrade(core), clock: Arc::clone(&core.clock) }
     }
 
-    /// The store has ended this hold.
+    /// Reports that the store has ended this hold.
     pub fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        let hold = shared.queues.with(key, |owner| owner.hold.clone());
+        let Some(core) = self.core.upgrade() else { return };
+        let hold = core.queues.with(key, |owner| owner.hold.clone());
         if let Some(hold) = hold.filter(|hold| hold.request.holder == holder) {
             hold.lose(reason);
         }
     }
 
-    /// The key may be free: whoever waits for it here should ask again. A hint; losing it costs time only.
+    /// Hints that the key may be free, so that the waiting caller asks again. A hint that is lost costs time
+    /// only.
     pub fn wake(&self, key: &LockKey) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        let wakeup = shared.queues.with(key, |owner| owner.wakeup.clone());
+        let Some(core) = self.core.upgrade() else { return };
+        let wakeup = core.queues.with(key, |owner| owner.wakeup.clone());
         if let Some(wakeup) = wakeup.flatten() {
             wakeup.notify_one();
         }
     }
 
-    /// Hints may have been missed, or the clock was moved: everybody who waits should ask again, and
-    /// every deadline should be looked at.
+    /// Reports that hints may have been missed or the clock was moved. All waiting callers ask again, and
+    /// every deadline is checked.
     pub fn resync(&self) {
-        let Some(shared) = self.shared.upgrade() else { return };
+        let Some(core) = self.core.upgrade() else { return };
         let mut wakeups = Vec::new();
-        shared.queues.for_each(|owner| wakeups.extend(owner.wakeup.clone()));
+        core.queues.for_each(|owner| wakeups.extend(owner.wakeup.clone()));
         for wakeup in wakeups {
             wakeup.notify_one();
         }
-        shared.schedule.changed.notify_one();
+        core.schedule.changed.notify_one();
     }
 
-    /// The moment now on the engine's clock.
+    /// Returns the current moment on the engine's clock.
     #[must_use]
     pub fn now(&self) -> Moment {
         self.clock.now()

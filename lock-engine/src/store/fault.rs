@@ -1,5 +1,5 @@
-//! The vocabulary of test doubles: what can happen to a call of a store, and to a client's clock. The double of
-//! `leasehold-memory` and the wrapper of `leasehold-conformance` both speak it.
+//! The vocabulary of test doubles: what can happen to a call of a store, and to a client's clock. The double
+//! of `leasehold-memory` and the wrapper of `leasehold-conformance` both speak it.
 
 use std::time::Duration;
 
@@ -32,11 +32,13 @@ pub enum Fault {
     Pass,
     /// Not carried out; answers an error of this kind, which leaves open whether it was.
     Error(ErrorKind),
-    /// Not carried out; answers [`Attempt::Refused`](crate::Attempt::Refused) with an error of this kind, which
-    /// says that nothing was begun. As [`Error`](Self::Error) for calls other than an acquire or a wait.
+    /// Not carried out; answers [`Attempt::Refused`](crate::Attempt::Refused) with an error of this kind,
+    /// which says that nothing was begun. As [`Error`](Self::Error) for calls other than an acquire or a
+    /// wait.
     Refuse(ErrorKind),
-    /// The request takes this long to arrive; carried out and answered then. The wrapper of `leasehold-conformance` carries
-    /// it out also if its call has been dropped meanwhile, unless it is a wait: what is on its way cannot be called back.
+    /// The request takes this long to arrive; carried out and answered then. The wrapper of
+    /// `leasehold-conformance` carries it out also if its call has been dropped meanwhile, unless it is a
+    /// wait: what is on its way cannot be called back.
     Delay(Duration),
     /// Carried out as soon as it arrives; the answer takes this long.
     DelayReply(Duration),
@@ -46,8 +48,8 @@ pub enum Fault {
     LoseReply,
     /// Carried out; never answered.
     LoseReplyHang,
-    /// Carried out twice in a row, as by what repeats a request without asking; the second answer arrives. Of a wait or a
-    /// release, the call works.
+    /// Carried out twice in a row, as by what repeats a request without asking; the second answer arrives. Of
+    /// a wait or a release, the call works.
     Twice,
 }
 

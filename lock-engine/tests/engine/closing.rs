@@ -13,6 +13,7 @@ use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
 use leasehold_engine::{Clock, Engine, Moment, TokioClock};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
+use tokio_test::{assert_pending, task};
 
 /// How a caller comes to hand on its permit before the store has confirmed anything.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +73,7 @@ async fn is_closed_as_the_permit_goes(way: Way) -> bool {
     // It arrives, and is granted after its time.
     net.travels.store(true, SeqCst);
     *net.acquire_takes.lock().unwrap() = Duration::from_millis(1_500);
-    let mut trying = pin!(engine.key("k").try_acquire());
+    let mut trying = task::spawn(engine.key("k").try_acquire());
     let mut next = pin!(engine.key("k").acquire());
     let (runtime, thread) = (Handle::current(), thread::current().id());
     let closes = Closes {
@@ -84,7 +85,7 @@ async fn is_closed_as_the_permit_goes(way: Way) -> bool {
     };
     let closes = Arc::new(closes);
     if held.is_none() {
-        assert!(trying.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_pending!(trying.poll());
     }
     let waker = Waker::from(Arc::clone(&closes));
     assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::common::{Plain, PlainNet, plain, start};
@@ -13,6 +13,7 @@ use leasehold_api::{
 use leasehold_engine::{Confirm, Counters, Engine};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_test::task;
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -282,8 +283,8 @@ fn a_close_that_is_held_up_leaves_nothing() {
     let first = std::thread::spawn(move || {
         let log = SlowLog { begun: begun.clone(), ended: Mutex::new(has_ended), events: AtomicUsize::new(0) };
         tracing::subscriber::with_default(log, || {
-            let mut closing = slow.close();
-            let polled = closing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let mut closing = task::spawn(slow.close());
+            let polled = closing.poll();
             // Where it was not held up.
             let _ = begun.send(());
             if let Poll::Ready(outcome) = polled { outcome } else { handle.block_on(closing) }

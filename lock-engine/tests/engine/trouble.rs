@@ -13,6 +13,7 @@ use leasehold_api::{
 use leasehold_engine::{Clock, Confirm, Engine, Moment, Timing, TokioClock, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_test::{assert_pending, assert_ready_err, task};
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -388,12 +389,10 @@ fn a_release_whose_runtime_ends_is_answered() {
     });
     let guard = runtime.block_on(lock.key("k").acquire()).unwrap();
     net.hang_release.store(true, SeqCst);
-    let mut releasing = Box::pin(guard.release());
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(releasing.as_mut().poll(&mut cx).is_pending());
+    let mut releasing = task::spawn(guard.release());
+    assert_pending!(releasing.poll());
     drop(runtime);
-    let Poll::Ready(Err(error)) = releasing.as_mut().poll(&mut cx) else { panic!("still waiting") };
-    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+    assert_eq!(assert_ready_err!(releasing.poll()).kind(), ErrorKind::OutcomeUnknown);
 }
 
 #[tokio::test(start_paused = true)]

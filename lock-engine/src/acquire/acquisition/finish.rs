@@ -1,4 +1,4 @@
-//! The end of an acquisition: all guards are handed out, or none.
+//! The end of an acquisition: the caller gets all guards, or none.
 
 use std::mem;
 
@@ -9,11 +9,11 @@ use crate::acquire::budget::Refusal;
 use crate::acquire::entry::{Entry, Stage};
 
 impl Acquisition {
-    /// The guards, if every one of them is still good.
+    /// Returns the guards, if all of them are still held.
     pub(super) fn finish(mut self) -> Result<Vec<LockGuard>, Refusal> {
-        self.entries.iter().for_each(|entry| entry.hold.hand_out(true));
+        self.entries.iter().for_each(|entry| entry.hold.delivery.deliver());
         if let Err(refusal) = self.check() {
-            self.entries.iter().for_each(|entry| entry.hold.hand_out(false));
+            self.entries.iter().for_each(|entry| entry.hold.delivery.take_back());
             return Err(refusal);
         }
         let entries = mem::take(&mut self.entries).into_iter();
@@ -24,11 +24,11 @@ impl Acquisition {
         Ok(entries.filter_map(guard).collect())
     }
 
-    /// Whether everything that was taken is still held.
+    /// Fails if a taken hold was lost, or if the engine closes.
     fn check(&self) -> Result<(), Refusal> {
-        // A hold that came into its slot while the engine closed was not seen by the closing.
-        if self.shared.closing.is_cancelled() {
-            return Err(self.shared.name_error(Error::closed(), self.first_key(0)).into());
+        // Closing did not see a hold that entered its slot at the same time.
+        if self.core.closing.is_cancelled() {
+            return Err(self.core.name_error(Error::closed(), self.first_key(0)).into());
         }
         for entry in &self.entries {
             if entry.hold.current_validity() == Validity::Lost {

@@ -1,5 +1,5 @@
-//! What goes to the recorder. Every series of a store, and of a class of keys once the class is known, begins at
-//! zero, so that the first loss is an increase for whoever watches.
+//! What goes to the recorder. Every series of a store, and of a class of keys once the class is known, begins
+//! at zero, so that the first loss is an increase for whoever watches.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -129,15 +129,15 @@ impl FacadeMetrics {
 
     /// The guard of `hold` is about to be handed out.
     pub(crate) fn granted(&self, hold: &Hold) {
-        let at = hold.shared.clock.now();
+        let at = hold.core.clock.now();
         let class = self.class(hold.key());
         let labels = self.labels(&class);
         histogram!(WAIT_TIME, labels.clone()).record(at.since(hold.times.asked()).as_secs_f64());
         let held = gauge!(HELD, labels);
         held.increment(1.0);
         let _ = hold.times.granted.set(HeldGrant { at, class, held });
-        // A loss just now may have found nothing to end. Either it sees the grant, or this sees the loss: each
-        // side writes its own, then, behind a fence, reads the other's.
+        // A loss just now may have found nothing to end. Either it sees the grant, or this sees the loss:
+        // each side writes its own, then, behind a fence, reads the other's.
         fence(Ordering::SeqCst);
         if !hold.is_live() {
             self.ended(hold);
@@ -153,7 +153,7 @@ impl FacadeMetrics {
         }
         held.decrement(1.0);
         let labels = self.labels(class);
-        let held_for = hold.shared.clock.now().since(*at);
+        let held_for = hold.core.clock.now().since(*at);
         histogram!(HOLD_TIME, labels.clone()).record(held_for.as_secs_f64());
         if let Some(reason) = hold.loss_reason() {
             counter!(LOST, with(labels, "reason", reason.as_str())).increment(1);

@@ -1,6 +1,7 @@
-//! What an engine's callers, guards and driver have in common.
+//! The parts of an engine that its callers, guards and driver share.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,13 +21,15 @@ use crate::metrics::Metrics;
 use crate::store::backend::{Backend, ReleaseReply, Request, Timing, Waiting};
 use crate::tasks::Tasks;
 
-/// How the closing ended, once it has.
+/// The result of closing, once the engine is closed.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
 
-/// How long a key that was released is left to others at the most: they may have gone.
+/// The longest that a released key is left to remote waiters, because they may have given up.
 const LONGEST_YIELD: Duration = Duration::from_secs(10);
 
-pub(crate) struct Shared {
+/// Everything that the callers, guards and driver of one engine share. The driver keeps it while it works, so
+/// it does not say whether anybody uses the engine: [`Alive`] does.
+pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) name: Arc<str>,
     pub(crate) capabilities: Capabilities,
@@ -34,26 +37,27 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tasks: Tasks,
     pub(crate) queues: Arc<Queues<Owner>>,
-    pub(crate) schedule: Arc<Schedule<Hold>>,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) schedule: Schedule<Hold>,
+    pub(crate) metrics: Metrics,
     pub(crate) unconfirmed: UnconfirmedAttempts,
-    pub(crate) inbox: Arc<Inbox>,
-    /// Fires when the engine closes: every wait ends.
+    pub(crate) inbox: Inbox,
+    /// Fires when the engine closes, and ends every wait.
     pub(crate) closing: CancellationToken,
-    /// Fires when the engine's runtime has ended: nothing may be polled on it any more.
+    /// Fires when the engine's runtime has ended: its futures must not be polled after that.
     pub(crate) runtime_gone: CancellationToken,
-    /// The sender goes with the driver.
+    /// The result of closing. The driver has the sender.
     pub(crate) closed: watch::Receiver<CloseOutcome>,
     pub(crate) instance: u128,
 }
 
-impl Shared {
-    /// A fresh holder id.
+impl Core {
+    /// Returns a new holder id.
     pub(crate) fn new_holder_id(&self, key: &LockKey) -> HolderId {
         HolderId::from_parts(self.instance, self.queues.draw(key))
     }
 
-    /// The request for `key` with a number drawn from its queue and options that were [checked](Self::check).
+    /// Builds the request for `key` from `number`, drawn from its queue, and options that were
+    /// [checked](Self::check).
     pub(crate) fn request(
         &self,
         key: &LockKey,
@@ -101,32 +105,33 @@ impl Shared {
         Ok(())
     }
 
-    /// Has the driver free a hold, retrying until the store has let go.
+    /// Has the driver release a hold, and retry until the store has confirmed it.
     pub(crate) fn release_in_background(&self, release: PendingRelease) {
         self.inbox.release(release);
     }
 
-    /// Leaves a key that was freed here to those who wait for it elsewhere, if the store knows of any.
-    pub(crate) fn yield_if_remote_waiters(&self, key: &LockKey, freed: ReleaseReply) {
-        let yields = match self.timing.waiting {
+    /// Leaves a key that was released here to the waiters of other clients for a while, if the store reports
+    /// any.
+    pub(crate) fn yield_if_remote_waiters(&self, key: &LockKey, reply: ReleaseReply) {
+        let duration = match self.timing.waiting {
             // A poll is jittered by a quarter.
             Waiting::Poll { every } => Some(scaled(every, 1.5).min(LONGEST_YIELD)),
             Waiting::Store => self.timing.yield_to_remote,
         };
-        if let (true, Some(yields)) = (freed.waiters, yields) {
+        if let (true, Some(duration)) = (reply.waiters, duration) {
             let now = self.clock.now();
-            self.queues.yield_key(key, now, now.after(yields));
+            self.queues.yield_key(key, now, now.after(duration));
         }
     }
 
-    /// Begins to close: no new grants, waiters end, and the driver does the rest.
+    /// Starts to close: grants no more, ends the waits, and has the driver do the rest.
     pub(crate) fn close(&self) {
         self.queues.close();
         self.closing.cancel();
         self.inbox.close();
     }
 
-    /// Every guard that is out reads lost from here on. Returns what the store still has.
+    /// Ends every live hold, so that its guard reads lost. Returns the holds that the store still has.
     pub(crate) fn lose_all(&self, reason: LossReason) -> Vec<Arc<Hold>> {
         let mut holds = Vec::new();
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
@@ -134,7 +139,7 @@ impl Shared {
         holds
     }
 
-    /// Adds what the caller needs to know to an error.
+    /// Adds the store's name and the key to an error.
     pub(crate) fn name_error(&self, error: Error, key: Option<&LockKey>) -> Error {
         let error = error.with_store(Arc::clone(&self.name));
         match key {
@@ -144,14 +149,31 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    /// Nobody is left who could use the engine, and nothing is held.
-    fn drop(&mut self) {
-        self.inbox.close();
+/// The core, for the users of an engine: its handles, acquisitions and holds. Closes the engine when the last
+/// of them is dropped.
+pub(crate) struct Alive(Arc<Core>);
+
+impl Alive {
+    pub(crate) fn new(core: &Arc<Core>) -> Arc<Self> {
+        Arc::new(Self(Arc::clone(core)))
     }
 }
 
-impl fmt::Debug for Shared {
+impl Deref for Alive {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.inbox.close();
+    }
+}
+
+impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("backend", &self.backend)
