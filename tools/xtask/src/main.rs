@@ -11,7 +11,6 @@ mod metadata;
 mod oldest;
 mod programs;
 mod publish;
-mod reverted;
 mod servers;
 mod simulate;
 mod step;
@@ -39,9 +38,6 @@ usage: cargo xtask JOB
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
-  reverted [NAME ..]
-              bugs of the engine that were mended, brought back in a copy of the workspace: each has to be found
-              again, by the simulator where it can be; prints the table of docs/testing.md
   fuzz [--minutes N] [--seed S] [--target NAME]
               inputs near to valid ones: for that long on each target from a new seed or from S on, or that of S
               alone
@@ -71,7 +67,6 @@ fn main() -> ExitCode {
         ["test", "--postgres", version] => test_on(version),
         ["test", "--postgres", version, "--core"] => core_on(version),
         ["simulate", ..] => simulate::run(&arguments[1..]),
-        ["reverted", ..] => reverted::run(&arguments[1..]),
         ["fuzz", ..] => fuzz::run(&arguments[1..]),
         ["torture", ..] => torture::run(&arguments[1..]),
         ["lint"] => lint(),
