@@ -45,9 +45,9 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A store that is slow, down, refuses or is not set up is an error and never `None`, and so is what the store calls held
-    /// while an attempt of this client that it did not answer is being undone
-    /// ([`Unavailable`](crate::ErrorKind::Unavailable)): that may be the attempt.
+    /// A store that is slow, down, refuses or is not set up is an error, never `None`.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) also if the key may be held only by an earlier attempt of this
+    /// client that is still being undone.
     ///
     /// # Cancel safety
     ///
