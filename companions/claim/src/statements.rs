@@ -1,5 +1,14 @@
-//! What statements on the claimed table are made of, and what is read from their answers: the same for claims under leases and
-//! for claims that an open transaction holds.
+//! Builds every statement on the claimed table from its spec, and reads the answers. `sql/*.sql` shows the finished statements.
+//!
+//! | Calls | Built in |
+//! |---|---|
+//! | take rows under leases, put them back | `take`, after the rows are found by `pick`, `groups` or `tenants` |
+//! | take rows for an open transaction, lock one row | `hold`, after the same |
+//! | renew | `renew` |
+//! | settle, probe | `settle` |
+//! | sweep, upkeep | `sweep` |
+//! | purge, requeue, cancel | `purge`, `requeue` |
+//! | lists, stats, pending | `lists`, `stats`, `pick` |
 
 pub(crate) mod expression;
 #[cfg(test)]

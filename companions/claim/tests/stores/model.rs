@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::suite::bench::{bounded, keys, pause, retry, row};
+use crate::suite::hold::Hold;
 use crate::suite::memory::{Bare, Memory};
 use crate::suite::postgres::Postgres;
 use crate::suite::{Bench, Env, Harness, LONG, Layout, Variant};
 use leasehold_claim::{ClaimError, ClaimRef, Claimed, Outcome, OwnerToken, Renewal, RowKey, Settled, Take};
-
-use crate::suite::hold::Hold;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use test_bounds::Bound;

@@ -9,12 +9,11 @@ use leasehold_claim::{
     ClaimError, ClaimRef, ClaimSpec, ClaimSpecBuilder, ClaimStore, Claimed, IdType, Outcome, RowId, RowKey,
     Settled, State, States, Swept, Table, Take, Taken,
 };
-
-use super::hold::HoldStore;
 use test_bounds::within;
 use tokio::time::sleep;
 
 use super::LONG;
+use super::hold::HoldStore;
 
 /// Makes tables.
 #[async_trait]

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_claim::{ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, RowKey};
-
-use super::hold::HoldStore;
 use serde_json::Value;
 
 use super::bench::{Harness, Layout, Seed, Seen, TableHarness, Variant};
+use super::hold::HoldStore;
 use super::{Env, case};
 
 /// Puts something in front of the clients.

@@ -9,10 +9,9 @@ use leasehold_claim::{
     Renewal, RowKey, Settled, State, Stats, Swept, Take, Taken, TakenRow,
 };
 use leasehold_claim::{Sealed, Upkeep, Wake};
-
-use super::hold::HoldStore;
 use serde_json::{Value, json};
 
+use super::hold::HoldStore;
 use super::memory::Front;
 
 macro_rules! faults {

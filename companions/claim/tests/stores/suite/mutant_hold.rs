@@ -3,10 +3,9 @@
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use leasehold_claim::{ClaimError, ClaimRef, MemoryClaims, Outcome, RowKey, Settled, Take, Taken};
-
-use super::hold::{Hold, HoldStore};
 use serde_json::json;
 
+use super::hold::{Hold, HoldStore};
 use super::mutant::{Fault, Faulty};
 
 #[async_trait]

@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_claim::{ClaimSpec, ClaimStore, IdType, PgClaims, PgHeld, RowKey};
-
-use super::hold::HoldStore;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 use test_servers::{Database, prepared_database};
 
 use super::bench::{Harness, Layout, Seed, Seen, StateKind, TableHarness, Tracking, Variant};
+use super::hold::HoldStore;
 use super::{Env, case};
 
 pub struct Postgres;
