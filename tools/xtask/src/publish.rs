@@ -188,7 +188,8 @@ fn unpack(metadata: &Metadata) -> Outcome<PathBuf> {
     fs::create_dir_all(&unpacked).map_err(|error| failed(&unpacked, &error))?;
     for package in metadata.published() {
         let archive = archives.join(format!("{}.crate", directory(package)));
-        let status = Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&unpacked).status();
+        // With the time of now (`m`): files of an archive are dated 2006, and cargo would take what it built of others for theirs.
+        let status = Command::new("tar").arg("-xmzf").arg(&archive).arg("-C").arg(&unpacked).status();
         if !status.is_ok_and(|status| status.success()) {
             return Err(format!("cannot unpack {}", archive.display()));
         }
