@@ -102,7 +102,7 @@ impl Watch {
         self.failures += 1;
         let (table, failures) = (self.table, self.failures);
         if failures % FAILURES == 0 {
-            tracing::warn!(%store, table, failures, %error, "old rows are not removed, and the table grows; see `Old rows` in docs/operators.md");
+            tracing::warn!(%store, table, failures, %error, "old rows are not removed, and the table grows; see `Old rows` in docs/configuration.md");
         } else {
             tracing::debug!(%store, table, %error, "cannot remove old rows; it is tried again later");
         }
@@ -114,7 +114,7 @@ impl Watch {
         let is_long = running > LONG;
         let is_news = is_long && !self.told;
         if is_news {
-            tracing::warn!(%store, table = self.table, ?running, "removing old rows cannot keep up with the rows that come; see `Old rows` in docs/operators.md");
+            tracing::warn!(%store, table = self.table, ?running, "removing old rows cannot keep up with the rows that come; see `Old rows` in docs/configuration.md");
         }
         self.told = is_long;
         is_news

@@ -259,7 +259,7 @@ async fn settings_that_cannot_be_used_are_refused_before_anything_is_opened() {
     assert_eq!(Cluster::shared().backends(database.name()).await, []);
 }
 
-// docs/operators.md, "Work on the database of the locks itself".
+// docs/backup-restore.md, "Work on the database of the locks".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_in_a_database_of_its_own_survives_work_on_the_other() {
     let cluster = Cluster::shared();

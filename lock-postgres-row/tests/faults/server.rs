@@ -306,10 +306,10 @@ async fn a_purge_never_opens_a_row() {
     assert_eq!(left, ["shut"]);
 }
 
-/// As it is printed in docs/operators.md.
+/// As it is printed in docs/configuration.md.
 #[tokio::test]
 async fn the_statement_for_operators_removes_what_a_purge_removes() {
-    let page = include_str!("../../../docs/operators.md");
+    let page = include_str!("../../../docs/configuration.md");
     let begin = page.find("DELETE FROM leasehold.mutex").unwrap();
     let statement = page[begin..].split("```").next().unwrap();
     let database = fresh_database().await;

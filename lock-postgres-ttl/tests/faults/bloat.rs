@@ -1,4 +1,4 @@
-//! What churn leaves behind, and the way back (docs/operators.md, "What to watch" and "Sizing").
+//! What churn leaves behind, and the way back (docs/monitoring.md, "Bloat", and docs/configuration.md, "Sizing").
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{config_of, connection, installed};
 
 const SIZE: &str = "SELECT pg_relation_size('leasehold.lease')";
 
-/// The steps of docs/operators.md, beside a lease that is held. A plain `VACUUM` is not enough: the rows that live are at
+/// The steps of docs/monitoring.md, beside a lease that is held. A plain `VACUUM` is not enough: the rows that live are at
 /// the end of the file.
 #[tokio::test]
 async fn a_table_that_grew_under_an_old_snapshot_shrinks_again() {
