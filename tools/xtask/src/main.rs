@@ -16,6 +16,7 @@ mod simulate;
 mod step;
 mod torture;
 mod versions;
+mod words;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -49,6 +50,9 @@ usage: cargo xtask JOB
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the last two alone; with --update, docs/public-api becomes what the interface is now
   package     the published packages: manifests, archives, whether each archive builds by itself; what lint and ci do of it
+  words [--list SIGN | --sample N [--seed S] | --update]
+              signs of hard text in comments and documents, counted; the places of one sign; N comments with their
+              items and without bodies, and half as many paragraphs, to be graded; ceilings that fall to the counts
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware and
               idempotency keys) or `bench files` (crowds of processes, beside flock)
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         ["api"] => api("check"),
         ["api", "--update"] => api("update"),
         ["package"] => publish::check().and_then(|()| publish::verify()),
+        ["words", ..] => words::run(&arguments[1..]),
         ["deps"] => dependencies::check(),
         ["bench", name] => bench(name),
         ["ci"] => ci(),
@@ -205,6 +210,7 @@ fn lint_of_all() -> Outcome {
     links::check()?;
     publish::check()?;
     oldest::check()?;
+    words::check()?;
     step::need_component("fmt", "rustfmt")?;
     step::need_component("clippy", "clippy")?;
     cargo("formatting", &["fmt", "--all", "--check"])?;

@@ -1,0 +1,247 @@
+//! How well comments and documents read, as far as it can be counted, and samples of both for somebody to grade.
+
+mod passages;
+mod signs;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::step::Outcome;
+use passages::Passage;
+use signs::{OPENING, SIGNS, SUMMED};
+
+const USAGE: &str = "usage: cargo xtask words [--list SIGN | --sample N [--seed S] | --update]";
+
+/// The most hits that a package or a document may have: `NAME FORBIDDEN SUMMED`, one in a line. They only fall.
+const CEILINGS: &str = "tools/xtask/src/words/ceilings.txt";
+/// Hits that are right: `PATH | PHRASE | REASON`, one in a line. A passage of the file with the phrase does not count.
+const EXCEPTIONS: &str = "tools/xtask/src/words/exceptions.txt";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Hits {
+    forbidden: usize,
+    /// S01 to S13.
+    summed: usize,
+}
+
+/// Prints counts, places or a sample, as `arguments` say.
+pub(crate) fn run(arguments: &[&str]) -> Outcome {
+    let number = |text: &str| text.parse::<u64>().map_err(|_| USAGE.to_owned());
+    match *arguments {
+        [] => report(),
+        ["--list", sign] => list(sign),
+        ["--sample", count] => sample(number(count)?, fastrand::u64(..)),
+        ["--sample", count, "--seed", seed] => sample(number(count)?, number(seed)?),
+        ["--update"] => update(),
+        _ => Err(USAGE.to_owned()),
+    }
+}
+
+/// Fails if a package or a document has more hits than its ceiling allows.
+pub(crate) fn check() -> Outcome {
+    let ceilings = ceilings()?;
+    let wrong = above(&rooms(&all()?), &ceilings);
+    if wrong.is_empty() {
+        println!("-- words: no package or document is above its ceiling ({CEILINGS})");
+        return Ok(());
+    }
+    Err(format!("{}\nlist the places with: cargo xtask words --list SIGN", wrong.join("\n")))
+}
+
+fn above(rooms: &BTreeMap<String, Hits>, ceilings: &BTreeMap<String, Hits>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (name, hits) in rooms {
+        // A new package or document has to be plain from the start.
+        let most = ceilings.get(name).copied().unwrap_or_default();
+        for (what, hits, most) in [
+            ("signs that are faults", hits.forbidden, most.forbidden),
+            ("signs S01 to S13", hits.summed, most.summed),
+        ] {
+            // One sign in a page can be right. The ceiling of a fault is exact.
+            let is_small = what.starts_with("signs S01") && !ceilings.contains_key(name) && hits <= 4;
+            if hits > most && !is_small {
+                wrong.push(format!("{name}: {hits} {what}, at most {most}"));
+            }
+        }
+    }
+    wrong
+}
+
+fn root() -> PathBuf {
+    // This package is `tools/xtask`.
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(".")).to_owned()
+}
+
+fn all() -> Outcome<Vec<Passage>> {
+    let root = root();
+    let exceptions = exceptions(&root)?;
+    let mut all = passages::comments(&root)?;
+    all.extend(passages::paragraphs(&root)?);
+    let is_right = |passage: &Passage| {
+        exceptions
+            .iter()
+            .any(|(path, phrase)| passage.place.starts_with(path) && passage.text.contains(phrase))
+    };
+    all.retain(|passage| !is_right(passage));
+    Ok(all)
+}
+
+fn hits_of(passage: &Passage) -> Hits {
+    let text = passage.plain();
+    let mut hits = Hits::default();
+    for (at, sign) in SIGNS.iter().enumerate() {
+        let count = sign.count(&text);
+        hits.summed += if at < SUMMED { count } else { 0 };
+        hits.forbidden += if sign.is_forbidden { count } else { 0 };
+    }
+    hits.forbidden += if passage.is_of_function { OPENING.count(&text) } else { 0 };
+    hits
+}
+
+fn rooms(all: &[Passage]) -> BTreeMap<String, Hits> {
+    let mut rooms: BTreeMap<String, Hits> = BTreeMap::new();
+    for passage in all {
+        let hits = hits_of(passage);
+        let room = rooms.entry(passage.room.clone()).or_default();
+        room.forbidden += hits.forbidden;
+        room.summed += hits.summed;
+    }
+    rooms
+}
+
+fn report() -> Outcome {
+    let all = all()?;
+    let (documents, comments): (Vec<_>, Vec<_>) =
+        all.iter().partition(|passage| passage.room.ends_with(".md"));
+    for (name, passages) in [("comments", comments), ("documents", documents)] {
+        let words: usize = passages.iter().map(|passage| passage.words()).sum();
+        println!("{name}: {words} words");
+        let mut sum = 0;
+        for (at, sign) in SIGNS.iter().enumerate() {
+            let hits: usize = passages.iter().map(|passage| sign.count(&passage.plain())).sum();
+            sum += if at < SUMMED { hits } else { 0 };
+            println!("  {:32}{hits:7}{:8.2} per 1,000 words", sign.name, per_thousand(hits, words));
+        }
+        println!("  {:32}{sum:7}{:8.2} per 1,000 words", "S01 to S13", per_thousand(sum, words));
+    }
+    let functions: Vec<_> = all.iter().filter(|passage| passage.is_of_function).collect();
+    let opened = functions.iter().filter(|passage| OPENING.count(&passage.plain()) > 0).count();
+    let share = 100.0 * opened as f64 / functions.len().max(1) as f64;
+    println!("{}: {opened} of {}, {share:.1} %", OPENING.name, functions.len());
+    println!("faults and S01 to S13 of each package and document:");
+    for (name, Hits { forbidden, summed }) in rooms(&all) {
+        println!("  {name:44}{forbidden:6}{summed:6}");
+    }
+    let root = root();
+    println!("words of all documents: {}", passages::total(&root, "*.md")?);
+    println!("words of README.md: {}", passages::total(&root, "README.md")?);
+    Ok(())
+}
+
+fn per_thousand(hits: usize, words: usize) -> f64 {
+    1000.0 * hits as f64 / words.max(1) as f64
+}
+
+fn list(wanted: &str) -> Outcome {
+    let signs: Vec<_> = SIGNS.iter().filter(|sign| sign.name.starts_with(wanted)).collect();
+    let is_opening = OPENING.name.starts_with(wanted);
+    if signs.is_empty() && !is_opening {
+        return Err(format!("there is no sign {wanted}\n{USAGE}"));
+    }
+    for passage in all()? {
+        let text = passage.plain();
+        let is_hit = signs.iter().any(|sign| sign.count(&text) > 0)
+            || is_opening && passage.is_of_function && OPENING.count(&text) > 0;
+        if is_hit {
+            println!("{}: {}", passage.place, passage.text);
+        }
+    }
+    Ok(())
+}
+
+/// Prints comments with their item and without its body, and half as many paragraphs, for somebody who does not know the code.
+fn sample(count: u64, seed: u64) -> Outcome {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let root = root();
+    println!("seed {seed}");
+    let comments = passages::comments(&root)?;
+    let paragraphs = passages::paragraphs(&root)?;
+    for (passages, count) in [(comments, count), (paragraphs, count / 2)] {
+        let mut chosen = random.choose_multiple(passages, usize::try_from(count).unwrap_or(usize::MAX));
+        chosen.sort_by(|a, b| a.place.cmp(&b.place));
+        for (at, passage) in chosen.iter().enumerate() {
+            println!("\n{} {}\n  {}", at + 1, passage.place, passage.text);
+            if !passage.signature.is_empty() {
+                println!("  > {}", passage.signature);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn update() -> Outcome {
+    let rooms = rooms(&all()?);
+    // The first time there is nothing to be above of.
+    if root().join(CEILINGS).exists() {
+        let wrong = above(&rooms, &ceilings()?);
+        if !wrong.is_empty() {
+            return Err(format!("a ceiling only falls\n{}", wrong.join("\n")));
+        }
+    }
+    let lines = rooms.iter().filter(|(_, hits)| **hits != Hits::default());
+    let text: String =
+        lines.map(|(name, hits)| format!("{name} {} {}\n", hits.forbidden, hits.summed)).collect();
+    fs::write(root().join(CEILINGS), text).map_err(|error| format!("cannot write {CEILINGS}: {error}"))
+}
+
+fn ceilings() -> Outcome<BTreeMap<String, Hits>> {
+    let text = fs::read_to_string(root().join(CEILINGS))
+        .map_err(|error| format!("cannot read {CEILINGS}: {error}"))?;
+    let parsed = text.lines().map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+        [name, forbidden, summed] => {
+            Some((name.to_owned(), Hits { forbidden: forbidden.parse().ok()?, summed: summed.parse().ok()? }))
+        }
+        _ => None,
+    });
+    parsed
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("{CEILINGS} is not `NAME NUMBER NUMBER` in each line"))
+}
+
+fn exceptions(root: &Path) -> Outcome<Vec<(String, String)>> {
+    let text = fs::read_to_string(root.join(EXCEPTIONS))
+        .map_err(|error| format!("cannot read {EXCEPTIONS}: {error}"))?;
+    let parsed = text.lines().filter(|line| !line.is_empty()).map(|line| {
+        match line.split(" | ").collect::<Vec<_>>()[..] {
+            [path, phrase, reason] if !reason.is_empty() => Some((path.to_owned(), phrase.to_owned())),
+            _ => None,
+        }
+    });
+    parsed
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("{EXCEPTIONS} is not `PATH | PHRASE | REASON` in each line"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passage(text: &str, is_of_function: bool) -> Passage {
+        let (place, room) = ("a/src/b.rs:1".to_owned(), "a".to_owned());
+        Passage { place, room, text: text.to_owned(), signature: String::new(), is_of_function }
+    }
+
+    #[test]
+    fn a_package_above_its_ceiling_is_named_and_a_new_one_starts_plain() {
+        let riddles =
+            [passage("Whether whoever has it lets go of it.", true), passage("Says `what` it is.", false)];
+        let rooms = rooms(&riddles);
+        assert_eq!(rooms["a"], Hits { forbidden: 3, summed: 1 });
+        let known = BTreeMap::from([("a".to_owned(), Hits { forbidden: 3, summed: 1 })]);
+        assert_eq!(above(&rooms, &known), [""; 0]);
+        let lower = BTreeMap::from([("a".to_owned(), Hits { forbidden: 2, summed: 0 })]);
+        assert_eq!(above(&rooms, &lower).len(), 2);
+        assert_eq!(above(&rooms, &BTreeMap::new()), ["a: 3 signs that are faults, at most 0"]);
+    }
+}
