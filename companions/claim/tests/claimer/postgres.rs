@@ -146,10 +146,15 @@ async fn a_claimer_scans_again_after_its_listener_was_cut_off() {
     };
 
     let announced = next();
-    sleep(Duration::from_millis(1500)).await;
-    let idle = store.claim_queries();
-    sleep(Duration::from_millis(1500)).await;
-    assert_eq!(store.claim_queries(), idle, "it sleeps");
+    // Its first queries are over when the next poll is all that is left to wait for.
+    within("an idle claimer", async {
+        let mut before = 0;
+        while before == 0 || store.claim_queries() != before {
+            before = store.claim_queries();
+            sleep(Duration::from_millis(1500)).await;
+        }
+    })
+    .await;
     let mut transaction = admin.begin().await.unwrap();
     query("INSERT INTO request DEFAULT VALUES").execute(&mut *transaction).await.unwrap();
     claims.notify(&mut transaction).await.unwrap();
@@ -181,7 +186,7 @@ async fn a_restart_of_the_server_in_the_middle_of_a_claim() {
     insert(&admin, 2).await;
     let store = PgClaims::new(pool(&url, 4).await, spec().build().unwrap());
     let claimer = Claimer::builder(Arc::new(store))
-        .lease(Duration::from_secs(30))
+        .lease(Duration::from_secs(600))
         .ahead(0)
         .poll(Duration::from_secs(2))
         .start()
@@ -221,7 +226,7 @@ async fn behind_a_pooler_leases_work_and_polls_find_the_work() {
     let pool = PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
     let store = Probe::of(PgClaims::new(pool, spec().build().unwrap()).behind_pooler());
     let claimer = Claimer::builder(store.clone())
-        .lease(Duration::from_secs(1))
+        .lease(Duration::from_secs(12))
         .poll(Duration::from_millis(500))
         .start()
         .unwrap();
@@ -229,12 +234,23 @@ async fn behind_a_pooler_leases_work_and_polls_find_the_work() {
         let claimer = claimer.clone();
         async move { claimer.next().await.unwrap() }
     });
-    sleep(Duration::from_millis(300)).await;
+    within("a first query", async {
+        while store.claim_queries() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
     insert(&admin, 1).await;
     let claim = within("found by a poll", next).await.unwrap();
     assert!(store.listens.load(Ordering::SeqCst) >= 1);
-    // Renewed past its lease.
-    sleep(Duration::from_millis(2500)).await;
+    let until = "SELECT extract(epoch FROM lease_until)::bigint FROM request";
+    let first = number(&admin, until).await;
+    within("a renewal", async {
+        while number(&admin, until).await <= first {
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
     assert!(claim.is_valid());
     claim.done().await.unwrap();
     assert_eq!(number(&admin, COMPLETE).await, 1);
