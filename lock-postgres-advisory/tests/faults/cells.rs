@@ -1,4 +1,4 @@
-//! Cells of `docs/guarantees.md` for advisory locks: dead paths, stopped and killed holders, notifications.
+//! Guarantees (`docs/coverage.md`) of advisory locks: dead paths, stopped and killed holders, notifications.
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Cells of `docs/guarantees.md` for the latch: crashes, fail-over, a stopped holder, connections.
+//! Guarantees (`docs/coverage.md`) of the latch: crashes, fail-over, a stopped holder, connections.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! Cells of `docs/guarantees.md` for leases: crashes, fail-over, a step of the server's clock, connections.
+//! Guarantees (`docs/coverage.md`) of leases: crashes, fail-over, a step of the server's clock, connections.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
